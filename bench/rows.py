@@ -44,7 +44,7 @@ def ended(bench: str, error: object) -> int:
 def need_sglang(bench: str, instead: str = "") -> None:
     """End the bench with one line where SGLang is not installed; `instead` says what runs here."""
     if importlib.util.find_spec("sglang") is None:
-        missing = "needs SGLang, which is not installed: `pip install -r requirements-gpu.txt`"
+        missing = "needs SGLang, which is not installed: `pip install -r requirements/gpu.txt`"
         sys.exit(ended(bench, missing + instead))
 
 

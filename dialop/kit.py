@@ -361,7 +361,7 @@ def load_kit(name: str) -> Kit:
         except ImportError as error:
             raise ValueError(
                 f"game.name {name} needs TextArena ({error}); `pip install -r "
-                "requirements-bridges.txt` installs it"
+                "requirements/bridges.txt` installs it"
             ) from error
         return Kit(name, module_of(name.partition(":")[2]))
     if name.endswith(".py") or "/" in name:

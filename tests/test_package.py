@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import selfplay
+from selfplay.apps.play import __main__ as play
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -36,6 +37,11 @@ def installed(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("installed")
     wheel.extractall(folder)
     return folder
+
+
+def requirements(name: str) -> Path:
+    """The path of requirements.txt, or of a list in the folder requirements/."""
+    return ROOT / "requirements.txt" if name == "requirements" else ROOT / f"requirements/{name}.txt"
 
 
 def run_in(folder: Path, installed: Path, code: str, *words: str) -> subprocess.CompletedProcess:
@@ -69,8 +75,7 @@ def test_the_requirements_are_those_of_the_requirements_files(wheel: zipfile.Zip
     wanted = [Requirement(line.split(": ")[1]) for line in lines if line.startswith("Requires-D")]
     extras = {line.split(": ")[1] for line in lines if line.startswith("Provides-Extra")}
     for extra in ("", *extras):
-        name = {"": "", "real": "-gguf"}.get(extra, f"-{extra}")
-        path = ROOT / f"requirements{name}.txt"
+        path = requirements({"": "requirements", "real": "gguf"}.get(extra, extra))
         listed = [line.split("#")[0] for line in path.read_text().splitlines()]
         asked = {
             canonicalize_name(Requirement(line).name) for line in listed if line and line[0] != "-"
@@ -118,15 +123,15 @@ def test_an_installed_copy_trains_and_evaluates_from_another_folder(
     assert done.returncode == 0 and "policy" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("name", ["requirements", "requirements-gpu"])
-def test_a_lock_file_has_one_version_of_each_requirement_in_its_range(name: str) -> None:
+@pytest.mark.parametrize(("lock", "name"), [("cpu", "requirements"), ("gpu", "gpu")])
+def test_a_lock_file_has_one_version_of_each_requirement_in_its_range(lock: str, name: str) -> None:
     locked = {}
-    for line in (ROOT / f"{name}.lock").read_text().splitlines():
+    for line in (ROOT / f"requirements/{lock}.lock").read_text().splitlines():
         if line and not line.startswith("#"):
             package, version = line.split(";")[0].strip().split("==")
             assert canonicalize_name(package) not in locked, package
             locked[canonicalize_name(package)] = version
-    lines = (ROOT / f"{name}.txt").read_text() + (ROOT / "requirements.txt").read_text()
+    lines = requirements(name).read_text() + requirements("requirements").read_text()
     for line in lines.splitlines():
         if line and line[0] not in "#-":
             wanted = Requirement(line.split("#")[0])
@@ -149,17 +154,17 @@ def listed_in(path: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     ("folders", "name"),
-    [(("dialop", "selfplay"), "requirements"), (("tests",), "requirements-dev")],
+    [(("dialop", "selfplay"), "requirements"), (("tests",), "dev")],
 )
 def test_every_imported_library_is_listed(folders: tuple[str, ...], name: str) -> None:
     """What a module imports when it is read; none is there only because another package brings it.
-    Bridges, the engine and GPU tests have lists of their own."""
-    listed, packages = listed_in(ROOT / f"{name}.txt"), installed_packages()
+    Bridges, the engine, the page to play and GPU tests have lists of their own."""
+    listed, packages = listed_in(requirements(name)), installed_packages()
     own = {"dialop", "selfplay", "bench", "train", "eval", "tests"}
     own |= {path.stem for path in (ROOT / "tests").rglob("*.py")}
     missing = set()
     for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
-        if {"bridges", "sglang", "gpu"} & set(path.relative_to(ROOT).parts[1:-1]):
+        if {"bridges", "sglang", "gpu", "play"} & set(path.relative_to(ROOT).parts[1:-1]):
             continue
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -173,5 +178,14 @@ def test_every_imported_library_is_listed(folders: tuple[str, ...], name: str) -
 def test_the_docker_file_installs_what_is_here() -> None:
     """Every file that it copies is in the tree."""
     copied = re.findall(r"^COPY (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
-    assert copied == ["requirements-gpu.lock", "."]
+    assert copied == ["requirements/gpu.lock", "."]
     assert all((ROOT / name).exists() for name in copied)
+
+
+def test_the_page_without_its_extra_ends_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert play.main(["--checkpoint", "nowhere"]) == 2
+    message = capsys.readouterr().err
+    assert "pip install 'selfplay-lm[play]'" in message and message.count("\n") == 1

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-# What requirements-gpu.txt needs: torch for CUDA 13, kernels for Ampere and newer in bfloat16.
+# What requirements/gpu.txt needs: torch for CUDA 13, kernels for Ampere and newer in bfloat16.
 MIN_DRIVER, MIN_CUDA, MIN_CAPABILITY, MIN_PYTHON = 580, 13, 8.0, (3, 11)
 MIN_DISK_GB = 20
 CPU, GPU = ".venv", ".venv-gpu"

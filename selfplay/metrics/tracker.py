@@ -168,7 +168,7 @@ def check_tracker(settings: TrackConfig, *, here: bool = True) -> None:
     except ModuleNotFoundError as error:
         raise SettingsError(
             f"track.kind must be off where the package {error.name} is not installed, got "
-            f"{settings.kind}; `pip install -r requirements-track.txt` installs it"
+            f"{settings.kind}; `pip install -r requirements/track.txt` installs it"
         ) from error
     if here and settings.kind == "wandb" and _wandb_online():
         try:

@@ -47,7 +47,7 @@ def converted(file: Path, *, what: str, cache: Path = CACHE) -> Path:
         return folder
     if importlib.util.find_spec("gguf") is None:
         raise SettingsError(
-            f"{what} {file} needs the package gguf: pip install -r requirements-gguf.txt"
+            f"{what} {file} needs the package gguf: pip install -r requirements/gguf.txt"
         )
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{name}.lock").open("w") as lock:

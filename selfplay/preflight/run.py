@@ -74,14 +74,14 @@ def check_machine(device: str, engine: EngineConfig) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise SettingsError(
             f"device must be cpu or auto where torch {torch.__version__} finds no GPU, got cuda; "
-            "with a GPU here install a torch for CUDA (requirements-gpu.txt)"
+            "with a GPU here install a torch for CUDA (requirements/gpu.txt)"
         )
     if engine.kind != "sglang":
         return
     if importlib.util.find_spec("sglang") is None:
         raise SettingsError(
             "engine.kind must be hf where SGLang is not installed, got sglang; `pip install -r "
-            "requirements-gpu.txt` installs it"
+            "requirements/gpu.txt` installs it"
         )
     if not torch.cuda.is_available() and os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
         raise SettingsError(

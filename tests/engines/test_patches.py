@@ -103,7 +103,7 @@ def test_where_the_end_of_text_is_ignored_a_stop_token_is_too() -> None:
 
 
 def test_the_version_is_the_pinned_one_and_another_is_warned_of() -> None:
-    pin = re.search(r"^sglang\S*==(\S+)", (ROOT / "requirements-gpu.txt").read_text(), re.M)
+    pin = re.search(r"^sglang\S*==(\S+)", (ROOT / "requirements/gpu.txt").read_text(), re.M)
     assert pin is not None and pin[1] == patches.VERSION
     assert patches.missing_speed_up(patches.VERSION) == ""
     assert "append_decoded_tokens is off" in patches.missing_speed_up("0.5.18")

@@ -79,7 +79,7 @@ def test_a_missing_package_is_named(
     kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, kind, None)
-    with pytest.raises(SettingsError, match=f"got {kind}; .*requirements-track.txt"):
+    with pytest.raises(SettingsError, match=f"got {kind}; .*requirements/track.txt"):
         check_tracker(TrackConfig(kind=kind))
     check_tracker(TrackConfig())
 

@@ -82,7 +82,7 @@ def test_without_the_package_the_line_names_what_installs_it(
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF" + bytes(100))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SettingsError, match=r"requirements-gguf\.txt"):
+    with pytest.raises(SettingsError, match=r"requirements/gguf\.txt"):
         converted(file, what="model.path", cache=tmp_path / "cache")
 
 

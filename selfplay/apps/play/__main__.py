@@ -12,6 +12,7 @@ go to RUN/played.jsonl.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import secrets
 import socket
 import sys
@@ -20,8 +21,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
-
-import uvicorn
 
 from dialop.kit import switch
 from selfplay.apps.play.games import (
@@ -32,7 +31,6 @@ from selfplay.apps.play.games import (
     result_of,
     seats_for_a_person,
 )
-from selfplay.apps.play.server import make_app
 from selfplay.apps.play.table import SeatedPerson, Table
 from selfplay.config import Config
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, PERSON, SCRIPTED, SELF, Spec
@@ -54,6 +52,7 @@ PROGRAM = "selfplay.apps.play"
 GAMES_FILE = "played.jsonl"
 NUM_GAMES = 64  # instances of the held-out stream, which are played in turn
 POLICY = "the policy"
+PAGE_PACKAGES = ("starlette", "uvicorn")  # the extra `play`, which --terminal does without
 
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -104,6 +103,11 @@ def main(words: Sequence[str] | None = None) -> int:
     with ExitStack() as cleanup:
         try:
             args = read_arguments(words)
+            if not (args.terminal or all(map(importlib.util.find_spec, PAGE_PACKAGES))):
+                raise ValueError(
+                    f"the page needs {' and '.join(PAGE_PACKAGES)}: pip install "
+                    "'selfplay-lm[play]', or play with --terminal"
+                )
             source = find_source(args.checkpoint)
             config = find_config(source, args.config, args.overrides)
             played = args.config or source.settings or source.home
@@ -198,6 +202,10 @@ def play_here(session: Session, out: Path) -> int:
 
 def play_on_page(session: Session, out: Path, sock: socket.socket) -> int:
     """Serve the page until the program is stopped; games run in a thread of their own."""
+    import uvicorn
+
+    from selfplay.apps.play.server import make_app
+
     table = Table(session.game.kit, session.suggested)
     token, port = secrets.token_urlsafe(24), sock.getsockname()[1]
     app = make_app(table, token=token, port=port, opponent=session.opponent.name)

@@ -68,7 +68,7 @@ def main(words: Sequence[str] | None = None) -> int:
             raise ValueError(f"--name must have no @ and no blanks, got {name!r}; nearest: {near}")
         if importlib.util.find_spec("sglang") is None:
             raise ValueError(
-                "SGLang must be installed to serve: pip install -r requirements-gpu.txt"
+                "SGLang must be installed to serve: pip install -r requirements/gpu.txt"
             )
         check_machine(config.device, config.engine)
         if described_in(source.weights) != source.weights:
