@@ -41,7 +41,9 @@ def installed(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) 
 
 def requirements(name: str) -> Path:
     """The path of requirements.txt, or of a list in the folder requirements/."""
-    return ROOT / "requirements.txt" if name == "requirements" else ROOT / f"requirements/{name}.txt"
+    return (
+        ROOT / "requirements.txt" if name == "requirements" else ROOT / f"requirements/{name}.txt"
+    )
 
 
 def run_in(folder: Path, installed: Path, code: str, *words: str) -> subprocess.CompletedProcess:

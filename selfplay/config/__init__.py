@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from dialop.kit import switch
@@ -43,7 +43,7 @@ from selfplay.config.play import (
     RolloutConfig,
 )
 from selfplay.config.player_spec import POOL, parse_shares
-from selfplay.config.schema import RULES, key, section
+from selfplay.config.schema import RULES
 from selfplay.errors import SettingsError
 
 __all__ = [
@@ -87,65 +87,44 @@ COMMON = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
+@dataclass(frozen=True, slots=True, config=RULES)
 class Config:
     """All settings of one run."""
 
-    out: str = key(
-        "runs/default", "run folder; starting again with the same folder resumes the run"
-    )
-    seed: int = key(
-        0,
-        "seed of the run; every random draw derives its own seed from it",
-        within=(0, 1_000_000_000),
-    )
-    steps: int = key(100, "self-play steps (rollout plus update)", within=(0, 10_000_000))
-    save_every: int = key(
-        50, "steps between checkpoints; the last step is always saved", within=(1, 10_000_000)
-    )
-    keep_checkpoints: int = key(
-        2, "how many of the newest checkpoints are kept", within=(1, 10_000)
-    )
-    log_games_every: int = key(
-        50, "write every n-th game in full to games.jsonl", within=(1, 10_000_000)
-    )
-    threads: int = key(0, "CPU threads of PyTorch; 0 keeps PyTorch's default", within=(0, 256))
-    monitors: tuple[str, ...] = key(
-        DEFAULT_MONITORS,
-        "rules over the numbers of metrics.jsonl that warn or stop the run, as in 'stop if entropy "
-        "< 0.05 over 5'; a list replaces the default rules (docs/monitors.md)",
-    )
-    device: Literal["auto", "cpu", "cuda"] = key("auto", "auto uses a GPU if there is one")
-    game: GameConfig = section(GameConfig, "rules of the game, and which instances are drawn")
-    data: DataConfig = section(DataConfig, "sources of training and evaluation instances")
-    model: ModelConfig = section(ModelConfig, "the policy")
-    warm_start: WarmStartConfig = section(
-        WarmStartConfig, "imitation of scripted players before self-play"
-    )
-    rollout: RolloutConfig = section(RolloutConfig, "how the games of a step are played")
-    policy_pool: PolicyPoolConfig = section(
-        PolicyPoolConfig,
-        "earlier snapshots of the policy as partners; used only with the partner pool",
-    )
-    endpoint: EndpointConfig = section(EndpointConfig, "requests to partners endpoint:MODEL@URL")
-    reward: RewardConfig = section(RewardConfig, "reward of an episode")
-    algorithm: AlgorithmConfig = section(
-        AlgorithmConfig,
-        "advantages and loss; a plain value sets the method, as in `algorithm: rloo`",
-    )
-    critic: CriticConfig = section(
-        CriticConfig, "value function and GAE; used only with algorithm.method ppo"
-    )
-    optim: OptimConfig = section(OptimConfig, "optimizer and learning-rate schedule")
-    engine: EngineConfig = section(
-        EngineConfig, "inference engine that generates the policy's turns"
-    )
-    parallel: ParallelConfig = section(ParallelConfig, "how the update is distributed over ranks")
-    eval: EvalConfig = section(EvalConfig, "evaluation on held-out instances")
-    track: TrackConfig = section(
-        TrackConfig,
-        "an experiment tracker; a plain value sets the kind, as in `track: wandb`",
-    )
+    out: str = "runs/default"
+    """run folder; starting again with the same folder resumes the run"""
+    seed: int = Field(0, ge=0, le=1_000_000_000)
+    """seed of the run; every random draw derives its own seed from it"""
+    steps: int = Field(100, ge=0, le=10_000_000)
+    """self-play steps (rollout plus update)"""
+    save_every: int = Field(50, ge=1, le=10_000_000)
+    """steps between checkpoints; the last step is always saved"""
+    keep_checkpoints: int = Field(2, ge=1, le=10_000)
+    """how many of the newest checkpoints are kept"""
+    log_games_every: int = Field(50, ge=1, le=10_000_000)
+    """write every n-th game in full to games.jsonl"""
+    threads: int = Field(0, ge=0, le=256)
+    """CPU threads of PyTorch; 0 keeps PyTorch's default"""
+    monitors: tuple[str, ...] = DEFAULT_MONITORS
+    """rules over the numbers of metrics.jsonl that warn or stop the run, as in 'stop if entropy
+    < 0.05 over 5'; a list replaces the default rules (docs/monitors.md)"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto uses a GPU if there is one"""
+    game: GameConfig = Field(default_factory=GameConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    warm_start: WarmStartConfig = Field(default_factory=WarmStartConfig)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    policy_pool: PolicyPoolConfig = Field(default_factory=PolicyPoolConfig)
+    endpoint: EndpointConfig = Field(default_factory=EndpointConfig)
+    reward: RewardConfig = Field(default_factory=RewardConfig)
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    critic: CriticConfig = Field(default_factory=CriticConfig)
+    optim: OptimConfig = Field(default_factory=OptimConfig)
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    track: TrackConfig = Field(default_factory=TrackConfig)
 
     @model_validator(mode="after")
     def check(self) -> Self:

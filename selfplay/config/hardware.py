@@ -4,45 +4,42 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from selfplay.config.schema import RULES, key, section
+from selfplay.config.schema import RULES
 
 MAX_PARAMETERS = 10_000_000_000  # of a model with random initial weights
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
+@dataclass(frozen=True, slots=True, config=RULES)
 class ScratchConfig:
     """A model with random initial weights and its own byte-level BPE tokenizer."""
 
-    arch: Literal["qwen2", "qwen3", "llama"] = key(
-        "qwen2",
-        "architecture; qwen3 normalizes queries and keys",
-    )
-    width: int = key(96, "hidden size", within=(8, 32_768))
-    layers: int = key(3, "number of layers", within=(1, 256))
-    heads: int = key(
-        4, "attention heads; width must be a multiple of twice this number", within=(1, 1_024)
-    )
-    kv_heads: int = key(4, "key-value heads; must divide heads", within=(1, 1_024))
-    mlp_width: int = key(256, "hidden size of the feed-forward block", within=(8, 131_072))
-    max_positions: int = key(1024, "maximum context length in tokens", within=(16, 1_000_000))
-    init_range: float = key(0.08, "standard deviation of the initial weights", within=(0.0, 10.0))
-    vocab_size: int = key(
-        512,
-        "vocabulary size of the byte-level BPE tokenizer; includes tokens for the game's own "
-        "phrases",
-        within=(2, 500_000),
-    )
-    tokenizer_games: int = key(
-        500, "scripted games whose text trains the tokenizer", within=(1, 100_000)
-    )
-    split_lines: bool = key(
-        False,
-        'make a line of a proposal, such as "column: row", two tokens instead of one where the '
-        "game's texts are short; small models on large boards then see which row is taken",
-    )
+    arch: Literal["qwen2", "qwen3", "llama"] = "qwen2"
+    """architecture; qwen3 normalizes queries and keys"""
+    width: int = Field(96, ge=8, le=32_768)
+    """hidden size"""
+    layers: int = Field(3, ge=1, le=256)
+    """number of layers"""
+    heads: int = Field(4, ge=1, le=1_024)
+    """attention heads; width must be a multiple of twice this number"""
+    kv_heads: int = Field(4, ge=1, le=1_024)
+    """key-value heads; must divide heads"""
+    mlp_width: int = Field(256, ge=8, le=131_072)
+    """hidden size of the feed-forward block"""
+    max_positions: int = Field(1024, ge=16, le=1_000_000)
+    """maximum context length in tokens"""
+    init_range: float = Field(0.08, ge=0.0, le=10.0)
+    """standard deviation of the initial weights"""
+    vocab_size: int = Field(512, ge=2, le=500_000)
+    """vocabulary size of the byte-level BPE tokenizer; includes tokens for the game's own
+    phrases"""
+    tokenizer_games: int = Field(500, ge=1, le=100_000)
+    """scripted games whose text trains the tokenizer"""
+    split_lines: bool = False
+    """make a line of a proposal, such as "column: row", two tokens instead of one where the
+    game's texts are short; small models on large boards then see which row is taken"""
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -69,16 +66,24 @@ class ScratchConfig:
         return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
+@dataclass(frozen=True, slots=True, config=RULES)
 class LoraConfig:
     """Low-rank adapters (LoRA); self-play trains them and keeps the base weights fixed."""
 
-    rank: int = key(16, "rank of the adapters", within=(1, 4_096))
-    alpha: int = key(32, "an adapter's output is scaled by alpha / rank", within=(1, 65_536))
-    targets: tuple[str, ...] = key(
-        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-        "linear layers of each block that get an adapter",
+    rank: int = Field(16, ge=1, le=4_096)
+    """rank of the adapters"""
+    alpha: int = Field(32, ge=1, le=65_536)
+    """an adapter's output is scaled by alpha / rank"""
+    targets: tuple[str, ...] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
     )
+    """linear layers of each block that get an adapter"""
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -90,106 +95,69 @@ class LoraConfig:
         return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
+@dataclass(frozen=True, slots=True, config=RULES)
 class ModelConfig:
     """The policy: a pretrained model or a model with random initial weights."""
 
-    path: str | None = key(
-        None, "Hugging Face id, local folder or .gguf file; null with model.scratch"
-    )
-    scratch: ScratchConfig | None = section(
-        ScratchConfig, "architecture of a model with random initial weights", optional=True
-    )
-    dtype: Literal["float32", "bfloat16"] = key("float32", "dtype of computation")
-    chat_template: dict[str, object] = key(
-        {}, "extra arguments for the chat template, such as enable_thinking"
-    )
-    lora: LoraConfig | None = section(
-        LoraConfig, "LoRA adapters; null trains all weights", optional=True
-    )
-    liger: bool = key(
-        True,
-        "use Liger's fused RMSNorm, RoPE and SwiGLU kernels if a GPU and the package are present",
-    )
+    path: str | None = None
+    """Hugging Face id, local folder or .gguf file; null with model.scratch"""
+    scratch: ScratchConfig | None = None
+    """architecture of a model with random initial weights"""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """dtype of computation"""
+    chat_template: dict[str, object] = Field(default_factory=dict)
+    """extra arguments for the chat template, such as enable_thinking"""
+    lora: LoraConfig | None = None
+    """LoRA adapters; null trains all weights"""
+    liger: bool = True
+    """use Liger's fused RMSNorm, RoPE and SwiGLU kernels if a GPU and the package are
+    present"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
+@dataclass(frozen=True, slots=True, config=RULES)
 class EngineConfig:
     """The inference engine that generates the policy's turns."""
 
-    kind: Literal["hf", "sglang"] = key(
-        "hf",
-        "hf generates with transformers in the trainer's process; sglang starts SGLang",
-    )
-    max_batch: int = key(
-        512,
-        "most games that the hf engine plays, and most prompts that it generates, at once; most "
-        "requests that SGLang runs at once",
-        within=(1, 65_536),
-    )
-    mem_fraction: float = key(
-        0.7,
-        "fraction of the free GPU memory that SGLang takes for weights and KV cache",
-        within=(0.05, 0.95),
-    )
-    tp_size: int = key(
-        1,
-        "tensor-parallel size of SGLang: number of neighbouring ranks that share one engine",
-        within=(1, 1_024),
-    )
-    processes: int = key(
-        1,
-        "SGLang engines on one GPU, for a small model: each has a scheduler on a CPU core of its "
-        "own, a copy of the weights and an equal part of engine.mem_fraction, engine.max_batch and "
-        "the games; above 1 only with engine.tp_size=1",
-        within=(1, 16),
-    )
-    attention: Literal["auto", "fa3", "flashinfer", "triton"] = key(
-        "auto", "SGLang attention backend"
-    )
-    max_cache_tokens: int = key(
-        0,
-        "size of SGLang's KV cache in tokens; 0 uses all memory that engine.mem_fraction leaves",
-        within=(0, 1_000_000_000),
-    )
-    burst_share: float = key(
-        0.0,
-        "hold requests back until they are this share of those in SGLang, then send them together, "
-        "so that their prefills share a batch and interrupt decoding less often; 0 sends each at "
-        "once",
-        within=(0.0, 1.0),
-    )
-    sessions: bool = key(
-        False,
-        "keep each seat's context in SGLang between its turns (a streaming session), so that a "
-        "turn sends only its new tokens and skips the prefix cache, which saves scheduler time; "
-        "sessions fill at most 0.8 of the KV cache, further games do without; not with branches, "
-        "nor with a chat template that rewrites old turns",
-    )
-    prefill_graphs: bool = key(
-        False,
-        "capture SGLang's prefills of at most 2,048 tokens as CUDA graphs, which saves scheduler "
-        "time in each turn after the first",
-    )
-    server_args: dict[str, object] = key(
-        {}, "extra arguments of SGLang's server, under SGLang's names; they override this project's"
-    )
-    deterministic: bool = key(
-        False, "use SGLang's batch-invariant kernels and a seed for each request; slower"
-    )
-    timeout_s: float = key(
-        600.0,
-        "seconds to wait for the engine's answer to a generation or weight-sync request "
-        "before the engine is restarted",
-        within=(1.0, 86400.0),
-    )
-    max_mismatch: float = key(
-        0.05,
-        "largest mean log-prob mismatch |engine - trainer| over the games of a step, in nats per "
-        "token; if it is above this and above the measured noise floor, the run saves its state "
-        "and stops",
-        within=(0.0, 1000.0),
-    )
+    kind: Literal["hf", "sglang"] = "hf"
+    """hf generates with transformers in the trainer's process; sglang starts SGLang"""
+    max_batch: int = Field(512, ge=1, le=65_536)
+    """most games that the hf engine plays, and most prompts that it generates, at once; most
+    requests that SGLang runs at once"""
+    mem_fraction: float = Field(0.7, ge=0.05, le=0.95)
+    """fraction of the free GPU memory that SGLang takes for weights and KV cache"""
+    tp_size: int = Field(1, ge=1, le=1_024)
+    """tensor-parallel size of SGLang: number of neighbouring ranks that share one engine"""
+    processes: int = Field(1, ge=1, le=16)
+    """SGLang engines on one GPU, for a small model: each has a scheduler on a CPU core of its
+    own, a copy of the weights and an equal part of engine.mem_fraction, engine.max_batch and
+    the games; above 1 only with engine.tp_size=1"""
+    attention: Literal["auto", "fa3", "flashinfer", "triton"] = "auto"
+    """SGLang attention backend"""
+    max_cache_tokens: int = Field(0, ge=0, le=1_000_000_000)
+    """size of SGLang's KV cache in tokens; 0 uses all memory that engine.mem_fraction leaves"""
+    burst_share: float = Field(0.0, ge=0.0, le=1.0)
+    """hold requests back until they are this share of those in SGLang, then send them together,
+    so that their prefills share a batch and interrupt decoding less often; 0 sends each at
+    once"""
+    sessions: bool = False
+    """keep each seat's context in SGLang between its turns (a streaming session), so that a
+    turn sends only its new tokens and skips the prefix cache, which saves scheduler time;
+    sessions fill at most 0.8 of the KV cache, further games do without; not with branches, nor
+    with a chat template that rewrites old turns"""
+    prefill_graphs: bool = False
+    """capture SGLang's prefills of at most 2,048 tokens as CUDA graphs, which saves scheduler
+    time in each turn after the first"""
+    server_args: dict[str, object] = Field(default_factory=dict)
+    """extra arguments of SGLang's server, under SGLang's names; they override this project's"""
+    deterministic: bool = False
+    """use SGLang's batch-invariant kernels and a seed for each request; slower"""
+    timeout_s: float = Field(600.0, ge=1.0, le=86400.0)
+    """seconds to wait for the engine's answer to a generation or weight-sync request before the
+    engine is restarted"""
+    max_mismatch: float = Field(0.05, ge=0.0, le=1000.0)
+    """largest mean log-prob mismatch |engine - trainer| over the games of a step, in nats per
+    token; if it is above this and above the measured noise floor, the run saves its state and
+    stops"""
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -201,38 +169,31 @@ class EngineConfig:
         return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
+@dataclass(frozen=True, slots=True, config=RULES)
 class ParallelConfig:
     """How the update is distributed; tp * fsdp must equal the number of ranks."""
 
-    tp: int = key(
-        1, "tensor-parallel size of the trainer: ranks that split each layer", within=(1, 1_024)
-    )
-    fsdp: int | None = key(
-        None,
-        "FSDP size: ranks that shard parameters and split the batch; null is all ranks "
-        "divided by tp",
-        within=(1, 65_536),
-    )
-    offload: Literal["none", "optimizer", "all"] = key(
-        "none",
-        "what is in host memory during the rollout, besides the reference model: the optimizer "
-        "state, or all, the master weights too; with all, the log-probs of engine and trainer are "
-        "compared only in the update",
-    )
-    checkpointing: Literal["none", "full"] = key(
-        "none",
-        "activation checkpointing: full recomputes each layer's activations in the backward pass",
-    )
+    tp: int = Field(1, ge=1, le=1_024)
+    """tensor-parallel size of the trainer: ranks that split each layer"""
+    fsdp: int | None = Field(None, ge=1, le=65_536)
+    """FSDP size: ranks that shard parameters and split the batch; null is all ranks divided by
+    tp"""
+    offload: Literal["none", "optimizer", "all"] = "none"
+    """what is in host memory during the rollout, besides the reference model: the optimizer
+    state, or all, the master weights too; with all, the log-probs of engine and trainer are
+    compared only in the update"""
+    checkpointing: Literal["none", "full"] = "none"
+    """activation checkpointing: full recomputes each layer's activations in the backward
+    pass"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
+@dataclass(frozen=True, slots=True, config=RULES)
 class TrackConfig:
-    """A tracker that gets what metrics.jsonl and games.jsonl get. Nothing is tracked by default."""
+    """An experiment tracker that gets what metrics.jsonl and games.jsonl get. A plain value sets
+    the kind, as in `track: wandb`."""
 
-    kind: Literal["wandb", "trackio", "tensorboard", "off"] = key(
-        "off",
-        "where metrics, settings and games are shown: Weights & Biases, Trackio, TensorBoard or "
-        "nowhere",
-    )
-    project: str = key("selfplay", "project name in Weights & Biases and in Trackio")
+    kind: Literal["wandb", "trackio", "tensorboard", "off"] = "off"
+    """where metrics, settings and games are shown: Weights & Biases, Trackio, TensorBoard or
+    nowhere"""
+    project: str = "selfplay"
+    """project name in Weights & Biases and in Trackio"""

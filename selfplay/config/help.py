@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
-from selfplay.config.schema import fields_of, join, section_in
+from pydantic import TypeAdapter
+from pydantic.dataclasses import is_pydantic_dataclass
+
+from selfplay.config.schema import join, model_of
 from selfplay.config.shipped import shipped
 from selfplay.config.text import show
 
@@ -26,22 +29,15 @@ class Described:
     sentence: str
 
 
-def described(cls: type, prefix: str = "") -> list[Described]:
-    """Every key in order: the keys of a section, then its nested sections."""
-    keys: list[Described] = []
-    sections: list[Described] = []
-    for field, info in fields_of(cls).items():
-        name, part, sentence = join(prefix, field), section_in(info), info.description or ""
-        if part or info.annotation is Any:  # Any: options that the game declares
-            optional = part is not None and info.default_factory is None
-            sections.append(Described(name, None, "null" if optional else "", (), sentence))
-        else:
-            default = show(info.get_default(call_default_factory=True))
-            kind, rules = _type_name(info.annotation), _rules(info.annotation, info.metadata)
-            keys.append(Described(name, kind, default, rules, sentence))
-        if part:
-            sections += described(part, name)
-    return keys + sections
+def described(cls: Any, prefix: str = "") -> list[Described]:
+    """Every key of a section, or of a game's options: its keys, then its nested sections."""
+    schema = TypeAdapter(cls if is_pydantic_dataclass(cls) else model_of(cls)).json_schema()
+    return _described(schema, schema.get("$defs", {}), prefix)
+
+
+def names_of(cls: Any, prefix: str = "") -> list[str]:
+    """The dotted names of all keys and sections below a section."""
+    return [each.name for each in described(cls, prefix)]
 
 
 def describe(entries: Sequence[Described]) -> str:
@@ -70,37 +66,53 @@ def shipped_configs() -> str:
     lines = []
     for path in sorted(shipped("configs").glob("*.yaml")):
         text = path.read_text(encoding="utf-8").splitlines()
-        comment = " ".join(
-            line.strip("# ") for line in takewhile(lambda line: line[:1] == "#", text)
-        )
+        comment = " ".join(line.strip("# ") for line in takewhile(lambda x: x[:1] == "#", text))
         sentence = comment.split(". ")[0].rstrip(".")
         lines.append(textwrap.fill(f"{path.stem:24}{sentence}", 100, subsequent_indent=" " * 24))
     return "\n".join(lines) + "\n"
 
 
-def _rules(annotation: Any, metadata: Sequence[Any]) -> tuple[str, ...]:
-    """The bounds of a field, or of the items of a list, and its choices."""
-    kinds = [annotation, *get_args(annotation)]
-    items = kinds[1] if get_origin(annotation) is tuple else None
-    bounds = [
-        *metadata,
-        *(one for info in getattr(items, "__metadata__", ()) for one in info.metadata),
-    ]
-    shown = [f"at least {rule.ge}" for rule in bounds if hasattr(rule, "ge")]
-    shown += [f"at most {rule.le}" for rule in bounds if hasattr(rule, "le")]
-    choices = next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
-    return (*shown, f"one of {', '.join(map(str, choices))}") if choices else tuple(shown)
+def _described(
+    schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str
+) -> list[Described]:
+    """The keys of a JSON schema, then its nested sections."""
+    keys: list[Described] = []
+    sections: list[Described] = []
+    for field, facts in schema.get("properties", {}).items():
+        name, sentence = join(prefix, field), " ".join(facts.get("description", "").split())
+        forms = [facts, *facts.get("anyOf", ())]
+        refs = [form["$ref"].rpartition("/")[2] for form in forms if "$ref" in form]
+        if refs:
+            section, default = definitions[refs[0]], "null" if "anyOf" in facts else ""
+            sentence = sentence or " ".join(section["description"].split())
+            sections.append(Described(name, None, default, (), sentence))
+            sections += _described(section, definitions, name)
+        elif _kind(facts) == "any" and facts.get("default") is None:  # declared by the game
+            sections.append(Described(name, None, "", (), sentence))
+        else:
+            default = show(facts.get("default", {}))
+            keys.append(Described(name, _kind(facts), default, _rules(facts), sentence))
+    return keys + sections
 
 
-def _type_name(annotation: Any) -> str:
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is Literal:
-        return type(inner[0]).__name__
-    if origin is tuple:
-        item = get_args(inner[0])[0] if hasattr(inner[0], "__metadata__") else inner[0]
-        return f"list of {item.__name__}"
-    if origin is dict:
-        return "mapping"
-    if type(None) in inner:
-        return f"{_type_name(inner[0])} | null"
-    return "any" if annotation is object else str(annotation.__name__)
+def _kind(facts: Mapping[str, Any]) -> str:
+    if "anyOf" in facts:
+        return " | ".join(map(_kind, facts["anyOf"]))
+    kind = str(facts.get("type", "any"))
+    return f"{kind} of {_kind(_items(facts)[0])}" if kind == "array" else kind
+
+
+def _items(facts: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return facts.get("prefixItems") or [facts.get("items", {})]
+
+
+def _rules(facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """The bounds of a key, or of the items of a list, and its choices."""
+    rules = {}
+    for form in (facts, *facts.get("anyOf", ()), *_items(facts)[:1]):
+        for word, shown in (("minimum", "at least {}"), ("maximum", "at most {}")):
+            if word in form:
+                rules[word] = shown.format(form[word])
+        if "enum" in form:
+            rules["enum"] = f"one of {', '.join(map(str, form['enum']))}"
+    return tuple(rules.values())

@@ -8,6 +8,7 @@ nearest valid choice.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import re
@@ -19,34 +20,22 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from dialop.specs import nearest
-from selfplay.config.schema import fields_of, join, model_of, names_of
+from selfplay.config.help import names_of
+from selfplay.config.schema import join, model_of
 from selfplay.config.secrets import hidden, names_key
 from selfplay.config.shipped import find_settings, nearest_settings
 from selfplay.config.text import Loader, show
 from selfplay.errors import SettingsError
 
 C = TypeVar("C")
-Places = dict[str, str]  # where each dotted key was given: "FILE:LINE" or "override 'key=value'"
+Layer = tuple[str, yaml.Node]  # settings, and their source: "FILE" or "override 'key=value'"
 
 # The key that a plain value of a section sets, as in `algorithm: rloo` and `track=wandb`.
 _SHORT = {"algorithm": "method", "track": "kind"}
-_OVERRIDE = "override "
+_NULL = "tag:yaml.org,2002:null"
 _MEANT = {"gpu": "cuda"}  # words that are spelt like another choice
-# What a value must be, by the type of pydantic's error.
-_RULES = {
-    "int_type": "an integer",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "bool_type": "true or false",
-    "string_type": "text, in quotes if it reads as another value",
-    "tuple_type": "a list",
-    "dict_type": "a mapping",
-    "dataclass_type": "a section of keys, or {{}} for its defaults",
-    "greater_than_equal": "at least {ge}",
-    "less_than_equal": "at most {le}",
-    "missing": "given",  # an item of a pair
-    "too_long": "a list of at most {max_length}",
-}
+# Rules that the help words in the same way; the others are in pydantic's words.
+_RULES = {"greater_than_equal": "at least {ge}", "less_than_equal": "at most {le}"}
 
 
 def load(cls: type[C], path: Path | None, overrides: Sequence[str] = ()) -> C:
@@ -55,22 +44,22 @@ def load(cls: type[C], path: Path | None, overrides: Sequence[str] = ()) -> C:
     Raises:
         SettingsError: for unreadable files, unknown keys, invalid values and contradictions.
     """
-    values, places = _read_all(path, overrides)
+    values, layers = _read_all(path, overrides)
     try:
-        return TypeAdapter(cls).validate_json(json.dumps(values, default=str))
+        return TypeAdapter(cls).validate_json(json.dumps(values))
     except ValidationError as error:
         name, rule = _first_fault(error, cls)
-    place = _place_of(name, rule, places) or path or "defaults"
+    place = _place_of(name, rule, layers) or path or "defaults"
     raise SettingsError(f"{place}: {rule}")
 
 
 def read_options(cls: Any, values: Mapping[str, Any], prefix: str) -> Any:
     """A game's options, given as the settings `prefix`. Raises ValueError for a mistake."""
     try:
-        read = model_of(cls).model_validate_json(json.dumps(values, default=str))
+        read = model_of(cls).model_validate_json(json.dumps(values))
     except ValidationError as error:
         raise ValueError(_first_fault(error, cls, prefix)[1]) from None
-    return cls(**{name: getattr(read, name) for name in fields_of(cls)})
+    return cls(**{field.name: getattr(read, field.name) for field in dataclasses.fields(cls)})
 
 
 def read_value(path: Path | None, overrides: Sequence[str], name: str) -> Any:
@@ -88,7 +77,7 @@ def read_value(path: Path | None, overrides: Sequence[str], name: str) -> Any:
 # --- messages
 
 
-def _first_fault(error: ValidationError, cls: type, prefix: str = "") -> tuple[str, str]:
+def _first_fault(error: ValidationError, cls: Any, prefix: str = "") -> tuple[str, str]:
     """The dotted name where pydantic found the first fault, and our line about it."""
     fault = error.errors(include_url=False)[0]
     name = prefix
@@ -97,7 +86,7 @@ def _first_fault(error: ValidationError, cls: type, prefix: str = "") -> tuple[s
     if fault["type"] == "value_error":  # of a check, which names the keys itself
         return name, str(fault["ctx"]["error"])
     if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return name, _unknown(name, str(fault["loc"][-1]), names_of(cls, prefix))
+        return name, _unknown(name, names_of(cls, prefix))
     return name, _wrong(name or "settings", fault)
 
 
@@ -108,73 +97,100 @@ def _wrong(name: str, fault: Mapping[str, Any]) -> str:
         choices = re.findall("'([^']*)'", facts["expected"]) or [facts["expected"]]
         near = nearest(_MEANT.get(str(value), str(value)), choices)
         return f"{name} must be one of {', '.join(choices)}, got {got}{near}"
-    rule = _RULES.get(fault["type"], fault["msg"]).format(**facts)
-    return f"{name} must be {rule}, got {got}"
+    if fault["type"] in _RULES:
+        return f"{name} must be {_RULES[fault['type']].format(**facts)}, got {got}"
+    rule = re.sub("^[A-Z][a-z]+ should ", "must ", fault["msg"])
+    return f"{name} {rule}, got {got}"
 
 
-def _unknown(name: str, last: str, names: Sequence[str]) -> str:
+def _unknown(name: str, names: Sequence[str]) -> str:
     """The line for a key that does not exist. It suggests a key of another section with the same
     last part, else the nearest spelling, else it lists the section's keys."""
-    home = name.removesuffix(last).removesuffix(".")
-    siblings = [each.rpartition(".")[2] for each in names if each.rpartition(".")[0] == home]
-    first, *below = last.split(".")
-    if below and first in siblings:
-        nested = f"{': {'.join([first, *below])}: VALUE{'}' * len(below)}"
-        return f"{name} must be written below its section, as {nested}"
+    home, _, last = name.rpartition(".")
+    if name in names:
+        return f"{name} must be written below its section, as {home}: {{{last}: VALUE}}"
     same = [other for other in names if other.rpartition(".")[2] == last]
-    near = (
-        difflib.get_close_matches(name, same, 1, 0.0)
-        or [join(home, other) for other in difflib.get_close_matches(last, siblings, 1)]
-        or difflib.get_close_matches(name, names, 1)
-    )
+    near = difflib.get_close_matches(name, same or names, 1, 0.0 if same else 0.6)
+    siblings = [each.rpartition(".")[2] for each in names if each.rpartition(".")[0] == home]
     hint = f"nearest is {near[0]}" if near else f"valid here are {', '.join(siblings)}"
     return f"unknown key {name}; {hint}"
 
 
-def _place_of(name: str, rule: str, places: Places) -> str:
-    """Where `name` was given; for a contradiction, where all keys were that its rule names."""
-    named = [place for given, place in places.items() if _stands_in(rule, given)]
-    if named and not rule.startswith("unknown key "):
-        return ", ".join(dict.fromkeys(named))
-    while name and name not in places:  # a default: where its section or list was given
+# --- where a key was given
+
+
+def _place_of(name: str, rule: str, layers: Sequence[Layer]) -> str:
+    """Where the keys were given that a rule names; if none was, where `name` was, or the section or
+    list that holds it."""
+    if not rule.startswith("unknown key "):
+        named = re.findall(r"^[a-z_]+(?= )|[a-z_]+(?=\.\*)|[a-z_]+(?:\.[a-z_]+|\[\d+\])+", rule)
+        if places := [place for each in named if (place := _given(each, layers))]:
+            return ", ".join(dict.fromkeys(places))
+    while name and not _given(name, layers):
         name = re.sub(r"(\.?[^.\[]*|\[\d+\])$", "", name)
-    return places.get(name, "")
+    return _given(name, layers)
 
 
-def _stands_in(rule: str, name: str) -> bool:
-    if "." not in name:  # such as steps, which may also be a plain word
-        return rule.startswith(f"{name} ") or f"{name}.*" in rule
-    return re.search(rf"(?<![\w.]){re.escape(name)}(?!\w|\.\w)", rule) is not None
+def _given(name: str, layers: Sequence[Layer]) -> str:
+    """Where the dotted name was given last; "" if it was not."""
+    for source, node in reversed(layers):
+        mark, found = None, name != ""
+        for part in re.findall(r"[^.\[\]]+", name):
+            inside = {key.value: (key.start_mark, value) for key, value in _pairs(node)}
+            if part not in inside:
+                found = False
+                break
+            mark, node = inside[part]
+        if found:
+            return _place(source, mark)
+    return ""
+
+
+def _pairs(node: yaml.Node) -> list[tuple[yaml.Node, yaml.Node]]:
+    """The keys and values of a mapping, or the numbers and items of a list."""
+    if isinstance(node, yaml.MappingNode):
+        return node.value
+    items = node.value if isinstance(node, yaml.SequenceNode) else []
+    return [(yaml.ScalarNode("", str(n), item.start_mark), item) for n, item in enumerate(items)]
+
+
+def _place(source: str, mark: yaml.Mark | None) -> str:
+    return source if mark is None or source.startswith("override ") else f"{source}:{mark.line + 1}"
 
 
 # --- files and overrides
 
 
-def _read_all(path: Path | None, overrides: Sequence[str]) -> tuple[dict[str, Any], Places]:
-    """The values of a file with its overrides applied in order, and where each key was given."""
-    values, places = ({}, {}) if path is None else _read(find_settings(Path(path)))
+def _read_all(path: Path | None, overrides: Sequence[str]) -> tuple[dict[str, Any], list[Layer]]:
+    """The values of a file with its overrides applied in order, and all that was given for them."""
+    values, layers = ({}, []) if path is None else _read(find_settings(Path(path)))
     for text in overrides:
-        values, places = _merged(values, places, *_override(text))
-    return values, places
+        name, equals, value = (part.strip() for part in text.partition("="))
+        shown = f"{name}=…" if equals and names_key(name) else hidden(text)
+        source = f"override {shown!r}"
+        if not equals or not all(name.split(".")):
+            raise SettingsError(f"{source}: must read key=value or section.key=value")
+        over, layer = _parsed(value, source, name.split("."))
+        values, layers = _merged(values, over), [*layers, layer]
+    return values, layers
 
 
-def _read(path: Path, parents: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Places]:
-    """The values of a file merged over those of its `base`, and where each key was given."""
+def _read(path: Path, parents: tuple[Path, ...] = ()) -> tuple[dict[str, Any], list[Layer]]:
+    """The values of a file merged over those of its `base`, and the layers of both."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise SettingsError(f"{path}: no such file{nearest_settings(path)}") from None
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from None
-    values, places = _parsed(text, str(path))
+    values, layer = _parsed(text, str(path))
     if not isinstance(values, dict | None):
         raise SettingsError(f"{path}: settings must be a mapping of keys, got {show(values)[:80]}")
     values = values or {}
-    _expand_short(values, places)
     base = values.pop("base", None)
     if base is None:
-        return values, places
-    place, chain = places.pop("base"), (*parents, path.resolve())
+        return values, [layer]
+    place, chain = _given("base", [layer]), (*parents, path.resolve())
     target = path.parent / str(base)
     target = target if target.is_file() else find_settings(Path(str(base)))
     if not target.is_file():
@@ -182,86 +198,44 @@ def _read(path: Path, parents: tuple[Path, ...] = ()) -> tuple[dict[str, Any], P
         raise SettingsError(f"{place}: base must be a file, got {show(base)}{near}")
     if target.resolve() in chain:
         raise SettingsError(f"{place}: base {base} leads back to itself")
-    return _merged(*_read(target, chain), values, places)
+    under, layers = _read(target, chain)
+    return _merged(under, values), [*layers, layer]
 
 
-def _override(text: str) -> tuple[dict[str, Any], Places]:
-    """`a.b=value` as {"a": {"b": value}}; the value is read as YAML."""
-    name, equals, value = (part.strip() for part in text.partition("="))
-    shown = f"{name}=…" if equals and names_key(name) else hidden(text)
-    place = f"{_OVERRIDE}{shown!r}"
-    parts = name.split(".")
-    if not equals or not all(parts):
-        raise SettingsError(f"{place}: must read key=value or section.key=value")
-    values, places = _parsed(value, place, name)
-    for number in range(len(parts), 0, -1):
-        places[".".join(parts[:number])] = place
-        values = {parts[number - 1]: values}
-    _expand_short(values, places)
-    return values, places
-
-
-def _parsed(text: str, source: str, name: str = "") -> tuple[Any, Places]:
-    """The value of a YAML text, and where each key below `name` stands."""
-    places: Places = {}
-
-    def place(mark: yaml.Mark | None) -> str:
-        if mark is None or source.startswith(_OVERRIDE):
-            return source
-        return f"{source}:{mark.line + 1}"
-
-    def value_of(node: yaml.Node, name: str) -> Any:
-        if name:
-            places.setdefault(name, place(node.start_mark))
-        if isinstance(node, yaml.SequenceNode):
-            return [value_of(child, f"{name}[{n}]") for n, child in enumerate(node.value)]
-        if not isinstance(node, yaml.MappingNode):
-            value = loader.construct_object(node)
-            # A shell leaves the ~ of out=~/runs as it is.
-            home = isinstance(value, str) and value.startswith("~/")
-            return str(Path(value).expanduser()) if home else value
-        values: dict[str, Any] = {}
-        for label, child in node.value:
-            part = str(label.value)
-            if part in values:
-                problem = f"{part} is given twice"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=label.start_mark)
-            places[join(name, part)] = place(label.start_mark)
-            values[part] = value_of(child, join(name, part))
-        return values
-
+def _parsed(text: str, source: str, parts: Sequence[str] = ()) -> tuple[Any, Layer]:
+    """The value of a YAML text; with `parts`, as the value of this key in nested mappings."""
     try:
         loader = Loader(text)
-        node = loader.get_single_node()
-        return (None if node is None else value_of(node, name)), places
+        node = loader.get_single_node() or yaml.ScalarNode(_NULL, "")
+        for part in reversed(parts):
+            node = _mapping(part, node)
+        _expand_short(node)
+        value = loader.construct_document(node)
+        json.dumps(value)  # refuses cycles and what only YAML has, such as dates
     except yaml.MarkedYAMLError as error:
-        line = place(error.problem_mark)
-        raise SettingsError(f"{line}: not valid YAML: {error.problem}") from None
-    except (yaml.YAMLError, ValueError, LookupError, RecursionError) as error:
+        place = _place(source, error.problem_mark)
+        raise SettingsError(f"{place}: not valid YAML: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:
         problem = " ".join(str(error).split())
         raise SettingsError(f"{source}: not valid YAML: {problem}") from None
+    return value, (source, node)
 
 
-def _expand_short(values: dict[str, Any], places: Places) -> None:
+def _expand_short(node: yaml.Node) -> None:
     """Write a plain value of a section as a mapping."""
-    for name, short in _SHORT.items():
-        if isinstance(values.get(name), (str, bool, int, float)):
-            values[name] = {short: values[name]}
-            places[f"{name}.{short}"] = places[name]
+    for number, (key, value) in enumerate(_pairs(node)):
+        plain = isinstance(value, yaml.ScalarNode) and value.tag != _NULL
+        if plain and key.value in _SHORT:
+            node.value[number] = key, _mapping(_SHORT[key.value], value)
 
 
-def _merged(
-    under: dict[str, Any], under_places: Places, over: dict[str, Any], over_places: Places
-) -> tuple[dict[str, Any], Places]:
-    """The values of `over` merged into those of `under`, and where each key was given."""
-    places = dict(under_places)
+def _mapping(key: str, value: yaml.Node) -> yaml.MappingNode:
+    label = yaml.ScalarNode("tag:yaml.org,2002:str", key, value.start_mark)
+    return yaml.MappingNode("tag:yaml.org,2002:map", [(label, value)])
 
-    def merge(old: Any, new: Any, name: str) -> Any:
-        if isinstance(old, dict) and isinstance(new, dict):
-            both = {part: merge(old.get(part), new[part], join(name, part)) for part in new}
-            return {**old, **both}
-        for gone in [each for each in places if each.startswith((f"{name}.", f"{name}["))]:
-            del places[gone]
-        return new
 
-    return merge(under, over, ""), {**places, **over_places}
+def _merged(under: Any, over: Any) -> Any:
+    """The values of `over` merged into those of `under`, mapping by mapping."""
+    if not (isinstance(under, dict) and isinstance(over, dict)):
+        return over
+    return {**under, **{key: _merged(under.get(key), value) for key, value in over.items()}}

@@ -8,54 +8,42 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from selfplay.config.schema import RULES, key
+from selfplay.config.schema import RULES
 from selfplay.config.secrets import check_body
 
 Price = Annotated[float, Field(ge=0.0, le=1e6)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
+@dataclass(frozen=True, slots=True, config=RULES)
 class PolicyPoolConfig:
     """Rated snapshots of the policy as partners; used only with the partner `pool`."""
 
-    every: int = key(
-        20,
-        "steps between two snapshots of the policy that are added to the pool",
-        within=(1, 10_000_000),
-    )
-    size: int = key(
-        8,
-        "largest number of snapshots in the pool: the initial policy and the newest others; 0 "
-        "keeps all",
-        within=(0, 10_000),
-    )
+    every: int = Field(20, ge=1, le=10_000_000)
+    """steps between two snapshots of the policy that are added to the pool"""
+    size: int = Field(8, ge=0, le=10_000)
+    """largest number of snapshots in the pool: the initial policy and the newest others; 0
+    keeps all"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
+@dataclass(frozen=True, slots=True, config=RULES)
 class EndpointConfig:
-    """How requests are sent to partners of the kind endpoint:MODEL@URL."""
+    """Requests to partners of the kind endpoint:MODEL@URL."""
 
-    key_variable: str | None = key(
-        None, "environment variable that holds the API key; null sends no key (local servers)"
-    )
-    max_new_tokens: int = key(
-        512, "largest number of tokens in a completion", within=(1, 1_000_000)
-    )
-    body: dict[str, object] = key(
-        {},
-        "extra fields of the request's JSON, such as temperature: 0.7 or reasoning_effort: low; "
-        "never a key",
-    )
-    timeout_s: float = key(
-        60.0, "seconds without data from the server before a request fails", within=(0.01, 86400.0)
-    )
-    retries: int = key(
-        4, "retries of a failed request before its game is discarded", within=(0, 1_000)
-    )
-    concurrency: int = key(16, "largest number of concurrent requests", within=(1, 4_096))
-    price: tuple[Price, Price] = key(
-        (0.0, 0.0), "prices of a million prompt and of a million completion tokens, for the cost"
-    )
+    key_variable: str | None = None
+    """environment variable that holds the API key; null sends no key (local servers)"""
+    max_new_tokens: int = Field(512, ge=1, le=1_000_000)
+    """largest number of tokens in a completion"""
+    body: dict[str, object] = Field(default_factory=dict)
+    """extra fields of the request's JSON, such as temperature: 0.7 or reasoning_effort: low;
+    never a key"""
+    timeout_s: float = Field(60.0, ge=0.01, le=86400.0)
+    """seconds without data from the server before a request fails"""
+    retries: int = Field(4, ge=0, le=1_000)
+    """retries of a failed request before its game is discarded"""
+    concurrency: int = Field(16, ge=1, le=4_096)
+    """largest number of concurrent requests"""
+    price: tuple[Price, Price] = (0.0, 0.0)
+    """prices of a million prompt and of a million completion tokens, for the cost"""
 
     @model_validator(mode="after")
     def check(self) -> Self:

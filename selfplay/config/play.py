@@ -19,26 +19,22 @@ from selfplay.config.player_spec import (
     parse_shares,
     parse_spec,
 )
-from selfplay.config.schema import RULES, key, section
+from selfplay.config.schema import RULES
 
 MAX_GAMES = 1_000_000  # per step and per evaluation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
+@dataclass(frozen=True, slots=True, config=RULES)
 class GameConfig:
     """The game, its rules, and which instances are drawn."""
 
-    name: str = key(
+    name: str = Field(
         "matching",
-        f"game to play: {', '.join(games())}, a module such as my_package.my_game, or the path of "
-        "a .py file (docs/your_game.md)",
+        description=f"game to play: {', '.join(games())}, a module such as my_package.my_game, or "
+        "the path of a .py file (docs/your_game.md)",
     )
-    options: Any = Field(
-        default=None,
-        description="settings that the game itself declares; --help game lists those of the game "
-        "in --config",
-        validate_default=True,
-    )
+    options: Any = Field(None, validate_default=True)
+    """settings that the game itself declares; --help game lists those of the game in --config"""
 
     @field_validator("options")
     @classmethod
@@ -64,15 +60,13 @@ def options_type(name: str) -> type:
     return load_kit(name).Options
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
+@dataclass(frozen=True, slots=True, config=RULES)
 class StartConfig:
     """Where games on recorded boards start: at the beginning or after recorded moves."""
 
-    entries: object = key(
-        0,
-        "how much of each recorded game is replayed before the policy plays: a number of log "
-        "entries, 'random', or a share of the words between 0 and 1 (docs/partners.md)",
-    )
+    entries: object = 0
+    """how much of each recorded game is replayed before the policy plays: a number of log
+    entries, 'random', or a share of the words between 0 and 1 (docs/partners.md)"""
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -83,27 +77,21 @@ class StartConfig:
         return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
+@dataclass(frozen=True, slots=True, config=RULES)
 class DataConfig:
     """Sources of training and evaluation instances."""
 
-    train: str = key(
-        "generated", "training instances: 'generated' (drawn online from the run's seed) or a file"
-    )
-    validation: str = key(
-        "generated", "instances for evaluations during training: 'generated' or a file"
-    )
-    test: str = key(
-        "generated",
-        "held-out instances for the evaluations before and after training: 'generated' or a file",
-    )
-    start: StartConfig = section(StartConfig, "where the games of data.train start")
-    processes: int = key(
-        1,
-        "worker processes on each rank that leads an engine; they generate instances for the "
-        "warm start and evaluations, and prefetch those of the next training step",
-        within=(1, 512),
-    )
+    train: str = "generated"
+    """training instances: 'generated' (drawn online from the run's seed) or a file"""
+    validation: str = "generated"
+    """instances for evaluations during training: 'generated' or a file"""
+    test: str = "generated"
+    """held-out instances for the evaluations before and after training: 'generated' or a
+    file"""
+    start: StartConfig = Field(default_factory=StartConfig)
+    processes: int = Field(1, ge=1, le=512)
+    """worker processes on each rank that leads an engine; they generate instances for the warm
+    start and evaluations, and prefetch those of the next training step"""
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -114,71 +102,49 @@ class DataConfig:
         return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
+@dataclass(frozen=True, slots=True, config=RULES)
 class BranchConfig:
     """Credit for single turns: alternative turns are sampled at a state and played to the end."""
 
-    turns: Literal["none", "all", "random", "first", "decisions"] = key(
-        "none",
-        "which of the policy's turns become branch points: none, all, turns at random, the "
-        "first turns, or decisions (turns that must answer a proposal) (docs/branches.md)",
-    )
-    per_game: int = key(
-        1,
-        "branch points per game: a limit for first and decisions; for random, the number of "
-        "turns drawn below rollout.max_turns (those that are not the policy's or are never "
-        "reached are skipped)",
-        within=(1, 1_000),
-    )
-    siblings: int = key(
-        4,
-        "alternative turns compared at a branch point, including the turn of the played game",
-        within=(2, 1_000),
-    )
-    continuations: int = key(
-        1,
-        "games played to the end from each alternative turn",
-        within=(1, 1_000),
-    )
+    turns: Literal["none", "all", "random", "first", "decisions"] = "none"
+    """which of the policy's turns become branch points: none, all, turns at random, the first
+    turns, or decisions (turns that must answer a proposal) (docs/branches.md)"""
+    per_game: int = Field(1, ge=1, le=1_000)
+    """branch points per game: a limit for first and decisions; for random, the number of turns
+    drawn below rollout.max_turns (those that are not the policy's or are never reached are
+    skipped)"""
+    siblings: int = Field(4, ge=2, le=1_000)
+    """alternative turns compared at a branch point, including the turn of the played game"""
+    continuations: int = Field(1, ge=1, le=1_000)
+    """games played to the end from each alternative turn"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
+@dataclass(frozen=True, slots=True, config=RULES)
 class RolloutConfig:
     """How the games of a step are played."""
 
-    instances: int = key(16, "instances per step, over all ranks", within=(1, 100_000))
-    group_size: int = key(8, "episodes per instance", within=(1, 10_000))
-    max_turns: int = key(
-        30,
-        "limit of legal moves per game, of all seats together; a move that keeps the turn, such "
-        "as a tool call, counts too. A game that reaches it ends without agreement",
-        within=(1, 10_000),
-    )
-    max_retries: int = key(
-        2,
-        "retries after a refused move in one turn; then the game ends without agreement",
-        within=(0, 1_000),
-    )
-    max_new_tokens: int = key(
-        256, "limit of sampled tokens per attempted move", within=(1, 1_000_000)
-    )
-    max_game_tokens: int = key(
-        4096, "limit of tokens in one seat's transcript", within=(16, 1_000_000)
-    )
-    temperature: float = key(
-        1.0, "sampling temperature; the loss uses the same temperature", within=(0.0, 100.0)
-    )
-    partners: tuple[str, ...] = key(
-        ("self",),
-        "partners as 'spec*share' (docs/partners.md); with a partner other than self, the "
-        "policy plays each seat equally often and the partner all others",
-    )
-    policy_seats: tuple[str, ...] = key(
-        (),
-        "roles that the policy plays in every game, such as [agent]; the partner plays the "
-        "others. Empty: all roles without a partner, else one seat after the other",
-    )
-    branch: BranchConfig = section(BranchConfig, "credit for single turns by branching games")
+    instances: int = Field(16, ge=1, le=100_000)
+    """instances per step, over all ranks"""
+    group_size: int = Field(8, ge=1, le=10_000)
+    """episodes per instance"""
+    max_turns: int = Field(30, ge=1, le=10_000)
+    """limit of legal moves per game, of all seats together; a move that keeps the turn, such as
+    a tool call, counts too. A game that reaches it ends without agreement"""
+    max_retries: int = Field(2, ge=0, le=1_000)
+    """retries after a refused move in one turn; then the game ends without agreement"""
+    max_new_tokens: int = Field(256, ge=1, le=1_000_000)
+    """limit of sampled tokens per attempted move"""
+    max_game_tokens: int = Field(4096, ge=16, le=1_000_000)
+    """limit of tokens in one seat's transcript"""
+    temperature: float = Field(1.0, ge=0.0, le=100.0)
+    """sampling temperature; the loss uses the same temperature"""
+    partners: tuple[str, ...] = ("self",)
+    """partners as 'spec*share' (docs/partners.md); with a partner other than self, the policy
+    plays each seat equally often and the partner all others"""
+    policy_seats: tuple[str, ...] = ()
+    """roles that the policy plays in every game, such as [agent]; the partner plays the others.
+    Empty: all roles without a partner, else one seat after the other"""
+    branch: BranchConfig = Field(default_factory=BranchConfig)
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -204,31 +170,21 @@ class RolloutConfig:
         return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
+@dataclass(frozen=True, slots=True, config=RULES)
 class RewardConfig:
     """The reward of an episode."""
 
-    kind: Literal["score_norm", "accept", "regret"] = key(
-        "score_norm",
-        "score_norm: the game's own rewards, such as the score divided by the best possible "
-        "score; accept: 1 for any agreement; regret: as score_norm, but without an agreement "
-        "half the score_norm of the last proposal",
-    )
-    judge: str = key(
-        "rubric",
-        "who rates games that are rated: rubric (the game's own rule) or endpoint:MODEL@URL, a "
-        "model that is called with the settings of `endpoint`",
-    )
-    token_cost: float = key(
-        0.0,
-        "penalty for each token that the seat sampled, at most 1 in all",
-        within=(0.0, 1000.0),
-    )
-    error_penalty: float = key(
-        0.0,
-        "penalty for each refused move of the seat, subtracted from its reward",
-        within=(0.0, 1000.0),
-    )
+    kind: Literal["score_norm", "accept", "regret"] = "score_norm"
+    """score_norm: the game's own rewards, such as the score divided by the best possible score;
+    accept: 1 for any agreement; regret: as score_norm, but without an agreement half the
+    score_norm of the last proposal"""
+    judge: str = "rubric"
+    """who rates games that are rated: rubric (the game's own rule) or endpoint:MODEL@URL, a
+    model that is called with the settings of `endpoint`"""
+    token_cost: float = Field(0.0, ge=0.0, le=1000.0)
+    """penalty for each token that the seat sampled, at most 1 in all"""
+    error_penalty: float = Field(0.0, ge=0.0, le=1000.0)
+    """penalty for each refused move of the seat, subtracted from its reward"""
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -246,25 +202,20 @@ class RewardConfig:
         return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, config=RULES)
+@dataclass(frozen=True, slots=True, config=RULES)
 class EvalConfig:
     """Games on held-out instances, during training and before and after it."""
 
-    every: int = key(
-        0,
-        "steps between evaluations; 0 evaluates only before and after self-play",
-        within=(0, 10_000_000),
-    )
-    num_games: int = key(256, "games of an evaluation during training", within=(1, MAX_GAMES))
-    final_games: int = key(
-        1024, "games of the evaluations before and after self-play", within=(1, MAX_GAMES)
-    )
-    partner: str | None = key(
-        None,
-        "a partner that does not change: evaluations during training play the games once more with "
-        "it and log eval_score_with_partner. warm_start (the policy at the start of self-play, a "
-        "second copy of the model in memory), scripted:NAME or checkpoint:PATH",
-    )
+    every: int = Field(0, ge=0, le=10_000_000)
+    """steps between evaluations; 0 evaluates only before and after self-play"""
+    num_games: int = Field(256, ge=1, le=MAX_GAMES)
+    """games of an evaluation during training"""
+    final_games: int = Field(1024, ge=1, le=MAX_GAMES)
+    """games of the evaluations before and after self-play"""
+    partner: str | None = None
+    """a partner that does not change: evaluations during training play the games once more with
+    it and log eval_score_with_partner. warm_start (the policy at the start of self-play, a
+    second copy of the model in memory), scripted:NAME or checkpoint:PATH"""
 
     @model_validator(mode="after")
     def check(self) -> Self:

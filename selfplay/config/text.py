@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic_core import to_jsonable_python
 
 from selfplay.config.schema import join
 
@@ -24,15 +25,31 @@ _SCALARS = {
 
 
 class Loader(yaml.SafeLoader):
-    """Reads as text what `_SCALARS` does not name."""
+    """Reads as text what `_SCALARS` does not name, and refuses a key that is given twice."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012  without those of YAML 1.1
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set[str]()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(
+                    problem=f"{key.value} is given twice", problem_mark=key.start_mark
+                )
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+    def construct_text(self, node: yaml.ScalarNode) -> str:
+        """A shell leaves the ~ of out=~/runs as it is."""
+        text: str = self.construct_scalar(node)
+        return str(Path(text).expanduser()) if text.startswith("~/") else text
 
 
 class _Dumper(yaml.SafeDumper):
     """Quotes text that `Loader` or YAML 1.1 would read as another value."""
 
 
+Loader.add_constructor("tag:yaml.org,2002:str", Loader.construct_text)
 for _tag, (_pattern, _first) in _SCALARS.items():
     for _reader in (Loader, _Dumper):
         _reader.add_implicit_resolver(
@@ -53,25 +70,15 @@ def show(value: Any) -> str:
 
 def difference(a: Any, b: Any, name: str = "") -> list[str]:
     """The dotted keys whose values differ, each as `name: value in a -> value in b`."""
-    a, b = _plain(a), _plain(b)
+    a, b = to_jsonable_python(a), to_jsonable_python(b)
     if not (isinstance(a, dict) and isinstance(b, dict)):
         return [] if a == b else [f"{name}: {show(a)} -> {show(b)}"]
-    parts = dict.fromkeys([*a, *b])
-    lines = [difference(a.get(part), b.get(part), join(name, part)) for part in parts]
+    keys = dict.fromkeys([*a, *b])
+    lines = [difference(a.get(key), b.get(key), join(name, key)) for key in keys]
     return [line for each in lines for line in each]
 
 
 def _yaml(value: Any, **style: Any) -> str:
-    text: str = yaml.dump(_plain(value), Dumper=_Dumper, allow_unicode=True, **style)
+    plain = to_jsonable_python(value)
+    text: str = yaml.dump(plain, Dumper=_Dumper, allow_unicode=True, **style)
     return text
-
-
-def _plain(value: Any) -> Any:
-    """The value with all sections as dicts and all tuples as lists, at every depth."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
-    if isinstance(value, (tuple, list)):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,7 +14,6 @@ from selfplay.config import COMMON, Config, load_config
 from selfplay.config.help import chosen, describe, described, shipped_configs
 from selfplay.config.load import read_value
 from selfplay.config.play import GameConfig, options_type
-from selfplay.config.schema import fields_of
 from selfplay.config.secrets import hidden, names_key
 from selfplay.errors import SettingsError
 
@@ -33,7 +33,7 @@ class Words(argparse.ArgumentParser):
                 continue
             option, _, value = word.partition("=")
             name = option.lstrip(_DASHES)
-            if name.partition(".")[0] in fields_of(Config):
+            if name.partition(".")[0] in {field.name for field in fields(Config)}:
                 near = f"; write {name}={'VALUE' if names_key(name) else hidden(value) or 'VALUE'}"
             else:
                 near = nearest(option, self._option_string_actions)

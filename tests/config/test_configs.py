@@ -9,7 +9,7 @@ import pytest
 
 from dialop.kit import SWITCHES
 from selfplay.config import Config, load_config
-from selfplay.config.schema import names_of
+from selfplay.config.help import names_of
 from selfplay.errors import SettingsError
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
@@ -56,7 +56,7 @@ def test_a_plain_method_keeps_the_rest_of_its_section(tmp_path: Path) -> None:
     assert (algorithm.method, algorithm.kl) == ("rloo", 0.03)
     algorithm = load_config(path, ["algorithm.kl=0.1", "algorithm=ema"]).algorithm
     assert (algorithm.method, algorithm.kl) == ("ema", 0.1)
-    with pytest.raises(SettingsError, match="'algorithm=': algorithm must be a section"):
+    with pytest.raises(SettingsError, match="'algorithm=': algorithm must be an object"):
         load_config(path, ["algorithm="])
 
 
@@ -67,7 +67,7 @@ def test_an_invalid_method_names_its_key_place_and_nearest_choice(tmp_path: Path
         load_config(path)
     with pytest.raises(SettingsError, match=r"override 'algorithm=7': algorithm\.method must be"):
         load_config(path, ["algorithm=7"])
-    with pytest.raises(SettingsError, match="algorithm must be a section"):
+    with pytest.raises(SettingsError, match="algorithm must be an object"):
         load_config(path, ["algorithm=[rloo]"])
     with pytest.raises(SettingsError, match="at least 2 for rloo, got 1"):
         load_config(path, ["algorithm=rloo", "rollout.group_size=1"])

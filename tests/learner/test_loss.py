@@ -5,13 +5,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast, get_args
+from typing import Any, cast, get_args, get_type_hints
 
 import pytest
 import torch
 
 from selfplay.config import AlgorithmConfig
-from selfplay.config.schema import fields_of
 from selfplay.learner.loss import (
     aggregation_weights,
     cispo,
@@ -140,7 +139,7 @@ def test_every_loss_of_the_settings_has_a_function_and_no_other_name_has() -> No
     """A choice that `policy_losses` does not know must not run the clipped surrogate."""
     zeros_M, ones_M = torch.zeros(2), torch.ones(2)
     tokens = SimpleNamespace(old_logprobs_M=zeros_M, advantages_M=ones_M, sample_M=torch.arange(2))
-    for name in get_args(fields_of(AlgorithmConfig)["loss"].annotation):
+    for name in get_args(get_type_hints(AlgorithmConfig)["loss"]):
         losses = policy_losses(zeros_M, cast(Any, tokens), AlgorithmConfig(loss=name))
         assert [len(each) for each in losses] == [2, 2, 2]
     settings = AlgorithmConfig()

@@ -218,7 +218,7 @@ def test_a_games_own_options_are_settings(tmp_path: Path) -> None:
     [
         ("game.options.max_value=1", "game.options.max_value must be at least 2"),
         ("game.options.max_valu=3", "nearest is game.options.max_value"),
-        ("game.options.cost=much", "game.options.cost must be a number"),
+        ("game.options.cost=much", "game.options.cost must be a valid number"),
         ("game.max_value=3", "unknown key game.max_value"),
         ("game.options.messages=false", "unknown key game.options.messages"),
         ("game.name=three_room", "must be one of"),
