@@ -93,17 +93,17 @@ class Config:
 
     out: str = "runs/default"
     """run folder; starting again with the same folder resumes the run"""
-    seed: int = Field(0, ge=0, le=1_000_000_000)
+    seed: int = Field(default=0, ge=0, le=1_000_000_000)
     """seed of the run; every random draw derives its own seed from it"""
-    steps: int = Field(100, ge=0, le=10_000_000)
+    steps: int = Field(default=100, ge=0, le=10_000_000)
     """self-play steps (rollout plus update)"""
-    save_every: int = Field(50, ge=1, le=10_000_000)
+    save_every: int = Field(default=50, ge=1, le=10_000_000)
     """steps between checkpoints; the last step is always saved"""
-    keep_checkpoints: int = Field(2, ge=1, le=10_000)
+    keep_checkpoints: int = Field(default=2, ge=1, le=10_000)
     """how many of the newest checkpoints are kept"""
-    log_games_every: int = Field(50, ge=1, le=10_000_000)
+    log_games_every: int = Field(default=50, ge=1, le=10_000_000)
     """write every n-th game in full to games.jsonl"""
-    threads: int = Field(0, ge=0, le=256)
+    threads: int = Field(default=0, ge=0, le=256)
     """CPU threads of PyTorch; 0 keeps PyTorch's default"""
     monitors: tuple[str, ...] = DEFAULT_MONITORS
     """rules over the numbers of metrics.jsonl that warn or stop the run, as in 'stop if entropy

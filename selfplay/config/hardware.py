@@ -18,24 +18,24 @@ class ScratchConfig:
 
     arch: Literal["qwen2", "qwen3", "llama"] = "qwen2"
     """architecture; qwen3 normalizes queries and keys"""
-    width: int = Field(96, ge=8, le=32_768)
+    width: int = Field(default=96, ge=8, le=32_768)
     """hidden size"""
-    layers: int = Field(3, ge=1, le=256)
+    layers: int = Field(default=3, ge=1, le=256)
     """number of layers"""
-    heads: int = Field(4, ge=1, le=1_024)
+    heads: int = Field(default=4, ge=1, le=1_024)
     """attention heads; width must be a multiple of twice this number"""
-    kv_heads: int = Field(4, ge=1, le=1_024)
+    kv_heads: int = Field(default=4, ge=1, le=1_024)
     """key-value heads; must divide heads"""
-    mlp_width: int = Field(256, ge=8, le=131_072)
+    mlp_width: int = Field(default=256, ge=8, le=131_072)
     """hidden size of the feed-forward block"""
-    max_positions: int = Field(1024, ge=16, le=1_000_000)
+    max_positions: int = Field(default=1024, ge=16, le=1_000_000)
     """maximum context length in tokens"""
-    init_range: float = Field(0.08, ge=0.0, le=10.0)
+    init_range: float = Field(default=0.08, ge=0.0, le=10.0)
     """standard deviation of the initial weights"""
-    vocab_size: int = Field(512, ge=2, le=500_000)
+    vocab_size: int = Field(default=512, ge=2, le=500_000)
     """vocabulary size of the byte-level BPE tokenizer; includes tokens for the game's own
     phrases"""
-    tokenizer_games: int = Field(500, ge=1, le=100_000)
+    tokenizer_games: int = Field(default=500, ge=1, le=100_000)
     """scripted games whose text trains the tokenizer"""
     split_lines: bool = False
     """make a line of a proposal, such as "column: row", two tokens instead of one where the
@@ -70,9 +70,9 @@ class ScratchConfig:
 class LoraConfig:
     """Low-rank adapters (LoRA); self-play trains them and keeps the base weights fixed."""
 
-    rank: int = Field(16, ge=1, le=4_096)
+    rank: int = Field(default=16, ge=1, le=4_096)
     """rank of the adapters"""
-    alpha: int = Field(32, ge=1, le=65_536)
+    alpha: int = Field(default=32, ge=1, le=65_536)
     """an adapter's output is scaled by alpha / rank"""
     targets: tuple[str, ...] = (
         "q_proj",
@@ -120,22 +120,22 @@ class EngineConfig:
 
     kind: Literal["hf", "sglang"] = "hf"
     """hf generates with transformers in the trainer's process; sglang starts SGLang"""
-    max_batch: int = Field(512, ge=1, le=65_536)
+    max_batch: int = Field(default=512, ge=1, le=65_536)
     """most games that the hf engine plays, and most prompts that it generates, at once; most
     requests that SGLang runs at once"""
-    mem_fraction: float = Field(0.7, ge=0.05, le=0.95)
+    mem_fraction: float = Field(default=0.7, ge=0.05, le=0.95)
     """fraction of the free GPU memory that SGLang takes for weights and KV cache"""
-    tp_size: int = Field(1, ge=1, le=1_024)
+    tp_size: int = Field(default=1, ge=1, le=1_024)
     """tensor-parallel size of SGLang: number of neighbouring ranks that share one engine"""
-    processes: int = Field(1, ge=1, le=16)
+    processes: int = Field(default=1, ge=1, le=16)
     """SGLang engines on one GPU, for a small model: each has a scheduler on a CPU core of its
     own, a copy of the weights and an equal part of engine.mem_fraction, engine.max_batch and
     the games; above 1 only with engine.tp_size=1"""
     attention: Literal["auto", "fa3", "flashinfer", "triton"] = "auto"
     """SGLang attention backend"""
-    max_cache_tokens: int = Field(0, ge=0, le=1_000_000_000)
+    max_cache_tokens: int = Field(default=0, ge=0, le=1_000_000_000)
     """size of SGLang's KV cache in tokens; 0 uses all memory that engine.mem_fraction leaves"""
-    burst_share: float = Field(0.0, ge=0.0, le=1.0)
+    burst_share: float = Field(default=0.0, ge=0.0, le=1.0)
     """hold requests back until they are this share of those in SGLang, then send them together,
     so that their prefills share a batch and interrupt decoding less often; 0 sends each at
     once"""
@@ -151,10 +151,10 @@ class EngineConfig:
     """extra arguments of SGLang's server, under SGLang's names; they override this project's"""
     deterministic: bool = False
     """use SGLang's batch-invariant kernels and a seed for each request; slower"""
-    timeout_s: float = Field(600.0, ge=1.0, le=86400.0)
+    timeout_s: float = Field(default=600.0, ge=1.0, le=86400.0)
     """seconds to wait for the engine's answer to a generation or weight-sync request before the
     engine is restarted"""
-    max_mismatch: float = Field(0.05, ge=0.0, le=1000.0)
+    max_mismatch: float = Field(default=0.05, ge=0.0, le=1000.0)
     """largest mean log-prob mismatch |engine - trainer| over the games of a step, in nats per
     token; if it is above this and above the measured noise floor, the run saves its state and
     stops"""
@@ -173,9 +173,9 @@ class EngineConfig:
 class ParallelConfig:
     """How the update is distributed; tp * fsdp must equal the number of ranks."""
 
-    tp: int = Field(1, ge=1, le=1_024)
+    tp: int = Field(default=1, ge=1, le=1_024)
     """tensor-parallel size of the trainer: ranks that split each layer"""
-    fsdp: int | None = Field(None, ge=1, le=65_536)
+    fsdp: int | None = Field(default=None, ge=1, le=65_536)
     """FSDP size: ranks that shard parameters and split the batch; null is all ranks divided by
     tp"""
     offload: Literal["none", "optimizer", "all"] = "none"

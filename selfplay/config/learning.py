@@ -19,11 +19,11 @@ COMPARED_IN_GROUPS = ("grpo", "dr_grpo", "rloo")
 class WarmStartConfig:
     """Supervised imitation of scripted players and of people before self-play."""
 
-    num_games: int = Field(0, ge=0, le=10_000_000)
+    num_games: int = Field(default=0, ge=0, le=10_000_000)
     """scripted games to imitate; 0 without recorded games skips the warm start"""
     teachers: tuple[str, ...] = ("honest",)
     """scripted players as 'name:option=value*weight'; each seat samples one by weight"""
-    first_games: int = Field(0, ge=0, le=10_000_000)
+    first_games: int = Field(default=0, ge=0, le=10_000_000)
     """how many of num_games first_teachers play; all passes over these games come before the
     other games, as a first lesson on a simpler game"""
     first_teachers: tuple[str, ...] = ()
@@ -31,29 +31,29 @@ class WarmStartConfig:
     recorded: str | None = None
     """a .jsonl of recorded human games to imitate as well, both seats of each; evaluations
     leave out the boards that were imitated (docs/real_models.md)"""
-    recorded_share: float = Field(0.5, ge=0.01, le=1.0)
+    recorded_share: float = Field(default=0.5, ge=0.01, le=1.0)
     """share of the recorded boards that are imitated, selected by a board's digest; the others
     can be used for evaluation"""
-    recorded_repeats: int = Field(1, ge=1, le=1_000)
+    recorded_repeats: int = Field(default=1, ge=1, le=1_000)
     """how often each pass contains each recorded game; it contains a scripted game once"""
-    batch_size: int = Field(16, ge=1, le=100_000)
+    batch_size: int = Field(default=16, ge=1, le=100_000)
     """transcripts per optimizer step"""
-    epochs: int = Field(1, ge=1, le=1_000)
+    epochs: int = Field(default=1, ge=1, le=1_000)
     """passes over the scripted games"""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """muon: orthogonal steps for the matrices inside the model, which learn faster from random
     weights; AdamW for the rest"""
-    lr: float = Field(1e-3, ge=0.0, le=10.0)
+    lr: float = Field(default=1e-3, ge=0.0, le=10.0)
     """peak learning rate"""
-    warmup_steps: int = Field(50, ge=0, le=10_000_000)
+    warmup_steps: int = Field(default=50, ge=0, le=10_000_000)
     """optimizer steps of linear learning-rate warm-up"""
-    auxiliary_weight: float = Field(0.0, ge=0.0, le=1000.0)
+    auxiliary_weight: float = Field(default=0.0, ge=0.0, le=1000.0)
     """weight of the auxiliary imitation loss on new scripted games in each self-play update; 0
     turns it off"""
     keep: Literal["same", "all"] = "same"
     """instances that the teachers play: same applies the game's own filter, all keeps every
     instance (much faster to generate where the filter keeps few)"""
-    auxiliary_games: int = Field(8, ge=1, le=100_000)
+    auxiliary_games: int = Field(default=8, ge=1, le=100_000)
     """scripted games per step for the auxiliary imitation loss"""
 
     @property
@@ -85,13 +85,13 @@ class AlgorithmConfig:
     """advantage estimator: grpo (group mean and standard deviation), dr_grpo (group mean), rloo
     (mean of the other group members), reinforce_pp (batch mean and standard deviation), ema
     (moving average for each role), ppo (critic and GAE)"""
-    advantage_eps: float = Field(1e-4, ge=0.0, le=1000.0)
+    advantage_eps: float = Field(default=1e-4, ge=0.0, le=1000.0)
     """added to the standard deviation that divides advantages; a larger value damps groups with
     almost no variance"""
     error_credit: Literal["episode", "turn"] = "episode"
     """which tokens get reward.error_penalty: all of the seat's tokens in the episode, or only
     those of the refused turn"""
-    resample: int = Field(0, ge=0, le=100_000)
+    resample: int = Field(default=0, ge=0, le=100_000)
     """replacement instances that a step may draw for instances whose groups all had zero
     variance (dynamic sampling); 0 draws none"""
     old_logprobs: Literal["engine", "recomputed"] = "engine"
@@ -100,34 +100,34 @@ class AlgorithmConfig:
     importance: Literal["none", "token", "sequence"] = "none"
     """weight the loss by the importance ratio trainer / engine to correct the log-prob mismatch
     (needs recomputed old_logprobs): off, per token, or per sequence"""
-    importance_cap: float = Field(2.0, ge=0.01, le=1e6)
+    importance_cap: float = Field(default=2.0, ge=0.01, le=1e6)
     """importance ratios are truncated at this value"""
     loss: Literal["clip", "gspo", "cispo", "reinforce"] = "clip"
     """policy loss: clip (PPO's clipped token ratios), gspo (clipped sequence ratios), cispo
     (clipped ratios as constant weights), reinforce (no ratios)"""
-    clip_low: float = Field(0.2, ge=0.0, le=1.0)
+    clip_low: float = Field(default=0.2, ge=0.0, le=1.0)
     """lower clip range: ratios are clipped below at 1 - clip_low"""
-    clip_high: float = Field(0.2, ge=0.0, le=1e6)
+    clip_high: float = Field(default=0.2, ge=0.0, le=1e6)
     """upper clip range: ratios are clipped above at 1 + clip_high"""
-    dual_clip: float = Field(0.0, ge=0.0, le=1e6)
+    dual_clip: float = Field(default=0.0, ge=0.0, le=1e6)
     """bound c > 1 on the ratio of tokens with a negative advantage (dual-clip PPO; losses clip
     and gspo); 0 turns it off"""
     aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     """token_mean: mean over all tokens; sequence_mean: mean over sequences of each sequence's
     token mean; constant: mean over sequences of each one's token sum / constant_length"""
-    constant_length: int = Field(0, ge=0, le=10_000_000)
+    constant_length: int = Field(default=0, ge=0, le=10_000_000)
     """divisor in tokens for aggregation constant, whatever the sequence's length"""
-    entropy: float = Field(0.0, ge=0.0, le=1000.0)
+    entropy: float = Field(default=0.0, ge=0.0, le=1000.0)
     """coefficient of the entropy bonus"""
-    kl: float = Field(0.0, ge=0.0, le=1000.0)
+    kl: float = Field(default=0.0, ge=0.0, le=1000.0)
     """coefficient of the KL penalty to the reference policy; 0 loads no reference"""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """KL estimator: k3, k2, or k1, which needs kl_ratio"""
     kl_ratio: bool = False
     """multiply the KL term by the token's ratio, which makes its gradient unbiased"""
-    minibatches: int = Field(1, ge=1, le=10_000)
+    minibatches: int = Field(default=1, ge=1, le=10_000)
     """minibatches, each one optimizer step, that a rollout is split into"""
-    epochs: int = Field(1, ge=1, le=1_000_000)
+    epochs: int = Field(default=1, ge=1, le=1_000_000)
     """passes over each rollout"""
 
     @model_validator(mode="after")
@@ -180,13 +180,13 @@ class CriticConfig:
     """head: a linear head on the policy's last hidden state, without gradient into the policy;
     shared_head: the same head with that gradient; model: a second model with a head,
     initialised from the policy's weights"""
-    lam: float = Field(0.95, ge=0.0, le=1.0)
+    lam: float = Field(default=0.95, ge=0.0, le=1.0)
     """GAE's lambda: 0 relies on the critic (one-step TD), 1 on the observed return"""
-    clip: float = Field(0.2, ge=0.0, le=1e6)
+    clip: float = Field(default=0.2, ge=0.0, le=1e6)
     """value clip range: largest change of a value within one rollout; 0 turns clipping off"""
-    lr: float = Field(1e-4, ge=0.0, le=10.0)
+    lr: float = Field(default=1e-4, ge=0.0, le=10.0)
     """constant learning rate of the critic's own AdamW"""
-    warmup_steps: int = Field(0, ge=0, le=10_000_000)
+    warmup_steps: int = Field(default=0, ge=0, le=10_000_000)
     """self-play steps at the start that train only the critic"""
 
 
@@ -194,21 +194,21 @@ class CriticConfig:
 class OptimConfig:
     """AdamW and its learning-rate schedule."""
 
-    lr: float = Field(1e-6, ge=0.0, le=10.0)
+    lr: float = Field(default=1e-6, ge=0.0, le=10.0)
     """peak learning rate of self-play; adapters (model.lora) on a pretrained model take about
     ten times the rate of full training, 1e-5 to 5e-5"""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """learning-rate schedule after the warm-up"""
-    final_share: float = Field(0.0, ge=0.0, le=1.0)
+    final_share: float = Field(default=0.0, ge=0.0, le=1.0)
     """final learning rate of linear and cosine, as a fraction of the peak"""
-    warmup_steps: int = Field(0, ge=0, le=10_000_000)
+    warmup_steps: int = Field(default=0, ge=0, le=10_000_000)
     """self-play steps of linear learning-rate warm-up"""
     master_dtype: Literal["float32", "bfloat16"] = "float32"
     """dtype of the master weights; bfloat16 uses stochastic rounding and keeps the moments in
     float32"""
-    max_grad_norm: float = Field(1.0, ge=0.0, le=1e9)
+    max_grad_norm: float = Field(default=1.0, ge=0.0, le=1e9)
     """gradient clipping: largest global gradient norm; 0 turns it off"""
-    tokens_per_microbatch: int = Field(16_384, ge=16, le=10_000_000)
+    tokens_per_microbatch: int = Field(default=16_384, ge=16, le=10_000_000)
     """packed tokens per forward and backward pass"""
     share_prefixes: bool = True
     """compute a prefix that samples share, such as the prompt of a group, once"""

@@ -35,7 +35,11 @@ _SHORT = {"algorithm": "method", "track": "kind"}
 _NULL = "tag:yaml.org,2002:null"
 _MEANT = {"gpu": "cuda"}  # words that are spelt like another choice
 # Rules that the help words in the same way; the others are in pydantic's words.
-_RULES = {"greater_than_equal": "at least {ge}", "less_than_equal": "at most {le}"}
+_RULES = {
+    "greater_than_equal": "at least {ge}",
+    "less_than_equal": "at most {le}",
+    "missing": "given",
+}
 
 
 def load(cls: type[C], path: Path | None, overrides: Sequence[str] = ()) -> C:

@@ -7,7 +7,6 @@ stop if eval_score_with_partner falls 0.03 over 3 while eval_score rises
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 
@@ -23,9 +22,11 @@ DEFAULT_MONITORS = (
     "warn if score/endpoint:* falls 0.2 over 10",
     "warn if eval_score_with_partner falls 0.03 over 3 while eval_score rises",
 )
+_NUMBER = r"(\d+\.?\d*|\.\d+)(e[-+]?\d+)?"
 _SHAPE = re.compile(
-    r"(?P<action>warn|stop) if (?P<metric>\S+) (?P<relation><|>|falls) (?P<bound>\S+)"
-    r"( over (?P<window>\d{1,6}))?( while (?P<rising>\S+) rises)?"
+    rf"(?P<action>warn|stop) if (?P<metric>\S+) ((?P<relation><|>) (?P<bound>-?{_NUMBER})|"
+    rf"falls (?P<fall>{_NUMBER}))( over (?P<window>[1-9]\d{{0,5}}))?"
+    r"(?(fall)( while (?P<rising>\S+) rises)?)"
 )
 
 
@@ -53,29 +54,16 @@ def parse_rule(text: str) -> Rule:
     found = _SHAPE.fullmatch(words)
     if found is None:
         raise ValueError(
-            "monitors: a rule must be 'warn|stop if METRIC <|>|falls NUMBER [over STEPS] [while "
-            f"METRIC rises]', as in 'stop if entropy < 0.05 over 5', got {text!r}"
-        )
-    try:
-        bound = float(found["bound"])
-    except ValueError:
-        bound = math.nan
-    if not math.isfinite(bound) or (found["relation"] == "falls" and bound < 0):
-        rule = "a number of at least 0" if found["relation"] == "falls" else "a finite number"
-        raise ValueError(f"monitors: {words!r} needs {rule}, got {found['bound']}")
-    window = int(found["window"] or 1)
-    if window < 1:
-        raise ValueError(f"monitors: {words!r} needs 'over' at least 1 step, got {window}")
-    if found["rising"] and found["relation"] != "falls":
-        raise ValueError(
-            f"monitors: {words!r} needs 'falls' before 'while … rises', got {found['relation']}"
+            "monitors: a rule must be 'warn|stop if METRIC <|> NUMBER [over STEPS]' or 'warn|stop "
+            "if METRIC falls NUMBER [over STEPS] [while METRIC rises]', as in 'stop if entropy < "
+            f"0.05 over 5', got {text!r}"
         )
     return Rule(
         words,
         found["action"],
         found["metric"],
-        found["relation"],
-        bound,
-        window,
+        found["relation"] or "falls",
+        float(found["bound"] or found["fall"]),
+        int(found["window"] or 1),
         found["rising"],
     )

@@ -29,11 +29,11 @@ class GameConfig:
     """The game, its rules, and which instances are drawn."""
 
     name: str = Field(
-        "matching",
+        default="matching",
         description=f"game to play: {', '.join(games())}, a module such as my_package.my_game, or "
         "the path of a .py file (docs/your_game.md)",
     )
-    options: Any = Field(None, validate_default=True)
+    options: Any = Field(default=None, validate_default=True)
     """settings that the game itself declares; --help game lists those of the game in --config"""
 
     @field_validator("options")
@@ -41,9 +41,9 @@ class GameConfig:
     def _options_of_the_game(cls, options: Any, info: ValidationInfo) -> Any:
         """The options as the game's own class, whose name was checked before."""
         kind = options_type(info.data["name"])
-        if options is None or isinstance(options, dict):
-            return read_options(kind, options or {}, "game.options")
-        return options
+        if isinstance(options, kind):
+            return options
+        return read_options(kind, {} if options is None else options, "game.options")
 
     @property
     def kit(self) -> Kit:
@@ -89,7 +89,7 @@ class DataConfig:
     """held-out instances for the evaluations before and after training: 'generated' or a
     file"""
     start: StartConfig = Field(default_factory=StartConfig)
-    processes: int = Field(1, ge=1, le=512)
+    processes: int = Field(default=1, ge=1, le=512)
     """worker processes on each rank that leads an engine; they generate instances for the warm
     start and evaluations, and prefetch those of the next training step"""
 
@@ -109,13 +109,13 @@ class BranchConfig:
     turns: Literal["none", "all", "random", "first", "decisions"] = "none"
     """which of the policy's turns become branch points: none, all, turns at random, the first
     turns, or decisions (turns that must answer a proposal) (docs/branches.md)"""
-    per_game: int = Field(1, ge=1, le=1_000)
+    per_game: int = Field(default=1, ge=1, le=1_000)
     """branch points per game: a limit for first and decisions; for random, the number of turns
     drawn below rollout.max_turns (those that are not the policy's or are never reached are
     skipped)"""
-    siblings: int = Field(4, ge=2, le=1_000)
+    siblings: int = Field(default=4, ge=2, le=1_000)
     """alternative turns compared at a branch point, including the turn of the played game"""
-    continuations: int = Field(1, ge=1, le=1_000)
+    continuations: int = Field(default=1, ge=1, le=1_000)
     """games played to the end from each alternative turn"""
 
 
@@ -123,20 +123,20 @@ class BranchConfig:
 class RolloutConfig:
     """How the games of a step are played."""
 
-    instances: int = Field(16, ge=1, le=100_000)
+    instances: int = Field(default=16, ge=1, le=100_000)
     """instances per step, over all ranks"""
-    group_size: int = Field(8, ge=1, le=10_000)
+    group_size: int = Field(default=8, ge=1, le=10_000)
     """episodes per instance"""
-    max_turns: int = Field(30, ge=1, le=10_000)
+    max_turns: int = Field(default=30, ge=1, le=10_000)
     """limit of legal moves per game, of all seats together; a move that keeps the turn, such as
     a tool call, counts too. A game that reaches it ends without agreement"""
-    max_retries: int = Field(2, ge=0, le=1_000)
+    max_retries: int = Field(default=2, ge=0, le=1_000)
     """retries after a refused move in one turn; then the game ends without agreement"""
-    max_new_tokens: int = Field(256, ge=1, le=1_000_000)
+    max_new_tokens: int = Field(default=256, ge=1, le=1_000_000)
     """limit of sampled tokens per attempted move"""
-    max_game_tokens: int = Field(4096, ge=16, le=1_000_000)
+    max_game_tokens: int = Field(default=4096, ge=16, le=1_000_000)
     """limit of tokens in one seat's transcript"""
-    temperature: float = Field(1.0, ge=0.0, le=100.0)
+    temperature: float = Field(default=1.0, ge=0.0, le=100.0)
     """sampling temperature; the loss uses the same temperature"""
     partners: tuple[str, ...] = ("self",)
     """partners as 'spec*share' (docs/partners.md); with a partner other than self, the policy
@@ -181,9 +181,9 @@ class RewardConfig:
     judge: str = "rubric"
     """who rates games that are rated: rubric (the game's own rule) or endpoint:MODEL@URL, a
     model that is called with the settings of `endpoint`"""
-    token_cost: float = Field(0.0, ge=0.0, le=1000.0)
+    token_cost: float = Field(default=0.0, ge=0.0, le=1000.0)
     """penalty for each token that the seat sampled, at most 1 in all"""
-    error_penalty: float = Field(0.0, ge=0.0, le=1000.0)
+    error_penalty: float = Field(default=0.0, ge=0.0, le=1000.0)
     """penalty for each refused move of the seat, subtracted from its reward"""
 
     @model_validator(mode="after")
@@ -206,11 +206,11 @@ class RewardConfig:
 class EvalConfig:
     """Games on held-out instances, during training and before and after it."""
 
-    every: int = Field(0, ge=0, le=10_000_000)
+    every: int = Field(default=0, ge=0, le=10_000_000)
     """steps between evaluations; 0 evaluates only before and after self-play"""
-    num_games: int = Field(256, ge=1, le=MAX_GAMES)
+    num_games: int = Field(default=256, ge=1, le=MAX_GAMES)
     """games of an evaluation during training"""
-    final_games: int = Field(1024, ge=1, le=MAX_GAMES)
+    final_games: int = Field(default=1024, ge=1, le=MAX_GAMES)
     """games of the evaluations before and after self-play"""
     partner: str | None = None
     """a partner that does not change: evaluations during training play the games once more with

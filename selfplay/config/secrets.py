@@ -6,15 +6,16 @@ key anywhere else is refused, and no message shows it.
 
 from __future__ import annotations
 
+import json
 import re
 
 _ADVICE = "put it into an environment variable and name that in endpoint.key_variable"
-_NAME = re.compile(
-    r"(x-)?(api|access|auth|client|bearer)?[-_]?"
-    r"(key|token|secret|password|auth|authorization|bearer|credentials?)",
-    re.IGNORECASE,
+_NAME = (
+    r"(?:x-)?(?:api|access|auth|client|bearer)?[-_]?"
+    r"(?:key|token|secret|password|auth|authorization|bearer|credentials?)"
 )
-_VALUE = re.compile(r"(Bearer |Basic |sk-|hf_)\S")
+_SETTING = re.compile(rf"endpoint(\.body.*)?|(.*\.)?{_NAME}(\..*)?", re.IGNORECASE)
+_IN_JSON = re.compile(rf'"({_NAME})": (?!null|"")|"(?:Bearer |Basic |sk-|hf_)\S', re.IGNORECASE)
 _PART_OF_URL = re.compile(r"(https?://)\S*@|(https?://[^\s?#]*[?#])\S*")
 
 
@@ -25,8 +26,7 @@ def hidden(text: str) -> str:
 
 def names_key(dotted: str) -> bool:
     """Whether a setting of this dotted name, known or not, may hold a key."""
-    own = dotted == "endpoint" or dotted.startswith("endpoint.body")
-    return own or any(_NAME.fullmatch(part) for part in dotted.split("."))
+    return _SETTING.fullmatch(dotted) is not None
 
 
 def check_url(text: str) -> None:
@@ -39,21 +39,13 @@ def check_url(text: str) -> None:
         )
 
 
-def check_body(value: object, name: str = "endpoint.body") -> None:
-    """Raise ValueError for a field of `endpoint.body` that is named like a key, or holds one."""
-    if isinstance(value, dict):
-        for label, below in value.items():
-            check_body(below, f"{name}.{label}")
-    elif isinstance(value, (list, tuple)):
-        for below in value:
-            check_body(below, name)
-    elif value not in (None, ""):
-        looks = isinstance(value, str) and _VALUE.match(value)
-        if looks or _NAME.fullmatch(name.rpartition(".")[2]):
-            raise ValueError(f"{name} must not hold a key; {_ADVICE}")
-
-
-def check_absent(key: str, text: str, *, what: str) -> None:
-    """Raise ValueError, which does not show the key, if `text` holds it."""
-    if key in text:
-        raise ValueError(f"{what} must not hold the key of endpoint.key_variable")
+def check_body(body: object) -> None:
+    """Raise ValueError for `endpoint.body` that is no JSON, or has a field that is named like a key
+    or holds one."""
+    try:
+        found = _IN_JSON.search(json.dumps(body, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"endpoint.body must be valid JSON: {error}") from None
+    if found is not None:
+        name = f", got {found[1]}" if found[1] else ""
+        raise ValueError(f"endpoint.body must not hold a key{name}; {_ADVICE}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic_core import to_jsonable_python
+from pydantic import TypeAdapter
 
 from selfplay.config.schema import join
 
@@ -70,7 +70,7 @@ def show(value: Any) -> str:
 
 def difference(a: Any, b: Any, name: str = "") -> list[str]:
     """The dotted keys whose values differ, each as `name: value in a -> value in b`."""
-    a, b = to_jsonable_python(a), to_jsonable_python(b)
+    a, b = _plain(a), _plain(b)
     if not (isinstance(a, dict) and isinstance(b, dict)):
         return [] if a == b else [f"{name}: {show(a)} -> {show(b)}"]
     keys = dict.fromkeys([*a, *b])
@@ -79,6 +79,10 @@ def difference(a: Any, b: Any, name: str = "") -> list[str]:
 
 
 def _yaml(value: Any, **style: Any) -> str:
-    plain = to_jsonable_python(value)
-    text: str = yaml.dump(plain, Dumper=_Dumper, allow_unicode=True, **style)
+    text: str = yaml.dump(_plain(value), Dumper=_Dumper, allow_unicode=True, **style)
     return text
+
+
+def _plain(value: Any) -> Any:
+    """The value with all sections as dicts, at every depth."""
+    return TypeAdapter(Any).dump_python(value)

@@ -23,7 +23,7 @@ from selfplay.errors import SettingsError
 class Shape:
     """A fresh model of this shape."""
 
-    width: int = Field(64, ge=8)
+    width: int = Field(default=64, ge=8)
     family: Literal["qwen2", "llama"] = "qwen2"
 
 
@@ -31,8 +31,8 @@ class Shape:
 class Rollout:
     """How games are played."""
 
-    group_size: int = Field(8, ge=1)
-    temperature: float = Field(1.0, ge=0.0, le=2.0)
+    group_size: int = Field(default=8, ge=1)
+    temperature: float = Field(default=1.0, ge=0.0, le=2.0)
     seats: tuple[Annotated[int, Field(ge=0, le=1)], ...] = (0, 1)
     scripted: str | None = None
     talk: Literal["on", "off"] = "on"
