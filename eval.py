@@ -25,12 +25,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import selfplay  # noqa: F401  it sets how OpenMP waits, which torch reads when it is imported
-from selfplay.preflight.command_line import refused
-from selfplay.preflight.eval_words import read_eval_words
+from selfplay.preflight.command_line import parse_eval, refused
 
 if __name__ == "__main__":  # --help and a typo are answered before torch is imported
     try:
-        read_eval_words(sys.argv[1:], __doc__ or "")
+        parse_eval(sys.argv[1:], __doc__ or "")
     except ValueError as error:
         sys.exit(refused("eval.py", error))
 
@@ -55,7 +54,7 @@ from selfplay.setup import open_world, warn_of_template
 def main(words: Sequence[str] | None = None) -> int:
     """Returns the exit status: 2 for bad arguments, which are found before weights are loaded."""
     try:
-        args = read_eval_words(words, __doc__ or "")
+        args = parse_eval(words, __doc__ or "")
         options = options_of(args)
         plan = plan_evaluation(
             args.checkpoint,

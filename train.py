@@ -15,11 +15,11 @@ from contextlib import ExitStack
 from functools import partial
 
 import selfplay  # noqa: F401  it sets how OpenMP waits, which torch reads when it is imported
-from selfplay.preflight.command_line import read_train_words, refused
+from selfplay.preflight.command_line import parse_train, refused
 
 if __name__ == "__main__":  # --help, --list and a typo are answered before torch is imported
     try:
-        read_train_words(sys.argv[1:], __doc__ or "")
+        parse_train(sys.argv[1:], __doc__ or "")
     except ValueError as error:
         sys.exit(refused("train.py", error))
 
@@ -97,7 +97,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        asked, config = read_train_words(words, __doc__ or "")
+        asked, config = parse_train(words, __doc__ or "")
         check_run(config, here=not asked.dry_run)
         if asked.dry_run:
             dry_run(config, gpu_gb=asked.gpu)

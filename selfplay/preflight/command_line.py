@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -20,7 +21,7 @@ from selfplay.errors import SettingsError
 _DASHES = "-\N{EN DASH}\N{EM DASH}"  # editors make the others of two hyphens
 
 
-class Words(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """An argument parser that raises ValueError for an invalid command line."""
 
     def error(self, message: str) -> NoReturn:
@@ -52,13 +53,13 @@ def refused(program: str, error: Exception, *, status: int = 2) -> int:
     return status
 
 
-def read_train_words(words: Sequence[str], about: str) -> tuple[argparse.Namespace, Config]:
+def parse_train(words: Sequence[str], about: str) -> tuple[argparse.Namespace, Config]:
     """The options of train.py and its settings. Ends the process after --help and --list.
 
     Raises:
         SettingsError, ValueError: for a word or a setting that cannot be used.
     """
-    parser = Words(
+    parser = Parser(
         prog="train.py",
         usage="train.py --config FILE [key=value ...] [--dry-run [--gpu GB]]",
         description=about,
@@ -102,6 +103,74 @@ def read_train_words(words: Sequence[str], about: str) -> tuple[argparse.Namespa
     if asked.gpu is not None and not asked.dry_run:
         raise ValueError("--gpu needs --dry-run")
     return asked, load_config(asked.config, asked.overrides)
+
+
+def parse_eval(words: Sequence[str] | None, about: str) -> argparse.Namespace:
+    """Parse the command line, with `key=value` words anywhere (`overrides`). Ends the process after
+    --help. Raises ValueError for words that cannot be used."""
+    parser = Parser(
+        prog="eval.py",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="eval.py --checkpoint RUN_OR_FOLDER --games FILE|generated [options] [key=value ...]",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--checkpoint",
+        type=Path,
+        action="append",
+        default=[],
+        help="a run, a Hugging Face folder or name; with --partners may be repeated, one row each",
+    )
+    add("--games", required=True, help="'generated', a .parquet of instances or recorded .jsonl")
+    add("--num", type=int, help="games (default: eval.final_games, or all of the file)")
+    add("--partner", help="see docs/partners.md (default: self, or the run's if seats are unequal)")
+    add(
+        "--partners",
+        type=split_list,
+        default=[],
+        help="cross-play: folders and players, comma-separated; without --checkpoint also the rows",
+    )
+    add(
+        "--start",
+        default="0",
+        help="start with people's recorded moves: a number, a share or random",
+    )
+    add("--out", type=Path, help="folder to write to (default: RUN/eval_ and what was asked)")
+    add(
+        "--temperature",
+        type=float,
+        action="append",
+        help="0 is greedy; may be repeated (default: rollout.temperature, as in training)",
+    )
+    add("--config", type=Path, help="settings file (default: the run's own)")
+    args, rest = parser.parse_known_args(words)
+    parser.check_settings(rest)
+    args.overrides, args.temperature = rest, args.temperature or []
+    if len(args.checkpoint) != 1 and not args.partners:
+        raise ValueError(
+            f"--checkpoint must be given once without --partners, got {len(args.checkpoint)}"
+        )
+    if args.partners and (args.partner or len(args.temperature) > 1):
+        raise ValueError("--partners needs no --partner and at most one --temperature")
+    if not all(t == 0 or 0.01 <= t <= 100 for t in args.temperature):
+        raise ValueError(
+            f"--temperature must be 0 (greedy) or from 0.01 to 100, got {args.temperature}"
+        )
+    return args
+
+
+def split_list(text: str) -> list[str]:
+    """The entries of a comma-separated list. A comma inside a script's options, as in
+    scripted:honest:tell=top,slip=0.1, does not split."""
+    entries: list[str] = []
+    for piece in map(str.strip, text.split(",")):
+        if entries and re.fullmatch(r"\w+=[^/]*", piece):
+            entries[-1] += f",{piece}"
+        else:
+            entries.append(piece)
+    return [entry for entry in entries if entry]
 
 
 def help_of(section: str, config: Path | None, overrides: Sequence[str]) -> str:

@@ -28,15 +28,7 @@ from transformers import (
 
 from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering
-from selfplay.config import (
-    Config,
-    DataConfig,
-    EngineConfig,
-    GameConfig,
-    ModelConfig,
-    ParallelConfig,
-    RolloutConfig,
-)
+from selfplay.config import Config
 from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.distributed import World, broadcast_object, reshard
 from selfplay.distributed.tensor_parallel import why_undivided
@@ -50,12 +42,7 @@ from selfplay.model.hub import local_folder
 from selfplay.model.lora import check_targets
 from selfplay.model.policy import DTYPES, described_in, empty_model, without_loading_bar
 from selfplay.model.scratch import scratch_config
-from selfplay.preflight.small_copy import (
-    check_copy,
-    eager_logprobs,
-    first_difference,
-    layer_outputs,
-)
+from selfplay.preflight.small_copy import check_copy, eager_logprobs
 
 NUM_BOARDS = 4  # held-out instances whose prompts must leave room for a reply
 NUM_SAMPLED = 32  # tokens that the engine samples
@@ -86,16 +73,8 @@ def check_model(
         described = scratch_config(config.model.scratch, vocab_size=num)
     problem = None
     if world.rank == 0:  # all ranks read the same files, so one rank checks
-        problem = no_room(
-            described, rendering, game=config.game, rollout=config.rollout, data=config.data
-        ) or _refusal(
-            described,
-            tokenizer,
-            world,
-            model=config.model,
-            engine=config.engine,
-            parallel=config.parallel,
-            max_game_tokens=config.rollout.max_game_tokens,
+        problem = no_room(described, rendering, config) or _refusal(
+            described, tokenizer, world, config
         )
     problem = broadcast_object(problem, world)
     if problem is not None:
@@ -110,22 +89,15 @@ def check_model(
     )
 
 
-def no_room(
-    described: PretrainedConfig,
-    rendering: Rendering,
-    *,
-    game: GameConfig,
-    rollout: RolloutConfig,
-    data: DataConfig,
-) -> str | None:
+def no_room(described: PretrainedConfig, rendering: Rendering, config: Config) -> str | None:
     """Why the transcripts do not fit the model, or the first held-out prompts do not fit the
     transcripts; None if all fit."""
     try:
         check_room(
-            evaluation_instances(HELD_OUT, num=NUM_BOARDS, game=game, data=data),
+            evaluation_instances(HELD_OUT, num=NUM_BOARDS, game=config.game, data=config.data),
             rendering=rendering,
-            game=game,
-            rollout=rollout,
+            game=config.game,
+            rollout=config.rollout,
             max_positions=getattr(described.get_text_config(), "max_position_embeddings", None),
         )
     except ValueError as error:
@@ -134,16 +106,10 @@ def no_room(
 
 
 def _refusal(
-    described: PretrainedConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    world: World,
-    *,
-    model: ModelConfig,
-    engine: EngineConfig,
-    parallel: ParallelConfig,
-    max_game_tokens: int,
+    described: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, world: World, config: Config
 ) -> str | None:
     """Why this model cannot be trained; None if it can."""
+    model = config.model
     words, rows = num_words(tokenizer), described.get_text_config().vocab_size
     if words > rows:
         return (
@@ -165,32 +131,20 @@ def _refusal(
             return str(error)
     why = why_not(
         skeleton,
-        sharded=world.mesh is not None or parallel.checkpointing != "none",
-        engine=engine.kind,
-        max_tokens=max_game_tokens,
+        sharded=world.mesh is not None or config.parallel.checkpointing != "none",
+        engine=config.engine.kind,
+        max_tokens=config.rollout.max_game_tokens,
     )
     if why is None and model.path is not None:
-        why = check_copy(described, engine=engine.kind == "hf")
+        why = check_copy(described, engine=config.engine.kind == "hf")
     if why is not None:
         return f"model.path must be a family that can be trained, got {family}: {why}"
     return why_undivided(described, world.tp)
 
 
-@dataclass(slots=True)
-class PlainPass:
-    """An eager forward pass of plain transformers in fp32.
-
-    `logprobs` are those of the text's last tokens, in nats; `layers` the hidden states after each
-    layer. Compared with the same pass in the compute dtype, `noise` is the mean distance of the
-    log-probs and `layer_noise` the largest relative distance of a layer.
-    """
-
-    logprobs: Tensor
-    noise: float
-    layers: list[Tensor]
-    layer_noise: float
-
-
+# The last log-probs of an eager forward pass of plain transformers in fp32, in nats, and their mean
+# distance from the same pass in the compute dtype.
+PlainPass = tuple[Tensor, float]
 Sampled = tuple[list[int], list[float]]  # a text's token ids, and the log-probs of its last ones
 
 
@@ -244,26 +198,21 @@ class StartCheck:
         """
         if not self._ids:
             self.sample(engine)
-        packed, layers = _packed_pass(learner, self._ids)
+        packed = _packed_pass(learner, self._ids)
         unpacked = _unpacked_pass(learner, self._ids)
         problem = None
         if self.world.rank == 0:
             plain = plain_pass(weights, self._ids, learner.world, learner.compute_dtype)
-            problem = self._problem(packed, layers, unpacked, plain)
+            problem = self._problem(packed, unpacked, plain)
         problem = broadcast_object(problem, self.world)
         if problem is not None:
             raise SettingsError(problem)
 
     def _problem(
-        self,
-        packed: Tensor,
-        layers: list[Tensor],
-        unpacked: Tensor | None,
-        plain: PlainPass | None,
+        self, packed: Tensor, unpacked: Tensor | None, plain: PlainPass | None
     ) -> str | None:
         """The message that names the part at fault; None if all agree within the bound."""
-        truth = plain.logprobs if plain is not None else unpacked
-        noise = plain.noise if plain is not None else self.max_mismatch / NOISES
+        truth, noise = (unpacked, self.max_mismatch / NOISES) if plain is None else plain
         bound = max(BOUND, torch.finfo(self.dtype).eps, NOISES * noise)
         engine = torch.tensor(self._engine_logprobs)
         mismatches: dict[str, float] = {}
@@ -281,12 +230,8 @@ class StartCheck:
         # "not <=" instead of ">", so that a NaN is a fault.
         if not mismatches.get("trainer", 0.0) <= bound:
             fault = "the trainer's packed attention or logits"
-            if plain is not None:
-                if unpacked is None or not _mean_mismatch(unpacked, plain.logprobs) <= bound:
-                    fault = "the trainer's weights or their sharding"
-                if len(layers) == len(plain.layers):
-                    layer_bound = max(1e-3, NOISES * plain.layer_noise)
-                    fault += f" ({first_difference(layers, plain.layers, bound=layer_bound)})"
+            if plain and (unpacked is None or not _mean_mismatch(unpacked, plain[0]) <= bound):
+                fault = "the trainer's weights or their sharding"
         elif not mismatches.get("engine", 0.0) <= bound:
             fault = "the engine"
         if fault is None:
@@ -328,8 +273,8 @@ def _mean_mismatch(a: Tensor, b: Tensor) -> float:
     return float((a[-num:] - b[-num:]).abs().mean())
 
 
-def _packed_pass(learner: Learner, ids: list[int]) -> tuple[Tensor, list[Tensor]]:
-    """The trainer's log-probs of the text's last tokens, and the hidden states after each layer.
+def _packed_pass(learner: Learner, ids: list[int]) -> Tensor:
+    """The trainer's log-probs of the text's last tokens.
 
     The row holds another text, a prefix of this text and this text. The shared prefix is computed
     once; with or without sharing, the row ends with the text's tokens.
@@ -342,9 +287,9 @@ def _packed_pass(learner: Learner, ids: list[int]) -> tuple[Tensor, list[Tensor]
         Sample("text", ids, [0] * (len(ids) - num) + [1] * num, [], []),
     ]
     batch = pack(samples, device=learner.world.device)
-    with torch.no_grad(), layer_outputs(learner.model) as layers:
+    with torch.no_grad():
         logprobs_M, _ = batch_logprobs(learner, learner.model, batch, temperature=1.0)
-    return logprobs_M.cpu(), layers
+    return logprobs_M.cpu()
 
 
 def _unpacked_pass(learner: Learner, ids: list[int]) -> Tensor | None:
@@ -376,21 +321,17 @@ def plain_pass(folder: Path, ids: list[int], world: World, dtype: torch.dtype) -
         )
     model = model.to(world.device).eval()
     last = min(NUM_COMPARED, len(ids) - 1)
-    with layer_outputs(model) as layers:
-        exact = eager_logprobs(model, ids, last=last)
-    noise = layer_noise = 0.0
+    exact = eager_logprobs(model, ids, last=last)
+    noise = 0.0
     if dtype != torch.float32:
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
-        with layer_outputs(model) as rounded:
-            noise = _mean_mismatch(eager_logprobs(model, ids, last=last), exact)
-        pairs = zip(rounded, layers, strict=True)
-        layer_noise = max((float((a - b).norm() / b.norm()) for a, b in pairs), default=0.0)
+        noise = _mean_mismatch(eager_logprobs(model, ids, last=last), exact)
     del model
     if kind == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
-    return PlainPass(exact, noise, layers, layer_noise)
+    return exact, noise
 
 
 def _free_bytes(device: torch.device) -> float:

@@ -14,7 +14,7 @@ from selfplay.evaluation.evaluate import Evaluation
 from selfplay.evaluation.plan import find_config, pair_name
 from selfplay.evaluation.report import Report, lost_together, markdown, matrix_text
 from selfplay.partners.checkpoints import Source
-from selfplay.preflight.eval_words import split_list
+from selfplay.preflight.command_line import split_list
 from tests.helpers.run_folders import evaluated
 from tests.helpers.tiny_run import finished, run_warm, write_tiny
 

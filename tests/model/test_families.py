@@ -128,16 +128,17 @@ def test_the_engine_refuses_layers_that_ignore_the_bounds_of_texts(tmp_path: Pat
         HFEngine(model).generate([Request(TEXTS[0], 4, seed=0)], Sampling(1.0, ()))
 
 
-def test_the_small_copy_names_the_first_layer_that_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing cap of attention shows after the first layer, one of logits after the last."""
+def test_the_small_copy_shows_a_missing_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the logits, then of attention."""
     config = family_config("gemma2")
+    assert check_copy(config, engine=False) is None
     monkeypatch.setattr("selfplay.model.policy.logit_rule", lambda config: (1.0, None))
-    assert "in the logits" in (check_copy(config, engine=False) or "")
+    assert "packed rows" in (check_copy(config, engine=False) or "")
     monkeypatch.undo()
     monkeypatch.setattr(
         "selfplay.model.attention._explicit", lambda q, k, v, *rest: v.repeat(1, 2, 1, 1)
     )
-    assert "after layer 0" in (check_copy(config, engine=False) or "")
+    assert "packed rows" in (check_copy(config, engine=False) or "")
 
 
 def test_rotary_frequencies_that_change_with_the_length_bound_a_transcript() -> None:

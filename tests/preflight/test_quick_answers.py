@@ -23,8 +23,8 @@ def answer(*words: str) -> tuple[subprocess.CompletedProcess[str], float]:
 def test_settings_are_loaded_without_a_slow_library() -> None:
     code = f"""
 import sys
-from selfplay.preflight.command_line import read_train_words
-_, config = read_train_words(["--config", "tiny", "steps=3"], "")
+from selfplay.preflight.command_line import parse_train
+_, config = parse_train(["--config", "tiny", "steps=3"], "")
 print(config.steps, [name for name in {SLOW} if name in sys.modules])
 """
     done, cpu_s = answer("-c", code)

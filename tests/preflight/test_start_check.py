@@ -74,12 +74,12 @@ def test_an_engine_with_other_weights_is_named(folder: Path) -> None:
         start.compare(learner, None, folder)
 
 
-def test_a_trainer_with_other_weights_is_named_with_its_layer(folder: Path) -> None:
+def test_a_trainer_with_other_weights_is_named(folder: Path) -> None:
     learner, start = parts(folder)
     start.sample(HFEngine(load_model(str(folder), device="cpu", dtype=torch.float32).eval()))
     with torch.no_grad():
         learner.model.model.layers[1].mlp.down_proj.weight *= 1.02
-    with pytest.raises(SettingsError, match=r"weights or their sharding .*layer 1"):
+    with pytest.raises(SettingsError, match="weights or their sharding"):
         start.compare(learner, None, folder)
 
 
@@ -94,7 +94,7 @@ def test_packed_attention_without_its_window_is_named(
     monkeypatch.setattr(
         attention, "_padded", lambda *heads: padded(*heads[:3], replace(heads[3], window=None))
     )
-    with pytest.raises(SettingsError, match=r"packed attention or logits .*layer 0"):
+    with pytest.raises(SettingsError, match="packed attention or logits"):
         start.compare(learner, None, folder)
 
 

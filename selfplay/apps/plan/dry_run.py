@@ -47,9 +47,7 @@ def dry_run(config: Config, *, gpu_gb: float | None) -> None:
         rendering = read_rendering(config.model, config.game, seed=config.seed)
     print(first_prompt(config.game, config.data, rendering))
     described = described_model(config.model)
-    problem = no_room(
-        described, rendering, game=config.game, rollout=config.rollout, data=config.data
-    )
+    problem = no_room(described, rendering, config)
     if problem is not None:
         raise SettingsError(problem)
     shape = model_shape(described, config.model.lora)

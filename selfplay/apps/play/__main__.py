@@ -41,7 +41,7 @@ from selfplay.evaluation.games import find_games
 from selfplay.evaluation.plan import ITSELF, find_config, find_partner
 from selfplay.partners.checkpoints import Source, find_source
 from selfplay.partners.partners import Partners
-from selfplay.preflight.command_line import Words, refused
+from selfplay.preflight.command_line import Parser, refused
 from selfplay.preflight.run import check_endpoint, check_folder, check_machine, read_rendering
 from selfplay.rollout.seating import scripted_partner
 from selfplay.rollout.text_players import PersonPlayer
@@ -56,7 +56,7 @@ PAGE_PACKAGES = ("starlette", "uvicorn")  # the extra `play`, which --terminal d
 
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = Words(
+    parser = Parser(
         prog=f"python -m {PROGRAM}",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

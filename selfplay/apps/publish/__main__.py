@@ -33,13 +33,13 @@ from selfplay.errors import SettingsError
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.model.hub import FETCHED, SETTINGS
 from selfplay.partners.checkpoints import find_source
-from selfplay.preflight.command_line import Words, refused
+from selfplay.preflight.command_line import Parser, refused
 from selfplay.preflight.run import check_folder
 
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     """Raises ValueError for a mistake."""
-    parser = Words(
+    parser = Parser(
         prog="selfplay.apps.publish",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

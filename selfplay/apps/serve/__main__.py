@@ -28,13 +28,13 @@ from selfplay.engines.sglang.server import HOST, server_command
 from selfplay.errors import SettingsError
 from selfplay.model.policy import described_in
 from selfplay.partners.checkpoints import ONE_PROCESS, Source, find_source, model_words
-from selfplay.preflight.command_line import Words, refused
+from selfplay.preflight.command_line import Parser, refused
 from selfplay.preflight.run import check_machine
 
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     """Raises ValueError for a mistake."""
-    parser = Words(
+    parser = Parser(
         prog="selfplay.apps.serve",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
