@@ -138,10 +138,8 @@ UNREADABLE: dict[str, tuple[str, Write]] = {
     "parquet: no rows": (".parquet", lambda path: write_instances(path, [])),
     "parquet: a text": (".parquet", content(b"key,size\n")),
     "parquet: binary": (".parquet", content(BINARY)),
-    "parquet: magic bytes alone": (".parquet", content(b"PAR1" + BINARY + b"PAR1")),
     "parquet: cut off": (".parquet", damaged(lambda data: data[: len(data) // 2])),
     "parquet: a bit flipped": (".parquet", damaged(flipped)),
-    "parquet: tail zeroed": (".parquet", damaged(lambda data: data[:-600] + bytes(600))),
     "parquet: a folder": (".parquet", folder),
     "parquet: too large": (".parquet", sparse),
     "parquet: another schema": (".parquet", parquet({"a": 1, "b": "x"})),
@@ -149,15 +147,11 @@ UNREADABLE: dict[str, tuple[str, Write]] = {
     "jsonl: no JSON": (".jsonl", content(b'{"table": [[1, 2\n')),
     "jsonl: cut off": (".jsonl", content((json.dumps(RECORD) + "\n" + '{"table": [[3,').encode())),
     "jsonl: not UTF-8": (".jsonl", content(b'{"table": "\xff\xfe"}\n')),
-    "jsonl: UTF-16": (".jsonl", content(json.dumps(RECORD).encode("utf-16"))),
-    "jsonl: binary": (".jsonl", content(BINARY)),
     "jsonl: too deep for Python": (".jsonl", content(b"[" * 100_000)),
     "jsonl: too deep for a reader": (
         ".jsonl",
         content(b'{"table": ' + b"[" * 500 + b"]" * 500 + b"}"),
     ),
-    "jsonl: digits": (".jsonl", content(b'{"table": ' + b"9" * 5000 + b"}\n")),
-    "jsonl: 1e400": (".jsonl", content(json.dumps(RECORD).replace("1.0", "1e400").encode())),
     "jsonl: NaN": (".jsonl", content(json.dumps(RECORD).replace("1.0", "NaN").encode())),
     "jsonl: half a character": (
         ".jsonl",
@@ -171,14 +165,10 @@ UNREADABLE: dict[str, tuple[str, Write]] = {
 }
 BOARDS: dict[str, tuple[str, Write]] = {
     "a null": (".parquet", board("best", to=None)),
-    "cells that are floats": (".parquet", board("table", to=[[3.5, 7.0], [1.0, 9.0]])),
     "cells that are text": (".parquet", parquet(put(board_row(), ("table",), [["3", "7"]] * 2))),
     "a table that is a number": (".parquet", parquet(put(board_row(), ("table",), 3))),
     "a ragged table": (".parquet", board("table", to=[[3, 7], [1]])),
     "a cell below 0": (".parquet", board("table", 0, 0, to=-3)),
-    "a cell of max_value": (".parquet", board("table", 0, 0, to=10)),
-    "a huge max_value": (".parquet", board("max_value", to=2_000_000_000)),
-    "a size of 1": (".parquet", board("size", to=1)),
     "a mask of 5": (".parquet", board("mask_0", 0, 0, to=5)),
     "a value for an unobserved cell": (".parquet", board("mask_0", 0, 0, to=0)),
     "nothing to see": (
@@ -190,45 +180,32 @@ BOARDS: dict[str, tuple[str, Write]] = {
         ),
     ),
     "a scale of 0": (".parquet", board("scale_0", to=0.0)),
-    "a scale of NaN": (".parquet", board("scale_1", to=float("nan"))),
-    "a scale of 1e300": (".parquet", board("scale_1", to=1e300)),
     "a third seat": (".parquet", board("first_seat", to=2)),
     "a wrong best": (".parquet", board("best", to=11.0)),
-    "a best of NaN": (".parquet", board("best", to=float("nan"))),
     "a solo above the best": (".parquet", board("solo_0", to=13.0)),
     "a key twice": (".parquet", parquet(board_row(), board_row())),
     "a key of two lines": (".parquet", board("key", to="a\n\x1b[2J")),
     "a name twice": (".parquet", board("reviewers", to=["Ava Li", "ava  li"])),
-    "a first name twice": (".parquet", board("reviewers", to=["Ava Li", "Ava Smith"])),
     "a name that is no name": (".parquet", board("reviewers", to=["Ava: Li", "..."])),
-    "names too few": (".parquet", board("papers", to=["BLEU"])),
     "a game without a table": (".jsonl", record("table", to=GONE)),
     "a game's cell of text": (".jsonl", record("table", 0, 0, to="3")),
-    "a game's scale of 0": (".jsonl", record("scale1", to=0)),
     "a game's wrong best": (".jsonl", record("best_assignment_reward", to=13)),
     "a game's score above the best": (".jsonl", record("proposal_reward", to=10**12)),
-    "a game without a score": (".jsonl", record("proposal_reward", to=GONE)),
     "a log that is an object": (".jsonl", record("action_log", to={})),
-    "an entry that is text": (".jsonl", record("action_log", 0, to="hi")),
     "an entry without a player": (".jsonl", record("action_log", 3, "player", to=GONE)),
     "a third player": (".jsonl", record("action_log", 0, "player", to=2)),
-    "a message without a text": (".jsonl", record("action_log", 0, "message", to=None)),
     "an unknown entry": (".jsonl", record("action_log", 0, "type", to="dance")),
     "a proposal without pairs": (".jsonl", record("action_log", 2, "proposal_ids", to=GONE)),
-    "an answer that is text": (".jsonl", record("action_log", 3, "response", "accept", to="no")),
-    "a board of 9": (".jsonl", record("table", to=[[1] * 9] * 9)),
 }
 TASK = asdict(NUMBER)
 TASKS: dict[str, tuple[str, Write]] = {
     "no goal": (".jsonl", lines(put(TASK, ("goal",), GONE))),
     "a goal of numbers": (".jsonl", lines({**TASK, "goal": [1, 2]})),
     "an empty request": (".parquet", parquet({**TASK, "request": " "})),
-    "an unknown task": (".parquet", parquet({**TASK, "task": "art"})),
     "a field too many": (".jsonl", lines({**TASK, "answer\n": "8"})),
     "a key twice": (".parquet", parquet(TASK, TASK)),
     "a key of two lines": (".jsonl", lines({**TASK, "key": "a\nb"})),
     "a null": (".parquet", parquet(TASK, {**TASK, "key": "b", "target": None})),
-    "bytes for text": (".parquet", parquet({**TASK, "goal": b"\xff"})),
     "code without tests": (".jsonl", lines({**TASK, "task": "code", "tests": ""})),
 }
 ROWS: dict[str, tuple[str, Write]] = {
@@ -240,9 +217,6 @@ ROWS: dict[str, tuple[str, Write]] = {
     ),
     "json: cut off": (".json", content(b'[{"prompt": "a"')),
     "json: not UTF-8": (".json", content(b'[{"prompt": "\xff"}]')),
-    "json: a number": (".json", content(b"3")),
-    "json: digits": (".json", content(b"[" + b"9" * 5000 + b"]")),
-    "json: rows that are none": (".json", content(b"[1, 2]")),
     "json: empty": (".json", content(b"")),
 }
 
@@ -382,15 +356,6 @@ def test_the_good_files_are_read(home: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert cli.main(["step", "--game", kind, "--instances", str(home / name)]) == 0
 
 
-def test_a_board_without_observed_cells_is_valid_among_others(home: Path) -> None:
-    """A low p_observed generates such boards."""
-    recipe = MatchingRecipe(size=2, p_observed=0.05, keep="all")
-    drawn = generate(recipe, seed=0, num=60)
-    assert any(not any(map(any, (*i.masks[0], *i.masks[1]))) for i in drawn)
-    write_instances(home / "drawn.parquet", drawn)
-    assert read_instances(home / "drawn.parquet") == drawn
-
-
 def test_a_small_file_with_millions_of_rows_is_refused(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -400,13 +365,12 @@ def test_a_small_file_with_millions_of_rows_is_refused(
     check(MATCHING_DOORS, case, home, capsys)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_random_damage_gives_one_line_or_valid_boards(seed: int, tmp_path: Path) -> None:
+def test_random_damage_gives_one_line_or_valid_boards(tmp_path: Path) -> None:
     """Flipped bits and truncation anywhere: every board that is read can be played."""
     boards = generate(MatchingRecipe(size=3, p_observed=0.5, keep="all"), seed=1, num=20)
     path = tmp_path / "games.parquet"
     write_instances(path, boards)
-    data, rng = path.read_bytes(), np.random.default_rng(seed)
+    data, rng = path.read_bytes(), np.random.default_rng(0)
     num_refused = 0
     for _ in range(100):
         bad = bytearray(data)
