@@ -56,7 +56,7 @@ from selfplay.distributed import (
 )
 from selfplay.engines.base import Engine, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.learner.batch import micro_batches, split
+from selfplay.learner.batch import micro_batches
 from selfplay.learner.learner import Learner
 from selfplay.learner.update import update_policy
 from selfplay.metrics.step_log import Stopwatch
@@ -265,9 +265,13 @@ def update_work(
     """The computed tokens of an update of these samples, its operations (with the reference's
     forward pass), and the operations that the GPUs could do in a second. Sums over all ranks."""
     optim = config.optim
-    plan = split(samples, budget=optim.tokens_per_microbatch, share_prefixes=optim.share_prefixes)
-    cpu = torch.device("cpu")
-    batches = list(micro_batches(samples, plan, device=cpu, share_prefixes=optim.share_prefixes))
+    packed = micro_batches(
+        samples,
+        replace(world, device=torch.device("cpu")),
+        budget=optim.tokens_per_microbatch,
+        share_prefixes=optim.share_prefixes,
+    )
+    batches = [batch for indices, batch in packed if indices]
     # A forward pass is a third of the work; adapters leave out the gradients of the other weights.
     thirds = (2.0 if config.model.lora else 3.0) + (1.0 if config.algorithm.kl else 0.0)
     work = operations(shape, batches) * thirds / 3.0

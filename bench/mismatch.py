@@ -30,7 +30,7 @@ from selfplay.data.instances import HELD_OUT, generated
 from selfplay.distributed import close_world, init_world
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.learner.batch import micro_batches, split
+from selfplay.learner.batch import micro_batches
 from selfplay.learner.rescore import mismatch_values
 from selfplay.model.policy import DTYPES, load_model, policy_logprobs
 from selfplay.rollout.driver import play_scripted
@@ -48,7 +48,7 @@ def both_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The model's own log-probs of the trained tokens [M] and the samples', in doubles."""
     pairs = []
-    for batch in micro_batches(samples, split(samples, budget=BUDGET), device=device):
+    for _, batch in micro_batches(samples, init_world(device=device.type), budget=BUDGET):
         own_M, _ = policy_logprobs(model, batch.row, batch.targets_M, temperature=1.0)
         pairs.append((own_M.double(), batch.old_logprobs_M.double()))
     own_M, engine_M = (torch.cat(side) for side in zip(*pairs, strict=True))

@@ -36,7 +36,7 @@ from bench.rows import group_arguments, keep, show
 from bench.shapes import SHAPES, random_model
 from selfplay.advantages.sample import Sample
 from selfplay.distributed import World, all_reduce_max, clip_grad_norm, close_world, init_world
-from selfplay.learner.batch import MicroBatch, micro_batches, pack, split
+from selfplay.learner.batch import MicroBatch, micro_batches, pack
 from selfplay.model.attention import attention_backend
 from selfplay.model.policy import policy_logprobs
 
@@ -195,8 +195,8 @@ def measure(
         samples = transcripts(options, vocab)
     else:
         samples = sequences(tokens, options.seq_len, vocab, world)
-    plan = split(samples, budget=tokens, share_prefixes=share)
-    batches = list(micro_batches(samples, plan, device=device, share_prefixes=share))
+    packed = micro_batches(samples, world, budget=tokens, share_prefixes=share)
+    batches = [batch for _, batch in packed]
     num_trained = sum(len(batch.targets_M) for batch in batches)
     restart_peak(device)
     losses: list[float] = []
