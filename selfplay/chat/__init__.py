@@ -1,5 +1,5 @@
 """Chats as exact tokens: one seat's transcript, chat templates, rendering, tokenizers.
 
 This room turns text into the token ids that the model's own chat template gives, one new piece at a
-time, and records them. It never sees a game's rules, rewards or torch.
+time, and records them.
 """

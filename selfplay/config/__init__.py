@@ -2,8 +2,8 @@
 
 Lengths are in tokens, times in seconds. A settings file contains only what differs from the
 defaults. `play` has the sections of games and rollouts, `partners` those of partners, `learning`
-those of the algorithm, and `hardware` those of the model, the engine and the ranks. This room never
-sees torch and reads no environment variable.
+those of the algorithm, and `hardware` those of the model, the engine and the ranks. This room reads
+no environment variable.
 """
 
 from __future__ import annotations

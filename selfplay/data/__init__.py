@@ -1,1 +1,1 @@
-"""Instances of games: named seeds, generated streams and files, prefetch. It never sees torch."""
+"""Instances of games: named seeds, generated streams and files, prefetch."""
