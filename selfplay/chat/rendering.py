@@ -5,7 +5,7 @@ Earlier ids are never tokenized again: a prompt is the previous prompt, the samp
 conversation as the template renders it. Contents cannot forge markers. A private copy of the
 tokenizer (markers.py) spells each marker with a secret, and the template's own text uses that
 spelling. A typed `<|im_end|>` is therefore plain text, while template text and content are still
-tokenized together.
+tokenized together. Units: token ids. Must not know: torch, games' rules.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from selfplay.chat.template import (
 from selfplay.chat.thinking import CLOSE, check_thinking, opens_thought, think
 from selfplay.errors import SettingsError
 
-_PARTIAL = "\N{REPLACEMENT CHARACTER}"  # how some bytes of a character decode
+_PART = "\N{REPLACEMENT CHARACTER}"  # how some bytes of a character decode
 _CACHE_SIZE = 256  # texts whose ids are cached; the games of a group start with the same prompt
 # Texts with which `make_rendering` checks a template.
 _USERS = ("Hello, world 12.", "  padded\n", "line one\n\nline two: a_b <3", "Grüße, 世界 🙂 1½")
@@ -71,21 +71,25 @@ class Rendering:
     _lead: str
     _end: str
     _header: str
+    _splits: bool  # system text and first user text have the same ids alone as together
     _opened: bool
     _shown: Callable[[str], str]
     _num_ids: int
 
     def first(self, *, system: str, user: str) -> list[int]:
         """The first prompt, generation prompt included; no system message if `system` is empty."""
-        return list(self._encode(self._opening(system, user) + self._tail))
+        before, text = self._opening(system, user)
+        return [*before, *self._encode(text + self._tail)]
 
-    def _opening(self, system: str, user: str) -> str:
-        """The text of the first prompt without its generation prompt."""
+    def _opening(self, system: str, user: str) -> tuple[list[int], str]:
+        """The first prompt without its generation prompt: ids of the system text, if it can be
+        tokenized alone, and the text after them."""
         if not system:
-            return self._user_alone.fill(user)
+            return [], self._user_alone.fill(user)
         if self.folds_system:
-            return self._user_alone.fill(f"{system}\n\n{user}")
-        return self._system.fill(system) + self._user_after_system.fill(user)
+            return [], self._user_alone.fill(f"{system}\n\n{user}")
+        before, text = self._system.fill(system), self._user_after_system.fill(user)
+        return (self._encode(before), text) if self._splits else ([], before + text)
 
     def conversation(self, system: str, users: Sequence[str], answers: Sequence[str]) -> list[int]:
         """The prompt after these user texts and the answers between them, generation prompt
@@ -99,10 +103,10 @@ class Rendering:
             for answer, user in zip(answers, users[1:], strict=True):
                 ids += self.action_ids(answer) + self.following(user, closed=True)
             return ids
-        text = self._opening(system, users[0])
+        before, text = self._opening(system, users[0])
         for answer, user in zip(answers, users[1:], strict=True):
             text += self._old_answer(answer) + self._user_later.fill(user)
-        return list(self._encode(text + self._tail))
+        return [*before, *self._encode(text + self._tail)]
 
     def _old_answer(self, answer: str) -> str:
         """An old answer as the template shows it, after its header. Markers in the header have
@@ -149,10 +153,10 @@ class Rendering:
         offsets = encoded.offsets[-len(ids) :]
         token_ranges = []
         for start, end in ranges:
-            inside = [
+            places = [
                 i for i, (a, b) in enumerate(offsets) if a < end + shift and b > start + shift
             ]
-            token_ranges.append((inside[0], inside[-1] + 1))
+            token_ranges.append((places[0], places[-1] + 1))
         return token_ranges
 
     def spelt(self, ids: Sequence[int]) -> str:
@@ -186,9 +190,9 @@ class Rendering:
         valid = [i if 0 <= i < self._num_ids else self.end_id for i in ids]
         texts = [self._markers.decode([i]) for i in valid]
         for at, text in enumerate(texts):
-            for end in range(at + 2, at + 5) if _PARTIAL in text else ():
-                if _PARTIAL not in (complete := self._markers.decode(valid[at:end])):
-                    texts[at:end] = [complete, *[""] * (len(valid[at:end]) - 1)]
+            for end in range(at + 2, at + 5) if _PART in text else ():
+                if _PART not in (whole := self._markers.decode(valid[at:end])):
+                    texts[at:end] = [whole, *[""] * (len(valid[at:end]) - 1)]
                     break
         return texts
 
@@ -256,6 +260,8 @@ def _make_rendering(
         lead = CLOSE if opened else ""
     end = _turn_end(user_later.before, markers)
     end_id = markers.encode(markers.hide(end))[0]
+    hidden_system = markers.hide_slot(system)
+    hidden_user = markers.hide_slot(user_after_system)
     eos_id = tokenizer.eos_token_id
     rendering = Rendering(
         stop_ids=(end_id,) if eos_id in (None, end_id) else (end_id, int(eos_id)),
@@ -266,14 +272,15 @@ def _make_rendering(
         typeable=_typeable((tail, user_later.before), markers, ends=(end, tokenizer.eos_token)),
         _markers=markers,
         _encode=lru_cache(maxsize=_CACHE_SIZE)(markers.encode),
-        _system=markers.hide_slot(system),
-        _user_after_system=markers.hide_slot(user_after_system),
+        _system=hidden_system,
+        _user_after_system=hidden_user,
         _user_alone=markers.hide_slot(user_alone),
         _user_later=markers.hide_slot(user_later),
         _tail=markers.hide(tail),
         _lead=lead,
         _end=markers.hide(end),
         _header=header,
+        _splits=_splits(hidden_system, hidden_user, markers),
         _opened=opened,
         _shown=lru_cache(maxsize=_CACHE_SIZE)(template.old_answer),
         _num_ids=len(tokenizer),
@@ -306,6 +313,15 @@ def _turn_end(after_answer: str, markers: Markers) -> str:
             "chat_template.jinja without it"
         )
     return match[0]
+
+
+def _splits(system: Slot, user: Slot, markers: Markers) -> bool:
+    """Whether the first user text begins with a marker, at which every tokenizer splits a text, and
+    the marker takes no blanks from the system text before it."""
+    text, *rest = system.fill(_SYSTEM), *map(user.fill, _USERS)
+    return user.before.startswith(tuple(markers.spelling.values())) and all(
+        markers.encode(text + more) == markers.encode(text) + markers.encode(more) for more in rest
+    )
 
 
 def _typeable(headers: Sequence[str], markers: Markers, *, ends: Sequence[str | None]) -> str:
@@ -375,17 +391,17 @@ def _check_anew(rendering: Rendering, template: Template) -> None:
             f"and keep the rest, got {shown!r}"
         )
     for thinks in ((), (0,), tuple(range(len(answers)))):
-        texts = [
+        said = [
             think(f"{_THOUGHT}\n{CLOSE}{answer}") if number in thinks else answer
             for number, answer in enumerate(answers)
         ]
         for system in ("", _SYSTEM):
             talk = _opening(rendering, system=system, user=_USERS[0])
             for number, user in enumerate(_USERS[1:]):
-                talk.append({"role": "assistant", "content": texts[number]})
+                talk.append({"role": "assistant", "content": said[number]})
                 talk.append({"role": "user", "content": user})
                 users = _USERS[: number + 2]
-                got = rendering.conversation(system, users, texts[: number + 1])
+                got = rendering.conversation(system, users, said[: number + 1])
                 where = f"a conversation of {len(talk)} messages"
                 _check_same_ids(got, template.ids(talk), template, where=where)
 

@@ -3,6 +3,7 @@ template that rewrites history.
 
 A slot is a place for content together with the template text before it. The tail is the text after
 the last user text, generation prompt included. Templates that read the date always get `CLOCK`.
+Units: text. Must not know: ids, torch, games' rules.
 """
 
 from __future__ import annotations
@@ -212,8 +213,8 @@ class Template:
             text = self.text(talk)
         except TemplateError:
             return False
-        starts = [text.find(m["content"]) for m in talk]
-        return text.count(system["content"]) == 1 and -1 < starts[0] < starts[1]
+        places = [text.find(m["content"]) for m in talk]
+        return text.count(system["content"]) == 1 and -1 < places[0] < places[1]
 
 
 def _source(tokenizer: PreTrainedTokenizerFast, given: object) -> str:
@@ -240,9 +241,12 @@ def _source(tokenizer: PreTrainedTokenizerFast, given: object) -> str:
     missing = [t for t in ("<|im_start|>", "<|im_end|>") if t not in special_names(tokenizer)]
     if missing:
         raise ValueError(
-            "a tokenizer without a chat template is rendered as ChatML, which needs the special "
-            f"tokens <|im_start|> and <|im_end|>; missing: {', '.join(missing)}. Add them to "
-            "tokenizer and model, or give the tokenizer folder a chat_template.jinja"
+            "a tokenizer without a chat template is rendered as ChatML, which needs the "
+            f"special tokens <|im_start|> and <|im_end|>; missing: {', '.join(missing)}. "
+            "Add them with tokenizer.add_special_tokens({'additional_special_tokens': "
+            "['<|im_start|>', '<|im_end|>']}) and "
+            "model.resize_token_embeddings(len(tokenizer)), save both, or give the "
+            "tokenizer folder a chat_template.jinja"
         )
     return CHATML
 

@@ -1,6 +1,6 @@
 """Finds chat templates that remove the policy's sampled thinking from old turns.
 
-The error says how to turn thinking off.
+The error says how to turn thinking off. Units: text. Must not know: ids, torch, games' rules.
 """
 
 from __future__ import annotations
@@ -54,9 +54,10 @@ def _lost_markup(template: Template) -> str | None:
     for tag, content in contents.items():
         talk = [say("user", 0), {"role": "assistant", "content": content}, say("user", 1)]
         try:
-            if content not in template.text(talk):
-                return tag
+            kept = content in template.text(talk)
         except TemplateError:  # gpt-oss refuses answers that contain its own tags
+            kept = False
+        if not kept:
             return tag
     return None
 
@@ -76,7 +77,10 @@ def _remedy(template: Template) -> str:
     for name in _SWITCHES:
         if _is_off(Template(template.tokenizer, {**template.kwargs, name: False})):
             return f"set model.chat_template: {{{name}: false}}"
-    return (
-        "use a model that does not think, or give the tokenizer folder a chat_template.jinja that "
-        "keeps old turns"
-    )
+    replace = "give the tokenizer folder a chat_template.jinja that keeps old turns"
+    if "/no_think" in template.source:
+        return (
+            "it turns thinking off only for a text that contains /no_think, which no game writes: "
+            f"{replace}, or one that writes what it writes after /no_think"
+        )
+    return f"use a model that does not think, or {replace}"

@@ -1,14 +1,17 @@
 """Rendering equals each family's own template, extends turn by turn, and has no typed markers."""
 
+import json
 import re
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from jinja2.exceptions import TemplateError
+from tokenizers import Tokenizer
 
 from dialop.tags import drop_reasoning
 from selfplay.chat.rendering import Rendering, make_rendering
-from selfplay.chat.template import CHATML, CLOCK, Template
+from selfplay.chat.template import CHATML, CLOCK, Template, say
 from selfplay.chat.thinking import CLOSE, think
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.errors import SettingsError
@@ -67,6 +70,29 @@ def test_first_prompt_is_the_templates_own(name: str, system: str, user: str) ->
     rendering = RENDERINGS[name]
     expected = reference(name, opening(rendering, system, user))
     assert rendering.first(system=system, user=user) == expected
+
+
+def test_a_system_text_is_tokenized_once_for_many_users() -> None:
+    rendering = rendering_of("qwen2.5")
+    before = rendering._encode.cache_info()  # type: ignore[attr-defined]
+    prompts = [rendering.first(system="Rules. ", user=user) for user in "AB"]
+    after = rendering._encode.cache_info()  # type: ignore[attr-defined]
+    assert (after.misses - before.misses, after.hits - before.hits) == (3, 1)
+    for user, prompt in zip("AB", prompts, strict=True):
+        assert prompt == reference("qwen2.5", opening(rendering, "Rules. ", user))
+
+
+def test_a_marker_that_takes_the_blanks_before_it_keeps_the_texts_together() -> None:
+    tokenizer = make_tokenizer(FAMILIES["qwen2.5"])
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    for token in state["added_tokens"]:
+        token["lstrip"] = token["content"] == "<|im_end|>"
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))
+    rendering = make_rendering(tokenizer)
+    talk = opening(rendering, "Rules. ", "A")
+    expected = tokenizer.apply_chat_template(talk, return_dict=False, add_generation_prompt=True)
+    assert rendering.first(system="Rules. ", user="A") == expected
+    assert not rendering._splits and RENDERINGS["qwen2.5"]._splits
 
 
 @every_family
@@ -365,6 +391,26 @@ def test_templates_always_read_the_same_date() -> None:
     assert f"Today Date: {CLOCK.strftime('%d %b %Y')}" in text
 
 
+@pytest.mark.parametrize("name", {**FAMILIES, **ANEW})
+def test_an_argument_that_changes_a_prompt_is_never_called_unread(name: str) -> None:
+    """Each word of the template's source is tried as an argument, with three values. Only the
+    functions that every template is given are not: no setting holds a function."""
+    functions = {"namespace", "raise_exception", "range", "strftime_now"}
+    template = Template(tokenizer_of(name), (FAMILIES | ANEW)[name].kwargs)
+    talk = [say("user", 0), say("assistant", 0), say("user", 1)]
+    read = set()
+    for word in set(re.findall(r"[A-Za-z_]\w+", template.source)) - {"messages", *functions}:
+        for value in (True, False, "text"):
+            try:
+                changes = template.text(talk, **{word: value}) != template.text(talk)
+            except TemplateError:
+                changes = True  # the template cannot use the value that it read
+            read |= {word} if changes else set()
+    assert read and template.unread(read) == ""
+    assert (FAMILIES | ANEW)[name].kwargs.keys() <= read
+    assert template.unread(["messages", "nobody"]) == "nobody"
+
+
 @pytest.mark.parametrize(
     ("source", "unread"),
     [
@@ -416,7 +462,7 @@ def test_a_broken_template_is_refused_in_one_line(broken: str) -> None:
 
 def test_missing_chatml_tokens_are_named_with_how_to_add_them() -> None:
     tokenizer = make_tokenizer(Family("", ("<s>", "</s>"), bos="<s>", eos="</s>", word_marks=True))
-    with pytest.raises(ValueError, match=r"missing: <\|im_start\|>, <\|im_end\|>\."):
+    with pytest.raises(ValueError, match=r"missing: <\|im_start\|>, <\|im_end\|>.*add_special"):
         make_rendering(tokenizer)
 
 
