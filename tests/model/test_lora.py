@@ -211,7 +211,8 @@ def test_adapters_alone_are_evaluated_by_any_engine(
         def close(self) -> None: ...
 
     monkeypatch.setattr(engine_start, "SGLangEngine", StandIn)
-    monkeypatch.setattr(door, "check_machine", lambda *_: None)
+    monkeypatch.setattr("selfplay.preflight.run.check_machine", lambda *_: None)
+    monkeypatch.setattr("selfplay.preflight.evaluation.check_machine", lambda *_: None)
     by_engine = []
     for engine in ("hf", "sglang", "sglang"):
         words = ["--checkpoint", str(run), "--partner", f"checkpoint:{run}", "--temperature", "0"]
