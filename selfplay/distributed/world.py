@@ -114,12 +114,11 @@ def init_world(
     precision applies to it too. Raises ValueError when `tp` * `fsdp` is not the number of
     processes, or `engine_tp` does not divide the processes of a host.
     """
-    world_size, rank, local_rank = (
-        int(os.environ.get(name, default))
-        for name, default in (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "0"))
-    )
+    world_size = _number("WORLD_SIZE", 1, low=1)
+    rank = _number("RANK", 0, below=world_size)
+    local_rank = _number("LOCAL_RANK", 0, below=world_size)
     dp_size = data_parallel_size(world_size, tp, fsdp)
-    check_size(engine_tp, host_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)))
+    check_size(engine_tp, host_size=_number("LOCAL_WORLD_SIZE", world_size, low=1))
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     own_device = torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
     if kind == "cuda":
@@ -172,6 +171,20 @@ def data_parallel_size(world_size: int, tp: int, fsdp: int | None) -> int:
             f"got {tp} * {fsdp}; with this tp, fsdp is {world_size // tp}"
         )
     return world_size // tp
+
+
+def _number(variable: str, default: int, *, low: int = 0, below: int = 1_000_000) -> int:
+    """The integer value of a launcher's environment variable.
+
+    Raises ValueError, which names the variable, unless it lies in [low, below).
+    """
+    text = os.environ.get(variable, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) < 8 and low <= int(text) < below):
+        raise ValueError(
+            f"{variable} must be a whole number from {low} to {below - 1}, got {text!r}; torchrun "
+            "sets it"
+        )
+    return int(text)
 
 
 def close_world(world: World) -> None:
