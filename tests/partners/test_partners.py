@@ -232,7 +232,7 @@ class Unforeseen(BaseException):
 
 
 @pytest.mark.parametrize("kind", [Proposes, ProposesInAStream])
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, Unforeseen])
+@pytest.mark.parametrize("error", [RuntimeError, OSError, Unforeseen])
 def test_an_error_in_a_partner_engine_reaches_the_rollout(
     rendering: Rendering, kind: type[WaveEngine], error: type[BaseException]
 ) -> None:
