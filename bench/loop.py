@@ -248,7 +248,7 @@ def run_steps(
         ),
         patch.multiple(one_step, _play_instances=partial(play_drawn, mean), update_policy=update),
         patch.multiple(
-            train, set_up=set_up, save_learner=nothing, held_out=nothing, finish=nothing
+            train, set_up=set_up, save_learner=nothing, held_out=nothing, export_final=nothing
         ),
     ):
         train.train(config, world, cleanup)

@@ -206,7 +206,7 @@ def test_a_run_with_faults_of_every_kind_ends_as_one_without(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "first", "step"), [("generate", 12, 2), ("push", 5, 4)])
+@pytest.mark.parametrize(("method", "first", "step"), [("generate", 12, 2), ("push", 4, 4)])
 def test_the_third_failure_in_a_row_ends_the_run_after_a_save(
     tmp_path: Path,
     faulty: type[FaultyHF],
