@@ -1,7 +1,7 @@
-"""One training step, verb by verb: play, credit, update, push, measure, save.
+"""One training step, verb by verb: play, credit, update, measure, push.
 
 `train.py` calls them in this order. Each opens one room: play `rollout/`, credit `advantages/`,
-update `learner/`, push `weight_sync/`. Every rank must call each.
+update `learner/`, measure `metrics/`, push `weight_sync/`. Every rank must call each.
 """
 
 from __future__ import annotations

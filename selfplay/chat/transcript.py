@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 class Span:
     """One sampled turn at token positions [start, end).
 
-    `turn` counts the seat's own turns from 0. `version` is the optimizer step of the weights that
-    sampled it. `finish` is why the sample ended ("stop" or "length"). `trained` tells whether the
-    loss includes the turn.
+    `turn` counts the seat's own turns from 0. `version` is the number of finished training
+    steps of the weights that sampled it. `finish` is why the sample ended ("stop" or "length").
+    `trained` tells whether the loss includes the turn.
     """
 
     start: int

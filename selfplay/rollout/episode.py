@@ -240,9 +240,7 @@ async def play_game(setup: GameSetup, limits: Limits, generate: Generate) -> Epi
     """Play a game to its end, and its branches to theirs.
 
     Sibling 0 of a branch point is the turn that the game itself took, and its continuation 0 is the
-    game itself. A turn that ends the game has no other continuation. Its first prompt is rendered
-    when the game starts, so the engine can generate for the first games while later prompts are
-    rendered.
+    game itself. A turn that ends the game has no other continuation.
     """
     position, branching = Position(setup, limits), setup.branching
     if branching is None:

@@ -281,7 +281,7 @@ class NoiseFloor:
     def suspects(self, mismatches: Mapping[int, Sequence[float]], *, fewest: int) -> bool:
         """Whether the turns of any engine are suspicious.
 
-        `mismatches` has each engine's by the rank that leads it. An engine with fewer than `fewest`
+        `mismatches` has each engine process's by its number. An engine with fewer than `fewest`
         turns is never suspicious, and no engine is before the floor has enough turns.
         """
         return self.known and any(
