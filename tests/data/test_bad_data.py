@@ -27,9 +27,8 @@ from dialop.matching.store import read_instances, write_instances
 from dialop.rows import MAX_FILE_BYTES, MAX_LINE_BYTES
 from selfplay.errors import SettingsError
 from selfplay.metrics.step_log import StepLog
-from tests.dialop.test_starts import RECORD
 from tests.helpers.collab_tasks import NUMBER
-from tests.helpers.dialop_boards import SCALED, SMALL
+from tests.helpers.dialop_boards import RECORD, SCALED, SMALL
 
 SETTINGS = """
 threads: 1

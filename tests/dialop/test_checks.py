@@ -121,13 +121,6 @@ class TooGoodAScore(ThreeRooms):
         return replace(super().outcome(), score_norm=1.5)
 
 
-class EndlessFact(ThreeRooms):
-    """A fact is no number that JSON has."""
-
-    def outcome(self) -> Outcome:
-        return replace(super().outcome(), facts={"ratio": float("nan")})
-
-
 class NeverEnds(ThreeRooms):
     """Moves are accepted after the end."""
 
@@ -213,7 +206,6 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("views", broken(OpenReplies), "reads what only seat 0 sees"),
     ("views", {"vary": wrong_vary}, "must change"),
     ("outcome", broken(TooGoodAScore), "in [0, 1]"),
-    ("outcome", broken(EndlessFact), "finite floats"),
     ("outcome", broken(NeverEnds), "after the end"),
     ("state", {"restore": forgetful}, "another state"),
     ("state", broken(TupleState), "JSON"),

@@ -246,13 +246,6 @@ def test_rooms_take_turns_and_users_who_reject_speak_before_the_agent() -> None:
     assert game.seat_to_move == AGENT
 
 
-def test_both_users_answer_even_if_the_first_rejects() -> None:
-    game = play(MediationGame(SMALL, FULL), *OPENING, (2, proposal(1, 1)), (0, "[reject]"))
-    assert game.seat_to_move == 1 and game.answer_due
-    step = game.step(1, "[accept]")
-    assert step.observations[2] == "User 1: [accept]" and not game.answer_due
-
-
 def test_without_messages_the_agent_begins_and_tries_pairs() -> None:
     game = MediationGame(SMALL, SILENT)
     assert game.seat_to_move == AGENT and "[message]" not in game.prompt(AGENT).system

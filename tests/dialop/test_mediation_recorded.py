@@ -9,7 +9,6 @@ import pytest
 from dialop.mediation.game import MediationGame
 from dialop.mediation.recorded import instance_from_record, moves_from_record, replay
 from dialop.mediation.records import AGENT, Act
-from dialop.mediation.store import read_instances
 from dialop.rows import read_records
 from tests.helpers.dialop_boards import human_games
 from tests.helpers.mediation_games import BRIEF, FULL, SILENT
@@ -108,12 +107,6 @@ def test_a_rejected_proposal_does_not_come_back(records: list[dict[str, Any]]) -
                 assert not game.answer_due and game.seat_to_move == AGENT
                 num_cuts += 1
     assert num_cuts > 50
-
-
-def test_recorded_games_are_instances(records: list[dict[str, Any]]) -> None:
-    instances = read_instances(human_games("mediation"))
-    assert [i.best for i in instances] == [record["result"]["best"] for record in records]
-    assert instances[3].key == "mediation/3"
 
 
 def test_damaged_records_say_what_is_wrong(records: list[dict[str, Any]]) -> None:

@@ -3,13 +3,11 @@
 import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dialop.game import PlayerError
 from dialop.planning.board import Site
 from dialop.planning.generate import PlanningRecipe, generate_instance
-from dialop.planning.search import MAX_QUERY, NO_RESULTS, parse_query, search
+from dialop.planning.search import MAX_QUERY, NO_RESULTS, search
 from tests.helpers.planning_cities import SITES
 
 CITY = generate_instance(PlanningRecipe(), seed=1, index=0).sites
@@ -134,21 +132,3 @@ def test_hostile_queries_take_no_time(piece: str) -> None:
             except PlayerError as error:
                 assert len(str(error)) < 2000
     assert time.process_time() - begin_s < 20.0
-
-
-PIECES = st.sampled_from(
-    [*HOSTILE, "Search(", "fields=[", "filters=[", "price", "3", "limit=", "]"]
-)
-
-
-@given(st.lists(PIECES, max_size=20).map("".join))
-@settings(max_examples=200, deadline=None)
-def test_a_query_is_answered_or_refused(text: str) -> None:
-    names = [site.name for site in SITES]
-    for query in (text, f"Search({text})"):
-        try:
-            parsed = parse_query(query, names)
-        except PlayerError:
-            continue
-        assert parsed.limit is None or parsed.limit > 0
-        assert search(query, SITES).startswith("Search results")

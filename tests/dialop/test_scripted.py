@@ -20,7 +20,7 @@ from dialop.matching.pooling import (
     straying_plan,
     swaps,
 )
-from dialop.matching.scripted import ScriptedPlayer, make_scripted
+from dialop.matching.scripted import make_scripted
 from tests.helpers.dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST, play
 
 TINY = MatchingRecipe(size=2, p_observed=0.5, scale=False, max_value=10, keep="exactly_one")
@@ -370,14 +370,6 @@ def test_slips_are_refused_and_repaired(
         assert slip.norm == plain.norm
     some = play_all(twos[:100], ("solo:slip=0.2", "solo:slip=0.2"), options)
     assert 10 <= sum(game.num_errors for game in some) <= 80
-
-
-def test_specs() -> None:
-    assert make_scripted("honest", seed=3) == ScriptedPlayer("honest", 3, "all", "propose", 0.0)
-    assert make_scripted(" honest : tell=top , slip=0.25", seed=3) == ScriptedPlayer(
-        "honest", 3, "top", "propose", 0.25
-    )
-    assert make_scripted("honest:tell=rows,reply=tell", seed=0).reply == "tell"
 
 
 def test_estimates_by_hand() -> None:

@@ -22,21 +22,13 @@ from selfplay.data.stream import TrainStream
 from selfplay.evaluation.games import find_games, find_start
 from selfplay.rollout.driver import play_games
 from tests.helpers.chat_families import tokenizer_of
-from tests.helpers.dialop_boards import BRIEF, FULL, SMALL, human_games, record_of, write_records
+from tests.helpers.dialop_boards import BRIEF, FULL, RECORD, human_games, write_records
 from tests.helpers.recorded_games import begun
 from tests.helpers.run_folders import evaluated
 from tests.helpers.small_games import LIMITS, SAMPLING, Proposes, games_of
 from tests.helpers.tiny_run import metrics_of, run_warm
 
 OTHER_ROSTER = 16  # line 17 of the file names other reviewers
-
-
-# Seat 1 begins. A rejected proposal, a message while one is pending, an accepted proposal.
-# Words: 3 + 4 + 2.
-RECORD = record_of(
-    SMALL, (1, "message", "I see 7"), (0, "message", "my 9 is large"), (0, "propose", "1 0"),
-    (1, "reject", ""), (1, "propose", "0 1"), (1, "message", "final offer"), (0, "accept", ""),
-)  # fmt: skip
 
 
 @pytest.fixture
@@ -101,15 +93,6 @@ def test_each_start_has_the_right_speaker_and_the_same_prompt_as_the_game_itself
     assert started.outcome().score == 12
 
 
-def test_a_start_lasts_through_clones_and_states(tmp_path: Path) -> None:
-    started = MatchingGame(the_game(tmp_path).begun(5, uniform=0.0), FULL)
-    state = json.loads(json.dumps(started.state()))
-    twins = [started.clone(), MatchingGame.from_state(state)]
-    for twin in twins:
-        assert [twin.prompt(seat) for seat in (0, 1)] == [started.prompt(s) for s in (0, 1)]
-        assert twin.instance == started.instance and twin.seat_to_move == 0
-
-
 # --- leaks --------------------------------------------------------------------------------------
 
 
@@ -163,17 +146,6 @@ def check_nothing_later_is_told(record: dict[str, Any], options: Rules) -> int:
 def test_nothing_that_came_later_is_told_in_a_record_by_hand() -> None:
     assert check_nothing_later_is_told(RECORD, FULL) == 14
     assert check_nothing_later_is_told(RECORD, BRIEF) == 14
-
-
-def test_the_check_would_see_a_leak() -> None:
-    """The check fails if the prompt holds the full log with the accepted plan."""
-    leaking = begun("matching", RECORD, 6)
-    honest = begun("matching", RECORD, 3)
-    assert prompts(leaking, FULL) != prompts(begun("matching", another_end(RECORD, 3), 6), FULL)
-    assert "final offer" in prompts(leaking, FULL)[0]
-    assert "final offer" not in prompts(honest, FULL)[0]
-    changed = replace(honest, table=((4, 7), (1, 9)))
-    assert prompts(changed, FULL)[0] != prompts(honest, FULL)[0], "seat 0 sees the 3"
 
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])

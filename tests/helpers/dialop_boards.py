@@ -94,3 +94,11 @@ def write_records(path: Path, *records: dict[str, Any]) -> Path:
     """A .jsonl file of recorded games."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     return path
+
+
+# Seat 1 begins. A rejected proposal, a message while one is pending, an accepted proposal.
+# Words: 3 + 4 + 2.
+RECORD = record_of(
+    SMALL, (1, "message", "I see 7"), (0, "message", "my 9 is large"), (0, "propose", "1 0"),
+    (1, "reject", ""), (1, "propose", "0 1"), (1, "message", "final offer"), (0, "accept", ""),
+)  # fmt: skip
