@@ -9,12 +9,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from reprlib import repr as short
+from typing import Any, Literal, TypeVar
 
 from dialop.game import PlayerError
 from dialop.kit import Entries
 from dialop.rows import read_rows
-from dialop.values import checked_list
+from dialop.values import checked_bool, checked_list, checked_string, field
 
 RANDOM = "random"
 Records = Mapping[str, Any]
@@ -85,6 +86,27 @@ def read_log(log: Any, read: Callable[[Any], T]) -> list[T]:
         except ValueError as error:
             raise ValueError(f"log entry {number} is not a move: {error}") from None
     return moves
+
+
+def message_of(entry: Any) -> str:
+    """The text of a log entry of the type "message"."""
+    text = field(field(entry, "message"), "data", "message")
+    return checked_string(text, "message.data")
+
+
+def answer_of(entry: Any) -> Literal["accept", "reject"]:
+    """The answer of a log entry, which must be of the type "proposal_response"."""
+    if (kind := field(entry, "type")) != "proposal_response":
+        raise ValueError(f"type must be message, proposal or proposal_response, got {short(kind)}")
+    accepts = field(field(entry, "response"), "accept", "response")
+    return "accept" if checked_bool(accepts, "response.accept") else "reject"
+
+
+def recorded_messages(record: Records) -> list[str]:
+    """The messages of a recorded game, in order and verbatim, also of a log whose proposals cannot
+    be read. Raises ValueError for an invalid entry."""
+    log = checked_list(field(record, "action_log"), "action_log")
+    return [message_of(entry) for entry in log if field(entry, "type") == "message"]
 
 
 def before_accept(moves: Sequence[Any]) -> int:

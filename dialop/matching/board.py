@@ -6,7 +6,7 @@ masks and scales are indexed by seat first. Knows no texts and no turn rules.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from reprlib import repr as short
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from dialop.game import PlayerError
 from dialop.logged import Rules
 from dialop.matching.proposal import Pairs, normalise, parse_proposal, render_proposal
 from dialop.matching.roster import PAPERS, REVIEWERS, first_name, short_title
-from dialop.matching.solve import best_value
+from dialop.matching.solve import best_value, solo_value
 from dialop.values import check_fields, checked_int, checked_list, checked_text, frozen, is_number
 
 Table = tuple[tuple[int, ...], ...]
@@ -36,7 +36,8 @@ class MatchingInstance:
     already replaced by the unknown value. `masks[seat][reviewer][paper]` is 1 where the seat sees
     the cell and `scales[seat]` multiplies the values that the seat sees. `best` is the value of the
     maximum-weight matching; `solo[seat]` is the true value of the best plan from that seat's cells
-    alone. `opening` holds moves made before play starts, taken from a recorded human game.
+    alone; `referenced` computes both. `opening` holds moves made before play starts, taken from a
+    recorded human game.
     """
 
     key: str
@@ -45,8 +46,8 @@ class MatchingInstance:
     masks: tuple[Table, Table]
     scales: tuple[float, float]
     first_seat: int
-    best: int | float
-    solo: tuple[float, float]
+    best: int | float = 0
+    solo: tuple[float, float] = (0.0, 0.0)
     max_value: int = MAX_VALUE
     reviewers: tuple[str, ...] = ()
     papers: tuple[str, ...] = ()
@@ -68,10 +69,22 @@ class MatchingInstance:
     def check(self) -> None:
         """Raise ValueError if the board cannot be played or its reference values are wrong.
 
-        For boards from files, which may hold anything. Types are checked cell by cell and `best` is
-        recomputed. A seat may have several equally good solo plans with different true values, so
-        `solo` is only checked to lie between 0 and `best`.
+        For boards from files, which may hold anything. `best` is recomputed. A seat may have
+        several equally good solo plans with different true values, so `solo` is only checked to lie
+        between 0 and `best`.
         """
+        self.check_board()
+        where, best = f"in {short(self.key)}", best_value(self.table)
+        if not is_number(self.best) or self.best != best:
+            raise ValueError(
+                f"best {where} must be {best}, the best value of its table, got {short(self.best)}"
+            )
+        for seat, solo in enumerate(self.solo):
+            if not is_number(solo) or not 0 <= solo <= best:
+                raise ValueError(f"solo[{seat}] {where} must be 0 to {best}, got {short(solo)}")
+
+    def check_board(self) -> None:
+        """Raise ValueError if the board cannot be played. Types are checked cell by cell."""
         where = f"in {short(self.key)}"
         checked_text(self.key, "key")
         checked_int(self.max_value, f"max_value {where}", low=2, high=MAX_MAX_VALUE)
@@ -96,14 +109,6 @@ class MatchingInstance:
                     f"scales[{seat}] {where} must lie above 0 and up to {most_scale:g}, "
                     f"got {short(scale)}"
                 )
-        best = best_value(self.table)
-        if not is_number(self.best) or self.best != best:
-            raise ValueError(
-                f"best {where} must be {best}, the best value of its table, got {short(self.best)}"
-            )
-        for seat, solo in enumerate(self.solo):
-            if not is_number(solo) or not 0 <= solo <= best:
-                raise ValueError(f"solo[{seat}] {where} must be 0 to {best}, got {short(solo)}")
         if (self.reviewers, self.papers) != (REVIEWERS[: self.size], PAPERS[: self.size]):
             _check_names(self.reviewers, self.papers, size=self.size)
 
@@ -176,6 +181,14 @@ class MatchingView:
 def unknown_value(max_value: int) -> int:
     """The value of a cell that neither seat sees: the middle of the value range."""
     return max_value // 2
+
+
+def referenced(board: MatchingInstance) -> MatchingInstance:
+    """The board with `best` and `solo` computed from its table and masks."""
+    first, second = (
+        float(solo_value(board.table, mask, unknown=board.unknown)) for mask in board.masks
+    )
+    return replace(board, best=best_value(board.table), solo=(first, second))
 
 
 def instance_from_dict(data: dict[str, Any]) -> MatchingInstance:

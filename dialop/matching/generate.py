@@ -14,9 +14,14 @@ from typing import Any
 import numpy as np
 
 from dialop.kit import check_options, option, stream_rng
-from dialop.matching.board import MAX_MAX_VALUE, MAX_VALUE, MatchingInstance, unknown_value
+from dialop.matching.board import (
+    MAX_MAX_VALUE,
+    MAX_VALUE,
+    MatchingInstance,
+    referenced,
+    unknown_value,
+)
 from dialop.matching.roster import REVIEWERS
-from dialop.matching.solve import best_value, solo_value
 
 KEEPS = ("both", "exactly_one", "all")
 
@@ -72,18 +77,16 @@ def generate_instance(recipe: MatchingRecipe, *, seed: int, index: int) -> Match
         scales = float(draws[0]), float(draws[1])
     rows = tuple(tuple(row) for row in table.tolist())
     mask_rows = [tuple(tuple(row) for row in mask.astype(int).tolist()) for mask in masks]
-    unknown = unknown_value(recipe.max_value)
-    solo = [float(solo_value(rows, mask, unknown=unknown)) for mask in mask_rows]
-    return MatchingInstance(
-        key=f"{seed}/{index}",
-        size=recipe.size,
-        table=rows,
-        masks=(mask_rows[0], mask_rows[1]),
-        scales=scales,
-        first_seat=(seed + index) % 2,
-        best=best_value(rows),
-        solo=(solo[0], solo[1]),
-        max_value=recipe.max_value,
+    return referenced(
+        MatchingInstance(
+            key=f"{seed}/{index}",
+            size=recipe.size,
+            table=rows,
+            masks=(mask_rows[0], mask_rows[1]),
+            scales=scales,
+            first_seat=(seed + index) % 2,
+            max_value=recipe.max_value,
+        )
     )
 
 

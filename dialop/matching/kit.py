@@ -8,17 +8,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any, cast
+from typing import Any
 
+from dialop import starts
 from dialop.demonstrations import demonstrated
 from dialop.kit import option
 from dialop.logged import Rules, part_of
 from dialop.matching import pages, people, recorded, scripted, store, texts
-from dialop.matching.board import MatchingInstance
+from dialop.matching.board import MatchingInstance, referenced
 from dialop.matching.game import MatchingGame
 from dialop.matching.generate import MatchingRecipe, generate_instance
-from dialop.matching.solve import best_value, solo_value
-from dialop.starts import tally
 
 TITLE = "reviewer–paper matching (DialOp)"
 ROLES: tuple[str, ...] = ("player", "player")
@@ -32,7 +31,7 @@ make_script = scripted.make_scripted
 restore = MatchingGame.from_state
 read, write, digest = store.read_instances, store.write_instances, people.board_digest
 replay, read_recorded = recorded.replay, recorded.read_recorded
-recorded_messages = recorded.said_in
+recorded_messages = starts.recorded_messages
 board, picture, forms, talk = pages.board, pages.picture, pages.forms, pages.talk
 
 
@@ -89,12 +88,7 @@ def vary(instance: MatchingInstance, seat: int, *, seed: int) -> MatchingInstanc
     )
     if table == instance.table:
         return None
-    solo = cast("tuple[float, float]", tuple(_solo(instance, table, s) for s in (0, 1)))
-    return replace(instance, table=table, best=best_value(table), solo=solo)
-
-
-def _solo(instance: MatchingInstance, table: Sequence[Sequence[int]], seat: int) -> float:
-    return float(solo_value(table, instance.masks[seat], unknown=instance.unknown))
+    return referenced(replace(instance, table=table))
 
 
 def recorded_tally(record: Mapping[str, Any], instance: MatchingInstance) -> dict[str, float]:
@@ -107,8 +101,8 @@ def recorded_tally(record: Mapping[str, Any], instance: MatchingInstance) -> dic
     log, accepted = record["action_log"], recorded.agreed(record)
     score = instance.norm(float(record["proposal_reward"])) if accepted else 0.0
     proposals = sum(entry["type"] == "proposal" for entry in log)
-    said = recorded.said_in(record)
-    figures = tally(score, said, accepted=accepted, proposals=proposals, turns=len(log))
+    said = recorded_messages(record)
+    figures = starts.tally(score, said, accepted=accepted, proposals=proposals, turns=len(log))
     return {**figures, "talk_value": score - instance.norm(max(instance.solo))}
 
 

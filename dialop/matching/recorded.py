@@ -14,26 +14,17 @@ from reprlib import repr as short
 from typing import Any
 
 from dialop.matching.board import (
-    MAX_MAX_VALUE,
     MAX_VALUE,
     Action,
     MatchingInstance,
+    referenced,
     rows_of,
-    unknown_value,
 )
 from dialop.matching.proposal import parse_proposal, render_proposal
 from dialop.matching.roster import PAPERS, REVIEWERS
-from dialop.matching.solve import best_value, solo_value
-from dialop.starts import RecordedGame, before_accept, read_log
+from dialop.starts import RecordedGame, answer_of, before_accept, message_of, read_log
 from dialop.starts import read_recorded as read_games
-from dialop.values import (
-    check_fields,
-    checked_bool,
-    checked_int,
-    checked_list,
-    checked_string,
-    field,
-)
+from dialop.values import check_fields, checked_int, checked_list, checked_string, field
 
 FIELDS = ("table", "mask1", "mask2", "scale1", "scale2", "action_log", "best_assignment_reward")
 
@@ -49,37 +40,20 @@ def instance_from_record(record: Mapping[str, Any], *, key: str) -> MatchingInst
     check_fields(record, FIELDS, "a recorded game needs the fields")
     check_log(record["action_log"])
     table = rows_of(record["table"], "table")
-    masks = rows_of(record["mask1"], "mask1"), rows_of(record["mask2"], "mask2")
-    size = checked_int(len(table), "the rows of table", low=2, high=len(REVIEWERS))
-    if any(len(row) != size for rows in (table, *masks) for row in (rows, *rows)):
-        raise ValueError("table and masks must be squares of one size")
-    max_value = checked_int(
-        record.get("max_value", MAX_VALUE), "max_value", low=2, high=MAX_MAX_VALUE
-    )
-    reviewers, papers = _names(record, size=size)
-    for name, rows, most in (
-        ("table", table, max_value - 1),
-        ("mask1", masks[0], 1),
-        ("mask2", masks[1], 1),
-    ):
-        for cell in (cell for row in rows for cell in row):
-            checked_int(cell, f"a cell of {name}", low=0, high=most)
-    unknown = unknown_value(max_value)
-    solo = [float(solo_value(table, mask, unknown=unknown)) for mask in masks]
-    instance = MatchingInstance(
+    reviewers, papers = _names(record, size=len(table))
+    board = MatchingInstance(
         key=key,
-        size=size,
+        size=len(table),
         table=table,
-        masks=masks,
+        masks=(rows_of(record["mask1"], "mask1"), rows_of(record["mask2"], "mask2")),
         scales=(record["scale1"], record["scale2"]),
         first_seat=record["action_log"][0]["player"] if record["action_log"] else 0,
-        best=best_value(table),
-        solo=(solo[0], solo[1]),
-        max_value=max_value,
+        max_value=record.get("max_value", MAX_VALUE),
         reviewers=reviewers,
         papers=papers,
     )
-    instance.check()
+    board.check_board()
+    instance = referenced(board)
     if record["best_assignment_reward"] != instance.best:
         raise ValueError(
             f"best_assignment_reward must be {instance.best}, the best value of its table, got "
@@ -107,16 +81,14 @@ def _check_entry(entry: Any) -> None:
     checked_int(field(entry, "player"), "player", low=0, high=1)
     kind = field(entry, "type")
     if kind == "message":
-        checked_string(field(field(entry, "message"), "data", "message"), "message.data")
+        message_of(entry)
     elif kind == "proposal":
         checked_string(field(entry, "proposal"), "proposal")
         for pair in rows_of(field(entry, "proposal_ids"), "proposal_ids"):
             for index in checked_list(pair, "a pair of proposal_ids", low=2, high=2):
                 checked_int(index, "proposal_ids", low=0, high=len(REVIEWERS) - 1)
-    elif kind == "proposal_response":
-        checked_bool(field(field(entry, "response"), "accept"), "response.accept")
     else:
-        raise ValueError(f"type must be message, proposal or proposal_response, got {short(kind)}")
+        answer_of(entry)
 
 
 def moves_from_record(record: Mapping[str, Any]) -> list[Action]:
@@ -129,20 +101,6 @@ def moves_from_record(record: Mapping[str, Any]) -> list[Action]:
     check_log(record["action_log"])
     reviewers, papers = _names(record, size=len(record["table"]))
     return read_log(record["action_log"], lambda entry: _move(entry, reviewers, papers=papers))
-
-
-def said_in(record: Mapping[str, Any]) -> list[str]:
-    """The messages of a recorded game of any kind, in order and verbatim.
-
-    Raises:
-        ValueError: for an invalid log.
-    """
-    log = checked_list(field(record, "action_log"), "action_log")
-    return [
-        checked_string(field(field(entry, "message"), "data", "message"), "message.data")
-        for entry in log
-        if field(entry, "type") == "message"
-    ]
 
 
 def read_recorded(path: Path) -> list[RecordedGame]:
@@ -212,7 +170,7 @@ def _move(entry: dict[str, Any], reviewers: Sequence[str], *, papers: Sequence[s
     if kind == "message":
         return Action(seat, "message", entry["message"]["data"])
     if kind == "proposal_response":
-        return Action(seat, "accept" if entry["response"]["accept"] else "reject", "")
+        return Action(seat, answer_of(entry), "")
     text = entry["proposal"]
     pairs = parse_proposal(text, reviewers, papers=papers)
     recorded = tuple(sorted((r, p) for r, p in entry["proposal_ids"]))

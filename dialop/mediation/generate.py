@@ -9,7 +9,7 @@ are dropped, so every choice has a cost. Small instances fix the numbers of even
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from dialop.mediation.records import (
     User,
 )
 from dialop.mediation.score import clashes
-from dialop.mediation.search import with_references
+from dialop.mediation.search import referenced
 from dialop.values import checked_int
 
 CARRIERS = ("JetBlue", "American", "Delta", "Southwest", "United", "Alaska")
@@ -97,19 +97,17 @@ def generate_instance(recipe: MediationRecipe, *, seed: int, index: int) -> Medi
         first, second = _user(recipe, rng), _user(recipe, rng)
         if first is None or second is None:
             continue
-        instance = MediationInstance(
-            key=f"{seed}/{index}",
-            users=(first, second),
-            arrival_pref=arrival_pref,
-            best=0,
-            worst=0,
-            alone=0,
-            max_price_pref=recipe.max_price_pref,
-            max_arrival_pref=recipe.max_arrival_pref,
+        instance = referenced(
+            MediationInstance(
+                key=f"{seed}/{index}",
+                users=(first, second),
+                arrival_pref=arrival_pref,
+                max_price_pref=recipe.max_price_pref,
+                max_arrival_pref=recipe.max_arrival_pref,
+            )
         )
-        best, worst, alone = with_references(instance)
-        if best > worst:
-            return replace(instance, best=best, worst=worst, alone=alone)
+        if instance.best > instance.worst:
+            return instance
     raise ValueError(f"none of {_MAX_DRAWS} drawn instances meets {recipe}")
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from dialop import starts
 from dialop.logged import Rules, part_of
 from dialop.mediation import pages, recorded, scripted, store, texts
 from dialop.mediation.game import MediationGame
 from dialop.mediation.generate import MediationRecipe, generate_instance
 from dialop.mediation.records import MAX_IMPORTANCE, USERS, MediationInstance
 from dialop.mediation.score import calendar_costs, pair_costs, pair_scores
-from dialop.mediation.search import with_references
-from dialop.starts import tally
+from dialop.mediation.search import referenced
 
 TITLE = "mediation (DialOp)"
 ROLES = ("user", "user", "agent")
@@ -28,7 +28,7 @@ make_script = scripted.make_scripted
 restore = MediationGame.from_state
 read, write = store.read_instances, store.write_instances
 replay, read_recorded = recorded.replay, recorded.read_recorded
-recorded_messages = recorded.said_in
+recorded_messages = starts.recorded_messages
 picture, forms, rooms = pages.picture, pages.forms, pages.rooms
 
 
@@ -66,9 +66,7 @@ def vary(instance: MediationInstance, seat: int, *, seed: int) -> MediationInsta
     ]
     users = list(instance.users)
     users[seat] = replace(users[seat], events=tuple(events))
-    twin = replace(instance, users=(users[0], users[1]))
-    best, worst, alone = with_references(twin)
-    return replace(twin, best=best, worst=worst, alone=alone)
+    return referenced(replace(instance, users=(users[0], users[1])))
 
 
 def recorded_tally(record: Mapping[str, Any], instance: MediationInstance) -> dict[str, float]:
@@ -81,7 +79,7 @@ def recorded_tally(record: Mapping[str, Any], instance: MediationInstance) -> di
         score = instance.norm(sum(costs.total for costs in pair_costs(instance, pair)))
     kinds = [act.kind for act in moves]
     return {
-        **tally(
+        **starts.tally(
             score,
             said,
             accepted=pair is not None,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from reprlib import repr as short
@@ -20,23 +19,19 @@ from dialop.mediation.records import (
     FIRST_DAY,
     MAX_ARRIVAL_PREF,
     MAX_ITEMS,
-    MAX_PRICE,
-    MAX_PRICE_PREF,
     USERS,
     Act,
-    Event,
-    Flight,
     MediationInstance,
     Pair,
     User,
-    checked_event,
-    checked_flight,
+    flight_from_dict,
+    user_from_dict,
 )
 from dialop.mediation.score import pair_costs, pair_scores, price_costs
-from dialop.mediation.search import with_references
-from dialop.starts import RecordedGame, read_log
+from dialop.mediation.search import referenced
+from dialop.starts import RecordedGame, answer_of, message_of, read_log
 from dialop.starts import read_recorded as read_games
-from dialop.values import checked_int, checked_list, checked_string, field
+from dialop.values import checked_int, checked_list, field
 
 _TERMS = ("calendar", "price", "arrival_time", "total")
 Terms = tuple[int, int, int, int]
@@ -62,16 +57,8 @@ def instance_from_record(record: Mapping[str, Any], *, key: str) -> MediationIns
     }
     if len(arrival_prefs) != 1:
         raise ValueError(f"both users must have one arrival_time_pref, got {sorted(arrival_prefs)}")
-    instance = MediationInstance(
-        key=key,
-        users=(_user(players[0], "user 0"), _user(players[1], "user 1")),
-        arrival_pref=arrival_prefs.pop(),
-        best=0,
-        worst=0,
-        alone=0,
-    )
-    best, worst, alone = with_references(instance)
-    return replace(instance, best=best, worst=worst, alone=alone)
+    users = _user(players[0], "user 0"), _user(players[1], "user 1")
+    return referenced(MediationInstance(key, users, arrival_prefs.pop()))
 
 
 def moves_from_record(record: Mapping[str, Any], instance: MediationInstance) -> list[Act]:
@@ -149,13 +136,6 @@ def replay(record: dict[str, Any], *, index: int) -> dict[str, Any]:
     return line
 
 
-def said_in(record: Mapping[str, Any]) -> list[str]:
-    """The messages of a recorded game, in order and verbatim. Raises ValueError as
-    `moves_from_record`."""
-    instance = instance_from_record(record, key="recorded")
-    return [act.text for act in moves_from_record(record, instance) if act.kind == "message"]
-
-
 def minute_of(text: Any, name: str) -> int:
     """A time such as 2023-06-01T07:19 in minutes from 00:00 of the first day."""
     try:
@@ -228,44 +208,29 @@ def _their_extremes(instance: MediationInstance) -> tuple[int, int]:
 
 
 def _user(player: Any, where: str) -> User:
-    shared = checked_list(
-        field(player, "shared_calendar", where), f"{where}: calendar", high=MAX_ITEMS
-    )
-    private = checked_list(
-        field(player, "unshared_calendar", where), f"{where}: calendar", high=MAX_ITEMS
-    )
-    events = [_event(e, where, shared=True) for e in shared]
-    events += [_event(e, where, shared=False) for e in private]
-    whole = [_event(e, where, shared=True) for e in field(player, "calendar", where)]
-    if sorted((e.start, e.end, e.importance) for e in whole) != sorted(
-        (e.start, e.end, e.importance) for e in events
-    ):
+    def calendar(name: str, *, shared: bool) -> list[dict[str, Any]]:
+        events = checked_list(field(player, name, where), f"{where}: {name}", high=MAX_ITEMS)
+        return [{**_timed(event, where), "shared": shared} for event in events]
+
+    def times(events: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+        return sorted((e["start"], e["end"], e.get("importance")) for e in events)
+
+    events = calendar("shared_calendar", shared=True) + calendar("unshared_calendar", shared=False)
+    if times(events) != times(calendar("calendar", shared=True)):
         raise ValueError(f"{where}: calendar must hold the shared and the unshared events")
-    flights = checked_list(
-        field(player, "flights", where), f"{where}: flights", low=1, high=MAX_ITEMS
-    )
-    return User(
-        events=tuple(sorted(events, key=lambda event: event.start)),
-        flights=tuple(_flight(f, f"{where}, flight {i}") for i, f in enumerate(flights)),
-        mean_price=checked_int(
-            field(player, "mean_price", where), f"{where}: mean_price", low=1, high=MAX_PRICE
-        ),
-        price_pref=checked_int(
-            field(player, "price_pref", where), f"{where}: price_pref", low=0, high=MAX_PRICE_PREF
-        ),
-    )
+    flights = checked_list(field(player, "flights", where), f"{where}: flights")
+    data = {
+        **player,
+        "events": sorted(events, key=lambda event: event["start"]),
+        "flights": [_timed(flight, f"{where}, flight {i}") for i, flight in enumerate(flights)],
+    }
+    return user_from_dict(data, where)
 
 
-def _event(data: Any, where: str, *, shared: bool) -> Event:
-    start, end = (minute_of(field(data, name, where), f"{where}: {name}") for name in _SPAN)
-    event = Event(start, end, field(data, "importance", where), shared)
-    return checked_event(event, f"{where}: an event")
-
-
-def _flight(data: Any, where: str) -> Flight:
-    start, end = (minute_of(field(data, name, where), f"{where}: {name}") for name in _SPAN)
-    flight = Flight(field(data, "carrier", where), start, end, field(data, "price", where))
-    return checked_flight(flight, where)
+def _timed(data: Any, where: str) -> dict[str, Any]:
+    """An event or flight with its times in minutes."""
+    times = {n: minute_of(field(data, n, where), f"{where}: {n}") for n in ("start", "end")}
+    return {**data, **times}
 
 
 def _move(entry: Any, instance: MediationInstance) -> Act:
@@ -283,14 +248,11 @@ def _move(entry: Any, instance: MediationInstance) -> Act:
     if seat not in (AGENT, room):
         raise ValueError(f"player {seat} is not in room {room}")
     if kind == "message":
-        text = field(field(entry, "message"), "data", "message")
-        return Act(seat, "message", checked_string(text, "message.data"), room)
-    if kind != "proposal_response":
-        raise ValueError(f"type must be message, proposal or proposal_response, got {short(kind)}")
-    accepts = field(field(entry, "response"), "accept", "response")
-    if seat not in USERS or not isinstance(accepts, bool):
-        raise ValueError("an answer needs a user and response.accept, true or false")
-    return Act(seat, "accept" if accepts else "reject", "", room)
+        return Act(seat, "message", message_of(entry), room)
+    answer = answer_of(entry)
+    if seat not in USERS:
+        raise ValueError("only a user answers a proposal")
+    return Act(seat, answer, "", room)
 
 
 def _flight_id(data: Any, user: User, where: str) -> int:
@@ -298,12 +260,10 @@ def _flight_id(data: Any, user: User, where: str) -> int:
 
     If the user has the same flight twice, the recorded id decides.
     """
-    flight = _flight(field(data, "proposal_data", where), f"{where}, proposed flight")
+    what = f"{where}, proposed flight"
+    flight = flight_from_dict(_timed(field(data, "proposal_data", where), what), what)
     places = [i for i, other in enumerate(user.flights) if other == flight]
     if not places:
         raise ValueError(f"the flight proposed to {where} is not in the list")
     recorded = data.get("flight_id")
     return recorded if recorded in places else places[0]
-
-
-_SPAN = ("start", "end")

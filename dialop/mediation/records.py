@@ -78,7 +78,8 @@ class User:
 class MediationInstance:
     """One pair of users. `best` and `worst` are the extreme scores over all pairs of flights.
 
-    `alone` is the score of the pair that the agent books without messages. `max_price_pref` and
+    `alone` is the score of the pair that the agent books without messages; `search.referenced`
+    computes these three. `max_price_pref` and
     `max_arrival_pref` bound the hidden weights; all seats know the bounds. `opening` holds moves
     made before play starts, taken from a recorded human game.
     """
@@ -86,9 +87,9 @@ class MediationInstance:
     key: str
     users: tuple[User, User]
     arrival_pref: int
-    best: int
-    worst: int
-    alone: int
+    best: int = 0
+    worst: int = 0
+    alone: int = 0
     max_price_pref: int = MAX_PRICE_PREF
     max_arrival_pref: int = MAX_ARRIVAL_PREF
     opening: tuple[Act, ...] = ()
@@ -174,17 +175,17 @@ class AgentView:
     options: Rules
 
 
-def checked_event(event: Event, where: str) -> Event:
-    """Return the event if it can be played; raise ValueError otherwise."""
-    _check_times(event.start, event.end, where)
+def event_from_dict(data: Any, where: str) -> Event:
+    """An event from plain JSON values, checked. Raises ValueError and names the field."""
+    event: Event = _built(Event, data, where)
     checked_int(event.importance, f"{where}: importance", low=1, high=MAX_IMPORTANCE)
     checked_bool(event.shared, f"{where}: shared")
     return event
 
 
-def checked_flight(flight: Flight, where: str) -> Flight:
-    """Return the flight if it can be played; raise ValueError otherwise."""
-    _check_times(flight.start, flight.end, where)
+def flight_from_dict(data: Any, where: str) -> Flight:
+    """A flight from plain JSON values, checked. Raises ValueError and names the field."""
+    flight: Flight = _built(Flight, data, where)
     checked_text(flight.carrier, f"{where}: carrier")
     checked_int(flight.price, f"{where}: price", low=0, high=MAX_PRICE)
     return flight
@@ -197,14 +198,8 @@ def user_from_dict(data: Any, where: str) -> User:
         field(data, "flights", where), f"{where}: flights", low=1, high=MAX_ITEMS
     )
     return User(
-        events=tuple(
-            checked_event(_built(Event, event, f"{where}, event {i}"), f"{where}, event {i}")
-            for i, event in enumerate(events)
-        ),
-        flights=tuple(
-            checked_flight(_built(Flight, flight, f"{where}, flight {i}"), f"{where}, flight {i}")
-            for i, flight in enumerate(flights)
-        ),
+        events=tuple(event_from_dict(e, f"{where}, event {i}") for i, e in enumerate(events)),
+        flights=tuple(flight_from_dict(f, f"{where}, flight {i}") for i, f in enumerate(flights)),
         mean_price=checked_int(
             field(data, "mean_price", where), f"{where}: mean_price", low=1, high=MAX_PRICE
         ),
@@ -230,10 +225,8 @@ def act_from_dict(data: Mapping[str, Any]) -> Act:
 
 
 def _built(kind: type[Any], data: Any, where: str) -> Any:
-    names = kind.__dataclass_fields__
-    return kind(**{name: field(data, name, where) for name in names})
-
-
-def _check_times(start: Any, end: Any, where: str) -> None:
-    checked_int(start, f"{where}: start", low=0, high=MAX_MINUTE)
-    checked_int(end, f"{where}: end", low=start + 1, high=MAX_MINUTE)
+    """A record with a span of time, whose times are checked."""
+    values = {name: field(data, name, where) for name in kind.__dataclass_fields__}
+    start = checked_int(values["start"], f"{where}: start", low=0, high=MAX_MINUTE)
+    checked_int(values["end"], f"{where}: end", low=start + 1, high=MAX_MINUTE)
+    return kind(**values)

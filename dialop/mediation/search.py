@@ -7,6 +7,7 @@ Unknown importances and weights are set to the mean of their ranges. Knows no me
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +27,9 @@ def middle(highest: int) -> float:
     return (1 + highest) / 2 if highest else 0.0
 
 
-def guessed_mean(prices: Sequence[int]) -> float:
-    """An estimate of a user's mean price from the prices of the flights."""
-    return float(np.mean(prices)) / _MEAN_OF_PRICES
-
-
 def price_points(prices: Sequence[int], *, weight: float) -> Floats:
-    """The believed price term of each flight [F]."""
-    mean = guessed_mean(prices)
+    """The believed price term of each flight [F]; the prices tell the user's mean price."""
+    mean = float(np.mean(prices)) / _MEAN_OF_PRICES
     return -weight * (np.array(prices, dtype=np.float64) - mean) / max(mean, 1.0)
 
 
@@ -65,8 +61,8 @@ def alone_pair(
     return best_pair((first, second), arrivals, arrival_weight=middle(max_arrival_pref))
 
 
-def with_references(instance: MediationInstance) -> tuple[int, int, int]:
-    """`best`, `worst` and `alone` of an instance, computed from its users."""
+def referenced(instance: MediationInstance) -> MediationInstance:
+    """The instance with `best`, `worst` and `alone` computed from its users."""
     scores = pair_scores(instance.users, instance.arrival_pref)
     pair = alone_pair(
         [shared_conflicts(user).tolist() for user in instance.users],
@@ -75,4 +71,5 @@ def with_references(instance: MediationInstance) -> tuple[int, int, int]:
         max_price_pref=instance.max_price_pref,
         max_arrival_pref=instance.max_arrival_pref,
     )
-    return int(scores.max()), int(scores.min()), int(scores[pair])
+    best, worst = int(scores.max()), int(scores.min())
+    return replace(instance, best=best, worst=worst, alone=int(scores[pair]))

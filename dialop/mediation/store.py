@@ -21,7 +21,7 @@ from dialop.mediation.records import (
     act_from_dict,
     user_from_dict,
 )
-from dialop.mediation.search import with_references
+from dialop.mediation.search import referenced
 from dialop.values import checked_int, checked_list, checked_text, field, plain
 
 _NUMBERS = ("arrival_pref", "best", "worst", "alone", "max_price_pref", "max_arrival_pref")
@@ -71,8 +71,9 @@ def instance_from_dict(data: Mapping[str, Any]) -> MediationInstance:
     for act in instance.opening:
         for user, flight in zip(instance.users, act.flights or (), strict=False):
             checked_int(flight, "a proposal's flight", low=0, high=len(user.flights) - 1)
-    right = with_references(instance)
-    for name, value in zip(("best", "worst", "alone"), right, strict=True):
+    right = referenced(instance)
+    for name in ("best", "worst", "alone"):
+        value = getattr(right, name)
         if whole[name] != value or isinstance(whole[name], bool):
             raise ValueError(
                 f"{name} in {short(key)} must be {value}, that of its flights, got "

@@ -70,7 +70,7 @@ def told_preferences(log: Sequence[Action]) -> tuple[Preference, ...]:
     told = {}
     for action in log:
         if action.kind == "message" and action.seat == USER:
-            told.update({t.preference.text: t.preference for t in told_in(action.text)})
+            told.update({preference.text: preference for preference in told_in(action.text)})
     return tuple(told.values())
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from dialop import starts
 from dialop.logged import part_of
 from dialop.planning import pages, recorded, scripted, store, texts
 from dialop.planning.board import USER, PlanningInstance, PlanningOptions
@@ -25,7 +26,7 @@ make_script = scripted.make_scripted
 restore = PlanningGame.from_state
 read, write = store.read_instances, store.write_instances
 replay, read_recorded = recorded.replay, recorded.read_recorded
-recorded_messages, recorded_tally = recorded.recorded_messages, recorded.recorded_tally
+recorded_messages, recorded_tally = starts.recorded_messages, recorded.recorded_tally
 picture, forms = pages.picture, pages.forms
 
 

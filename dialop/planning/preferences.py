@@ -150,25 +150,13 @@ def budget_text(budget: int) -> str:
     return f"keep budget below ${budget}"
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """A preference sentence found in a message: its position and its meaning.
+def told_in(message: str) -> list[Preference]:
+    """The preferences that a message states, in order. All other words are ignored.
 
-    `preference` has weight 1 and is not penalised unless the sentence says so.
+    They have weight 1 and are not penalised unless the sentence says so.
     """
-
-    start: int
-    preference: Preference
-
-
-def told_in(message: str) -> list[Told]:
-    """The preference sentences in a message, in order. All other words are ignored."""
-    found = []
-    for match in _pattern().finditer(message):
-        preference = meaning(" ".join(match[0].split()))
-        if preference is not None:
-            found.append(Told(match.start(), preference))
-    return found
+    sentences = (" ".join(match[0].split()) for match in _pattern().finditer(message))
+    return [told for sentence in sentences if (told := meaning(sentence)) is not None]
 
 
 @lru_cache(maxsize=8192)

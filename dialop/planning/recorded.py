@@ -25,17 +25,9 @@ from dialop.planning.board import (
 from dialop.planning.preferences import Kind, Preference
 from dialop.planning.proposal import render_plan
 from dialop.planning.score import referenced, score_range, sheet_of
-from dialop.starts import RecordedGame, before_accept, read_log, tally
+from dialop.starts import RecordedGame, answer_of, before_accept, message_of, read_log, tally
 from dialop.starts import read_recorded as read_games
-from dialop.values import (
-    check_fields,
-    checked_bool,
-    checked_int,
-    checked_list,
-    checked_string,
-    checked_text,
-    field,
-)
+from dialop.values import check_fields, checked_int, checked_list, checked_text, field
 
 FIELDS = ("events", "preferences", "action_log")
 SLOTS = 3
@@ -97,11 +89,6 @@ def recorded_tally(record: Mapping[str, Any], instance: PlanningInstance) -> dic
         score = instance.norm(sheet_of(instance.sites, instance.preferences, plans[-1]).total)
     said = [move.text for move in moves if move.kind == "message"]
     return tally(score, said, accepted=accepted, proposals=len(plans), turns=len(moves))
-
-
-def recorded_messages(record: Mapping[str, Any]) -> list[str]:
-    """The texts of a recorded game's messages. Raises ValueError for an invalid log."""
-    return [move.text for move in moves_from_record(record) if move.kind == "message"]
 
 
 def replay(record: dict[str, Any], *, index: int) -> dict[str, Any]:
@@ -278,18 +265,14 @@ def _move(entry: Any, names: Sequence[str]) -> Action:
     kind = field(entry, "type")
     if kind == "message":
         seat = checked_int(field(entry, "player"), "player", low=0, high=1)
-        text = field(field(entry, "message"), "data", "message")
-        return Action(seat, "message", checked_string(text, "message.data"))
+        return Action(seat, "message", message_of(entry))
     if kind == "proposal":
         slots = field(entry, "proposal")
         if not isinstance(slots, list) or len(slots) != 2 * SLOTS - 1:
             raise ValueError(f"proposal must be {2 * SLOTS - 1} slots, got {short(slots)}")
         plan = tuple(None if slot is None else _index(slot, names) for slot in slots[::2])
         return Action(AGENT, "propose", render_plan(plan, names), plan)
-    if kind == "proposal_response":
-        accepted = checked_bool(field(field(entry, "response"), "accept"), "response.accept")
-        return Action(USER, "accept" if accepted else "reject", "")
-    raise ValueError(f"type must be message, proposal or proposal_response, got {short(kind)}")
+    return Action(USER, answer_of(entry), "")
 
 
 def _index(slot: Any, names: Sequence[str]) -> int:

@@ -34,7 +34,7 @@ def count_true(
     own = {p.text for p in instance.preferences}
     scored = scores_in(action.text) if sheet is not None else ()
     labels = {label for label, _ in scored}
-    told = [t.preference.text for t in told_in(action.text) if t.preference.text not in labels]
+    told = [p.text for p in told_in(action.text) if p.text not in labels]
     num_true = sum(text in own for text in told)
     if sheet is not None:
         num_true += sum(item in _items(sheet, names) for item in scored)

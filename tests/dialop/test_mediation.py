@@ -13,7 +13,7 @@ from dialop.mediation.kit import generate
 from dialop.mediation.moves import parse_proposal
 from dialop.mediation.records import AGENT, AgentView, Event, MediationInstance, UserView
 from dialop.mediation.score import overlap, pair_costs, pair_scores
-from dialop.mediation.search import with_references
+from dialop.mediation.search import referenced
 from dialop.mediation.texts import span_text, time_text
 from tests.helpers.dialop_boards import play
 from tests.helpers.mediation_games import BRIEF, FULL, SCORES, SILENT, SMALL, at, proposal
@@ -122,7 +122,8 @@ def test_a_game_word_for_word_in_the_brief_style() -> None:
 def test_costs_and_extremes_of_the_hand_sized_instance() -> None:
     table = pair_scores(SMALL.users, SMALL.arrival_pref)
     assert {pair: int(table[pair]) for pair in SCORES} == SCORES
-    assert with_references(SMALL) == (-3, -26, -3)
+    assert (SMALL.best, SMALL.worst, SMALL.alone) == (-3, -26, -3)
+    assert referenced(SMALL) == SMALL
     for pair, score in SCORES.items():
         first, second = pair_costs(SMALL, pair)
         assert first.total + second.total == score
@@ -277,9 +278,7 @@ def other_user_changed(instance: MediationInstance) -> MediationInstance:
         mean_price=999,
         price_pref=1,
     )
-    twin = replace(instance, users=(instance.users[0], changed))
-    best, worst, alone = with_references(twin)
-    return replace(twin, best=best, worst=worst, alone=alone)
+    return referenced(replace(instance, users=(instance.users[0], changed)))
 
 
 @pytest.mark.parametrize("options", [FULL, BRIEF])
@@ -316,9 +315,7 @@ def test_the_agent_sees_no_importance_no_private_event_and_no_weight() -> None:
             events = [e if e.shared else replace(e, start=0, end=1) for e in user.events]
             events = [replace(e, importance=10) for e in events]
             users.append(replace(user, events=tuple(events), mean_price=77, price_pref=20))
-        twin = replace(instance, users=(users[0], users[1]), arrival_pref=9)
-        best, worst, alone = with_references(twin)
-        return replace(twin, best=best, worst=worst, alone=alone)
+        return referenced(replace(instance, users=(users[0], users[1]), arrival_pref=9))
 
     for options in (FULL, BRIEF):
         one, two = MediationGame(SMALL, options), MediationGame(hidden_changed(SMALL), options)

@@ -11,7 +11,7 @@ import pytest
 from dialop.mediation.generate import MediationRecipe
 from dialop.mediation.kit import generate
 from dialop.mediation.score import conflicts, pair_scores
-from dialop.mediation.search import with_references
+from dialop.mediation.search import referenced
 from dialop.mediation.store import instance_from_dict, plain, read_instances, write_instances
 from tests.helpers.mediation_games import SMALL
 
@@ -42,7 +42,7 @@ def test_the_full_game_has_the_figures_of_the_recorded_ones() -> None:
 
 def test_every_instance_keeps_the_rules_of_the_generator() -> None:
     for instance in generate(MediationRecipe(), seed=2, num=40):
-        assert with_references(instance) == (instance.best, instance.worst, instance.alone)
+        assert referenced(instance) == instance
         assert 1 <= instance.arrival_pref <= 10
         for user in instance.users:
             assert 1 <= user.price_pref <= 20 and 50 <= user.mean_price < 1000

@@ -125,7 +125,7 @@ def test_damaged_records_say_what_is_wrong(records: list[dict[str, Any]]) -> Non
     without = {k: v for k, v in good.items() if k != "mask1"}
     assert replay(without, index=5)["error"] == "a recorded game needs the fields mask1"
     ragged = {**good, "table": good["table"][:7]}
-    assert "squares of one size" in replay(ragged, index=5)["error"]
+    assert "table must be 7x7" in replay(ragged, index=5)["error"]
     unfinished = {**good, "action_log": good["action_log"][:-1]}
     assert replay(unfinished, index=5)["error"].startswith("no accepted proposal")
     assert "log entry 0 " in replay({**good, "action_log": [{"player": 0}]}, index=5)["error"]
