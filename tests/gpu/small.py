@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import psutil
-import pynvml
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
