@@ -42,6 +42,8 @@ CONFIG = Qwen2Config(
 def used_bytes(family: Iterable[psutil.Process] | None = None) -> int:
     """What these processes hold of all GPUs; of None this one and its children. Other processes may
     use the GPUs too."""
+    import pynvml
+
     torch.cuda.synchronize()
     me = psutil.Process()
     pids = {p.pid for p in (family or [me, *me.children(recursive=True)])}
