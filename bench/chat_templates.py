@@ -20,6 +20,25 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.chat_templates",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
+    parser.add_argument("--names", action="store_true", help="one line an outcome")
+    args = parser.parse_args(words)
+    if missing := [str(folder) for folder in args.folders if not folder.is_dir()]:
+        parser.error(f"FOLDER must be a folder, got {', '.join(missing)}")
+    return args
+
+
+if __name__ == "__main__":  # --help and a mistake are answered before torch is imported
+    arguments()
+
+# isort: split
 from jinja2.exceptions import TemplateError
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
@@ -133,12 +152,7 @@ def outcome(template: str, kwargs: Mapping[str, object]) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.chat_templates", description=__doc__)
-    parser.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
-    parser.add_argument("--names", action="store_true", help="one line an outcome")
-    args = parser.parse_args(words)
-    if missing := [str(folder) for folder in args.folders if not folder.is_dir()]:
-        parser.error(f"FOLDER must be a folder, got {', '.join(missing)}")
+    args = arguments(words)
     found: defaultdict[str, list[str]] = defaultdict(list)
     seen: dict[str, str] = {}
     for folder in args.folders:

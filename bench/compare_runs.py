@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dialop.kit import switch
+from dialop.shown import fenced
 from selfplay.apps.report.charts import curves_svg
 from selfplay.atomic import write_atomically
 from selfplay.config import Config, load_config
@@ -234,8 +235,6 @@ def write_curves(runs: Sequence[Run], folder: Path, *, name: str) -> list[str]:
 
 def one_game(run: Run) -> str:
     """The held-out game with the largest gain, before and after, among those kept in full."""
-    from selfplay.evaluation.report import fenced  # loads torch
-
     before = {game["instance"]: game for game in run.before["sampled"]["games"]}
     pairs = [
         (before[game["instance"]], game)

@@ -30,56 +30,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import torch
-
-import train
-from bench.memory import Peaks, copy_ceiling, lone_pushes, nap
 from bench.rows import SHAPES, STAGES, keep, need_sglang, show
-from bench.shapes import save_random
-from bench.talks import TURNS, Watched, talks
-from bench.update import matmul_peak, operations
-from selfplay import setup
-from selfplay import step as one_step
-from selfplay.advantages.sample import Sample
-from selfplay.config import Config, load_config
-from selfplay.data.seeds import named_seed
-from selfplay.distributed import (
-    World,
-    all_reduce_max,
-    all_reduce_sum,
-    barrier,
-    broadcast_object,
-    close_world,
-    gather_objects,
-    init_world,
-    on_first_rank,
-)
-from selfplay.engines.base import Engine, Sampling
-from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.learner.batch import micro_batches
-from selfplay.learner.learner import Learner
-from selfplay.learner.update import update_policy
-from selfplay.metrics.step_log import Stopwatch
-from selfplay.rollout.driver import play_games
-from selfplay.rollout.episode import Episode, Limits
-from selfplay.setup import Run, make_tokenizer
-from selfplay.step import Rollout
-from selfplay.step import _play_instances as play_instances
 
-PHASES = ("play", "update", "push")
 # Games per GPU, for a step of about 10 to 20 s.
 GAMES = {"26M": 512, "0.5B": 512, "1.5B": 256, "7B": 96, "tiny": 4}
-SCRATCH = [
-    "model.path=null",
-    "model.scratch={vocab_size: 8000, tokenizer_games: 40, max_positions: 8192}",
-]
-# Settings for a 7B on one GPU, from configs/qwen2.5_7b.yaml. The command line overrides them.
-LONE_7B = [
-    "parallel.checkpointing=full",
-    "optim.master_dtype=bfloat16",
-    "engine.mem_fraction=0.25",
-    "optim.tokens_per_microbatch=8192",
-]
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -115,6 +69,59 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         need_sglang("loop", "; --dry-run measures a tiny shape without it")
     chosen.games = chosen.games or GAMES[chosen.shape]
     return chosen
+
+
+if __name__ == "__main__":  # --help and a mistake are answered before torch is imported
+    arguments()
+
+# isort: split
+import torch
+
+import train
+from bench.memory import Peaks, copy_ceiling, lone_pushes, nap
+from bench.shapes import save_random
+from bench.talks import TURNS, Watched, talks
+from bench.update import matmul_peak, operations
+from selfplay import setup
+from selfplay import step as one_step
+from selfplay.advantages.sample import Sample
+from selfplay.config import Config, load_config
+from selfplay.data.seeds import named_seed
+from selfplay.distributed import (
+    World,
+    all_reduce_max,
+    all_reduce_sum,
+    barrier,
+    broadcast_object,
+    close_world,
+    gather_objects,
+    init_world,
+    on_first_rank,
+)
+from selfplay.engines.base import Engine, Sampling
+from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.learner.batch import micro_batches
+from selfplay.learner.learner import Learner
+from selfplay.learner.update import update_policy
+from selfplay.metrics.step_log import Stopwatch
+from selfplay.rollout.driver import play_games
+from selfplay.rollout.episode import Episode, Limits
+from selfplay.setup import Run, make_tokenizer
+from selfplay.step import Rollout
+from selfplay.step import _play_instances as play_instances
+
+PHASES = ("play", "update", "push")
+SCRATCH = [
+    "model.path=null",
+    "model.scratch={vocab_size: 8000, tokenizer_games: 40, max_positions: 8192}",
+]
+# Settings for a 7B on one GPU, from configs/qwen2.5_7b.yaml. The command line overrides them.
+LONE_7B = [
+    "parallel.checkpointing=full",
+    "optim.master_dtype=bfloat16",
+    "engine.mem_fraction=0.25",
+    "optim.tokens_per_microbatch=8192",
+]
 
 
 def settings(

@@ -19,6 +19,23 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+VARIANTS = [f"engine.server_args={{enable_fp32_lm_head: {value}}}" for value in ("false", "true")]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("weights", type=Path)
+    parser.add_argument("--num", type=int, default=64, help="scripted games")
+    parser.add_argument("--variants", nargs="+", default=VARIANTS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":  # --help and a mistake are answered before torch is imported
+    arguments()
+
+# isort: split
 import torch
 from transformers import AutoTokenizer
 
@@ -39,7 +56,6 @@ from selfplay.rollout.seating import teacher_games
 from selfplay.weight_sync.start import load_engine
 
 BUDGET = 16_384  # packed tokens per forward pass
-VARIANTS = [f"engine.server_args={{enable_fp32_lm_head: {value}}}" for value in ("false", "true")]
 
 
 @torch.no_grad()
@@ -79,14 +95,8 @@ def clean_games(config: Config, rendering: Rendering, *, num: int) -> list[Sampl
     return imitation_samples(play_scripted(setups, limits=limits_of(config.rollout)))
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("weights", type=Path)
-    parser.add_argument("--num", type=int, default=64, help="scripted games")
-    parser.add_argument("--variants", nargs="+", default=VARIANTS)
-    asked = parser.parse_args(words)
+def main() -> None:
+    asked = arguments()
     world = init_world()
     path = asked.weights.parent / "config.yaml"
     config = load_config(path)

@@ -36,29 +36,7 @@ from random import Random
 from statistics import median
 from typing import Any
 
-import torch
-from datasets import Dataset
-from datasets.table import InMemoryTable
-from transformers import (
-    AutoModelForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TrainerCallback,
-)
-
-from bench import loop
 from bench.rows import SHAPES, group_arguments, keep
-from bench.shapes import qwen2_config, random_model
-from bench.update import peak_gib, restart_peak, synchronize, transcripts
-from selfplay.advantages.sample import Sample
-from selfplay.config import load_config
-from selfplay.data.stream import TrainStream
-from selfplay.distributed import World, close_world, init_world
-from selfplay.learner.learner import Learner
-from selfplay.learner.optimizer import make_optimizer
-from selfplay.learner.update import update_policy
-from selfplay.model.policy import DTYPES, liger_is_here
-from selfplay.setup import make_tokenizer
 
 
 def arguments() -> argparse.Namespace:
@@ -79,6 +57,34 @@ def arguments() -> argparse.Namespace:
         chosen.shapes, chosen.groups, chosen.prompt, chosen.own = ["tiny"], 2, 24, 12
         chosen.batches, chosen.budget = [4, 8], 2048
     return chosen
+
+
+if __name__ == "__main__":  # --help and a mistake are answered before torch is imported
+    arguments()
+
+# isort: split
+import torch
+from datasets import Dataset
+from datasets.table import InMemoryTable
+from transformers import (
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainerCallback,
+)
+
+from bench import loop
+from bench.shapes import qwen2_config, random_model
+from bench.update import peak_gib, restart_peak, synchronize, transcripts
+from selfplay.advantages.sample import Sample
+from selfplay.config import load_config
+from selfplay.data.stream import TrainStream
+from selfplay.distributed import World, close_world, init_world
+from selfplay.learner.learner import Learner
+from selfplay.learner.optimizer import make_optimizer
+from selfplay.learner.update import update_policy
+from selfplay.model.policy import DTYPES, liger_is_here
+from selfplay.setup import make_tokenizer
 
 
 def is_large(name: str) -> bool:

@@ -37,32 +37,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
-
-from bench import loop
-from bench.mismatch import both_logprobs
 from bench.rows import SHAPES, keep, need_sglang
-from bench.shapes import qwen2_config, random_model
-from bench.talks import GROUP, TURNS, Watched, talks
-from selfplay.advantages.sample import Sample
-from selfplay.chat.rendering import Rendering, make_rendering
-from selfplay.config import Config, load_config
-from selfplay.data.stream import TrainStream
-from selfplay.distributed import World, close_world, init_world
-from selfplay.engines.base import Request, Sampling
-from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.errors import EngineFault
-from selfplay.model.hub import local_folder
-from selfplay.rollout.driver import play_games
-from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
-from selfplay.rollout.players import opening_ids
-from selfplay.rollout.seating import self_play_games
-from selfplay.setup import make_tokenizer
-from selfplay.weight_sync.push import push
-from selfplay.weight_sync.start import load_engine
 
-ENDED = (1, 20, 60, 80, 95, 100)  # percent of the turns
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+def load(text: str) -> tuple[int, int, int]:
+    """Games, mean tokens of a turn, and repeats (1 if left out)."""
+    games, mean, *repeats = (int(number) for number in text.split("x"))
+    return games, mean, repeats[0] if repeats else 1
 
 
 def arguments() -> argparse.Namespace:
@@ -88,10 +69,35 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def load(text: str) -> tuple[int, int, int]:
-    """Games, mean tokens of a turn, and repeats (1 if left out)."""
-    games, mean, *repeats = (int(number) for number in text.split("x"))
-    return games, mean, repeats[0] if repeats else 1
+if __name__ == "__main__":  # --help and a mistake are answered before torch is imported
+    arguments()
+
+# isort: split
+import torch
+
+from bench import loop
+from bench.mismatch import both_logprobs
+from bench.shapes import qwen2_config, random_model
+from bench.talks import GROUP, TURNS, Watched, talks
+from selfplay.advantages.sample import Sample
+from selfplay.chat.rendering import Rendering, make_rendering
+from selfplay.config import Config, load_config
+from selfplay.data.stream import TrainStream
+from selfplay.distributed import World, close_world, init_world
+from selfplay.engines.base import Request, Sampling
+from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.errors import EngineFault
+from selfplay.model.hub import local_folder
+from selfplay.rollout.driver import play_games
+from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
+from selfplay.rollout.players import opening_ids
+from selfplay.rollout.seating import self_play_games
+from selfplay.setup import make_tokenizer
+from selfplay.weight_sync.push import push
+from selfplay.weight_sync.start import load_engine
+
+ENDED = (1, 20, 60, 80, 95, 100)  # percent of the turns
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager

@@ -30,17 +30,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-
-from bench.rows import group_arguments, keep, show
-from bench.shapes import SHAPES, random_model
-from selfplay.advantages.sample import Sample
-from selfplay.distributed import World, all_reduce_max, clip_grad_norm, close_world, init_world
-from selfplay.learner.batch import MicroBatch, micro_batches, pack
-from selfplay.model.attention import attention_backend
-from selfplay.model.policy import policy_logprobs
-
-GIB = 2**30
+from bench.rows import SHAPES, group_arguments, keep, show
 
 
 def arguments() -> argparse.Namespace:
@@ -66,6 +56,22 @@ def arguments() -> argparse.Namespace:
         chosen.liger, chosen.steps = ["off"], 2
         chosen.prompt, chosen.own = 64, 32
     return chosen
+
+
+if __name__ == "__main__":  # --help and a mistake are answered before torch is imported
+    arguments()
+
+# isort: split
+import torch
+
+from bench.shapes import random_model
+from selfplay.advantages.sample import Sample
+from selfplay.distributed import World, all_reduce_max, clip_grad_norm, close_world, init_world
+from selfplay.learner.batch import MicroBatch, micro_batches, pack
+from selfplay.model.attention import attention_backend
+from selfplay.model.policy import policy_logprobs
+
+GIB = 2**30
 
 
 def sequences(num_tokens: int, length: int, vocab: int, world: World) -> list[Sample]:

@@ -16,8 +16,10 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from selfplay.distributed import World, gather_objects, on_first_rank
+if TYPE_CHECKING:  # it imports torch, which one process does not need here
+    from selfplay.distributed import World
 
 MANIFEST = "manifest.json"
 # Hidden names beside a folder: the one being filled or deleted, and the one being replaced.
@@ -83,7 +85,11 @@ def filled(folder: Path, world: World | None = None) -> Iterator[Path]:
             if world is None:
                 delete()
             raise
-    every = [own] if world is None else gather_objects(own, world)
+    every = [own]
+    if world is not None:
+        from selfplay.distributed import gather_objects
+
+        every = gather_objects(own, world)
     if refused := next(filter(None, every), None):
         _once(delete, world)
         raise refused
@@ -203,4 +209,9 @@ def _refusal(error: BaseException | None, path: Path) -> OSError | None:
 
 
 def _once(action: Callable[[], object], world: World | None) -> None:
-    action() if world is None else on_first_rank(action, world)
+    if world is None:
+        action()
+    else:
+        from selfplay.distributed import on_first_rank
+
+        on_first_rank(action, world)

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAST = ("log.md",)  # pages with past commands, under their old names
 LIMIT_S = 900
 PROGRAMS = r"(?:\w+=\S* )*(?:python|torchrun|make|pip|docker|source|tensorboard|echo|selfplay-\w+) "
-GPU_BENCHES = "loop|peers|rollout|table|update"
+GPU_BENCHES = "loop|peers|rollout|update"
 RECORDED = {"optimization": "matching", "planning": "planning", "mediation": "mediation"}
 # A command needs what the first matching pattern says.
 NEEDS = {
@@ -40,7 +40,7 @@ NEEDS = {
     r"HF_TOKEN": "a token of the hub",
     r"selfplay.apps.serve |endpoint:": "SGLang (tests/sglang/test_serve.py)",
     r"^(make|pip|source)|selfplay-": "an environment of its own",
-    r"chat_templates|readings": "files of its own",
+    r"chat_templates": "files of its own",
 }
 STAND_INS = {
     r"runs/no_kl/checkpoints/\w+": "runs/no_kl",
@@ -110,7 +110,7 @@ def run(command: str) -> tuple[int, str]:
     )
     try:
         assert program.stdout
-        if re.search(r"selfplay\.play(?!.*--terminal)|^tensorboard", command):
+        if re.search(r"selfplay\.apps\.play(?!.*--terminal)|^tensorboard", command):
             found = next(filter(None, (re.search(r"http://\S+", s) for s in program.stdout)))
             with urllib.request.urlopen(found[0], timeout=60) as page:
                 return (0 if page.status == 200 else 1), found[0].split("?")[0]
