@@ -18,7 +18,7 @@ from dialop.game import Game, Outcome, Prompt, Step
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
 from selfplay.data.stream import TrainStream
-from selfplay.engines.base import Completion, Engine, Generate, Request, Sampling, Task
+from selfplay.engines.base import Completion, Engine, GameCoroutine, Generate, Request, Sampling
 from selfplay.rollout.episode import GameSetup
 from selfplay.rollout.players import PolicyPlayer
 
@@ -74,10 +74,10 @@ class Watched(Engine):
         self.ends: list[float] = []
         self.driver_s = 0.0
 
-    def stream(
-        self, tasks: Iterable[Task], sampling: Sampling, partners: Generate | None = None
+    def run_games(
+        self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
-        def watched(task: Task) -> Task:
+        def watched(game: GameCoroutine) -> GameCoroutine:
             async def play(generate: Generate) -> Any:
                 since = time.perf_counter()
 
@@ -99,11 +99,11 @@ class Watched(Engine):
                     self.ends.append(since)
                     return completion
 
-                return await task(asked)
+                return await game(asked)
 
             return play
 
-        return self._engine.stream([watched(task) for task in tasks], sampling, partners)
+        return self._engine.run_games([watched(game) for game in games], sampling, partners)
 
     def rollout(self) -> AbstractContextManager[None]:
         return self._engine.rollout()

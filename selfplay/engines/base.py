@@ -1,12 +1,13 @@
-"""The engine interface: prompt ids in, sampled ids out. Knows no games and no rewards.
+"""The engine interface: prompt ids in, sampled ids out.
 
-Games are played by `Engine.stream`: one coroutine for each game, which awaits its completions. The
+`Engine.run_games` plays games: one coroutine for each game, which awaits its completions. The
 SGLang engine answers each request as soon as it is done. The hf engine answers when all games wait,
 as one batch (`waves`).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -71,7 +72,21 @@ class Sampling:
 Generate = Callable[[Request], Coroutine[Any, Any, Completion]]
 
 # One game: a coroutine that gets its completions by `Generate`.
-Task = Callable[[Generate], Coroutine[Any, Any, Any]]
+GameCoroutine = Callable[[Generate], Coroutine[Any, Any, Any]]
+
+
+async def run_all(coroutines: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Run coroutines concurrently; results in order.
+
+    The first exception cancels the others, and propagates when they have ended.
+    """
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def check_count(completions: Sequence[Completion], num: int) -> None:
@@ -89,8 +104,8 @@ class Engine(Protocol):
         """Answer all requests, in order."""
         ...
 
-    def stream(
-        self, tasks: Iterable[Task], sampling: Sampling, partners: Generate | None = None
+    def run_games(
+        self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
         """Run one coroutine for each game, passing it `generate(request)`; results in order.
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from selfplay.engines.base import Completion, Generate, Request, Sampling, Task
+from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling
 from selfplay.engines.waves import WaveScheduler
 from selfplay.model.attention import packed_kwargs
 from selfplay.model.row import PackedRow, Prefixes
@@ -157,14 +157,14 @@ class HFEngine:
         finally:
             self._tree = None
 
-    def stream(
-        self, tasks: Iterable[Task], sampling: Sampling, partners: Generate | None = None
+    def run_games(
+        self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
         """Play the games in waves, at most `max_batch` games at a time."""
-        tasks, results = list(tasks), []
-        for start in range(0, len(tasks), self.max_batch):
+        games, results = list(games), []
+        for start in range(0, len(games), self.max_batch):
             waves = WaveScheduler(partial(self.generate, sampling=sampling), partners=partners)
-            results += waves.stream(tasks[start : start + self.max_batch])
+            results += waves.run_games(games[start : start + self.max_batch])
         return results
 
     def update_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from selfplay.engines.base import Completion, Engine, Generate, Request, Sampling, Task
+from selfplay.engines.base import Completion, Engine, GameCoroutine, Generate, Request, Sampling
 from selfplay.engines.endpoint import Endpoint
 from selfplay.engines.waves import WaveScheduler
 
@@ -59,8 +59,8 @@ class EngineRouter:
         """Answer requests of the policy."""
         return self._policy.generate(requests, sampling)
 
-    def stream(
-        self, tasks: Iterable[Task], sampling: Sampling, partners: Generate | None = None
+    def run_games(
+        self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
         """Run one coroutine for each game with the policy's engine; results in order.
 
@@ -76,7 +76,7 @@ class EngineRouter:
                 return await waves[request.model].generate(request)
             return await asyncio.wrap_future(self._endpoints[request.model].submit(request))
 
-        return self._policy.stream(tasks, sampling, generate)
+        return self._policy.run_games(games, sampling, generate)
 
     @contextmanager
     def rollout(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from selfplay.engines.base import Completion, Generate, Request, Task, check_count
+from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, check_count, run_all
 
 
 class WaveScheduler:
@@ -32,33 +32,24 @@ class WaveScheduler:
         self._error: BaseException | None = None  # of the first game that failed
         self._worker: asyncio.Task[None] | None = None
 
-    def stream(self, tasks: Iterable[Task]) -> list[Any]:
+    def run_games(self, games: Iterable[GameCoroutine]) -> list[Any]:
         """Run one coroutine for each game on an event loop of their own; results in order.
 
         The first exception ends all games, then propagates.
         """
 
-        async def play_one(task: Task) -> Any:
+        async def play(game: GameCoroutine) -> Any:
             try:
-                return await task(self.generate)
+                return await game(self.generate)
             except BaseException as error:  # noqa: BLE001
                 # Even an interrupt leaves the event loop as a cancellation, so the loop can close.
                 self._error = self._error or error
                 raise asyncio.CancelledError from None
 
-        async def play_all() -> list[Any]:
-            games = [asyncio.ensure_future(play_one(task)) for task in tasks]
-            try:
-                return await asyncio.gather(*games)
-            finally:
-                for game in games:
-                    game.cancel()
-                await asyncio.gather(*games, return_exceptions=True)
-
         try:
             # Not `Runner.run`: its handler of SIGINT interrupts no game that reads a line.
             with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-                return runner.get_loop().run_until_complete(play_all())
+                return runner.get_loop().run_until_complete(run_all(map(play, games)))
         except asyncio.CancelledError:
             assert self._error is not None
             raise self._error from None

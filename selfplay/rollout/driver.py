@@ -6,9 +6,10 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
-from selfplay.engines.base import Completion, Engine, Generate, Request, Sampling, Task
+from selfplay.engines.base import Completion, Engine, Generate, Request, Sampling
 from selfplay.errors import EngineFault
 from selfplay.rollout.episode import VOID, Episode, GameSetup, Limits, play_game
 
@@ -91,24 +92,21 @@ def play_games(
         return [], RolloutStats(0, 0, 0.0)
     finished = FinishedGames() if finished is None else finished
 
-    def task(index: int) -> Task:
-        async def play(generate: Generate) -> None:
-            counting = _Counting(generate, version)
-            episode = await play_game(setups[index].fresh(), limits, counting.generate)
-            finished.games[index] = FinishedGame(
-                episode, counting.num_prompt_tokens, counting.num_generated_tokens
-            )
-            if on_end is not None:
-                on_end()
+    async def play(index: int, generate: Generate) -> None:
+        counting = _Counting(generate, version)
+        episode = await play_game(setups[index].copy(), limits, counting.generate)
+        finished.games[index] = FinishedGame(
+            episode, counting.num_prompt_tokens, counting.num_generated_tokens
+        )
+        if on_end is not None:
+            on_end()
 
-        return play
-
-    tasks = [task(index) for index in range(len(setups)) if index not in finished.games]
-    if tasks:
+    games = [partial(play, index) for index in range(len(setups)) if index not in finished.games]
+    if games:
         began_s = time.perf_counter()
         try:
             with engine.rollout():
-                engine.stream(tasks, sampling)
+                engine.run_games(games, sampling)
         finally:
             finished.engine_s += time.perf_counter() - began_s
     return finished.result(len(setups))

@@ -55,7 +55,7 @@ class GameSetup:
     index: int
     branching: Branching | None = None
 
-    def fresh(self) -> GameSetup:
+    def copy(self) -> GameSetup:
         """An independent copy with the same draws, so that the game can be played again."""
         players = tuple(player.fork() for player in self.players)
         return replace(self, game=self.game.clone(), players=players)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from selfplay.engines.base import Completion, Generate, Request, Task
+from selfplay.engines.base import Completion, GameCoroutine, Generate, Request
 from selfplay.engines.waves import WaveScheduler
 from selfplay.errors import EngineFault
 
@@ -25,7 +25,7 @@ class Recorded:
         return [completion(request) for request in requests]
 
 
-def game(*seeds: int) -> Task:
+def game(*seeds: int) -> GameCoroutine:
     """Requests these seeds one after the other; returns the ids."""
 
     async def play(generate: Generate) -> list[int]:
@@ -39,7 +39,7 @@ def game(*seeds: int) -> Task:
 
 def test_a_wave_has_one_request_of_every_game_in_their_order() -> None:
     recorded = Recorded()
-    results = WaveScheduler(recorded).stream([game(1, 2, 3), game(10), game(20, 21)])
+    results = WaveScheduler(recorded).run_games([game(1, 2, 3), game(10), game(20, 21)])
     assert results == [[1, 2, 3], [10], [20, 21]]
     assert recorded.waves == [[1, 10, 20], [2, 21], [3]]
 
@@ -53,7 +53,7 @@ def test_a_game_that_a_game_starts_joins_the_next_wave() -> None:
             spawned.create_task(game(100, 101)(generate))
             await generate(Request([1], 1, 2))
 
-    WaveScheduler(recorded).stream([branching, game(10, 11, 12)])
+    WaveScheduler(recorded).run_games([branching, game(10, 11, 12)])
     assert [sorted(wave) for wave in recorded.waves] == [[1, 10], [2, 11, 100], [12, 101]]
 
 
@@ -73,7 +73,7 @@ def test_no_wave_begins_while_a_game_waits_for_a_partner(pauses: int) -> None:
         await generate(Request([1], 1, 101, "other"))
         await generate(Request([1], 1, 3))
 
-    WaveScheduler(recorded, partners=partner).stream([game(10, 11), with_partner])
+    WaveScheduler(recorded, partners=partner).run_games([game(10, 11), with_partner])
     assert recorded.waves == [[10, 2], [11, 3]]
 
 
@@ -91,7 +91,7 @@ def test_an_exception_ends_all_games_without_another_wave() -> None:
         raise KeyError("a bug")
 
     with pytest.raises(KeyError, match="a bug"):
-        WaveScheduler(recorded).stream([waits, fails])
+        WaveScheduler(recorded).run_games([waits, fails])
     assert (recorded.waves, ended) == ([[1, 10]], ["waits"])
 
 
@@ -101,9 +101,9 @@ def test_an_exception_of_the_engine_ends_all_games(error: type[BaseException]) -
         raise error("here")
 
     with pytest.raises(error, match="here"):
-        WaveScheduler(fails).stream([game(1), game(2), game(3)])
+        WaveScheduler(fails).run_games([game(1), game(2), game(3)])
 
 
 def test_too_few_completions_are_a_fault() -> None:
     with pytest.raises(EngineFault, match="returned 1 completions for 2 requests"):
-        WaveScheduler(lambda requests: [completion(requests[0])]).stream([game(1), game(2)])
+        WaveScheduler(lambda requests: [completion(requests[0])]).run_games([game(1), game(2)])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from selfplay.chat.rendering import Rendering
-from selfplay.engines.base import Completion, Generate, Request, Sampling, Task
+from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling
 from selfplay.engines.waves import WaveScheduler
 
 CUT = "…"  # a prepared text that ends with this was cut off at its limit
@@ -42,11 +42,11 @@ class WaveEngine:
     def rollout(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def stream(
-        self, tasks: Iterable[Task], sampling: Sampling, partners: Generate | None = None
+    def run_games(
+        self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
         waves = WaveScheduler(partial(self.generate, sampling=sampling), partners=partners)
-        return waves.stream(tasks)
+        return waves.run_games(games)
 
     def update_weights(
         self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int
@@ -66,8 +66,8 @@ class StreamEngine(WaveEngine):
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         raise AssertionError("a streaming engine never gets a wave")
 
-    def stream(
-        self, tasks: Iterable[Task], sampling: Sampling, partners: Generate | None = None
+    def run_games(
+        self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
         async def generate(request: Request) -> Completion:
             if request.model and partners is not None:
@@ -77,6 +77,6 @@ class StreamEngine(WaveEngine):
             return self.answer(request)
 
         async def play_all() -> list[Any]:
-            return list(await asyncio.gather(*(task(generate) for task in tasks)))
+            return list(await asyncio.gather(*(game(generate) for game in games)))
 
         return asyncio.run(play_all())

@@ -101,7 +101,7 @@ def test_the_second_turn_computes_only_its_new_tokens(engine: SGLangEngine, poli
         second = await generate(Request(history, 6, 0))
         return first, second, [engine.counters.num_cached_tokens - cached, *history]
 
-    [(first, second, (num_cached, *history))] = engine.stream([two_turns], Sampling(1.0, ()))
+    [(first, second, (num_cached, *history))] = engine.run_games([two_turns], Sampling(1.0, ()))
     assert num_cached >= len(PROMPT) + len(first.ids) - 1
     assert tiny.worst_mismatch(policy, history, second) < 1e-4
 
@@ -121,7 +121,7 @@ def test_games_do_not_wait_for_each_other(engine: SGLangEngine, policy: Any) -> 
         ended.append("short")
         return "short"
 
-    assert engine.stream([long, short], Sampling(1.0, ())) == ["long", "short"]
+    assert engine.run_games([long, short], Sampling(1.0, ())) == ["long", "short"]
     assert ended == ["short", "long"]
 
 
@@ -137,7 +137,7 @@ def test_a_failing_game_ends_the_others_and_leaves_the_engine_idle(
         raise KeyError("a bug in game 7")
 
     with pytest.raises(KeyError, match="game 7"):
-        engine.stream([long, fails, long], Sampling(1.0, ()))
+        engine.run_games([long, fails, long], Sampling(1.0, ()))
     assert not engine._loop.managers[0].rid_to_state
     assert engine.generate([Request(PROMPT, 2, 0)], PLAIN)[0].ids
 
@@ -153,7 +153,7 @@ def test_a_request_that_is_given_up_ends_no_other(engine: SGLangEngine, policy: 
         asked[0].cancel()  # number 1; the last ones are 10, 11 and 12
         return len([await one for one in asked[1:]])  # an aborted one raises
 
-    assert engine.stream([many], Sampling(1.0, ())) == [11]
+    assert engine.run_games([many], Sampling(1.0, ())) == [11]
 
 
 def test_a_request_that_does_not_fit_is_refused_and_the_engine_stays_usable(

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from selfplay.engines.base import Completion, Generate, Request, Sampling, Task
+from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling
 from selfplay.engines.sglang import weights as sglang_push
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.model.lora import plain_weights
@@ -20,7 +20,7 @@ PLAIN = Sampling(1.0, (tiny.STOP,))
 PROMPTS = [tuple(range(10 + n, 60 + n)) for n in range(4)]
 
 
-def game(prompt: tuple[int, ...]) -> Task:
+def game(prompt: tuple[int, ...]) -> GameCoroutine:
     """Three turns of one seat: every prompt and its completion."""
 
     async def play(generate: Generate) -> list[tuple[list[int], Completion]]:
@@ -58,7 +58,7 @@ def test_a_group_s_games_share_a_process_its_cache_and_the_true_logprobs(
     for of_process in by_process:
         of_process.clear()
     before = engine.counters.num_cached_tokens
-    played = engine.stream([game(prompt) for prompt in PROMPTS for _ in range(3)], PLAIN)
+    played = engine.run_games([game(prompt) for prompt in PROMPTS for _ in range(3)], PLAIN)
     for of_process in by_process:
         counts.append({prompt: sum(ids[:50] == prompt for ids in of_process) for prompt in PROMPTS})
         assert len(of_process) == 18  # half of 4 groups x 3 games x 3 turns

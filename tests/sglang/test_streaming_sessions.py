@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from selfplay.engines.base import Completion, Generate, Request, Sampling, Task
+from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.weight_sync import push as sync
 from tests.sglang import tiny
@@ -20,7 +20,7 @@ PROMPT = list(range(10, 50))
 Turns = list[tuple[list[int], Completion]]
 
 
-def game(seed: int, *, turns: int = 8) -> Task:
+def game(seed: int, *, turns: int = 8) -> GameCoroutine:
     """Two seats by turns, each told something after the other's turn; games 0 to 7 share prompts,
     8 to 15, and so on."""
 
@@ -51,7 +51,7 @@ def test_every_turn_has_the_log_probs_of_its_whole_context(
     engine: SGLangEngine, policy: Any
 ) -> None:
     empty = free(engine)
-    games = engine.stream([game(n) for n in range(16)], PLAIN)
+    games = engine.run_games([game(n) for n in range(16)], PLAIN)
     assert worst(policy, games) < 1e-4
     assert free(engine) == empty == (2 * tiny.ENGINE["max_running_requests"], 0)
 
@@ -66,7 +66,7 @@ def test_a_later_turn_computes_only_what_is_new(engine: SGLangEngine, policy: An
         await generate(Request([*PROMPT, *first.ids, 60, 61], 1, 0))
         return engine.counters.num_cached_tokens - before, len(PROMPT) + len(first.ids) - 1
 
-    [(cached, wanted)] = engine.stream([two_turns], PLAIN)
+    [(cached, wanted)] = engine.run_games([two_turns], PLAIN)
     assert cached in (wanted, wanted + 1)
 
 
@@ -76,10 +76,10 @@ def test_games_beyond_the_pool_play_on_without_sessions(engine: SGLangEngine, po
     few = [game(n) for n in range(32)]
     try:
         pool.max_tokens = 600  # about nine seats of 70 tokens
-        games = engine.stream(few, PLAIN)
+        games = engine.run_games(few, PLAIN)
         assert worst(policy, games) < 1e-4 and free(engine) == (slots, 0)
         pool.max_tokens, pool.free_slots = tokens, 5
-        games = engine.stream(few, PLAIN)
+        games = engine.run_games(few, PLAIN)
         assert worst(policy, games) < 1e-4 and free(engine) == (5, 0)
     finally:
         pool.max_tokens, pool.free_slots = tokens, slots
@@ -88,10 +88,10 @@ def test_games_beyond_the_pool_play_on_without_sessions(engine: SGLangEngine, po
 def test_a_push_between_two_rollouts_is_heard_in_every_turn(
     engine: SGLangEngine, policy: Any
 ) -> None:
-    engine.stream([game(n) for n in range(8)], PLAIN)
+    engine.run_games([game(n) for n in range(8)], PLAIN)
     other = tiny.moved(policy, seed=1)
     sync.push(other, engine, version=engine.version + 1, dtype=torch.float32)
-    assert worst(other, engine.stream([game(n) for n in range(8)], PLAIN)) < 1e-4
+    assert worst(other, engine.run_games([game(n) for n in range(8)], PLAIN)) < 1e-4
 
 
 def test_a_failing_game_leaves_no_session_and_an_engine_that_plays_on(
@@ -109,9 +109,9 @@ def test_a_failing_game_leaves_no_session_and_an_engine_that_plays_on(
         raise KeyError("a bug in game 7")
 
     with pytest.raises(KeyError, match="game 7"):
-        engine.stream([long, fails, *[long] * 20], Sampling(1.0, ()))
+        engine.run_games([long, fails, *[long] * 20], Sampling(1.0, ()))
     assert free(engine) == empty
-    assert worst(policy, engine.stream([game(n) for n in range(16)], PLAIN)) < 1e-4
+    assert worst(policy, engine.run_games([game(n) for n in range(16)], PLAIN)) < 1e-4
     engine.flush_cache("the test")  # the process is idle
     assert free(engine) == empty
 
@@ -119,7 +119,7 @@ def test_a_failing_game_leaves_no_session_and_an_engine_that_plays_on(
 def test_the_cache_of_ended_games_is_free_again(engine: SGLangEngine, policy: Any) -> None:
     """More tokens than the cache of 8,192 holds, in new prompts each time."""
     for repeat in range(4):
-        games = engine.stream([game(100 + 16 * repeat + n, turns=10) for n in range(16)], PLAIN)
+        games = engine.run_games([game(100 + 16 * repeat + n, turns=10) for n in range(16)], PLAIN)
         assert worst(policy, games) < 1e-4
     tokens = sum(len(ids) + len(answer.ids) for turns in games for ids, answer in turns[-2:])
     assert 4 * tokens > engine.cache_tokens

@@ -97,7 +97,7 @@ def crash_while_asked(folder: str) -> None:
 
     began_s = time.perf_counter()
     try:
-        engine.stream([game, game], SAMPLING)
+        engine.run_games([game, game], SAMPLING)
     except RuntimeError as error:
         say("crash while asked", error=str(error), after_s=time.perf_counter() - began_s)
     engine.close()

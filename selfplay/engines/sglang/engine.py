@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from selfplay.distributed import gather_flat
-from selfplay.engines.base import Completion, Generate, Request, Sampling, Task
+from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling, run_all
 from selfplay.engines.sglang import compare, launch, processes, weights
 from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.fast import Answer, GameSessions
@@ -221,19 +221,19 @@ class SGLangEngine:
     # Generation
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """Answer all requests, in order. Raises like `stream`."""
+        """Answer all requests, in order. Raises like `run_games`."""
 
-        def task(request: Request) -> Task:
+        def game(request: Request) -> GameCoroutine:
             return lambda generate: generate(request)
 
-        return self.stream(map(task, requests), sampling)
+        return self.run_games(map(game, requests), sampling)
 
     def rollout(self) -> AbstractContextManager[None]:
         """Does nothing: SGLang's prefix cache lasts from push to push."""
         return nullcontext()
 
-    def stream(
-        self, tasks: Iterable[Task], sampling: Sampling, partners: Generate | None = None
+    def run_games(
+        self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
         """Run one coroutine for each game concurrently; return the results in order.
 
@@ -246,7 +246,7 @@ class SGLangEngine:
         self._check_awake()
         router = GameRouter(self.num_processes)
 
-        async def play_one(task: Task) -> Any:
+        async def play(game: GameCoroutine) -> Any:
             sender: RequestSender | None = None
             sessions: GameSessions | None = None
 
@@ -266,29 +266,25 @@ class SGLangEngine:
                 return completion_of(answer, sampling, self.version)
 
             try:
-                return await task(generate)
+                return await game(generate)
             finally:
                 if sessions is not None:
                     sessions.close()
 
-        async def play() -> list[Any]:
-            games = [asyncio.ensure_future(play_one(task)) for task in tasks]
+        async def play_all() -> list[Any]:
             try:
-                return await asyncio.gather(*games)
+                return await run_all(map(play, games))
             finally:
-                for game in games:
-                    game.cancel()
-                await asyncio.gather(*games, return_exceptions=True)
                 await self._loop.drain()
 
-        return self._loop.run(play(), what="generation")
+        return self._loop.run(play_all(), what="generation")
 
     def begin_scoring(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
         """Request the log-prob of each token of these texts given the tokens before it.
 
         Returns at once, while the engine works. The returned function waits for the answers: one
         list for each text, one entry shorter than the text, in nats at temperature 1. Process
-        `n % num_processes` scores text n. Both raise like `stream`.
+        `n % num_processes` scores text n. Both raise like `run_games`.
         """
         self._check_awake()
 
