@@ -20,7 +20,7 @@ from selfplay.distributed import World, barrier
 from selfplay.engines.base import Engine
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.learner.learner import Learner
-from selfplay.weight_sync.push import Pushed, push
+from selfplay.weight_sync.push import named_weights, push
 from selfplay.weight_sync.supervisor import push_dtype
 
 
@@ -80,14 +80,11 @@ def lone_pushes(
     """
     if config.parallel.offload == "all":
         return {}
-    pushed: list[Pushed] = []
     dtype, group = push_dtype(learner, config.engine), learner.world.replica.group
-
-    def push_all() -> None:
-        pushed.append(push(learner.model, engine, version=version, group=group, dtype=dtype))
-
-    lone_s = statistics.median(_seconds(push_all, learner.world) for _ in range(3))
-    gib = pushed[-1].num_bytes / GIB
+    once = partial(push, learner.model, engine, version=version, group=group, dtype=dtype)
+    lone_s = statistics.median(_seconds(once, learner.world) for _ in range(3))
+    num_elements = sum(weight.base.numel() for _, weight in named_weights(learner.model))
+    gib = num_elements * dtype.itemsize / GIB
     return {"lone_push_s": lone_s, "lone_push_gib_per_s": gib / lone_s}
 
 

@@ -1,13 +1,11 @@
 """Weight sync: pushes the trainer's weights to the engine and compares the two, bit for bit.
 
-Sizes in bytes, times in seconds. Shapes: N elements of a flat buffer, B bytes. Knows no games and
-no text.
+An engine in this process copies tensors by name. An SGLang engine loads buckets: flat buffers that
+its processes open by a handle. Sizes in bytes. Shapes: N elements of a flat buffer, B bytes.
 """
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,16 +26,6 @@ from selfplay.errors import EngineFault
 from selfplay.model.lora import Weight, plain_weights
 
 WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # activation checkpointing, torch.compile
-
-
-@dataclass(frozen=True, slots=True)
-class Pushed:
-    """The size of a push, and this rank's seconds spent gathering and waiting for the engine."""
-
-    num_bytes: int
-    num_buckets: int
-    gather_s: float
-    engine_s: float
 
 
 def named_weights(model: nn.Module) -> Iterator[tuple[str, Weight]]:
@@ -68,7 +56,7 @@ def push(
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | None = None,
     bucket_bytes: int = sglang_push.BUCKET_BYTES,
-) -> Pushed:
+) -> None:
     """Push this model's weights to the engine. All ranks of a sharded model call it together.
 
     `engine` is the replica's engine on its leader and None on its other ranks, which pass handles
@@ -81,58 +69,44 @@ def push(
     engine fails. Even then this rank joins every gather, so that the other ranks' pushes end.
     """
     weights = dict(named_weights(model))
-    shapes = {name: torch.Size(weight.base.shape) for name, weight in weights.items()}
     if engine is not None and not isinstance(engine, SGLangEngine):
-        shared = isinstance(engine, HFEngine) and engine.model is model
-        return _copy_into(engine, {} if shared else weights, version=version, dtype=dtype)
+        _copy_weights(model, engine, weights, version=version, dtype=dtype)
+        return
     if engine is None and group is None:
         raise ValueError("a rank without an engine must name its replica's group, got None")
+    shapes = {name: torch.Size(weight.base.shape) for name, weight in weights.items()}
     _check_names(engine.weights if engine is not None else None, shapes, group)
-    if device is None:
-        device = next(iter(weights.values())).base.device
+    device = device or next(iter(weights.values())).base.device
     if engine is not None:
         engine.weights.lose()  # incomplete until the last bucket is loaded
-    buckets = sglang_push.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes)
-    gather_s = engine_s = 0.0
-    loading: _Loading | None = None
-    faults: list[str] = []
-    for names in buckets:
-        began_s = time.perf_counter()
-        sizes = [shapes[name] for name in names]
+    sender = _BucketSender(engine.num_ranks if engine is not None else 0, group)
+    for names in sglang_push.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes):
         flat_N = gather_flat([weights[name].merged() for name in names], dtype=dtype, device=device)
-        if flat_N.is_cuda:  # the engine reads this memory, so the values must be final
-            torch.cuda.current_stream(device).synchronize()
-        filled_s = time.perf_counter()
-        if loading is not None:
-            faults += loading.finish()
-        loading = _Loading(
+        sender.wait()  # for the bucket before
+        sender.send(
             flat_N,
-            partial(engine.begin_bucket, names=names, version=version)
-            if engine is not None and not faults
+            payload=partial(_push_payload, flat_N, names, [shapes[name] for name in names]),
+            begin=partial(engine.begin_bucket, names=names, version=version)
+            if engine is not None
             else None,
-            num_engine_ranks=engine.num_ranks if engine is not None else 0,
-            payload=_push_payload(flat_N, names, sizes),
-            group=group,
         )
         del flat_N
-        gather_s += filled_s - began_s
-        engine_s += time.perf_counter() - filled_s
-    if loading is not None:
-        began_s = time.perf_counter()
-        faults += loading.finish()
-        engine_s += time.perf_counter() - began_s
-    if faults:
-        raise EngineFault(faults[0])
-    num_bytes = sum(map(math.prod, shapes.values())) * dtype.itemsize
-    return Pushed(num_bytes, len(buckets), gather_s, engine_s)
+    sender.wait()
+    sender.raise_fault()
 
 
-def _copy_into(
-    engine: Engine, weights: dict[str, Weight], *, version: int, dtype: torch.dtype
-) -> Pushed:
+def _copy_weights(
+    model: nn.Module,
+    engine: Engine,
+    weights: dict[str, Weight],
+    *,
+    version: int,
+    dtype: torch.dtype,
+) -> None:
     """Push to an engine in this process, which copies tensors by name. An engine that shares the
     model's parameters only gets the version."""
-    began_s = time.perf_counter()
+    if isinstance(engine, HFEngine) and engine.model is model:
+        weights = {}
     named = ((name, cast_full_tensor(w.merged(), dtype)) for name, w in weights.items())
     try:
         engine.update_weights(named, version)
@@ -140,8 +114,6 @@ def _copy_into(
         for _ in named:  # join each gather, for which the other ranks wait
             pass
         raise
-    num_bytes = sum(w.base.numel() for w in weights.values()) * dtype.itemsize
-    return Pushed(num_bytes, 1, 0.0, time.perf_counter() - began_s)
 
 
 def _check_names(
@@ -163,67 +135,77 @@ def _check_names(
 
 
 def _push_payload(
-    flat_N: Tensor, names: Sequence[str], shapes: Sequence[torch.Size]
-) -> Callable[[int], bytes]:
-    return lambda _rank: sglang_push.serialise(flat_N, names, shapes)
+    flat_N: Tensor, names: Sequence[str], shapes: Sequence[torch.Size], rank: int
+) -> bytes:
+    return sglang_push.serialise(flat_N, names, shapes)
 
 
-def _compare_payload(
-    buffer_B: Tensor, names: Sequence[str], shapes: Sequence[torch.Size], *, num_slots: int
-) -> Callable[[int], bytes]:
-    return lambda rank: sglang_push.serialise_compared(
-        buffer_B, names, shapes, rank=rank, ranks=num_slots
-    )
+class _BucketSender:
+    """Passes buffers to the replica's engine, one at a time, and keeps each until it is read.
 
+    Every rank of the replica makes the same calls. After the engine's first fault it gets nothing
+    more; all ranks know the fault after `wait`.
+    """
 
-class _Loading:
-    """One bucket that the engine's ranks are loading; keeps its buffer until they have read it."""
+    def __init__(self, num_engine_ranks: int, group: dist.ProcessGroup | None) -> None:
+        self._num_engine_ranks, self._group = num_engine_ranks, group
+        self._buffer: Tensor | None = None
+        self._finish: Callable[[], None] | None = None
+        self._fault: str | None = None
 
-    def __init__(
+    def send(
         self,
         buffer: Tensor,
-        begin: Callable[[list[bytes]], Callable[[], None]] | None,
         *,
-        num_engine_ranks: int,
         payload: Callable[[int], bytes],
-        group: dist.ProcessGroup | None,
+        begin: Callable[[list[bytes]], Callable[[], None]] | None,
     ) -> None:
-        """`begin` passes payloads to this rank's engine and returns a function that waits for it;
-        None without an engine or after it failed. `payload` makes the payload for one engine rank
-        from this trainer rank's buffer."""
-        self._buffer, self._group = buffer, group
-        self._wait: Callable[[], None] | None = None
-        self._fault: str | None = None
-        if group is None:
-            # One trainer rank may lead an engine of several GPUs or processes; each of its ranks
-            # opens its own handle.
-            payloads = [payload(rank) for rank in range(num_engine_ranks)]
-        else:
-            leads = dist.get_rank(group) == 0
-            gathered: list[Any] | None = [None] * dist.get_world_size(group) if leads else None
-            dist.gather_object(payload(0), gathered, group=group, group_dst=0)
-            payloads = gathered or []
-        if begin is not None:
+        """Let the engine read this buffer. `payload` makes one engine rank's message from it.
+
+        `begin` passes the messages to this rank's engine and returns a function that waits for it;
+        None on a rank without one.
+        """
+        if buffer.is_cuda:  # the engine reads this memory, so the values must be final
+            torch.cuda.current_stream(buffer.device).synchronize()
+        self._buffer, payloads = buffer, self._gather(payload)
+        if begin is not None and self._fault is None:
             try:
-                self._wait = begin(payloads)
+                self._finish = begin(payloads)
             except EngineFault as fault:
                 self._fault = str(fault)
 
-    def finish(self) -> list[str]:
-        """Wait until the engine has read the bucket. Returns its fault on all ranks, [] if none."""
-        if self._wait is not None:
+    def wait(self) -> None:
+        """Wait until the engine has read the last buffer, then drop it."""
+        if self._buffer is None:
+            return
+        if self._finish is not None:
             try:
-                self._wait()
+                self._finish()
             except EngineFault as fault:
                 self._fault = str(fault)
-        message = [self._fault]
         if self._group is not None:
             # The other ranks wait here: their buffers must outlive the engine's reads.
+            message = [self._fault]
             dist.broadcast_object_list(message, group=self._group, group_src=0)
-        device = self._buffer.device
-        del self._buffer
+            [self._fault] = message
+        device, self._buffer, self._finish = self._buffer.device, None, None
         sglang_push.collect(device)
-        return [fault for fault in message if fault is not None]
+
+    def raise_fault(self) -> None:
+        """Raise EngineFault if the engine failed."""
+        if self._fault is not None:
+            raise EngineFault(self._fault)
+
+    def _gather(self, payload: Callable[[int], bytes]) -> list[bytes]:
+        """The messages for all of the engine's ranks, on the leader."""
+        if self._group is None:
+            # One trainer rank may lead an engine of several GPUs or processes; each of its ranks
+            # opens its own handle.
+            return [payload(rank) for rank in range(self._num_engine_ranks)]
+        leads = dist.get_rank(self._group) == 0
+        gathered: list[Any] | None = [None] * dist.get_world_size(self._group) if leads else None
+        dist.gather_object(payload(0), gathered, group=self._group, group_dst=0)
+        return gathered or []
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,29 +238,30 @@ def compare(
     if engine is not None and not isinstance(engine, SGLangEngine):
         return _compare_here(model, engine, weights, dtype=dtype)
     shapes = {name: torch.Size(weight.base.shape) for name, weight in weights.items()}
-    if device is None:
-        device = next(iter(weights.values())).base.device
+    device = device or next(iter(weights.values())).base.device
     num_slots = engine.num_ranks if engine is not None and group is None else 1
     counts = torch.zeros(2, dtype=torch.int64)
-    faults: list[str] = []
+    sender = _BucketSender(num_slots, group)
     for bucket in sglang_push.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes):
         sizes = [shapes[name] for name in bucket]
         flat_N = gather_flat([weights[n].merged() for n in bucket], dtype=dtype, device=device)
         slots_B = flat_N.new_zeros(num_slots * FOUND_BYTES, dtype=torch.uint8)
         buffer_B = torch.cat([slots_B, flat_N.view(torch.uint8)])
-        if buffer_B.is_cuda:
-            torch.cuda.current_stream(device).synchronize()
-        faults += _Loading(
+        sender.send(
             buffer_B,
-            engine.begin_compare if engine is not None and not faults else None,
-            num_engine_ranks=num_slots,
-            payload=_compare_payload(buffer_B, bucket, sizes, num_slots=num_slots),
-            group=group,
-        ).finish()
+            payload=partial(_compare_payload, buffer_B, bucket, sizes, num_slots),
+            begin=engine.begin_compare if engine is not None else None,
+        )
+        sender.wait()
         counts += buffer_B[: len(slots_B)].view(torch.int64).view(-1, 2).sum(0).cpu()
-    if faults:
-        raise EngineFault(faults[0])
+    sender.raise_fault()
     return Compared(*counts.tolist())
+
+
+def _compare_payload(
+    buffer_B: Tensor, names: Sequence[str], shapes: Sequence[torch.Size], num_slots: int, rank: int
+) -> bytes:
+    return sglang_push.serialise_compared(buffer_B, names, shapes, rank=rank, ranks=num_slots)
 
 
 def _compare_here(

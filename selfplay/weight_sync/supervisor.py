@@ -15,6 +15,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -50,15 +51,15 @@ class EnginesFailed(RuntimeError):
 class EngineSupervisor:
     """Supervises an engine that keeps the weights of its folder.
 
-    `engine` is None on a rank that shares another rank's. `router` adds the partners' engines to it
-    (`Partners.routed`); without one all requests go to `engine`.
+    `engine` is None on a rank that shares another rank's. Games are played with `router`, which
+    adds the partners' engines (`Partners.routed`); without one with `engine`.
     """
 
     def __init__(
         self, engine: Engine | None, world: World, *, router: Engine | None = None
     ) -> None:
-        self.engine, self.router = engine, engine if router is None else router
-        self._world = world
+        self.engine, self._world = engine, world
+        self._router = engine if router is None else router
         self._num_restarts = 0
 
     def play(
@@ -72,20 +73,18 @@ class EngineSupervisor:
     ) -> tuple[list[Episode], RolloutStats]:
         """Play all games to their end, as `play_games` does. Games that have ended when an engine
         fails are not played again. Raises EngineLost after the last failure in a row."""
-        finished = FinishedGames()
-
-        def attempt() -> tuple[list[Episode], RolloutStats]:
-            return play_games(
+        return self.retry(
+            partial(
+                play_games,
                 setups,
-                self.router,
+                self._router,
                 sampling=sampling,
                 limits=limits,
                 version=version,
                 on_end=on_end,
-                finished=finished,
+                finished=FinishedGames(),
             )
-
-        return self.retry(attempt)
+        )
 
     def retry(self, attempt: Callable[[], T]) -> T:
         """The result of `attempt`, which uses this rank's engine and no collective. If an engine
@@ -164,40 +163,33 @@ class PolicyEngine(EngineSupervisor):
         self._version = version
         for number in range(1, MAX_FAILURES + 1):
             try:
-                return self._wake_with_weights(version)
+                self._offload.offload_state()
+                self._wake("weights")
+                self._push(version)
+                num_different = self._num_different(self._compared_names(version))
+                if num_different:
+                    self.warn("the engine's weights differ from the trainer's: pushed again")
+                    self._push(version)
+                    num_different = self._num_different(self._all_names())
+                # Also after a difference: the engine is awake and the offload complete.
+                self._offload.offload_parameters()
+                self._wake("kv_cache")
             except EnginesFailed as failed:
                 self._restart_asleep(failed, number)
+                continue
+            _check_equal(num_different, version)
+            return
         raise AssertionError("_restart_asleep raises after the last failure")
 
     def push_again(self, version: int) -> None:
         """Push and compare all weights; raises EngineDisagrees on every rank if any differs."""
         self._push(version)
-        different = self._num_different([name for name, _ in named_weights(self._learner.model)])
-        if different:
-            raise EngineDisagrees(
-                f"weight sync failed: after two pushes of version {version} {different} elements "
-                "of the engine's weights differ from the trainer's"
-            )
+        _check_equal(self._num_different(self._all_names()), version)
 
     def warn(self, message: str) -> None:
         """Print a warning about the weight sync on rank 0."""
         if self._world.rank == 0:
             print(f"weight sync: {message}", file=sys.stderr, flush=True)
-
-    def _wake_with_weights(self, version: int) -> None:
-        """Wake the weights, push and compare, then wake the cache: also after a disagreement, so
-        that the engine is awake and the offload complete."""
-        disagreement: EngineDisagrees | None = None
-        self._offload.offload_state()
-        self._wake("weights")
-        try:
-            self._push_and_compare(version)
-        except EngineDisagrees as error:
-            disagreement = error
-        self._offload.offload_parameters()
-        self._wake("kv_cache")
-        if disagreement is not None:
-            raise disagreement
 
     def _wake(self, what: str) -> None:
         make_room(self._world.device, self._config.mem_fraction)
@@ -205,21 +197,19 @@ class PolicyEngine(EngineSupervisor):
             if self.engine is not None:
                 self.engine.wake(what)
 
-    def _push_and_compare(self, version: int) -> None:
-        """Push and compare two parameters bit for bit; on a difference push again and compare all.
+    def _all_names(self) -> list[str]:
+        return [name for name, _ in named_weights(self._learner.model)]
 
-        `version` selects the two. One is a matrix, which detects every missed push: an AdamW step
-        at 1e-6 moves 1 in 100 elements of size 0.02 to the next bf16 number. The other is each
-        parameter in turn. Correctly pushed weights are equal bit for bit, so there are no false
-        alarms.
+    def _compared_names(self, version: int) -> list[str]:
+        """Two parameters to compare after the push of `version`.
+
+        One is a matrix, which detects every missed push: an AdamW step at 1e-6 moves 1 in 100
+        elements of size 0.02 to the next bf16 number. The other is each parameter in turn.
+        Correctly pushed weights are equal bit for bit, so there are no false alarms.
         """
-        self._push(version)
         shapes = {name: weight.base.shape for name, weight in named_weights(self._learner.model)}
         matrices = [name for name, shape in shapes.items() if len(shape) > 1]
-        selected = {matrices[version % len(matrices)], [*shapes][version % len(shapes)]}
-        if self._num_different(sorted(selected)):
-            self.warn("the engine's weights differ from the trainer's: they are pushed again")
-            self.push_again(version)
+        return sorted({matrices[version % len(matrices)], [*shapes][version % len(shapes)]})
 
     def _push(self, version: int) -> None:
         with raise_on_all_ranks(self._world):
@@ -308,3 +298,12 @@ def _check_not_last(failed: EnginesFailed, number: int) -> None:
     """Raise EngineLost after the last failure in a row."""
     if number == MAX_FAILURES:
         raise EngineLost(f"an engine failed {number} times in a row; last error, {failed}")
+
+
+def _check_equal(num_different: int, version: int) -> None:
+    """Raise EngineDisagrees unless the compared weights are equal."""
+    if num_different:
+        raise EngineDisagrees(
+            f"weight sync failed: after two pushes of version {version} {num_different} elements "
+            "of the engine's weights differ from the trainer's"
+        )

@@ -168,9 +168,8 @@ def test_a_push_changes_the_weights_that_generate(engine: SGLangEngine, policy: 
     other = tiny.moved(policy, seed=1)
     version = engine.version
     [stale] = engine.generate([Request(PROMPT, 12, 0)], PLAIN)
-    pushed = sync.push(other, engine, version=version + 5, dtype=torch.float32, bucket_bytes=40_000)
+    sync.push(other, engine, version=version + 5, dtype=torch.float32, bucket_bytes=40_000)
     [fresh] = engine.generate([Request(PROMPT, 12, 0)], PLAIN)
-    assert pushed.num_buckets > 2
     assert (stale.version, fresh.version) == (version, version + 5)
     assert tiny.worst_mismatch(other, PROMPT, stale) > 0.1
     assert tiny.worst_mismatch(other, PROMPT, fresh) < 1e-4
