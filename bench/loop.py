@@ -198,7 +198,7 @@ def play_drawn(mean: int | None, run: Run, step: int, numbers: Sequence[int]) ->
         rollout = play_instances(run, step, numbers)
         episodes, stats = rollout.episodes, rollout.stats
     else:
-        engine = run.engine.engine
+        engine = run.supervisor.engine
         player = None if engine is None else Watched(engine, mean)  # type: ignore[abstract]
         sampling = Sampling(run.config.rollout.temperature, run.rendering.stop_ids)
         limits = Limits(TURNS, max_retries=50)
@@ -236,7 +236,9 @@ def run_steps(
 
     def set_up(*parts: Any) -> Run:
         run = setup.set_up(*parts)
-        alone.update(lone_pushes(run.learner, run.engine.engine, config, version=run.first_step))
+        alone.update(
+            lone_pushes(run.learner, run.supervisor.engine, config, version=run.first_step)
+        )
         return run
 
     def update(learner: Learner, samples: list[Sample], *others: Any, **named: Any) -> Any:

@@ -48,7 +48,7 @@ from selfplay.warm_start import (
 )
 from selfplay.weight_sync.offload import Offload
 from selfplay.weight_sync.start import load_engine
-from selfplay.weight_sync.supervisor import EngineSupervisor, PolicyEngine, sleep_or_close
+from selfplay.weight_sync.supervisor import EngineSupervisor, PolicySupervisor, sleep_or_close
 from selfplay.weight_sync.sync_check import SyncCheck
 
 
@@ -78,7 +78,7 @@ class Run:
     tokenizer: PreTrainedTokenizerBase
     rendering: Rendering
     learner: Learner
-    engine: PolicyEngine
+    supervisor: PolicySupervisor
     partners: Partners
     judge: Judge | None
     evaluation: EvaluationContext
@@ -127,7 +127,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     if shares_policy:
         engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
     start_check.compare(learner, engine, weights)
-    policy_engine = PolicyEngine(
+    supervisor = PolicySupervisor(
         learner,
         engine,
         Offload(learner, config.parallel),
@@ -135,7 +135,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         router=partners.routed(engine),
     )
     evaluation = EvaluationContext(
-        config, policy_engine, rendering, world, partners.held_out_partner()
+        config, supervisor, rendering, world, partners.held_out_partner()
     )
     judge = make_judge(config, world, cleanup=cleanup)
     first_step, state = resume(folder, learner)
@@ -145,13 +145,13 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     monitors.restore(state.get("monitors", {}))
     sync_check = SyncCheck(
         learner,
-        policy_engine,
+        supervisor,
         config=config.engine,
         token_budget=config.optim.tokens_per_microbatch,
         offloaded=config.parallel.offload == "all",
     )
     sync_check.restore(state.get("sync_check", {}))
-    policy_engine.push_weights(first_step)
+    supervisor.push_weights(first_step)
     if first_step >= config.steps and world.rank == 0:
         print(
             f"{folder} has made {first_step} steps, and steps is {config.steps}: nothing to train; "
@@ -176,7 +176,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         tokenizer=tokenizer,
         rendering=rendering,
         learner=learner,
-        engine=policy_engine,
+        supervisor=supervisor,
         partners=partners,
         judge=judge,
         evaluation=evaluation,

@@ -69,6 +69,7 @@ def play(run: Run, step: int) -> Rollout:
             num_played += num_more
         barrier(world)  # so that the wait for the last games is timed as play
         run.sync_check.keep_turns(first_turns(rollout.episodes, run.sync_check.num_turns))
+        run.sync_check.measure_floor()
     return rollout
 
 
@@ -84,7 +85,7 @@ def _play_instances(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
         seed=config.seed,
         rendering=run.rendering,
     )
-    episodes, stats = run.engine.play(
+    episodes, stats = run.supervisor.play(
         setups,
         sampling=Sampling(config.rollout.temperature, run.rendering.stop_ids),
         limits=limits_of(config.rollout),
@@ -126,7 +127,7 @@ def update(run: Run, batch: Batch, step: int) -> tuple[dict[str, float], list[st
     changes, if the log-probs of engine and trainer differ by more than noise.
     """
     with run.timed("sleep"):
-        run.engine.sleep()
+        run.supervisor.sleep()
     with run.timed("update"):
         auxiliary = auxiliary_imitation(run.config, run.rendering, step=step, world=run.world)
         return update_policy(
@@ -149,7 +150,7 @@ def measure(
     ratings = run.partners.finish_step(step, episodes, run.learner, run.tokenizer)
     metrics = step_metrics(episodes, rollout.stats, batch.stats, learnt | ratings, run.world)
     # Those of the last push and evaluation are among them.
-    return metrics | {"num_engine_restarts": run.engine.take_num_restarts()}
+    return metrics | {"num_engine_restarts": run.supervisor.take_num_restarts()}
 
 
 def push(run: Run, version: int) -> dict[str, float]:
@@ -157,7 +158,7 @@ def push(run: Run, version: int) -> dict[str, float]:
 
     Raises EngineLost or EngineDisagrees."""
     with run.timed("push"):
-        run.engine.push_weights(version)
+        run.supervisor.push_weights(version)
     with run.timed("sync_check"):
         return run.sync_check.after_push(version=version)
 
@@ -176,13 +177,13 @@ def save_learner(run: Run, step: int) -> OpenCheckpoint:
 
 def save_and_sleep(run: Run, step: int, state: Mapping[str, Any]) -> None:
     """Save the run after `step` steps where a check ends it: the engine goes to sleep for good."""
-    run.engine.sleep()
+    run.supervisor.sleep()
     save_learner(run, step).finish(state, keep=run.config.keep_checkpoints)
 
 
 def export_final(run: Run) -> None:
     """Export the policy after the last step to `final/`; the engine goes to sleep for good."""
-    run.engine.sleep()
+    run.supervisor.sleep()
     step = max(run.first_step, run.config.steps)
     finish(run.folder, run.learner, run.tokenizer, step=step)
 

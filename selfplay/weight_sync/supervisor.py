@@ -130,7 +130,7 @@ class EngineSupervisor:
             print(f"engine restart: {error}", file=sys.stderr, flush=True)
 
 
-class PolicyEngine(EngineSupervisor):
+class PolicySupervisor(EngineSupervisor):
     """Supervises the engine of the policy in training: it sleeps during the update and then gets
     the learner's weights."""
 

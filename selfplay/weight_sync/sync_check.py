@@ -57,14 +57,12 @@ from selfplay.engines.base import Engine
 from selfplay.errors import EngineDisagrees, EngineFault
 from selfplay.learner.batch import is_filler, micro_batches
 from selfplay.learner.learner import Learner, batch_logprobs
-from selfplay.weight_sync.supervisor import EnginesFailed, PolicyEngine
+from selfplay.weight_sync.supervisor import EnginesFailed, PolicySupervisor
 
 WINDOW_TURNS = 64
 MIN_TURNS = 32  # turns that the noise floor needs before use
-FIRST_TURNS, RECHECK_TURNS = (
-    4,
-    16,
-)  # turns of each engine in the first comparison, in each later one
+FIRST_TURNS = 4  # turns of each engine in the first comparison
+RECHECK_TURNS = 16  # in each later one
 FACTOR = 2.0
 
 # A turn: all ids up to its end, and a mask that is 1 where the policy sampled the id in this turn.
@@ -89,7 +87,7 @@ class SyncCheck:
     def __init__(
         self,
         learner: Learner,
-        engine: PolicyEngine,
+        engine: PolicySupervisor,
         *,
         config: EngineConfig,
         token_budget: int,
@@ -118,11 +116,14 @@ class SyncCheck:
         self._healthy = bool(state.get("healthy", False))
 
     def keep_turns(self, turns: Sequence[Turn]) -> None:
-        """Keep a step's turns, before the update. The first call of a run measures the noise
-        floor."""
+        """Keep a step's turns, which `after_push` scores again with the new weights."""
         self._turns = turns
+
+    def measure_floor(self) -> None:
+        """Measure the noise floor on the turns kept, unless it is known: before a run's first
+        update, with equal weights in engine and trainer."""
         if not self._off and not self._floor.mismatches:
-            self._add_to_floor(self._mismatches(turns[:MIN_TURNS]))
+            self._add_to_floor(self._mismatches(self._turns[:MIN_TURNS]))
 
     def after_push(self, *, version: int) -> dict[str, float]:
         """Compare after the push of `version`. Raises EngineDisagrees for a mismatch that stays.

@@ -19,7 +19,7 @@ from selfplay.model.lora import add_adapters
 from selfplay.setup import make_learner
 from selfplay.weight_sync import push as sync
 from selfplay.weight_sync.offload import Offload
-from selfplay.weight_sync.supervisor import PolicyEngine
+from selfplay.weight_sync.supervisor import PolicySupervisor
 from selfplay.weight_sync.sync_check import FIRST_TURNS, SyncCheck
 from tests.helpers.engine_layout import engine_layout
 from tests.helpers.rare_tokens import rare_draws
@@ -214,12 +214,13 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
     offload = Offload(learner, ParallelConfig())
     check = SyncCheck(
         learner,
-        PolicyEngine(learner, engine, offload, config=config.engine),
+        PolicySupervisor(learner, engine, offload, config=config.engine),
         config=config.engine,
         token_budget=config.optim.tokens_per_microbatch,
         offloaded=False,
     )
     check.keep_turns(turns)
+    check.measure_floor()
     served = engine.counters.num_requests
     metrics = check.after_push(version=engine.version)
     assert metrics["num_suspected"] == 0.0 and metrics["sync_check_mismatch"] < 1e-5

@@ -18,7 +18,7 @@ from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.errors import EngineFault
 from selfplay.rollout.episode import Episode
 from selfplay.weight_sync.offload import Offload
-from selfplay.weight_sync.supervisor import MAX_FAILURES, EngineLost, PolicyEngine
+from selfplay.weight_sync.supervisor import MAX_FAILURES, EngineLost, PolicySupervisor
 from tests.helpers.faulty_engine import (
     DEATH,
     KINDS,
@@ -74,10 +74,10 @@ def facts(episode: Episode) -> Any:
     return episode.index, episode.turns, episode.outcome, episode.ended, transcripts
 
 
-def supervised(engine: Any) -> PolicyEngine:
+def supervised(engine: Any) -> PolicySupervisor:
     learner = learner_of(tiny_model())
     offload = Offload(learner, ParallelConfig())
-    supervisor = PolicyEngine(learner, engine, offload, config=config_of().engine)
+    supervisor = PolicySupervisor(learner, engine, offload, config=config_of().engine)
     supervisor.push_weights(3)
     return supervisor
 
@@ -243,11 +243,11 @@ def test_what_is_offloaded_is_onloaded_before_a_save_that_ends_the_run(
     def noted(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given, **named: (done.append(name), work(*given, **named))[1]
 
-    def compared(engine: PolicyEngine, names: Sequence[str]) -> int:
+    def compared(engine: PolicySupervisor, names: Sequence[str]) -> int:
         return 1 if faulty.faults.num_restarts else num_different(engine, names)
 
-    num_different = PolicyEngine._num_different
-    monkeypatch.setattr(PolicyEngine, "_num_different", compared)
+    num_different = PolicySupervisor._num_different
+    monkeypatch.setattr(PolicySupervisor, "_num_different", compared)
     monkeypatch.setattr(Offload, "onload", noted("onload", Offload.onload))
     monkeypatch.setattr(Offload, "offload_state", noted("offload", Offload.offload_state))
     monkeypatch.setattr(step_verbs, "begin_checkpoint", noted("save", begin_checkpoint))

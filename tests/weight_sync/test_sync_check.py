@@ -23,7 +23,7 @@ from selfplay.learner.learner import Learner
 from selfplay.learner.update import update_policy
 from selfplay.weight_sync import supervisor
 from selfplay.weight_sync.offload import Offload
-from selfplay.weight_sync.supervisor import PolicyEngine
+from selfplay.weight_sync.supervisor import PolicySupervisor
 from selfplay.weight_sync.sync_check import (
     FACTOR,
     FIRST_TURNS,
@@ -161,7 +161,7 @@ def checked(
     learner.compute_dtype = torch.bfloat16
     config = config_of("engine.kind=sglang", "model.dtype=bfloat16")
     scorer: Any = Scorer(model)
-    policy_engine = PolicyEngine(
+    policy_engine = PolicySupervisor(
         learner, scorer, Offload(learner, ParallelConfig()), config=config.engine
     )
     check = SyncCheck(
@@ -173,6 +173,7 @@ def checked(
     )
     check.restore(state or {})
     check.keep_turns(spoken(model, MIN_TURNS, seed=0))
+    check.measure_floor()
     policy_engine.engine = Scorer(engine)  # type: ignore[assignment]
     return check, learner
 
@@ -184,6 +185,7 @@ def test_equal_weights_in_bf16_are_never_suspected() -> None:
     for step in range(1, 21):
         assert check.bound == config_of().engine.max_mismatch
         check.keep_turns(spoken(learner.model, check.num_turns, seed=step))
+        check.measure_floor()
         assert check.after_push(version=step)["num_suspected"] == 0.0
 
 
@@ -199,13 +201,14 @@ def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothi
     check, learner = checked(large)
     pushes: list[int] = []
 
-    def push_again(policy_engine: PolicyEngine, version: int) -> None:
+    def push_again(policy_engine: PolicySupervisor, version: int) -> None:
         pushes.append(version)
         if mended:
             policy_engine.engine = Scorer(learner.model)  # type: ignore[assignment]
 
-    monkeypatch.setattr(PolicyEngine, "push_again", push_again)
+    monkeypatch.setattr(PolicySupervisor, "push_again", push_again)
     check.keep_turns(spoken(learner.model, check.num_turns, seed=1))
+    check.measure_floor()
     if mended:
         assert check.after_push(version=7)["num_suspected"] == 1.0
         assert check.after_push(version=8)["num_suspected"] == 0.0
@@ -221,6 +224,7 @@ def test_noise_that_grows_raises_the_bound_of_the_rollout_after_the_first() -> N
     assert check.bound == check._config.max_mismatch == 0.05
     check._floor.add([0.2, math.inf])
     check.keep_turns(spoken(learner.model, check.num_turns, seed=0))
+    check.measure_floor()
     assert check.bound == 0.05, "no comparison yet"
     check.after_push(version=1)
     assert check.bound == FACTOR * 0.2
@@ -232,11 +236,13 @@ def test_a_restored_check_has_the_bounds_of_the_unbroken_one() -> None:
     check, learner = checked(tiny_model())
     turns = spoken(learner.model, check.num_turns, seed=0)
     check.keep_turns(turns)
+    check.measure_floor()
     check.after_push(version=1)
     check._floor.add([0.2])
     resumed, _ = checked(tiny_model(), state=json.loads(json.dumps(check.state())))
     assert resumed.state() == check.state() and resumed.bound == check.bound == FACTOR * 0.2
     resumed.keep_turns(turns)
+    resumed.measure_floor()
     assert resumed.state() == check.state()
     unmeasured, _ = checked(tiny_model(), state={})
     assert unmeasured.bound == 0.05 and len(unmeasured.state()["floor"]) == MIN_TURNS
@@ -255,7 +261,7 @@ def test_one_missed_push_is_made_again_and_two_end_the_run(
     model = tiny_model()
     learner, engine = learner_of(model), HFEngine(tiny_model())
     offload = Offload(learner, ParallelConfig())
-    policy_engine = PolicyEngine(learner, engine, offload, config=config_of().engine)
+    policy_engine = PolicySupervisor(learner, engine, offload, config=config_of().engine)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -297,14 +303,14 @@ def test_a_run_that_its_checks_end_saves_first_and_goes_on_from_there(
     ends it, and that step is saved. The final weights are those of an uninterrupted run."""
     full, broken, quick = finished(), tmp_path / "run", ("save_every=100", "eval.final_games=1")
     begin_warm(broken, *quick)
-    real_learn, real_push = step_verbs.update_policy, PolicyEngine.push_weights
+    real_learn, real_push = step_verbs.update_policy, PolicySupervisor.push_weights
 
     def learn_ended(*args: Any, step: int, **named: Any) -> Any:
         if step == 2:
             raise EngineDisagrees("the rollout")
         return real_learn(*args, step=step, **named)
 
-    def push_ended(engine: PolicyEngine, version: int) -> None:
+    def push_ended(engine: PolicySupervisor, version: int) -> None:
         if version == 3:
             raise EngineDisagrees("a push")
         real_push(engine, version)
@@ -315,11 +321,11 @@ def test_a_run_that_its_checks_end_saves_first_and_goes_on_from_there(
     assert [p.name for p in checkpoints(broken)] == ["step_000002"]
     assert len(metrics_of(broken)) == 2
     monkeypatch.setattr(step_verbs, "update_policy", real_learn)
-    monkeypatch.setattr(PolicyEngine, "push_weights", push_ended)
+    monkeypatch.setattr(PolicySupervisor, "push_weights", push_ended)
     assert run_tiny(broken, *quick) == 1
     assert "step 4" in capsys.readouterr().err
     assert len(metrics_of(broken)) == 3
-    monkeypatch.setattr(PolicyEngine, "push_weights", real_push)
+    monkeypatch.setattr(PolicySupervisor, "push_weights", real_push)
     assert run_tiny(broken, *quick) == 0
     ends = [(folder / "final" / "model.safetensors").read_bytes() for folder in (full, broken)]
     assert ends[0] == ends[1]
