@@ -27,8 +27,7 @@ from selfplay.engines.hf import HFEngine
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import fixed_partner, held_out_at_start
-from selfplay.learner.critic import make_critic
-from selfplay.learner.learner import Learner
+from selfplay.learner.learner import Learner, make_critic
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.metrics.monitors import Monitors
 from selfplay.metrics.run_folder import hold_run, open_run

@@ -21,14 +21,17 @@ from transformers import PreTrainedTokenizerFast
 
 from selfplay.chat.markers import Markers, private_markers
 from selfplay.chat.template import (
+    CLOSE,
     RewritesHistory,
     Slot,
     Template,
     check_same,
+    check_thinking,
     find_lead,
+    opens_thought,
     say,
+    think,
 )
-from selfplay.chat.thinking import CLOSE, check_thinking, opens_thought, think
 from selfplay.errors import SettingsError
 
 _PART = "\N{REPLACEMENT CHARACTER}"  # how some bytes of a character decode

@@ -30,8 +30,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling
 from selfplay.engines.waves import WaveScheduler
-from selfplay.model.attention import packed_kwargs
-from selfplay.model.row import PackedRow, Prefixes
+from selfplay.model.attention import PackedRow, Prefixes, packed_kwargs
 
 # A batch is cut in two if this saves at least so many tokens of padding for each of its decode
 # steps, which each read the padding's keys. The second batch's steps read all weights again.

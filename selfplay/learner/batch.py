@@ -25,7 +25,7 @@ from torch import Tensor
 
 from selfplay.advantages.sample import Sample
 from selfplay.distributed import World, all_reduce_max, exchange_objects, gather_objects
-from selfplay.model.row import PackedRow, Prefixes
+from selfplay.model.attention import PackedRow, Prefixes
 
 # Fills the passes of a rank that has fewer micro-batches than others. Its losses have weight 0.
 FILLER = Sample(name="", ids=[0, 0], mask=[0, 1], old_logprobs=[0.0, 0.0], advantages=[0.0, 0.0])

@@ -1,6 +1,12 @@
 """The learner: policy, optimizer, reference and critic, and their forward passes on a micro-batch.
 
-Shapes: M trained tokens of a micro-batch.
+PPO's critic gives the expected return of a seat before each token that it samples: a linear head on
+the last hidden state at the position whose next token is sampled. The hidden state is the policy's,
+without gradient from the value loss (`critic.kind: head`) or with it (`shared_head`), or that of a
+second backbone, which starts from the same weights (`model`). The head starts at zero, so the first
+values are 0, and computes in fp32 whatever the dtype of the layers.
+
+Shapes: M trained tokens of a micro-batch, D width of the hidden state.
 """
 
 from __future__ import annotations
@@ -8,14 +14,36 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from selfplay.distributed import World, all_reduce_max, all_reduce_sum
+from selfplay.config import CriticConfig, OptimConfig
+from selfplay.distributed import (
+    World,
+    all_reduce_max,
+    all_reduce_sum,
+    run_as_forward,
+    shard_alone,
+)
 from selfplay.learner.batch import MicroBatch, is_filler
-from selfplay.learner.critic import Critic, head_values
+from selfplay.learner.optimizer import make_optimizer
 from selfplay.model.lora import Adapters, without_adapters
 from selfplay.model.policy import hidden_states, policy_logprobs
+
+
+@dataclass(slots=True)
+class Critic:
+    """The head, the critic's own backbone (None: the head reads the policy's), and their optimizer.
+
+    `module` holds both under the names of the checkpoint. With `shared` the value loss also trains
+    the policy's layers.
+    """
+
+    module: nn.ModuleDict
+    head: nn.Linear
+    backbone: PreTrainedModel | None
+    shared: bool
+    optimizer: torch.optim.Optimizer
 
 
 @dataclass(slots=True)
@@ -32,6 +60,31 @@ class Learner:
     reference: PreTrainedModel | None = None
     critic: Critic | None = None
     adapters: Adapters | None = None
+
+
+def make_critic(
+    backbone: PreTrainedModel | None,
+    *,
+    width: int,
+    config: CriticConfig,
+    optim: OptimConfig,
+    world: World,
+) -> Critic:
+    """A critic on its own `backbone`, or on the policy's hidden states (None), of this `width`.
+
+    The backbone is already sharded; the head is sharded over the same ranks.
+    """
+    head = nn.utils.skip_init(nn.Linear, width, 1, device=world.device, dtype=torch.float32)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    shard_alone(head, world)
+    module = nn.ModuleDict({"head": head})
+    if backbone is not None:
+        if not backbone.config.tie_word_embeddings:
+            backbone.get_output_embeddings().requires_grad_(False)  # values need no logits
+        module["trunk"] = backbone  # the key in checkpoints
+    optimizer = make_optimizer(module, optim, lr=config.lr)
+    return Critic(module, head, backbone, config.kind == "shared_head", optimizer)
 
 
 def batch_logprobs(
@@ -74,7 +127,12 @@ def batch_values(learner: Learner, batch: MicroBatch) -> Tensor:
     grad = torch.is_grad_enabled() and (critic.backbone is not None or critic.shared)
     with _autocast(learner), torch.set_grad_enabled(grad):
         hidden_MD = hidden_states(backbone, batch.row)
-    return head_values(critic.head, hidden_MD)
+    return run_as_forward(critic.head, _head_values, hidden_MD.float())
+
+
+def _head_values(head: nn.Linear, hidden_MD: Tensor) -> Tensor:
+    values_M1: Tensor = nn.Linear.forward(head, hidden_MD)
+    return values_M1[:, 0]
 
 
 def _autocast(learner: Learner) -> torch.autocast:

@@ -1,9 +1,9 @@
-"""The trainer's own log-probs of a rollout: their mismatch with the engine's, and importance
-weights that correct for it.
+"""What the trainer computes over a rollout before any weight changes: its own log-probs, the
+critic's values, and the mismatch of engine and trainer.
 
 The engine samples from its own probabilities. With other kernels, another precision or stale
-weights they differ from the trainer's. Shapes: M trained tokens of a micro-batch, K trained tokens
-of one sample. Log-probs in nats.
+weights they differ from the trainer's, and importance weights correct for it. Shapes: M trained
+tokens of a micro-batch, K trained tokens of one sample or of this rank. Log-probs in nats.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from selfplay.advantages.advantages import with_gae
 from selfplay.advantages.sample import Sample
 from selfplay.config import AlgorithmConfig, Config
 from selfplay.distributed import World, all_reduce_sum
 from selfplay.errors import EngineDisagrees
 from selfplay.learner.batch import MicroBatch, micro_batches
-from selfplay.learner.learner import Learner, TokenMeans, batch_logprobs
+from selfplay.learner.learner import Learner, TokenMeans, batch_logprobs, batch_values
 from selfplay.learner.loss import LARGEST_LOG
 
 MISMATCH_METRICS = ("mismatch_mean", "mismatch_max", "mismatch_kl", "mismatch_ess")
+WHITE_EPS = 1e-8  # added to the variance, so that equal advantages become 0
 
 
 def recompute_logprobs(
@@ -115,6 +117,58 @@ def _at_trained_tokens(values: Iterable[float], sample: Sample) -> list[float]:
     """The next values at the sample's trained tokens, 0 at the others."""
     left = iter(values)
     return [next(left) if m else 0.0 for m in sample.mask]
+
+
+# --- the critic's values, for PPO -----------------------------------------------------------------
+
+
+def estimate_values(
+    learner: Learner, samples: Sequence[Sample], *, config: Config
+) -> tuple[list[Sample], dict[str, float]]:
+    """The samples with values, returns and advantages (GAE), and metrics of the values.
+
+    Every rank must call it once per rollout, before any weight changes. `explained_variance` is
+    1 - Var(return - value) / Var(return); it is missing if all returns are equal.
+    """
+    world = learner.world
+    values = token_values(learner, samples, lambda b: batch_values(learner, b), config=config)
+    valued = [
+        with_gae(sample, of_sample, lam=config.critic.lam)
+        for sample, of_sample in zip(samples, values, strict=True)
+    ]
+    returns_K = [g for s in valued for g, m in zip(s.returns, s.mask, strict=True) if m]
+    values_K = [v for s in valued for v, m in zip(s.values, s.mask, strict=True) if m]
+    return_mean, return_variance = moments(returns_K, world)
+    metrics = {"return_mean": return_mean}
+    if return_variance > 0.0:
+        errors_K = [g - v for g, v in zip(returns_K, values_K, strict=True)]
+        metrics["explained_variance"] = 1.0 - moments(errors_K, world)[1] / return_variance
+    return whitened(valued, world), metrics
+
+
+def whitened(samples: Sequence[Sample], world: World) -> list[Sample]:
+    """The samples with advantages of mean 0 and variance 1 over the trained tokens of all ranks."""
+    mean, variance = moments(
+        [a for s in samples for a, m in zip(s.advantages, s.mask, strict=True) if m], world
+    )
+    scale = 1.0 / math.sqrt(variance + WHITE_EPS)
+    return [
+        replace(
+            s,
+            advantages=[
+                (a - mean) * scale if m else 0.0 for a, m in zip(s.advantages, s.mask, strict=True)
+            ],
+        )
+        for s in samples
+    ]
+
+
+def moments(values_K: Sequence[float], world: World) -> tuple[float, float]:
+    """Mean and variance over all ranks; 0 and 0 without any value."""
+    total, count = all_reduce_sum([sum(values_K), float(len(values_K))], world)
+    mean = total / max(1.0, count)
+    squares = all_reduce_sum([sum((value - mean) ** 2 for value in values_K)], world)[0]
+    return mean, squares / max(1.0, count)
 
 
 # --- the mismatch of engine and trainer -----------------------------------------------------------

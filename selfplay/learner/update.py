@@ -45,11 +45,11 @@ from selfplay.learner.loss import (
     policy_losses,
 )
 from selfplay.learner.optimizer import self_play_rate
-from selfplay.learner.ppo import estimate_values
 from selfplay.learner.rescore import (
     MISMATCH_METRICS,
     add_mismatch,
     check_mismatch,
+    estimate_values,
     mismatch_metrics,
     recompute_logprobs,
 )

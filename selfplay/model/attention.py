@@ -1,4 +1,9 @@
-"""Causal attention over packed sequences, plugged into transformers under the name "packed".
+"""Packed rows, and causal attention over them in transformers, under the name "packed".
+
+A packed row is the input of one forward pass, without padding: S segments back to back. Without
+shared prefixes a segment is a sequence. With them, a segment is the part of a sequence that no
+earlier sequence of the row begins with, and the sequence is that part after a prefix whose tokens
+stand in earlier segments. Each token is then computed once however many sequences contain it.
 
 When a model built with `attn_implementation="packed"` is called with the `packed_kwargs` of a row,
 each token attends to the tokens of its own sequence up to itself. Where sequences share a prefix,
@@ -19,9 +24,9 @@ Without `packed_kwargs`, as in generation with a key-value cache, it is transfor
 attention: an explicit 4-D mask is restricted to the layer's sliding window, and a 2-D padding mask
 is expanded as usual. Keys must then be in the order of their positions, without gaps.
 
-Shapes: N tokens of the row, K of its sequences with their prefixes (N without any), S segments, C
-segments of a chunk, Q its longest, L its longest sequence, H query heads, G key/value heads, D
-width of a head, W = H * D.
+Shapes: N tokens of the row, K of its sequences with their prefixes (N without any), S segments, M
+positions whose next token is scored, C segments of a chunk, Q its longest, L its longest sequence,
+H query heads, G key/value heads, D width of a head, W = H * D.
 """
 
 from __future__ import annotations
@@ -37,13 +42,42 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from selfplay.model.row import PackedRow
-
 NAME = "packed"
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 # In the padded fallback, each sequence of a chunk has at least this share of the longest one's
 # length, so at most half of a chunk is padding.
 MIN_FILL = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """The complete sequences of a row whose segments share prefixes.
+
+    `tokens_K` (int64) are the row's indices of each sequence's tokens, sequence after sequence.
+    `cu_seqlens_S1` (int32) are the bounds of the sequences in it, `max_seqlen` the longest one.
+    """
+
+    tokens_K: torch.Tensor
+    cu_seqlens_S1: torch.Tensor
+    max_seqlen: int
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRow:
+    """The input of one forward pass.
+
+    `ids_N` and `positions_N` (int64): token ids and their positions in their sequence.
+    `cu_seqlens_S1` (int32): the segments' starts and the end, `max_seqlen` the longest segment.
+    `predict_M` (int64): the indices in N whose next token is scored. An index that several
+    sequences share may occur several times.
+    """
+
+    ids_N: torch.Tensor
+    positions_N: torch.Tensor
+    cu_seqlens_S1: torch.Tensor
+    max_seqlen: int
+    predict_M: torch.Tensor
+    prefixes: Prefixes | None = None
 
 
 def register_packed_attention() -> None:

@@ -18,9 +18,15 @@ from torch.nn.functional import pad
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.integrations import hub_kernels
@@ -30,18 +36,24 @@ from selfplay.config import LoraConfig, ScratchConfig
 from selfplay.distributed import World, fill_shards, run_as_forward, shard, vocab_shard
 from selfplay.errors import SettingsError
 from selfplay.model.attention import NAME as PACKED
-from selfplay.model.attention import packed_kwargs, register_packed_attention
+from selfplay.model.attention import PackedRow, packed_kwargs, register_packed_attention
 from selfplay.model.families import logit_rule
 from selfplay.model.hub import local_folder
 from selfplay.model.logprob import ALIGNMENT, token_logprobs
 from selfplay.model.lora import add_adapters, first_value, full_weights, is_adapter, plain_name
-from selfplay.model.row import PackedRow
-from selfplay.model.scratch import ARCHITECTURES, scratch_config
 from selfplay.model.stored import Stored
 
 # If the package `kernels` is installed (SGLang depends on it), some models (Mamba, Falcon-H1) would
 # download compiled code from the hub and run it.
 hub_kernels._kernels_available = False
+
+ARCHITECTURES = {
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "llama": (LlamaConfig, LlamaForCausalLM),
+}
+ROPE_THETA = 10_000.0  # the base of the rotary position embedding
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_model(
@@ -153,6 +165,30 @@ def empty_model(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedMo
 def _set_buffer(model: PreTrainedModel, name: str, value: torch.Tensor) -> None:
     module, _, leaf = name.rpartition(".")
     model.get_submodule(module)._buffers[leaf] = value
+
+
+def scratch_config(
+    scratch: ScratchConfig, *, vocab_size: int | None = None, **given: int | None
+) -> PretrainedConfig:
+    """The transformers config of a model with random weights. `vocab_size` replaces that of the
+    settings; `given` may be bos_token_id, eos_token_id, pad_token_id, and tie_word_embeddings,
+    which is true by default."""
+    config_class, _ = ARCHITECTURES[scratch.arch]
+    if scratch.arch == "qwen3":  # its default head width is 128
+        given["head_dim"] = scratch.width // scratch.heads
+    defaults = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    return config_class(
+        vocab_size=scratch.vocab_size if vocab_size is None else vocab_size,
+        hidden_size=scratch.width,
+        intermediate_size=scratch.mlp_width,
+        num_hidden_layers=scratch.layers,
+        num_attention_heads=scratch.heads,
+        num_key_value_heads=scratch.kv_heads,
+        max_position_embeddings=scratch.max_positions,
+        initializer_range=scratch.init_range,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+        **{**defaults, "tie_word_embeddings": True, **given},
+    )
 
 
 def scratch_model(
@@ -282,9 +318,6 @@ def export(
     save_torch_state_dict(weights, folder, metadata={"format": "pt"})
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def described_in(weights: Path) -> Path:

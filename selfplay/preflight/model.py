@@ -40,8 +40,13 @@ from selfplay.learner.learner import Learner, batch_logprobs
 from selfplay.model.families import why_not
 from selfplay.model.hub import local_folder
 from selfplay.model.lora import check_targets
-from selfplay.model.policy import DTYPES, described_in, empty_model, without_loading_bar
-from selfplay.model.scratch import scratch_config
+from selfplay.model.policy import (
+    DTYPES,
+    described_in,
+    empty_model,
+    scratch_config,
+    without_loading_bar,
+)
 from selfplay.preflight.small_copy import check_copy, eager_logprobs
 
 NUM_BOARDS = 4  # held-out instances whose prompts must leave room for a reply

@@ -28,8 +28,7 @@ from selfplay.errors import SettingsError
 from selfplay.evaluation.held_out import check_fixed_partner
 from selfplay.metrics.tracker import check_tracker
 from selfplay.model.hub import check_weights, local_folder
-from selfplay.model.policy import described_in
-from selfplay.model.scratch import scratch_config
+from selfplay.model.policy import described_in, scratch_config
 from selfplay.partners.checkpoints import find_source
 from selfplay.partners.partners import check_partners
 from selfplay.rollout.seating import check_players

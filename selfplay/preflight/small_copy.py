@@ -25,8 +25,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 from selfplay.distributed import fill_shards
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.hf import HFEngine
+from selfplay.model.attention import PackedRow
 from selfplay.model.policy import empty_model, load_model, policy_logprobs, without_loading_bar
-from selfplay.model.row import PackedRow
 from selfplay.model.stored import Stored
 
 # In fp32 a log-prob of a few nats has an error of 1e-6 to 5e-6 after a few narrow layers; a missing

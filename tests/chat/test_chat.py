@@ -11,8 +11,7 @@ from tokenizers import Tokenizer
 
 from dialop.tags import drop_reasoning
 from selfplay.chat.rendering import Rendering, make_rendering
-from selfplay.chat.template import CHATML, CLOCK, Template, say
-from selfplay.chat.thinking import CLOSE, think
+from selfplay.chat.template import CHATML, CLOCK, CLOSE, Template, say, think
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.errors import SettingsError
 from tests.helpers.chat_families import (

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from selfplay.checkpoint.saving import learner_state
+from selfplay.checkpoint import learner_state
 from selfplay.config import OptimConfig
 from selfplay.learner.optimizer import make_optimizer
 from tests.helpers.tiny_run import PPO_RUN, finished

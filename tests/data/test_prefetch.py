@@ -10,8 +10,7 @@ import psutil
 import pytest
 
 from selfplay.config import Config, load_config
-from selfplay.data.prefetch import Prefetcher
-from selfplay.data.stream import TrainStream
+from selfplay.data.stream import Prefetcher, TrainStream
 from tests.helpers.processes import seconds_until_gone
 
 ROOT = Path(__file__).resolve().parents[2]

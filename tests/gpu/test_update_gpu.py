@@ -14,6 +14,7 @@ import torch
 
 from selfplay.config import ScratchConfig
 from selfplay.model.attention import (
+    PackedRow,
     _flash,
     _flash_attn_varlen,
     _Gather,
@@ -24,7 +25,6 @@ from selfplay.model.attention import (
 )
 from selfplay.model.logprob import token_logprobs
 from selfplay.model.policy import policy_logprobs, scratch_model
-from selfplay.model.row import PackedRow
 from selfplay.weight_sync.offload import HostStore
 from selfplay.weight_sync.supervisor import SPARE_BYTES, make_room
 

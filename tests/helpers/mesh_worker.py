@@ -34,9 +34,8 @@ from selfplay.learner.batch import balance_tokens, micro_batches
 from selfplay.learner.learner import Learner
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.learner.update import LossTerm, optimizer_step
-from selfplay.model.attention import register_packed_attention
+from selfplay.model.attention import PackedRow, register_packed_attention
 from selfplay.model.policy import export, load_sharded, policy_logprobs, scratch_model
-from selfplay.model.row import PackedRow
 
 # 54 words over 2 x 2 ranks leave 27 rows to a pair: FSDP has to cope with 14 and 13.
 VOCAB = 54

@@ -37,10 +37,9 @@ from selfplay.distributed import (
 from selfplay.distributed.world import make_replica
 from selfplay.engines.hf import HFEngine
 from selfplay.learner.batch import balance_tokens
-from selfplay.learner.critic import make_critic
-from selfplay.learner.learner import Learner
+from selfplay.learner.learner import Learner, make_critic
 from selfplay.learner.optimizer import make_optimizer
-from selfplay.learner.ppo import estimate_values
+from selfplay.learner.rescore import estimate_values
 from selfplay.learner.update import LossTerm, loss_terms, optimizer_step
 from selfplay.model.lora import Adapters, full_weights, is_adapter
 from selfplay.model.policy import export, load_model, load_sharded

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from selfplay.config import OptimConfig
-from selfplay.learner.muon import ADAMW_RMS, MOMENTUM, Muon, orthogonalized
-from selfplay.learner.optimizer import make_optimizer
+from selfplay.learner.optimizer import ADAMW_RMS, MOMENTUM, Muon, make_optimizer, orthogonalized
 from tests.helpers.tiny_run import tiny_model
 from tests.helpers.tolerance import assert_near
 

@@ -11,10 +11,9 @@ from selfplay.advantages.sample import Sample
 from selfplay.config import CriticConfig, OptimConfig
 from selfplay.distributed import init_world
 from selfplay.learner.batch import pack
-from selfplay.learner.critic import Critic, make_critic
-from selfplay.learner.learner import Learner, batch_values
+from selfplay.learner.learner import Critic, Learner, batch_values, make_critic
 from selfplay.learner.loss import clipped_value_loss
-from selfplay.learner.ppo import estimate_values, whitened
+from selfplay.learner.rescore import estimate_values, whitened
 from selfplay.learner.update import (
     VALUE_WEIGHT,
     LossTerm,

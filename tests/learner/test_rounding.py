@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from selfplay.learner.rounding import RoundedAdamW, rounded
+from selfplay.learner.optimizer import RoundedAdamW, rounded
 from tests.helpers.tiny_run import RUNS, finished
 from tests.helpers.tolerance import assert_near, drawn_share
 

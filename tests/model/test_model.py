@@ -15,8 +15,8 @@ from transformers import (
 
 from selfplay.config import ScratchConfig
 from selfplay.errors import SettingsError
+from selfplay.model.attention import PackedRow
 from selfplay.model.policy import export, load_model, policy_logprobs, scratch_model
-from selfplay.model.row import PackedRow
 from tests.helpers.tolerance import tolerance
 
 VOCAB = 61

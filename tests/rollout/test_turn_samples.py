@@ -11,7 +11,7 @@ from dialop.matching.game import MatchingGame
 from selfplay.advantages.advantages import reward_samples
 from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering, make_rendering
-from selfplay.chat.thinking import CLOSE, think
+from selfplay.chat.template import CLOSE, think
 from selfplay.config import load_config
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Sampling

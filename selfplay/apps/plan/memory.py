@@ -17,7 +17,7 @@ from typing import Any
 
 from selfplay.config import Config, EngineConfig, LoraConfig, OptimConfig, ParallelConfig
 from selfplay.distributed.shard import ONE_UNIT
-from selfplay.learner.muon import MOST_AT_ONCE
+from selfplay.learner.optimizer import MOST_AT_ONCE
 
 GIB = 2**30
 CONTEXT = 1.0  # CUDA context and kernels of the trainer

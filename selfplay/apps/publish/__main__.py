@@ -26,7 +26,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from selfplay.apps.publish.card import card, public_value, read_results
 from selfplay.atomic import atomic_folder
-from selfplay.checkpoint.saving import step_of
+from selfplay.checkpoint import step_of
 from selfplay.config import load_config
 from selfplay.config.text import dump
 from selfplay.errors import SettingsError

@@ -1,4 +1,4 @@
-"""Saves the state of a run, resumes it, exports the policy.
+"""Saves the state of a run, repairs its folder, resumes it, exports the policy.
 
 A checkpoint folder `checkpoints/step_N` holds `state/` (model, optimizer and critic, sharded like
 the run and readable on any mesh), `hf/` (a Hugging Face folder) and `progress.json`. With adapters
@@ -10,6 +10,8 @@ resumed from.
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -27,8 +29,17 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from selfplay.atomic import atomic_folder, discard, filled, hidden, take_name
+from selfplay.atomic import (
+    atomic_folder,
+    clear_leftovers,
+    damage,
+    discard,
+    filled,
+    hidden,
+    take_name,
+)
 from selfplay.distributed import World, broadcast_object, on_first_rank
+from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
 from selfplay.model.lora import export_adapters, is_adapter
 from selfplay.model.policy import export
@@ -112,6 +123,61 @@ def keep_newest(folder: Path, keep: int) -> None:
     """Delete all but the newest `keep` checkpoints of a run. One process calls."""
     for old in checkpoints(folder)[:-keep]:
         discard(old)
+
+
+def repair_folder(folder: Path, *, imitation: Path) -> None:
+    """Make the folder of a run ready to resume: delete what killed processes left, and set damaged
+    checkpoints aside. `imitation` is the folder of an unfinished warm
+    start in it, which has checkpoints of its own. One process calls.
+
+    Raises SettingsError, which says what to do, for damage that cannot be repaired.
+    """
+    homes = (folder, folder / "checkpoints", folder / "policy_pool", imitation / "checkpoints")
+    clear_leftovers(homes)
+    if (folder / "warm_start").exists():
+        discard(imitation)
+    set_damaged_aside(folder)
+    set_damaged_aside(imitation)
+    log = folder / "metrics.jsonl"
+    if not checkpoints(folder) and log.exists() and log.stat().st_size:
+        print(
+            f"warning: {folder / 'checkpoints'} holds no checkpoint: the run begins with its first "
+            "step again",
+            file=sys.stderr,
+        )
+    for made in (folder / "tokenizer", folder / "random_start", folder / "warm_start"):
+        found = damage(made) if made.exists() else None
+        if found is not None:
+            raise SettingsError(
+                f"{made} must be undamaged, got {found}; delete it and the run makes it again, "
+                "or restore a copy"
+            )
+
+
+def set_damaged_aside(folder: Path) -> None:
+    """Rename damaged checkpoints newer than the newest undamaged one to `damaged_step_N`, and
+    print it.
+
+    Raises SettingsError if there are checkpoints and all are damaged.
+    """
+    saved, damaged = checkpoints(folder), dict[Path, str]()
+    while saved and (found := damage(saved[-1])) is not None:
+        damaged[saved.pop()] = found
+    if damaged and not saved:
+        got = "; ".join(f"{path.name}: {found}" for path, found in damaged.items())
+        raise SettingsError(
+            f"{folder / 'checkpoints'} must hold an undamaged checkpoint, got {got}; "
+            "restore a copy of one, or start a new run with out=FOLDER"
+        )
+    for path, found in damaged.items():
+        aside = path.with_name(f"damaged_{path.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        print(
+            f"warning: checkpoint {path} is damaged: {found}; it is now {aside.name}, and the run "
+            "goes on from the one before",
+            file=sys.stderr,
+        )
 
 
 def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
