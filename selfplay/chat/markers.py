@@ -1,7 +1,7 @@
 """A private copy of a tokenizer, in which no text that a player types becomes a marker.
 
 A marker is a special token, or any added token that the chat template writes. The copy respells
-each marker with a secret. Units: token ids. Must not know: torch, games' rules.
+each marker with a secret. Units: token ids.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Earlier ids are never tokenized again: a prompt is the previous prompt, the samp
 conversation as the template renders it. Contents cannot forge markers. A private copy of the
 tokenizer (markers.py) spells each marker with a secret, and the template's own text uses that
 spelling. A typed `<|im_end|>` is therefore plain text, while template text and content are still
-tokenized together. Units: token ids. Must not know: torch, games' rules.
+tokenized together. Units: token ids.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from selfplay.chat.template import (
     Template,
     check_same,
     check_thinking,
-    find_lead,
+    leading_blanks,
     opens_thought,
     say,
     think,
@@ -71,7 +71,7 @@ class Rendering:
     _user_alone: Slot
     _user_later: Slot
     _tail: str
-    _lead: str
+    _before_answer: str  # what a policy samples before an answer, such as blanks
     _end: str
     _header: str
     _splits: bool  # system text and first user text have the same ids alone as together
@@ -132,7 +132,7 @@ class Rendering:
 
         They end with the end-of-turn token.
         """
-        answer = self._lead + text.encode("utf-8", "replace").decode("utf-8") + self._end
+        answer = self._before_answer + text.encode("utf-8", "replace").decode("utf-8") + self._end
         prompt_ids = self._markers.encode(self._tail)
         ids = self._markers.encode(self._tail + answer)
         if ids[: len(prompt_ids)] == prompt_ids:
@@ -147,19 +147,19 @@ class Rendering:
 
         A token that overlaps a range belongs to it.
         """
-        ids, answer = self.action_ids(text), self._lead + text + self._end
+        ids, answer = self.action_ids(text), self._before_answer + text + self._end
         for before in (self._tail, self._end):
             encoded = self._markers.backend.encode(before + answer, add_special_tokens=False)
             if encoded.ids[-len(ids) :] == ids:
                 break
-        shift = len(before) + len(self._lead)
+        shift = len(before) + len(self._before_answer)
         offsets = encoded.offsets[-len(ids) :]
         token_ranges = []
         for start, end in ranges:
-            places = [
+            overlapping = [
                 i for i, (a, b) in enumerate(offsets) if a < end + shift and b > start + shift
             ]
-            token_ranges.append((places[0], places[-1] + 1))
+            token_ranges.append((overlapping[0], overlapping[-1] + 1))
         return token_ranges
 
     def spelt(self, ids: Sequence[int]) -> str:
@@ -183,9 +183,9 @@ class Rendering:
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
         known = [i if 0 <= i < self._num_ids else self.end_id for i in body]
         text = self._markers.decode(known)
-        if self._opened and not text.startswith(self._lead):
+        if self._opened and not text.startswith(self._before_answer):
             return think(text)
-        return text.removeprefix(self._lead)
+        return text.removeprefix(self._before_answer)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text of each token alone, for display. Where tokens hold only some bytes of a
@@ -194,8 +194,8 @@ class Rendering:
         texts = [self._markers.decode([i]) for i in valid]
         for at, text in enumerate(texts):
             for end in range(at + 2, at + 5) if _PART in text else ():
-                if _PART not in (whole := self._markers.decode(valid[at:end])):
-                    texts[at:end] = [whole, *[""] * (len(valid[at:end]) - 1)]
+                if _PART not in (joined := self._markers.decode(valid[at:end])):
+                    texts[at:end] = [joined, *[""] * (len(valid[at:end]) - 1)]
                     break
         return texts
 
@@ -258,9 +258,9 @@ def _make_rendering(
     opened = bool(rewritten) and opens_thought(tail)
     if not rewritten:
         check_thinking(template, tail)
-        lead = find_lead(tail=tail, header=header)
+        before_answer = leading_blanks(tail=tail, header=header)
     else:
-        lead = CLOSE if opened else ""
+        before_answer = CLOSE if opened else ""
     end = _turn_end(user_later.before, markers)
     end_id = markers.encode(markers.hide(end))[0]
     hidden_system = markers.hide_slot(system)
@@ -280,7 +280,7 @@ def _make_rendering(
         _user_alone=markers.hide_slot(user_alone),
         _user_later=markers.hide_slot(user_later),
         _tail=markers.hide(tail),
-        _lead=lead,
+        _before_answer=before_answer,
         _end=markers.hide(end),
         _header=header,
         _splits=_splits(hidden_system, hidden_user, markers),
@@ -394,17 +394,17 @@ def _check_anew(rendering: Rendering, template: Template) -> None:
             f"and keep the rest, got {shown!r}"
         )
     for thinks in ((), (0,), tuple(range(len(answers)))):
-        said = [
+        conversation = [
             think(f"{_THOUGHT}\n{CLOSE}{answer}") if number in thinks else answer
             for number, answer in enumerate(answers)
         ]
         for system in ("", _SYSTEM):
             talk = _opening(rendering, system=system, user=_USERS[0])
             for number, user in enumerate(_USERS[1:]):
-                talk.append({"role": "assistant", "content": said[number]})
+                talk.append({"role": "assistant", "content": conversation[number]})
                 talk.append({"role": "user", "content": user})
                 users = _USERS[: number + 2]
-                got = rendering.conversation(system, users, said[: number + 1])
+                got = rendering.conversation(system, users, conversation[: number + 1])
                 where = f"a conversation of {len(talk)} messages"
                 _check_same_ids(got, template.ids(talk), template, where=where)
 

@@ -3,7 +3,7 @@ makes it rewrite history, such as thoughts that it drops from old answers.
 
 A slot is a place for content together with the template text before it. The tail is the text after
 the last user text, generation prompt included. Templates that read the date always get `CLOCK`.
-Units: text. Must not know: ids, torch, games' rules.
+Units: text.
 """
 
 from __future__ import annotations
@@ -219,8 +219,8 @@ class Template:
             text = self.text(talk)
         except TemplateError:
             return False
-        places = [text.find(m["content"]) for m in talk]
-        return text.count(system["content"]) == 1 and -1 < places[0] < places[1]
+        positions = [text.find(m["content"]) for m in talk]
+        return text.count(system["content"]) == 1 and -1 < positions[0] < positions[1]
 
 
 def _source(tokenizer: PreTrainedTokenizerFast, given: object) -> str:
@@ -285,7 +285,7 @@ def _cut(text: str, messages: Sequence[Mapping[str, str]], *, where: str) -> lis
     return [*pieces, rest]
 
 
-def find_lead(*, tail: str, header: str) -> str:
+def leading_blanks(*, tail: str, header: str) -> str:
     """The blanks that a template's history has between its generation prompt and an answer.
 
     `tail` follows a user text in a prompt, `header` in history. A longer tail is generation-only
@@ -293,9 +293,9 @@ def find_lead(*, tail: str, header: str) -> str:
     it. A longer header may add only blanks (Mistral's space), which the policy samples itself.
     Raises ValueError if neither begins with the other.
     """
-    lead = header[len(tail) :]
-    if header.startswith(tail) and not lead.strip():
-        return lead
+    blanks = header[len(tail) :]
+    if header.startswith(tail) and not blanks.strip():
+        return blanks
     if not tail.startswith(header):
         where = "the generation prompt does not open an answer as history shows it"
         try:

@@ -3,8 +3,7 @@
 Deterministic: the same texts in the same order give the same vocabulary. Text is split by Qwen2's
 rules, in which every digit is a piece of its own (47 is read as 4, 7), so a model need not learn
 each number separately. The tokenizer uses the Qwen2 class itself, because transformers applies that
-class's rules to any folder with a Qwen2 model, whatever the saved tokenizer says. Units: token ids.
-Must not know: torch, games' rules.
+class's rules to any folder with a Qwen2 model, whatever the saved tokenizer says.
 """
 
 from __future__ import annotations

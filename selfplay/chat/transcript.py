@@ -2,7 +2,7 @@
 
 Units: tokens and nats. Only `begin`, `observe`, `act`, `fork` and `mark_untrained` write, so the
 three lists always have the same length and a 1 in the mask always means "the policy sampled this
-token". Must not know: torch, text, games' rules.
+token".
 """
 
 from __future__ import annotations
@@ -104,15 +104,7 @@ class Transcript:
         return span
 
     def mark_untrained(self, span_index: int) -> None:
-        """Remove one turn from the loss, such as a scripted player's illegal move.
-
-        An index of -1 is the latest turn. Raises ValueError when there is no such turn.
-        """
-        num_spans = len(self.spans)
-        if not -num_spans <= span_index < num_spans:
-            raise ValueError(
-                f"transcript.mark_untrained needs a turn below {num_spans}, got {span_index}"
-            )
+        """Remove one turn from the loss, such as a scripted player's illegal move."""
         span = replace(self.spans[span_index], trained=False)
         self.spans[span_index] = span
         self.mask[span.start : span.end] = [0] * (span.end - span.start)

@@ -133,14 +133,14 @@ def imitated_people(
         for instance in read_file(game, key, source)
     }
     drawn = [g for g in games if _below(share, kit.digest(g.instance))]
-    kept = [g for g in drawn if kit.digest(g.instance) not in evaluated]
-    if not kept:
+    imitated = [g for g in drawn if kit.digest(g.instance) not in evaluated]
+    if not imitated:
         raise SettingsError(
             f"{name} must hold games to imitate, got {path} with {len(games)} readable games: "
             f"recorded_share {share:g} selects {len(drawn)} of them, all on boards of data.test or "
             "data.validation"
         )
-    return kept
+    return imitated
 
 
 def _below(share: float, digest: str) -> bool:

@@ -2,7 +2,7 @@
 
 `full_tensor()` needs one collective for each parameter, and most are too small to use a link's
 bandwidth. Here every rank packs its pieces of all parameters into one row, one all-gather sends all
-rows to all ranks, and each piece is copied to its place. Exact: bytes are moved, never added.
+rows to all ranks, and each piece is copied into its tensor. Exact: bytes are moved, never added.
 
 Shapes: N elements of a flat buffer, R ranks, L elements of a rank's row of pieces.
 """

@@ -179,7 +179,7 @@ def _sum_of_squares(tensors: list[torch.Tensor], world: World) -> torch.Tensor:
 
 def _divided_over_tp(parameter: torch.Tensor) -> bool:
     """Whether each tensor-parallel rank has a part. The bias of a rowwise layer lies on the tp mesh
-    too, whole on every rank."""
+    too, in full on every rank."""
     names = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else None
     if names is None or "tp" not in names:
         return False

@@ -1,9 +1,9 @@
 """Joins the processes into a device mesh and exchanges small values between ranks.
 
 One mesh has both kinds of parallelism: FSDP shards every parameter over "dp"; tensor parallelism
-divides heads, MLP and vocabulary over "tp". The ranks of one "tp" row are neighbours and process
-the same tokens. A replica is a row of neighbouring ranks that share one engine; the first of them,
-its leader, owns the engine and plays the replica's games.
+divides heads, MLP and vocabulary over "tp". The ranks of one "tp" group are neighbours and process
+the same tokens. A replica is a group of neighbouring ranks that share one engine; the first of
+them, its leader, owns the engine and plays the replica's games.
 """
 
 from __future__ import annotations

@@ -27,8 +27,9 @@ from selfplay.advantages.sample import Sample
 from selfplay.distributed import World, all_reduce_max, exchange_objects, gather_objects
 from selfplay.model.attention import PackedRow, Prefixes
 
-# Fills the passes of a rank that has fewer micro-batches than others. Its losses have weight 0.
-FILLER = Sample(name="", ids=[0, 0], mask=[0, 1], old_logprobs=[0.0, 0.0], advantages=[0.0, 0.0])
+# A rank with fewer micro-batches than others makes its last passes on this sample, with weight 0,
+# because every rank must join the collectives of each pass.
+DUMMY = Sample(name="", ids=[0, 0], mask=[0, 1], old_logprobs=[0.0, 0.0], advantages=[0.0, 0.0])
 # Sharing must save at least this fraction of the tokens, or gathering keys costs more.
 LEAST_SAVED = 0.1
 
@@ -53,25 +54,27 @@ class MicroBatch:
     sample_M: Tensor
     names: tuple[str, ...]
 
+    @property
+    def weight(self) -> float:
+        """1; 0 for the dummy batch of a rank that has fewer batches than others."""
+        return 0.0 if self.names == (DUMMY.name,) else 1.0
+
 
 def micro_batches(
     samples: Sequence[Sample], world: World, *, budget: int, share_prefixes: bool = True
 ) -> Iterator[tuple[list[int], MicroBatch]]:
     """This rank's micro-batches of at most `budget` computed tokens, with their samples' indices.
 
-    Every rank must call and gets equally many; a rank with fewer gets fillers, without indices.
+    Every rank must call and gets equally many; a rank with fewer gets dummies, without indices.
     Each is packed when it is asked for, while a GPU still works on the ones before it.
     """
     sequences = [[s.ids[start:end] for start, end in s.sequences()] for s in samples]
-    plan = split(sequences, budget=budget, share_prefixes=share_prefixes)
-    most = int(all_reduce_max(float(len(plan)), world))
-    for indices in [*plan, *([] for _ in range(most - len(plan)))]:
-        packed = [samples[i] for i in indices] or [FILLER]
+    batches = split(sequences, budget=budget, share_prefixes=share_prefixes)
+    most = int(all_reduce_max(float(len(batches)), world))
+    batches += [[] for _ in range(most - len(batches))]
+    for indices in batches:
+        packed = [samples[i] for i in indices] or [DUMMY]
         yield indices, pack(packed, device=world.device, share_prefixes=share_prefixes)
-
-
-def is_filler(batch: MicroBatch) -> bool:
-    return batch.names == (FILLER.name,)
 
 
 def pack(
@@ -250,41 +253,42 @@ def split(
 
 
 def balance_tokens(samples: Sequence[Sample], world: World) -> list[Sample]:
-    """This rank's share of all ranks' samples, balanced by tokens over the data-parallel ranks.
+    """The samples that this rank trains on, so that all data-parallel ranks have about as many
+    tokens.
 
-    Most samples stay on the rank that played them. The ranks of one tensor-parallel row get the
+    Most samples stay on the rank that played them. The ranks of one tensor-parallel group get the
     same samples. A single process keeps its own, in order.
     """
     if world.world_size == 1:
         return list(samples)
-    rows = deal(gather_objects([len(sample.ids) for sample in samples], world), tp=world.tp)
+    groups = deal(gather_objects([len(sample.ids) for sample in samples], world), tp=world.tp)
     outgoing = [
-        [samples[i] for rank, i in rows[receiver // world.tp] if rank == world.rank]
+        [samples[i] for rank, i in groups[receiver // world.tp] if rank == world.rank]
         for receiver in range(world.world_size)
     ]
     sources = [iter(received) for received in exchange_objects(outgoing, world)]
-    return [next(sources[rank]) for rank, _ in rows[world.dp_rank]]
+    return [next(sources[rank]) for rank, _ in groups[world.dp_rank]]
 
 
 def deal(sizes: Sequence[Sequence[int]], *, tp: int) -> list[list[tuple[int, int]]]:
-    """The samples that each row of `tp` neighbouring ranks trains on, as sorted (rank, index).
+    """The samples that each group of `tp` neighbouring ranks trains on, as sorted (rank, index).
 
     `sizes` are the numbers of tokens of each rank's samples. Every sample starts in its own rank's
-    row. Then, as long as there is one, the largest sample of at most half the difference moves from
-    the row with the most tokens to the row with the fewest.
+    group. Then, as long as there is one, the largest sample of at most half the difference moves
+    from the group with the most tokens to the one with the fewest.
     """
-    rows = [
+    groups = [
         sorted((size, rank, i) for rank in range(a, a + tp) for i, size in enumerate(sizes[rank]))
         for a in range(0, len(sizes), tp)
     ]
-    loads = [sum(size for size, _, _ in row) for row in rows]
+    loads = [sum(size for size, _, _ in group) for group in groups]
     while True:
-        full, empty = loads.index(max(loads)), loads.index(min(loads))
-        half = (loads[full] - loads[empty]) // 2
-        num_fitting = bisect_right(rows[full], half, key=lambda sample: sample[0])
+        most, fewest = loads.index(max(loads)), loads.index(min(loads))
+        half = (loads[most] - loads[fewest]) // 2
+        num_fitting = bisect_right(groups[most], half, key=lambda sample: sample[0])
         if not num_fitting:
-            return [sorted((rank, i) for _, rank, i in row) for row in rows]
-        sample = rows[full].pop(num_fitting - 1)
-        insort(rows[empty], sample)
-        loads[full] -= sample[0]
-        loads[empty] += sample[0]
+            return [sorted((rank, i) for _, rank, i in group) for group in groups]
+        sample = groups[most].pop(num_fitting - 1)
+        insort(groups[fewest], sample)
+        loads[most] -= sample[0]
+        loads[fewest] += sample[0]

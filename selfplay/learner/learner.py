@@ -25,7 +25,7 @@ from selfplay.distributed import (
     run_as_forward,
     shard_alone,
 )
-from selfplay.learner.batch import MicroBatch, is_filler
+from selfplay.learner.batch import MicroBatch
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.model.lora import Adapters, without_adapters
 from selfplay.model.policy import hidden_states, policy_logprobs
@@ -152,16 +152,15 @@ class TokenMeans:
         self._largest: dict[str, Tensor] = {}
 
     def add(self, values: dict[str, Tensor], batch: MicroBatch) -> None:
-        """Add values [M] under their names; a filler's values are ignored."""
-        real = 0.0 if is_filler(batch) else 1.0
+        """Add values [M] under their names; those of a dummy batch are ignored."""
         for name, values_M in values.items():
-            total = real * values_M.detach().sum().double()
+            total = batch.weight * values_M.detach().sum().double()
             self._sums[name] = self._sums[name] + total if name in self._sums else total
-            self._counts[name] = self._counts.get(name, 0.0) + real * values_M.numel()
+            self._counts[name] = self._counts.get(name, 0.0) + batch.weight * values_M.numel()
 
     def largest(self, name: str, values_M: Tensor, batch: MicroBatch) -> None:
         """Keep the largest of all values under this name, at least 0."""
-        value = (0.0 if is_filler(batch) else 1.0) * values_M.detach().max()
+        value = batch.weight * values_M.detach().max()
         before = self._largest.get(name)
         self._largest[name] = value if before is None else torch.maximum(before, value)
 

@@ -92,18 +92,6 @@ def learning_rate(
     return peak * (left if schedule == "constant" else final_share + (1.0 - final_share) * left)
 
 
-def self_play_rate(step: int, optim: OptimConfig, *, num_steps: int) -> float:
-    """The learning rate of a self-play step."""
-    return learning_rate(
-        step,
-        peak=optim.lr,
-        num_steps=num_steps,
-        warmup_steps=optim.warmup_steps,
-        schedule=optim.schedule,
-        final_share=optim.final_share,
-    )
-
-
 class RoundedAdamW(torch.optim.Optimizer):
     """AdamW without weight decay (Loshchilov & Hutter 2019, algorithm 2), in fp32, on fp32 or bf16
     weights.

@@ -23,12 +23,7 @@ from selfplay.config import AlgorithmConfig, Config
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, all_reduce_sum, clip_grad_norm, gather_objects
 from selfplay.errors import RunEnds
-from selfplay.learner.batch import (
-    MicroBatch,
-    is_filler,
-    micro_batches,
-    num_trained_tokens,
-)
+from selfplay.learner.batch import MicroBatch, micro_batches, num_trained_tokens
 from selfplay.learner.learner import (
     Learner,
     TokenMeans,
@@ -44,7 +39,7 @@ from selfplay.learner.loss import (
     kl_losses,
     policy_losses,
 )
-from selfplay.learner.optimizer import self_play_rate
+from selfplay.learner.optimizer import learning_rate
 from selfplay.learner.rescore import (
     MISMATCH_METRICS,
     add_mismatch,
@@ -93,7 +88,15 @@ def update_policy(
     if learner.critic is not None:
         samples, value_metrics = estimate_values(learner, samples, config=config)
         rollout_metrics |= value_metrics
-    lr = self_play_rate(step, config.optim, num_steps=config.steps)
+    optim = config.optim
+    lr = learning_rate(
+        step,
+        peak=optim.lr,
+        num_steps=config.steps,
+        warmup_steps=optim.warmup_steps,
+        schedule=optim.schedule,
+        final_share=optim.final_share,
+    )
     per_step, skipped = list[dict[str, float]](), list[str]()
     for minibatch in minibatches(samples, step=step, config=config):
         terms = loss_terms(learner, minibatch, auxiliary, step=step, config=config)
@@ -187,7 +190,7 @@ def _global_sizes(
     """Each term's number of trained tokens, and the divisor of its summed loss, over all ranks."""
     num_tokens = [float(num_trained_tokens(term.samples)) for term in terms]
     sizes = [denominator(term, algorithm) for term in terms]
-    # The ranks of a tensor-parallel row hold the same tokens.
+    # The ranks of a tensor-parallel group hold the same tokens.
     sums = [total / world.tp for total in all_reduce_sum([*num_tokens, *sizes], world)]
     return sums[: len(terms)], sums[len(terms) :]
 
@@ -292,8 +295,8 @@ def term_loss(
             batch_values(learner, batch), batch.values_M, batch.returns_M, clip=config.critic.clip
         )
         token_means.add({"value_loss": losses_M, "value_clip_share": cut_M}, batch)
-    # A filler's advantage is 0, but its KL term is not.
-    return losses_M * (0.0 if is_filler(batch) else 1.0)
+    # A dummy's advantages are 0, but its KL term is not.
+    return losses_M * batch.weight
 
 
 def _surrogate_loss(

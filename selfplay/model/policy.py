@@ -227,7 +227,7 @@ def policy_logprobs(
     in nats.
 
     Logits exist only at those positions, one chunk at a time. Under FSDP all ranks must call
-    together; the ranks of a tensor-parallel row call with the same tokens.
+    together; the ranks of a tensor-parallel group call with the same tokens.
     """
     return run_as_forward(
         model, _policy_logprobs, row, targets_M, temperature=temperature, entropy_grad=entropy_grad

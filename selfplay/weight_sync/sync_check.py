@@ -55,7 +55,7 @@ from selfplay.config import EngineConfig
 from selfplay.distributed import gather_objects
 from selfplay.engines.base import Engine
 from selfplay.errors import EngineDisagrees, EngineFault
-from selfplay.learner.batch import is_filler, micro_batches
+from selfplay.learner.batch import micro_batches
 from selfplay.learner.learner import Learner, batch_logprobs
 from selfplay.weight_sync.supervisor import EnginesFailed, PolicySupervisor
 
@@ -223,7 +223,7 @@ class SyncCheck:
         for _, batch in micro_batches(own, world, budget=self._token_budget):
             with torch.no_grad():
                 logprobs_M, _ = batch_logprobs(learner, learner.model, batch, temperature=1.0)
-            if not is_filler(batch):
+            if batch.weight:
                 for index, logprob in zip(
                     batch.sample_M.tolist(), logprobs_M.tolist(), strict=True
                 ):

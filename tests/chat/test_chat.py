@@ -6,12 +6,11 @@ import re
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer
 
 from dialop.tags import drop_reasoning
 from selfplay.chat.rendering import Rendering, make_rendering
-from selfplay.chat.template import CHATML, CLOCK, CLOSE, Template, say, think
+from selfplay.chat.template import CHATML, CLOCK, CLOSE, Template, think
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.errors import SettingsError
 from tests.helpers.chat_families import (
@@ -388,26 +387,6 @@ def test_templates_always_read_the_same_date() -> None:
     assert own != text
     text = text_of("llama3.2 today", RENDERINGS["llama3.2 today"].first(system="", user="A"))
     assert f"Today Date: {CLOCK.strftime('%d %b %Y')}" in text
-
-
-@pytest.mark.parametrize("name", {**FAMILIES, **ANEW})
-def test_an_argument_that_changes_a_prompt_is_never_called_unread(name: str) -> None:
-    """Each word of the template's source is tried as an argument, with three values. Only the
-    functions that every template is given are not: no setting holds a function."""
-    functions = {"namespace", "raise_exception", "range", "strftime_now"}
-    template = Template(tokenizer_of(name), (FAMILIES | ANEW)[name].kwargs)
-    talk = [say("user", 0), say("assistant", 0), say("user", 1)]
-    read = set()
-    for word in set(re.findall(r"[A-Za-z_]\w+", template.source)) - {"messages", *functions}:
-        for value in (True, False, "text"):
-            try:
-                changes = template.text(talk, **{word: value}) != template.text(talk)
-            except TemplateError:
-                changes = True  # the template cannot use the value that it read
-            read |= {word} if changes else set()
-    assert read and template.unread(read) == ""
-    assert (FAMILIES | ANEW)[name].kwargs.keys() <= read
-    assert template.unread(["messages", "nobody"]) == "nobody"
 
 
 @pytest.mark.parametrize(

@@ -31,14 +31,6 @@ def test_markers_and_template() -> None:
     assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_an_empty_system_is_no_system_block() -> None:
-    rendering = make_rendering(TOKENIZER)
-    bare = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    assert TOKENIZER.decode(rendering.first(system="", user="Hi")) == bare
-    full = "<|im_start|>system\nS<|im_end|>\n" + bare
-    assert TOKENIZER.decode(rendering.first(system="S", user="Hi")) == full
-
-
 def test_every_digit_is_a_token_of_its_own() -> None:
     pieces = [TOKENIZER.decode([i]) for i in TOKENIZER.encode("paper 1247 at 47.5")]
     assert [p for p in pieces if any(c.isdigit() for c in p)] == list("1247475")

@@ -57,12 +57,6 @@ def test_mark_untrained_removes_one_turn(span_index: int, mask: list[int]) -> No
     assert not transcript.spans[span_index].trained
 
 
-@pytest.mark.parametrize("span_index", [2, -3])
-def test_mark_untrained_refuses_a_turn_that_does_not_exist(span_index: int) -> None:
-    with pytest.raises(ValueError, match="below 2"):
-        two_turns().mark_untrained(span_index)
-
-
 def test_forks_share_earlier_tokens_and_nothing_else() -> None:
     original = two_turns()
     branch = original.fork()

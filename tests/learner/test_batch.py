@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from selfplay.advantages.sample import Sample
 from selfplay.distributed import init_world
@@ -52,16 +50,6 @@ def test_split_by_hand() -> None:
     assert split([], budget=6) == []
 
 
-@given(st.lists(st.integers(2, 50)), st.integers(1, 80))
-def test_every_sequence_is_in_one_micro_batch_within_the_budget(
-    lengths: list[int], budget: int
-) -> None:
-    samples = [[range(length)] for length in lengths]
-    batches = split(samples, budget=budget, share_prefixes=False)
-    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-    assert all(len(b) == 1 or sum(lengths[i] for i in b) <= budget for b in batches)
-
-
 def test_samples_move_to_another_rank_only_to_balance_tokens() -> None:
     """Rank 0 has 9 + 6 + 2 tokens, rank 1 has 4 + 3. The difference is 10, so a sample of at most 5
     may move: the 2. The difference is then 6, and no sample of at most 3 is left."""
@@ -69,28 +57,6 @@ def test_samples_move_to_another_rank_only_to_balance_tokens() -> None:
     assert deal([[5, 5], [5, 4]], tp=1) == [[(0, 0), (0, 1)], [(1, 0), (1, 1)]]
     # Only the first of four ranks leads an engine; two rows of two.
     assert deal([[3, 3, 3, 3], [], [], []], tp=2) == [[(0, 0), (0, 1)], [(0, 2), (0, 3)]]
-
-
-@given(
-    st.integers(1, 2).flatmap(
-        lambda tp: st.tuples(
-            st.just(tp),
-            st.lists(
-                st.lists(st.integers(1, 50), max_size=12), min_size=2 * tp, max_size=4 * tp
-            ).map(lambda sizes: sizes[: len(sizes) // tp * tp]),
-        )
-    )
-)
-def test_every_sample_is_dealt_once_and_no_further_move_helps(
-    case: tuple[int, list[list[int]]],
-) -> None:
-    tp, sizes = case
-    rows = deal(sizes, tp=tp)
-    everyone = [(rank, i) for rank, row in enumerate(sizes) for i in range(len(row))]
-    assert sorted(one for row in rows for one in row) == everyone
-    loads = [sum(sizes[rank][i] for rank, i in row) for row in rows]
-    fullest = rows[loads.index(max(loads))]
-    assert all(2 * sizes[rank][i] > max(loads) - min(loads) for rank, i in fullest)
 
 
 def test_trained_tokens_do_not_depend_on_the_budget() -> None:

@@ -126,25 +126,6 @@ def test_samples_of_several_sequences_stay_within_the_budget(
         assert len(with_tokens) <= 1 or num <= budget / (1 - LEAST_SAVED)
 
 
-def test_games_that_differ_in_their_last_turn_fill_no_row_beyond_the_budget() -> None:
-    """As with a template that rewrites old turns: each turn is a sequence of its own."""
-    samples = []
-    for game in range(8):
-        turns = [[1] * 20 + [turn] * 10 for turn in range(7)] + [[1] * 20 + [9] * 4 + [game] * 6]
-        ids = [token for turn in turns for token in turn]
-        samples.append(
-            replace(
-                sample(f"{game}", [], ids),
-                mask=([0] * 20 + [1] * 10) * 8,
-                starts=tuple(range(30, 240, 30)),
-            )
-        )
-    # A game alone computes 20 + 8 * 10 tokens, each one more 8 * 10 of its own behind the prompt.
-    batches = micro_batches(samples, init_world(device="cpu"), budget=200)
-    rows = [batch.row.ids_N.numel() for _, batch in batches]
-    assert rows == [180, 180, 180, 180]
-
-
 def tree() -> list[Sample]:
     """A group of three with a long prompt, a branch off its second, a repeated sample, a sequence
     that is another's beginning, and one alone."""

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import errno
-import importlib.util
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from selfplay.atomic import damage
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import load_config
 from selfplay.data.instances import generated
 from selfplay.errors import SettingsError
-from selfplay.model import gguf
 from selfplay.model.gguf import converted, mend_tokenizer
 from selfplay.model.hub import is_hub_name, local_folder
 from tests.helpers.chat_families import FAMILIES, make_tokenizer
@@ -49,41 +45,6 @@ def test_a_file_that_is_no_gguf_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"model\.path must be a .*, which does not exist here"):
         local_folder(missing)
     assert not is_hub_name("models/model.gguf")
-
-
-@pytest.mark.parametrize("refused", [False, True])
-def test_a_conversion_that_fails_leaves_nothing_and_the_next_one_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
-) -> None:
-    """A full disk is told as such, and not as a fault of the file."""
-    file, cache = tmp_path / "model.gguf", tmp_path / "cache"
-    file.write_bytes(b"GGUF" + bytes(100))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-
-    def begin(file: Path, folder: Path) -> None:
-        (folder / "config.json").write_text("{}")
-        raise OSError(errno.ENOSPC, "full") if refused else ValueError("no such architecture")
-
-    def finish(file: Path, folder: Path) -> None:
-        assert not list(folder.iterdir())
-        (folder / "config.json").write_text("{}")
-
-    monkeypatch.setattr(gguf, "_convert", begin)
-    with pytest.raises(OSError if refused else SettingsError):
-        converted(file, what="model.path", cache=cache)
-    assert not [path for path in cache.iterdir() if path.is_dir()]
-    monkeypatch.setattr(gguf, "_convert", finish)
-    assert damage(converted(file, what="model.path", cache=cache)) is None
-
-
-def test_without_the_package_the_line_names_what_installs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "model.gguf"
-    file.write_bytes(b"GGUF" + bytes(100))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SettingsError, match=r"requirements/gguf\.txt"):
-        converted(file, what="model.path", cache=tmp_path / "cache")
 
 
 def test_smollm2_has_its_own_tokens_and_template() -> None:

@@ -44,11 +44,11 @@ def play(rendering: Rendering, *, index: int = 0, moves: list[tuple[int, str]] =
 
     class Thinking(WaveEngine):
         def answer(self, request):
-            lead = rendering._lead
-            self.texts = {seed: text.removeprefix(lead) for seed, text in texts.items()}
+            blanks = rendering._before_answer
+            self.texts = {seed: text.removeprefix(blanks) for seed, text in texts.items()}
             completion = super().answer(request)
             # `action_ids` closes a thought that the prompt opened; this answer thinks first.
-            num = len(rendering._markers.encode(rendering._markers.hide(lead))) if lead else 0
+            num = len(rendering._markers.encode(rendering._markers.hide(blanks))) if blanks else 0
             return type(completion)(
                 completion.ids[num:], completion.logprobs[num:], completion.finish, self.version
             )
