@@ -3,12 +3,11 @@
 from pathlib import Path
 
 import pytest
-from transformers import PreTrainedTokenizerBase
 
 import eval as evaluation
 import train
 from selfplay.chat.rendering import make_rendering
-from selfplay.config import Config, load_config
+from selfplay.config import load_config
 from selfplay.distributed import init_world
 from selfplay.setup import warn_of_template
 from tests.helpers.chat_families import FAMILIES, REFUSED, Family, make_tokenizer
@@ -21,11 +20,6 @@ def folder_with(family: Family, folder: Path) -> Path:
     tokenizer.save_pretrained(folder)
     tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder)
     return folder
-
-
-def warn(config: Config, tokenizer: PreTrainedTokenizerBase) -> None:
-    rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
-    warn_of_template(rendering, "a model", init_world(device="cpu"))
 
 
 def test_both_programs_refuse_a_template_in_one_line(
@@ -53,30 +47,25 @@ def test_both_programs_refuse_a_template_in_one_line(
         assert "model.chat_template" in line and remedy in line and str(model) in line
 
 
-@pytest.mark.parametrize(("name", "shown"), [("zephyr", "<|assistant|>"), ("llama3", "")])
-def test_a_template_whose_turns_can_be_typed_is_reported_at_start(
-    name: str, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "tiny.yaml").write_text(TINY)
-    config = load_config(tmp_path / "tiny.yaml", [])
-    warn(config, make_tokenizer(FAMILIES[name]))
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == bool(shown)
-    assert not shown or (shown in lines[0] and "docs/chat_templates.md" in lines[0])
-
-
-def test_an_argument_that_the_template_does_not_read_is_reported_at_start(
+def test_what_a_template_allows_and_does_not_read_is_reported_at_start(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Turns that can be typed, and arguments that have no effect."""
     (tmp_path / "tiny.yaml").write_text(TINY)
-    tokenizer = make_tokenizer(FAMILIES["qwen3 without thinking"])
 
-    def told(*words: str) -> str:
+    def reported(family: str, *words: str) -> str:
         config = load_config(tmp_path / "tiny.yaml", [f"model.chat_template.{w}" for w in words])
-        warn(config, tokenizer)
+        rendering = make_rendering(
+            make_tokenizer(FAMILIES[family]), template_kwargs=config.model.chat_template
+        )
+        warn_of_template(rendering, "a model", init_world(device="cpu"))
         return capsys.readouterr().err
 
-    line = told("enable_thinking=false", "enable_thinkin=false", "role=user")
+    assert reported("llama3") == ""
+    line = reported("zephyr")
+    assert line.count("\n") == 1 and "<|assistant|>" in line
+    qwen = "qwen3 without thinking"
+    assert reported(qwen, "enable_thinking=false") == ""
+    line = reported(qwen, "enable_thinking=false", "enable_thinkin=false", "role=user")
     assert line.count("\n") == 1 and "model.chat_template" in line
     assert line.endswith("not read: enable_thinkin; nearest is enable_thinking, role\n")
-    assert told("enable_thinking=false") == ""

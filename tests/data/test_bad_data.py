@@ -4,7 +4,6 @@ Each file of the tables below is given to every command that reads such a file.
 """
 
 import copy
-import io
 import json
 from collections.abc import Callable
 from dataclasses import asdict
@@ -20,6 +19,7 @@ import eval as eval_door
 import train as train_door
 from dialop import cli
 from dialop.collab import prepare as collab
+from dialop.collab.store import read_instances as read_tasks
 from dialop.collab.store import write_instances as write_tasks
 from dialop.matching.generate import MatchingRecipe
 from dialop.matching.kit import generate
@@ -104,10 +104,6 @@ def content(data: bytes) -> Write:
     return lambda path: path.write_bytes(data)
 
 
-def folder(path: Path) -> None:
-    path.mkdir()
-
-
 def sparse(path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(MAX_FILE_BYTES + 1)
@@ -131,26 +127,17 @@ def flipped(data: bytearray) -> bytearray:
     return data
 
 
-BINARY = np.random.default_rng(0).bytes(4000)
 UNREADABLE: dict[str, tuple[str, Write]] = {
     "parquet: empty": (".parquet", content(b"")),
     "parquet: no rows": (".parquet", lambda path: write_instances(path, [])),
-    "parquet: a text": (".parquet", content(b"key,size\n")),
-    "parquet: binary": (".parquet", content(BINARY)),
     "parquet: cut off": (".parquet", damaged(lambda data: data[: len(data) // 2])),
     "parquet: a bit flipped": (".parquet", damaged(flipped)),
-    "parquet: a folder": (".parquet", folder),
     "parquet: too large": (".parquet", sparse),
     "parquet: another schema": (".parquet", parquet({"a": 1, "b": "x"})),
     "jsonl: empty": (".jsonl", content(b"")),
     "jsonl: no JSON": (".jsonl", content(b'{"table": [[1, 2\n')),
-    "jsonl: cut off": (".jsonl", content((json.dumps(RECORD) + "\n" + '{"table": [[3,').encode())),
     "jsonl: not UTF-8": (".jsonl", content(b'{"table": "\xff\xfe"}\n')),
     "jsonl: too deep for Python": (".jsonl", content(b"[" * 100_000)),
-    "jsonl: too deep for a reader": (
-        ".jsonl",
-        content(b'{"table": ' + b"[" * 500 + b"]" * 500 + b"}"),
-    ),
     "jsonl: NaN": (".jsonl", content(json.dumps(RECORD).replace("1.0", "NaN").encode())),
     "jsonl: half a character": (
         ".jsonl",
@@ -158,18 +145,13 @@ UNREADABLE: dict[str, tuple[str, Write]] = {
     ),
     "jsonl: a list": (".jsonl", content(b"[1, 2]\n")),
     "jsonl: too long a line": (".jsonl", content(b'{"a": "' + b"x" * MAX_LINE_BYTES)),
-    "jsonl: too large": (".jsonl", sparse),
-    "jsonl: a folder": (".jsonl", folder),
     "another ending": (".csv", content(b"key,size\n")),
 }
 BOARDS: dict[str, tuple[str, Write]] = {
     "a null": (".parquet", board("best", to=None)),
     "cells that are text": (".parquet", parquet(put(board_row(), ("table",), [["3", "7"]] * 2))),
-    "a table that is a number": (".parquet", parquet(put(board_row(), ("table",), 3))),
     "a ragged table": (".parquet", board("table", to=[[3, 7], [1]])),
-    "a cell below 0": (".parquet", board("table", 0, 0, to=-3)),
     "a mask of 5": (".parquet", board("mask_0", 0, 0, to=5)),
-    "a value for an unobserved cell": (".parquet", board("mask_0", 0, 0, to=0)),
     "nothing to see": (
         ".parquet",
         parquet(
@@ -179,32 +161,21 @@ BOARDS: dict[str, tuple[str, Write]] = {
         ),
     ),
     "a scale of 0": (".parquet", board("scale_0", to=0.0)),
-    "a third seat": (".parquet", board("first_seat", to=2)),
     "a wrong best": (".parquet", board("best", to=11.0)),
-    "a solo above the best": (".parquet", board("solo_0", to=13.0)),
     "a key twice": (".parquet", parquet(board_row(), board_row())),
     "a key of two lines": (".parquet", board("key", to="a\n\x1b[2J")),
     "a name twice": (".parquet", board("reviewers", to=["Ava Li", "ava  li"])),
-    "a name that is no name": (".parquet", board("reviewers", to=["Ava: Li", "..."])),
     "a game without a table": (".jsonl", record("table", to=GONE)),
-    "a game's cell of text": (".jsonl", record("table", 0, 0, to="3")),
-    "a game's wrong best": (".jsonl", record("best_assignment_reward", to=13)),
     "a game's score above the best": (".jsonl", record("proposal_reward", to=10**12)),
-    "a log that is an object": (".jsonl", record("action_log", to={})),
-    "an entry without a player": (".jsonl", record("action_log", 3, "player", to=GONE)),
     "a third player": (".jsonl", record("action_log", 0, "player", to=2)),
     "an unknown entry": (".jsonl", record("action_log", 0, "type", to="dance")),
-    "a proposal without pairs": (".jsonl", record("action_log", 2, "proposal_ids", to=GONE)),
 }
 TASK = asdict(NUMBER)
 TASKS: dict[str, tuple[str, Write]] = {
     "no goal": (".jsonl", lines(put(TASK, ("goal",), GONE))),
-    "a goal of numbers": (".jsonl", lines({**TASK, "goal": [1, 2]})),
     "an empty request": (".parquet", parquet({**TASK, "request": " "})),
     "a field too many": (".jsonl", lines({**TASK, "answer\n": "8"})),
     "a key twice": (".parquet", parquet(TASK, TASK)),
-    "a key of two lines": (".jsonl", lines({**TASK, "key": "a\nb"})),
-    "a null": (".parquet", parquet(TASK, {**TASK, "key": "b", "target": None})),
     "code without tests": (".jsonl", lines({**TASK, "task": "code", "tests": ""})),
 }
 ROWS: dict[str, tuple[str, Write]] = {
@@ -215,8 +186,6 @@ ROWS: dict[str, tuple[str, Write]] = {
         lines({"prompt": "a", "completion": "b", "metadata": '{"task": ' + "[" * 400}),
     ),
     "json: cut off": (".json", content(b'[{"prompt": "a"')),
-    "json: not UTF-8": (".json", content(b'[{"prompt": "\xff"}]')),
-    "json: empty": (".json", content(b"")),
 }
 
 
@@ -341,7 +310,7 @@ def test_rows_that_are_not_tasks_are_refused(
     check({"prepare": prepare}, ROWS[case], home, capsys)
 
 
-def test_the_good_files_are_read(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_good_files_are_read(home: Path) -> None:
     """The same rows without the change are valid, so only the change is refused."""
     parquet(board_row())(home / "good.parquet")
     assert read_instances(home / "good.parquet") == [SMALL]
@@ -350,9 +319,7 @@ def test_the_good_files_are_read(home: Path, monkeypatch: pytest.MonkeyPatch) ->
     write_instances(home / "two.parquet", [SMALL, SCALED])
     assert read_instances(home / "two.parquet") == [SMALL, SCALED]
     write_tasks(home / "task.parquet", [NUMBER])
-    for kind, name in (("matching", "good.parquet"), ("collab", "task.parquet")):
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
-        assert cli.main(["step", "--game", kind, "--instances", str(home / name)]) == 0
+    assert read_tasks(home / "task.parquet") == [NUMBER]
 
 
 def test_a_small_file_with_millions_of_rows_is_refused(

@@ -11,9 +11,10 @@ from selfplay.data.instances import HELD_OUT, TEACHERS, TOKENIZER, TRAIN, VALIDA
 from selfplay.data.seeds import named_seed
 from selfplay.data.stream import TrainStream
 from selfplay.distributed.world import Replica
+from selfplay.errors import SettingsError
 
 BOARD = [
-    "game.options.size=2",
+    "game.options.size=3",
     "game.options.scale=false",
     "game.options.keep=all",
     "rollout.max_game_tokens=1000",
@@ -108,3 +109,24 @@ def test_a_file_must_be_there_and_fill_a_step(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match=r"rollout\.instances .*\b4\b"):
         TrainStream(config_of(f"data.train={path}"))
+
+
+def test_resampled_instances_occur_in_no_other_step() -> None:
+    stream = TrainStream(config_of("algorithm.resample=4"))
+    all_keys = [key for step in range(5) for key in keys(stream.step(step, range(9)))]
+    assert len(set(all_keys)) == 5 * 9
+    assert keys(stream.step(3, range(5))) == keys(TrainStream(config_of()).step(3, range(5))), (
+        "the batch itself is the same"
+    )
+    assert keys(stream.step(2, range(6, 8))) == keys(stream.step(2, range(9)))[6:8]
+
+
+def test_a_file_gives_resampled_instances_from_the_rest_of_its_epoch(tmp_path: Path) -> None:
+    path = tmp_path / "boards.parquet"
+    write_instances(path, TrainStream(config_of()).step(0, range(8)))
+    wanted = f"data.train={path}"
+    stream = TrainStream(config_of(wanted, "rollout.instances=3", "algorithm.resample=5"))
+    for step in range(4):
+        assert len(set(keys(stream.step(step, range(8))))) == 8
+    with pytest.raises(SettingsError, match=r"algorithm\.resample .*at most 5 .*got 6"):
+        TrainStream(config_of(wanted, "rollout.instances=3", "algorithm.resample=6"))

@@ -16,9 +16,14 @@ from tests.helpers.processes import seconds_until_gone
 ROOT = Path(__file__).resolve().parents[2]
 
 
+SETTINGS = (
+    *("game.options.size=3", "game.options.keep=all", "rollout.max_game_tokens=1000"),
+    *("model.scratch={}", "rollout.instances=4"),
+)
+
+
 def config_of(*overrides: str) -> Config:
-    board = ["game.options.size=3", "game.options.keep=all", "rollout.max_game_tokens=1000"]
-    return load_config(None, ["model.scratch={}", "rollout.instances=4", *board, *overrides])
+    return load_config(None, [*SETTINGS, *overrides])
 
 
 @pytest.fixture
@@ -52,16 +57,16 @@ def test_a_worker_that_fails_or_is_killed_stops_the_run() -> None:
 
 def test_workers_end_with_a_killed_trainer() -> None:
     script = (
-        "import time\n"
-        "from tests.data.test_prefetch import config_of\n"
+        "import sys, time\n"
+        "from selfplay.config import load_config\n"
         "from selfplay.data.stream import TrainStream\n"
-        "stream = TrainStream(config_of('data.processes=2'))\n"
+        "stream = TrainStream(load_config(None, sys.argv[1:]))\n"
         "stream.step(0, range(4))\n"
         "print(*stream._prefetcher._pool._processes, flush=True)\n"
         "time.sleep(60)\n"
     )
     trainer = subprocess.Popen(
-        [sys.executable, "-c", script],
+        [sys.executable, "-c", script, *SETTINGS, "data.processes=2"],
         stdout=subprocess.PIPE,
         cwd=ROOT,
         text=True,

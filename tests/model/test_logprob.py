@@ -74,7 +74,7 @@ def test_values_and_gradients_are_those_of_log_softmax(temperature: float, bonus
         assert relative(a, b) < tolerance(TERMS)
 
 
-@pytest.mark.parametrize("chunk", [1, 5, M, 1000])
+@pytest.mark.parametrize("chunk", [1, 5, 1000])
 def test_results_do_not_depend_on_the_chunk(chunk: int) -> None:
     hidden, weight, targets = inputs(torch.float32)
     whole = token_logprobs(hidden, weight, targets, temperature=0.8)

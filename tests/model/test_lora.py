@@ -11,10 +11,8 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemReader
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-import eval as door
-from selfplay.config import LoraConfig
+from selfplay.config import LoraConfig, OptimConfig
 from selfplay.distributed import init_world
-from selfplay.engines.hf import HFEngine
 from selfplay.errors import SettingsError
 from selfplay.learner.batch import pack
 from selfplay.learner.learner import reference_logprobs
@@ -30,9 +28,8 @@ from selfplay.model.lora import (
 )
 from selfplay.model.policy import export, load_model
 from selfplay.partners.checkpoints import find_source
-from selfplay.weight_sync import start as engine_start
+from selfplay.weight_sync.start import merged_folder
 from tests.helpers.processes import two_ranks
-from tests.helpers.run_folders import evaluated
 from tests.helpers.small_updates import (
     config_of,
     learner_of,
@@ -49,7 +46,6 @@ from tests.helpers.tiny_run import (
     finished,
     metrics_of,
     run_tiny,
-    run_warm,
     tiny_model,
     trainer_logprobs,
 )
@@ -166,8 +162,11 @@ def test_an_unknown_target_is_refused() -> None:
 # --- whole runs -----------------------------------------------------------------------------------
 
 
-def test_a_run_saves_and_exports_its_adapters(tmp_path: Path) -> None:
-    """Checkpoints contain only the adapters; the export contains the merged policy."""
+def test_a_run_saves_and_exports_its_adapters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Checkpoints contain only the adapters; the export contains the merged policy, and so does the
+    folder that SGLang, which cannot read adapters, is given. No run trains on adapters."""
     straight = finished(*RUNS["adapters"])
     lines = metrics_of(straight)
     assert all(line["grad_norm"] > 0 and line["mismatch_max"] < RUN_GAP for line in lines)
@@ -188,56 +187,14 @@ def test_a_run_saves_and_exports_its_adapters(tmp_path: Path) -> None:
     last = AutoModelForCausalLM.from_pretrained(straight / "final")
     ids = torch.tensor([[1, 2, 3, 4]])
     assert_near(newest(ids).logits, last(ids).logits, FORWARD)
-
-
-@pytest.mark.slow
-def test_adapters_alone_are_evaluated_by_any_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As policy and as partner. SGLang cannot read adapters, so it gets a merged folder, written
-    once, with the same weights as the run's export."""
-    run, folders = tmp_path / "run", []
-    run_warm(run, *LORA, "steps=1", "eval.final_games=4")
-    (run / "final").rename(tmp_path / "final")
-
-    class StandIn(HFEngine):
-        """In place of SGLang: reads a folder that must not contain adapters."""
-
-        def __init__(self, folder: str, **_: object) -> None:
-            assert not (Path(folder) / "adapter_config.json").exists()
-            folders.append(Path(folder))
-            super().__init__(load_model(folder, device="cpu", dtype=torch.float32))
-
-        def close(self) -> None: ...
-
-    monkeypatch.setattr(engine_start, "SGLangEngine", StandIn)
-    monkeypatch.setattr("selfplay.preflight.run.check_machine", lambda *_: None)
-    monkeypatch.setattr("selfplay.preflight.evaluation.check_machine", lambda *_: None)
-    by_engine = []
-    for engine in ("hf", "sglang", "sglang"):
-        words = ["--checkpoint", str(run), "--partner", f"checkpoint:{run}", "--temperature", "0"]
-        out = ["--games", "generated", "--out", str(tmp_path), f"engine.kind={engine}"]
-        assert door.main([*words, *out]) == 0
-        rows = evaluated(tmp_path)["rows"]
-        by_engine.append(rows[f"policy with checkpoint:{run}, greedy"]["scores"])
-    assert by_engine[0] == by_engine[1] == by_engine[2]
-    own = run / "checkpoints" / "step_000001" / "hf"
-    overrides = [*LORA, f"model.path={own}", "model.scratch=null", "model.lora=null"]
-    assert run_tiny(tmp_path / "on", *overrides) == 2, "a run does not train on adapters"
-    assert str(own) in capsys.readouterr().err
-    assert folders == [run / "checkpoints" / "step_000001" / "hf" / "merged"] * 2
-
-    merged, final = (
-        load_file(folder / "model.safetensors") for folder in (folders[0], tmp_path / "final")
-    )
-    assert merged.keys() == final.keys()
-    for name, value in merged.items():
+    merged = merged_folder(source.weights, init_world(device="cpu"), OptimConfig())
+    assert merged == merged_folder(source.weights, init_world(device="cpu"), OptimConfig())
+    assert not (merged / "adapter_config.json").exists()
+    for name, value in load_file(merged / "model.safetensors").items():
         assert_near(value, final[name], 8)
-    names = {path.name for path in (tmp_path / "final").iterdir()} - {
-        "progress.json",
-        "manifest.json",
-    }
-    assert {path.name for path in folders[0].iterdir()} == names
+    on_adapters = [*LORA, f"model.path={source.weights}", "model.scratch=null", "model.lora=null"]
+    assert run_tiny(tmp_path / "on", *on_adapters) == 2
+    assert str(source.weights) in capsys.readouterr().err
 
 
 def test_two_ranks_train_adapters_as_one() -> None:
