@@ -291,13 +291,7 @@ def make_learner(
     kind = config.warm_start.optimizer if imitation else "adamw"
     optimizer = make_optimizer(model, config.optim, seed=config.seed, kind=kind)
     if config.algorithm.method == "ppo" and not imitation:
-        critic = make_critic(
-            load() if config.critic.kind == "model" else None,
-            width=model.config.hidden_size,
-            config=config.critic,
-            optim=config.optim,
-            world=world,
-        )
+        critic = make_critic(load(), config=config.critic, optim=config.optim, world=world)
     return Learner(
         model=model,
         optimizer=optimizer,

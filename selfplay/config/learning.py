@@ -176,10 +176,6 @@ class CriticConfig:
     """PPO's value function, and the advantages computed from it; used only with algorithm.method
     ppo."""
 
-    kind: Literal["head", "shared_head", "model"] = "head"
-    """head: a linear head on the policy's last hidden state, without gradient into the policy;
-    shared_head: the same head with that gradient; model: a second model with a head,
-    initialised from the policy's weights"""
     lam: float = Field(default=0.95, ge=0.0, le=1.0)
     """GAE's lambda: 0 relies on the critic (one-step TD), 1 on the observed return"""
     clip: float = Field(default=0.2, ge=0.0, le=1e6)

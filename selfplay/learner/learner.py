@@ -1,10 +1,9 @@
 """The learner: policy, optimizer, reference and critic, and their forward passes on a micro-batch.
 
-PPO's critic gives the expected return of a seat before each token that it samples: a linear head on
-the last hidden state at the position whose next token is sampled. The hidden state is the policy's,
-without gradient from the value loss (`critic.kind: head`) or with it (`shared_head`), or that of a
-second backbone, which starts from the same weights (`model`). The head starts at zero, so the first
-values are 0, and computes in fp32 whatever the dtype of the layers.
+PPO's critic gives the expected return of a seat before each token that it samples. It is a second
+model, which starts from the policy's first weights, with a linear head on its last hidden state at
+the position whose next token is sampled. The head starts at zero, so the first values are 0, and
+computes in fp32 whatever the dtype of the layers.
 
 Shapes: M trained tokens of a micro-batch, D width of the hidden state.
 """
@@ -33,16 +32,12 @@ from selfplay.model.policy import hidden_states, policy_logprobs
 
 @dataclass(slots=True)
 class Critic:
-    """The head, the critic's own backbone (None: the head reads the policy's), and their optimizer.
-
-    `module` holds both under the names of the checkpoint. With `shared` the value loss also trains
-    the policy's layers.
-    """
+    """PPO's critic and its optimizer. `module` holds backbone and head under the names of the
+    checkpoint."""
 
     module: nn.ModuleDict
+    backbone: PreTrainedModel
     head: nn.Linear
-    backbone: PreTrainedModel | None
-    shared: bool
     optimizer: torch.optim.Optimizer
 
 
@@ -63,28 +58,18 @@ class Learner:
 
 
 def make_critic(
-    backbone: PreTrainedModel | None,
-    *,
-    width: int,
-    config: CriticConfig,
-    optim: OptimConfig,
-    world: World,
+    backbone: PreTrainedModel, *, config: CriticConfig, optim: OptimConfig, world: World
 ) -> Critic:
-    """A critic on its own `backbone`, or on the policy's hidden states (None), of this `width`.
-
-    The backbone is already sharded; the head is sharded over the same ranks.
-    """
+    """A critic on a backbone that is already sharded; its head is sharded over the same ranks."""
+    width = backbone.config.hidden_size
     head = nn.utils.skip_init(nn.Linear, width, 1, device=world.device, dtype=torch.float32)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     shard_alone(head, world)
-    module = nn.ModuleDict({"head": head})
-    if backbone is not None:
-        if not backbone.config.tie_word_embeddings:
-            backbone.get_output_embeddings().requires_grad_(False)  # values need no logits
-        module["trunk"] = backbone  # the key in checkpoints
-    optimizer = make_optimizer(module, optim, lr=config.lr)
-    return Critic(module, head, backbone, config.kind == "shared_head", optimizer)
+    if not backbone.config.tie_word_embeddings:
+        backbone.get_output_embeddings().requires_grad_(False)  # values need no logits
+    module = nn.ModuleDict({"head": head, "trunk": backbone})
+    return Critic(module, backbone, head, make_optimizer(module, optim, lr=config.lr))
 
 
 def batch_logprobs(
@@ -117,16 +102,11 @@ def reference_logprobs(learner: Learner, batch: MicroBatch, *, temperature: floa
 
 
 def batch_values(learner: Learner, batch: MicroBatch) -> Tensor:
-    """The critic's values [M], fp32, before each trained token is sampled.
-
-    A critic without its own backbone passes gradients to the policy's only if it is `shared`.
-    """
+    """The critic's values [M], fp32, before each trained token is sampled."""
     critic = learner.critic
     assert critic is not None
-    backbone = learner.model if critic.backbone is None else critic.backbone
-    grad = torch.is_grad_enabled() and (critic.backbone is not None or critic.shared)
-    with _autocast(learner), torch.set_grad_enabled(grad):
-        hidden_MD = hidden_states(backbone, batch.row)
+    with _autocast(learner):
+        hidden_MD = hidden_states(critic.backbone, batch.row)
     return run_as_forward(critic.head, _head_values, hidden_MD.float())
 
 

@@ -158,8 +158,7 @@ RUNS: dict[str, tuple[str, ...]] = {
         *("algorithm=ema", "optim.schedule=constant"),
         *("reward={kind: regret, error_penalty: 0.1}", "algorithm.error_credit=turn"),
     ),
-    "critic's head": (*PPO_RUN, "critic.kind=shared_head"),
-    "critic": (*PPO_RUN, "critic.kind=model"),
+    "critic": PPO_RUN,
     # With a reference and two optimizer steps a rollout.
     "adapters": (*LORA, "algorithm.old_logprobs=recomputed", "algorithm.minibatches=2"),
     "bf16": (

@@ -63,20 +63,14 @@ def dealt(samples: Sequence[Sample], world: World) -> list[Sample]:
 # --- the critic ---------------------------------------------------------------------------------
 
 
-def make_with_critic(kind: str, world: World, *, plain: bool) -> Learner:
+def make_with_critic(world: World, *, plain: bool) -> Learner:
     """Policy and critic on this world; `plain` gradient descent shows the gradients themselves."""
 
     def placed(seed: int) -> PreTrainedModel:
         return shard(tiny_model(seed=seed), world)
 
     model = placed(0)
-    critic = make_critic(
-        placed(3) if kind == "model" else None,
-        width=32,
-        config=CriticConfig(kind=kind),
-        optim=OptimConfig(),
-        world=world,
-    )
+    critic = make_critic(placed(3), config=CriticConfig(), optim=OptimConfig(), world=world)
     optimizer = make_optimizer(model, OptimConfig())
     if plain:
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -114,13 +108,13 @@ def held(learner: Learner) -> dict[str, torch.Tensor]:
     return found
 
 
-def critic(kind: str, world: World) -> dict[str, float]:
+def critic(world: World) -> dict[str, float]:
     """The largest differences from one process."""
     samples = rewarded(some_samples(tiny_model()))
     mine = dealt(samples, world)
-    lone = make_with_critic(kind, ALONE, plain=True)
+    lone = make_with_critic(ALONE, plain=True)
     advantages, expected = critic_steps(lone, samples)
-    shared = make_with_critic(kind, world, plain=True)
+    shared = make_with_critic(world, plain=True)
     own, found = critic_steps(shared, mine)
     parts = gather_objects({s.name: a for s, a in zip(mine, own, strict=True)}, world)
     by_name = {name: a for part in parts for name, a in part.items()}
@@ -194,7 +188,7 @@ def make_saved(kind: str, world: World, base: Path) -> Learner:
     """A learner of each kind of saved state: all weights beside a reference, bf16 weights, a
     critic with a backbone of its own, adapters, each under AdamW; all weights under Muon."""
     if kind == "critic":
-        return make_with_critic("model", world, plain=False)
+        return make_with_critic(world, plain=False)
     if kind == "adapters":
         learner = make_adapted(base, world)
         learner.optimizer = make_optimizer(learner.model, OptimConfig())
@@ -297,9 +291,8 @@ def main(part: str, folder: Path) -> None:
         "tp2": mesh_worker.measured(pair, folder / "tp2", wanted),
     }
     if fast:
-        report |= {"adapters": adapters(world, folder / "adapters"), "filled up": filled_up(world)}
-    for kind in ("model",) if fast else ("head", "shared_head"):
-        report[f"critic {kind}"] = critic(kind, world)
+        report |= {"adapters": adapters(world, folder / "adapters"), "critic": critic(world)}
+        report["filled up"] = filled_up(world)
     there_and_back = [world, ALONE, pair, world]
     for kind in ("weights",) if fast else ("muon", "bf16", "critic", "adapters"):
         meshes = [world, ALONE, world] if kind in ("critic", "adapters") else there_and_back

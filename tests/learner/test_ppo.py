@@ -5,7 +5,6 @@ from statistics import fmean, pvariance
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from selfplay.advantages.sample import Sample
 from selfplay.config import CriticConfig, OptimConfig
@@ -22,7 +21,6 @@ from selfplay.learner.update import (
     update_policy,
 )
 from tests.helpers.processes import two_ranks
-from tests.helpers.shared_work import slow_except
 from tests.helpers.small_updates import (
     PPO,
     assert_same,
@@ -42,8 +40,6 @@ from tests.helpers.tiny_run import (
 )
 from tests.helpers.tolerance import assert_near, near, tolerance
 
-KINDS = ("head", "shared_head", "model")
-
 
 def test_a_value_is_clipped_by_hand() -> None:
     """Old value 0.5, clip 0.2, return 1. A value of 0.6 is within the clip. One of 0.9 is clipped
@@ -59,50 +55,44 @@ def test_a_value_is_clipped_by_hand() -> None:
     assert free.tolist() == pytest.approx([0.08, 0.005, 0.405]) and not cut.any()
 
 
-def a_critic(kind: str, model: PreTrainedModel, *, seed: int = 5) -> Critic:
-    """A critic with a nonzero head and plain gradient descent."""
-    critic = make_critic(
-        tiny_model(seed=3) if kind == "model" else None,
-        width=model.config.hidden_size,
-        config=CriticConfig(kind=kind),
+def new_critic(lr: float = 1e-4) -> Critic:
+    return make_critic(
+        tiny_model(seed=3),
+        config=CriticConfig(lr=lr),
         optim=OptimConfig(),
         world=init_world(device="cpu"),
     )
-    generator = torch.Generator().manual_seed(seed)
+
+
+def a_learner() -> Learner:
+    """A learner whose critic has a nonzero head and plain gradient descent."""
+    critic, generator = new_critic(), torch.Generator().manual_seed(5)
     with torch.no_grad():
         critic.head.weight.copy_(0.2 * torch.randn(critic.head.weight.shape, generator=generator))
         critic.head.bias.fill_(0.1)
     critic.optimizer = torch.optim.SGD(critic.module.parameters(), lr=1.0)
-    return critic
-
-
-def a_learner(kind: str) -> Learner:
-    model = tiny_model()
-    learner = learner_of(model)
-    learner.critic = a_critic(kind, model)
+    learner = learner_of(tiny_model())
+    learner.critic = critic
     return learner
 
 
 def naive_values(learner: Learner, sample: Sample) -> list[float]:
     """The head on the plain backbone's hidden state before each trained token of one transcript."""
-    backbone = learner.critic.backbone or learner.model
     with torch.no_grad():
-        hidden = backbone.base_model(torch.tensor([sample.ids])).last_hidden_state[0]
+        hidden = learner.critic.backbone.base_model(torch.tensor([sample.ids])).last_hidden_state[0]
         values = hidden @ learner.critic.head.weight[0] + learner.critic.head.bias
     return [float(values[t - 1]) for t, trained in enumerate(sample.mask) if trained]
 
 
 def test_a_new_critic_returns_zero() -> None:
     learner = learner_of(tiny_model())
-    learner.critic = make_critic(
-        None, width=32, config=CriticConfig(), optim=OptimConfig(), world=learner.world
-    )
+    learner.critic = new_critic()
     assert not batch_values(learner, pack(some_samples(tiny_model()), device=CPU)).any()
 
 
 def test_advantages_are_gae_and_whitened() -> None:
     """GAE's equation 16, then mean 0 and variance 1 over all trained tokens."""
-    learner, samples = a_learner("model"), rewarded(some_samples(tiny_model()))
+    learner, samples = a_learner(), rewarded(some_samples(tiny_model()))
     valued, found = estimate_values(learner, samples, config=config_of(*PPO))
     assert [[v for v, m in zip(s.values, s.mask, strict=True) if m] for s in valued] == [
         near(naive_values(learner, s), FORWARD) for s in samples
@@ -125,16 +115,16 @@ def test_equal_advantages_become_zero() -> None:
     assert whitened([sample], init_world(device="cpu"))[0].advantages == [0.0, 0.0, 0.0]
 
 
-def valued_samples(kind: str) -> list[Sample]:
+def valued_samples() -> list[Sample]:
     samples = rewarded(some_samples(tiny_model()))
-    return estimate_values(a_learner(kind), samples, config=config_of(*PPO))[0]
+    return estimate_values(a_learner(), samples, config=config_of(*PPO))[0]
 
 
 def changes(
-    kind: str, samples: Sequence[Sample], *overrides: str, step: int = 0
+    samples: Sequence[Sample], *overrides: str, step: int = 0
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float]]:
     """The changes of policy and critic in one optimizer step, and its metrics."""
-    learner, config = a_learner(kind), config_of(*PPO, *overrides)
+    learner, config = a_learner(), config_of(*PPO, *overrides)
     modules = (learner.model, learner.critic.module)
     before = [{n: p.detach().clone() for n, p in m.named_parameters()} for m in modules]
     terms = loss_terms(learner, samples, [], step=step, config=config)
@@ -146,8 +136,7 @@ def changes(
     return policy, critic, metrics
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_shared_prefixes_change_neither_values_nor_the_update(kind: str) -> None:
+def test_shared_prefixes_change_neither_values_nor_the_update() -> None:
     """A group's prompt is computed once, or in each sample: the same values, returns, gradients."""
     samples = group_samples(tiny_model())
     assert pack(samples, device=CPU).row.prefixes is not None
@@ -155,8 +144,8 @@ def test_shared_prefixes_change_neither_values_nor_the_update(kind: str) -> None
     for share in ("true", "false"):
         overrides = (*PPO, f"optim.share_prefixes={share}")
         config = config_of(*overrides)
-        valued.append(estimate_values(a_learner(kind), samples, config=config)[0])
-        updated.append(changes(kind, valued[0], overrides[-1]))
+        valued.append(estimate_values(a_learner(), samples, config=config)[0])
+        updated.append(changes(valued[0], overrides[-1]))
     for shared, alone in zip(*valued, strict=True):
         assert shared.values == near(alone.values, FORWARD)
         assert shared.advantages == near(alone.advantages, FORWARD, scale=8.0)
@@ -165,12 +154,11 @@ def test_shared_prefixes_change_neither_values_nor_the_update(kind: str) -> None
         assert_same(shared_change, alone_change)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_critics_gradient_is_that_of_the_naive_loop(kind: str) -> None:
+def test_the_critics_gradient_is_that_of_the_naive_loop() -> None:
     """VALUE_WEIGHT times the mean over trained tokens of half the squared error."""
-    samples = valued_samples(kind)
-    learner = a_learner(kind)
-    backbone, head = learner.critic.backbone or learner.model, learner.critic.head
+    samples = valued_samples()
+    learner = a_learner()
+    backbone, head = learner.critic.backbone, learner.critic.head
     total = torch.zeros(())
     for sample in samples:
         hidden = backbone.base_model(torch.tensor([sample.ids])).last_hidden_state[0]
@@ -179,25 +167,20 @@ def test_the_critics_gradient_is_that_of_the_naive_loop(kind: str) -> None:
                 total = total + 0.5 * (head(hidden[t - 1])[0] - sample.returns[t]) ** 2
     loss = VALUE_WEIGHT * total / sum(sum(s.mask) for s in samples)
     loss.backward()
-    policy, critic, metrics = changes(kind, samples, "critic.clip=0")
+    policy, critic, metrics = changes(samples, "critic.clip=0")
     for name, parameter in learner.critic.module.named_parameters():
         assert_near(critic[name], -parameter.grad, GRADIENT, held=2.0, what=name)
     count = sum(sum(s.mask) for s in samples)
     assert metrics["num_trained_tokens"] == count
     assert metrics["value_loss"] == near(loss.item() / VALUE_WEIGHT, FORWARD)
     without = change(tiny_model(), [LossTerm(samples, "surrogate")])[0]
-    if kind == "shared_head":
-        of_values = {n: p.grad for n, p in learner.model.named_parameters() if p.grad is not None}
-        assert_same(policy, {name: without[name] - grad for name, grad in of_values.items()})
-    else:
-        assert all(torch.equal(policy[name], without[name]) for name in policy)
+    assert all(torch.equal(policy[name], without[name]) for name in policy)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_during_the_warm_up_only_the_critic_changes(kind: str) -> None:
-    samples = valued_samples(kind)
+def test_during_the_warm_up_only_the_critic_changes() -> None:
+    samples = valued_samples()
     for step, warming_up in ((1, True), (2, False)):
-        policy, critic, metrics = changes(kind, samples, "critic.warmup_steps=2", step=step)
+        policy, critic, metrics = changes(samples, "critic.warmup_steps=2", step=step)
         assert any(delta.any() for delta in policy.values()) is not warming_up
         assert critic["head.weight"].any()
         assert (metrics["lr"] == 0.0) is warming_up
@@ -207,15 +190,9 @@ def test_during_the_warm_up_only_the_critic_changes(kind: str) -> None:
 def test_a_critic_learns_the_returns_of_a_repeated_rollout() -> None:
     model = tiny_model()
     learner = learner_of(model)
-    learner.critic = make_critic(
-        tiny_model(),
-        width=32,
-        config=CriticConfig(kind="model", lr=3e-3),
-        optim=OptimConfig(),
-        world=learner.world,
-    )
+    learner.critic = new_critic(lr=3e-3)
     samples = rewarded(some_samples(model))
-    settings = ("critic.lam=1", "critic.clip=0", "critic.warmup_steps=30", "critic.kind=model")
+    settings = ("critic.lam=1", "critic.clip=0", "critic.warmup_steps=30")
     config = config_of(*PPO, *settings)
     metrics = [
         update_policy(learner, samples, [], step=n, config=config, max_mismatch=1.0)[0]
@@ -226,13 +203,9 @@ def test_a_critic_learns_the_returns_of_a_repeated_rollout() -> None:
     assert metrics[-1]["value_loss"] < 0.1 * metrics[0]["value_loss"]
 
 
-# --- whole runs -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", slow_except(KINDS, "model"))
-def test_two_ranks_compute_the_update_of_one(kind: str) -> None:
+def test_two_ranks_compute_the_update_of_one() -> None:
     """Whitening, values, gradients of policy, backbone and head."""
-    report = two_ranks(f"critic {kind}", part="fast" if kind == "model" else "slow")
+    report = two_ranks("critic")
     assert report["moved"] > 0.05
     for name in ("weights", "advantages", "metrics"):
         assert report[name] < tolerance(3 * GRADIENT, scale=LOGPROB), (name, report)

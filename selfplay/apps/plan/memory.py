@@ -61,7 +61,7 @@ class Shape:
 @dataclass(frozen=True, slots=True)
 class Demand:
     """The memory demand of a run on `ranks` GPUs with `total` GiB each. `kl`: the loss has a KL to
-    a reference. `critic`: the critic has its own model. `imitates`: a warm start comes first.
+    a reference. `critic`: there is one. `imitates`: a warm start comes first.
     `muon`: the optimizer is Muon. `adaptable`, `offloadable`: the other settings allow adapters,
     and master weights on the host."""
 
@@ -95,7 +95,7 @@ class Demand:
             dtype=config.model.dtype,
             liger=config.model.liger,
             kl=config.algorithm.kl > 0,
-            critic=config.algorithm.method == "ppo" and config.critic.kind == "model",
+            critic=config.algorithm.method == "ppo",
             imitates=config.warm_start.imitates,
             muon=config.warm_start.optimizer == "muon",
             max_game_tokens=config.rollout.max_game_tokens,
