@@ -244,7 +244,8 @@ def _source(tokenizer: PreTrainedTokenizerFast, given: object) -> str:
             f"its chat_template must be the code of a template or one of {', '.join(sorted(own))}, "
             f"got {given!r}; set model.chat_template: {{chat_template: {min(own)}}}"
         )
-    missing = [t for t in ("<|im_start|>", "<|im_end|>") if t not in special_names(tokenizer)]
+    special = {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
+    missing = [t for t in ("<|im_start|>", "<|im_end|>") if t not in special]
     if missing:
         raise ValueError(
             "a tokenizer without a chat template is rendered as ChatML, which needs the "
@@ -303,11 +304,6 @@ def leading_blanks(*, tail: str, header: str) -> str:
         except ValueError as error:
             raise RewritesHistory(str(error)) from None
     return ""
-
-
-def special_names(tokenizer: PreTrainedTokenizerFast) -> set[str]:
-    """The spellings of the tokens that the tokenizer flags as special."""
-    return {str(t) for t in tokenizer.added_tokens_decoder.values() if t.special}
 
 
 def check_same(got: str, expected: str, *, where: str) -> None:

@@ -132,7 +132,11 @@ def imitated_people(
         if source != GENERATED
         for instance in read_file(game, key, source)
     }
-    drawn = [g for g in games if _below(share, kit.digest(g.instance))]
+    drawn = [
+        game
+        for game in games
+        if named_seed("recorded split", kit.digest(game.instance)) < share * 2**63
+    ]
     imitated = [g for g in drawn if kit.digest(g.instance) not in evaluated]
     if not imitated:
         raise SettingsError(
@@ -141,10 +145,6 @@ def imitated_people(
             "data.validation"
         )
     return imitated
-
-
-def _below(share: float, digest: str) -> bool:
-    return named_seed("recorded split", digest) < share * 2**63
 
 
 def begun(game: Recorded, entries: Entries, *names: object) -> Any:

@@ -47,17 +47,12 @@ def token_logprobs(
     set. `chunk` bounds the positions whose logits exist at once (default: as many as LIVE_LOGITS
     allows); results do not depend on it. With `shard`, `weight_VD` is this rank's slice of the
     vocabulary; `hidden_MD`, `targets_M`, the results and the gradient of `hidden_MD` are the same
-    on every rank. Raises ValueError for a temperature of 0 and for different lengths.
+    on every rank. Raises ValueError for a temperature of 0.
     """
     if temperature <= 0:
         raise ValueError(
             f"temperature must be above 0 to score tokens, got {temperature}; score greedy play "
             "at 1.0"
-        )
-    if hidden_MD.shape[0] != targets_M.shape[0]:
-        raise ValueError(
-            "hidden and targets must have one row for each position, "
-            f"got {hidden_MD.shape[0]} and {targets_M.shape[0]}"
         )
     chunk = chunk or max(1, LIVE_LOGITS[hidden_MD.device.type] // weight_VD.shape[0])
     logprobs_M, entropy_M = _TokenLogprobs.apply(

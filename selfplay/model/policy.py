@@ -150,7 +150,8 @@ def empty_model(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedMo
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=PACKED)
     for name, buffer in model.named_non_persistent_buffers():
         unset = float("nan") if buffer.is_floating_point() else 0
-        _set_buffer(model, name, torch.full_like(buffer, unset, device="cpu"))
+        module, _, leaf = name.rpartition(".")
+        model.get_submodule(module)._buffers[leaf] = torch.full_like(buffer, unset, device="cpu")
     # As in from_pretrained. Only the buffers above get values; the rest is on the meta device.
     model.initialize_weights()
     for name, buffer in model.named_non_persistent_buffers():
@@ -160,11 +161,6 @@ def empty_model(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedMo
                 f"{config.model_type}: transformers does not initialize its buffer {name}"
             )
     return _train_every_token(model)
-
-
-def _set_buffer(model: PreTrainedModel, name: str, value: torch.Tensor) -> None:
-    module, _, leaf = name.rpartition(".")
-    model.get_submodule(module)._buffers[leaf] = value
 
 
 def scratch_config(

@@ -138,25 +138,6 @@ def test_qwen3_keeps_the_empty_think_block_that_was_in_the_prompt() -> None:
     )
 
 
-def test_qwen25_uses_its_default_system_text_when_none_is_given() -> None:
-    ids = RENDERINGS["qwen2.5"].first(system="", user="A")
-    assert text_of("qwen2.5", ids).startswith("<|im_start|>system\nYou are Tess")
-    ids = RENDERINGS["qwen2.5"].first(system="S", user="A")
-    assert text_of("qwen2.5", ids).startswith("<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n")
-
-
-def test_llama3_and_gemma_trim_contents_as_their_templates_do() -> None:
-    ids = RENDERINGS["llama3"].following(" \n next \n", closed=False)
-    assert text_of("llama3", ids) == (
-        "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nnext<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\n"
-    )
-    ids = RENDERINGS["gemma"].first(system=" S ", user=" A ")
-    assert text_of("gemma", ids) == (
-        "<bos><start_of_turn>user\nS \n\n A<end_of_turn>\n<start_of_turn>model\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "folds"),
     [("qwen2.5", False), ("llama3", False), ("mistral", True), ("mistral nemo", True)],

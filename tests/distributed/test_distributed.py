@@ -1,26 +1,16 @@
 """Every mesh gives the gradient of one process: FSDP2, tensor parallelism and both together."""
 
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
-from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from selfplay.advantages.sample import Sample
 from selfplay.config import ScratchConfig
 from selfplay.distributed import all_reduce_sum, clip_grad_norm, init_world, shard
-from selfplay.distributed.gather import chunk
-from selfplay.distributed.tensor_parallel import divide, why_undivided
+from selfplay.distributed.tensor_parallel import why_undivided
 from selfplay.distributed.world import check_size, data_parallel_size
-from selfplay.learner.batch import pack
-from selfplay.model.policy import hidden_states, scratch_model
+from selfplay.model.policy import scratch_model
 from tests.helpers.mesh_worker import AGGREGATIONS, FAST
 from tests.helpers.processes import measured_by, two_ranks
 from tests.helpers.shared_work import slow_except
@@ -140,50 +130,3 @@ def test_tensor_parallelism_must_divide_heads_and_vocabulary() -> None:
     config = scratch_model(SHAPE, vocab_size=21, seed=0).config
     assert "num_key_value_heads (2), got 4; the nearest is 2" in str(why_undivided(config, 4))
     assert "vocab_size (21), got 2; the nearest is 1" in str(why_undivided(config, 2))
-
-
-class DTensorOperators(TorchDispatchMode):
-    """Counts the operators that get a DTensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.counts[str(func)] += any(isinstance(arg, DTensor) for arg in args)
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.fixture
-def two_that_send_nothing() -> Iterator[DeviceMesh]:
-    """A mesh of two ranks in one process, whose collectives do nothing."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
-    dist.destroy_process_group()
-
-
-def test_the_number_of_dtensor_operators_does_not_grow_with_the_layers(
-    two_that_send_nothing: DeviceMesh,
-) -> None:
-    """Divided layers compute with their local parts: a DTensor operator takes more CPU time than a
-    small kernel takes on a GPU."""
-    sample = Sample("", [1, 2, 3], [0, 1, 1], [0.0] * 3, [0.0] * 3)
-    row = pack([sample], device=torch.device("cpu")).row
-    counts = []
-    for layers in (1, 5):
-        model = scratch_model(replace(SHAPE, layers=layers), vocab_size=20, seed=0)
-        divide(model, two_that_send_nothing)
-        weight = model.base_model.layers[-1].self_attn.q_proj.weight
-        assert isinstance(weight, DTensor) and weight.to_local().shape == (8, 16)
-        with DTensorOperators() as operators:
-            hidden_states(model, row)
-        counts.append(+operators.counts)  # without those that got none
-    assert counts[0] == counts[1] and counts[0]["aten.embedding.default"] == 1
-
-
-@pytest.mark.parametrize(("rows", "parts"), [(10, 3), (4, 4), (3, 4), (27, 2), (1, 8)])
-def test_chunks_are_those_of_torch(rows: int, parts: int) -> None:
-    expected = [list(part) for part in torch.arange(rows).chunk(parts)]
-    expected += [[]] * (parts - len(expected))
-    chunks = [chunk(slice(0, rows), parts, i) for i in range(parts)]
-    assert [list(range(part.start, part.stop)) for part in chunks] == expected

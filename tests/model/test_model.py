@@ -83,19 +83,6 @@ def test_packed_scores_and_gradients_are_those_of_each_sequence_alone(
         assert difference < tolerance(GRADIENT), name
 
 
-def test_sequences_do_not_attend_to_each_other() -> None:
-    model = scratch_model(SHAPE, seed=3)
-    _, row = packed()
-    before, _ = policy_logprobs(model, **row, temperature=1.0)
-    changed = row["row"].ids_N.clone()
-    changed[:7] = (changed[:7] + 1) % VOCAB  # all of the first sequence
-    after, _ = policy_logprobs(
-        model, **{**row, "row": replace(row["row"], ids_N=changed)}, temperature=1.0
-    )
-    assert torch.equal(before[6:], after[6:])
-    assert not torch.equal(before[:6], after[:6])
-
-
 def test_generation_with_a_cache_uses_ordinary_attention() -> None:
     """Without `packed_kwargs` masks work as usual: none, 2-D padding, an explicit 4-D one."""
     model = scratch_model(SHAPE, seed=3, pad_token_id=0).eval()
