@@ -77,6 +77,38 @@ def micro_batches(
         yield indices, pack(packed, device=world.device, share_prefixes=share_prefixes)
 
 
+def split(
+    samples: Sequence[Sequence[Ids]], *, budget: int, share_prefixes: bool = True
+) -> list[list[int]]:
+    """Indices of the samples in each micro-batch of at most `budget` computed tokens. Each sample
+    is given by its sequences, in the order in which they are packed.
+
+    Samples that share a prefix are neighbours. If sharing saves too few tokens (LEAST_SAVED), the
+    longest come first: samples of similar length keep the padding inside SDPA attention small. A
+    sample longer than the budget gets its own micro-batch.
+    """
+    lengths = [sum(map(len, sequences)) for sequences in samples]
+    order = sorted(range(len(samples)), key=lambda i: (-lengths[i], i))
+    shared = [0] * sum(map(len, samples))
+    if share_prefixes:
+        by_prefix = sorted(range(len(samples)), key=lambda i: (samples[i], i))
+        lengths_shared = shared_lengths([sequence for i in by_prefix for sequence in samples[i]])
+        if sum(lengths_shared) >= LEAST_SAVED * sum(lengths):
+            order, shared = by_prefix, lengths_shared
+    batches: list[list[int]] = []
+    num_free, in_order = 0, iter(shared)
+    for i in order:
+        saved = list(islice(in_order, len(samples[i])))
+        num = lengths[i] - sum(saved)
+        if not batches or num > num_free:
+            batches.append([])
+            # The first sequence of a batch has none before it.
+            num_free, num = budget, lengths[i] - sum(saved[1:])
+        batches[-1].append(i)
+        num_free -= num
+    return batches
+
+
 def pack(
     samples: Sequence[Sample], *, device: torch.device, share_prefixes: bool = True
 ) -> MicroBatch:
@@ -216,37 +248,6 @@ def shared_lengths(sequences: Sequence[Ids]) -> list[int]:
         differs = before[:num] != after[:num]
         shared.append(int(differs.argmax()) if differs.any() else num)
     return shared
-
-
-def split(
-    samples: Sequence[Sequence[Ids]], *, budget: int, share_prefixes: bool = True
-) -> list[list[int]]:
-    """Indices of the samples in each micro-batch of at most `budget` computed tokens. Each sample
-    is given by its sequences, in the order in which they are packed.
-
-    Samples that share a prefix are neighbours. If sharing saves too few tokens (LEAST_SAVED), the
-    longest come first: samples of similar length keep the padding inside SDPA attention small. A
-    sample longer than the budget gets its own micro-batch.
-    """
-    lengths = [sum(map(len, sequences)) for sequences in samples]
-    order = sorted(range(len(samples)), key=lambda i: (-lengths[i], i))
-    shared = [0] * sum(map(len, samples))
-    if share_prefixes:
-        by_prefix = sorted(range(len(samples)), key=lambda i: (samples[i], i))
-        lengths_shared = shared_lengths([sequence for i in by_prefix for sequence in samples[i]])
-        if sum(lengths_shared) >= LEAST_SAVED * sum(lengths):
-            order, shared = by_prefix, lengths_shared
-    batches: list[list[int]] = []
-    room, left = 0, iter(shared)
-    for i in order:
-        saved = list(islice(left, len(samples[i])))
-        num = lengths[i] - sum(saved)
-        if not batches or num > room:
-            batches.append([])
-            room, num = budget, lengths[i] - sum(saved[1:])  # nothing is before its first sequence
-        batches[-1].append(i)
-        room -= num
-    return batches
 
 
 # --- samples over ranks ---------------------------------------------------------------------------
