@@ -8,24 +8,15 @@ token".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One sampled turn at token positions [start, end).
-
-    `turn` counts the seat's own turns from 0. `version` is the number of finished training
-    steps of the weights that sampled it. `finish` is why the sample ended ("stop" or "length").
-    `trained` tells whether the loss includes the turn.
-    """
+    """One sampled turn at token positions [start, end)."""
 
     start: int
     end: int
-    turn: int
-    version: int
-    finish: str
-    trained: bool
 
 
 class Transcript:
@@ -69,11 +60,8 @@ class Transcript:
         ids: Sequence[int],
         *,
         logprobs: Sequence[float],
-        version: int,
-        finish: str,
-        trained: bool = True,
         untrained: Sequence[tuple[int, int]] = (),
-    ) -> Span:
+    ) -> None:
         """Append exactly the sampled ids, end-of-turn token included, and their engine log-probs.
 
         `untrained` are ranges [start, end) of `ids` that the loss leaves out. Raises ValueError,
@@ -87,26 +75,16 @@ class Transcript:
                 f"transcript.act needs one log-prob a token, got {len(logprobs)} for {len(ids)} ids"
             )
         start = len(self.ids)
-        span = Span(
-            start=start,
-            end=start + len(ids),
-            turn=len(self.spans),
-            version=version,
-            finish=finish,
-            trained=trained,
-        )
+        self.spans.append(Span(start, start + len(ids)))
         self.ids.extend(ids)
-        self.mask.extend([int(trained)] * len(ids))
+        self.mask.extend([1] * len(ids))
         self.logprobs.extend(logprobs)
-        self.spans.append(span)
         for first, last in untrained:
             self.mask[start + first : start + last] = [0] * (last - first)
-        return span
 
     def mark_untrained(self, span_index: int) -> None:
         """Remove one turn from the loss, such as a scripted player's illegal move."""
-        span = replace(self.spans[span_index], trained=False)
-        self.spans[span_index] = span
+        span = self.spans[span_index]
         self.mask[span.start : span.end] = [0] * (span.end - span.start)
 
     def fork(self) -> Transcript:

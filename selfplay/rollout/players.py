@@ -141,12 +141,7 @@ class PolicyPlayer:
         completion = await generate(
             Request(prompt_ids=prompt_ids, max_new_tokens=room, seed=seed, model=self._model)
         )
-        self.transcript.act(
-            completion.ids,
-            logprobs=completion.logprobs,
-            version=completion.version,
-            finish=completion.finish,
-        )
+        self.transcript.act(completion.ids, logprobs=completion.logprobs)
         text = self._rendering.decode(completion.ids)
         self._text.add_own(text)
         return Move(
@@ -224,8 +219,6 @@ class Teacher:
         self.transcript.act(
             ids,
             logprobs=[0.0] * len(ids),
-            version=0,
-            finish="stop",
             untrained=(
                 self._rendering.token_ranges(lesson.text, lesson.detours) if lesson.detours else ()
             ),

@@ -157,7 +157,7 @@ def erring(index: int, reward: float, *, errors: int) -> Episode:
     transcript = Transcript()
     for token in range(errors + 1):
         transcript.observe([1])
-        transcript.act([10 + token], logprobs=[-0.5], version=0, finish="stop")
+        transcript.act([10 + token], logprobs=[-0.5])
     played = episode((reward, reward), index, errors=(errors, 0), transcripts=(transcript, None))
     good = Turn(0, "?", "propose", None, None, ("", ""), 1)
     return replace(played, turns=(*played.turns, good))
@@ -303,7 +303,7 @@ def test_games_with_different_partners_never_share_a_baseline() -> None:
 def test_imitation_gives_every_trained_token_advantage_1() -> None:
     masked = said(10, num=2)
     masked.observe([3])
-    masked.act([11], logprobs=[0.0], version=0, finish="stop")
+    masked.act([11], logprobs=[0.0])
     masked.mark_untrained(0)
     (sample,) = imitation_samples([episode((1.0, 1.0), transcripts=(masked, None))])
     assert sample.ids == [1, 2, 10, 10, 3, 11]

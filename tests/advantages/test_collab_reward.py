@@ -31,7 +31,7 @@ def conversation(*texts: str, tokens: int = 10) -> Episode:
         seat = 1 - place % 2
         if seat == 1:
             transcript.observe([1, 2])
-            transcript.act(list(range(tokens)), logprobs=[-1.0] * tokens, version=0, finish="stop")
+            transcript.act(list(range(tokens)), logprobs=[-1.0] * tokens)
         action = game.view(0).log[place].kind
         turns.append(Turn(seat, text, action, None, None, ("", ""), tokens * seat))
     return Episode(

@@ -10,9 +10,9 @@ def two_turns() -> Transcript:
     """Prompt 1 2 3, sampled 10 11, observed 4 5, sampled 12."""
     transcript = Transcript()
     transcript.observe([1, 2, 3])
-    transcript.act([10, 11], logprobs=[-0.5, -0.25], version=7, finish="stop")
+    transcript.act([10, 11], logprobs=[-0.5, -0.25])
     transcript.observe([4, 5])
-    transcript.act([12], logprobs=[-2.0], version=8, finish="length")
+    transcript.act([12], logprobs=[-2.0])
     return transcript
 
 
@@ -21,27 +21,15 @@ def test_mask_covers_exactly_the_sampled_tokens() -> None:
     assert transcript.ids == [1, 2, 3, 10, 11, 4, 5, 12]
     assert transcript.mask == [0, 0, 0, 1, 1, 0, 0, 1]
     assert transcript.logprobs == [0.0, 0.0, 0.0, -0.5, -0.25, 0.0, 0.0, -2.0]
-    assert transcript.spans == [
-        Span(start=3, end=5, turn=0, version=7, finish="stop", trained=True),
-        Span(start=7, end=8, turn=1, version=8, finish="length", trained=True),
-    ]
+    assert transcript.spans == [Span(3, 5), Span(7, 8)]
     assert len(transcript) == 8
-
-
-def test_untrained_act_keeps_its_logprobs_but_not_its_mask() -> None:
-    transcript = Transcript()
-    transcript.observe([1])
-    span = transcript.act([2, 3], logprobs=[-1.0, -1.5], version=0, finish="stop", trained=False)
-    assert transcript.mask == [0, 0, 0]
-    assert transcript.logprobs == [0.0, -1.0, -1.5]
-    assert not span.trained
 
 
 def test_parts_of_a_turn_can_be_left_out_of_the_loss() -> None:
     transcript = Transcript()
     transcript.observe([1])
     logprobs = [-1.0, -2.0, -3.0, -4.0]
-    transcript.act([2, 3, 4, 5], logprobs=logprobs, version=0, finish="stop", untrained=[(1, 3)])
+    transcript.act([2, 3, 4, 5], logprobs=logprobs, untrained=[(1, 3)])
     assert transcript.mask == [0, 1, 0, 0, 1]
     assert transcript.logprobs == [0.0, *logprobs]
 
@@ -53,8 +41,6 @@ def test_mark_untrained_removes_one_turn(span_index: int, mask: list[int]) -> No
     transcript = two_turns()
     transcript.mark_untrained(span_index)
     assert transcript.mask == mask
-    assert [span.trained for span in transcript.spans].count(False) == 1
-    assert not transcript.spans[span_index].trained
 
 
 def test_forks_share_earlier_tokens_and_nothing_else() -> None:
@@ -62,7 +48,7 @@ def test_forks_share_earlier_tokens_and_nothing_else() -> None:
     branch = original.fork()
     assert tokens(branch) == tokens(original)
     branch.observe([6])
-    branch.act([13, 14], logprobs=[-0.1, -0.2], version=9, finish="stop")
+    branch.act([13, 14], logprobs=[-0.1, -0.2])
     branch.mark_untrained(0)
     assert original.ids == two_turns().ids
     assert original.mask == two_turns().mask
@@ -74,9 +60,9 @@ def test_forks_share_earlier_tokens_and_nothing_else() -> None:
 def test_act_refuses_wrong_lengths_and_writes_nothing() -> None:
     transcript = two_turns()
     with pytest.raises(ValueError, match="one log-prob a token, got 1 for 2 ids"):
-        transcript.act([1, 2], logprobs=[-0.5], version=0, finish="stop")
+        transcript.act([1, 2], logprobs=[-0.5])
     with pytest.raises(ValueError, match="at least one sampled token"):
-        transcript.act([], logprobs=[], version=0, finish="stop")
+        transcript.act([], logprobs=[])
     assert transcript.ids == two_turns().ids
 
 

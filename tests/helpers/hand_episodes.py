@@ -17,7 +17,9 @@ def said(token: int, *, num: int = 1, trained: bool = True) -> Transcript:
     """A prompt 1 2, then `num` sampled tokens."""
     transcript = Transcript()
     transcript.observe([1, 2])
-    transcript.act([token] * num, logprobs=[-0.5] * num, version=0, finish="stop", trained=trained)
+    transcript.act([token] * num, logprobs=[-0.5] * num)
+    if not trained:
+        transcript.mark_untrained(0)
     return transcript
 
 

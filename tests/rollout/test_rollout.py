@@ -86,14 +86,7 @@ def test_the_transcripts_of_a_game_token_by_token(rendering: Rendering) -> None:
     assert seat_1.ids == opening + slip + repair + proposed
     parts = ((opening, 0), (slip, 1), (repair, 0), (proposed, 1))
     assert seat_1.mask == [sampled for ids, sampled in parts for _ in ids]
-    assert seat_1.spans[0] == Span(
-        start=len(opening),
-        end=len(opening) + len(slip),
-        turn=0,
-        version=3,
-        finish="stop",
-        trained=True,
-    )
+    assert seat_1.spans[0] == Span(len(opening), len(opening) + len(slip))
 
 
 # Four games of different lengths, with refused moves, a cut-off move and a rejection.
@@ -179,7 +172,6 @@ def test_a_cut_off_move_never_reaches_the_game(rendering: Rendering) -> None:
     assert episode.views[0].log[0].kind == "propose"
     seat_0 = episode.transcripts[0]
     span = seat_0.spans[0]
-    assert span.finish == "length"
     # The end-of-turn token was not sampled. It is added to the context and does not train.
     assert seat_0.ids[span.end] == rendering.end_id
     assert seat_0.mask[span.end - 1 : span.end + 1] == [1, 0]
@@ -257,8 +249,8 @@ def test_teachers_fill_transcripts_without_an_engine_and_slips_are_not_imitated(
     for episode in episodes:
         for seat, transcript in enumerate(episode.transcripts):
             turns = [turn for turn in episode.turns if turn.seat == seat]
-            assert [span.trained for span in transcript.spans] == [t.error is None for t in turns]
             for span, turn in zip(transcript.spans, turns, strict=True):
+                assert any(transcript.mask[span.start : span.end]) is (turn.error is None)
                 assert transcript.ids[span.start : span.end] == rendering.action_ids(turn.text)
             num_slips += episode.num_errors(seat)
     assert num_slips > 5
