@@ -68,9 +68,9 @@ test-load: $(VENV)/.dev  ## ten thousand games at once
 soak: $(VENV)/.dev  ## kill a tiny run 25 times, show that it ends as an unbroken one (ARGS="--kills 50 --seed 1")
 	$(TEST_ENV) $(VENV)/bin/python -m bench.soak $(ARGS)
 
-test-sglang: $(VENV_SGLANG)/.dev $(SMOLLM2)  ## the engine adapter on the real SGLang, without a GPU
+test-sglang: $(VENV_SGLANG)/.dev $(SMOLLM2)  ## the engine adapter on the real SGLang, without a GPU (ARGS="-m nightly": real weights)
 	$(TEST_ENV) PYTHONPATH=$(CURDIR)/tests/sglang/stand_ins:$(CURDIR) SGLANG_USE_CPU_ENGINE=1 \
-		$(VENV_SGLANG)/bin/python -m pytest -q tests/sglang $(ARGS)
+		$(VENV_SGLANG)/bin/python -m pytest -q tests/sglang -m "not nightly" $(ARGS)
 
 test-gpu: python  ## what needs GPUs; PYTHON has torch for CUDA and requirements/gpu.txt
 	PYTHONPATH=$(CURDIR):$(PYTHONPATH) $(PYTHON) -m pytest -q tests/gpu $(ARGS)

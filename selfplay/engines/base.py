@@ -11,11 +11,9 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
-
-from selfplay.errors import EngineFault
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +87,8 @@ async def run_all(coroutines: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def check_count(completions: Sequence[Completion], num: int) -> None:
-    """Raise EngineFault unless the policy's engine answered each of `num` requests once."""
-    if len(completions) != num:
-        raise EngineFault(f"the engine returned {len(completions)} completions for {num} requests")
-
-
-class Engine(Protocol):
-    """Generates turns, with replaceable weights. All sizes in tokens, all times in seconds."""
-
-    version: int
-
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """Answer all requests, in order."""
-        ...
+class GameRunner(Protocol):
+    """Plays games: what a rollout needs."""
 
     def run_games(
         self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
@@ -118,10 +104,14 @@ class Engine(Protocol):
         """Inside it requests may use what earlier ones computed; nothing of that outlives it."""
         ...
 
-    def update_weights(
-        self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int
-    ) -> None:
-        """Generate with these weights (Hugging Face names) from the next request on."""
+
+class Engine(GameRunner, Protocol):
+    """Generates turns, with replaceable weights. All sizes in tokens, all times in seconds."""
+
+    version: int
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+        """Answer all requests, in order."""
         ...
 
     def sleep(self) -> None:
@@ -141,4 +131,15 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """End the engine and everything it started."""
+        ...
+
+
+@runtime_checkable
+class CopiesWeights(Protocol):
+    """An engine in this process, which takes weights by name."""
+
+    def update_weights(
+        self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int
+    ) -> None:
+        """Generate with these weights (Hugging Face names) from the next request on."""
         ...

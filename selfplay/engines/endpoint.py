@@ -4,7 +4,6 @@ Network and server errors never raise. A failed request is retried with exponent
 jitter (M. Brooker, "Exponential Backoff And Jitter", AWS 2015; here the jitter factor lies between
 0.5 and 1.5). When all retries fail, the completion has finish "void" and its text is the reason.
 The API key appears in one header and nowhere else. Times in seconds, prices per million tokens.
-Knows no games.
 """
 
 from __future__ import annotations

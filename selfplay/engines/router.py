@@ -1,7 +1,6 @@
 """Several engines behind one interface: each request goes to the model that it names.
 
-Only the policy's engine takes new weights and sleeps. Frozen engines answer in waves, endpoints
-answer each request on its own. Knows no games.
+Frozen engines answer in waves, endpoints answer each request on its own.
 """
 
 from __future__ import annotations
@@ -13,9 +12,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
-
-from selfplay.engines.base import Completion, Engine, GameCoroutine, Generate, Request, Sampling
+from selfplay.engines.base import (
+    Completion,
+    Engine,
+    GameCoroutine,
+    GameRunner,
+    Generate,
+    Request,
+    Sampling,
+)
 from selfplay.engines.endpoint import Endpoint
 from selfplay.engines.waves import WaveScheduler
 
@@ -40,24 +45,12 @@ class Frozen:
 
 
 class EngineRouter:
-    """An `Engine` that passes each request to the policy's engine or to a partner's."""
+    """Passes each request of a game to the policy's engine or to a partner's."""
 
     def __init__(
-        self, policy: Engine, *, frozen: Mapping[str, Frozen], endpoints: Mapping[str, Endpoint]
+        self, policy: GameRunner, *, frozen: Mapping[str, Frozen], endpoints: Mapping[str, Endpoint]
     ) -> None:
         self._policy, self._frozen, self._endpoints = policy, frozen, endpoints
-
-    @property
-    def version(self) -> int:
-        return self._policy.version
-
-    @version.setter
-    def version(self, version: int) -> None:
-        self._policy.version = version
-
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """Answer requests of the policy."""
-        return self._policy.generate(requests, sampling)
 
     def run_games(
         self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
@@ -85,20 +78,3 @@ class EngineRouter:
             for engine in (self._policy, *(frozen.engine for frozen in self._frozen.values())):
                 rollouts.enter_context(engine.rollout())
             yield
-
-    def update_weights(
-        self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int
-    ) -> None:
-        self._policy.update_weights(named_tensors, version)
-
-    def sleep(self) -> None:
-        self._policy.sleep()
-
-    def wake(self, what: str) -> None:
-        self._policy.wake(what)
-
-    def restart(self) -> None:
-        self._policy.restart()
-
-    def close(self) -> None:
-        self._policy.close()

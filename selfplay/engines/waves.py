@@ -1,7 +1,7 @@
 """Games that await single completions, on an engine that answers whole batches: waves.
 
 A wave is generated when every game waits for an answer, so its requests and their order are the
-same in each run. Knows no games.
+same in each run.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, check_count, run_all
+from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, run_all
+from selfplay.errors import EngineFault
 
 
 class WaveScheduler:
@@ -107,7 +108,11 @@ class WaveScheduler:
         """
         try:
             completions = self._generate_batch(requests)
-            check_count(completions, len(requests))
+            if len(completions) != len(requests):
+                raise EngineFault(
+                    f"the engine returned {len(completions)} completions for "
+                    f"{len(requests)} requests"
+                )
         except StopIteration as error:  # a future cannot hold a StopIteration
             return RuntimeError(f"an engine raised {error!r}")
         except BaseException as error:  # noqa: BLE001

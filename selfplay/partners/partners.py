@@ -21,7 +21,7 @@ from selfplay.config import Config, GameConfig
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, PERSON, POOL, SELF, Spec, parse_shares
 from selfplay.data.seeds import named_seed, pick
 from selfplay.distributed import World, gather_objects, on_first_rank
-from selfplay.engines.base import Engine
+from selfplay.engines.base import CopiesWeights, GameRunner
 from selfplay.engines.endpoint import Endpoint, endpoint_key
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.router import EngineRouter, Frozen
@@ -91,7 +91,7 @@ class Partners:
         self._needs_router = self._needs_router or spec.kind in (CHECKPOINT, ENDPOINT)
         return self._partner(spec)
 
-    def routed(self, engine: Engine | None) -> Engine | None:
+    def routed(self, engine: GameRunner | None) -> GameRunner | None:
         """A router over the policy's engine and the partners' engines; the policy's engine itself
         if no partner needs one."""
         if engine is None or not self._needs_router:
@@ -197,6 +197,7 @@ class Partners:
             self._frozen[POOL] = self._load("the policy pool", folder, self._rendering)
         elif self._plays and member != self._loaded:
             engine = self._frozen[POOL].engine
+            assert isinstance(engine, CopiesWeights)
             engine.update_weights(policy_pool.snapshot_weights(folder), member)
         self._loaded = member
         name = policy_pool.member_name(member)

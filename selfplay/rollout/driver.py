@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from selfplay.engines.base import Completion, Engine, Generate, Request, Sampling
+from selfplay.engines.base import Completion, GameRunner, Generate, Request, Sampling
 from selfplay.errors import EngineFault
 from selfplay.rollout.episode import VOID, Episode, GameSetup, Limits, play_game
 
@@ -67,7 +67,7 @@ class FinishedGames:
 
 def play_games(
     setups: Sequence[GameSetup],
-    engine: Engine | None,
+    engine: GameRunner | None,
     *,
     sampling: Sampling,
     limits: Limits,

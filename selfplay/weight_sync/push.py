@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from selfplay.distributed import gather_flat
-from selfplay.engines.base import Engine
+from selfplay.engines.base import CopiesWeights, Engine
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang import weights as sglang_push
-from selfplay.engines.sglang.compare import FOUND_BYTES
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.errors import EngineFault
 from selfplay.model.lora import Weight, plain_weights
@@ -108,6 +107,7 @@ def _copy_weights(
     if isinstance(engine, HFEngine) and engine.model is model:
         weights = {}
     named = ((name, cast_full_tensor(w.merged(), dtype)) for name, w in weights.items())
+    assert isinstance(engine, CopiesWeights)
     try:
         engine.update_weights(named, version)
     except EngineFault:
@@ -245,7 +245,7 @@ def compare(
     for bucket in sglang_push.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes):
         sizes = [shapes[name] for name in bucket]
         flat_N = gather_flat([weights[n].merged() for n in bucket], dtype=dtype, device=device)
-        slots_B = flat_N.new_zeros(num_slots * FOUND_BYTES, dtype=torch.uint8)
+        slots_B = flat_N.new_zeros(num_slots * sglang_push.FOUND_BYTES, dtype=torch.uint8)
         buffer_B = torch.cat([slots_B, flat_N.view(torch.uint8)])
         sender.send(
             buffer_B,

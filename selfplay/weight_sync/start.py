@@ -47,24 +47,13 @@ def load_engine(
     start = partial(
         SGLangEngine,
         str(weights),
-        tp_size=world.replica.size,
-        processes=config.engine.processes,
-        mem_fraction=config.engine.mem_fraction,
-        attention_backend=config.engine.attention,
+        config.engine,
+        device=world.device.type,
         dtype=config.model.dtype,
         context_length=config.rollout.max_game_tokens + 8,
-        max_running_requests=config.engine.max_batch,
-        max_total_tokens=config.engine.max_cache_tokens or None,
         seed=config.seed + world.replica.index,
-        deterministic=config.engine.deterministic,
-        device=world.device.type,
         base_gpu_id=local_replica * world.replica.size,
-        timeout_s=config.engine.timeout_s,
         load_format=load_format,
-        burst_share=config.engine.burst_share,
-        sessions=config.engine.sessions,
-        prefill_graphs=config.engine.prefill_graphs,
-        server_args=config.engine.server_args,
     )
     try:
         engine = start()

@@ -22,7 +22,7 @@ import torch
 
 from selfplay.config import EngineConfig
 from selfplay.distributed import World, all_reduce_sum, barrier, gather_objects
-from selfplay.engines.base import Engine, Sampling
+from selfplay.engines.base import Engine, GameRunner, Sampling
 from selfplay.errors import EngineDisagrees, EngineFault, RunEnds
 from selfplay.learner.learner import Learner
 from selfplay.rollout.driver import FinishedGames, RolloutStats, play_games
@@ -56,10 +56,10 @@ class EngineSupervisor:
     """
 
     def __init__(
-        self, engine: Engine | None, world: World, *, router: Engine | None = None
+        self, engine: Engine | None, world: World, *, router: GameRunner | None = None
     ) -> None:
         self.engine, self._world = engine, world
-        self._router = engine if router is None else router
+        self._router: GameRunner | None = engine if router is None else router
         self._num_restarts = 0
 
     def play(
@@ -141,7 +141,7 @@ class PolicySupervisor(EngineSupervisor):
         offload: Offload,
         *,
         config: EngineConfig,
-        router: Engine | None = None,
+        router: GameRunner | None = None,
     ) -> None:
         super().__init__(engine, learner.world, router=router)
         self._learner, self._offload, self._config = learner, offload, config

@@ -4,33 +4,31 @@ import json
 import logging
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from selfplay.config import EngineConfig
 from selfplay.engines.sglang import launch
 from selfplay.engines.sglang.launch import child_environment, engine_arguments, free_port
 
-OPTIONS: dict[str, Any] = {
-    "dtype": "bfloat16",
-    "tp_size": 2,
-    "mem_fraction": 0.7,
-    "attention_backend": "triton",
-    "context_length": None,
-    "max_running_requests": 96,
-    "max_total_tokens": None,
-    "seed": 3,
-    "deterministic": False,
-    "base_gpu_id": 4,
-    "memory_saver": True,
-    "load_format": "auto",
-}
+CONFIG = EngineConfig(mem_fraction=0.7, tp_size=2, attention="triton", max_batch=96)
+
+
+def arguments_of(folder: str = "folder", **options: Any) -> dict[str, Any]:
+    """SGLang's arguments on a GPU, by keys of `engine_arguments` and of `engine`."""
+    words = {name: options.pop(name) for name in ("device", "dtype") if name in options}
+    config = replace(CONFIG, **options)
+    return engine_arguments(
+        folder, config, seed=3, base_gpu_id=4, **({"device": "cuda", "dtype": "bfloat16"} | words)
+    )
 
 
 def test_a_gpu_engine_starts_without_features_with_known_bugs() -> None:
     """docs/engine.md says what goes wrong without each of these settings."""
-    arguments = engine_arguments("folder", device="cuda", **OPTIONS)
+    arguments = arguments_of()
     assert arguments["disable_prefill_cuda_graph"]
     assert arguments["disable_custom_all_reduce"]
     assert arguments["enforce_disable_flashinfer_allreduce_fusion"]
@@ -59,45 +57,48 @@ def test_a_small_vocabulary_s_logits_are_not_rounded_to_bf16(
     (tmp_path / "config.json").write_text(
         json.dumps({"vocab_size": vocab_size, "hidden_size": 512})
     )
-    arguments = engine_arguments(str(tmp_path), device=device, **{**OPTIONS, "dtype": dtype})
+    arguments = arguments_of(str(tmp_path), device=device, dtype=dtype)
     assert arguments.get("enable_fp32_lm_head", False) is exact
 
 
 def test_prefill_graphs_are_captured_if_asked_for() -> None:
-    arguments = engine_arguments("folder", device="cuda", **OPTIONS, prefill_graphs=True)
+    arguments = arguments_of(prefill_graphs=True)
     assert "disable_prefill_cuda_graph" not in arguments
     assert arguments["cuda_graph_backend_prefill"] == "breakable"
     assert max(arguments["cuda_graph_bs_prefill"]) == 2048
 
 
 def test_a_cpu_engine_has_no_graphs_to_capture() -> None:
-    arguments = engine_arguments("folder", device="cpu", **{**OPTIONS, "memory_saver": False})
+    arguments = arguments_of(device="cpu")
     assert arguments["disable_cuda_graph"]
     assert "cuda_graph_max_bs_decode" not in arguments
+    assert not arguments["enable_memory_saver"]
 
 
 def test_a_restarted_engine_has_the_first_ones_memory_beside_the_trainer() -> None:
     """70 of 100 GiB at first; with 80 free the same 70 are a larger share. The cache's size in
     tokens is the limit, so that the hundredth for CUDA itself makes it no larger."""
-    first = engine_arguments("folder", device="cuda", **OPTIONS)
+    first = arguments_of()
     again = launch.with_cache(first, 123_456, 70 * 2.0**30, free_bytes=80 * 2**30)
     assert again["mem_fraction_static"] == pytest.approx(70 / 80 + 0.01)
     assert again["max_total_tokens"] == 123_456
-    changed = ("mem_fraction_static", "max_total_tokens")
-    assert {**again, **{n: first.get(n) for n in changed}} == {
-        **first,
-        **{n: first.get(n) for n in changed},
-    }
+    assert again.keys() - first.keys() == {"max_total_tokens"}
     tight = launch.with_cache(first, 123_456, 70 * 2.0**30, free_bytes=71 * 2**30)
     assert tight["mem_fraction_static"] == 0.95
 
 
 def test_the_deterministic_mode_is_for_gpus() -> None:
     """No CPU attention of SGLang is batch-invariant."""
-    options = {**OPTIONS, "deterministic": True}
-    assert engine_arguments("folder", device="cuda", **options)["enable_deterministic_inference"]
+    assert arguments_of(deterministic=True)["enable_deterministic_inference"]
     with pytest.raises(ValueError, match=r"engine\.deterministic"):
-        engine_arguments("folder", device="cpu", **options)
+        arguments_of(deterministic=True, device="cpu")
+
+
+def test_engines_that_share_a_gpu_divide_its_cache_and_requests() -> None:
+    """A quarter more requests each, because games with one prompt stay together."""
+    config = replace(CONFIG, tp_size=1, processes=4, max_cache_tokens=8000)
+    each = launch.config_of_each(config, "folder", {}, gpu=0, itemsize=2)
+    assert (each.max_cache_tokens, each.max_batch) == (2000, 30)
 
 
 def test_children_get_a_clean_environment_and_the_trainers_own_is_restored(

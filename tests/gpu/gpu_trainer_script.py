@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from selfplay.distributed import barrier, init_world, shard
 from selfplay.engines.base import Request
-from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.weight_sync import push as sync
 from tests.gpu import small
 from tests.helpers.engine_layout import expected_hashes, held_hashes
@@ -27,7 +26,7 @@ NUM_PUSHES = 100
 
 
 def alone(folder: str) -> None:
-    engine = SGLangEngine(folder, **small.ENGINE)
+    engine = small.start(folder)
     model = small.build(torch.device("cuda"))
     sync.push(model, engine, version=1)
     engine.generate([Request(small.PROMPTS[0], 8, 0)], small.PLAIN)
@@ -40,7 +39,7 @@ def ranks(folder: str, tp: int, end: str) -> None:
     world = init_world(tp, engine_tp=2, device="cuda")
     group, engine = world.replica.group, None
     if world.replica.leads:
-        engine = SGLangEngine(folder, **small.ENGINE, tp_size=2, base_gpu_id=world.local_rank)
+        engine = small.start(folder, tp_size=2, base_gpu_id=world.local_rank)
     barrier(world)
     policy, reference = shard(small.build(world.device), world), small.build(world.device)
     if engine is not None:

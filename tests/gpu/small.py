@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import psutil
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
+from selfplay.config import EngineConfig
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
 
 PLAIN = Sampling(1.0, ())
 GENERATOR = torch.Generator().manual_seed(0)
 PROMPTS = torch.randint(10, 30_000, (16, 200), generator=GENERATOR).tolist()
-ENGINE: dict[str, Any] = {
-    "load_format": "dummy",
-    "attention_backend": "triton",  # compiles in seconds and needs no binary
-    "mem_fraction": 0.2,
-    "max_running_requests": 64,
-    "context_length": 1024,
-    "timeout_s": 120.0,
-}
+# Triton compiles in seconds and needs no binary.
+ENGINE = EngineConfig(attention="triton", mem_fraction=0.2, max_batch=64, timeout_s=120.0)
 CONFIG = Qwen2Config(
     vocab_size=32_000,
     hidden_size=896,
@@ -51,6 +47,17 @@ def used_bytes(family: Iterable[psutil.Process] | None = None) -> int:
     handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
     running = [p for handle in handles for p in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)]
     return sum(p.usedGpuMemory for p in running if p.pid in pids)
+
+
+def start(folder: str, *, base_gpu_id: int = 0, **settings: Any) -> SGLangEngine:
+    """An engine whose weights are pushed; `settings` are keys of `engine`."""
+    return SGLangEngine(
+        folder,
+        replace(ENGINE, **settings),
+        context_length=1024,
+        base_gpu_id=base_gpu_id,
+        load_format="dummy",
+    )
 
 
 def save_config(folder: pathlib.Path) -> str:

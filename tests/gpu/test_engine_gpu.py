@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def engine(folder: str) -> Iterator[SGLangEngine]:
-    engine = SGLangEngine(folder, **small.ENGINE)
+    engine = small.start(folder)
     yield engine
     engine.close()
 
@@ -180,7 +180,7 @@ def test_shards_arrive_exactly_in_wide_engines_and_one_rank_s_end_ends_all(
 
 
 def test_deterministic_mode_repeats_a_seed_in_any_batch_and_tells_seeds_apart(folder: str) -> None:
-    engine = SGLangEngine(folder, **small.ENGINE, deterministic=True)
+    engine = small.start(folder, deterministic=True)
     try:
         push(small.build(torch.device("cuda")), engine)
         prompt = small.PROMPTS[0]

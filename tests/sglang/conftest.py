@@ -36,26 +36,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def shared_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
-    """The engine of all modules without settings of their own: most of a test's time is a start."""
-    engine = SGLangEngine(tiny.save(tmp_path_factory.mktemp("model")), **tiny.ENGINE, sessions=True)
+    """One engine for several modules: most of a test's time is a start."""
+    engine = tiny.start(tiny.save(tmp_path_factory.mktemp("model")), sessions=True)
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
-def engine(request: pytest.FixtureRequest) -> Iterator[SGLangEngine]:
-    """A module's engine of the tiny model. The module's `SETTINGS` go above `tiny.ENGINE`; without
-    them its `SESSIONS` says whether games get sessions."""
-    settings = getattr(request.module, "SETTINGS", {})
-    if not settings:
-        engine = request.getfixturevalue("shared_engine")
-        engine.sessions = getattr(request.module, "SESSIONS", False)
-        yield engine
-        return
-    folder = request.getfixturevalue("tmp_path_factory").mktemp("model")
-    engine = SGLangEngine(tiny.save(folder), **tiny.ENGINE | settings)
-    yield engine
-    engine.close()
+def engine(request: pytest.FixtureRequest, shared_engine: SGLangEngine) -> SGLangEngine:
+    """The shared engine. Games get sessions if the module has `SESSIONS`."""
+    shared_engine.sessions = getattr(request.module, "SESSIONS", False)
+    return shared_engine
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-"""train.py with an engine that is interrupted: `interrupted.py interrupt|mark WORDS`.
+"""train.py with an engine that is interrupted: `interrupted.py WORDS`.
 
-"interrupt" sends SIGSTOP to a scheduler as the first update begins, and SIGKILL to one in the
-second step's games, once some have ended. "mark" only says when each update begins.
+SIGSTOP goes to a scheduler as the first update begins, SIGKILL to one in the second step's games,
+once some have ended. It says when each update begins.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
     supervisor.play_games = played
 
 
-def tell_updates(number: signal.Signals | None = None) -> None:
-    """Say when an update begins; in the first one this signal goes to the scheduler."""
+def stop_in_update() -> None:
+    """Say when an update begins; in the first one SIGSTOP goes to the scheduler."""
     update = step_verbs.update_policy
 
     def updated(*words: Any, step: int, **named: Any) -> Any:
-        if step == 0 and number is not None:
+        if step == 0:
             everyone = psutil.Process().children(recursive=True)
-            next(p for p in everyone if p.name().startswith("sglang::sche")).send_signal(number)
+            next(p for p in everyone if p.name().startswith("sglang::sche")).suspend()
         say("update", step=step)
         return update(*words, step=step, **named)
 
@@ -68,8 +68,6 @@ def title(pid: int) -> str:
 
 
 if __name__ == "__main__":
-    how, *words = sys.argv[1:]
-    if how == "interrupt":
-        kill_in_play()
-    tell_updates(signal.SIGSTOP if how == "interrupt" else None)
-    sys.exit(train.main(words))
+    kill_in_play()
+    stop_in_update()
+    sys.exit(train.main(sys.argv[1:]))

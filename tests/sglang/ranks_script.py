@@ -1,7 +1,7 @@
 """Run by test_ranks.py: `torchrun … ranks_script.py MODEL_FOLDER OUT`, two ranks on gloo.
 
-The model has FSDP2 shards. First each rank has an engine of its own, then both ranks share one that
-rank 0 leads, then rank 1 fails while rank 0 waits in a barrier.
+The model has FSDP2 shards. The ranks share an engine that rank 0 leads; then rank 1 fails while
+rank 0 waits in a barrier. test_train.py has ranks with an engine each.
 """
 
 from __future__ import annotations
@@ -48,15 +48,8 @@ def main(folder: str, out: str) -> None:
     reference = tiny.moved(tiny.build(), seed=4)
     policy = sharded(tiny.moved(tiny.build(), seed=4))
 
-    engine = SGLangEngine(folder, **tiny.ENGINE)
-    stale = mismatches(engine, reference)
-    sync.push(policy, engine, version=3, dtype=torch.float32, bucket_bytes=50_000)
-    say(f"replica {rank}", stale=stale, fresh=mismatches(engine, reference), version=engine.version)
-    engine.close()
-    dist.barrier()
-
     group = dist.new_group([0, 1], backend="gloo")
-    wide = SGLangEngine(folder, **tiny.ENGINE, tp_size=2) if rank == 0 else None
+    wide = tiny.start(folder, tp_size=2) if rank == 0 else None
     stale = mismatches(wide, reference) if wide is not None else []
     names = [name for name, _ in sync.named_weights(policy)]
     options: dict[str, Any] = {"group": group, "dtype": torch.float32, "bucket_bytes": 50_000}

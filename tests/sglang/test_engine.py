@@ -57,9 +57,7 @@ def test_scoring_gives_the_full_softmax_s_logprobs_and_returns_at_once(
     texts = [PROMPT, PROMPT[:2], PROMPT[5:25]]
     engine.generate([Request(PROMPT, 4, 0)], PLAIN)
     answers = engine.begin_scoring(texts)
-    assert (
-        len(engine._loop.managers[0].rid_to_state) == 3
-    )  # the engine has the texts; no call waits
+    assert len(engine._loop.managers[0].rid_to_state) == 3  # the engine has them; no call waits
     with torch.no_grad():
         logits = [policy(torch.tensor([text])).logits[0].log_softmax(-1) for text in texts]
     for text, logprobs_TV, scored in zip(texts, logits, answers(), strict=True):
@@ -173,11 +171,6 @@ def test_a_push_changes_the_weights_that_generate(engine: SGLangEngine, policy: 
     assert (stale.version, fresh.version) == (version, version + 5)
     assert tiny.worst_mismatch(other, PROMPT, stale) > 0.1
     assert tiny.worst_mismatch(other, PROMPT, fresh) < 1e-4
-    engine.update_weights(policy.named_parameters(), version + 6)
-    assert (
-        tiny.worst_mismatch(policy, PROMPT, engine.generate([Request(PROMPT, 12, 0)], PLAIN)[0])
-        < 1e-4
-    )
 
 
 def test_a_push_merges_adapters(engine: SGLangEngine, policy: Any) -> None:
@@ -227,13 +220,13 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
     assert engine.counters.num_requests - served == FIRST_TURNS
     held = {name: value.clone() for name, value in policy.named_parameters()}
     if wrong == "all are 2 % too large":
-        engine.update_weights(((n, 1.02 * v) for n, v in held.items()), engine.version + 1)
+        pushed = {name: 1.02 * value for name, value in held.items()}
     else:
         moved = dict(tiny.moved(policy, seed=5).named_parameters())
         learner.model.load_state_dict(moved, strict=False)
-        if wrong in held:
-            partly = {**moved, wrong: held[wrong]}
-            engine.update_weights(partly.items(), engine.version + 1)
+        pushed = moved | {wrong: held[wrong]} if wrong in held else held
+    policy.load_state_dict(pushed, strict=False)
+    sync.push(policy, engine, version=engine.version + 1, dtype=torch.float32)
     assert check.after_push(version=engine.version)["num_suspected"] == 1.0
     metrics = check.after_push(version=engine.version)
     assert metrics["num_suspected"] == 0.0 and metrics["sync_check_mismatch"] < 1e-5
@@ -254,22 +247,6 @@ def test_every_tensor_of_the_engine_equals_the_trainers_bit_for_bit(
     assert all(torch.equal(held[name], tensor) for name, tensor in wanted.items())
 
 
-@pytest.mark.parametrize("case", ["unknown", "missing", "shape"])
-def test_a_push_of_an_incomplete_model_is_refused(
-    engine: SGLangEngine, policy: Any, case: str
-) -> None:
-    named = dict(policy.named_parameters())
-    if case == "unknown":
-        named["model.layers.9.mlp.up_proj.weight"] = named["model.norm.weight"]
-    elif case == "missing":
-        del named["model.norm.weight"]
-    else:
-        named["model.norm.weight"] = torch.zeros(65)
-    with pytest.raises(ValueError, match="26 parameters"):
-        engine.update_weights(named.items(), engine.version + 1)
-    assert engine.generate([Request(PROMPT, 2, 0)], PLAIN)[0].ids
-
-
 def test_requests_are_refused_until_a_push_is_complete(engine: SGLangEngine, policy: Any) -> None:
     named = {name: parameter.detach() for name, parameter in policy.named_parameters()}
     halves = [list(named)[:10], list(named)[10:]]
@@ -284,13 +261,8 @@ def test_requests_are_refused_until_a_push_is_complete(engine: SGLangEngine, pol
     assert engine.generate([Request(PROMPT, 2, 0)], PLAIN)[0].ids
 
 
-def test_sleep_and_wake_do_nothing_where_memory_cannot_be_released(
-    engine: SGLangEngine, policy: Any
-) -> None:
-    assert not engine.can_sleep
+def test_on_a_cpu_sleep_and_wake_do_nothing(engine: SGLangEngine, policy: Any) -> None:
     engine.sleep()
     engine.wake("weights")
     engine.wake("kv_cache")
-    with pytest.raises(ValueError, match="wake takes one of"):
-        engine.wake("everything")
     assert engine.generate([Request(PROMPT, 2, 0)], PLAIN)[0].ids

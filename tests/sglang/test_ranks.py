@@ -1,4 +1,4 @@
-"""Two ranks with FSDP2 shards push to one engine each, then to a shared one; then a rank fails."""
+"""Two ranks with FSDP2 shards push to an engine that they share; then a rank fails."""
 
 from __future__ import annotations
 
@@ -36,14 +36,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     gone_s = processes.seconds_until_gone(everyone, limit_s=40)
     rest, _ = process.communicate(timeout=processes.HANG_S)
     return Ran(processes.marks(output + rest), folder, process.returncode, gone_s)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_each_rank_pushes_the_gathered_shards_to_its_own_engine(ran: Ran, rank: int) -> None:
-    measured = ran.marks[f"replica {rank}"]
-    assert min(measured["stale"]) > 0.1
-    assert max(measured["fresh"]) < 1e-4
-    assert measured["version"] == 3
 
 
 def test_two_ranks_push_to_an_engine_two_ranks_wide(ran: Ran) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pathlib
 
+import pytest
+
 from tests.helpers import processes
 from tests.helpers.real_models import check_two_steps, two_steps
 
@@ -11,6 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAND_INS = pathlib.Path(__file__).resolve().parent / "stand_ins"
 
 
+@pytest.mark.nightly
 def test_smollm2_takes_two_steps_on_the_sglang_engine(tmp_path: pathlib.Path) -> None:
     folder = tmp_path / "run"
     words = two_steps(folder, "engine.kind=sglang", "engine.max_cache_tokens=8192")

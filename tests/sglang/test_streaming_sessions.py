@@ -53,7 +53,7 @@ def test_every_turn_has_the_log_probs_of_its_whole_context(
     empty = free(engine)
     games = engine.run_games([game(n) for n in range(16)], PLAIN)
     assert worst(policy, games) < 1e-4
-    assert free(engine) == empty == (2 * tiny.ENGINE["max_running_requests"], 0)
+    assert free(engine) == empty == (2 * tiny.ENGINE["max_batch"], 0)
 
 
 def test_a_later_turn_computes_only_what_is_new(engine: SGLangEngine, policy: Any) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from selfplay.config import EngineConfig
+from selfplay.engines.sglang.engine import SGLangEngine
+
 STOP = 3
 # An odd vocabulary, so that FSDP's two shards differ in size and the engine has to pad.
 SHAPE: dict[str, Any] = {
@@ -24,13 +27,13 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": None,
     "tie_word_embeddings": True,
 }
-ENGINE: dict[str, Any] = {
-    "device": "cpu",
-    "dtype": "float32",
-    "max_total_tokens": 8192,
-    "max_running_requests": 16,
-    "timeout_s": 60.0,
-}
+ENGINE: dict[str, Any] = {"max_cache_tokens": 8192, "max_batch": 16, "timeout_s": 60.0}
+
+
+def start(folder: str, *, dtype: str = "float32", **settings: Any) -> SGLangEngine:
+    """An engine on the CPU with the weights of this folder; `settings` are those of `engine`."""
+    config = EngineConfig(**(ENGINE | settings))
+    return SGLangEngine(folder, config, device="cpu", dtype=dtype)
 
 
 def build() -> PreTrainedModel:

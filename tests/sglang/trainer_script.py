@@ -23,10 +23,6 @@ from tests.sglang import tiny
 REQUEST, SAMPLING = Request(list(range(10, 30)), 4, 0), Sampling(1.0, (tiny.STOP,))
 
 
-def build(folder: str, timeout_s: float = 60.0) -> SGLangEngine:
-    return SGLangEngine(folder, **(tiny.ENGINE | {"timeout_s": timeout_s}))
-
-
 def scheduler(engine: SGLangEngine) -> int:
     """The pid of the engine's scheduler, found by its process title."""
     pids = [p.pid for p in engine._loop.processes if p.pid is not None]
@@ -59,36 +55,25 @@ def train(engine: SGLangEngine) -> None:
         say("finally", alive=[p.is_alive() for p in engine._loop.processes])
 
 
-def wait_in_a_call() -> None:
-    """Wait inside a library call, where Python runs no signal handlers, as in a collective."""
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    say("training")
-    store.get("a key that is never set")
-
-
 def hang(folder: str) -> None:
-    """The engine stops answering; the trainer goes on until it is killed."""
-    engine = build(folder, timeout_s=3.0)
+    """The engine stops answering. It is closed with requests that it never read, and then is
+    garbage."""
+    engine = tiny.start(folder, timeout_s=3.0)
     os.kill(scheduler(engine), signal.SIGSTOP)
     say("asked", **refused(engine))
     say("asked again", **refused(engine))
-    train(engine)
+    began_s = time.perf_counter()
+    engine.close()
+    del engine
+    gc.unfreeze()  # as a later start's collection may find it
+    gc.collect()
+    say("closed", after_s=time.perf_counter() - began_s)
 
 
 def crash(folder: str) -> None:
-    """The engine dies during training; then the trainer waits in a collective until killed."""
-    engine = build(folder)
-    os.kill(scheduler(engine), signal.SIGKILL)
-    until_s = time.perf_counter() + 3.0
-    while time.perf_counter() < until_s:  # SGLang's watchdog polls once a second
-        torch.randn(64, 64) @ torch.randn(64, 64)
-    say("asked", **refused(engine))
-    wait_in_a_call()
-
-
-def crash_while_asked(folder: str) -> None:
-    """The engine dies while requests are pending; the wait ends at once, not at the time-out."""
-    engine = build(folder)
+    """The engine dies while requests are pending. Then the trainer computes, asks again and waits
+    inside a library call, where Python runs no signal handlers, as in a collective."""
+    engine = tiny.start(folder)
 
     async def game(generate: Generate) -> None:
         if not engine._loop.managers[0].rid_to_state:
@@ -99,21 +84,14 @@ def crash_while_asked(folder: str) -> None:
     try:
         engine.run_games([game, game], SAMPLING)
     except RuntimeError as error:
-        say("crash while asked", error=str(error), after_s=time.perf_counter() - began_s)
-    engine.close()
-
-
-def stopped(folder: str) -> None:
-    """A stopped engine is closed with requests that it never read, and then is garbage."""
-    engine = build(folder, timeout_s=1.0)
-    os.kill(scheduler(engine), signal.SIGSTOP)
-    refused(engine)
-    began_s = time.perf_counter()
-    engine.close()
-    del engine
-    gc.unfreeze()  # as a later start's collection may find it
-    gc.collect()
-    say("stopped", after_s=time.perf_counter() - began_s)
+        say("crash", error=str(error), after_s=time.perf_counter() - began_s)
+    until_s = time.perf_counter() + 3.0
+    while time.perf_counter() < until_s:  # SGLang's watchdog polls once a second
+        torch.randn(64, 64) @ torch.randn(64, 64)
+    say("asked", **refused(engine))
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    say("training")
+    store.get("a key that is never set")
 
 
 def broken(folder: str) -> None:
@@ -122,28 +100,19 @@ def broken(folder: str) -> None:
     content = weights.read_bytes()
     weights.write_bytes(content[:1000])
     try:
-        build(folder)
+        tiny.start(folder)
     except RuntimeError as error:
         say("broken", error=str(error))
     weights.write_bytes(content)
 
 
 def plain(folder: str) -> None:
-    engine = build(folder)
+    engine = tiny.start(folder)
     engine.generate([REQUEST], SAMPLING)
     train(engine)
 
 
-CASES = {
-    "hang": hang,
-    "crash": crash,
-    "crash while asked": crash_while_asked,
-    "stopped": stopped,
-    "broken": broken,
-    "plain": plain,
-}
-
 if __name__ == "__main__":
-    *cases, folder = sys.argv[1:]
+    *cases, model_folder = sys.argv[1:]
     for case in cases:
-        CASES[case](folder)
+        {"plain": plain, "hang": hang, "crash": crash, "broken": broken}[case](model_folder)

@@ -18,7 +18,7 @@ from dialop.kit import Kit, switch
 from selfplay.apps.report.games import Texts, drawn_game
 from selfplay.chat.rendering import Rendering
 from selfplay.config import GameConfig, RolloutConfig
-from selfplay.engines.base import Engine, Sampling
+from selfplay.engines.base import GameRunner, Sampling
 from selfplay.metrics.step import game_record
 from selfplay.rollout.driver import play_games, play_scripted
 from selfplay.rollout.episode import VOID, Episode, GameSetup, limits_of
@@ -33,7 +33,7 @@ class Opponent:
     partner."""
 
     name: str
-    engine: Engine | None
+    engine: GameRunner | None
     rendering: Rendering | None
     make_player: MakePlayer | None = None
 

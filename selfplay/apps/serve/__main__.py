@@ -24,12 +24,13 @@ import torch
 
 from selfplay.config import Config, load_config
 from selfplay.engines.sglang.launch import child_environment, pick_attention_backend
-from selfplay.engines.sglang.server import HOST, server_command
 from selfplay.errors import SettingsError
 from selfplay.model.policy import described_in
 from selfplay.partners.checkpoints import ONE_PROCESS, Source, find_source, model_words
 from selfplay.preflight.command_line import Parser, refused
 from selfplay.preflight.run import check_machine
+
+HOST = "127.0.0.1"
 
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -56,6 +57,34 @@ def settings_of(source: Source, overrides: Sequence[str]) -> Config:
     return load_config(source.settings, words)
 
 
+def server_command(
+    weights: Path, config: Config, *, name: str, port: int, device: str
+) -> list[str]:
+    """The command of SGLang 0.5.17 that serves the folder `weights` as `name` on HOST:port.
+
+    The sampling defaults are OpenAI's (temperature 1), which is how games are sampled in training.
+    """
+    engine = config.engine
+    attention = pick_attention_backend(device) if engine.attention == "auto" else engine.attention
+    words = [
+        *(sys.executable, "-m", "sglang.launch_server"),
+        *("--model-path", str(weights), "--served-model-name", name),
+        *("--host", HOST, "--port", str(port)),
+        *("--device", device, "--dtype", config.model.dtype, "--tp-size", str(engine.tp_size)),
+        *("--mem-fraction-static", str(engine.mem_fraction)),
+        *("--attention-backend", attention, "--sampling-backend", "pytorch"),
+        *("--grammar-backend", "none", "--sampling-defaults", "openai"),
+        *("--disable-custom-all-reduce", "--log-level", "warning"),
+    ]
+    if device == "cpu":
+        words += ["--disable-cuda-graph"]
+    else:
+        words += ["--disable-prefill-cuda-graph"]  # wrong outputs, open bug: sglang #37606
+    if engine.max_cache_tokens:
+        words += ["--max-total-tokens", str(engine.max_cache_tokens)]
+    return words
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Become the server. Returns only for bad arguments, with the exit status 2."""
     try:
@@ -79,21 +108,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except (SettingsError, ValueError, OSError) as error:
         return refused("selfplay.apps.serve", error)
     device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
-    engine = config.engine
-    command = server_command(
-        source.weights,
-        name=name,
-        port=args.port,
-        device=device,
-        dtype=config.model.dtype,
-        attention_backend=pick_attention_backend(device)
-        if engine.attention == "auto"
-        else engine.attention,
-        tp_size=engine.tp_size,
-        mem_fraction=engine.mem_fraction,
-        max_cache_tokens=engine.max_cache_tokens or None,
-        context_length=None,
-    )
+    command = server_command(source.weights, config, name=name, port=args.port, device=device)
     needs = [f"endpoint.max_new_tokens={config.rollout.max_new_tokens}"]
     if config.model.chat_template:
         body = json.dumps({"chat_template_kwargs": config.model.chat_template})
@@ -105,7 +120,7 @@ def main(words: Sequence[str] | None = None) -> int:
         f"--partner {partner} {' '.join(needs)}",
         flush=True,
     )
-    with child_environment(device, engine.tp_size):
+    with child_environment(device, config.engine.tp_size):
         os.execv(command[0], command)  # never returns
     raise AssertionError
 

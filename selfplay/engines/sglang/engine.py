@@ -1,34 +1,34 @@
 """The SGLang engine: continuous batching in child processes of the trainer, replaceable weights.
 
 The trainer's process holds SGLang's front end; one scheduler process for each tensor-parallel rank
-does the work. A scheduler is bound to one core, so an engine of a small model may have `processes`,
-each with its own copy of the weights, its cache and its games. All asynchronous code runs on one
-event loop. Sizes in tokens unless a name says bytes, times in seconds. Knows no games and no
-rewards.
+does the work. A scheduler is bound to one core, so an engine of a small model may have several
+processes (`engine.processes`), each with its own copy of the weights, its cache and its games. All
+asynchronous code runs on one event loop. Sizes in tokens unless a name says bytes, times in
+seconds.
 
-Reproducibility: with `deterministic=True` a completion depends only on its prompt, its seed and the
-weights. Otherwise `Request.seed` is ignored: each scheduler draws from one generator, seeded by
-`seed`, and a draw depends on which requests share a batch. Such a run samples correctly but cannot
-be repeated token for token.
+Reproducibility: with `engine.deterministic` a completion depends only on its prompt, its seed and
+the weights. Otherwise `Request.seed` is ignored: each scheduler draws from one generator, and a
+draw depends on which requests share a batch. Such a run samples correctly but cannot be repeated
+token for token.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-from selfplay.distributed import gather_flat
+from selfplay.config import EngineConfig
 from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling, run_all
-from selfplay.engines.sglang import compare, launch, processes, weights
+from selfplay.engines.sglang import launch, weights
 from selfplay.engines.sglang.event_loop import EngineLoop
-from selfplay.engines.sglang.fast import Answer, GameSessions
+from selfplay.engines.sglang.fast import GameSessions
+from selfplay.engines.sglang.processes import Signals
 from selfplay.engines.sglang.requests import Bursts, GameRouter, RequestCounters, RequestSender
 from selfplay.errors import EngineFault
 
@@ -38,103 +38,58 @@ FLUSH_TIMEOUT_S = 60.0  # longest wait for the scheduler to become idle before a
 
 
 class SGLangEngine:
-    """One engine on `tp_size` GPUs; it ends with the process that builds it."""
+    """One engine on `engine.tp_size` GPUs; it ends with the process that builds it."""
 
     def __init__(
         self,
         model_path: str,
+        config: EngineConfig,
         *,
-        tp_size: int = 1,
-        processes: int = 1,
-        mem_fraction: float = 0.7,
-        attention_backend: str = "auto",
+        device: str = "cuda",
         dtype: str = "bfloat16",
         context_length: int | None = None,
-        max_running_requests: int = 512,
-        max_total_tokens: int | None = None,
         seed: int = 0,
-        deterministic: bool = False,
-        device: str = "cuda",
         base_gpu_id: int = 0,
-        timeout_s: float = 300.0,
-        memory_saver: bool = True,
         load_format: str = "auto",
-        burst_share: float = 0.0,
-        sessions: bool = False,
-        prefill_graphs: bool = False,
-        server_args: Mapping[str, Any] | None = None,
     ) -> None:
         """Start the engine; blocks until it has answered one request.
 
         model_path: a local folder with config.json and, unless `load_format` is "dummy", weights.
-        processes: SGLang engines on the same GPU, which share the games and `mem_fraction`; above 1
-        only with `tp_size` 1.
-        mem_fraction: share of the currently free GPU memory for weights and cache.
-        attention_backend: "auto" picks by hardware, see `launch.pick_attention_backend`.
-        max_running_requests, max_total_tokens: of all processes together; None derives the size of
-        the cache from the memory.
-        base_gpu_id: the engine's first visible GPU; it uses `tp_size` consecutive ones.
-        timeout_s: how long a call may wait without any answer from the engine.
+        base_gpu_id: the engine's first visible GPU; it uses `config.tp_size` consecutive ones.
         load_format: "dummy" starts with random weights; requests are refused until a push.
-        burst_share: see `requests.Bursts`; 0 sends each request at once.
-        sessions: keep each seat's context in the engine between its turns, see `fast`.
-        prefill_graphs: capture short prefills as CUDA graphs.
-        server_args: further arguments of SGLang's server, which win over ours.
 
         Raises RuntimeError outside the main thread or when a child process dies during the start,
-        ValueError for `deterministic` on a CPU and for memory that leaves no cache.
+        ValueError for `config.deterministic` on a CPU and for memory that leaves no cache.
         """
-        if attention_backend == "auto":
-            attention_backend = launch.pick_attention_backend(device, deterministic=deterministic)
-        if device == "cpu" and max_total_tokens is None:
-            max_total_tokens = 65_536
-        self.tp_size, self.dtype, self.device = tp_size, getattr(torch, dtype), device
-        self.num_processes, self.num_ranks = processes, processes * tp_size
-        self.attention_backend = attention_backend
-        self.deterministic = deterministic
+        self.dtype, self.device = getattr(torch, dtype), device
+        self.tp_size, self.num_processes = config.tp_size, config.processes
+        self.num_ranks = config.processes * config.tp_size
+        self.deterministic, self.sessions = config.deterministic, config.sessions
         self.version = 0
-        self.can_sleep = memory_saver and device == "cuda"
         expected = launch.expected_parameters(model_path)
         self._holds_folder = load_format != "dummy"
         self.weights = weights.Ledger(expected, complete=self._holds_folder)
         self.cache_tokens = 0
         self._budget_bytes = 0.0
         self._released: set[str] = set()
-        if processes > 1:
-            # Games with the same prompt stay together, so a process may get more than its share.
-            max_running_requests = math.ceil(1.25 * max_running_requests / processes)
-            if max_total_tokens is not None:
-                max_total_tokens //= processes
-            else:
-                free, _ = torch.cuda.mem_get_info(base_gpu_id)
-                max_total_tokens = launch.cache_tokens(
-                    model_path,
-                    expected,
-                    share_bytes=mem_fraction * free / processes,
-                    itemsize=self.dtype.itemsize,
-                )
-                mem_fraction = (1 + mem_fraction) / 2  # the cache has a fixed size
-        self._timeout_s, self._num_starts = timeout_s, 0
+        self._timeout_s, self._num_starts = config.timeout_s, 0
+        if config.processes > 1:
+            config = launch.config_of_each(
+                config, model_path, expected, gpu=base_gpu_id, itemsize=self.dtype.itemsize
+            )
         self._arguments = launch.engine_arguments(
             model_path,
+            config,
             device=device,
             dtype=dtype,
-            tp_size=tp_size,
-            mem_fraction=mem_fraction,
-            attention_backend=attention_backend,
             context_length=context_length,
-            max_running_requests=max_running_requests,
-            max_total_tokens=max_total_tokens,
             seed=seed,
-            deterministic=deterministic,
             base_gpu_id=base_gpu_id,
-            memory_saver=self.can_sleep,
             load_format=load_format,
-            sessions=sessions,
-            prefill_graphs=prefill_graphs,
-        ) | dict(server_args or {})
-        self.sessions = sessions
-        self.bursts = [Bursts(burst_share, after_s=BURST_AFTER_S) for _ in range(processes)]
+        )
+        self.bursts = [
+            Bursts(config.burst_share, after_s=BURST_AFTER_S) for _ in range(self.num_processes)
+        ]
         self._start()
 
     def _start(self) -> None:
@@ -150,7 +105,7 @@ class SGLangEngine:
                 )
             else:
                 self._budget_bytes = arguments["mem_fraction_static"] * free_bytes
-        signals = processes.Signals()
+        signals = Signals()
         started = launch.launch(
             [
                 arguments | {"nccl_port": port + i, "random_seed": (seed + 104_729 * i) % 2**31}
@@ -172,9 +127,9 @@ class SGLangEngine:
             for process, bursts in enumerate(self.bursts)
         ]
         self.start_s = self._warm_up(started, patience_s=max(self._timeout_s, 600.0))
-        parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.start_s.items())
+        seconds = ", ".join(f"{name} {took_s:.1f} s" for name, took_s in self.start_s.items())
         print(
-            f"engine up: {parts}; attention {self.attention_backend}, tp {self.tp_size}, "
+            f"engine up: {seconds}; attention {arguments['attention_backend']}, tp {self.tp_size}, "
             f"processes {self.num_processes}, cache of {started.cache_tokens} tokens",
             flush=True,
         )
@@ -190,7 +145,7 @@ class SGLangEngine:
     def _warm_up(self, started: launch.Started, *, patience_s: float) -> dict[str, float]:
         """Answer one request, which compiles kernels; return seconds for each part of the start."""
         began_s = time.perf_counter()
-        parameters = self._parameters(Request([1, 2, 3, 4], 2, 0), Sampling(1.0, ()))
+        parameters = self.parameters(Request([1, 2, 3, 4], 2, 0), Sampling(1.0, ()))
 
         async def answer_once() -> None:
             for sender in self._senders:
@@ -216,7 +171,7 @@ class SGLangEngine:
         async def every() -> list[Any]:
             return await asyncio.gather(*map(call, self._loop.managers))
 
-        return self._loop.control(every(), what=what)
+        return self._loop.run(self._loop.awaiting_answer(every()), what=what)
 
     # Generation
 
@@ -244,40 +199,15 @@ class SGLangEngine:
         RuntimeError while it has no valid weights or cache (it sleeps, or a push is incomplete).
         """
         self._check_awake()
-        router = GameRouter(self.num_processes)
+        router = GameRouter(self._senders)
+        playing = (_GameRequests(self, router, sampling, partners).play(game) for game in games)
+        return self._loop.run(self._play_all(playing), what="generation")
 
-        async def play(game: GameCoroutine) -> Any:
-            sender: RequestSender | None = None
-            sessions: GameSessions | None = None
-
-            async def generate(request: Request) -> Completion:
-                nonlocal sender, sessions
-                if request.model and partners is not None:
-                    return await partners(request)
-                if sender is None:  # a game stays with the process of its first request
-                    sender = self._senders[router.process_for(request.prompt_ids)]
-                    sessions = sender.new_sessions() if self.sessions else None
-                answer = await sender.send(
-                    request.prompt_ids,
-                    self._parameters(request, sampling),
-                    version=self.version,
-                    sessions=sessions,
-                )
-                return completion_of(answer, sampling, self.version)
-
-            try:
-                return await game(generate)
-            finally:
-                if sessions is not None:
-                    sessions.close()
-
-        async def play_all() -> list[Any]:
-            try:
-                return await run_all(map(play, games))
-            finally:
-                await self._loop.drain()
-
-        return self._loop.run(play_all(), what="generation")
+    async def _play_all(self, playing: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+        try:
+            return await run_all(playing)
+        finally:
+            await self._loop.drain()
 
     def begin_scoring(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
         """Request the log-prob of each token of these texts given the tokens before it.
@@ -308,7 +238,7 @@ class SGLangEngine:
         if not self.weights.complete:
             raise RuntimeError("the engine holds no valid weights: push them first")
 
-    def _parameters(self, request: Request, sampling: Sampling) -> dict[str, Any]:
+    def parameters(self, request: Request, sampling: Sampling) -> dict[str, Any]:
         """SGLang's sampling parameters of one request."""
         parameters = {
             "max_new_tokens": request.max_new_tokens,
@@ -322,29 +252,6 @@ class SGLangEngine:
         return parameters
 
     # Weights
-
-    def update_weights(
-        self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int
-    ) -> None:
-        """Generate with these weights (Hugging Face names, all of them) from the next request on.
-
-        Takes full tensors; `selfplay.weight_sync.push.push` gathers sharded ones, one bucket
-        at a time.
-        """
-        named = dict(named_tensors)
-        shapes = {name: tensor.shape for name, tensor in named.items()}
-        self.weights.check_names(shapes)
-        self.weights.lose()
-        for names in weights.plan_buckets(shapes, self.dtype):
-            sizes = [shapes[name] for name in names]
-            device = named[names[0]].device
-            flat_N = gather_flat([named[n] for n in names], dtype=self.dtype, device=device)
-            if flat_N.is_cuda:  # the engine must not open the buffer before its values are final
-                torch.cuda.current_stream(device).synchronize()
-            payloads = [weights.serialise(flat_N, names, sizes) for _ in range(self.num_ranks)]
-            self.begin_bucket(payloads, names=names, version=version)()
-            del flat_N
-            weights.collect(device)
 
     def begin_bucket(
         self, payloads: Sequence[bytes], *, names: Sequence[str], version: int
@@ -384,7 +291,7 @@ class SGLangEngine:
         if not self.weights.complete:
             raise RuntimeError("the engine holds no valid weights: push them first")
         return self._send(
-            payloads, load_format=compare.LOADER, flush_cache=False, weight_version=None
+            payloads, load_format=weights.LOADER, flush_cache=False, weight_version=None
         )
 
     def _send(self, payloads: Sequence[bytes], **options: Any) -> Callable[[], None]:
@@ -395,9 +302,9 @@ class SGLangEngine:
         if len(payloads) != self.num_ranks:
             raise ValueError(f"a bucket needs {self.num_ranks} payloads, got {len(payloads)}")
         updating = []
-        for place, manager in enumerate(self._loop.managers):
-            part = list(payloads[place * self.tp_size :][: self.tp_size])
-            request = UpdateWeightsFromTensorReqInput(serialized_named_tensors=part, **options)
+        for process, manager in enumerate(self._loop.managers):
+            of_ranks = list(payloads[process * self.tp_size :][: self.tp_size])
+            request = UpdateWeightsFromTensorReqInput(serialized_named_tensors=of_ranks, **options)
             updating.append(manager.update_weights_from_tensor(request, None))
 
         async def send() -> list[tuple[bool, str]]:
@@ -415,9 +322,9 @@ class SGLangEngine:
     def sleep(self) -> None:
         """Free the GPU memory of cache and weights, whose contents are lost.
 
-        Does nothing unless `can_sleep`: the memory saver is a CUDA library.
+        Does nothing on a CPU: the memory saver is a CUDA library.
         """
-        if not self.can_sleep or self._released:
+        if self.device != "cuda" or self._released:
             return
         from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
 
@@ -470,11 +377,45 @@ class SGLangEngine:
         self._loop.close()
 
 
-def completion_of(answer: Answer, sampling: Sampling, version: int) -> Completion:
-    """A turn, which is complete if it ends with a stop token.
+class _GameRequests:
+    """The requests of one game. The process that gets the first one answers them all."""
 
-    SGLang tests the length first: a stop token at the limit would count as cut off.
-    """
-    stopped = bool(answer.ids) and answer.ids[-1] in sampling.stop_ids
-    finish = "stop" if stopped else answer.finish
-    return Completion(answer.ids, answer.logprobs, finish, version)
+    def __init__(
+        self,
+        engine: SGLangEngine,
+        router: GameRouter,
+        sampling: Sampling,
+        partners: Generate | None,
+    ) -> None:
+        self._engine, self._router = engine, router
+        self._sampling, self._partners = sampling, partners
+        self._sender: RequestSender | None = None
+        self._sessions: GameSessions | None = None
+
+    async def play(self, game: GameCoroutine) -> Any:
+        """Run the game; its sessions end with it."""
+        try:
+            return await game(self.generate)
+        finally:
+            if self._sessions is not None:
+                self._sessions.close()
+
+    async def generate(self, request: Request) -> Completion:
+        """The completion of one request. A turn is complete if it ends with a stop token: SGLang
+        tests the length first, so a stop token at the limit would count as cut off."""
+        if request.model and self._partners is not None:
+            return await self._partners(request)
+        if self._sender is None:
+            self._sender = self._router.sender_for(request.prompt_ids)
+            if self._engine.sessions:
+                self._sessions = self._sender.new_sessions()
+        version = self._engine.version
+        answer = await self._sender.send(
+            request.prompt_ids,
+            self._engine.parameters(request, self._sampling),
+            version=version,
+            sessions=self._sessions,
+        )
+        stopped = bool(answer.ids) and answer.ids[-1] in self._sampling.stop_ids
+        finish = "stop" if stopped else answer.finish
+        return Completion(answer.ids, answer.logprobs, finish, version)

@@ -20,6 +20,7 @@ from selfplay.engines.sglang.launch import Started
 from selfplay.errors import EngineFault
 
 T = TypeVar("T")
+DRAIN_S = 10.0  # longest wait for aborted requests
 
 
 class EngineLoop:
@@ -86,10 +87,6 @@ class EngineLoop:
             work.close()
             raise EngineFault(f"the engine is gone ({dead or 'closed'}): {what} is not possible")
 
-    def control(self, work: Coroutine[Any, Any, T], *, what: str) -> T:
-        """Run one call that the engine answers, such as going to sleep. Raises like `run`."""
-        return self.run(self.awaiting_answer(work), what=what)
-
     async def awaiting_answer(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`, which is one answer of the engine, under the time-out."""
         with self.pending_answer():
@@ -134,9 +131,9 @@ class EngineLoop:
                 task.cancel()
             await asyncio.gather(running, death, return_exceptions=True)
 
-    async def drain(self, *, limit_s: float = 10.0) -> None:
+    async def drain(self) -> None:
         """Wait until the engine has dropped aborted requests; it must be idle before it sleeps."""
-        until_s = time.perf_counter() + limit_s
+        until_s = time.perf_counter() + DRAIN_S
         while self._dead is None and time.perf_counter() < until_s:
             if not any(manager.rid_to_state for manager in self.managers):
                 return

@@ -1,6 +1,6 @@
 """Starts an SGLang engine: its arguments, its children's environment, its processes.
 
-Written for SGLang 0.5.17; knows nothing of training. Times in seconds.
+Written for SGLang 0.5.17. Times in seconds.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from selfplay.engines.sglang import compare, patches, processes
+from selfplay.config import EngineConfig
+from selfplay.engines.sglang import patches, processes, weights
 
 # Variables that the children's environment must have (a value) or must not have (None), and why:
 CHILD_ENVIRONMENT: dict[str, str | None] = {
@@ -51,11 +52,11 @@ CHILD_ENVIRONMENT: dict[str, str | None] = {
 }
 
 FIRST_PORT, NUM_PORTS = 20_000, 750
+CPU_CACHE = 65_536  # tokens, unless engine.max_cache_tokens is set
 
 # Numbers of tokens for which prefills are captured as CUDA graphs. SGLang pads a prefill to the
 # next size; it uses no graph above the largest or if padding would more than double the tokens.
 PREFILL_GRAPHS = (4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-
 
 # The largest output layer, in elements, whose logits a bf16 engine computes in fp32, as the trainer
 # does. bf16 logits are the largest part of the mismatch (docs/log.md), but for fp32 SGLang copies
@@ -124,71 +125,94 @@ def free_port() -> int:
 
 def engine_arguments(
     model_path: str,
+    config: EngineConfig,
     *,
     device: str,
     dtype: str,
-    tp_size: int,
-    mem_fraction: float,
-    attention_backend: str,
-    context_length: int | None,
-    max_running_requests: int,
-    max_total_tokens: int | None,
-    seed: int,
-    deterministic: bool,
-    base_gpu_id: int,
-    memory_saver: bool,
-    load_format: str,
-    sessions: bool = False,
-    prefill_graphs: bool = False,
+    context_length: int | None = None,
+    seed: int = 0,
+    base_gpu_id: int = 0,
+    load_format: str = "auto",
 ) -> dict[str, Any]:
     """Keyword arguments of `sglang.Engine`. Raises ValueError for `deterministic` on a CPU."""
-    if deterministic and device == "cpu":
+    if config.deterministic and device == "cpu":
         raise ValueError(
             "engine.deterministic must be false on a CPU, got true: SGLang's batch-invariant "
             "kernels run on GPUs; engine.kind=hf repeats there"
         )
+    attention: str = config.attention
+    if attention == "auto":
+        attention = pick_attention_backend(device, deterministic=config.deterministic)
     arguments: dict[str, Any] = {
         "model_path": model_path,
         "skip_tokenizer_init": True,  # requests and answers are token ids
         "load_format": load_format,
         "device": device,
         "dtype": dtype,
-        "tp_size": tp_size,
+        "tp_size": config.tp_size,
         "base_gpu_id": base_gpu_id,
-        "mem_fraction_static": mem_fraction,
+        "mem_fraction_static": config.mem_fraction,
         "context_length": context_length,
-        "max_running_requests": max_running_requests,
-        "max_total_tokens": max_total_tokens,
+        "max_running_requests": config.max_batch,
+        "max_total_tokens": config.max_cache_tokens or (CPU_CACHE if device == "cpu" else None),
         "random_seed": seed,
-        "attention_backend": attention_backend,
+        "attention_backend": attention,
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
         "sleep_on_idle": True,  # else each rank polls during training and keeps one core busy
         "weight_version": "0",
-        "custom_weight_loader": [compare.LOADER],
+        "custom_weight_loader": [weights.LOADER],
         "log_level": "error",
         "custom_sigquit_handler": processes.leave_launch_alone,
         "disable_custom_all_reduce": True,  # together with the next line: no NVLink multicast
         "enforce_disable_flashinfer_allreduce_fusion": True,
-        "enable_memory_saver": memory_saver,
-        "enable_deterministic_inference": deterministic,
+        "enable_memory_saver": device == "cuda",
+        "enable_deterministic_inference": config.deterministic,
     }
-    if sessions:  # those of two seats for each running request hold a request slot of their own
+    if config.sessions:  # those of two seats for each request hold a request slot of their own
         arguments["enable_streaming_session"] = True
-        arguments["pp_max_micro_batch_size"] = max_running_requests
-        arguments["max_running_requests"] = 3 * max_running_requests
+        arguments["pp_max_micro_batch_size"] = config.max_batch
+        arguments["max_running_requests"] = 3 * config.max_batch
     if device == "cpu":  # SGLang may pack the layer there, which rules out fp32 logits
         arguments["disable_cuda_graph"] = True
     else:
         if dtype == "bfloat16" and head_size(model_path) <= LARGEST_FP32_HEAD:
             arguments["enable_fp32_lm_head"] = True
-        arguments["cuda_graph_max_bs_decode"] = max_running_requests
-        if prefill_graphs:
+        arguments["cuda_graph_max_bs_decode"] = config.max_batch
+        if config.prefill_graphs:
             arguments["cuda_graph_backend_prefill"] = "breakable"
             arguments["cuda_graph_bs_prefill"] = list(PREFILL_GRAPHS)
         else:
             arguments["disable_prefill_cuda_graph"] = True
+    arguments |= config.server_args
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def config_of_each(
+    config: EngineConfig,
+    model_path: str,
+    parameters: Mapping[str, torch.Size],
+    *,
+    gpu: int,
+    itemsize: int,
+) -> EngineConfig:
+    """The settings of each of `config.processes` engines that share this GPU.
+
+    Each has a cache of a fixed size: SGLang itself derives it from the free memory during its
+    start, which engines that start at the same time change for each other. Raises ValueError if
+    nothing is left for a cache.
+    """
+    num = config.processes
+    # Games with the same prompt stay together, so a process may get more than its share.
+    config = replace(config, max_batch=math.ceil(1.25 * config.max_batch / num))
+    if config.max_cache_tokens:
+        return replace(config, max_cache_tokens=config.max_cache_tokens // num)
+    free, _ = torch.cuda.mem_get_info(gpu)
+    share_bytes = config.mem_fraction * free / num
+    tokens = cache_tokens(model_path, parameters, share_bytes=share_bytes, itemsize=itemsize)
+    return replace(
+        config, max_cache_tokens=tokens, mem_fraction=min(0.95, (1 + config.mem_fraction) / 2)
+    )
 
 
 def head_size(model_path: str) -> float:
@@ -331,10 +355,7 @@ def cache_tokens(
     model_path: str, parameters: Mapping[str, torch.Size], *, share_bytes: float, itemsize: int
 ) -> int:
     """How many tokens fit the cache of an engine whose weights and cache may take `share_bytes`.
-
-    SGLang itself derives this from the free memory during its start, which engines that start at
-    the same time change for each other. Raises ValueError if nothing is left for a cache.
-    """
+    Raises ValueError if nothing is left for a cache."""
     from transformers import AutoConfig
 
     text = AutoConfig.from_pretrained(model_path).get_text_config()

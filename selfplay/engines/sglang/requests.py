@@ -73,22 +73,6 @@ class Bursts:
                 admission.set_result(None)
 
 
-class GameRouter:
-    """Assigns each game to a process. Games with the same first prompt share one, so the prompt is
-    computed once; a new prompt goes to the process with the fewest games."""
-
-    def __init__(self, num_processes: int) -> None:
-        self._num_games = [0] * num_processes
-        self._by_prompt: dict[tuple[int, ...], int] = {}
-
-    def process_for(self, first_prompt: Sequence[int]) -> int:
-        """The process of a new game whose first request has this prompt."""
-        emptiest = self._num_games.index(min(self._num_games))
-        process = self._by_prompt.setdefault(tuple(first_prompt), emptiest)
-        self._num_games[process] += 1
-        return process
-
-
 def max_session_tokens(cache_tokens: int, context_length: int) -> int:
     """The tokens that all sessions of a process may hold: at most 0.8 of the cache. A request
     without a session must always fit beside them, since SGLang cannot evict a session."""
@@ -171,6 +155,22 @@ class RequestSender:
         self.counters.num_cached_tokens += answer.num_cached
         self.counters.num_new_tokens += len(answer.ids)
         return answer
+
+
+class GameRouter:
+    """Assigns each game to a process. Games with the same first prompt share one, so the prompt is
+    computed once; a new prompt goes to the process with the fewest games."""
+
+    def __init__(self, senders: Sequence[RequestSender]) -> None:
+        self._senders, self._num_games = senders, [0] * len(senders)
+        self._by_prompt: dict[tuple[int, ...], int] = {}
+
+    def sender_for(self, first_prompt: Sequence[int]) -> RequestSender:
+        """The process of a new game whose first request has this prompt."""
+        emptiest = self._num_games.index(min(self._num_games))
+        process = self._by_prompt.setdefault(tuple(first_prompt), emptiest)
+        self._num_games[process] += 1
+        return self._senders[process]
 
 
 @contextlib.contextmanager
