@@ -19,7 +19,7 @@ from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Message, Request, Sampling
 from selfplay.engines.endpoint import Endpoint, _retry_after_s
 from selfplay.errors import SettingsError
-from selfplay.metrics.step import game_measures, tally
+from selfplay.metrics.step import tally
 from selfplay.partners.partners import Partners
 from selfplay.rollout.driver import RolloutStats, play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits
@@ -125,26 +125,22 @@ def test_waits_double_within_a_seeded_jitter(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("selfplay.engines.endpoint.LONGEST_BACKOFF_S", 60.0)
     endpoint = Endpoint("m", "http://127.0.0.1:9/v1", settings=EndpointConfig(), key=None)
     waits = [endpoint._backoff_s(7, attempt) for attempt in range(8)]
-    for attempt, wait_s in enumerate(waits[:5]):
-        jitter = 0.5 + named_seed(7, "retry", attempt) / 2**63
-        assert wait_s == pytest.approx(2**attempt * jitter)
-        assert 0.5 * 2**attempt <= wait_s <= 1.5 * 2**attempt
-    assert max(waits) == 60.0
-    assert waits == [endpoint._backoff_s(7, attempt) for attempt in range(8)]
+    jitter = [0.5 + named_seed(7, "retry", attempt) / 2**63 for attempt in range(8)]
+    assert waits == pytest.approx([min(60.0, 2**k * by) for k, by in enumerate(jitter)])
+    assert max(waits) == 60.0 and all(0.5 <= by <= 1.5 for by in jitter)
     endpoint.close()
 
 
-@pytest.mark.parametrize("status", [400, 401, 404])
-def test_a_client_error_is_not_retried(status: int, capsys: pytest.CaptureFixture[str]) -> None:
-    refusal = Answer(status=status, body=b"no such model")
+def test_a_client_error_is_not_retried(capsys: pytest.CaptureFixture[str]) -> None:
+    refusal = Answer(status=404, body=b"no such model")
     with chat_server(lambda body, number: refusal) as server:
         endpoint = Endpoint("small", server.url, settings=FAST, key="sk-secret")
         completion = ask(endpoint)
         endpoint.close()
-    assert completion.finish == "void" and completion.text == f"HTTP {status}: no such model"
+    assert completion.finish == "void" and completion.text == "HTTP 404: no such model"
     assert len(server.bodies) == 1
     message = capsys.readouterr().err
-    assert f"HTTP {status}" in message and "sk-secret" not in message
+    assert "HTTP 404" in message and "sk-secret" not in message
 
 
 def test_a_dead_endpoint_gets_no_requests_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,10 +269,6 @@ def test_a_run_with_an_endpoint_that_dies(tmp_path: Path) -> None:
     assert first["endpoint_cost"] == pytest.approx(first["num_endpoint_tokens"] / 1000)
     assert second["num_void"] > 8 and second["num_games"] + second["num_void"] == 16
     assert second["num_endpoint_retries"] == 0 and second["endpoint_cost"] == 0.0
-
-
-def test_a_step_with_only_void_games_has_no_means() -> None:
-    assert game_measures(tally([])) == {}
 
 
 def test_an_endpoint_reads_only_its_own_seats_cells(rendering: Rendering) -> None:

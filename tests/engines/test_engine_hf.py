@@ -321,12 +321,6 @@ def test_the_stop_token_is_kept_and_each_request_has_its_own_limit() -> None:
     assert {c.finish for c in answers} == {"stop", "length"}
 
 
-def test_a_shorter_limit_only_truncates() -> None:
-    (long,) = generate([Request(PROMPTS[3], 20, seed=5)], stops=())
-    (short,) = generate([Request(PROMPTS[3], 8, seed=5)], stops=())
-    assert short.ids == long.ids[:8]
-
-
 def test_greedy_takes_the_likeliest_token_whatever_the_seed() -> None:
     model = tiny_model()
     engine, sampling = HFEngine(model), Sampling(temperature=0.0, stop_ids=())
@@ -377,16 +371,3 @@ def test_generating_does_not_change_the_model() -> None:
     assert all(
         torch.equal(p, before[name]) and p.grad is None for name, p in model.named_parameters()
     )
-
-
-def test_no_requests_give_no_answers() -> None:
-    assert generate([]) == []
-
-
-def test_answers_come_in_the_order_of_the_requests() -> None:
-    """The engine sorts by length inside; the k-th answer is still the k-th request's."""
-    limits = [9, 2, 7, 1, 5]
-    requests = [Request(PROMPTS[7 - i], n, seed=i) for i, n in enumerate(limits)]
-    answers = generate(requests, stops=())
-    assert [len(c.ids) for c in answers] == limits
-    assert all(a != b for a, b in pairwise(c.ids for c in answers))

@@ -18,32 +18,15 @@ STOP, END_OF_TEXT = 7, 2
 
 def request(*, so_far: int = 0, limit: int = 5, **other: Any) -> Any:
     """A request as SchedulerClient sends it, with SGLang's names, after `so_far` new tokens."""
-    sampling = SimpleNamespace(
-        stop_token_ids={STOP},
-        max_new_tokens=limit,
-        ignore_eos=other.pop("ignore_eos", False),
-        stop_strs=other.pop("stop_strs", []),
-        stop_regex_strs=[],
-    )
     logprob = SimpleNamespace(
-        top_logprobs_num=other.pop("top_logprobs_num", 0),
-        token_ids_logprob=None,
-        output_token_logprobs_val=[-1.0] * so_far,
-        output_token_logprobs_idx=[50] * so_far,
+        output_token_logprobs_val=[-1.0] * so_far, output_token_logprobs_idx=[50] * so_far
     )
     plain = {
-        "sampling_params": sampling,
+        "sampling_params": SimpleNamespace(stop_token_ids={STOP}, max_new_tokens=limit),
         "logprob": logprob,
         "output_ids": [50] * so_far,
         "eos_token_ids": {END_OF_TEXT},
         "vocab_size": 100,
-        "return_logprob": True,
-        "stream": False,
-        "grammar": None,
-        "tokenizer": None,
-        "require_reasoning": False,
-        "return_hidden_states": False,
-        "return_sampling_mask": False,
         "to_finish": None,
         "finished_reason": None,
         "is_retracted": False,
@@ -83,23 +66,15 @@ def test_tokens_of_turns_that_go_on_are_appended_with_their_log_probs() -> None:
         pytest.param(request(is_retracted=True), 11, id="retracted"),
         pytest.param(request(), 100, id="beyond the vocabulary"),
         pytest.param(request(), -1, id="a negative token"),
-        pytest.param(request(stream=True), 11, id="a stream"),
-        pytest.param(request(top_logprobs_num=2), 11, id="top log-probs"),
-        pytest.param(request(stop_strs=["x"]), 11, id="stop strings"),
-        pytest.param(request(return_logprob=False), 11, id="no log-probs"),
     ],
 )
-def test_what_ends_or_asks_for_more_is_left_to_sglang(one: Any, token: int) -> None:
+def test_a_token_that_ends_its_turn_is_left_to_sglang(one: Any, token: int) -> None:
     assert not take(one, token)
 
 
 def test_a_request_of_n_tokens_gets_n_minus_one_here() -> None:
     one = request(limit=5)
     assert [take(one, 11) for _ in range(5)] == [True] * 4 + [False]
-
-
-def test_where_the_end_of_text_is_ignored_a_stop_token_is_too() -> None:
-    assert take(request(ignore_eos=True), STOP)  # as in SGLang
 
 
 def test_the_version_is_the_pinned_one_and_another_is_warned_of() -> None:

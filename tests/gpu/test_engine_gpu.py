@@ -84,15 +84,6 @@ def test_a_push_changes_every_tensor_to_the_trainers_exactly(
     assert small.differences(other, engine).abs().mean() < 0.03
 
 
-def test_fp32_masters_arrive_rounded_to_bf16(engine: SGLangEngine, model: PreTrainedModel) -> None:
-    master = small.build(torch.device("cuda"), seed=2).float()
-    with torch.no_grad():
-        for parameter in master.parameters():
-            parameter.add_(torch.randn_like(parameter) * 1e-4)
-    push(master, engine)
-    assert wrong_tensors(master, engine)[1] == 0
-
-
 def test_sleep_gives_memory_back_and_waking_needs_a_push(
     engine: SGLangEngine, model: PreTrainedModel
 ) -> None:

@@ -77,23 +77,6 @@ def test_each_mesh_gives_the_gradients_of_one_cpu_process(
     assert report["round trip"]["exported"] == report["round trip"]["loaded"] == 1.0
 
 
-@pytest.mark.parametrize("window", [None, 50])
-def test_torchs_varlen_kernel_agrees_with_padded_attention(window: int | None) -> None:
-    torch.manual_seed(0)
-    bounds = torch.tensor([0, *LENGTHS]).cumsum(0).to("cuda", torch.int32)
-    heads = [
-        torch.randn(sum(LENGTHS), n, 64, device="cuda", dtype=torch.bfloat16).requires_grad_()
-        for n in (4, 2, 2)
-    ]
-    span = _Span(bounds, bounds, max(LENGTHS), max(LENGTHS), 0.125, window)
-    outs = [attend(*heads, span) for attend in (_varlen, _padded)]
-    torch.testing.assert_close(outs[0], outs[1], rtol=2e-2, atol=2e-2)
-    grads = [torch.autograd.grad(out.float().square().sum(), heads) for out in outs]
-    for mine, theirs in zip(*grads, strict=True):
-        gap = (mine - theirs).float().norm() / theirs.float().norm()
-        assert gap < 2e-2
-
-
 def test_bf16_packed_scores_are_near_those_of_fp32() -> None:
     model = scratch_model(SHAPE, seed=0)
     generator = torch.Generator().manual_seed(0)
@@ -206,15 +189,3 @@ def test_the_trainer_keeps_its_cache_only_where_the_engine_fits_beside_it() -> N
     assert torch.cuda.memory_reserved() == held + kept
     make_room(device, just_fits + 0.01)
     assert torch.cuda.memory_reserved() <= held
-
-
-def test_the_bench_runs_with_and_without_liger(tmp_path: Path) -> None:
-    pytest.importorskip("liger_kernel")
-    out = tmp_path / "rows.jsonl"
-    done = torchrun(
-        1, "-m", "bench.update", "--shapes", "tiny", "--tokens", "512", "--seq-len", "60",
-        "--steps", "2", "--out", str(out),
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [row["liger"] for row in rows] == [False, False, True, True]

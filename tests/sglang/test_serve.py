@@ -7,8 +7,6 @@ import pathlib
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +15,6 @@ import httpx
 import pytest
 
 import eval as evaluation
-from selfplay.apps.serve import __main__ as serve
 from tests.helpers import processes
 from tests.helpers.tiny_run import finished
 
@@ -75,36 +72,6 @@ def test_greedy_games_with_the_served_policy_are_those_of_self_play(
     assert row["scores"] == greedy["scores"]
 
 
-def test_a_person_plays_with_the_served_policy(
-    run: pathlib.Path, partner: str, tmp_path: pathlib.Path
-) -> None:
-    """Two whole games through the page's addresses, a script's moves in the person's seat."""
-    out = tmp_path / "played.jsonl"
-    command = [sys.executable, "-m", "selfplay.apps.play", "--checkpoint", str(run), "--port", "0"]
-    command += ["--partner", partner, "--out", str(out), "endpoint.max_new_tokens=24"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as program:
-        try:
-            assert program.stdout
-            page = next(line for line in program.stdout if line.startswith("http://127.0.0.1:"))
-            here, token = page.strip().split("/?token=")
-            headers = {"x-play-token": token, "origin": here}
-            with httpx.Client(
-                base_url=here, headers=headers, timeout=60, trust_env=False
-            ) as client:
-                for _ in range(2):
-                    state = client.post("/start", json={}).json()
-                    while state["phase"] != "over":
-                        time.sleep(0.6)  # the page's limits: 20 moves in 10 s
-                        state = client.get("/state").json()
-                        if state["phase"] == "yours":
-                            client.post("/move", json={"text": state["suggestion"]})
-                    players = {seat["player"] for seat in state["result"]["game"]["seats"]}
-                    assert players == {"person", partner}
-        finally:
-            program.terminate()
-    assert len(out.read_text().splitlines()) == 2
-
-
 def test_only_this_machine_reaches_the_server(partner: str) -> None:
     assert "@http://127.0.0.1:" in partner
     port = int(partner.split(":")[-1].split("/")[0])
@@ -116,19 +83,3 @@ def test_only_this_machine_reaches_the_server(partner: str) -> None:
         own = probe.getsockname()[0]
     with pytest.raises(OSError), socket.create_connection((own, port), timeout=5):
         pass
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["{run}", "--port", "80"], "--port must be from 1024 to 65535, got 80"),
-        (["{run}x"], "RUN must be a run folder"),
-        (["{run}", "engine.tp=2"], "unknown key engine.tp"),
-    ],
-)
-def test_a_mistake_is_one_line(
-    words: list[str], said: str, run: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert serve.main([word.format(run=run) for word in words]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
