@@ -207,12 +207,27 @@ def config_of_each(
     config = replace(config, max_batch=math.ceil(1.25 * config.max_batch / num))
     if config.max_cache_tokens:
         return replace(config, max_cache_tokens=config.max_cache_tokens // num)
-    free, _ = torch.cuda.mem_get_info(gpu)
-    share_bytes = config.mem_fraction * free / num
-    tokens = cache_tokens(model_path, parameters, share_bytes=share_bytes, itemsize=itemsize)
-    return replace(
-        config, max_cache_tokens=tokens, mem_fraction=min(0.95, (1 + config.mem_fraction) / 2)
-    )
+    share_bytes = config.mem_fraction * torch.cuda.mem_get_info(gpu)[0] / num
+    weight_bytes = sum(shape.numel() for shape in parameters.values()) * itemsize
+    tokens = int((share_bytes - weight_bytes) / token_bytes(model_path, itemsize))
+    if tokens < 1:
+        raise ValueError(
+            f"engine.mem_fraction must leave each of engine.processes more than its weights, "
+            f"{weight_bytes / 2**30:.1f} GiB, got {share_bytes / 2**30:.1f} GiB each"
+        )
+    fraction = min(0.95, (1 + config.mem_fraction) / 2)  # more than the cache of a fixed size takes
+    return replace(config, max_cache_tokens=tokens, mem_fraction=fraction)
+
+
+def token_bytes(model_path: str, itemsize: int) -> int:
+    """The bytes of one token in the KV cache."""
+    from transformers import AutoConfig
+
+    text = AutoConfig.from_pretrained(model_path).get_text_config()
+    heads = text.num_attention_heads
+    head = getattr(text, "head_dim", None) or text.hidden_size // heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    return int(2 * text.num_hidden_layers * kv_heads * head * itemsize)
 
 
 def head_size(model_path: str) -> float:
@@ -349,25 +364,3 @@ def expected_parameters(model_path: str) -> dict[str, torch.Size]:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     return {name: parameter.shape for name, parameter in model.named_parameters()}
-
-
-def cache_tokens(
-    model_path: str, parameters: Mapping[str, torch.Size], *, share_bytes: float, itemsize: int
-) -> int:
-    """How many tokens fit the cache of an engine whose weights and cache may take `share_bytes`.
-    Raises ValueError if nothing is left for a cache."""
-    from transformers import AutoConfig
-
-    text = AutoConfig.from_pretrained(model_path).get_text_config()
-    heads = text.num_attention_heads
-    head = getattr(text, "head_dim", None) or text.hidden_size // heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    token_bytes = 2 * text.num_hidden_layers * kv_heads * head * itemsize
-    weight_bytes = sum(shape.numel() for shape in parameters.values()) * itemsize
-    num = int((share_bytes - weight_bytes) / token_bytes)
-    if num < 1:
-        raise ValueError(
-            f"engine.mem_fraction must leave each of engine.processes more than its weights, "
-            f"{weight_bytes / 2**30:.1f} GiB, got {share_bytes / 2**30:.1f} GiB each"
-        )
-    return num

@@ -123,7 +123,11 @@ def append_decoded_tokens() -> None:
 
 def _append(requests: list[Any], tokens: list[int], logprobs_R: Any) -> list[int]:
     """Append each token and its log-prob to its request; the indices of the requests that SGLang
-    has to handle, because they end or ask for more than ids and log-probs."""
+    has to handle, because they end.
+
+    All requests are those of `fast.SchedulerClient`: ids and log-probs, without stop strings,
+    grammars or streams.
+    """
     left = []
     for index, (request, token, logprob) in enumerate(
         zip(requests, tokens, logprobs_R.tolist(), strict=True)
@@ -131,7 +135,10 @@ def _append(requests: list[Any], tokens: list[int], logprobs_R: Any) -> list[int
         try:
             ends, limit = request.selfplay_ends
         except AttributeError:
-            ends, limit = request.selfplay_ends = _ends(request)
+            sampling = request.sampling_params
+            ends = frozenset(sampling.stop_token_ids or ()) | frozenset(request.eos_token_ids or ())
+            limit = sampling.max_new_tokens
+            request.selfplay_ends = ends, limit
         ids = request.output_ids
         if (
             token in ends
@@ -147,25 +154,3 @@ def _append(requests: list[Any], tokens: list[int], logprobs_R: Any) -> list[int
         request.logprob.output_token_logprobs_val.append(logprob)
         request.logprob.output_token_logprobs_idx.append(token)
     return left
-
-
-def _ends(request: Any) -> tuple[frozenset[int], int]:
-    """The tokens that end this request, and its limit of new tokens; (nothing, 0) if it asks for
-    more than ids and log-probs, so that SGLang handles all its tokens."""
-    sampling, logprob = request.sampling_params, request.logprob
-    more = (
-        not request.return_logprob,
-        request.stream,
-        request.grammar is not None,
-        request.tokenizer is not None,
-        request.require_reasoning,
-        request.return_hidden_states,
-        request.return_sampling_mask,
-        logprob is None or logprob.top_logprobs_num > 0 or logprob.token_ids_logprob is not None,
-        sampling.stop_strs,
-        sampling.stop_regex_strs,
-    )
-    if any(more):
-        return frozenset(), 0
-    ids = frozenset(sampling.stop_token_ids or ()) | frozenset(request.eos_token_ids or ())
-    return frozenset() if sampling.ignore_eos else ids, sampling.max_new_tokens
