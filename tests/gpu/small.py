@@ -1,4 +1,5 @@
-"""A small model in bf16 for GPU engines: four layers of Qwen2.5-0.5B, a shorter vocabulary."""
+"""A small model in bf16 for GPU engines, four layers of Qwen2.5-0.5B with a shorter vocabulary, and
+the settings of a small run."""
 
 from __future__ import annotations
 
@@ -33,6 +34,25 @@ CONFIG = Qwen2Config(
     bos_token_id=None,
     architectures=["Qwen2ForCausalLM"],
 )
+# A head is 64 wide: the engine's kernels know no narrower one than 32, and none of 24.
+RUN = """
+steps: 2
+save_every: 2
+game:
+  options: {size: 2, p_observed: 0.5, scale: false, max_value: 10, keep: exactly_one, brief: true}
+model:
+  dtype: bfloat16
+  scratch: {width: 256, layers: 2, heads: 4, kv_heads: 2, mlp_width: 512, max_positions: 256,
+            vocab_size: 512, tokenizer_games: 60, init_range: 0.04}
+warm_start: {num_games: 2000, teachers: ["solo", "honest:tell=top"], batch_size: 32, lr: 1.0e-3}
+rollout: {instances: 8, group_size: 4, max_turns: 6, max_retries: 1, max_new_tokens: 32,
+          max_game_tokens: 192}
+algorithm: {kl: 0.03}
+optim: {lr: 1.0e-4, tokens_per_microbatch: 4096}
+engine: {kind: sglang, attention: triton, mem_fraction: 0.2, max_batch: 64}
+parallel: {offload: optimizer}
+eval: {final_games: 16}
+"""
 
 
 def used_bytes(family: Iterable[psutil.Process] | None = None) -> int:

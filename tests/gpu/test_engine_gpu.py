@@ -159,12 +159,12 @@ def test_shards_arrive_exactly_in_wide_engines_and_one_rank_s_end_ends_all(
     everyone = processes.tree(process)[1:]
     assert processes.seconds_until_gone(everyone, limit_s=40) < 10
     for leader in range(0, num, 2):
-        said = processes.marks(output)[f"wide {leader}"]
-        assert said["wrong"] == []
-        assert said["num_tensors"] > 40
-        assert said["gap"] < 0.03
-        assert said["kl"] < 0.01
-        assert said["grown"] < 64 * MIB
+        measured = processes.marks(output)[f"wide {leader}"]
+        assert measured["wrong"] == []
+        assert measured["num_tensors"] > 40
+        assert measured["gap"] < 0.03
+        assert measured["kl"] < 0.01
+        assert measured["grown"] < 64 * MIB
     process.communicate(timeout=30)
     assert process.returncode != 0
     assert small.used_bytes(everyone) == 0

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from tests.gpu import small
-from tests.gpu.test_train_gpu import CONFIG, ROOT
 from tests.helpers import processes
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 LIMIT_S = 400.0  # three engine starts with room to spare
 GIB = 2**30
 
@@ -26,7 +26,7 @@ GIB = 2**30
 def start(folder: Path, *words: str, killed: str = "", torchrun: int = 0) -> Any:
     """train.py, or killed.py with this way to end, in that run folder."""
     config = folder.parent / "run.yaml"
-    config.write_text(CONFIG)
+    config.write_text(small.RUN)
     script = HERE / "killed.py" if killed else ROOT / "train.py"
     settings = ["--config", str(config), f"out={folder}", "save_every=1", *words]
     path = (HERE, ROOT / "tests" / "sglang")
@@ -37,9 +37,9 @@ def start(folder: Path, *words: str, killed: str = "", torchrun: int = 0) -> Any
 def run(folder: Path, *words: str, torchrun: int = 0) -> str:
     """What a run printed that ends with status 0."""
     process = start(folder, *words, torchrun=torchrun)
-    said, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, said[-6000:]
-    return said
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output[-6000:]
+    return output
 
 
 def steps_of(folder: Path, num_steps: int) -> list[dict[str, Any]]:
@@ -61,18 +61,18 @@ def test_an_engine_that_dies_or_hangs_in_play_is_restarted_with_as_large_a_cache
     when the engine first started; the cache would lose as much."""
     folder = tmp_path / "run"
     process = start(folder, "steps=3", "engine.timeout_s=45", killed=how)
-    said, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, said[-6000:]
-    marks = processes.marks(said)
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output[-6000:]
+    marks = processes.marks(output)
     assert "killed" in marks and marks["held"]["bytes"] > 10 * GIB
     assert 0 < marks["played again"]["games"] < 8 * 4
-    first, again = (int(num) for num in re.findall(r"cache of (\d+) tokens", said))
+    first, again = (int(num) for num in re.findall(r"cache of (\d+) tokens", output))
     print(f"cache of {first} tokens, then {again}")
     assert 0.98 * first < again <= first
     lines = steps_of(folder, 3)
     assert [line["num_engine_restarts"] for line in lines] == [0, 1, 0]
     cause = {"play": "engine died during generation", "stop": "no answer within 45 s"}[how]
-    assert re.search(rf"engine failure 1 of 3 in a row, rank 0: the .*{cause}", said)
+    assert re.search(rf"engine failure 1 of 3 in a row, rank 0: the .*{cause}", output)
 
 
 def test_a_trainer_killed_in_a_push_leaves_nothing_and_goes_on(tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_a_trainer_killed_in_a_push_leaves_nothing_and_goes_on(tmp_path: Path) -
         time.sleep(0.1)
     assert small.used_bytes(everyone) == 0
     assert [step.name for step in (folder / "checkpoints").glob("step_*")] == ["step_000001"]
-    said = run(folder, "steps=3")
-    assert said.count("engine up") == 1
+    output = run(folder, "steps=3")
+    assert output.count("engine up") == 1
     steps_of(folder, 3)
     assert (folder / "final" / "config.json").exists()
 
@@ -102,7 +102,7 @@ def test_a_run_goes_on_over_other_gpus_and_meshes(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     divided = ("parallel.tp=2", "engine.tp_size=2")
     for num_steps, num_gpus, mesh in ((1, 2, ()), (2, 0, ()), (3, 2, divided), (4, 2, ())):
-        said = run(folder, f"steps={num_steps}", *mesh, torchrun=num_gpus)
+        output = run(folder, f"steps={num_steps}", *mesh, torchrun=num_gpus)
         assert steps_of(folder, num_steps)[-1]["sync_check_mismatch"] < 0.03
         assert (folder / "checkpoints" / f"step_{num_steps:06d}" / "progress.json").exists()
-        assert ("computed in another way" in said) == (num_steps > 2)
+        assert ("computed in another way" in output) == (num_steps > 2)

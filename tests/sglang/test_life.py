@@ -122,10 +122,10 @@ def test_an_engine_waits_for_its_kernels_before_it_gives_memory_up(
 
     from selfplay.engines.sglang.patches import pause_when_idle
 
-    told: list[str] = []
+    calls: list[str] = []
     saver = adapter._TorchMemorySaverAdapterReal
-    monkeypatch.setattr(saver, "pause", lambda self, tag: told.append(f"pause {tag}"))
-    monkeypatch.setattr("torch.cuda.synchronize", lambda: told.append("wait"))
+    monkeypatch.setattr(saver, "pause", lambda self, tag: calls.append(f"pause {tag}"))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: calls.append("wait"))
     pause_when_idle()
     saver().pause("weights")
-    assert told == ["wait", "pause weights"]
+    assert calls == ["wait", "pause weights"]

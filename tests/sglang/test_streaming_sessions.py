@@ -21,7 +21,7 @@ Turns = list[tuple[list[int], Completion]]
 
 
 def game(seed: int, *, turns: int = 8) -> GameCoroutine:
-    """Two seats by turns, each told something after the other's turn; games 0 to 7 share prompts,
+    """Two seats by turns, each reads something after the other's turn; games 0 to 7 share prompts,
     8 to 15, and so on."""
 
     async def play(generate: Generate) -> Turns:

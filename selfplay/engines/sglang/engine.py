@@ -143,7 +143,7 @@ class SGLangEngine:
         return max(0, slots - self._arguments["pp_max_micro_batch_size"])
 
     def _warm_up(self, started: launch.Started, *, patience_s: float) -> dict[str, float]:
-        """Answer one request, which compiles kernels; return seconds for each part of the start."""
+        """Answer one request, which compiles kernels; return the start's seconds by phase."""
         began_s = time.perf_counter()
         parameters = self.parameters(Request([1, 2, 3, 4], 2, 0), Sampling(1.0, ()))
 

@@ -9,7 +9,7 @@ Without a session a turn sends its whole prompt. SGLang looks it up in the prefi
 prompt and answer there when the turn ends, which is Python for each turn. In a streaming session
 SGLang keeps the seat's tokens and its KV cache from turn to turn, so a turn sends only what is new.
 A session's first prompt still shares the prefix cache with other games. Sampling is the same.
-SGLang cannot evict a session's part of the KV cache, so `SessionPool` counts it.
+SGLang cannot evict a session from the KV cache, so `SessionPool` counts it.
 
 Written for SGLang 0.5.17. Sizes in tokens.
 """
@@ -148,7 +148,7 @@ class SchedulerClient:
             sock_send(self._socket, messages, flags=zmq.NOBLOCK)
 
     async def _receive(self, output: Any) -> None:
-        """Handle a message of the process: parts of answers or complete ones."""
+        """Handle a message of the process, with answers or pieces of them."""
         for index, rid in enumerate(output.rids):
             opened = self._open.get(rid)
             if opened is None:

@@ -66,7 +66,7 @@ LARGEST_FP32_HEAD = 2**22
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Running SGLang engines, the processes they started and the seconds each part took."""
+    """Running SGLang engines, their processes, and the seconds of the import and the launch."""
 
     engines: tuple[Any, ...]
     processes: tuple[multiprocessing.process.BaseProcess, ...]

@@ -79,7 +79,7 @@ def accept_lists() -> None:
 
     def pull_each(self: Any) -> list[Any] | None:
         pulled = pull(self)  # None on a rank that gets its messages from another
-        return pulled and [m for part in pulled for m in (part if type(part) is list else [part])]
+        return pulled and [m for one in pulled for m in (one if type(one) is list else [one])]
 
     def open_silently(self: Any, message: Any) -> None:
         open_session(self, message)
