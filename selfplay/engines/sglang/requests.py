@@ -23,7 +23,6 @@ class RequestCounters:
     num_requests: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    num_new_tokens: int = 0
 
 
 class Bursts:
@@ -153,7 +152,6 @@ class RequestSender:
             raise EngineFault(f"the engine's weights have version {loaded}, expected {version}")
         self.counters.num_prompt_tokens += answer.num_prompt
         self.counters.num_cached_tokens += answer.num_cached
-        self.counters.num_new_tokens += len(answer.ids)
         return answer
 
 
