@@ -1,6 +1,6 @@
 """The engine interface: prompt ids in, sampled ids out.
 
-`Engine.run_games` plays games: one coroutine for each game, which awaits its completions. The
+`GameRunner.run_games` plays games: one coroutine for each game, which awaits its completions. The
 SGLang engine answers each request as soon as it is done. The hf engine answers when all games wait,
 as one batch (`waves`).
 """

@@ -19,6 +19,7 @@ import itertools
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -73,6 +74,8 @@ class SGLangEngine:
         self._budget_bytes = 0.0
         self._released: set[str] = set()
         self._timeout_s, self._num_starts = config.timeout_s, 0
+        if device == "cpu" and not config.max_cache_tokens:
+            config = replace(config, max_cache_tokens=launch.CPU_CACHE)
         if config.processes > 1:
             config = launch.config_of_each(
                 config, model_path, expected, gpu=base_gpu_id, itemsize=self.dtype.itemsize

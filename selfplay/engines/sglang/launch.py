@@ -154,7 +154,7 @@ def engine_arguments(
         "mem_fraction_static": config.mem_fraction,
         "context_length": context_length,
         "max_running_requests": config.max_batch,
-        "max_total_tokens": config.max_cache_tokens or (CPU_CACHE if device == "cpu" else None),
+        "max_total_tokens": config.max_cache_tokens or None,
         "random_seed": seed,
         "attention_backend": attention,
         "sampling_backend": "pytorch",
