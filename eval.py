@@ -154,7 +154,7 @@ def facts_of(args: argparse.Namespace, plan: EvalPlan, games: Games) -> dict[str
         **({"players": weights} if plan.rows else own),
         "games": args.games,
         "num_games": len(games.instances),
-        **plan.config.game.kit.described(games.instances, plan.config.game.rules()),
+        **plan.config.game.kit.described(games.instances, plan.config.game.options),
         "temperatures": sorted({match.temperature for match in plan.matches}, reverse=True),
         "engine": plan.config.engine.kind,
         "config": args.config.name if args.config else None,

@@ -62,7 +62,7 @@ class Run:
 
     @property
     def is_control(self) -> bool:
-        return not switch(self.config.game.rules(), "messages", default=True)
+        return not switch(self.config.game.options, "messages", default=True)
 
 
 def read_run(folder: Path) -> Run:
@@ -75,7 +75,7 @@ def read_run(folder: Path) -> Run:
     config = load_config(paths[0])
     before, after = (json.loads(path.read_text(encoding="utf-8")) for path in paths[1:3])
     lines = paths[3].read_text(encoding="utf-8").split("\n")
-    talks = switch(config.game.rules(), "messages", default=True)
+    talks = switch(config.game.options, "messages", default=True)
     label = f"{'talk' if talks else 'no messages'}, seed {config.seed}"
     code = folder / "code.txt"
     told = code.read_text("utf-8").splitlines() if code.exists() else []
@@ -107,7 +107,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 def held_to(config: Config) -> Config:
     """The settings that decide which held-out games a run plays; all others have defaults. Messages
     and search are always on, because controls may turn them off."""
-    options = config.game.rules()
+    options = config.game.options
     allowed = {name: True for name in ("messages", "search") if hasattr(options, name)}
     options = replace(options, **allowed) if allowed else options
     game = replace(config.game, options=options)

@@ -331,7 +331,7 @@ def whole_steps(
     config = loop.settings(of_loop, folder, 1)
     tokenizer = make_tokenizer(config, folder, world)
     first = [
-        config.game.kit.new_game(instance, config.game.rules()).prompt(0)
+        config.game.kit.new_game(instance, config.game.options).prompt(0)
         for instance in TrainStream(config).step(1, range(config.rollout.instances))
     ]
     prompts = [f"{prompt.system}\n{prompt.user}" for prompt in first]

@@ -116,7 +116,7 @@ def talks(
     kit = config.game.kit
     return [
         GameSetup(
-            Talk(kit.new_game(instance, config.game.rules())),
+            Talk(kit.new_game(instance, config.game.options)),
             tuple(
                 PolicyPlayer(
                     rendering,

@@ -2,9 +2,9 @@
 
 A game is one module. It must define
 
-    ROLES                                    each seat's role, as in ("user", "agent")
-    generate(options, *, seed, start, num)   instances start..start+num-1 of the stream `seed`
-    new_game(instance, options)              a `dialop.game.Game` at its start
+    ROLES                                        each seat's role, as in ("user", "agent")
+    generate_instance(options, *, seed, index)   instance `index` of the stream `seed`
+    new_game(instance, options)                  a `dialop.game.Game` at its start
 
 and may define
 
@@ -35,7 +35,7 @@ import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 Entries = int | float | str  # how much of a recorded game is replayed before play starts
 SWITCHES = ("messages", "brief", "private_reasoning")
-_REQUIRED = ("ROLES", "generate", "new_game")
+_REQUIRED = ("ROLES", "generate_instance", "new_game")
 _HERE = Path(__file__).resolve().parent
 
 
@@ -167,21 +167,20 @@ class Kit:
         self.TITLE: str = getattr(module, "TITLE", name)
 
     def generate(
-        self, options: Any, *, seed: int, start: int, num: int, processes: int = 1
+        self, options: Any, *, seed: int, start: int = 0, num: int, processes: int = 1
     ) -> list[Any]:
         """Instances start..start+num-1 of the stream that `seed` selects."""
         if num < 0 or processes < 1:
             raise ValueError(f"num must be at least 0 and processes 1, got {num} and {processes}")
+        indices = range(start, start + num)
         if processes == 1:
-            return list(self._module.generate(options, seed=seed, start=start, num=num))
-        chunk, end = max(1, min(64, num // (4 * processes))), start + num
-        jobs = [
-            (self.name, options, seed, first, min(chunk, end - first))
-            for first in range(start, end, chunk)
-        ]
+            make = self._module.generate_instance
+            return [make(options, seed=seed, index=index) for index in indices]
+        make_one = partial(_generate_one, self.name, options, seed)
         # Spawn, because forking a process with running threads (torch, an engine) can hang.
         with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-            return [instance for part in pool.map(_generate_job, jobs) for instance in part]
+            chunk = max(1, min(64, num // (4 * processes)))
+            return list(pool.map(make_one, indices, chunksize=chunk))
 
     def new_game(self, instance: Any, options: Any) -> Game:
         """A game at its start. Raises ValueError unless it has one seat for each role."""
@@ -431,6 +430,5 @@ def _check_options(name: str, options: Any) -> None:
             raise ValueError(f"Options.{entry.name} of game {name} must have a default")
 
 
-def _generate_job(job: tuple[str, Any, int, int, int]) -> list[Any]:
-    name, options, seed, start, num = job
-    return load_kit(name).generate(options, seed=seed, start=start, num=num)
+def _generate_one(name: str, options: Any, seed: int, index: int) -> Any:
+    return load_kit(name).generate(options, seed=seed, start=index, num=1)[0]

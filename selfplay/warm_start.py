@@ -65,7 +65,7 @@ def scratch_tokenizer(config: Config) -> PreTrainedTokenizerBase:
         easy=config.warm_start.keep == "all",
     )
     phrases = config.game.kit.phrases(
-        instances, config.game.rules(), split_lines=scratch.split_lines
+        instances, config.game.options, split_lines=scratch.split_lines
     )
     return train_tokenizer(
         _texts(config, specs, instances),
@@ -273,7 +273,7 @@ def people_samples(config: Config, rendering: Rendering, played: Sequence[Played
     kit, samples = config.game.kit, []
     for game in played:
         players = tuple(Teacher(script, rendering, name="people") for script in game.scripts)
-        new_game = kit.new_game(game.instance, config.game.rules())
+        new_game = kit.new_game(game.instance, config.game.options)
         setup = GameSetup(new_game, players, game.instance.key, index=0)
         # The game stops with the recording, which may end before an agreement.
         limits = Limits(max_turns=len(game.moves), max_retries=0)

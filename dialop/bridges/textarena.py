@@ -188,15 +188,13 @@ def module_of(env_id: str) -> SimpleNamespace:
     if not isinstance(game._env.state, textarena.TwoPlayerState):
         raise ValueError(f"game.name {PREFIX}{env_id} must be a game of two players")
 
-    def generate(options: Any, *, seed: int, start: int, num: int) -> list[Instance]:
-        return [
-            Instance(f"{env_id}-{seed}-{i}", random.Random(f"{seed} {i}").randrange(2**31))
-            for i in range(start, start + num)
-        ]
+    def generate_instance(options: Any, *, seed: int, index: int) -> Instance:
+        draw = random.Random(f"{seed} {index}")
+        return Instance(f"{env_id}-{seed}-{index}", draw.randrange(2**31))
 
     return SimpleNamespace(
         ROLES=("player", "player"),
-        generate=generate,
+        generate_instance=generate_instance,
         new_game=lambda instance, options: TextArenaGame(env_id, instance),
         restore=TextArenaGame.from_state,
     )

@@ -45,12 +45,9 @@ class Options(CollabOptions):
         check_options(self)
 
 
-def generate(options: Options, *, seed: int, start: int, num: int) -> list[CollabInstance]:
-    """Hidden-number tasks start..start+num-1 of the stream `seed`."""
-    return [
-        numbers.hidden_number(seed=seed, index=start + i, max_value=options.max_value)
-        for i in range(num)
-    ]
+def generate_instance(options: Options, *, seed: int, index: int) -> CollabInstance:
+    """Hidden-number task `index` of the stream `seed`."""
+    return numbers.hidden_number(seed=seed, index=index, max_value=options.max_value)
 
 
 def new_game(instance: CollabInstance, options: Options) -> CollabGame:

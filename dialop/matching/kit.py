@@ -48,13 +48,6 @@ class Options(MatchingRecipe, Rules):
     )
 
 
-def generate(
-    options: MatchingRecipe, *, seed: int, num: int, start: int = 0
-) -> list[MatchingInstance]:
-    """Boards start..start+num-1 of the stream `seed`."""
-    return [generate_instance(options, seed=seed, index=start + i) for i in range(num)]
-
-
 def easy(options: Options) -> Options:
     """The options that keep boards of any difficulty (any value of the seats' solo plans)."""
     return replace(options, keep="all")
@@ -69,7 +62,8 @@ def new_game(instance: MatchingInstance, options: Options) -> MatchingGame:
 @lru_cache(maxsize=8)
 def _demonstrations(options: Options) -> tuple[tuple[tuple[str, str], ...], str]:
     """The demonstration games of these rules, the same for every game of every run."""
-    boards = generate(easy(options), seed=_DEMONSTRATED, num=options.demonstrations)
+    recipe, indices = easy(options), range(options.demonstrations)
+    boards = [generate_instance(recipe, seed=_DEMONSTRATED, index=index) for index in indices]
     scripts = [make_script(_DEMONSTRATOR, seed=seat) for seat in (0, 1)]
     rules = part_of(options, Rules)
     return demonstrated([(MatchingGame(board, rules), scripts) for board in boards])

@@ -11,9 +11,9 @@ import numpy as np
 
 from dialop import starts
 from dialop.logged import Rules, part_of
-from dialop.mediation import pages, recorded, scripted, store, texts
+from dialop.mediation import generate, pages, recorded, scripted, store, texts
 from dialop.mediation.game import MediationGame
-from dialop.mediation.generate import MediationRecipe, generate_instance
+from dialop.mediation.generate import MediationRecipe
 from dialop.mediation.records import MAX_IMPORTANCE, USERS, MediationInstance
 from dialop.mediation.score import calendar_costs, pair_costs, pair_scores
 from dialop.mediation.search import referenced
@@ -24,6 +24,7 @@ SCRIPT_NAMES = scripted.NAMES
 BASELINES = ("honest", "solo", "random")
 PLAYED_BY_PEOPLE = True
 
+generate_instance = generate.generate_instance
 make_script = scripted.make_scripted
 restore = MediationGame.from_state
 read, write = store.read_instances, store.write_instances
@@ -35,13 +36,6 @@ picture, forms, rooms = pages.picture, pages.forms, pages.rooms
 @dataclass(frozen=True)
 class Options(MediationRecipe, Rules):
     """The recipe of instances and the rules of play."""
-
-
-def generate(
-    options: MediationRecipe, *, seed: int, num: int, start: int = 0
-) -> list[MediationInstance]:
-    """Instances start..start+num-1 of the stream `seed`."""
-    return [generate_instance(options, seed=seed, index=start + i) for i in range(num)]
 
 
 def new_game(instance: MediationInstance, options: Rules) -> MediationGame:

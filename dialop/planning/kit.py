@@ -9,11 +9,11 @@ from typing import Any
 
 from dialop import starts
 from dialop.logged import part_of
-from dialop.planning import pages, recorded, scripted, store, texts
+from dialop.planning import generate, pages, recorded, scripted, store, texts
 from dialop.planning.board import USER, PlanningInstance, PlanningOptions
 from dialop.planning.city import COMMON
 from dialop.planning.game import PlanningGame
-from dialop.planning.generate import PlanningRecipe, generate_instance, other_preferences
+from dialop.planning.generate import PlanningRecipe, other_preferences
 from dialop.planning.scripted import ASK, GREETING
 
 TITLE = "city planning (DialOp)"
@@ -22,6 +22,7 @@ SCRIPT_NAMES = scripted.NAMES
 BASELINES = ("searcher", "guesser")
 PLAYED_BY_PEOPLE = True
 
+generate_instance = generate.generate_instance
 make_script = scripted.make_scripted
 restore = PlanningGame.from_state
 read, write = store.read_instances, store.write_instances
@@ -33,13 +34,6 @@ picture, forms = pages.picture, pages.forms
 @dataclass(frozen=True)
 class Options(PlanningRecipe, PlanningOptions):
     """The recipe of instances and the rules of play."""
-
-
-def generate(
-    options: PlanningRecipe, *, seed: int, num: int, start: int = 0
-) -> list[PlanningInstance]:
-    """Instances start..start+num-1 of the stream `seed`."""
-    return [generate_instance(options, seed=seed, index=start + i) for i in range(num)]
 
 
 def new_game(instance: PlanningInstance, options: PlanningOptions) -> PlanningGame:

@@ -45,14 +45,11 @@ class Meeting(TurnGame):
         return {"days_named": float(sum(day in DAYS for text in texts for day in text.split()))}
 
 
-def generate(options, *, seed, start, num):
-    draws = [random.Random(f"{seed} {index}") for index in range(start, start + num)]
-    return [Instance(f"{seed}-{start + i}", calendars(options, d)) for i, d in enumerate(draws)]
-
-
-def calendars(options, draw):
-    week, common = DAYS[: options.num_days], draw.choice(DAYS[: options.num_days])
-    return tuple(tuple(d for d in week if d == common or draw.random() < 0.3) for _ in ROLES)
+def generate_instance(options, *, seed, index):
+    draw, week = random.Random(f"{seed} {index}"), DAYS[: options.num_days]
+    common = draw.choice(week)
+    free = tuple(tuple(d for d in week if d == common or draw.random() < 0.3) for _ in ROLES)
+    return Instance(f"{seed}-{index}", free)
 
 
 def tell(view, draw):  # states its free days, then meets on one that the other has stated

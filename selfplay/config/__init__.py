@@ -139,7 +139,7 @@ class Config:
         return self
 
     def _check_game(self) -> None:
-        kit, rules = self.game.kit, self.game.rules()
+        kit, rules = self.game.kit, self.game.options
         if self.reward.judge != "rubric" and not kit.has("judged"):
             raise ValueError(
                 f"reward.judge must be rubric with game.name {self.game.name}, whose games are not "

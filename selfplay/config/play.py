@@ -50,10 +50,6 @@ class GameConfig:
         """What the game gives the trainer: instances, new games, scripted players, texts."""
         return load_kit(self.name)
 
-    def rules(self) -> Any:
-        """The game's own options (dialop/kit.py)."""
-        return self.options
-
 
 def options_type(name: str) -> type:
     """The class of a game's options. Raises ValueError for a name that is no game."""

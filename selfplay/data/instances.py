@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dialop.kit import Entries, Kit, Played, Recorded
+from dialop.kit import Entries, Played, Recorded
 from selfplay.config import DataConfig, GameConfig
 from selfplay.data.seeds import named_seed
 from selfplay.errors import SettingsError
@@ -40,22 +40,23 @@ def generated(
     fixed = purpose in (VALIDATION, HELD_OUT)
     stream_seed = named_seed("instances", None if fixed else seed, purpose)
     processes = 1 if num < 64 else processes
-    options = game.kit.easy(game.rules()) if easy else game.rules()
-    draw = _draw_once if purpose == VALIDATION else _draw
-    return list(draw(game.kit, options, stream_seed, start, num, processes))
+    options = game.kit.easy(game.options) if easy else game.options
+    return game.kit.generate(options, seed=stream_seed, start=start, num=num, processes=processes)
 
 
+@lru_cache(maxsize=2)
 def evaluation_instances(
     purpose: str, *, num: int, game: GameConfig, data: DataConfig
-) -> list[Any]:
+) -> tuple[Any, ...]:
     """The first `num` instances for VALIDATION or HELD_OUT: generated, or from the settings' file.
 
     A file with fewer instances gives all of them. Generated ones occur in no training stream.
     """
     name, source = _source(data, purpose)
     if source == GENERATED:
-        return generated(purpose, game=game, seed=0, start=0, num=num, processes=data.processes)
-    return list(read_file(game, name, source)[:num])
+        drawn = generated(purpose, game=game, seed=0, start=0, num=num, processes=data.processes)
+        return tuple(drawn)
+    return read_file(game, name, source)[:num]
 
 
 def check_files(game: GameConfig, data: DataConfig) -> None:
@@ -153,10 +154,3 @@ def begun(game: Recorded, entries: Entries, *names: object) -> Any:
     `names` seed the start if `entries` is "random".
     """
     return game.begun(entries, uniform=named_seed("start", *names) / 2**63)
-
-
-def _draw(kit: Kit, options: Any, seed: int, start: int, num: int, processes: int) -> list[Any]:
-    return kit.generate(options, seed=seed, start=start, num=num, processes=processes)
-
-
-_draw_once = lru_cache(maxsize=1)(_draw)  # the same instances at each evaluation in training

@@ -177,7 +177,7 @@ def check_room(
         )
     longest, where = 0, ""
     for instance in instances:
-        new_game = game.kit.new_game(instance, game.rules())
+        new_game = game.kit.new_game(instance, game.options)
         for seat in range(new_game.num_seats):
             length = len(opening_ids(rendering, new_game.prompt(seat)))
             if length > longest:
@@ -189,7 +189,7 @@ def check_room(
         advice = f"set rollout.max_game_tokens={enough}"
     else:
         advice = f"the model reads at most {max_positions}, so use smaller boards"
-        short = getattr(game.rules(), "brief", True)
+        short = getattr(game.options, "brief", True)
         advice += "" if short else " or game.options.brief=true"
     raise ValueError(
         f"rollout.max_game_tokens must be above the longest prompt, which has {longest} tokens "

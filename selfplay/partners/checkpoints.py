@@ -132,7 +132,7 @@ def _value(game: GameConfig, key: str) -> str:
     name = key.removeprefix("options.")
     if key == "name":
         return game.name
-    return str(switch(game.rules(), name, default=name == "messages")).lower()
+    return str(switch(game.options, name, default=name == "messages")).lower()
 
 
 def model_words(source: Source) -> tuple[str, str]:

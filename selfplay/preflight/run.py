@@ -136,7 +136,7 @@ def read_rendering(
             f"the chat template of {model.path or 'model.scratch'} with "
             f"model.chat_template {model.chat_template} cannot be used: {error}"
         ) from error
-    if rendering.rewritten and not switch(game.rules(), "private_reasoning"):
+    if rendering.rewritten and not switch(game.options, "private_reasoning"):
         raise SettingsError(
             f"game.options.private_reasoning must be true with this chat template; otherwise moves "
             f"would begin with a thought: {rendering.rewritten}"
@@ -173,7 +173,7 @@ def _tokenizer(
         scratch = model.scratch
         assert scratch is not None
         instances = generated(TOKENIZER, game=game, seed=seed, start=0, num=1)
-        phrases = game.kit.phrases(instances, game.rules(), split_lines=scratch.split_lines)
+        phrases = game.kit.phrases(instances, game.options, split_lines=scratch.split_lines)
         try:
             return train_tokenizer([], vocab_size=scratch.vocab_size, phrases=phrases)
         except ValueError as error:

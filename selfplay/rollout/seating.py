@@ -59,7 +59,7 @@ def self_play_games(
     setups = []
     chosen = _choose_partners(partners, instances, step=step, seed=seed)
     for instance, partner in zip(instances, chosen, strict=True):
-        new_game = game.kit.new_game(instance, game.rules())
+        new_game = game.kit.new_game(instance, game.options)
         for index in range(rollout.group_size):
             names = (seed, "play", step, instance.key, index)
             players = seat_players(
@@ -359,5 +359,5 @@ def scripted_partner(
 
 
 def _game_setup(instance: Instance, players: tuple[Player, ...], game: GameConfig) -> GameSetup:
-    new_game = game.kit.new_game(instance, game.rules())
+    new_game = game.kit.new_game(instance, game.options)
     return GameSetup(game=new_game, players=players, instance=instance.key, index=0)

@@ -78,8 +78,8 @@ def test_both_seats_train_on_the_win_and_on_the_loss(rendering: Rendering) -> No
 def test_a_run_names_a_game_by_its_id(bridge: ModuleType) -> None:
     config = load_config(None, [f"game.name={NAME}", "model.path=x"])
     kit = config.game.kit
-    (instance,) = kit.generate(config.game.rules(), seed=0, start=0, num=1)
-    assert isinstance(kit.new_game(instance, config.game.rules()), bridge.TextArenaGame)
+    (instance,) = kit.generate(config.game.options, seed=0, start=0, num=1)
+    assert isinstance(kit.new_game(instance, config.game.options), bridge.TextArenaGame)
 
 
 @pytest.mark.parametrize(

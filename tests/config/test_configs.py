@@ -26,7 +26,7 @@ def test_pretrained_models_have_room_for_the_longest_human_game() -> None:
     pretrained = [load_config(path) for path in CONFIGS if path.stem.startswith("qwen")]
     assert len(pretrained) == 6
     for config in pretrained:
-        rules = config.game.rules()
+        rules = config.game.options
         assert (rules.size, rules.brief, rules.scale) == (8, False, True)
         assert config.model.path is not None and config.model.path.startswith("Qwen/Qwen")
         assert (config.engine.kind, config.model.dtype) == ("sglang", "bfloat16")
@@ -43,7 +43,7 @@ def test_small_models_on_a_cpu_take_one_thread() -> None:
 
 def test_tiny3_is_tiny_long_with_a_larger_board() -> None:
     tiny3, tiny = (load_config(p) for p in CONFIGS if p.stem in ("tiny_long", "tiny3"))
-    assert (tiny.game.rules().size, tiny3.game.rules().size) == (2, 3)
+    assert (tiny.game.options.size, tiny3.game.options.size) == (2, 3)
     assert tiny3.optim == tiny.optim and tiny3.algorithm == tiny.algorithm
 
 

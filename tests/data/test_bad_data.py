@@ -21,14 +21,16 @@ from dialop import cli
 from dialop.collab import prepare as collab
 from dialop.collab.store import read_instances as read_tasks
 from dialop.collab.store import write_instances as write_tasks
+from dialop.kit import load_kit
 from dialop.matching.generate import MatchingRecipe
-from dialop.matching.kit import generate
 from dialop.matching.store import read_instances, write_instances
 from dialop.rows import MAX_FILE_BYTES, MAX_LINE_BYTES
 from selfplay.errors import SettingsError
 from selfplay.metrics.step_log import StepLog
 from tests.helpers.collab_tasks import NUMBER
 from tests.helpers.dialop_boards import RECORD, SCALED, SMALL
+
+generate = load_kit("matching").generate
 
 SETTINGS = """
 threads: 1

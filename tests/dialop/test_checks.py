@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -174,17 +175,20 @@ def forgetful(state: Any) -> ThreeRooms:
     return game
 
 
-def same_key(options: Options, *, seed: int, start: int, num: int) -> list[Instance]:
-    return [replace(i, key="x") for i in three_rooms.generate(options, seed=seed, start=0, num=num)]
+def same_key(options: Options, *, seed: int, index: int) -> Instance:
+    return replace(three_rooms.generate_instance(options, seed=seed, index=index), key="x")
 
 
-def by_position(options: Options, *, seed: int, start: int, num: int) -> list[Instance]:
-    fresh = three_rooms.generate(options, seed=seed, start=0, num=num)
-    return [replace(i, key=f"{i.key} {start}") for i in fresh]
+def restless(options: Options, *, seed: int, index: int) -> Instance:
+    number = next(_calls)
+    return Instance(f"{seed} {index} {number}", (number, number))
 
 
-def one_stream(options: Options, *, seed: int, start: int, num: int) -> list[Instance]:
-    return three_rooms.generate(options, seed=0, start=start, num=num)
+def one_stream(options: Options, *, seed: int, index: int) -> Instance:
+    return three_rooms.generate_instance(options, seed=0, index=index)
+
+
+_calls = count()
 
 
 def wrong_vary(instance: Instance, seat: int, *, seed: int) -> Instance:
@@ -192,9 +196,9 @@ def wrong_vary(instance: Instance, seat: int, *, seed: int) -> Instance:
 
 
 BROKEN: list[tuple[str, dict[str, Any], str]] = [
-    ("seeding", {"generate": same_key}, "printable key"),
-    ("seeding", {"generate": by_position}, "start and num"),
-    ("seeding", {"generate": one_stream}, "another seed"),
+    ("seeding", {"generate_instance": same_key}, "printable key"),
+    ("seeding", {"generate_instance": restless}, "equal instances"),
+    ("seeding", {"generate_instance": one_stream}, "another seed"),
     ("play", {"SCRIPT_NAMES": ("caller", "nobody")}, "unknown scripted player"),
     ("play", broken(SilentMove), "must read something"),
     ("clone", broken(StaleClone), "changed the game"),

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from dialop.kit import load_kit
 from dialop.logged import Rules
 from dialop.matching.game import MatchingGame
 from dialop.matching.generate import MatchingRecipe
-from dialop.matching.kit import generate
 from dialop.matching.scripted import make_scripted
 from tests.helpers.dialop_boards import BEST, WORST, play
 from tests.helpers.hand_games import BEST_PLAN, HAND_GAMES, Moves, trip
+
+generate = load_kit("matching").generate
 
 Case = tuple[str, bool, int, int, int, str]
 LETTER = "collab, ended by the user"

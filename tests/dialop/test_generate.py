@@ -6,9 +6,11 @@ from itertools import permutations
 
 import pytest
 
+from dialop.kit import load_kit
 from dialop.matching.game import MatchingInstance
 from dialop.matching.generate import MatchingRecipe, generate_instance
-from dialop.matching.kit import generate
+
+generate = load_kit("matching").generate
 
 TINY = MatchingRecipe(size=2, p_observed=0.5, scale=False, max_value=10, keep="exactly_one")
 SMALL = MatchingRecipe(size=3, p_observed=0.5, scale=False, max_value=10)

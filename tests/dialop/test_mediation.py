@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from dialop.game import PlayerError
+from dialop.kit import load_kit
 from dialop.logged import Rules
 from dialop.mediation.game import MediationGame
 from dialop.mediation.generate import MediationRecipe
-from dialop.mediation.kit import generate
 from dialop.mediation.moves import parse_proposal
 from dialop.mediation.records import AGENT, AgentView, Event, MediationInstance, UserView
 from dialop.mediation.score import overlap, pair_costs, pair_scores
@@ -17,6 +17,8 @@ from dialop.mediation.search import referenced
 from dialop.mediation.texts import span_text, time_text
 from tests.helpers.dialop_boards import play
 from tests.helpers.mediation_games import BRIEF, FULL, SCORES, SILENT, SMALL, at, proposal
+
+generate = load_kit("mediation").generate
 
 OPENING = [(0, "[message] Morning, please."), (1, "[message] Anything.")]
 

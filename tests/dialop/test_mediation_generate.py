@@ -8,12 +8,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from dialop.kit import load_kit
 from dialop.mediation.generate import MediationRecipe
-from dialop.mediation.kit import generate
 from dialop.mediation.score import conflicts, pair_scores
 from dialop.mediation.search import referenced
 from dialop.mediation.store import instance_from_dict, plain, read_instances, write_instances
 from tests.helpers.mediation_games import SMALL
+
+generate = load_kit("mediation").generate
 
 TINY = MediationRecipe(days=1, keep_flights=3, events=3, p_shared=0.0, max_price_pref=0)
 

@@ -16,12 +16,13 @@ from dialop.mediation import wording
 from dialop.mediation.belief import arrival_weight, believed_best, price_points
 from dialop.mediation.game import MediationGame
 from dialop.mediation.generate import MediationRecipe
-from dialop.mediation.kit import generate
 from dialop.mediation.records import AGENT, AgentView, Costs, MediationInstance, UserView
 from dialop.mediation.scripted import make_scripted
 from dialop.mediation.statements import count_true, read_statements
 from tests.helpers.dialop_boards import play
 from tests.helpers.mediation_games import BRIEF, FULL, SCORES, SILENT, SMALL, proposal
+
+generate = load_kit("mediation").generate
 
 INSTANCES = generate(MediationRecipe(), seed=1_000_003, num=60)
 SPECS = ("random", "solo", "honest", "honest:tell=top", "honest:tell=calendar,probe=1")

@@ -41,7 +41,7 @@ def test_telling_finds_a_common_day_and_guessing_often_does_not() -> None:
 def test_its_settings_load_from_the_projects_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     config = load_config(SETTINGS)
-    assert config.game.rules() == load_kit(config.game.name).Options()
+    assert config.game.options == load_kit(config.game.name).Options()
 
 
 def test_metrics_and_pages_show_it_as_they_show_the_projects_games() -> None:

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from dialop.kit import load_kit
 from dialop.planning.board import PlanningOptions
 from dialop.planning.city import CATEGORIES, COMMON, FEATURES, NUM_SITES
 from dialop.planning.game import PlanningGame
 from dialop.planning.generate import PlanningRecipe, generate_instance
-from dialop.planning.kit import generate
 from dialop.planning.preferences import meaning, told_in
 from dialop.planning.recorded import instance_from_record, moves_from_record, replay
 from dialop.planning.score import score_range, tenths_between
@@ -22,6 +22,8 @@ from dialop.planning.store import read_instances, write_instances
 from tests.helpers.dialop_boards import human_games
 from tests.helpers.planning_cities import HAND
 from tests.helpers.recorded_games import begun
+
+generate = load_kit("planning").generate
 
 SIMPLE = PlanningRecipe(sites=6, slots=1, preferences=2, distance=False, simple=True)
 # What recorded games say of all 113 published games under the rules of the recording, in which

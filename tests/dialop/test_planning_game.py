@@ -5,10 +5,10 @@ from itertools import pairwise, permutations
 
 import pytest
 
+from dialop.kit import load_kit
 from dialop.planning.board import PlanningInstance, PlanningOptions
 from dialop.planning.game import PlanningGame
 from dialop.planning.generate import PlanningRecipe
-from dialop.planning.kit import generate
 from dialop.planning.score import all_totals, check_reference, score_range, sheet_of
 from tests.helpers.dialop_boards import play
 from tests.helpers.planning_cities import (
@@ -23,6 +23,8 @@ from tests.helpers.planning_cities import (
     SITES,
     new_game,
 )
+
+generate = load_kit("planning").generate
 
 HELLO = (0, "[message] I like live music.")
 LOOK = (1, "[tool] Search(fields=[live music, price])")

@@ -12,12 +12,14 @@ from dialop.planning.board import PlanningInstance, PlanningOptions
 from dialop.planning.estimate import best_plan, facts_of, scored_in, told_preferences
 from dialop.planning.game import PlanningGame
 from dialop.planning.generate import PlanningRecipe
-from dialop.planning.kit import Options, generate
+from dialop.planning.kit import Options
 from dialop.planning.recorded import read_recorded, recorded_tally
 from dialop.planning.scripted import NAMES, make_scripted
 from dialop.rows import read_records
 from tests.helpers.dialop_boards import human_games, play
 from tests.helpers.planning_cities import BRIEF, FULL, HAND, PLAN, PREFERENCES, SILENT, new_game
+
+generate = load_kit("planning").generate
 
 SIMPLE = PlanningRecipe(sites=6, slots=1, preferences=2, distance=False, simple=True)
 CITIES = generate(PlanningRecipe(), seed=21, num=40)

@@ -7,10 +7,10 @@ from itertools import combinations, permutations
 import numpy as np
 import pytest
 
+from dialop.kit import load_kit
 from dialop.logged import Rules
 from dialop.matching.game import MatchingGame, MatchingInstance
 from dialop.matching.generate import MatchingRecipe
-from dialop.matching.kit import generate
 from dialop.matching.pooling import (
     best_plan,
     estimate_ratio,
@@ -22,6 +22,8 @@ from dialop.matching.pooling import (
 )
 from dialop.matching.scripted import make_scripted
 from tests.helpers.dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST, play
+
+generate = load_kit("matching").generate
 
 TINY = MatchingRecipe(size=2, p_observed=0.5, scale=False, max_value=10, keep="exactly_one")
 FULL_THINKING = Rules(private_reasoning=True)

@@ -220,7 +220,7 @@ def test_a_model_outside_a_run_is_a_baseline_of_the_full_game(tmp_path: Path) ->
     """`eval.py --checkpoint ORG/NAME --games generated` needs neither settings nor a folder."""
     source = Source(tmp_path, tmp_path, None, hub="Qwen/Qwen2.5-0.5B-Instruct")
     config = find_config(source, None, ["rollout.max_turns=9"])
-    rules = config.game.rules()
+    rules = config.game.options
     assert (config.game.name, rules.size, rules.brief) == ("matching", 8, False)
     assert (config.model.path, config.rollout.max_turns) == (str(tmp_path), 9)
     folder = report_folder(source, "generated", "self")
@@ -232,7 +232,7 @@ def test_a_model_outside_a_run_is_a_baseline_of_the_full_game(tmp_path: Path) ->
 
 def test_the_page_shows_every_pair_and_its_games() -> None:
     config = Config()
-    options = replace(config.game.rules(), size=2, scale=False, keep="exactly_one")
+    options = replace(config.game.options, size=2, scale=False, keep="exactly_one")
     small = replace(config, game=replace(config.game, options=options))
     instances = generated(HELD_OUT, game=small.game, seed=small.seed, start=0, num=6)
     rows = {

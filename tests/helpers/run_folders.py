@@ -53,7 +53,7 @@ def write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 def make_run(folder: Path, *overrides: str, num_games: int = 12) -> Path:
     """A run whose policy plans alone before self-play and is honest after it."""
     config = settings(folder, *overrides)
-    instances = config.game.kit.generate(config.game.rules(), seed=5, start=0, num=num_games)
+    instances = config.game.kit.generate(config.game.options, seed=5, start=0, num=num_games)
     rows = {
         spec: evaluate_scripted(instances, spec=spec, game=config.game, rollout=config.rollout)
         for spec in ("solo", "honest", "random", "honest:slip=0.3")

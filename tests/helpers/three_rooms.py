@@ -148,13 +148,10 @@ class ThreeRooms(Game):
         return {"instance": instance, "options": asdict(self.options), "play": play}
 
 
-def generate(options: Options, *, seed: int, start: int, num: int) -> list[Instance]:
-    instances = []
-    for index in range(start, start + num):
-        draw = random.Random(f"{seed} {index}")
-        numbers = draw.randrange(options.max_value), draw.randrange(options.max_value)
-        instances.append(Instance(f"three-{seed}-{index}", numbers))
-    return instances
+def generate_instance(options: Options, *, seed: int, index: int) -> Instance:
+    draw = random.Random(f"{seed} {index}")
+    numbers = draw.randrange(options.max_value), draw.randrange(options.max_value)
+    return Instance(f"three-{seed}-{index}", numbers)
 
 
 def vary(instance: Instance, seat: int, *, seed: int) -> Instance | None:

@@ -57,7 +57,7 @@ def test_smollm2_has_its_own_tokens_and_template() -> None:
     assert rendering.stop_ids == (tokenizer.eos_token_id,) and not rendering.typeable
     game = load_config(None, ["model.path=x", "game={options: {size: 4, keep: all}}"]).game
     for board in generated("test", game=game, seed=0, start=0, num=3):
-        prompt = game.kit.new_game(board, game.rules()).prompt(0)
+        prompt = game.kit.new_game(board, game.options).prompt(0)
         talk = [
             {"role": "system", "content": prompt.system},
             {"role": "user", "content": prompt.user},

@@ -147,7 +147,7 @@ def test_the_policy_has_chosen_roles_or_the_seats_in_turn() -> None:
 
 def test_a_partner_fills_all_other_seats(rendering: Rendering) -> None:
     config = config_of("rollout.group_size=3")
-    (instance,) = three_rooms.generate(three_rooms.Options(), seed=0, start=0, num=1)
+    instance = three_rooms.generate_instance(three_rooms.Options(), seed=0, index=0)
     setups = games_of([instance], rendering, config, [(partner_of(config, "guesser"), 1.0)])
     names = [tuple(player.name for player in setup.players) for setup in setups]
     caller, guesser = "scripted:caller", "scripted:guesser"
@@ -182,7 +182,9 @@ def test_seats_that_do_not_fit_the_game_are_refused(overrides: list[str], messag
 
 def test_scripts_play_all_seats_and_only_able_teachers_are_imitated(rendering: Rendering) -> None:
     config = config_of()
-    instances = three_rooms.generate(three_rooms.Options(), seed=0, start=0, num=6)
+    instances = [
+        three_rooms.generate_instance(three_rooms.Options(), seed=0, index=i) for i in range(6)
+    ]
     (played, *_) = play_scripted(
         scripted_games(instances, spec="clerk", game=config.game), limits=limits_of(config.rollout)
     )
@@ -207,7 +209,7 @@ def test_scripts_play_all_seats_and_only_able_teachers_are_imitated(rendering: R
 
 def test_a_games_own_options_are_settings(tmp_path: Path) -> None:
     config = config_of("game.options.max_value=5", "game.options.brief=true")
-    assert config.game.rules() == three_rooms.Options(max_value=5, brief=True)
+    assert config.game.options == three_rooms.Options(max_value=5, brief=True)
     saved = tmp_path / "config.yaml"
     saved.write_text(dump(config))
     assert load_config(saved) == config

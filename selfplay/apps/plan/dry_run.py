@@ -68,7 +68,7 @@ def dry_run(config: Config, *, gpu_gb: float | None) -> None:
 def first_prompt(game: GameConfig, data: DataConfig, rendering: Rendering) -> str:
     """The text and the number of tokens of the first held-out game's first prompt, then its ids."""
     (instance,) = evaluation_instances(HELD_OUT, num=1, game=game, data=data)
-    new_game = game.kit.new_game(instance, game.rules())
+    new_game = game.kit.new_game(instance, game.options)
     seat = new_game.seat_to_move
     assert seat is not None
     ids = opening_ids(rendering, new_game.prompt(seat))

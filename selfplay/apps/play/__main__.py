@@ -186,7 +186,7 @@ def play_here(session: Session, out: Path) -> int:
         person = PersonPlayer(name=PERSON, lines_in=sys.stdin, lines_out=sys.stdout)
         begin = lambda game, seat, rules: print(  # noqa: E731
             f"\nYou play with {name}.",
-            *([rules] if switch(session.game.rules(), "brief") else []),
+            *([rules] if switch(session.game.options, "brief") else []),
             sep="\n\n",
         )
         episode = None

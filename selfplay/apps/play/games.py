@@ -68,7 +68,7 @@ class Session:
         instance = self.instances[number % len(self.instances)]
         own, opponent = self.seats[number % len(self.seats)], self.opponent
         kit = self.game.kit
-        options = self.game.rules()
+        options = self.game.options
         game = kit.new_game(instance, options)
         names = (self.seed, "with a person", instance.key, number)
         players = tuple(

@@ -310,7 +310,7 @@ def test_a_game_of_another_kind_is_kept_whole(tmp_path: Path) -> None:
     assert seats_for_a_person(config.game, opponent) == [0], (
         "the policy can have only the other seat"
     )
-    (task,) = config.game.kit.generate(config.game.rules(), seed=0, start=0, num=1)
+    (task,) = config.game.kit.generate(config.game.options, seed=0, start=0, num=1)
     sit = lambda names, seat: scripted_partner("ask", names, seat, config.game)  # noqa: E731
     table = Table(config.game.kit)
     for _ in range(100):
@@ -330,7 +330,7 @@ def dealt(seat: int, name: str) -> Iterator[Running]:
     """A started game of another kind with scripts in the other seats."""
     config = load_config(None, ["model.path=x", f"game.name={name}"])
     kit = config.game.kit
-    (instance,) = kit.generate(kit.easy(config.game.rules()), seed=0, start=0, num=1)
+    (instance,) = kit.generate(kit.easy(config.game.options), seed=0, start=0, num=1)
     game = Running(config, instance, seat=seat)
     try:
         game.post("/start", {})
@@ -465,8 +465,8 @@ def test_a_game_of_ones_own_has_a_form_for_each_tag() -> None:
     game = Path(__file__).parents[3] / "examples" / "meeting" / "meeting.py"
     config = load_config(None, ["model.path=x", f"game.name={game}"])
     kit = config.game.kit
-    (instance,) = kit.generate(kit.easy(config.game.rules()), seed=0, start=0, num=1)
-    played = kit.new_game(instance, config.game.rules())
+    (instance,) = kit.generate(kit.easy(config.game.options), seed=0, start=0, num=1)
+    played = kit.new_game(instance, config.game.options)
     assert [form.name for form in kit.forms(played, 0)] == ["Say", "Meet"], "of the module"
     assert [form.name for form in tag_forms(played)] == ["message", "meet"], "without forms of it"
     assert seat_names(kit.ROLES) == ["player 0", "player 1"]

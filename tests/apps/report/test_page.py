@@ -14,7 +14,6 @@ import pytest
 from dialop.kit import load_kit
 from dialop.matching.board import instance_from_dict
 from dialop.matching.generate import MatchingRecipe
-from dialop.matching.kit import generate
 from dialop.matching.pages import lost
 from dialop.matching.solve import best_pairs
 from selfplay.apps.report import games, page
@@ -28,6 +27,8 @@ from selfplay.evaluation.evaluate import evaluate_scripted
 from selfplay.metrics.tables import paired_change
 from tests.helpers.run_folders import make_run, write_lines
 from tests.helpers.tiny_run import RUNS, run_warm
+
+generate = load_kit("matching").generate
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e"
 
@@ -343,7 +344,7 @@ def test_a_proposal_shows_what_it_is_worth(name: str) -> None:
     """The agreed proposal's points are the game's score; seats are called by their roles."""
     config = load_config(None, ["model.path=x", f"game.name={name}"])
     kit = config.game.kit
-    instances = kit.generate(config.game.rules(), seed=5, start=0, num=4)
+    instances = kit.generate(config.game.options, seed=5, start=0, num=4)
     row = evaluate_scripted(
         instances, spec=kit.BASELINES[0], game=config.game, rollout=config.rollout
     )
