@@ -1,4 +1,4 @@
-"""`python -m dialop`: generate instances, rescore recorded games, play one game by hand."""
+"""`python -m dialop`: generate instances, rescore recorded games, check a game."""
 
 from __future__ import annotations
 

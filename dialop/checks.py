@@ -12,7 +12,6 @@ import json
 import math
 import random
 import string
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,10 +25,6 @@ from dialop.tags import split_move
 NUM_INSTANCES = 4
 MAX_MOVES = 400
 JUNK = ("", " ", "[", "[]", "[dance] now", "[message", "\x00", "\ud800", "🙂", "1e999", "None")
-# Pieces that are repeated to long texts; the time to read a text must be linear in its length.
-_REPEATED = ("[", "]", " ", "\n", "a", "[message] ", "</think>", "[a]\n", ": ", "0", "- ", '"')
-_SHORT, _LONG = 4_000, 32_000
-_MAX_RATIO = 4.0  # growth in time over growth in length; quadratic time gives 8
 
 
 class Unchecked(Exception):
@@ -448,41 +443,6 @@ def _pages(case: Case) -> Iterator[str]:
             json.dumps(case.kit.picture(game.state(), turns), allow_nan=False)
 
 
-def _time(case: Case) -> Iterator[str]:
-    firsts: dict[str, tuple[Game, int, str]] = {}  # a position before the first move of each kind
-    for game, played, number in islice(case.positions(), MAX_MOVES):
-        seat, text = played.moves[number]
-        firsts.setdefault(game.clone().step(seat, text).action or "", (game.clone(), seat, text))
-    for game, seat, text in firsts.values():
-        split = split_move(text)
-        head = text[: len(text.rstrip()) - len(split[1])] if split and split[1] else ""
-        for piece in (*_REPEATED, f"{text}\n"):
-            for start in ("", head):
-                short, long = (
-                    _step_s(game, seat, start + piece * (size // len(piece)))
-                    for size in (_SHORT, _LONG)
-                )
-                growth = long / max(short, 2e-3)  # a shorter time is mostly noise
-                if growth > _MAX_RATIO * _LONG / _SHORT:
-                    yield (
-                        f"step took {short * 1e3:.0f} ms for {_SHORT} characters of "
-                        f"{start + piece[:20]!r}… and {long * 1e3:.0f} ms for {_LONG}"
-                    )
-
-
-def _step_s(game: Game, seat: int, text: str) -> float:
-    """The minimum CPU seconds of three tries; CPU time hardly depends on the machine's load."""
-    times = []
-    for _ in range(3):
-        twin = game.clone()
-        begin_s = time.process_time()
-        twin.step(seat, text)
-        times.append(time.process_time() - begin_s)
-        if times[-1] > 5:
-            break
-    return min(times)
-
-
 _PLAY = "scripted players bring games to their end; each move is answered as promised"
 # Each check and the promise it tests.
 _CHECKS: dict[str, tuple[Callable[[Case], Iterator[str]], str]] = {
@@ -498,5 +458,4 @@ _CHECKS: dict[str, tuple[Callable[[Case], Iterator[str]], str]] = {
     "fuzz": (_fuzz, "no text makes the game raise"),
     "forgery": (_forgery, "a message cannot contain a line that reads like the game's own"),
     "pages": (_pages, "what pages draw is plain JSON, and each mover has a form"),
-    "time": (_time, "a move's time grows at most in proportion to its length"),
 }

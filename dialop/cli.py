@@ -9,23 +9,19 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from dialop.checks import check_kit
-from dialop.game import Game
 from dialop.kit import SWITCHES, Kit, games, load_kit
 from dialop.rows import read_records
-from dialop.shown import printable
 
 _EPILOG = """examples:
   python -m dialop generate --game matching --num 1000 --size 8 --seed 7 --out games.parquet
   python -m dialop generate --game matching --help
   python -m dialop replay optimization.jsonl
-  echo '{"seat": 0, "text": "[message] Hello"}' \\
-      | python -m dialop step --instances games.parquet --index 0
   python -m dialop generate --game collab --num 100 --max-value 10 --out tasks.parquet
   python -m dialop check my_game.py
 """
@@ -39,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 is success, 1 means that a rescored game differs from its record, 2 means bad input.
     """
-    commands = {"generate": _generate, "replay": _replay, "step": _step, "check": _check}
+    commands = {"generate": _generate, "replay": _replay, "check": _check}
     try:
         args = _parser(load_kit(_game_of(argv))).parse_args(argv)
         return commands[args.command](args)
@@ -49,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _game_of(argv: Sequence[str] | None) -> str:
-    """The name given by --game; `generate` and `step` take this game's options."""
+    """The name given by --game; `generate` takes this game's options."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--game", nargs="?")
     return parser.parse_known_args(argv)[0].game or "matching"
@@ -58,7 +54,7 @@ def _game_of(argv: Sequence[str] | None) -> str:
 def _parser(kit: Kit) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m dialop",
-        description="Generate instances, rescore recorded games, play a game by hand.",
+        description="Generate instances, rescore recorded games, check a game.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -77,7 +73,7 @@ def _parser(kit: Kit) -> argparse.ArgumentParser:
     make.add_argument("--seed", type=int, default=0, help="seed of the stream")
     make.add_argument("--start", type=int, default=0, help="index of the first instance")
     make.add_argument("--processes", type=int, default=1, help="number of worker processes")
-    _add_options(make, kit, play=False)
+    _add_options(make, kit)
 
     again = commands.add_parser(
         "replay",
@@ -87,19 +83,6 @@ def _parser(kit: Kit) -> argparse.ArgumentParser:
         "status is 1 unless all do.",
     )
     again.add_argument("file", type=Path, help="recorded games, one JSON object per line")
-
-    step = commands.add_parser(
-        "step",
-        help="play one game by JSON lines",
-        description='Read moves like {"seat": 0, "text": "[message] Hello"} from standard input '
-        "and answer each line with one JSON line.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    step.add_argument("--game", default="matching", help=_GAME_HELP)
-    step.add_argument("--instances", type=Path, required=True, help=".parquet or recorded .jsonl")
-    step.add_argument("--index", type=int, default=0, help="index of the instance, from 0")
-    _add_options(step, kit, play=True)
-    step.add_argument("--prompts", action="store_true", help="print all prompts to standard error")
 
     check = commands.add_parser(
         "check",
@@ -113,11 +96,11 @@ def _parser(kit: Kit) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_options(parser: argparse.ArgumentParser, kit: Kit, *, play: bool) -> None:
-    """Add the game's own options: those of how it is played, or those of its instances."""
+def _add_options(parser: argparse.ArgumentParser, kit: Kit) -> None:
+    """Add the game's own options of its instances."""
     for each in fields(kit.Options):
         rules = each.metadata
-        if "sentence" not in rules or rules["play"] != play:
+        if "sentence" not in rules or rules["play"]:
             continue
         is_bool = isinstance(each.default, bool)
         how = (
@@ -169,23 +152,6 @@ def _replay(args: argparse.Namespace) -> int:
     return 0 if num_agree == len(lines) else 1
 
 
-def _step(args: argparse.Namespace) -> int:
-    kit = load_kit(args.game)
-    instances = kit.read(args.instances)
-    if not instances:
-        raise ValueError(f"{args.instances} holds no instances")
-    if not 0 <= args.index < len(instances):
-        raise ValueError(f"--index must be 0 to {len(instances) - 1}, got {args.index}")
-    game = kit.new_game(instances[args.index], _options(kit, args))
-    if args.prompts:
-        for seat in range(game.num_seats):
-            prompt = game.prompt(seat)
-            shown = printable(f"{prompt.system}\n\n{prompt.user}")
-            print(f"--- seat {seat}\n{shown}", file=sys.stderr)
-    answer_lines(game, sys.stdin.buffer, out=sys.stdout)
-    return 0
-
-
 def _check(args: argparse.Namespace) -> int:
     kit = load_kit(args.game)
     options = kit.Options()
@@ -201,49 +167,3 @@ def _check(args: argparse.Namespace) -> int:
     num_failed = sum(bool(result.problem) for result in results)
     print(f"{kit.name}: {num_failed} of {len(results)} checks failed", file=sys.stderr)
     return 1 if num_failed else 0
-
-
-def answer_lines(game: Game, lines: Iterable[bytes], *, out: TextIO) -> None:
-    """Try each line as a move and print one JSON line for it; an invalid line gets an error."""
-    for line in lines:
-        observations = ("",) * game.num_seats
-        try:
-            seat, text = _read_move(line, num_seats=game.num_seats)
-        except ValueError as problem:
-            error: str | None = f"Error: {problem}"
-        else:
-            step = game.step(seat, text)
-            error, observations = step.error, step.observations
-        outcome = game.outcome()
-        answer = {
-            "seat_to_move": game.seat_to_move,
-            "error": error,
-            "over": outcome.over,
-            "agreed": outcome.agreed,
-            "score": outcome.score,
-            "score_norm": outcome.score_norm,
-            "observations": list(observations),
-        }
-        print(json.dumps(answer), file=out, flush=True)
-
-
-def _read_move(line: bytes, *, num_seats: int) -> tuple[int, str]:
-    """The seat and text of a line. Raises ValueError for an invalid line and says why."""
-    shape = '{"seat": 0, "text": "..."}'
-    try:
-        move: Any = json.loads(line.decode("utf-8"))
-    except (ValueError, RecursionError):
-        raise ValueError(f"the line is not JSON; write {shape}") from None
-    if not isinstance(move, dict):
-        raise ValueError(f"the line is not a JSON object; write {shape}")
-    seat, text = move.get("seat"), move.get("text")
-    if isinstance(seat, bool) or not isinstance(seat, int) or not 0 <= seat < num_seats:
-        raise ValueError(f'"seat" must be 0 to {num_seats - 1}, got {_shown(seat)}')
-    if not isinstance(text, str):
-        raise ValueError(f'"text" must be a string, got {_shown(text)}')
-    return seat, text
-
-
-def _shown(value: Any) -> str:
-    shown = json.dumps(value)
-    return shown if len(shown) <= 40 else shown[:39] + "…"

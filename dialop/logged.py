@@ -9,14 +9,14 @@ from __future__ import annotations
 import copy
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeVar
 
 from dialop.game import Game, Outcome, PlayerError, Prompt, Step
 from dialop.kit import option
 from dialop.tags import drop_reasoning, split_move
-from dialop.values import frozen, plain
+from dialop.values import frozen, parsed, plain
 
 T = TypeVar("T")
 
@@ -54,14 +54,13 @@ def part_of(options: Any, kind: type[T]) -> T:
 class LoggedGame(Game):
     """One play of one instance; a subclass defines its rules.
 
-    `instance_from` and `move_from` make an instance and a move from their plain JSON forms. `kinds`
-    are the tags of moves, `turn_error` is the error for a seat that moves out of turn, and
+    `kinds` are the tags of moves, `turn_error` is the error for a seat that moves out of turn, and
     `past_heading` is the heading of the moves that were made before play starts.
     """
 
     name: ClassVar[str]
-    instance_from: Callable[[dict[str, Any]], Any]
-    move_from: Callable[[dict[str, Any]], Any]
+    instance_type: ClassVar[type[Any]]
+    move_type: ClassVar[type[Any]]
     kinds: ClassVar[tuple[str, ...]] = ("message", "propose", "accept", "reject")
     options_type: ClassVar[type[Any]] = Rules
     turn_error: ClassVar[str] = "it is not your turn"
@@ -158,9 +157,10 @@ class LoggedGame(Game):
         """The game that `state()` described. Its prompts include the moves made so far."""
         if state.get("game") != cls.name:
             raise ValueError(f'state["game"] must be "{cls.name}", got {state.get("game")!r}')
-        game = cls(cls.instance_from(state["instance"]), cls.options_type(**state["options"]))  # type: ignore[call-arg]
+        instance = parsed(cls.instance_type, state["instance"])
+        game = cls(instance, cls.options_type(**state["options"]))  # type: ignore[call-arg]
         play = {n: list(v) if isinstance(v, list) else v for n, v in state["play"].items()}
-        play["log"] = [game.move_from(move) for move in play["log"]]
+        play["log"] = [cls.move_type(**frozen(move)) for move in play["log"]]
         for name in ("pending", "agreed"):
             if name in play:
                 play[name] = frozen(state["play"][name])

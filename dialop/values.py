@@ -1,15 +1,21 @@
-"""Checks single values that come from files, and converts tuples to JSON's lists and back.
+"""Checks values that come from files, and converts tuples to JSON's lists and back.
 
-Knows no game. Each check returns the value, or raises a ValueError of one line that names the
-value, its rule and what was found.
+Each check returns the value, or raises a ValueError of one line that names the value, its rule and
+what was found.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from reprlib import repr as short
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, TypeAdapter, ValidationError
+
+T = TypeVar("T")
 
 MAX_TEXT = 300  # characters of a key, a name or a sentence
 
@@ -34,18 +40,6 @@ def checked_int(value: Any, name: str, *, low: int, high: int) -> int:
     return value
 
 
-def is_number(value: Any) -> bool:
-    """Whether the value is a finite number; a bool is not."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def checked_number(value: Any, name: str, *, most: float) -> float:
-    """A finite number whose absolute value is at most `most`, as a float."""
-    if not is_number(value) or abs(value) > most:
-        raise ValueError(f"{name} must be a number, got {short(value)}")
-    return float(value)
-
-
 def checked_bool(value: Any, name: str) -> bool:
     """A truth value."""
     if not isinstance(value, bool):
@@ -60,15 +54,6 @@ def checked_string(value: Any, name: str) -> str:
     return value
 
 
-def checked_text(value: Any, name: str) -> str:
-    """A printable text on one line of at most `MAX_TEXT` characters."""
-    if not isinstance(value, str) or not value.strip() or not value.isprintable():
-        raise ValueError(f"{name} must be printable text on one line, got {short(value)}")
-    if len(value) > MAX_TEXT:
-        raise ValueError(f"{name} must have at most {MAX_TEXT} characters, got {len(value)}")
-    return value
-
-
 def checked_list(value: Any, name: str, *, low: int = 0, high: float = math.inf) -> tuple[Any, ...]:
     """The items of a list of `low` to `high` items."""
     if not isinstance(value, list | tuple):
@@ -77,6 +62,39 @@ def checked_list(value: Any, name: str, *, low: int = 0, high: float = math.inf)
         size = f"{low}" if low == high else f"{low} to {high}"
         raise ValueError(f"{name} must be a list of {size} items, got {len(value)}")
     return tuple(value)
+
+
+def _printable(text: str) -> str:
+    if not text.strip() or not text.isprintable() or len(text) > MAX_TEXT:
+        raise ValueError(f"must be printable text on one line of at most {MAX_TEXT} characters")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_printable)]
+
+
+def parsed(kind: type[T], data: Any, where: str = "") -> T:
+    """The record of this dataclass that plain JSON values describe; its annotations are the rules.
+    `where` names the data in errors.
+
+    Raises:
+        ValueError: for a wrong type, a value out of bounds, a missing field.
+    """
+    try:
+        reader = _reader(kind)  # type: ignore[arg-type]
+        record: T = reader.validate_json(json.dumps(data), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, ([where] if where else []) + list(first["loc"])))
+        why = first["msg"].removeprefix("Value error, ")
+        got = "" if isinstance(first["input"], dict) else f", got {short(first['input'])}"
+        raise ValueError(f"{name}: {why}{got}" if name else f"{why}{got}") from None
+    return record
+
+
+@lru_cache(maxsize=32)
+def _reader(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def plain(value: Any) -> Any:

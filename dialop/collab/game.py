@@ -30,7 +30,6 @@ from dialop.collab.task import (
     CollabView,
     Kind,
     Move,
-    instance_from_dict,
 )
 from dialop.game import Outcome, PlayerError, Prompt
 from dialop.logged import LoggedGame, Play
@@ -56,8 +55,7 @@ class CollabGame(LoggedGame):
     name = "collab"
     num_seats = 2
     options_type = CollabOptions
-    instance_from = staticmethod(instance_from_dict)
-    move_from = staticmethod(lambda data: Move(**data))
+    instance_type, move_type = CollabInstance, Move
     turn_error = "it is the other's turn"
     over_error = "the conversation is over"
     past_heading = "The conversation so far:"

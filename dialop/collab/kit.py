@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from dialop.collab import judge, numbers, pages, script, store, texts
+from dialop import rows
+from dialop.collab import judge, numbers, script, texts
 from dialop.collab.game import CollabGame
+from dialop.collab.grading import check_code
 from dialop.collab.task import (
     ANSWER,
     ASSISTANT,
@@ -18,8 +21,10 @@ from dialop.collab.task import (
     CollabInstance,
     CollabOptions,
 )
+from dialop.forms import Form
 from dialop.kit import check_options, option
 from dialop.logged import part_of
+from dialop.values import parsed
 
 TITLE = "collaborative simulation"
 ROLES: tuple[str, ...] = NAMES
@@ -30,8 +35,6 @@ BASELINES: tuple[str, ...] = ("ask", "guess")
 
 make_script = script.make_scripted
 restore = CollabGame.from_state
-read, write = store.read_instances, store.write_instances
-forms, talk = pages.forms, pages.talk
 judge_prompt, judged = judge.prompt, judge.judged
 
 
@@ -87,3 +90,34 @@ def vary(instance: CollabInstance, seat: int, *, seed: int) -> CollabInstance | 
     fact = numbers.HIDDEN.format(10_000 + seed)
     target = numbers.solve(instance.request, fact)
     return replace(instance, goal=f"{instance.request} {fact}", target=str(target))
+
+
+def forms(game: CollabGame, seat: int) -> list[Form]:
+    """A message, and the assistant's answer or the user's end."""
+    assists = seat == ASSISTANT
+    end = ("Answer", "[answer] ") if assists else ("End", "[end] ")
+    return [Form("Say", hint="Say something"), Form(*end, button=not assists)]
+
+
+def talk(game: CollabGame, seat: int) -> list[tuple[int, str, str]]:
+    """All moves: both seats know them."""
+    return [(move.seat, move.kind, move.text) for move in game.view(seat).log]
+
+
+def write(path: Path, instances: Sequence[CollabInstance]) -> None:
+    """Write instances to one parquet file (`rows.write_rows`)."""
+    rows.write_rows(path, [asdict(instance) for instance in instances])
+
+
+def read(path: Path) -> list[CollabInstance]:
+    """Read the instances of a .parquet or .jsonl file.
+
+    Raises as `rows.read_instances`, and ValueError for a code task whose tests check nothing.
+    """
+    instances = rows.read_instances(path, _from_row)
+    check_code((rows.place_of(path, i), instance) for i, instance in enumerate(instances))
+    return instances
+
+
+def _from_row(row: dict[str, Any]) -> CollabInstance:
+    return parsed(CollabInstance, {name: value for name, value in row.items() if value is not None})

@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dialop.collab.kit import write
 from dialop.collab.published import instances_of
-from dialop.collab.store import write_instances
 from dialop.collab.task import TASKS, CollabInstance
 from dialop.rows import parse_json, read_rows
 
@@ -63,7 +63,7 @@ def main(words: Sequence[str] | None = None) -> int:
         )
         for name, part in parts.items():
             path = args.out / f"{name}.parquet"
-            write_instances(path, part)
+            write(path, part)
             kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(i.task for i in part).items())
             print(f"{path}: {len(part)} tasks ({kinds})")
     except (ValueError, OSError) as error:

@@ -1,23 +1,28 @@
-"""The records of a matching game: instance, options, public actions, a seat's view. Pure data.
+"""The records of a matching game: instance, options, public actions, a seat's view.
 
 Values are integers from 0 up to `max_value` (exclusive). Tables are indexed [reviewer][paper];
-masks and scales are indexed by seat first. Knows no texts and no turn rules.
+masks and scales are indexed by seat first. The bounds hold for what comes from files
+(`dialop.values.parsed`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from reprlib import repr as short
-from typing import Any, Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from dialop.game import PlayerError
 from dialop.logged import Rules
 from dialop.matching.proposal import Pairs, normalise, parse_proposal, render_proposal
 from dialop.matching.roster import PAPERS, REVIEWERS, first_name, short_title
 from dialop.matching.solve import best_value, solo_value
-from dialop.values import check_fields, checked_int, checked_list, checked_text, frozen, is_number
+from dialop.values import Text
 
 Table = tuple[tuple[int, ...], ...]
+Mask = tuple[tuple[Literal[0, 1], ...], ...]
+Scale = Annotated[float, Field(gt=0)]
 Displayed = tuple[tuple[int | None, ...], ...]
 Kind = Literal["message", "propose", "accept", "reject"]
 
@@ -40,24 +45,20 @@ class MatchingInstance:
     recorded human game.
     """
 
-    key: str
-    size: int
+    key: Text
+    size: Annotated[int, Field(ge=2, le=len(REVIEWERS))]
     table: Table
-    masks: tuple[Table, Table]
-    scales: tuple[float, float]
-    first_seat: int
+    masks: tuple[Mask, Mask]
+    scales: tuple[Scale, Scale]
+    first_seat: Annotated[int, Field(ge=0, le=1)]
     best: int | float = 0
     solo: tuple[float, float] = (0.0, 0.0)
-    max_value: int = MAX_VALUE
-    reviewers: tuple[str, ...] = ()
-    papers: tuple[str, ...] = ()
+    max_value: Annotated[int, Field(ge=2, le=MAX_MAX_VALUE)] = MAX_VALUE
+    reviewers: tuple[Text, ...] = ()
+    papers: tuple[Text, ...] = ()
     opening: tuple[Action, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 2 <= self.size <= len(REVIEWERS):
-            raise ValueError(f"size must be 2 to {len(REVIEWERS)}, got {self.size} in {self.key}")
-        if self.first_seat not in (0, 1):
-            raise ValueError(f"first_seat must be 0 or 1, got {self.first_seat} in {self.key}")
         for name, rows in (("table", self.table), *(("masks", mask) for mask in self.masks)):
             if len(rows) != self.size or any(len(row) != self.size for row in rows):
                 raise ValueError(f"{name} must be {self.size}x{self.size} in {self.key}")
@@ -67,48 +68,34 @@ class MatchingInstance:
             object.__setattr__(self, "papers", PAPERS[: self.size])
 
     def check(self) -> None:
-        """Raise ValueError if the board cannot be played or its reference values are wrong.
+        """Raise ValueError if the reference values are wrong.
 
-        For boards from files, which may hold anything. `best` is recomputed. A seat may have
-        several equally good solo plans with different true values, so `solo` is only checked to lie
-        between 0 and `best`.
+        `best` is recomputed. A seat may have several equally good solo plans with different true
+        values, so `solo` is only checked to lie between 0 and `best`.
         """
         self.check_board()
         where, best = f"in {short(self.key)}", best_value(self.table)
-        if not is_number(self.best) or self.best != best:
+        if self.best != best:
             raise ValueError(
-                f"best {where} must be {best}, the best value of its table, got {short(self.best)}"
+                f"best {where} must be {best}, the best value of its table, got {self.best}"
             )
-        for seat, solo in enumerate(self.solo):
-            if not is_number(solo) or not 0 <= solo <= best:
-                raise ValueError(f"solo[{seat}] {where} must be 0 to {best}, got {short(solo)}")
+        if not all(0 <= solo <= best for solo in self.solo):
+            raise ValueError(f"solo {where} must be 0 to {best}, got {self.solo}")
 
     def check_board(self) -> None:
-        """Raise ValueError if the board cannot be played. Types are checked cell by cell."""
+        """Raise ValueError if the board cannot be played."""
         where = f"in {short(self.key)}"
-        checked_text(self.key, "key")
-        checked_int(self.max_value, f"max_value {where}", low=2, high=MAX_MAX_VALUE)
-        checked_int(self.first_seat, f"first_seat {where}", low=0, high=1)
-        parts = [("table", self.table, self.max_value - 1)]
-        parts += [(f"masks[{seat}]", mask, 1) for seat, mask in enumerate(self.masks)]
-        for name, rows, most in parts:
-            for r, row in enumerate(rows):
-                for p, cell in enumerate(row):
-                    checked_int(cell, f"{name}[{r}][{p}] {where}", low=0, high=most)
         for r, row in enumerate(self.table):
             for p, cell in enumerate(row):
-                if not self.masks[0][r][p] and not self.masks[1][r][p] and cell != self.unknown:
+                seen = self.masks[0][r][p] or self.masks[1][r][p]
+                if not 0 <= cell < self.max_value or not (seen or cell == self.unknown):
                     raise ValueError(
-                        f"table[{r}][{p}] {where} is seen by neither seat, so it must be the "
-                        f"unknown value {self.unknown}, got {cell}"
+                        f"table[{r}][{p}] {where} must be 0 to {self.max_value - 1}, and the "
+                        f"unknown value {self.unknown} where neither seat sees it, got {cell}"
                     )
-        most_scale = _MAX_SHOWN / self.max_value
-        for seat, scale in enumerate(self.scales):
-            if not is_number(scale) or not 0 < scale <= most_scale:
-                raise ValueError(
-                    f"scales[{seat}] {where} must lie above 0 and up to {most_scale:g}, "
-                    f"got {short(scale)}"
-                )
+        if max(self.scales) > _MAX_SHOWN / self.max_value:
+            most = _MAX_SHOWN / self.max_value
+            raise ValueError(f"scales {where} must be at most {most:g}, got {self.scales}")
         if (self.reviewers, self.papers) != (REVIEWERS[: self.size], PAPERS[: self.size]):
             _check_names(self.reviewers, self.papers, size=self.size)
 
@@ -191,43 +178,6 @@ def referenced(board: MatchingInstance) -> MatchingInstance:
     return replace(board, best=best_value(board.table), solo=(first, second))
 
 
-def instance_from_dict(data: dict[str, Any]) -> MatchingInstance:
-    """An instance from its plain JSON form, checked. Lists become tuples.
-
-    Raises:
-        ValueError: for an invalid board; names the field, its rule and the value.
-    """
-    check_fields(data, _REQUIRED)
-    values = dict(data)
-    checked_int(values["size"], "size", low=2, high=len(REVIEWERS))
-    values["table"] = rows_of(values["table"], "table")
-    values["masks"] = tuple(
-        rows_of(mask, "masks") for mask in checked_list(values["masks"], "masks", low=2, high=2)
-    )
-    for name in ("scales", "solo"):
-        values[name] = checked_list(values[name], name, low=2, high=2)
-    for name in ("reviewers", "papers"):
-        if name in values:
-            values[name] = checked_list(values[name], name)
-    values["opening"] = tuple(action_from_dict(action) for action in values.get("opening", ()))
-    instance = MatchingInstance(**values)
-    instance.check()
-    return instance
-
-
-def action_from_dict(data: dict[str, Any]) -> Action:
-    """A move from its plain JSON form."""
-    return Action(data["seat"], data["kind"], data["text"], frozen(data["pairs"]))
-
-
-def rows_of(rows: Any, name: str) -> Table:
-    """A list of rows as tuples. Raises ValueError if `rows` is not a list of lists."""
-    return tuple(checked_list(row, f"a row of {name}") for row in checked_list(rows, name))
-
-
-_REQUIRED = ("key", "size", "table", "masks", "scales", "first_seat", "best", "solo")
-
-
 def _check_names(reviewers: tuple[str, ...], papers: tuple[str, ...], *, size: int) -> None:
     """Raise ValueError if a proposal written with these names could not be parsed back."""
     name_of_form: dict[str, str] = {}
@@ -238,7 +188,6 @@ def _check_names(reviewers: tuple[str, ...], papers: tuple[str, ...], *, size: i
         if len(names) != size:
             raise ValueError(f"{what} must be {size} names, got {len(names)}")
         for name in names:
-            checked_text(name, what)
             short_form = normalise(form(name))
             if short_form in name_of_form:
                 raise ValueError(

@@ -19,8 +19,6 @@ from dialop.matching.board import (
     Action,
     MatchingInstance,
     MatchingView,
-    action_from_dict,
-    instance_from_dict,
 )
 from dialop.matching.proposal import Pairs, parse_proposal, render_proposal
 from dialop.matching.statements import count_true
@@ -45,8 +43,7 @@ class MatchingGame(LoggedGame):
 
     name = "matching"
     num_seats = 2
-    instance_from = staticmethod(instance_from_dict)
-    move_from = staticmethod(action_from_dict)
+    instance_type, move_type = MatchingInstance, Action
     turn_error = "it is your partner's turn"
     _play: _Play
 

@@ -13,18 +13,12 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-from dialop.matching.board import (
-    MAX_VALUE,
-    Action,
-    MatchingInstance,
-    referenced,
-    rows_of,
-)
+from dialop.matching.board import Action, MatchingInstance, referenced
 from dialop.matching.proposal import parse_proposal, render_proposal
-from dialop.matching.roster import PAPERS, REVIEWERS
+from dialop.matching.roster import REVIEWERS
 from dialop.starts import RecordedGame, answer_of, before_accept, message_of, read_log
 from dialop.starts import read_recorded as read_games
-from dialop.values import check_fields, checked_int, checked_list, checked_string, field
+from dialop.values import check_fields, checked_int, checked_list, checked_string, field, parsed
 
 FIELDS = ("table", "mask1", "mask2", "scale1", "scale2", "action_log", "best_assignment_reward")
 
@@ -39,18 +33,20 @@ def instance_from_record(record: Mapping[str, Any], *, key: str) -> MatchingInst
     """
     check_fields(record, FIELDS, "a recorded game needs the fields")
     check_log(record["action_log"])
-    table = rows_of(record["table"], "table")
-    reviewers, papers = _names(record, size=len(table))
-    board = MatchingInstance(
-        key=key,
-        size=len(table),
-        table=table,
-        masks=(rows_of(record["mask1"], "mask1"), rows_of(record["mask2"], "mask2")),
-        scales=(record["scale1"], record["scale2"]),
-        first_seat=record["action_log"][0]["player"] if record["action_log"] else 0,
-        max_value=record.get("max_value", MAX_VALUE),
-        reviewers=reviewers,
-        papers=papers,
+    size = len(checked_list(record["table"], "table"))
+    log = record["action_log"]
+    names = {name: record[name] for name in ("max_value", "reviewers", "papers") if name in record}
+    board = parsed(
+        MatchingInstance,
+        {
+            "key": key,
+            "size": size,
+            "table": record["table"],
+            "masks": (record["mask1"], record["mask2"]),
+            "scales": (record["scale1"], record["scale2"]),
+            "first_seat": log[0]["player"] if log else 0,
+            **names,
+        },
     )
     board.check_board()
     instance = referenced(board)
@@ -84,14 +80,14 @@ def _check_entry(entry: Any) -> None:
         message_of(entry)
     elif kind == "proposal":
         checked_string(field(entry, "proposal"), "proposal")
-        for pair in rows_of(field(entry, "proposal_ids"), "proposal_ids"):
+        for pair in checked_list(field(entry, "proposal_ids"), "proposal_ids"):
             for index in checked_list(pair, "a pair of proposal_ids", low=2, high=2):
                 checked_int(index, "proposal_ids", low=0, high=len(REVIEWERS) - 1)
     else:
         answer_of(entry)
 
 
-def moves_from_record(record: Mapping[str, Any]) -> list[Action]:
+def moves_from_record(record: Mapping[str, Any], instance: MatchingInstance) -> list[Action]:
     """The log's entries as actions. Proposals are parsed from their text.
 
     Raises:
@@ -99,8 +95,7 @@ def moves_from_record(record: Mapping[str, Any]) -> list[Action]:
             roster or differs from its recorded pairs. Names the entry (from 0).
     """
     check_log(record["action_log"])
-    reviewers, papers = _names(record, size=len(record["table"]))
-    return read_log(record["action_log"], lambda entry: _move(entry, reviewers, papers=papers))
+    return read_log(record["action_log"], lambda entry: _move(entry, instance))
 
 
 def read_recorded(path: Path) -> list[RecordedGame]:
@@ -112,7 +107,7 @@ def read_recorded(path: Path) -> list[RecordedGame]:
 
     def moves_of(record: Mapping[str, Any], board: MatchingInstance) -> list[Action]:
         try:
-            return moves_from_record(record)
+            return moves_from_record(record, board)
         except ValueError:
             return []
 
@@ -153,18 +148,7 @@ def record_of(instance: MatchingInstance, log: Sequence[Action]) -> dict[str, An
     }
 
 
-def _names(record: Mapping[str, Any], *, size: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The record's reviewers and papers; those of the roster if it has none."""
-    names = []
-    for name, roster in (("reviewers", REVIEWERS), ("papers", PAPERS)):
-        given = record.get(name, roster[:size])
-        if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
-            raise ValueError(f"{name} must be a list of names, got {short(given)}")
-        names.append(tuple(given))
-    return names[0], names[1]
-
-
-def _move(entry: dict[str, Any], reviewers: Sequence[str], *, papers: Sequence[str]) -> Action:
+def _move(entry: dict[str, Any], instance: MatchingInstance) -> Action:
     """One log entry as an action. Raises PlayerError for a proposal that cannot be parsed."""
     seat, kind = entry["player"], entry["type"]
     if kind == "message":
@@ -172,7 +156,7 @@ def _move(entry: dict[str, Any], reviewers: Sequence[str], *, papers: Sequence[s
     if kind == "proposal_response":
         return Action(seat, answer_of(entry), "")
     text = entry["proposal"]
-    pairs = parse_proposal(text, reviewers, papers=papers)
+    pairs = parse_proposal(text, instance.reviewers, papers=instance.papers)
     recorded = tuple(sorted((r, p) for r, p in entry["proposal_ids"]))
     if pairs != recorded:
         raise ValueError(f"its text says {pairs}, its pairs are {recorded}")
@@ -193,7 +177,7 @@ def replay(record: dict[str, Any], *, index: int) -> dict[str, Any]:
     try:
         instance = instance_from_record(record, key=f"recorded/{index}")
         line["best"] = instance.best
-        moves = moves_from_record(record)
+        moves = moves_from_record(record, instance)
     except ValueError as error:
         return {**line, "error": str(error)}
     if not agreed(record):

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from dialop import rows
-from dialop.matching.board import MatchingInstance, instance_from_dict
+from dialop.matching.board import MatchingInstance
 from dialop.matching.recorded import instance_from_record
-from dialop.values import check_fields
+from dialop.values import check_fields, parsed
 
 _PAIRS = (("masks", "mask"), ("scales", "scale"), ("solo", "solo"))
 _PLAIN = ("key", "size", "table", "first_seat", "best", "max_value", "reviewers", "papers")
@@ -53,4 +53,6 @@ def _from_row(row: dict[str, Any]) -> MatchingInstance:
     # The column holds floats, but tables hold integers, so `best` is an integer too.
     best = data["best"]
     data["best"] = int(best) if isinstance(best, float) and best.is_integer() else best
-    return instance_from_dict(data)
+    instance = parsed(MatchingInstance, data)
+    instance.check()
+    return instance

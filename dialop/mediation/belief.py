@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dialop.mediation.records import AGENT, USERS, AgentView, Costs, Pair
-from dialop.mediation.search import MEAN_IMPORTANCE, Floats, best_pair, middle
+from dialop.mediation.score import MEAN_IMPORTANCE, Floats, best_pair, middle
 from dialop.mediation.statements import Span, cost_of_events, read_statements
 
 # Points that a rejection takes from a flight if the user has not stated its terms.

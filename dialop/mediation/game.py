@@ -33,11 +33,9 @@ from dialop.mediation.records import (
     MediationInstance,
     Pair,
     UserView,
-    act_from_dict,
 )
 from dialop.mediation.score import calendar_costs, conflicts, pair_costs, shared_conflicts
 from dialop.mediation.statements import count_true
-from dialop.mediation.store import instance_from_dict
 from dialop.tags import split_move
 
 
@@ -67,8 +65,7 @@ class MediationGame(LoggedGame):
 
     name = "mediation"
     num_seats = NUM_SEATS
-    instance_from = staticmethod(instance_from_dict)
-    move_from = staticmethod(act_from_dict)
+    instance_type, move_type = MediationInstance, Act
     _play: _Play
 
     def __init__(self, instance: MediationInstance, options: Rules) -> None:

@@ -25,8 +25,7 @@ from dialop.mediation.records import (
     MediationInstance,
     User,
 )
-from dialop.mediation.score import clashes
-from dialop.mediation.search import referenced
+from dialop.mediation.score import clashes, referenced
 from dialop.values import checked_int
 
 CARRIERS = ("JetBlue", "American", "Delta", "Southwest", "United", "Alaska")

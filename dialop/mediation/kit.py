@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from dialop import starts
+from dialop import rows, starts
+from dialop.forms import ACCEPT_OR_REJECT, Choices, Form, say, worth
 from dialop.logged import Rules, part_of
-from dialop.mediation import generate, pages, recorded, scripted, store, texts
+from dialop.mediation import generate, recorded, scripted, texts
 from dialop.mediation.game import MediationGame
 from dialop.mediation.generate import MediationRecipe
-from dialop.mediation.records import MAX_IMPORTANCE, USERS, MediationInstance
-from dialop.mediation.score import calendar_costs, pair_costs, pair_scores
-from dialop.mediation.search import referenced
+from dialop.mediation.records import MAX_IMPORTANCE, USERS, AgentView, MediationInstance
+from dialop.mediation.score import calendar_costs, pair_costs, pair_scores, referenced
+from dialop.mediation.texts import flight_text
+from dialop.values import parsed, plain
 
 TITLE = "mediation (DialOp)"
 ROLES = ("user", "user", "agent")
@@ -27,10 +30,8 @@ PLAYED_BY_PEOPLE = True
 generate_instance = generate.generate_instance
 make_script = scripted.make_scripted
 restore = MediationGame.from_state
-read, write = store.read_instances, store.write_instances
 replay, read_recorded = recorded.replay, recorded.read_recorded
 recorded_messages = starts.recorded_messages
-picture, forms, rooms = pages.picture, pages.forms, pages.rooms
 
 
 @dataclass(frozen=True)
@@ -130,3 +131,73 @@ def figures(instances: Sequence[MediationInstance]) -> str:
 def is_record(record: Mapping[str, Any]) -> bool:
     """Whether a recorded game is one of mediation."""
     return "player_data" in record
+
+
+def rooms(game: MediationGame, seat: int) -> list[str]:
+    """The agent has a room with each user; a user has one room."""
+    return [] if seat in USERS else [f"user {user}" for user in USERS]
+
+
+def forms(game: MediationGame, seat: int) -> list[Form]:
+    """A user answers a proposal or writes to the agent, who writes to either user or proposes."""
+    view = game.view(seat)
+    if not isinstance(view, AgentView):
+        hint = "Only the agent reads this"
+        return list(ACCEPT_OR_REJECT) if game.answer_due else [say(hint)]
+    users = [(f"user {user}", _flights(view, user)) for user in USERS]
+    messages = [
+        Form(f"To {name}", f"{user}: [message] ", hint=f"Only {name} reads this")
+        for user, (name, _) in enumerate(users)
+    ]
+    propose = Form("Propose", "all: [propose] ", choices=users)
+    return [*(messages if view.options.messages else ()), propose]
+
+
+def _flights(view: AgentView, user: int) -> Choices:
+    """The flights of a user, each as a proposal names it and as the page shows it."""
+    texts = [flight_text(flight) for flight in view.flights[user]] if view.flights else None
+    return [
+        (f"user {user}: id {i}", f"{i}: {texts[i]}" if texts else f"flight {i}")
+        for i in range(len(view.prices[user]))
+    ]
+
+
+def picture(game: MediationGame, num: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """No table; what each proposal among the last `num` moves is worth."""
+    instance, moves = game.instance, []
+    log = game.moves
+    for act in log[len(log) - num :]:
+        move = {}
+        if act.flights:
+            points = sum(costs.total for costs in pair_costs(instance, act.flights))
+            move = {"notes": [worth(points, instance.norm(points))]}
+        moves.append(move)
+    return {}, moves
+
+
+def write(path: str | Path, instances: Sequence[MediationInstance]) -> None:
+    """Write instances to one parquet file (`rows.write_rows`)."""
+    lines = [plain(asdict(instance)) for instance in instances]
+    for line in lines:
+        del line["opening"]
+    rows.write_rows(path, lines)
+
+
+def read(path: str | Path) -> list[MediationInstance]:
+    """Read the instances of a .parquet file, or those of a .jsonl file of recorded human games.
+
+    Raises ValueError and OSError as `rows.read_instances`.
+    """
+    return rows.read_instances(path, _from_row, recorded.instance_from_record)
+
+
+def _from_row(row: dict[str, Any]) -> MediationInstance:
+    instance = parsed(MediationInstance, row)
+    right = referenced(instance)
+    for name in ("best", "worst", "alone"):
+        if getattr(instance, name) != getattr(right, name):
+            raise ValueError(
+                f"{name} must be {getattr(right, name)}, that of its flights, got "
+                f"{getattr(instance, name)}"
+            )
+    return instance

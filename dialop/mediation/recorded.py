@@ -21,17 +21,15 @@ from dialop.mediation.records import (
     MAX_ITEMS,
     USERS,
     Act,
+    Flight,
     MediationInstance,
     Pair,
     User,
-    flight_from_dict,
-    user_from_dict,
 )
-from dialop.mediation.score import pair_costs, pair_scores, price_costs
-from dialop.mediation.search import referenced
+from dialop.mediation.score import pair_costs, pair_scores, price_costs, referenced
 from dialop.starts import RecordedGame, answer_of, message_of, read_log
 from dialop.starts import read_recorded as read_games
-from dialop.values import checked_int, checked_list, field
+from dialop.values import checked_int, checked_list, field, parsed
 
 _TERMS = ("calendar", "price", "arrival_time", "total")
 Terms = tuple[int, int, int, int]
@@ -224,7 +222,7 @@ def _user(player: Any, where: str) -> User:
         "events": sorted(events, key=lambda event: event["start"]),
         "flights": [_timed(flight, f"{where}, flight {i}") for i, flight in enumerate(flights)],
     }
-    return user_from_dict(data, where)
+    return parsed(User, data, where)
 
 
 def _timed(data: Any, where: str) -> dict[str, Any]:
@@ -261,7 +259,7 @@ def _flight_id(data: Any, user: User, where: str) -> int:
     If the user has the same flight twice, the recorded id decides.
     """
     what = f"{where}, proposed flight"
-    flight = flight_from_dict(_timed(field(data, "proposal_data", where), what), what)
+    flight = parsed(Flight, _timed(field(data, "proposal_data", where), what), what)
     places = [i for i, other in enumerate(user.flights) if other == flight]
     if not places:
         raise ValueError(f"the flight proposed to {where} is not in the list")

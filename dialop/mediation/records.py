@@ -7,21 +7,14 @@ the users, seat 2 is the agent; room `i` has user `i` and the agent. Knows no te
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
-from reprlib import repr as short
-from typing import Any, Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from dialop.logged import Rules
-from dialop.values import (
-    checked_bool,
-    checked_int,
-    checked_list,
-    checked_string,
-    checked_text,
-    field,
-)
+from dialop.values import Text
 
 FIRST_DAY = date(2023, 5, 31)
 USERS = (0, 1)
@@ -38,26 +31,36 @@ MAX_PRICE_PREF = 20
 MAX_ARRIVAL_PREF = 10
 MAX_PRICE = 1_000_000
 MAX_ITEMS = 200  # flights or events of one user
+Minute = Annotated[int, Field(ge=0, le=MAX_MINUTE)]
+Dollars = Annotated[int, Field(ge=0, le=MAX_PRICE)]
+PricePref = Annotated[int, Field(ge=0, le=MAX_PRICE_PREF)]
+ArrivalPref = Annotated[int, Field(ge=0, le=MAX_ARRIVAL_PREF)]
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """A calendar entry [start, end). The agent sees the times of shared events, nothing else."""
 
-    start: int
-    end: int
-    importance: int
+    start: Minute
+    end: Minute
+    importance: Annotated[int, Field(ge=1, le=MAX_IMPORTANCE)]
     shared: bool
+
+    def __post_init__(self) -> None:
+        _check_span(self.start, self.end)
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
     """A bookable flight; its id is its place in the user's list, from 0."""
 
-    carrier: str
-    start: int
-    end: int
-    price: int
+    carrier: Text
+    start: Minute
+    end: Minute
+    price: Dollars
+
+    def __post_init__(self) -> None:
+        _check_span(self.start, self.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,30 +71,30 @@ class User:
     or `price_pref`.
     """
 
-    events: tuple[Event, ...]
-    flights: tuple[Flight, ...]
-    mean_price: int
-    price_pref: int
+    events: Annotated[tuple[Event, ...], Field(min_length=0, max_length=MAX_ITEMS)]
+    flights: Annotated[tuple[Flight, ...], Field(min_length=1, max_length=MAX_ITEMS)]
+    mean_price: Annotated[int, Field(ge=1, le=MAX_PRICE)]
+    price_pref: PricePref
 
 
 @dataclass(frozen=True, slots=True)
 class MediationInstance:
     """One pair of users. `best` and `worst` are the extreme scores over all pairs of flights.
 
-    `alone` is the score of the pair that the agent books without messages; `search.referenced`
-    computes these three. `max_price_pref` and
-    `max_arrival_pref` bound the hidden weights; all seats know the bounds. `opening` holds moves
-    made before play starts, taken from a recorded human game.
+    `alone` is the score of the pair that the agent books without messages; `score.referenced`
+    computes these three. `max_price_pref` and `max_arrival_pref` bound the hidden weights; all
+    seats know the bounds. `opening` holds moves made before play starts, taken from a recorded
+    human game.
     """
 
-    key: str
+    key: Text
     users: tuple[User, User]
-    arrival_pref: int
+    arrival_pref: ArrivalPref
     best: int = 0
     worst: int = 0
     alone: int = 0
-    max_price_pref: int = MAX_PRICE_PREF
-    max_arrival_pref: int = MAX_ARRIVAL_PREF
+    max_price_pref: PricePref = MAX_PRICE_PREF
+    max_arrival_pref: ArrivalPref = MAX_ARRIVAL_PREF
     opening: tuple[Act, ...] = ()
 
     def norm(self, score: float) -> float:
@@ -175,58 +178,6 @@ class AgentView:
     options: Rules
 
 
-def event_from_dict(data: Any, where: str) -> Event:
-    """An event from plain JSON values, checked. Raises ValueError and names the field."""
-    event: Event = _built(Event, data, where)
-    checked_int(event.importance, f"{where}: importance", low=1, high=MAX_IMPORTANCE)
-    checked_bool(event.shared, f"{where}: shared")
-    return event
-
-
-def flight_from_dict(data: Any, where: str) -> Flight:
-    """A flight from plain JSON values, checked. Raises ValueError and names the field."""
-    flight: Flight = _built(Flight, data, where)
-    checked_text(flight.carrier, f"{where}: carrier")
-    checked_int(flight.price, f"{where}: price", low=0, high=MAX_PRICE)
-    return flight
-
-
-def user_from_dict(data: Any, where: str) -> User:
-    """A user from plain JSON values, checked. Raises ValueError and names the field."""
-    events = checked_list(field(data, "events", where), f"{where}: events", low=0, high=MAX_ITEMS)
-    flights = checked_list(
-        field(data, "flights", where), f"{where}: flights", low=1, high=MAX_ITEMS
-    )
-    return User(
-        events=tuple(event_from_dict(e, f"{where}, event {i}") for i, e in enumerate(events)),
-        flights=tuple(flight_from_dict(f, f"{where}, flight {i}") for i, f in enumerate(flights)),
-        mean_price=checked_int(
-            field(data, "mean_price", where), f"{where}: mean_price", low=1, high=MAX_PRICE
-        ),
-        price_pref=checked_int(
-            field(data, "price_pref", where), f"{where}: price_pref", low=0, high=MAX_PRICE_PREF
-        ),
-    )
-
-
-def act_from_dict(data: Mapping[str, Any]) -> Act:
-    """A move from its plain JSON form. Raises ValueError for an invalid one."""
-    kind, seat = field(data, "kind", "a move"), field(data, "seat", "a move")
-    if kind not in KINDS:
-        raise ValueError(f"the kind of a move must be one of {', '.join(KINDS)}, got {short(kind)}")
-    room = pair = None
-    if kind == "propose":
-        first, second = checked_list(data.get("flights"), "a proposal's flights", low=2, high=2)
-        pair = (first, second)
-    else:
-        room = checked_int(data.get("room"), "a move's room", low=0, high=1)
-    text = checked_string(data.get("text"), "a move's text")
-    return Act(checked_int(seat, "a move's seat", low=0, high=AGENT), kind, text, room, pair)
-
-
-def _built(kind: type[Any], data: Any, where: str) -> Any:
-    """A record with a span of time, whose times are checked."""
-    values = {name: field(data, name, where) for name in kind.__dataclass_fields__}
-    start = checked_int(values["start"], f"{where}: start", low=0, high=MAX_MINUTE)
-    checked_int(values["end"], f"{where}: end", low=start + 1, high=MAX_MINUTE)
-    return kind(**values)
+def _check_span(start: int, end: int) -> None:
+    if end <= start:
+        raise ValueError(f"start must lie before end, got {start} and {end}")

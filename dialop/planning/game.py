@@ -26,8 +26,6 @@ from dialop.planning.board import (
     PlanningOptions,
     PlanningView,
     Sheet,
-    action_from_dict,
-    instance_from_dict,
 )
 from dialop.planning.proposal import parse_plan, render_plan
 from dialop.planning.score import sheet_of
@@ -60,7 +58,7 @@ class PlanningGame(LoggedGame):
     num_seats = 2
     kinds = KINDS
     options_type = PlanningOptions
-    instance_from = staticmethod(instance_from_dict)
+    instance_type, move_type = PlanningInstance, Action
     turn_error = "it is the other's turn"
     _play: _Play
 
@@ -135,10 +133,6 @@ class PlanningGame(LoggedGame):
         proposed = [a.plan for a in log if a.plan is not None and None not in a.plan]
         facts = {"best": float(inst.best), "worst": float(inst.worst)}
         return self._outcome(self._total, proposed, {**facts, "random": inst.norm(inst.mean)})
-
-    def move_from(self, data: dict[str, Any]) -> Action:
-        inst = self.instance
-        return action_from_dict(data, slots=inst.slots, num_sites=len(inst.sites))
 
     def _sheets(self, log: Any) -> tuple[Sheet, ...]:
         """The score sheet of each proposal in the moves."""

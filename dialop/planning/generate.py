@@ -6,7 +6,7 @@ from `city.NEIGHBOURHOODS`. Knows no texts and plays no game.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -80,9 +80,8 @@ def other_preferences(instance: PlanningInstance, *, seed: int) -> PlanningInsta
     while not fresh:
         drawn = _draw_preferences(recipe, list(instance.sites), rng)
         fresh = [p for p in drawn if p.text not in old]
-    return referenced(
-        instance.key, instance.sites, fresh, slots=instance.slots, first_seat=instance.first_seat
-    )
+    other = referenced(instance.key, instance.sites, fresh, slots=instance.slots)
+    return replace(other, first_seat=instance.first_seat)
 
 
 def _draw_sites(recipe: PlanningRecipe, rng: np.random.Generator) -> list[Site]:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dialop import starts
+from dialop import rows, starts
+from dialop.forms import ACCEPT_OR_REJECT, Form, say, worth
 from dialop.logged import part_of
-from dialop.planning import generate, pages, recorded, scripted, store, texts
-from dialop.planning.board import USER, PlanningInstance, PlanningOptions
+from dialop.planning import generate, recorded, scripted, texts
+from dialop.planning.board import (
+    AGENT,
+    USER,
+    PlanningInstance,
+    PlanningOptions,
+    check_city,
+)
 from dialop.planning.city import COMMON
 from dialop.planning.game import PlanningGame
 from dialop.planning.generate import PlanningRecipe, other_preferences
+from dialop.planning.score import check_reference, sheet_of
 from dialop.planning.scripted import ASK, GREETING
+from dialop.values import parsed
 
 TITLE = "city planning (DialOp)"
 ROLES = ("user", "agent")
@@ -25,10 +36,8 @@ PLAYED_BY_PEOPLE = True
 generate_instance = generate.generate_instance
 make_script = scripted.make_scripted
 restore = PlanningGame.from_state
-read, write = store.read_instances, store.write_instances
 replay, read_recorded = recorded.replay, recorded.read_recorded
 recorded_messages, recorded_tally = starts.recorded_messages, recorded.recorded_tally
-picture, forms = pages.picture, pages.forms
 
 
 @dataclass(frozen=True)
@@ -94,3 +103,63 @@ def figures(instances: Sequence[PlanningInstance]) -> str:
 def is_record(record: Mapping[str, Any]) -> bool:
     """Whether a recorded game is one of planning."""
     return "preferences" in record and "events" in record
+
+
+_SEARCH = (
+    "Search(fields=[price, rating], filters=[category == cafe], sort_by=[rating desc], limit=5)"
+)
+
+
+def forms(game: PlanningGame, seat: int) -> list[Form]:
+    """Answers to a proposal, or a message and, for the agent, a search and a plan."""
+    if game.answer_due:
+        return list(ACCEPT_OR_REJECT)
+    view = game.view(seat)
+    found = [say()] if view.options.messages else []
+    if seat != AGENT:
+        return found
+    if view.options.search:
+        found.append(Form("Search", "[tool] ", start=_SEARCH, hint="Search(…)"))
+    sites = [(name, name) for name in view.names]
+    if view.options.messages:
+        sites.append(("NULL", "leave it empty"))
+    slots = [(f"site {i + 1}", sites) for i in range(view.slots)]
+    return [*found, Form("Propose", "[propose] [", "]", choices=slots, distinct=True)]
+
+
+def picture(game: PlanningGame, num: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """No table; what each full proposal among the last `num` moves is worth."""
+    instance, moves = game.instance, []
+    log = game.moves
+    for action in log[len(log) - num :]:
+        move = {}
+        if action.plan and None not in action.plan:
+            points = sheet_of(instance.sites, instance.preferences, action.plan).total
+            move = {"notes": [worth(points, instance.norm(points))]}
+        moves.append(move)
+    return {}, moves
+
+
+def write(path: str | Path, instances: Sequence[PlanningInstance]) -> None:
+    """Write instances to one parquet file (`rows.write_rows`)."""
+    lines = [{"key": i.key, "planning": json.dumps(asdict(i))} for i in instances]
+    rows.write_rows(path, lines)
+
+
+def read(path: str | Path) -> list[PlanningInstance]:
+    """Read the instances of a .parquet file, or the cities of a .jsonl file of recorded games.
+
+    Raises ValueError and OSError as `rows.read_instances`.
+    """
+    return rows.read_instances(path, _from_row, recorded.instance_from_record)
+
+
+def _from_row(row: dict[str, Any]) -> PlanningInstance:
+    if not isinstance(row.get("planning"), str):
+        raise ValueError(
+            "the column `planning`, which holds this game's instances, is missing or not text"
+        )
+    instance = parsed(PlanningInstance, rows.parse_json(row["planning"]))
+    check_city(instance.sites, instance.preferences, slots=instance.slots)
+    check_reference(instance)
+    return instance

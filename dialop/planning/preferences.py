@@ -9,12 +9,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from dialop.planning.city import BOOLS, CATEGORIES, FEATURES, RATINGS, Value
+from dialop.values import Text
 
 Kind = Literal["feature", "sites", "category", "budget", "distance"]
-KINDS: tuple[Kind, ...] = ("feature", "sites", "category", "budget", "distance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +33,13 @@ class Preference:
     """
 
     kind: Kind
-    text: str
-    weight: int
+    text: Text
+    weight: Annotated[int, Field(ge=0, le=10)]
     name: str = ""
     liked: tuple[Value, ...] = ()
     disliked: tuple[Value, ...] = ()
     sites: tuple[str, ...] = ()
-    budget: int = 0
+    budget: Annotated[int, Field(ge=0)] = 0
     penalised: bool = False
 
     @property

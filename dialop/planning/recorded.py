@@ -19,15 +19,14 @@ from dialop.planning.board import (
     Plan,
     PlanningInstance,
     Site,
-    instance_from_dict,
-    preference_from_dict,
+    check_city,
 )
 from dialop.planning.preferences import Kind, Preference
 from dialop.planning.proposal import render_plan
 from dialop.planning.score import referenced, score_range, sheet_of
 from dialop.starts import RecordedGame, answer_of, before_accept, message_of, read_log, tally
 from dialop.starts import read_recorded as read_games
-from dialop.values import check_fields, checked_int, checked_list, checked_text, field
+from dialop.values import check_fields, checked_int, checked_list, checked_string, field, parsed
 
 FIELDS = ("events", "preferences", "action_log")
 SLOTS = 3
@@ -50,13 +49,14 @@ def instance_from_record(record: Mapping[str, Any], *, key: str) -> PlanningInst
         ValueError: for an invalid record; names the field or the log entry (from 0).
     """
     check_fields(record, FIELDS, "a recorded game needs the fields")
-    moves = moves_from_record(record)
     sites, preferences = _sites(record), _preferences(record, as_recorded=False)
-    first = moves[0].seat if moves else USER
-    return referenced(key, sites, preferences, slots=SLOTS, first_seat=first)
+    check_city(sites, preferences, slots=SLOTS)
+    instance = referenced(key, sites, preferences, slots=SLOTS)
+    moves = moves_from_record(record, instance)
+    return replace(instance, first_seat=moves[0].seat) if moves else instance
 
 
-def moves_from_record(record: Mapping[str, Any]) -> list[Action]:
+def moves_from_record(record: Mapping[str, Any], instance: PlanningInstance) -> list[Action]:
     """The log's entries as moves.
 
     The kind of a move determines its seat: only the agent can propose and only the user can answer.
@@ -65,14 +65,13 @@ def moves_from_record(record: Mapping[str, Any]) -> list[Action]:
     Raises:
         ValueError: for an entry that is not a move; names the entry (from 0).
     """
-    names = [site.name for site in _sites(record)]
-    return read_log(record["action_log"], lambda entry: _move(entry, names))
+    return read_log(record["action_log"], lambda entry: _move(entry, instance.names))
 
 
 def read_recorded(path: Path) -> list[RecordedGame]:
     """The games of a .jsonl file of recorded games. Raises ValueError as
     `dialop.starts.read_recorded`."""
-    return read_games(path, instance_from_record, lambda r, _: moves_from_record(r), before_accept)
+    return read_games(path, instance_from_record, moves_from_record, before_accept)
 
 
 def recorded_tally(record: Mapping[str, Any], instance: PlanningInstance) -> dict[str, float]:
@@ -80,7 +79,7 @@ def recorded_tally(record: Mapping[str, Any], instance: PlanningInstance) -> dic
 
     Searches and errors were not recorded: people saw the whole city on a map.
     """
-    moves = moves_from_record(record)
+    moves = moves_from_record(record, instance)
     plans = [move.plan for move in moves if move.plan is not None]
     ends = bool(moves) and moves[-1].kind == "accept"
     accepted = ends and bool(plans) and None not in plans[-1]
@@ -102,7 +101,7 @@ def replay(record: dict[str, Any], *, index: int) -> dict[str, Any]:
     line: dict[str, Any] = {"index": index, "agrees": False}
     try:
         instance = instance_from_record(record, key=f"recorded/{index}")
-        moves = moves_from_record(record)
+        moves = moves_from_record(record, instance)
         if not moves or moves[-1].kind != "accept":
             raise ValueError("no accepted proposal at the end of the log")
         plans = [move.plan for move in moves if move.plan is not None]
@@ -187,36 +186,20 @@ def _notes(
 
 def _sites(record: Mapping[str, Any]) -> tuple[Site, ...]:
     """The record's sites. Positions are degrees times 69, as the recording measures distance."""
-    return _city(record, preferences=()).sites
-
-
-def _city(record: Mapping[str, Any], preferences: Sequence[dict[str, Any]]) -> PlanningInstance:
-    events = checked_list(record["events"], "events")
     sites = []
-    for number, event in enumerate(events):
-        loc = event.get("loc") if isinstance(event, dict) else None
+    for number, event in enumerate(checked_list(record["events"], "events")):
+        loc = field(event, "loc", f"events[{number}]")
         if not isinstance(loc, list) or not all(isinstance(x, int | float) for x in loc):
             raise ValueError(f"events[{number}].loc must be two numbers, got {short(loc)}")
-        sites.append(
-            {
-                "name": event.get("name"),
-                "category": event.get("etype"),
-                "price": event.get("est_price"),
-                "at": [MILES_PER_DEGREE * x for x in loc],
-                "features": event.get("features"),
-            }
-        )
-    return instance_from_dict(
-        {
-            "key": "recorded",
-            "sites": sites,
-            "preferences": preferences,
-            "slots": SLOTS,
-            "best": 0,
-            "worst": 0,
-            "mean": 0.0,
+        data = {
+            "name": event.get("name"),
+            "category": event.get("etype"),
+            "price": event.get("est_price"),
+            "at": [MILES_PER_DEGREE * x for x in loc],
+            "features": event.get("features"),
         }
-    )
+        sites.append(parsed(Site, data, f"events[{number}]"))
+    return tuple(sites)
 
 
 def _preferences(record: Mapping[str, Any], *, as_recorded: bool) -> tuple[Preference, ...]:
@@ -244,7 +227,7 @@ def _preference(entry: Any, where: str, *, as_recorded: bool) -> Preference:
     data: dict[str, Any] = {"kind": _KINDS[kind], "text": sentence, "weight": weight}
     match _KINDS[kind]:
         case "feature":
-            name = checked_text(arguments.get("name"), f"{where}.name")
+            name = checked_string(arguments.get("name"), f"{where}.name")
             data["name"] = name if as_recorded else name.replace("_", " ")
             sets = arguments.get("value_sets")
             if not isinstance(sets, list) or len(sets) != 2:
@@ -258,7 +241,7 @@ def _preference(entry: Any, where: str, *, as_recorded: bool) -> Preference:
             data["penalised"] = arguments.get("penalize")
         case "budget":
             data["budget"] = arguments.get("budget")
-    return preference_from_dict(data, where)
+    return parsed(Preference, data, where)
 
 
 def _move(entry: Any, names: Sequence[str]) -> Action:

@@ -157,7 +157,6 @@ def referenced(
     preferences: Sequence[Preference],
     *,
     slots: int,
-    first_seat: int = 0,
 ) -> PlanningInstance:
     """An instance of a city and preferences, with its reference values."""
     limits = score_range(sites, preferences, slots=slots)
@@ -169,7 +168,6 @@ def referenced(
         best=limits.best,
         worst=limits.worst,
         mean=limits.mean,
-        first_seat=first_seat,
     )
 
 

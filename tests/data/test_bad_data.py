@@ -19,12 +19,10 @@ import eval as eval_door
 import train as train_door
 from dialop import cli
 from dialop.collab import prepare as collab
-from dialop.collab.store import read_instances as read_tasks
-from dialop.collab.store import write_instances as write_tasks
+from dialop.collab.kit import write as write_tasks
 from dialop.kit import load_kit
 from dialop.matching.generate import MatchingRecipe
 from dialop.matching.store import read_instances, write_instances
-from dialop.rows import MAX_FILE_BYTES, MAX_LINE_BYTES
 from selfplay.errors import SettingsError
 from selfplay.metrics.step_log import StepLog
 from tests.helpers.collab_tasks import NUMBER
@@ -106,11 +104,6 @@ def content(data: bytes) -> Write:
     return lambda path: path.write_bytes(data)
 
 
-def sparse(path: Path) -> None:
-    with path.open("wb") as file:
-        file.truncate(MAX_FILE_BYTES + 1)
-
-
 def damaged(change: Callable[[bytearray], bytes | bytearray]) -> Write:
     """A parquet file as written here, its bytes changed."""
 
@@ -134,7 +127,6 @@ UNREADABLE: dict[str, tuple[str, Write]] = {
     "parquet: no rows": (".parquet", lambda path: write_instances(path, [])),
     "parquet: cut off": (".parquet", damaged(lambda data: data[: len(data) // 2])),
     "parquet: a bit flipped": (".parquet", damaged(flipped)),
-    "parquet: too large": (".parquet", sparse),
     "parquet: another schema": (".parquet", parquet({"a": 1, "b": "x"})),
     "jsonl: empty": (".jsonl", content(b"")),
     "jsonl: no JSON": (".jsonl", content(b'{"table": [[1, 2\n')),
@@ -146,7 +138,6 @@ UNREADABLE: dict[str, tuple[str, Write]] = {
         content(json.dumps(RECORD).replace("I see 7", "\\ud800").encode()),
     ),
     "jsonl: a list": (".jsonl", content(b"[1, 2]\n")),
-    "jsonl: too long a line": (".jsonl", content(b'{"a": "' + b"x" * MAX_LINE_BYTES)),
     "another ending": (".csv", content(b"key,size\n")),
 }
 BOARDS: dict[str, tuple[str, Write]] = {
@@ -226,10 +217,6 @@ def crossplay(path: Path) -> int:
     return eval_door.main([*words, "--games", str(path)])
 
 
-def step(kind: str) -> Callable[[Path], int]:
-    return lambda path: cli.main(["step", "--game", kind, "--instances", str(path)])
-
-
 def replay(path: Path) -> int:
     return cli.main(["replay", str(path)])
 
@@ -244,12 +231,10 @@ MATCHING_DOORS = {
     "test": train("matching", "data.test"),
     "eval": evaluation("matching"),
     "crossplay": crossplay,
-    "step": step("matching"),
 }
 COLLAB_DOORS = {
     "train": train("collab", "data.train"),
     "eval": evaluation("collab"),
-    "step": step("collab"),
 }
 
 
@@ -279,7 +264,7 @@ def test_an_unreadable_file_is_refused(
     case: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One reader serves all keys of train.py and all modes of eval.py: one case shows each."""
-    doors = {name: MATCHING_DOORS[name] for name in ("eval", "step")}
+    doors = {"eval": MATCHING_DOORS["eval"]}
     if case in ("parquet: cut off", "jsonl: not UTF-8"):
         doors = MATCHING_DOORS | {f"collab {k}": door for k, door in COLLAB_DOORS.items()}
     check({**doors, "prepare": prepare}, UNREADABLE[case], home, capsys)
@@ -291,7 +276,7 @@ def test_an_unreadable_file_is_refused(
 def test_an_invalid_board_is_refused(
     case: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    doors = {name: MATCHING_DOORS[name] for name in ("train", "step")}
+    doors = {"train": MATCHING_DOORS["train"]}
     check(doors, BOARDS[case], home, capsys)
     if BOARDS[case][0] == ".jsonl":
         starts = {"data.start": train("matching data.start", "data.train")}
@@ -321,16 +306,7 @@ def test_the_good_files_are_read(home: Path) -> None:
     write_instances(home / "two.parquet", [SMALL, SCALED])
     assert read_instances(home / "two.parquet") == [SMALL, SCALED]
     write_tasks(home / "task.parquet", [NUMBER])
-    assert read_tasks(home / "task.parquet") == [NUMBER]
-
-
-def test_a_small_file_with_millions_of_rows_is_refused(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A column of one repeated value takes a few hundred bytes at any length."""
-    table = pa.table({"key": pa.array(np.zeros(20_000_000, np.int8))})
-    case = (".parquet", lambda path: pq.write_table(table, path))
-    check(MATCHING_DOORS, case, home, capsys)
+    assert load_kit("collab").read(home / "task.parquet") == [NUMBER]
 
 
 def test_random_damage_gives_one_line_or_valid_boards(tmp_path: Path) -> None:

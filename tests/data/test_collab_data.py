@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from dialop.collab.grading import grade
+from dialop.collab.kit import read, write
 from dialop.collab.prepare import main, rows_of
 from dialop.collab.published import instances_of
 from dialop.collab.script import content_words, sentences
-from dialop.collab.store import read_instances, write_instances
 from tests.helpers.bwrap import needs_bwrap
 from tests.helpers.collab_tasks import DOUBLE, LETTER, NUMBER
 
@@ -103,7 +103,7 @@ def test_prepare_splits_a_local_file(tmp_path: Path, suffix: str) -> None:
     out = tmp_path / "out"
     assert main(["--dataset", str(path), "--out", str(out), "--test", "0.2"]) == 0
     sizes = {"train": 28, "validation": 4, "test": 8}
-    parts = {part: read_instances(out / f"{part}.parquet") for part in sizes}
+    parts = {part: read(out / f"{part}.parquet") for part in sizes}
     assert {part: len(tasks) for part, tasks in parts.items()} == sizes
     goals = [instance.goal for tasks in parts.values() for instance in tasks]
     assert len(set(goals)) == 40
@@ -111,9 +111,9 @@ def test_prepare_splits_a_local_file(tmp_path: Path, suffix: str) -> None:
     path.with_suffix(".jsonl").write_text("\n".join(json.dumps(row) for row in reversed(rows)))
     words = ["--dataset", str(path.with_suffix(".jsonl")), "--out", str(again)]
     assert main([*words, "--test", "0.2"]) == 0
-    assert {i.goal for i in read_instances(again / "test.parquet")} == {
-        i.goal for i in parts["test"]
-    }, "a task's split does not depend on the order of the rows"
+    assert {i.goal for i in read(again / "test.parquet")} == {i.goal for i in parts["test"]}, (
+        "a task's split does not depend on the order of the rows"
+    )
 
 
 @needs_bwrap
@@ -162,12 +162,12 @@ def test_a_hub_id_is_read_by_the_datasets_package_where_it_is_installed(
 @needs_bwrap
 def test_instances_survive_a_file(tmp_path: Path) -> None:
     path = tmp_path / "tasks.parquet"
-    write_instances(path, [NUMBER, LETTER, DOUBLE])
-    assert read_instances(path) == [NUMBER, LETTER, DOUBLE]
+    write(path, [NUMBER, LETTER, DOUBLE])
+    assert read(path) == [NUMBER, LETTER, DOUBLE]
     lines = tmp_path / "tasks.jsonl"
     lines.write_text(json.dumps({"key": "a", "task": "math", "request": "r", "goal": "g"}) + "\n")
     with pytest.raises(ValueError, match=r"tasks\.jsonl line 1: .*target"):
-        read_instances(lines)
-    write_instances(path, [NUMBER, NUMBER])
+        read(lines)
+    write(path, [NUMBER, NUMBER])
     with pytest.raises(ValueError, match=r"row 1: key 'number' .* row 0"):
-        read_instances(path)
+        read(path)

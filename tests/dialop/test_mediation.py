@@ -12,8 +12,7 @@ from dialop.mediation.game import MediationGame
 from dialop.mediation.generate import MediationRecipe
 from dialop.mediation.moves import parse_proposal
 from dialop.mediation.records import AGENT, AgentView, Event, MediationInstance, UserView
-from dialop.mediation.score import overlap, pair_costs, pair_scores
-from dialop.mediation.search import referenced
+from dialop.mediation.score import overlap, pair_costs, pair_scores, referenced
 from dialop.mediation.texts import span_text, time_text
 from tests.helpers.dialop_boards import play
 from tests.helpers.mediation_games import BRIEF, FULL, SCORES, SILENT, SMALL, at, proposal

@@ -1,18 +1,17 @@
 """Generated mediation instances: their distribution, their stream, their files."""
 
 import statistics
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from dialop.kit import load_kit
 from dialop.mediation.generate import MediationRecipe
-from dialop.mediation.score import conflicts, pair_scores
-from dialop.mediation.search import referenced
-from dialop.mediation.store import instance_from_dict, plain, read_instances, write_instances
+from dialop.mediation.kit import read, write
+from dialop.mediation.score import conflicts, pair_scores, referenced
 from tests.helpers.mediation_games import SMALL
 
 generate = load_kit("mediation").generate
@@ -73,47 +72,27 @@ def test_small_instances_have_the_sizes_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "message"),
+    ("path", "value", "message"),
     [
-        (("users",), None, "no users"),
-        (("best",), 0, "best in 'hand/0' must be -3"),
-        (("worst",), -27, "worst in 'hand/0' must be -26"),
-        (("arrival_pref",), 11, "arrival_pref must be a whole number from 0 to 10"),
-        (("users",), [1, 2, 3], "users must be a list of 2 items, got 3"),
-        (("users", 0, "flights"), [], "user 0: flights must be a list of 1 to 200"),
-        (("users", 1, "events", 0, "importance"), 0, "user 1, event 0: importance must be"),
-        (("users", 1, "flights", 1, "end"), 0, "user 1, flight 1: end must be"),
-        (("users", 0, "flights", 1, "carrier"), "a\nb", "user 0, flight 1: carrier must be"),
-        (("opening",), "hi", "opening must be a list"),
-        (("opening",), ["hi"], "a move has no kind"),
-        (("opening",), [{"seat": 2, "kind": "message", "text": "hi"}], "a move's room must be"),
-        (
-            ("opening",),
-            [{"seat": 2, "kind": "propose", "text": "", "flights": [0, 9]}],
-            "a proposal's flight must be",
-        ),
-        (("users", 0, "events", 0, "shared"), None, "user 0, event 0 has no shared"),
+        (("best",), 0, "best must be -3, that of its flights, got 0"),
+        (("arrival_pref",), 11, "arrival_pref: .* less than or equal to 10, got 11"),
+        (("users",), [], "users.0: Field required"),
+        (("users", 0, "flights"), [], "users.0.flights: .* at least 1 item"),
+        (("users", 1, "events", 0, "importance"), 0, "users.1.events.0.importance: "),
+        (("users", 1, "flights", 1, "end"), 0, "users.1.flights.1: start must lie before end"),
+        (("users", 0, "events", 0, "shared"), None, "users.0.events.0.shared: .* valid boolean"),
     ],
 )
-def test_damaged_instances_say_what_is_wrong(
-    place: tuple[Any, ...], value: Any, message: str
+def test_a_damaged_row_is_named_with_its_field(
+    tmp_path: Path, path: tuple[Any, ...], value: Any, message: str
 ) -> None:
-    """The value at this place is another one, or is gone."""
-    data = part = plain(asdict(SMALL))
-    for name in place[:-1]:
-        part = part[name]
-    part[place[-1]] = value
-    if value is None:
-        del part[place[-1]]
-    with pytest.raises(ValueError, match=message):
-        instance_from_dict(data)
-
-
-def test_a_damaged_row_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "games.parquet"
-    write_instances(path, [SMALL])
-    table = pq.read_table(path)
-    column = table.schema.get_field_index("best")
-    pq.write_table(table.set_column(column, "best", [[5]]), path)
-    with pytest.raises(ValueError, match=r"games\.parquet row 0: best in 'hand/0' must be -3"):
-        read_instances(path)
+    file = tmp_path / "games.parquet"
+    write(file, [SMALL])
+    rows = data = pq.read_table(file).to_pylist()
+    *names, last = (0, *path)
+    for name in names:
+        data = data[name]
+    data[last] = value
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    with pytest.raises(ValueError, match=rf"games\.parquet row 0: {message}"):
+        read(file)

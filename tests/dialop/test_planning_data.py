@@ -15,10 +15,10 @@ from dialop.planning.board import PlanningOptions
 from dialop.planning.city import CATEGORIES, COMMON, FEATURES, NUM_SITES
 from dialop.planning.game import PlanningGame
 from dialop.planning.generate import PlanningRecipe, generate_instance
+from dialop.planning.kit import read, write
 from dialop.planning.preferences import meaning, told_in
 from dialop.planning.recorded import instance_from_record, moves_from_record, replay
 from dialop.planning.score import score_range, tenths_between
-from dialop.planning.store import read_instances, write_instances
 from tests.helpers.dialop_boards import human_games
 from tests.helpers.planning_cities import HAND
 from tests.helpers.recorded_games import begun
@@ -94,25 +94,22 @@ def test_the_stream_of_a_seed_does_not_change() -> None:
     ("old", "new", "message"),
     [
         ('"best": -6', '"best": 99', "best must be -6, got 99"),
-        ('"price": 20', '"price": -1', r"sites\[0\].price must be a whole number"),
-        ('"category": "bar"', '"category": "pub"', r"sites\[1\].category must be one of"),
-        ('"category": "bar"', '"category": ["bar"]', r"sites\[1\].category must be one of"),
-        ('"name": "bar"', '"name": ["bar"]', r"preferences\[4\].name must be text"),
-        ('"has parking": true', '"has parking": 1', r"features.has parking must be one of"),
-        ('"kind": "budget"', '"kind": "cash"', r"preferences\[2\].kind must be one of"),
+        ('"price": 20', '"price": -1', r"sites.0.price: .* greater than or equal to 0, got -1"),
+        ('"category": "bar"', '"category": "pub"', "a category must be one of .*, got 'pub'"),
+        ('"has parking": true', '"has parking": 1', "'has parking' must be False, True, got 1"),
+        ('"kind": "budget"', '"kind": "cash"', r"preferences.2.kind: .* got 'cash'"),
         ('"name": "The Dive"', '"name": "sauls"', "different names"),
         ('"name": "The Dive"', '"name": "a\\nb"', "printable text on one line"),
-        ('"slots": 3', '"slots": 5', "slots must be a whole number from 1 to 3"),
+        ('"slots": 3', '"slots": 5', "slots: .* less than or equal to 3, got 5"),
         ('"weight": 4', '"weight": NaN', "not valid JSON"),
-        ('"opening": []', '"opening": [{"seat": 0, "kind": "sing"}]', "the kind of a move must be"),
-        ('"opening": []', '"opening": [{"seat": 1, "kind": "propose"}]', "a proposal"),
+        ('"opening": []', '"opening": [{"seat": 0, "kind": "sing"}]', "opening.0.kind: "),
     ],
 )
 def test_a_bad_row_is_refused_with_its_place(
     tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     path = tmp_path / "cities.parquet"
-    write_instances(path, [HAND])
+    write(path, [HAND])
     row = pq.read_table(path).to_pylist()[0]
     text = row["planning"].replace("sauls", "Saul's").replace(old, new)
     assert text != row["planning"]
@@ -120,7 +117,7 @@ def test_a_bad_row_is_refused_with_its_place(
         text = text.replace("Saul's", "SAULS", 1)
     pq.write_table(pa.Table.from_pylist([{"key": "x", "planning": text}]), path)
     with pytest.raises(ValueError, match=rf"cities.parquet row 0: .*{message}"):
-        read_instances(path)
+        read(path)
 
 
 def test_recorded_games_are_rescored_under_both_rules() -> None:
@@ -143,7 +140,7 @@ def test_recorded_games_are_rescored_under_both_rules() -> None:
 
 def test_players_of_proposals_and_answers_are_those_who_can_make_them() -> None:
     for record in records():
-        for move in moves_from_record(record):
+        for move in moves_from_record(record, instance_from_record(record, key="x")):
             assert move.kind != "propose" or move.seat == 1
             assert move.kind not in ("accept", "reject") or move.seat == 0
 

@@ -69,7 +69,7 @@ def test_every_cut_of_every_game_has_the_right_speaker_and_proposal(
     for index, record in enumerate(records[:20]):
         if index == OTHER_ROSTER:
             continue
-        moves = moves_from_record(record)
+        moves = moves_from_record(record, instance_from_record(record, key="all"))
         games = [MatchingGame(begun("matching", record, k), FULL) for k in range(len(moves) + 1)]
         assert games[0].seat_to_move == moves[0].seat
         pending = None

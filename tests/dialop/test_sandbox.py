@@ -15,9 +15,9 @@ import pytest
 
 from dialop.collab import sandbox
 from dialop.collab.grading import grade
+from dialop.collab.kit import read, write
 from dialop.collab.published import instances_of
 from dialop.collab.sandbox import NoSandbox, check_tests, passes
-from dialop.collab.store import read_instances, write_instances
 from dialop.collab.task import CollabInstance
 from selfplay.config import GameConfig
 from selfplay.data.instances import read_file
@@ -352,13 +352,13 @@ def test_a_bad_row_is_refused_with_its_place_and_grades_zero(tmp_path: Path) -> 
     bad = CollabInstance("b", "code", "Write.", "f gives 2.", "", "assert f(", "f")
     assert [grade(task, "def f(): return 1") for task in (good, bad)] == [1.0, 0.0]
     path = tmp_path / "tasks.parquet"
-    write_instances(path, [good])
-    assert read_instances(path) == [good]
-    write_instances(path, [good, bad])
+    write(path, [good])
+    assert read(path) == [good]
+    write(path, [good, bad])
     with pytest.raises(
         ValueError, match=r"tasks\.parquet row 1: its tests do not parse: .* line 1"
     ):
-        read_instances(path)
+        read(path)
     row = {"prompt": "Write f.", "completion": "def f(): return 1", "test": "def test(): f()"}
     with pytest.raises(ValueError, match="row 7: its tests pass"):
         instances_of([("row 7", row)], name="set")
@@ -369,7 +369,7 @@ def test_nothing_is_graded_without_bubblewrap(
 ) -> None:
     """A run is refused in one line that names the package, and no code is executed."""
     task = CollabInstance("k", "code", "Write.", "f gives 1.", "", "assert f() == 1", "f")
-    write_instances(tmp_path / "tasks.parquet", [task])
+    write(tmp_path / "tasks.parquet", [task])
     code = f"open({str(tmp_path / 'executed')!r}, 'w')\ndef f(): return 1"
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NoSandbox, match="apt-get install bubblewrap"):

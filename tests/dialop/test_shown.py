@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dialop.cli import main
-from dialop.collab.store import write_instances as write_tasks
-from dialop.collab.task import CollabInstance
 from dialop.matching.game import MatchingGame
 from dialop.shown import on_one_line, printable
 from selfplay.apps.report.charts import curves_svg
@@ -108,19 +105,6 @@ def test_a_person_at_the_terminal_is_shown_the_partners_words() -> None:
     game = play(MatchingGame(SMALL, FULL), (0, f"[message] {EVIL}"))
     asyncio.run(player.move(game, 1, f"Partner: {EVIL}", no_engine))
     assert "over" in out.getvalue() and not steers(out.getvalue())
-
-
-def test_prompts_of_a_file_are_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = EVIL.replace("\ud800", "")
-    task = CollabInstance("k", "math", request=said, goal=said, target="8")
-    write_tasks(tmp_path / "tasks.parquet", [task])
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    words = ["--game", "collab", "--instances", str(tmp_path / "tasks.parquet"), "--prompts"]
-    assert main(["step", *words]) == 0
-    shown = capsys.readouterr().err
-    assert "over" in shown and not steers(shown)
 
 
 # --- keys ---------------------------------------------------------------------------------------

@@ -10,5 +10,4 @@ def begun(game: str, record: Mapping[str, Any], num: int, *, key: str = "cut") -
     """The record's instance with its first `num` log entries as the opening, its end included."""
     module = importlib.import_module(f"dialop.{game}.recorded")
     board = module.instance_from_record(record, key=key)
-    args = (record, board) if game == "mediation" else (record,)
-    return replace(board, opening=tuple(module.moves_from_record(*args)[:num]))
+    return replace(board, opening=tuple(module.moves_from_record(record, board)[:num]))

@@ -231,7 +231,7 @@ def test_a_kept_game_is_an_instance_and_a_recording(
     (again,) = read_instances(path)
     same = ("size", "table", "masks", "scales", "first_seat", "best", "max_value", "reviewers")
     assert all(getattr(again, name) == getattr(board, name) for name in same)
-    assert tuple(moves_from_record(record)) == log
+    assert tuple(moves_from_record(record, again)) == log
     (recorded,) = read_recorded(path)
     assert recorded.begun(3, uniform=0.0).opening == log[:3]
     assert instance_from_record(record, key="k").unknown == board.unknown
@@ -244,9 +244,9 @@ def test_games_with_names_of_their_own_are_kept(tmp_path: Path) -> None:
     assert game.step(0, "[propose]\nAlpha: Zoë Ray\nBeta: Max Poe").error is None
     assert game.step(1, "[accept]").error is None
     record = record_of(board, game.view(0).log)
-    assert tuple(moves_from_record(record)) == game.view(0).log
+    assert tuple(moves_from_record(record, board)) == game.view(0).log
     with pytest.raises(ValueError, match="reviewers"):
-        moves_from_record({**record, "reviewers": [1, 2]})
+        instance_from_record({**record, "reviewers": [1, 2]}, key="k")
 
 
 class Talker(io.StringIO):
