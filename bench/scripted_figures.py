@@ -69,7 +69,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     begin_s = time.perf_counter()
     instances = kit.generate(options, seed=args.seed, start=0, num=args.num)
     print(f"{args.num / (time.perf_counter() - begin_s):.1f} instances/s on one core")
-    print(kit.figures(instances))
     print(
         "\n| team | score | agreed | moves | messages | words | proposals | searches | rejections |"
     )

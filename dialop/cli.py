@@ -131,8 +131,6 @@ def _generate(args: argparse.Namespace) -> int:
     wall_s = time.perf_counter() - begin_s
     kit.write(args.out, instances)
     print(f"{len(instances)} instances in {wall_s:.1f} s: {args.out}", file=sys.stderr)
-    if figures := kit.figures(instances):
-        print(figures, file=sys.stderr)
     return 0
 
 

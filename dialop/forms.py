@@ -1,4 +1,4 @@
-"""The forms in which people make moves, and what pages draw, as plain values. Knows no game.
+"""The forms in which people make moves, and what pages draw, as plain values.
 
 A form makes one move as text; the game still decides whether the move is legal.
 """

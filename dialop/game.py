@@ -14,8 +14,6 @@ seat gets. The same five methods (`prompt`, `step`, `clone`, `view`, `outcome`) 
   do not count.
 - **Rewards**, shared or each seat's own, of any sign, at the end (`Outcome.rewards`) and for single
   moves (`Step.rewards`).
-
-This module knows no tokens, players or models.
 """
 
 from __future__ import annotations

@@ -274,10 +274,6 @@ class Kit:
             return list(self._module.phrases(instances, options, split_lines=split_lines))
         return ()
 
-    def figures(self, instances: Sequence[Any]) -> str:
-        """Mean reference values of the instances in one line, "" for a game without them."""
-        return str(self._module.figures(instances)) if self.has("figures") and instances else ""
-
     def board(self, game: Game, seat: int) -> dict[str, Any]:
         """The seat's own table for a page, {} for none: names of `rows` and `columns`, the `cells`
         of each row (a number, a text, or None for one that the seat does not see), and perhaps a

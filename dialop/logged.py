@@ -1,7 +1,7 @@
 """A base class for games that keep a log of moves, some of them made before play starts.
 
 Matching, mediation, planning and collab share this code for turns, refused moves, clones, states,
-prompts of restored games, and the outcome of an agreement. It knows no rules.
+prompts of restored games, and the outcome of an agreement.
 """
 
 from __future__ import annotations

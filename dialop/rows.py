@@ -1,4 +1,4 @@
-"""Reads and writes the rows of a data file, parquet or JSON lines. Knows the files of no game.
+"""Reads and writes the rows of a data file, parquet or JSON lines.
 
 Every defect of a file raises a ValueError that names the file and, where possible, the line or row.
 """

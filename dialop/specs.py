@@ -1,7 +1,4 @@
-"""Makes scripted players from specs such as "honest:tell=top,slip=0.05"; suggests the nearest name.
-
-Knows no game.
-"""
+"""Makes scripted players from specs such as "honest:tell=top,slip=0.05", and names near choices."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Starts games from records of human games: replays a part of a record first. Knows no game.
-A start is a number of log entries from the beginning of a record, where each message, proposal and
-answer is one entry. It never includes the end of the game.
+"""Starts games from records of human games: replays a part of a record first. A start is a number
+of log entries from the beginning of a record, where each message, proposal and answer is one entry.
+It never includes the end of the game.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The outer form of a move: a `[tag]`, then its content. Knows no game and no meaning of a tag.
+"""The outer form of a move: a `[tag]`, then its content.
 
 Also quotes a player's free text for the other seat, indented so that no line of it can be mistaken
 for a line that the game wrote.

@@ -8,7 +8,7 @@ The user (seat 0) knows the goal and has made a request before the first move, s
 
 without the cost of tokens, which the game does not know. R_task is the answer's grade in [0, 1], 0
 without an answer. R_interactivity in [0, 1] is the judge's rating, else that of a fixed rule.
-Source: Wu et al., CollabLLM, arXiv 2502.00640, section 3. Knows no tokens or turn limits.
+Source: Wu et al., CollabLLM, arXiv 2502.00640, section 3.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from typing import Any
 from dialop.collab.kit import write
 from dialop.collab.published import instances_of
 from dialop.collab.task import TASKS, CollabInstance
-from dialop.rows import parse_json, read_rows
+from dialop.rows import read_rows
 
 SPLITS = ("train", "validation", "test")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -38,7 +38,7 @@ def main(words: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--dataset", required=True, help="a .jsonl, .json or .parquet file, or a hub id OWNER/NAME")
+    add("--dataset", required=True, help="a .jsonl or .parquet file, or a hub id OWNER/NAME")
     add("--out", type=Path, required=True, help="folder for the three files")
     add(
         "--task",
@@ -83,7 +83,7 @@ def rows_of(dataset: str) -> list[tuple[str, dict[str, Any]]]:
     """
     path = Path(dataset)
     if path.is_file():
-        return _json_rows(path) if path.suffix == ".json" else list(read_rows(path))
+        return list(read_rows(path))
     if path.exists() or not _HUB_ID.fullmatch(dataset) or path.suffix in (".json", ".jsonl"):
         raise ValueError(f"--dataset must be a file or a hub id OWNER/NAME, got {dataset}")
     try:
@@ -134,25 +134,6 @@ def split(
 
 def _hash(*names: object) -> bytes:
     return hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
-
-
-def _json_rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """The rows of a .json file: a list of objects, or an object with a list for each split."""
-    try:
-        content = parse_json(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    parts = content if isinstance(content, dict) else {"": content}
-    numbered_rows = []
-    for part, rows in parts.items():
-        if not isinstance(rows, list):
-            raise ValueError(f"{path}: must contain a list of rows, got {type(rows).__name__}")
-        for number, row in enumerate(rows):
-            place = " ".join(filter(None, (str(path), part and repr(part), f"row {number}")))
-            if not isinstance(row, dict):
-                raise ValueError(f"{place}: must be an object, got {type(row).__name__}")
-            numbered_rows.append((place, row))
-    return numbered_rows
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ USER_SCRIPT = "user"
 ASSISTANT_SCRIPTS = ("ask", "guess", "chat")
 NAMES = (USER_SCRIPT, *ASSISTANT_SCRIPTS)
 _OPTIONS = {
-    USER_SCRIPT: ("eager", "patience"),
+    USER_SCRIPT: ("patience",),
     **dict.fromkeys(ASSISTANT_SCRIPTS, ("slip",)),
 }
 
@@ -48,14 +48,12 @@ _OPEN = frozenset(_WORD.findall("anything details else further information missi
 class ScriptedCollab(ScriptedBase):
     """One scripted player.
 
-    For a user, `eager` is the probability that it answers an unrelated question with its next fact,
-    and `patience` is the number of messages after which it ends the conversation. For an assistant,
-    `slip` is the probability that it first sends an invalid, empty answer.
+    For a user, `patience` is the number of messages after which it ends the conversation. For an
+    assistant, `slip` is the probability that it first sends an invalid, empty answer.
     """
 
     name: str
     seed: int
-    eager: float = option(0.0, low=0, high=1)
     patience: int = option(8, low=1, high=1000)
     slip: float = option(0.0, low=0, high=1)
 
@@ -70,16 +68,16 @@ class ScriptedCollab(ScriptedBase):
             raise ValueError(f"{self.name!r} plays seat {self.seat}, got a view of {view.seat}")
         if view.to_move != view.seat:
             raise ValueError(f"seat {view.seat} is not to move, seat {view.to_move} is")
-        draw = random.Random(f"{self.seed} {len(view.log)}")
         if self.seat == USER:
-            return Lesson(_act_user(self, view, draw))
+            return Lesson(_act_user(self, view))
+        draw = random.Random(f"{self.seed} {len(view.log)}")
         if self.slip and not view.num_errors_this_turn and draw.random() < self.slip:
             return Lesson(f"[{ANSWER}]")
         return Lesson(_act_assistant(self, view, draw))
 
 
 def make_scripted(spec: str, *, seed: int) -> ScriptedCollab:
-    """The player of a spec such as "user:eager=0.5,patience=4". Raises ValueError as `made`."""
+    """The player of a spec such as "user:patience=4". Raises ValueError as `made`."""
     return made(ScriptedCollab, spec, _OPTIONS, seed=seed)
 
 
@@ -100,7 +98,7 @@ def untold(view: CollabView) -> list[str]:
     return [sentence for sentence in sentences(view.goal or "") if sentence not in known]
 
 
-def _act_user(player: ScriptedCollab, view: CollabView, draw: random.Random) -> str:
+def _act_user(player: ScriptedCollab, view: CollabView) -> str:
     """Answer the assistant's last message with one fact of the goal.
 
     This is the fact that shares the most words with the question, or the next fact if the question
@@ -117,7 +115,7 @@ def _act_user(player: ScriptedCollab, view: CollabView, draw: random.Random) -> 
     best = max(facts, key=lambda fact: len(words & content_words(fact)))
     if words & content_words(best):
         return best
-    if words & _OPEN or draw.random() < player.eager:
+    if words & _OPEN:
         return facts[0]
     return DO_NOT_KNOW
 

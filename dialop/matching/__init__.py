@@ -2,5 +2,4 @@
 
 Two seats see different parts of one value table and agree on an assignment. The folder holds the
 rules and texts, instances (generated, stored, or from recorded human games) and scripted players.
-It never sees tokens, models or the other games.
 """

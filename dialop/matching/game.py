@@ -2,9 +2,9 @@
 
 Two seats see different, separately scaled parts of one value table and must agree on a perfect
 matching. Values are in the table's units (0 up to `max_value`, exclusive); `score_norm` is the
-share of the best matching. Knows no tokens, retries or turn limits: a game that is stopped early
-has no agreement. Source: Lin, Tomlin, Andreas, Eisner, "Decision-Oriented Dialogue for Human-AI
-Collaboration", TACL 12 (2024); proposals are scored by the pairs they name.
+share of the best matching. A game that is stopped early has no agreement. Source: Lin, Tomlin,
+Andreas, Eisner, "Decision-Oriented Dialogue for Human-AI Collaboration", TACL 12 (2024); proposals
+are scored by the pairs they name.
 """
 
 from __future__ import annotations

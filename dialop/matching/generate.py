@@ -3,7 +3,7 @@
 Tables are drawn until communication pays: a seat that plans alone must miss the value of the best
 matching by the hardness factor. Source of the distribution: DialOp's released generator, which
 keeps about one table in 3,000 at 8x8. For speed, tables are drawn in blocks, and most are rejected
-by one seat's plan and a cheap upper bound on the best matching. Knows no texts and plays no game.
+by one seat's plan and a cheap upper bound on the best matching.
 """
 
 from __future__ import annotations

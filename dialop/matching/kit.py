@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from statistics import fmean, pstdev
 from typing import Any
 
 from dialop import starts
-from dialop.demonstrations import demonstrated
+from dialop.game import Game, Script
 from dialop.kit import option
 from dialop.logged import Rules, part_of
 from dialop.matching import pages, people, recorded, scripted, store, texts
@@ -26,6 +25,8 @@ BASELINES: tuple[str, ...] = ("honest", "solo", "random")
 PLAYED_BY_PEOPLE: bool = True
 # In a demonstration both seats state all their cells, then the first seat proposes.
 _DEMONSTRATOR, _DEMONSTRATED = "honest:reply=tell", 2**62  # the player, and the stream of boards
+NEW_GAME = "This game is over. A new game begins, with another partner."
+_MOST_MOVES = 100  # of a demonstration
 
 make_script = scripted.make_scripted
 restore = MatchingGame.from_state
@@ -67,6 +68,42 @@ def _demonstrations(options: Options) -> tuple[tuple[tuple[str, str], ...], str]
     scripts = [make_script(_DEMONSTRATOR, seed=seat) for seat in (0, 1)]
     rules = part_of(options, Rules)
     return demonstrated([(MatchingGame(board, rules), scripts) for board in boards])
+
+
+def demonstrated(
+    games: Sequence[tuple[Game, Sequence[Script]]],
+) -> tuple[tuple[tuple[str, str], ...], str]:
+    """`Prompt.earlier` and `Prompt.between` of these new games, each with its seats' players.
+
+    The first game is shown from the view of the seat that moves first, the second from that of the
+    other seat, and so on. Raises ValueError if a game does not end or a move is refused.
+    """
+    earlier: list[tuple[str, str]] = []
+    between = ""
+    for number, (game, scripts) in enumerate(games):
+        first = game.seat_to_move
+        assert first is not None
+        shown = (first + number) % game.num_seats
+        unread = [""] * game.num_seats
+        opening = game.prompt(shown).user
+        for _ in range(_MOST_MOVES):
+            seat = game.seat_to_move
+            if seat is None:
+                break
+            text = scripts[seat].act(game.view(seat))
+            if seat == shown:
+                parts = (between, opening, unread[seat])
+                earlier.append(("\n".join(part for part in parts if part), text))
+                between = opening = unread[seat] = ""
+            step = game.step(seat, text)
+            if step.error is not None:
+                raise ValueError(f"a demonstration must hold legal moves, got {step.error}")
+            for other, heard in enumerate(step.observations):
+                unread[other] = "\n".join(part for part in (unread[other], heard) if part)
+        else:
+            raise ValueError(f"a demonstration must end within {_MOST_MOVES} moves")
+        between = "\n".join(part for part in (unread[shown], NEW_GAME) if part)
+    return tuple(earlier), between
 
 
 def vary(instance: MatchingInstance, seat: int, *, seed: int) -> MatchingInstance | None:
@@ -120,22 +157,6 @@ def phrases(
         return ()
     first = instances[0]
     return texts.brief_phrases(first.reviewers, first.papers, split_lines=split_lines)
-
-
-def figures(instances: Sequence[MatchingInstance]) -> str:
-    """Mean values of the best plan and of the seats' own, and the number of cells that they see."""
-    solo = [instance.norm(value) for instance in instances for value in instance.solo]
-    num_visible = [sum(map(sum, mask)) for instance in instances for mask in instance.masks]
-    together = [
-        sum(a | b for rows in zip(*i.masks, strict=True) for a, b in zip(*rows, strict=True))
-        for i in instances
-    ]
-    best = [float(instance.best) for instance in instances]
-    return (
-        f"best {fmean(best):.1f} (sd {pstdev(best):.1f}), solo plan {fmean(solo):.3f}, "
-        f"better solo plan {fmean(i.norm(max(i.solo)) for i in instances):.3f}, "
-        f"cells a seat sees {fmean(num_visible):.1f}, both together {fmean(together):.1f}"
-    )
 
 
 def record(game: MatchingGame) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """A scripted player's estimate of the table, from its own cells and the cells its partner stated.
 
 The partner's numbers have another hidden scale, so they are first converted to own units by an
-estimated ratio. Uses a view only: never the true table, the scales or the partner's cells.
+estimated ratio. All of it is read from the seat's view.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parses and renders proposals: one `paper: reviewer` line per paper. Knows no game state.
+"""Parses and renders proposals: one `paper: reviewer` line per paper.
 
 Parsing is lenient; rendering has one canonical form. A matching is a tuple of (reviewer, paper)
 pairs, sorted by reviewer, where both numbers are indices into the board's names.

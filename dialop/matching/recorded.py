@@ -3,7 +3,7 @@
 A record is one JSON object of the published file: `table`, `mask1`, `mask2`, `scale1`, `scale2`,
 `action_log`, `proposal_reward`, `best_assignment_reward`. Values are in the table's units. A game
 that was played here may add `max_value`, `reviewers` and `papers`, which default to those of the
-published games. Plays no game.
+published games.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The wording of scripted players' moves: several phrasings in the full style, one in the brief.
 
-`statements.stated_cells` reads every phrasing of cell values back exactly. Makes no decisions about
-play.
+`statements.stated_cells` reads every phrasing of cell values back exactly.
 """
 
 from __future__ import annotations

@@ -2,5 +2,5 @@
 
 Two users with private calendars each talk to one agent in a room of their own; the agent books a
 flight for each. The folder holds the rules and texts, the score, instances (generated, stored, or
-from recorded human games) and scripted players. It never sees tokens, models or the other games.
+from recorded human games) and scripted players.
 """

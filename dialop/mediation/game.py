@@ -3,10 +3,9 @@
 Two users (seats 0 and 1) and an agent (seat 2) share one score. Room `i` is the chat of user `i`
 and the agent. Each room has its own turn: the user begins, and a message passes the turn. Users
 with the turn move first, user 0 before user 1; the agent moves when it has the turn in both rooms.
-A proposal goes to both rooms; each user answers once, then it is booked or dropped. Knows no
-tokens, retries or turn limits: a game that is stopped early has no agreement. Source: Lin, Tomlin,
-Andreas, Eisner, "Decision-Oriented Dialogue for Human-AI Collaboration", TACL 12 (2024);
-docs/mediation.md lists what differs.
+A proposal goes to both rooms; each user answers once, then it is booked or dropped. A game that is
+stopped early has no agreement. Source: Lin, Tomlin, Andreas, Eisner, "Decision-Oriented Dialogue
+for Human-AI Collaboration", TACL 12 (2024); docs/mediation.md lists what differs.
 """
 
 from __future__ import annotations

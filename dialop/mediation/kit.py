@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from dialop.mediation import generate, recorded, scripted, texts
 from dialop.mediation.game import MediationGame
 from dialop.mediation.generate import MediationRecipe
 from dialop.mediation.records import MAX_IMPORTANCE, USERS, AgentView, MediationInstance
-from dialop.mediation.score import calendar_costs, pair_costs, pair_scores, referenced
+from dialop.mediation.score import calendar_costs, pair_costs, referenced
 from dialop.mediation.texts import flight_text
 from dialop.values import parsed, plain
 
@@ -108,24 +107,6 @@ def phrases(
     users = [user for instance in instances for user in instance.users]
     most_cost = max(int(-calendar_costs(user).min()) for user in users)
     return texts.brief_phrases(most_cost)
-
-
-def figures(instances: Sequence[MediationInstance]) -> str:
-    """Mean scores of the best, worst, random and agent's own pair, and mean list sizes."""
-    users = [user for instance in instances for user in instance.users]
-    random = [
-        instance.norm(float(pair_scores(instance.users, instance.arrival_pref).mean()))
-        for instance in instances
-    ]
-    return (
-        f"best {fmean(i.best for i in instances):.1f}, "
-        f"worst {fmean(i.worst for i in instances):.1f}, "
-        f"random pair {fmean(random):.3f}, "
-        f"agent alone {fmean(i.norm(i.alone) for i in instances):.3f}; a user has "
-        f"{fmean(len(user.flights) for user in users):.1f} flights and "
-        f"{fmean(len(user.events) for user in users):.1f} events, "
-        f"{fmean(sum(e.shared for e in user.events) for user in users):.1f} shared"
-    )
 
 
 def is_record(record: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Reads moves: recipient, tag and content, and the text of a proposal. Knows no state of play.
+"""Reads moves: recipient, tag and content, and the text of a proposal.
 
 A user writes `[message] ...`, `[accept]` or `[reject]`. The agent writes `0: [message] ...`,
 `1: [message] ...` or `all: [propose] user 0: id A, user 1: id B`. Case, spaces and line breaks

@@ -1,7 +1,7 @@
 """Reads recorded human games of DialOp: instances, logs as moves, and rescored results.
 
 A record is one JSON object of the published file: `player_data` (calendars, flights, weights),
-`action_log`, `scores`, and optionally `result`. Points are as in score.py. Plays no game.
+`action_log`, `scores`, and optionally `result`. Points are as in score.py.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ from dialop.mediation.records import (
     Pair,
     User,
 )
-from dialop.mediation.score import pair_costs, pair_scores, price_costs, referenced
+from dialop.mediation.score import pair_costs, referenced
 from dialop.starts import RecordedGame, answer_of, message_of, read_log
 from dialop.starts import read_recorded as read_games
 from dialop.values import checked_int, checked_list, field, parsed
 
 _TERMS = ("calendar", "price", "arrival_time", "total")
-Terms = tuple[int, int, int, int]
 
 
 def instance_from_record(record: Mapping[str, Any], *, key: str) -> MediationInstance:
@@ -88,9 +87,9 @@ def accepted_pair(moves: Sequence[Act]) -> Pair | None:
 
 
 def replay(record: dict[str, Any], *, index: int) -> dict[str, Any]:
-    """Score a record under the rules of the recording and under ours, and compare all its numbers.
+    """Score a record and compare all its numbers.
 
-    The returned dict has index; score, best, worst and norm under our rules; recorded_score,
+    The returned dict has index; score, best, worst and norm; recorded_score,
     recorded_best, recorded_worst and recorded_norm (None if the file lacks them); proposals, the
     number of proposals; differences, a line for each number that differs and why; and agrees, True
     if there are no differences. "error" gives the reason if a game cannot be scored.
@@ -125,11 +124,6 @@ def replay(record: dict[str, Any], *, index: int) -> dict[str, Any]:
     norm = line["recorded_norm"]
     if norm is not None and not math.isclose(norm, line["norm"], abs_tol=1e-9):
         line["differences"].append(f"norm is {line['norm']}, the recording says {norm}")
-    their_best, their_worst = _their_extremes(instance)
-    if (their_best, their_worst) != (instance.best, instance.worst):
-        line["differences"].append(
-            f"under the recording's rounding best and worst are {their_best} and {their_worst}"
-        )
     line["agrees"] = not line["differences"]
     return line
 
@@ -151,58 +145,22 @@ def minute_of(text: Any, name: str) -> int:
 def _differences(
     record: Mapping[str, Any], instance: MediationInstance, moves: Sequence[Act]
 ) -> list[str]:
-    """A line for each proposal and user whose recorded terms differ from those under our rules,
-    and one if they differ from those with the recording's own rounding of prices."""
+    """A line for each proposal and user whose recorded terms differ from ours."""
     lines = []
     for number, act in enumerate(moves):
         if act.flights is None:
             continue
         proposals = record["action_log"][number]["proposals"]
-        ours, theirs = pair_costs(instance, act.flights), _their_costs(instance, act.flights)
-        for user in USERS:
+        for user, own in enumerate(pair_costs(instance, act.flights)):
             cost = field(proposals[user], "cost", f"log entry {number}")
             recorded = tuple(field(cost, term, f"log entry {number}: cost") for term in _TERMS)
-            own = ours[user]
-            for what, terms in (
-                ("our rules", (own.calendar, own.price, own.arrival, own.total)),
-                ("the recording's own rules", theirs[user]),
-            ):
-                if terms != recorded:
-                    lines.append(
-                        f"log entry {number}, user {user}: {', '.join(_TERMS)} are {terms} under "
-                        f"{what}, the recording says {recorded}"
-                    )
+            terms = (own.calendar, own.price, own.arrival, own.total)
+            if terms != recorded:
+                lines.append(
+                    f"log entry {number}, user {user}: {', '.join(_TERMS)} are {terms}, the "
+                    f"recording says {recorded}"
+                )
     return lines
-
-
-def _their_costs(instance: MediationInstance, pair: Pair) -> tuple[Terms, Terms]:
-    """Both users' calendar, price, arrival and total as the released code rounds them."""
-    ours = pair_costs(instance, pair)
-    first, second = (
-        (own.calendar, price, own.arrival, own.calendar + price + own.arrival)
-        for own, price in (
-            (ours[user], _their_price(instance.users[user], pair[user])) for user in USERS
-        )
-    )
-    return first, second
-
-
-def _their_price(user: User, flight: int) -> int:
-    """The price term in floating point, which is one point off if the exact quotient is an integer
-    and its double is not."""
-    share = (user.flights[flight].price - user.mean_price) / user.mean_price
-    return int(-user.price_pref * share)
-
-
-def _their_extremes(instance: MediationInstance) -> tuple[int, int]:
-    """Best and worst score with the recording's rounding of prices."""
-    scores = pair_scores(instance.users, instance.arrival_pref)
-    first, second = (
-        [_their_price(user, flight) for flight in range(len(user.flights))] - price_costs(user)
-        for user in instance.users
-    )
-    scores = scores + first[:, None] + second[None, :]
-    return int(scores.max()), int(scores.min())
 
 
 def _user(player: Any, where: str) -> User:

@@ -2,7 +2,7 @@
 
 Times are whole minutes from 00:00 of the first day (`FIRST_DAY`). Prices are whole dollars.
 Importances and weights have no unit; costs are negative, in the score's points. Seats 0 and 1 are
-the users, seat 2 is the agent; room `i` has user `i` and the agent. Knows no texts and no rules.
+the users, seat 2 is the agent; room `i` has user `i` and the agent.
 """
 
 from __future__ import annotations

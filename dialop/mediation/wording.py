@@ -1,7 +1,6 @@
 """The wording of scripted players' moves: several phrasings in the full style, one in the brief.
 
-`statements.read_statements` reads every phrasing of costs, terms and events back exactly. Makes no
-decisions about play.
+`statements.read_statements` reads every phrasing of costs, terms and events back exactly.
 """
 
 from __future__ import annotations

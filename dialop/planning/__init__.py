@@ -2,5 +2,5 @@
 
 A user with preferences and a travel agent with a city's database agree on an ordered plan of sites.
 The folder holds the rules and texts, the search tool, instances (generated, stored, or from
-recorded human games) and scripted players. It never sees tokens, models or the other games.
+recorded human games) and scripted players.
 """

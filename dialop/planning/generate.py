@@ -1,7 +1,7 @@
 """Random cities and preferences, each a pure function of (recipe, seed, index).
 
 Source of the distribution: the generator of DialOp's released code, except that positions are drawn
-from `city.NEIGHBOURHOODS`. Knows no texts and plays no game.
+from `city.NEIGHBOURHOODS`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from dialop import rows, starts
@@ -88,16 +87,6 @@ def phrases(
         prices = sorted({site.price for i in instances for site in i.sites})
         found += texts.brief_tables(prices)
     return list(dict.fromkeys(found))
-
-
-def figures(instances: Sequence[PlanningInstance]) -> str:
-    """Means: total of the best and worst plan, place of a random plan, number of preferences."""
-    return (
-        f"best {fmean(i.best for i in instances):.1f}, "
-        f"worst {fmean(i.worst for i in instances):.1f}, "
-        f"random plan {fmean(i.norm(i.mean) for i in instances):.3f}, "
-        f"preferences {fmean(len(i.preferences) for i in instances):.1f}"
-    )
 
 
 def is_record(record: Mapping[str, Any]) -> bool:

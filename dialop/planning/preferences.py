@@ -1,6 +1,6 @@
 """The kinds of preference and their sentences, which `meaning` parses back into preferences.
 
-A user reads sentences without weights. Scores no plan.
+A user reads sentences without weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Parses and renders plans: `[name, name, NULL]`, one entry for each slot. Knows no game state."""
+"""Parses and renders plans: `[name, name, NULL]`, one entry for each slot."""
 
 from __future__ import annotations
 

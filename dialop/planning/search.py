@@ -4,7 +4,7 @@
            sort_by=[rating desc, distance_to(The Mall)], limit=5)
 
 All arguments are optional. Nothing of a query is evaluated as code. The time is linear in the
-length of the query, which is limited, times the number of sites. Knows no game state.
+length of the query, which is limited, times the number of sites.
 """
 
 from __future__ import annotations

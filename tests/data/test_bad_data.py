@@ -178,7 +178,6 @@ ROWS: dict[str, tuple[str, Write]] = {
         ".jsonl",
         lines({"prompt": "a", "completion": "b", "metadata": '{"task": ' + "[" * 400}),
     ),
-    "json: cut off": (".json", content(b'[{"prompt": "a"')),
 }
 
 

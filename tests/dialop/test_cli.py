@@ -35,8 +35,7 @@ def test_a_games_own_options_are_flags(
     (words, bad), path = OPTIONS[name], tmp_path / "games.parquet"
     make = ["generate", "--game", name, "--num", "3", "--out", str(path), *words.split()]
     assert main(make) == 0
-    said = capsys.readouterr().err.splitlines()
-    assert said[0].startswith("3 instances in") and len(said) == 1 + (name != "collab")
+    assert capsys.readouterr().err.startswith("3 instances in")
     assert len({instance.key for instance in load_kit(name).read(path)}) == 3
     assert main([*make, bad]) == 2
     option = bad[2:].partition("=")[0].replace("-", "_")

@@ -23,10 +23,7 @@ def test_the_user_tells_what_is_asked_for_once() -> None:
     assert user_says(LETTER, *rest, "Anything else?") == "That is all I know."
 
 
-def test_an_eager_user_volunteers_by_its_seed_and_a_short_one_leaves() -> None:
-    said = [user_says(LETTER, "Do you like it?", spec="user:eager=0.5", seed=s) for s in range(40)]
-    assert 10 <= said.count("Her name is Ines.") <= 30
-    assert said.count("Her name is Ines.") + said.count("I don't know.") == 40
+def test_an_impatient_user_leaves() -> None:
     assert user_says(LETTER, "a", "b", "c", spec="user:patience=1") == "[end]"
     assert user_says(LETTER, "a", "b", "c", spec="user:patience=2") == "Please go on."
 

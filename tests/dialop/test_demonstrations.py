@@ -2,10 +2,10 @@
 
 import pytest
 
-from dialop.demonstrations import NEW_GAME, demonstrated
 from dialop.logged import Rules
 from dialop.matching.game import MatchingGame
 from dialop.matching.generate import MatchingRecipe, generate_instance
+from dialop.matching.kit import NEW_GAME, demonstrated
 from dialop.matching.scripted import make_scripted
 
 RECIPE = MatchingRecipe(size=3, keep="all")

@@ -211,8 +211,7 @@ WRONG_SPECS = {
     "collab": {
         "honest": "user, ask, guess",
         "asks": "ask",
-        "ask:eager=1": "eager",
-        "user:eager=2": "eager must be .* 0 to 1",
+        "ask:patience=1": "patience",
         "user:patience=no": "patience",
     },
     "mediation": {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dialop.demonstrations import NEW_GAME
 from dialop.matching.generate import MatchingRecipe, generate_instance
+from dialop.matching.kit import NEW_GAME
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, load_config
 from selfplay.data.instances import imitated_people
