@@ -91,7 +91,7 @@ def check_kit(kit: Kit, options: Any, *, seed: int = 0) -> list[Result]:
         instances = tuple(kit.generate(options, seed=seed, num=NUM_INSTANCES))
         plays = tuple(_plays(kit, options, instances, seed))
     except Exception as error:  # noqa: BLE001 (any code of the game may raise anything)
-        problem = f"scripted players cannot play: {_said(error)}"
+        problem = f"scripted players cannot play: {_in_one_line(error)}"
         return [*results, Result("play", _PLAY, problem)]
     return results + check_plays(Case(kit, options, instances, plays))
 
@@ -111,10 +111,10 @@ def _run(name: str, promise: str, check: Callable[[], Iterator[str]]) -> Result:
     except Unchecked as error:
         return Result(name, promise, unchecked=str(error))
     except Exception as error:  # noqa: BLE001 (any code of the game may raise anything)
-        return Result(name, promise, f"raised {_said(error)}")
+        return Result(name, promise, f"raised {_in_one_line(error)}")
 
 
-def _said(error: Exception) -> str:
+def _in_one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
@@ -378,7 +378,7 @@ def _fuzz(case: Case) -> Iterator[str]:
             try:
                 step = game.step(seat, text)
             except Exception as error:  # noqa: BLE001 (that is the question)
-                yield f"step({seat}, {text[:60]!r}) raised {_said(error)}"
+                yield f"step({seat}, {text[:60]!r}) raised {_in_one_line(error)}"
                 return
             problem = _wrong_outcome(game, game.outcome())
             if step.error is None:

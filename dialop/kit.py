@@ -39,53 +39,20 @@ from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dialop.forms import Form, tag_forms
 from dialop.game import Game, Prompt, Script
 from dialop.specs import nearest, parse_spec
+from dialop.starts import PeoplesGame, RecordedGame
 from dialop.turns import FunctionScript
 
 if TYPE_CHECKING:
     import numpy as np
 
-Entries = int | float | str  # how much of a recorded game is replayed before play starts
 SWITCHES = ("messages", "brief", "private_reasoning")
 _REQUIRED = ("ROLES", "generate_instance", "new_game")
 _HERE = Path(__file__).resolve().parent
-
-
-class Recorded(Protocol):
-    """A recorded human game that can be continued from any of its moves."""
-
-    def begun(self, entries: Entries, *, uniform: float) -> Any:
-        """An instance whose first moves are those of the recording, up to `entries`.
-
-        `uniform` in [0, 1) is the random number that selects a start if `entries` is "random".
-        """
-        ...
-
-
-class Played(Protocol):
-    """A recorded human game to imitate, in the game's own order of turns."""
-
-    @property
-    def instance(self) -> Any: ...
-
-    @property
-    def moves(self) -> Sequence[object]:
-        """The legal moves of all seats, in order."""
-        ...
-
-    @property
-    def left_out(self) -> int:
-        """How many recorded moves have no place in the game's order of turns."""
-        ...
-
-    @property
-    def scripts(self) -> tuple[Script, Script]:
-        """Players that repeat the seats' moves."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -198,7 +165,7 @@ class Kit:
 
     def restore(self, state: Mapping[str, Any]) -> Game:
         """The game that `Game.state()` described."""
-        game: Game = self._part("restore")(state)
+        game: Game = self._required("restore")(state)
         return game
 
     def make_script(self, spec: str, *, seed: int) -> Script:
@@ -206,7 +173,7 @@ class Kit:
         if self._scripts and not self.has("make_script"):
             parse_spec(spec, dict.fromkeys(self._scripts, ()))
             return FunctionScript(self._scripts[spec], seed)
-        script: Script = self._part("make_script")(spec, seed=seed)
+        script: Script = self._required("make_script")(spec, seed=seed)
         return script
 
     def seated(self, spec: str) -> tuple[str, ...]:
@@ -218,11 +185,11 @@ class Kit:
     def vary(self, instance: Any, seat: int, *, seed: int) -> Any:
         """Another instance that differs only in what this seat sees, None if there is none. `python
         -m dialop check` needs it."""
-        return self._part("vary")(instance, seat, seed=seed)
+        return self._required("vary")(instance, seat, seed=seed)
 
     def read(self, path: Path) -> list[Any]:
         """The instances of a file. Raises ValueError for an invalid row."""
-        return list(self._part("read")(path))
+        return list(self._required("read")(path))
 
     def easy(self, options: Any) -> Any:
         """The options without the filter on the difficulty of instances."""
@@ -230,21 +197,21 @@ class Kit:
 
     def write(self, path: Path, instances: Sequence[Any]) -> None:
         """Write a .parquet file that `read` reads back."""
-        self._part("write")(path, instances)
+        self._required("write")(path, instances)
 
     def replay(self, record: Mapping[str, Any], *, index: int) -> dict[str, Any]:
         """One recorded game rescored, as plain values; `agrees` is False if anything differs from
         the record."""
-        return dict(self._part("replay")(record, index=index))
+        return dict(self._required("replay")(record, index=index))
 
-    def read_recorded(self, path: Path) -> Sequence[Recorded]:
+    def read_recorded(self, path: Path) -> Sequence[RecordedGame]:
         """The recorded games of a file that can be continued, in the order of `read`."""
-        recorded: Sequence[Recorded] = self._part("read_recorded")(path)
+        recorded: Sequence[RecordedGame] = self._required("read_recorded")(path)
         return recorded
 
-    def read_people(self, path: Path) -> Sequence[Played]:
+    def read_people(self, path: Path) -> Sequence[PeoplesGame]:
         """The recorded games of a file, to imitate."""
-        played: Sequence[Played] = self._part("read_people")(path)
+        played: Sequence[PeoplesGame] = self._required("read_people")(path)
         return played
 
     def digest(self, instance: Any) -> str:
@@ -253,11 +220,11 @@ class Kit:
 
     def recorded_tally(self, record: Mapping[str, Any], instance: Any) -> dict[str, float]:
         """The measures of one recorded game, as in `Game.measures`, and its `score`."""
-        return dict(self._part("recorded_tally")(record, instance))
+        return dict(self._required("recorded_tally")(record, instance))
 
     def recorded_messages(self, record: Mapping[str, Any]) -> list[str]:
         """The texts of one recorded game's messages."""
-        return list(self._part("recorded_messages")(record))
+        return list(self._required("recorded_messages")(record))
 
     def described(self, instances: Sequence[Any], options: Any) -> dict[str, Any]:
         """Facts about the instances and options for a report, as plain values."""
@@ -320,20 +287,20 @@ class Kit:
 
     def judge_prompt(self, game: Game) -> Prompt:
         """What a judge, a chat model, reads of a finished game."""
-        prompt: Prompt = self._part("judge_prompt")(game)
+        prompt: Prompt = self._required("judge_prompt")(game)
         return prompt
 
     def judged(self, game: Game, answer: str) -> Game:
         """A copy of the game whose outcome and measures rest on the judge's answer, and its own
         rule if the answer holds no rating."""
-        twin: Game = self._part("judged")(game, answer)
+        twin: Game = self._required("judged")(game, answer)
         return twin
 
     def is_record(self, record: Mapping[str, Any]) -> bool:
         """Whether a record is a recorded game of this module."""
         return self.has("is_record") and bool(self._module.is_record(record))
 
-    def _part(self, name: str) -> Any:
+    def _required(self, name: str) -> Any:
         if not self.has(name):
             raise ValueError(
                 f"game {self.name} does not define {name}, which this needs (dialop/kit.py)"

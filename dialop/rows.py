@@ -19,9 +19,9 @@ _BATCH_ROWS = 256
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (place, row) for each row of a .parquet or .jsonl file.
+    """Yield (location, row) for each row of a .parquet or .jsonl file.
 
-    `place` names the file and the row (from 0) or line (from 1), for error messages.
+    `location` names the file and the row (from 0) or line (from 1), for error messages.
 
     Raises:
         ValueError: for another file type, a damaged file, or a line that is not a JSON object;
@@ -31,11 +31,11 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if path.suffix == ".parquet":
         return _parquet_rows(path)
     if path.suffix == ".jsonl":
-        return ((place_of(path, i), row) for i, row in enumerate(read_records(path)))
+        return ((location_of(path, i), row) for i, row in enumerate(read_records(path)))
     raise ValueError(f"instances are read from .parquet or .jsonl, got {path}")
 
 
-def place_of(path: Path, index: int) -> str:
+def location_of(path: Path, index: int) -> str:
     """The file and the line (from 1) or row (from 0) of its row `index`."""
     return f"{path} line {index + 1}" if path.suffix == ".jsonl" else f"{path} row {index}"
 
@@ -58,17 +58,17 @@ def read_instances(
     path = Path(path)
     recorded = from_record if path.suffix == ".jsonl" else None
     instances: list[T] = []
-    places: dict[str, str] = {}
-    for index, (place, row) in enumerate(read_rows(path)):
+    locations: dict[str, str] = {}
+    for index, (location, row) in enumerate(read_rows(path)):
         try:
             instance = recorded(row, key=f"{path.stem}/{index}") if recorded else from_row(row)
         except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
-        if instance.key in places:
+            raise ValueError(f"{location}: {error}") from error
+        if instance.key in locations:
             raise ValueError(
-                f"{place}: key {instance.key!r} is already used in {places[instance.key]}"
+                f"{location}: key {instance.key!r} is already used in {locations[instance.key]}"
             )
-        places[instance.key] = place
+        locations[instance.key] = location
         instances.append(instance)
     return instances
 
@@ -131,7 +131,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             with parquet.ParquetFile(opened, page_checksum_verification=True) as file:
                 for batch in file.iter_batches(batch_size=_BATCH_ROWS):
                     for row in batch.to_pylist():
-                        yield place_of(path, number), row
+                        yield location_of(path, number), row
                         number += 1
         except Exception as error:  # noqa: BLE001 (a damaged file may raise anything)
             why = " ".join(str(error).split())[:200]

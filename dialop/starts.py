@@ -12,12 +12,12 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Literal, TypeVar
 
-from dialop.game import PlayerError
-from dialop.kit import Entries
+from dialop.game import Lesson, PlayerError, Script
 from dialop.rows import read_rows
 from dialop.values import checked_bool, checked_list, checked_string, field
 
 RANDOM = "random"
+Entries = int | float | str  # how much of a recorded game is replayed before play starts
 Records = Mapping[str, Any]
 T = TypeVar("T")
 
@@ -47,6 +47,53 @@ class RecordedGame:
         return replace(self.board, key=key, opening=self.moves[:num])
 
 
+@dataclass(frozen=True, slots=True)
+class PlayedMove:
+    """A move as text. `imitated` is False if it may answer a message that was left out."""
+
+    text: str
+    imitated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """A scripted player that repeats a recorded game. `moves` are the game's legal moves, in order.
+
+    They are the moves of both seats; `act` is called only when this seat moves.
+    """
+
+    moves: tuple[PlayedMove, ...]
+    seed: int = 0
+
+    def act(self, view: Any) -> str:
+        """The move at this point of the recorded game."""
+        return self.lesson(view).text
+
+    def lesson(self, view: Any) -> Lesson:
+        """The same move. If it is not imitated, all of it is one detour."""
+        move = self.moves[len(view.log)]
+        return Lesson(move.text, () if move.imitated else ((0, len(move.text)),))
+
+    def reseeded(self, seed: int) -> Person:
+        """The same player, since it has no random draws."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class PeoplesGame:
+    """A recorded game in this game's order of turns. `left_out` counts the log entries that do not
+    fit this order."""
+
+    instance: Any
+    moves: tuple[PlayedMove, ...]
+    left_out: int
+
+    @property
+    def scripts(self) -> tuple[Script, Script]:
+        """The players of both seats."""
+        return Person(self.moves), Person(self.moves)
+
+
 def read_recorded(
     path: Path,
     instance_of: Callable[..., Any],
@@ -64,12 +111,12 @@ def read_recorded(
     if path.suffix != ".jsonl":
         raise ValueError(f"starts need recorded games, a .jsonl file, got {path}")
     games = []
-    for index, (place, record) in enumerate(read_rows(path)):
+    for index, (location, record) in enumerate(read_rows(path)):
         try:
             board = instance_of(record, key=f"{path.stem}/{index}")
             moves = tuple(moves_of(record, board))
         except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
+            raise ValueError(f"{location}: {error}") from error
         games.append(RecordedGame(board, moves, longest(moves)))
     return games
 

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from dialop.kit import Played
+from dialop.starts import PeoplesGame
 from selfplay.advantages.advantages import imitation_samples
 from selfplay.advantages.sample import Sample
 from selfplay.atomic import atomic_folder, damage, write_atomically
@@ -264,7 +264,9 @@ def _people(config: Config, rendering: Rendering, *, folder: Path, rank: int) ->
     return samples * warm.recorded_repeats
 
 
-def people_samples(config: Config, rendering: Rendering, played: Sequence[Played]) -> list[Sample]:
+def people_samples(
+    config: Config, rendering: Rendering, played: Sequence[PeoplesGame]
+) -> list[Sample]:
     """Transcripts of both seats of recorded human games.
 
     Raises SettingsError if more than 5 % are above `rollout.max_game_tokens`; the others are

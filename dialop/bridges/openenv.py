@@ -85,8 +85,8 @@ class DialogueEnvironment(Environment[Say, Heard, Table]):
         self._index += 1
         self._game = self._kit.new_game(instance, self._options)
         self._scripts: list[Script] = [
-            self._kit.make_script(spec, seed=self._stream + place)
-            for place, spec in enumerate(self._partner)
+            self._kit.make_script(spec, seed=self._stream + index)
+            for index, spec in enumerate(self._partner)
         ]
         self._table = Table(episode_id=episode_id, instance=instance.key)
         self._num_refused, self._done = 0, False

@@ -115,7 +115,7 @@ def read(path: Path) -> list[CollabInstance]:
     Raises as `rows.read_instances`, and ValueError for a code task whose tests check nothing.
     """
     instances = rows.read_instances(path, _from_row)
-    check_code((rows.place_of(path, i), instance) for i, instance in enumerate(instances))
+    check_code((rows.location_of(path, i), instance) for i, instance in enumerate(instances))
     return instances
 
 

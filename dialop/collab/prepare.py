@@ -73,9 +73,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def rows_of(dataset: str) -> list[tuple[str, dict[str, Any]]]:
-    """The rows of a file or a Hugging Face data set as pairs (place, row).
+    """The rows of a file or a Hugging Face data set as pairs (location, row).
 
-    The place is the file and line, or the split and index, for error messages.
+    The location is the file and line, or the split and index, for error messages.
 
     Raises:
         ValueError: if `dataset` is neither a file nor a hub id, if it cannot be read, or if it is a

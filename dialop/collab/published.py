@@ -31,7 +31,7 @@ _REQUESTS: dict[Task, str] = {
 
 
 def instances_of(rows: Rows, *, name: str, task: Task | None = None) -> list[CollabInstance]:
-    """One instance per task, in the order of the rows. Each row comes with its place, for errors.
+    """One instance per task, in the order of the rows. Each row has its location, for errors.
 
     The kind of task is `task` if given, else the metadata's "task". Otherwise it is code if the row
     has tests, math if the solution is a number or has a `\\boxed{}`, and writing in all other
@@ -39,18 +39,18 @@ def instances_of(rows: Rows, *, name: str, task: Task | None = None) -> list[Col
 
     Raises:
         ValueError: for a row in neither format, and for a code task whose tests check nothing;
-            names its place.
+            names its location.
     """
     by_goal: dict[str, CollabInstance] = {}
-    places: list[str] = []
-    for place, row in rows:
+    locations: list[str] = []
+    for location, row in rows:
         try:
             instance = _instance(row, key=f"{name}/{len(by_goal)}", task=task)
         except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
+            raise ValueError(f"{location}: {error}") from error
         if by_goal.setdefault(instance.goal, instance) is instance:
-            places.append(place)
-    check_code(zip(places, by_goal.values(), strict=True))
+            locations.append(location)
+    check_code(zip(locations, by_goal.values(), strict=True))
     return list(by_goal.values())
 
 

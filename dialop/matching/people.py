@@ -8,62 +8,13 @@ out. The other seat's next move may answer such a message, so it is context and 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
-from dialop.game import Lesson, Script
 from dialop.logged import Rules
-from dialop.matching.board import Action, MatchingInstance, MatchingView
+from dialop.matching.board import Action, MatchingInstance
 from dialop.matching.game import MatchingGame
 from dialop.matching.proposal import render_proposal
 from dialop.matching.texts import move_text
-from dialop.starts import RecordedGame
-
-
-@dataclass(frozen=True, slots=True)
-class PlayedMove:
-    """A move as text. `imitated` is False if it may answer a message that was left out."""
-
-    text: str
-    imitated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Person:
-    """A scripted player that repeats a recorded game. `moves` are the game's legal moves, in order.
-
-    They are the moves of both seats; `act` is called only when this seat moves.
-    """
-
-    moves: tuple[PlayedMove, ...]
-    seed: int = 0
-
-    def act(self, view: MatchingView) -> str:
-        """The move at this point of the recorded game."""
-        return self.lesson(view).text
-
-    def lesson(self, view: MatchingView) -> Lesson:
-        """The same move. If it is not imitated, all of it is one detour."""
-        move = self.moves[len(view.log)]
-        return Lesson(move.text, () if move.imitated else ((0, len(move.text)),))
-
-    def reseeded(self, seed: int) -> Person:
-        """The same player, since it has no random draws."""
-        return self
-
-
-@dataclass(frozen=True, slots=True)
-class PeoplesGame:
-    """A recorded game in this game's order of turns. `left_out` counts the log entries that do not
-    fit this order."""
-
-    instance: MatchingInstance
-    moves: tuple[PlayedMove, ...]
-    left_out: int
-
-    @property
-    def scripts(self) -> tuple[Script, Script]:
-        """The players of both seats."""
-        return Person(self.moves), Person(self.moves)
+from dialop.starts import PeoplesGame, PlayedMove, RecordedGame
 
 
 def peoples_game(recorded: RecordedGame) -> PeoplesGame | None:

@@ -145,8 +145,8 @@ def highest_first(
     open_cells, pairs, strays = list(np.ndindex(table.shape)), list[tuple[int, int]](), list[bool]()
     while open_cells:
         strays.append(bool(rng.random() < stray))
-        place = rng.integers(len(open_cells)) if strays[-1] else 0
-        best = open_cells[place] if strays[-1] else max(open_cells, key=lambda cell: table[cell])
+        index = rng.integers(len(open_cells)) if strays[-1] else 0
+        best = open_cells[index] if strays[-1] else max(open_cells, key=lambda cell: table[cell])
         pairs.append(best)
         open_cells = [(r, p) for r, p in open_cells if r != best[0] and p != best[1]]
     return tuple(pairs), tuple(strays)

@@ -218,8 +218,8 @@ def _flight_id(data: Any, user: User, where: str) -> int:
     """
     what = f"{where}, proposed flight"
     flight = parsed(Flight, _timed(field(data, "proposal_data", where), what), what)
-    places = [i for i, other in enumerate(user.flights) if other == flight]
-    if not places:
+    ids = [i for i, other in enumerate(user.flights) if other == flight]
+    if not ids:
         raise ValueError(f"the flight proposed to {where} is not in the list")
     recorded = data.get("flight_id")
-    return recorded if recorded in places else places[0]
+    return recorded if recorded in ids else ids[0]

@@ -52,7 +52,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A bookable flight; its id is its place in the user's list, from 0."""
+    """A bookable flight; its id is its index in the user's list."""
 
     carrier: Text
     start: Minute

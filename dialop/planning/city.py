@@ -41,20 +41,13 @@ CATEGORIES: dict[str, Category] = {
     ),
     "cafe": Category(
         (5, 15),
-        (
-            "Asha Tea House",
-            "Schwarzes Cafe",
-            "Common Grounds",
-            "The Cupcake Bar",
-            "Coffee Nook",
-        ),
+        ("Asha Tea House", "Schwarzes Cafe", "Common Grounds", "The Cupcake Bar", "Coffee Nook"),
     ),
     "museum": Category(
         tuple(range(0, 50, 10)), ("BAMPFA", "City Museum of Art", "Historical Society")
     ),
     "landmark": Category(
-        (0, 10),
-        ("Liberty Memorial", "Hindenberg Memorial", "Einstein's summer house", "The Tower"),
+        (0, 10), ("Liberty Memorial", "Hindenberg Memorial", "Einstein's summer house", "The Tower")
     ),
     "park": Category(
         (0,),
@@ -69,13 +62,7 @@ CATEGORIES: dict[str, Category] = {
     ),
     "shop": Category(
         tuple(range(50, 500, 10)),
-        (
-            "Vista Ridge Mall",
-            "Central Plaza",
-            "The Mall",
-            "Market Street",
-            "Artisan Street Fair",
-        ),
+        ("Vista Ridge Mall", "Central Plaza", "The Mall", "Market Street", "Artisan Street Fair"),
     ),
 }
 NUM_SITES = sum(len(category.names) for category in CATEGORIES.values())

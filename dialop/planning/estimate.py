@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from dialop.planning.board import USER, Action, Plan, PlanningView, Site
+from dialop.planning.board import USER, Action, Plan, PlanningView, Sheet, Site
 from dialop.planning.city import FEATURES, Value
 from dialop.planning.preferences import Preference, told_in
 from dialop.planning.score import all_totals, legal_plans
@@ -102,6 +102,13 @@ def scores_in(message: str) -> tuple[tuple[str, int], ...]:
     """The `label: points` items in a message, which semicolons separate."""
     items = [_SCORED.fullmatch(item) for item in message[:4000].split(";")]
     return tuple((m[1], int(m[2])) for m in items if m is not None)
+
+
+def sheet_items(sheet: Sheet, names: Sequence[str]) -> list[tuple[str, int]]:
+    """All `label: points` items of the score sheet of a plan of these names."""
+    travel = [(TRAVEL_LABEL, points) for points in sheet.legs]
+    sites = zip(names, sheet.sites, strict=True)
+    return [*sites, *travel, *sheet.checklist, (TOTAL_LABEL, sheet.total)]
 
 
 def estimated_sites(names: Sequence[str], facts: Facts) -> list[Site]:

@@ -88,11 +88,11 @@ def _draw_sites(recipe: PlanningRecipe, rng: np.random.Generator) -> list[Site]:
     named = _named(recipe.sites)
     chosen = [named[i] for i in rng.permutation(len(named))]
     weights = np.array([n.weight for n in NEIGHBOURHOODS], dtype=float)
-    places = rng.choice(len(NEIGHBOURHOODS), size=recipe.sites, p=weights / weights.sum())
+    areas = rng.choice(len(NEIGHBOURHOODS), size=recipe.sites, p=weights / weights.sum())
     offsets = rng.normal(size=(recipe.sites, 2))
     sites = []
-    for (name, category), place, offset in zip(chosen, places, offsets, strict=True):
-        area = NEIGHBOURHOODS[place]
+    for (name, category), number, offset in zip(chosen, areas, offsets, strict=True):
+        area = NEIGHBOURHOODS[number]
         at = [
             round(float(c + area.spread * o), 3) for c, o in zip(area.centre, offset, strict=True)
         ]
@@ -116,9 +116,9 @@ def _named(num: int) -> list[tuple[str, str]]:
     All cities of one size have the same sites; a small one has as many categories as possible.
     """
     ranked = [
-        (place, name, c)
+        (rank, name, c)
         for c, category in CATEGORIES.items()
-        for place, name in enumerate(category.names)
+        for rank, name in enumerate(category.names)
     ]
     kept = sorted(ranked, key=lambda site: site[0])[:num]
     return [(name, c) for _, name, c in ranked if (name, c) in {site[1:] for site in kept}]

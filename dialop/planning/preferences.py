@@ -82,30 +82,16 @@ TEMPLATES: tuple[Template, ...] = (
     Template("touristy", "hidden spots much better than tourist traps", _NO, _YES),
     Template("touristy", "seeing hidden, non-touristy spots would be cool", _NO, ()),
     Template(
-        "good for groups",
-        "group of 7, best if we could go to places good for groups",
-        _YES,
-        _NO,
+        "good for groups", "group of 7, best if we could go to places good for groups", _YES, _NO
     ),
     Template(
-        "good for kids",
-        "family trip, best to go to places that are good for kids",
-        _YES,
-        _NO,
+        "good for kids", "family trip, best to go to places that are good for kids", _YES, _NO
     ),
     Template("has takeout", "prefer just eating takeout", _YES, _NO),
     Template(
-        "accepts reservations",
-        "would be great if everything is reservable in advance",
-        _YES,
-        _NO,
+        "accepts reservations", "would be great if everything is reservable in advance", _YES, _NO
     ),
-    Template(
-        "outdoor seating",
-        "COVID conscious, outdoor seating places would be best",
-        _YES,
-        _NO,
-    ),
+    Template("outdoor seating", "COVID conscious, outdoor seating places would be best", _YES, _NO),
     Template("vegetarian options", "generally like eating vegetarian options", _YES, _NO),
     Template("vegan options", "generally like eating vegan options", _YES, _NO),
     Template("live music", "check out live music!", _YES, _NO),

@@ -12,14 +12,13 @@ import numpy as np
 
 from dialop.game import Lesson
 from dialop.kit import option
-from dialop.planning.board import AGENT, USER, PlanningView, Sheet, Site
+from dialop.planning.board import AGENT, USER, PlanningView, Site
 from dialop.planning.estimate import (
-    TOTAL_LABEL,
-    TRAVEL_LABEL,
     best_plan,
     estimated_sites,
     facts_of,
     fields_of,
+    sheet_items,
     told_preferences,
     unknown_legs,
 )
@@ -218,10 +217,7 @@ def _sheet_text(view: PlanningView) -> str:
     """The last score sheet in words: `label: points` items."""
     proposal = [action for action in view.log if action.plan is not None][-1]
     names = proposal.text.strip("[]").split(", ")
-    sheet: Sheet = view.sheets[-1]
-    items = [*zip(names, sheet.sites, strict=True)]
-    items += [(TRAVEL_LABEL, points) for points in sheet.legs]
-    items += [*sheet.checklist, (TOTAL_LABEL, sheet.total)]
+    items = sheet_items(view.sheets[-1], names)
     return "; ".join(f"{label}: {points}" for label, points in items)
 
 

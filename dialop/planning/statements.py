@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from dialop.planning.board import USER, Action, PlanningInstance, Sheet, Site
 from dialop.planning.city import FEATURES
-from dialop.planning.estimate import TOTAL_LABEL, TRAVEL_LABEL, scores_in
+from dialop.planning.estimate import scores_in, sheet_items
 from dialop.planning.preferences import told_in
 
 _FACT = re.compile(
@@ -37,15 +37,8 @@ def count_true(
     told = [p.text for p in told_in(action.text) if p.text not in labels]
     num_true = sum(text in own for text in told)
     if sheet is not None:
-        num_true += sum(item in _items(sheet, names) for item in scored)
+        num_true += sum(item in sheet_items(sheet, names) for item in scored)
     return num_true, len(told) + len(scored)
-
-
-def _items(sheet: Sheet, names: Sequence[str]) -> list[tuple[str, int]]:
-    """All true `label: points` items of a score sheet."""
-    items = [*zip(names, sheet.sites, strict=True)]
-    items += [(TRAVEL_LABEL, points) for points in sheet.legs]
-    return [*items, *sheet.checklist, (TOTAL_LABEL, sheet.total)]
 
 
 def _count_facts(text: str, instance: PlanningInstance) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dialop.kit import Entries, Played, Recorded
+from dialop.starts import Entries, PeoplesGame, RecordedGame
 from selfplay.config import DataConfig, GameConfig
 from selfplay.data.seeds import named_seed
 from selfplay.errors import SettingsError
@@ -98,7 +98,7 @@ def read_file(game: GameConfig, name: str, source: str) -> tuple[Any, ...]:
 
 
 @lru_cache(maxsize=4)
-def read_recorded(game: GameConfig, name: str, source: str) -> tuple[Recorded, ...]:
+def read_recorded(game: GameConfig, name: str, source: str) -> tuple[RecordedGame, ...]:
     """The recorded games of the file `source`, the value of the settings key `name`.
 
     Raises:
@@ -112,7 +112,7 @@ def read_recorded(game: GameConfig, name: str, source: str) -> tuple[Recorded, .
 
 def imitated_people(
     game: GameConfig, data: DataConfig, *, recorded: str, share: float
-) -> list[Played]:
+) -> list[PeoplesGame]:
     """The recorded games of the file `recorded` that a warm start imitates: those whose board's
     digest falls below `share`, without boards of data.test and data.validation.
 
@@ -148,7 +148,7 @@ def imitated_people(
     return imitated
 
 
-def begun(game: Recorded, entries: Entries, *names: object) -> Any:
+def begun(game: RecordedGame, entries: Entries, *names: object) -> Any:
     """An instance that continues a recorded game after `entries`.
 
     `names` seed the start if `entries` is "random".

@@ -17,8 +17,7 @@ from threading import Thread
 from typing import Any
 
 from dialop.game import Instance
-from dialop.kit import Recorded
-from dialop.starts import checked_entries
+from dialop.starts import RecordedGame, checked_entries
 from selfplay.config import Config, GameConfig
 from selfplay.data.instances import (
     GENERATED,
@@ -54,7 +53,7 @@ class TrainStream:
             self._prefetcher = Prefetcher(
                 config.game, seed=config.seed, processes=config.data.processes
             )
-        self._recorded: Sequence[Recorded] = ()
+        self._recorded: Sequence[RecordedGame] = ()
         if config.data.start.entries != 0:
             self._recorded = read_recorded(config.game, "data.start", config.data.train)
 

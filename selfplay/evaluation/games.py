@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dialop.kit import Entries
 from dialop.rows import read_records
-from dialop.starts import checked_entries
+from dialop.starts import Entries, checked_entries
 from selfplay.config import DataConfig, EvalConfig, GameConfig
 from selfplay.config.play import MAX_GAMES
 from selfplay.data.instances import GENERATED, HELD_OUT, begun, evaluation_instances

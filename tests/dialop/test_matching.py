@@ -6,7 +6,7 @@ import pytest
 
 from dialop.logged import Rules
 from dialop.matching.game import MatchingGame
-from tests.helpers.dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST, play
+from tests.helpers.dialop_boards import BEST, BRIEF, FULL, SCALED, SMALL, WORST, play
 
 
 def test_golden_brief_game() -> None:
@@ -63,11 +63,6 @@ def test_unscaled_boards_tell_the_unknown_value_and_scaled_ones_do_not() -> None
     assert MatchingGame(SCALED, FULL).view(0).public_unknown is None
 
 
-def test_displayed_values_are_truncated_and_hidden_cells_are_none() -> None:
-    assert MatchingGame(SCALED, FULL).view(0).displayed == ((7, None), (None, 22))
-    assert MatchingGame(SCALED, FULL).view(1).displayed == ((None, 28), (4, None))
-
-
 def test_a_view_holds_nothing_of_the_partner() -> None:
     fields = set(type(MatchingGame(SMALL, FULL).view(0)).__slots__)
     assert not fields & {"instance", "table", "masks", "scales", "best", "solo", "facts"}
@@ -77,17 +72,6 @@ def test_a_view_holds_nothing_of_the_partner() -> None:
         one, two = MatchingGame(SMALL, options), MatchingGame(other, options)
         assert one.prompt(0) == two.prompt(0) and one.view(0) == two.view(0)
         assert one.prompt(1) != two.prompt(1)
-
-
-def test_control_condition_refuses_and_does_not_offer_messages() -> None:
-    game = MatchingGame(SMALL, SILENT)
-    assert "[message]" not in game.prompt(0).system + game.prompt(0).user
-    step = game.step(0, "[message] hi")
-    assert (step.error_kind, step.error) == (
-        "no_messages",
-        "Error: messages are off; use [propose]",
-    )
-    play(game, (0, BEST), (1, "[accept]"))
 
 
 def test_private_reasoning_is_allowed_only_on_request_and_never_shown() -> None:

@@ -13,9 +13,8 @@ from dialop.mediation.generate import MediationRecipe
 from dialop.mediation.moves import parse_proposal
 from dialop.mediation.records import AGENT, AgentView, Event, MediationInstance, UserView
 from dialop.mediation.score import overlap, pair_costs, pair_scores, referenced
-from dialop.mediation.texts import span_text, time_text
 from tests.helpers.dialop_boards import play
-from tests.helpers.mediation_games import BRIEF, FULL, SCORES, SILENT, SMALL, at, proposal
+from tests.helpers.mediation_games import BRIEF, FULL, SCORES, SMALL, at, proposal
 
 generate = load_kit("mediation").generate
 
@@ -178,23 +177,6 @@ def test_times_clash_if_one_begins_inside_the_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("minute", "text"),
-    [
-        (0, "5/31 12:00 AM"),
-        (at(12, 5), "5/31 12:05 PM"),
-        (at(24 + 7, 19), "6/1 7:19 AM"),
-        (at(48 + 23, 59), "6/2 11:59 PM"),
-    ],
-)
-def test_times_have_no_stray_sign(minute: int, text: str) -> None:
-    assert time_text(minute) == text
-
-
-def test_both_ends_of_a_span_have_their_date() -> None:
-    assert span_text(at(22), at(26)) == "5/31 10:00 PM - 6/1 2:00 AM"
-
-
-@pytest.mark.parametrize(
     ("text", "pair"),
     [
         ("user 0: id 2, user 1: id 1", (2, 1)),
@@ -246,17 +228,6 @@ def test_rooms_take_turns_and_users_who_reject_speak_before_the_agent() -> None:
     assert game.seat_to_move == 1
     play(game, (1, "[message] no"))
     assert game.seat_to_move == AGENT
-
-
-def test_without_messages_the_agent_begins_and_tries_pairs() -> None:
-    game = MediationGame(SMALL, SILENT)
-    assert game.seat_to_move == AGENT and "[message]" not in game.prompt(AGENT).system
-    assert game.step(AGENT, "0: [message] hi").error_kind == "no_messages"
-    play(game, (2, proposal(1, 1)), (0, "[reject]"))
-    assert game.step(1, "[reject]").observations[1] == "The proposal was rejected and is dropped."
-    assert game.seat_to_move == AGENT
-    play(game, (2, proposal(0, 0)), (0, "[accept]"), (1, "[accept]"))
-    assert game.outcome().score_norm == 1.0
 
 
 def test_private_reasoning_is_dropped_before_the_move() -> None:

@@ -35,16 +35,6 @@ def test_phrases_are_found_in_the_texts_of_the_brief_style() -> None:
     assert KIT.phrases(instances, replace(options, brief=False), split_lines=False) == []
 
 
-def test_a_variation_changes_every_importance_of_one_user() -> None:
-    for instance in KIT.generate(Options(), seed=0, start=0, num=20):
-        for seat in (0, 1):
-            varied = KIT.vary(instance, seat, seed=1)
-            pairs = zip(instance.users[seat].events, varied.users[seat].events, strict=True)
-            changes = [(old.importance, new.importance) for old, new in pairs]
-            assert all(old != new and 1 <= new <= 10 for old, new in changes)
-            assert varied.users[1 - seat] == instance.users[1 - seat]
-
-
 def test_people_are_tallied() -> None:
     path = human_games("mediation")
     record = json.loads(path.read_text().splitlines()[0])

@@ -8,10 +8,10 @@ import pytest
 
 from dialop.mediation.game import MediationGame
 from dialop.mediation.recorded import instance_from_record, moves_from_record, replay
-from dialop.mediation.records import AGENT, Act
+from dialop.mediation.records import Act
 from dialop.rows import read_records
 from tests.helpers.dialop_boards import human_games
-from tests.helpers.mediation_games import BRIEF, FULL, SILENT
+from tests.helpers.mediation_games import BRIEF, FULL
 from tests.helpers.recorded_games import begun
 
 
@@ -93,20 +93,6 @@ def test_a_restored_game_tells_each_seat_its_own_room(records: list[dict[str, An
     for twin in (game.clone(), MediationGame.from_state(state)):
         assert twin.seat_to_move == 1 and twin.step(1, "[accept]").error is None
         assert twin.outcome().score == 1.0
-
-
-def test_a_rejected_proposal_does_not_come_back(records: list[dict[str, Any]]) -> None:
-    """Where the released code restores the last proposal even if it was rejected."""
-    num_cuts = 0
-    for record in records:
-        moves = moves_from_record(record, instance_from_record(record, key="all"))
-        for k in range(1, len(moves)):
-            last = moves[k - 1]
-            if last.kind == "reject" and not owing(moves[:k]):
-                game = MediationGame(begun("mediation", record, k), SILENT)
-                assert not game.answer_due and game.seat_to_move == AGENT
-                num_cuts += 1
-    assert num_cuts > 50
 
 
 def test_damaged_records_say_what_is_wrong(records: list[dict[str, Any]]) -> None:

@@ -55,22 +55,6 @@ def test_what_players_tell_is_worth_something() -> None:
     assert mean_norm("solo", SILENT) == pytest.approx(solo, abs=0.005)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("options", [FULL, BRIEF, SILENT])
-def test_scripted_games_have_no_errors_and_repeat(spec: str, options: Rules) -> None:
-    for instance in INSTANCES[:3]:
-        first, second = (played(instance, [spec] * 3, options, seed=5) for _ in range(2))
-        assert first.state() == second.state() and first.outcome().over
-        assert first.num_errors == (0, 0, 0)
-
-
-def test_any_two_players_finish_a_game_together() -> None:
-    for users in SPECS:
-        for agent in SPECS:
-            game = played(INSTANCES[0], [users, users, agent], FULL)
-            assert game.outcome().agreed
-
-
 @pytest.mark.parametrize("options", [FULL, BRIEF])
 @pytest.mark.parametrize("spec", ["honest:probe=1", "honest:tell=top", "honest:tell=calendar"])
 def test_honest_users_state_only_what_is_true(spec: str, options: Rules) -> None:

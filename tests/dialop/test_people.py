@@ -7,8 +7,9 @@ from pathlib import Path
 from dialop.logged import Rules
 from dialop.matching.game import MatchingGame, MatchingInstance
 from dialop.matching.generate import MatchingRecipe, generate_instance
-from dialop.matching.people import PeoplesGame, board_digest, peoples_game
+from dialop.matching.people import board_digest, peoples_game
 from dialop.matching.recorded import read_recorded
+from dialop.starts import PeoplesGame
 from tests.helpers.dialop_boards import human_games, record_of, write_records
 
 BOARD = generate_instance(MatchingRecipe(keep="all"), seed=0, index=0)

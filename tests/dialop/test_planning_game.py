@@ -9,7 +9,7 @@ from dialop.kit import load_kit
 from dialop.planning.board import PlanningInstance, PlanningOptions
 from dialop.planning.game import PlanningGame
 from dialop.planning.generate import PlanningRecipe
-from dialop.planning.score import all_totals, check_reference, score_range, sheet_of
+from dialop.planning.score import all_totals, sheet_of
 from tests.helpers.dialop_boards import play
 from tests.helpers.planning_cities import (
     BEST,
@@ -166,15 +166,3 @@ def test_no_legal_plan_beats_the_best_or_is_below_the_worst(slots: int) -> None:
             assert table[plan] == total
         sheets = [sheet_of(instance.sites, instance.preferences, plan) for plan in plans[:40]]
         assert [sheet.total for sheet in sheets] == totals[:40]
-
-
-def test_reference_values_are_checked() -> None:
-    limits = score_range(SITES, PREFERENCES, slots=3)
-    assert (limits.best, limits.worst, limits.best_plan) == (-6, -27, (0, 1, 3))
-    # Repeated sites would score higher, and are refused.
-    assert score_range(SITES, PREFERENCES, slots=3, repeats=True).best > limits.best
-    check_reference(HAND)
-    with pytest.raises(ValueError, match="best must be -6, got -5"):
-        check_reference(replace(HAND, best=-5))
-    with pytest.raises(ValueError, match="mean must be"):
-        check_reference(replace(HAND, mean=0.0))

@@ -1,7 +1,5 @@
 """The search tool: exact answers, clear refusals, and time that stays linear."""
 
-import time
-
 import pytest
 
 from dialop.game import PlayerError
@@ -108,27 +106,3 @@ def test_filters_agree_with_python_on_a_whole_city(op: str) -> None:
             value = float(site.price) if field == "price" else site.features.get("rating")
             expected = value is not None and eval(f"{value} {op} 3")
             assert (site.name in found) == expected
-
-
-def test_a_text_query_never_matches_a_feature_that_is_false() -> None:
-    for feature in ("live music", "touristy", "has parking", "vegan options"):
-        found = set(rows(f'Search(text_query="{feature}")', CITY))
-        having = {site.name for site in CITY if site.features.get(feature) is True}
-        assert found == having and having
-
-
-HOSTILE = ["(", ")", "[", "]", ",", "=", "==", " ", "'", '"', "a", "_", "distance_to(", "\n", "<"]
-
-
-@pytest.mark.parametrize("piece", HOSTILE)
-def test_hostile_queries_take_no_time(piece: str) -> None:
-    begin_s = time.process_time()
-    for head in ("Search(", "Search(filters=[", "Search(text_query=", "Search(sort_by=["):
-        for tail in (")", "])"):
-            body = piece * MAX_QUERY
-            text = head + body[: MAX_QUERY - len(head) - len(tail)] + tail
-            try:
-                search(text, CITY)
-            except PlayerError as error:
-                assert len(str(error)) < 2000
-    assert time.process_time() - begin_s < 20.0

@@ -11,7 +11,6 @@ from dialop.matching.proposal import render_proposal
 from dialop.matching.recorded import instance_from_record, moves_from_record, replay
 from dialop.matching.roster import PAPERS, REVIEWERS
 from dialop.matching.solve import best_pairs
-from dialop.matching.store import read_instances
 from dialop.rows import read_records
 from tests.helpers.dialop_boards import FULL, human_games, play
 from tests.helpers.recorded_games import begun
@@ -106,18 +105,6 @@ def test_a_cut_game_shows_both_sides_of_the_talk_and_is_played_on(
     for twin in (game.clone(), MatchingGame.from_state(state), game):
         play(twin, (1, "[accept]"))
         assert twin.outcome().score == 599
-
-
-def test_recorded_games_are_instances(records: list[dict[str, Any]]) -> None:
-    instances = read_instances(human_games())
-    assert len(instances) == 67 and instances[OTHER_ROSTER].best == 669
-    for instance, record in zip(instances, records, strict=True):
-        assert [list(row) for row in instance.table] == record["table"]
-        assert instance.best == record["best_assignment_reward"]
-        assert instance.scales == (record["scale1"], record["scale2"])
-        assert instance.first_seat == record["action_log"][0]["player"]
-        assert max(instance.solo) <= instance.best
-    assert instances[3].key == "matching/3"
 
 
 def test_damaged_records_say_what_is_wrong(records: list[dict[str, Any]]) -> None:

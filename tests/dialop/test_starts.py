@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 import eval as door
-from dialop.kit import Entries
 from dialop.logged import Rules
 from dialop.matching.game import MatchingGame, MatchingInstance
 from dialop.matching.recorded import read_recorded
 from dialop.matching.roster import PAPERS, REVIEWERS
 from dialop.matching.store import read_instances
 from dialop.rows import read_records
-from dialop.starts import RecordedGame, checked_entries
+from dialop.starts import Entries, RecordedGame, checked_entries
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, load_config
 from selfplay.data.stream import TrainStream
