@@ -1,7 +1,6 @@
 """Scripted players of a collaboration: a user who answers questions, assistants who ask or guess.
 
-A player is a pure function of its spec, its seed and the view. Its random draws are seeded by
-(seed, moves made), so it can be copied, forked and called again.
+Random draws are seeded by (seed, moves made).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def instance_from_record(record: Mapping[str, Any], *, key: str) -> MatchingInst
         ValueError: for an invalid record; names the field or the log entry (from 0).
     """
     check_fields(record, FIELDS, "a recorded game needs the fields")
-    check_log(record["action_log"])
+    read_log(record["action_log"], _check_entry)
     size = len(checked_list(record["table"], "table"))
     log = record["action_log"]
     names = {name: record[name] for name in ("max_value", "reviewers", "papers") if name in record}
@@ -68,11 +68,6 @@ def agreed(record: Mapping[str, Any]) -> bool:
     return bool(log) and log[-1]["type"] == "proposal_response" and log[-1]["response"]["accept"]
 
 
-def check_log(log: Any) -> None:
-    """Raise ValueError for an invalid log; the message names the entry (from 0)."""
-    read_log(log, _check_entry)
-
-
 def _check_entry(entry: Any) -> None:
     checked_int(field(entry, "player"), "player", low=0, high=1)
     kind = field(entry, "type")
@@ -94,7 +89,6 @@ def moves_from_record(record: Mapping[str, Any], instance: MatchingInstance) -> 
         ValueError: for an entry that is not a move, or a proposal that cannot be parsed with the
             roster or differs from its recorded pairs. Names the entry (from 0).
     """
-    check_log(record["action_log"])
     return read_log(record["action_log"], lambda entry: _move(entry, instance))
 
 

@@ -1,7 +1,6 @@
 """Scripted players of the matching game, for imitation, evaluation and tests. They use only a view.
 
-A player is a pure function of its spec, its seed and the view. Its random draws are seeded by
-(seed, moves made, errors this turn), so it can be copied, forked and called again.
+Random draws are seeded by (seed, moves made, errors this turn).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mediation as `dialop.kit` describes a game: its roles, options, files and scripted players."""
+"""Mediation as `dialop.kit` describes a game: settings, files, scripted players, forms."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import re
 
 from dialop.game import PlayerError
 from dialop.mediation.records import Pair
+from dialop.tags import THINK_END
 
 ALL = "all"
 _RECIPIENT = re.compile(r"\s*(?:to\s+)?(?:user\s*)?([01]|all)\s*:", re.IGNORECASE)
@@ -18,7 +19,6 @@ _CHOICE = re.compile(
     r"user\s*([01])\s*:?\s*(?:flight\s*)?(?:id\s*)?[:#]?\s*(\d{1,9})\b", re.IGNORECASE
 )
 _FILLER = re.compile(r"(?:[\s,;.]|\band\b)*", re.IGNORECASE)
-_THINK_END = "</think>"
 _AGENT_LINE = re.compile(
     r"^[ \t]*(?:to[ \t]+)?(?:user[ \t]*)?(?:[01]|all)[ \t]*:\s*\[[ \t]*(?:message|propose)[ \t]*\]",
     re.IGNORECASE | re.MULTILINE,
@@ -39,7 +39,7 @@ def drop_agent_reasoning(text: str) -> str:
     Drops everything up to the last `</think>`, then everything before the first line that starts
     with a recipient and a tag. If no line does, all text after `</think>` is kept.
     """
-    text = text.rpartition(_THINK_END)[2]
+    text = text.rpartition(THINK_END)[2]
     match = _AGENT_LINE.search(text)
     return text[match.start() :] if match else text
 

@@ -1,7 +1,6 @@
 """Scripted players of mediation, for imitation, evaluation and tests. They use only a view.
 
 A player plays any seat: a user states costs and answers proposals, the agent listens and searches.
-It is a pure function of spec, seed and view, so it can be copied, forked and called again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The planning game as `dialop.kit` describes a game: settings, instances, scripted players."""
+"""Planning as `dialop.kit` describes a game: settings, files, scripted players, forms, pictures."""
 
 from __future__ import annotations
 

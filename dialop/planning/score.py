@@ -72,15 +72,11 @@ def satisfies(site: Site, preference: Preference) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The reference values of an instance, over all full plans: best, worst and mean total.
-
-    `best_plan` is one of the best plans.
-    """
+    """The reference values of an instance, over all full plans: best, worst and mean total."""
 
     best: int
     worst: int
     mean: float
-    best_plan: tuple[int, ...]
 
 
 def score_range(
@@ -92,11 +88,8 @@ def score_range(
 ) -> Range:
     """Best, worst and mean total over all full plans. `repeats` allows a site twice."""
     totals = all_totals(sites, preferences, slots=slots)
-    mask = legal_plans(len(sites), slots, repeats)
-    allowed = totals[mask]
-    best = np.unravel_index(np.argmax(np.where(mask, totals, -np.inf)), totals.shape)
-    plan = tuple(int(i) for i in best)
-    return Range(int(allowed.max()), int(allowed.min()), float(allowed.mean()), plan)
+    allowed = totals[legal_plans(len(sites), slots, repeats)]
+    return Range(int(allowed.max()), int(allowed.min()), float(allowed.mean()))
 
 
 def all_totals(

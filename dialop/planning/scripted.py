@@ -1,7 +1,6 @@
 """Scripted users and agents, for imitation, evaluation and tests. They use only a view.
 
-A player is a pure function of its spec, its seed and the view. Its random draws are seeded by
-(seed, moves it knows of, errors this turn), so it can be copied, forked and called again.
+Random draws are seeded by (seed, moves it knows of).
 """
 
 from __future__ import annotations
