@@ -24,7 +24,7 @@ _MEANS = np.arange(50, 1000, 10, dtype=np.float64)
 
 
 @dataclass(slots=True)
-class _Told:
+class _Stated:
     """What one user has said and answered so far."""
 
     costs: dict[int, int] = field(default_factory=dict)
@@ -37,33 +37,33 @@ class _Told:
         return bool(self.costs or self.events or self.terms)
 
 
-def told_by(view: AgentView, *, listen: bool) -> tuple[_Told, _Told]:
+def stated_by(view: AgentView, *, listen: bool) -> tuple[_Stated, _Stated]:
     """The users' statements (empty unless `listen`) and the flights that they rejected."""
-    told, last = (_Told(), _Told()), None
+    stated, last = (_Stated(), _Stated()), None
     for act in view.log:
         if act.kind == "propose":
             last = act.flights
         elif act.seat == AGENT:
             continue
         elif act.kind == "reject" and last is not None:
-            told[act.seat].rejected.append(last[act.seat])
+            stated[act.seat].rejected.append(last[act.seat])
         elif act.kind == "message" and listen:
-            stated = read_statements(act.text, view.options.brief)
-            told[act.seat].costs.update(stated.costs)
-            told[act.seat].events.extend(stated.events)
-            if stated.terms is not None and last is not None:
-                told[act.seat].terms.append((last, stated.terms))
-    return told
+            read = read_statements(act.text, view.options.brief)
+            stated[act.seat].costs.update(read.costs)
+            stated[act.seat].events.extend(read.events)
+            if read.terms is not None and last is not None:
+                stated[act.seat].terms.append((last, read.terms))
+    return stated
 
 
 def believed_best(view: AgentView, rng: np.random.Generator, *, listen: bool = True) -> Pair:
     """The pair with the highest believed score, one of them at random if several have it."""
-    told = told_by(view, listen=listen)
+    stated = stated_by(view, listen=listen)
     first, second = (
-        _calendar(view, user, told[user])
+        _calendar(view, user, stated[user])
         + price_points(
             view.prices[user],
-            [(view.prices[user][pair[user]], terms.price) for pair, terms in told[user].terms],
+            [(view.prices[user][pair[user]], terms.price) for pair, terms in stated[user].terms],
             max_weight=view.max_price_pref,
         )
         + rng.uniform(0, _TIE, size=len(view.prices[user]))
@@ -72,26 +72,26 @@ def believed_best(view: AgentView, rng: np.random.Generator, *, listen: bool = T
     gaps = [
         (abs(view.arrivals[0][pair[0]] - view.arrivals[1][pair[1]]) // 60, terms.arrival)
         for user in USERS
-        for pair, terms in told[user].terms
+        for pair, terms in stated[user].terms
     ]
     weight = arrival_weight(gaps, max_weight=view.max_arrival_pref)
     return best_pair((first, second), view.arrivals, arrival_weight=weight)
 
 
-def _calendar(view: AgentView, user: int, told: _Told) -> Floats:
+def _calendar(view: AgentView, user: int, stated: _Stated) -> Floats:
     """The believed calendar cost of each flight [F], minus points for unexplained rejections."""
     points = -MEAN_IMPORTANCE * np.array(view.conflicts[user], dtype=np.float64)
-    if told.events and view.flights:
+    if stated.events and view.flights:
         spans = [(flight.start, flight.end) for flight in view.flights[user]]
-        points = np.array([cost_of_events(told.events, span) for span in spans], dtype=np.float64)
-    elif told.costs:
+        points = np.array([cost_of_events(stated.events, span) for span in spans], dtype=np.float64)
+    elif stated.costs:
         # A user that states the costs of only some flights states its best ones.
-        points = np.minimum(points, min(told.costs.values()) - 1.0)
-    for flight, cost in told.costs.items():
+        points = np.minimum(points, min(stated.costs.values()) - 1.0)
+    for flight, cost in stated.costs.items():
         if flight < len(points):
             points[flight] = cost
-    if not told.terms:
-        for flight in told.rejected:
+    if not stated.terms:
+        for flight in stated.rejected:
             points[flight] -= _REJECTED
     return points
 

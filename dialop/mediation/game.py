@@ -89,7 +89,7 @@ class MediationGame(LoggedGame):
     def prompt(self, seat: int) -> Prompt:
         """Rules and lists (full) or only numbers (brief), then the moves that the seat knows."""
         view = self.view(seat)
-        shown = [self._retold(seat, act) for act in self._play.log[: self._num_opening]]
+        shown = [self._text_before(seat, act) for act in self._play.log[: self._num_opening]]
         past = "\n".join(text for text in shown if text)
         if isinstance(view, AgentView):
             rules, full, brief = texts.agent_rules, texts.agent_board, texts.brief_agent_board
@@ -257,10 +257,10 @@ class MediationGame(LoggedGame):
         elif move.kind == "propose":
             play.pending, play.answers = move.flights, [None, None]
             for seat in range(NUM_SEATS):
-                observations[seat] = self._told(seat, move)
+                observations[seat] = self._text_for(seat, move)
         else:
             play.answers[move.seat] = move.kind == "accept"
-            observations[AGENT] = self._told(AGENT, move)
+            observations[AGENT] = self._text_for(AGENT, move)
             if None not in play.answers:
                 for seat, text in enumerate(self._resolve()):
                     observations[seat] = "\n".join(t for t in (observations[seat], text) if t)
@@ -280,7 +280,7 @@ class MediationGame(LoggedGame):
             read.append(texts.dropped(rejected=rejected, messages=messages, brief=brief))
         return [*read, ""]
 
-    def _told(self, seat: int, act: Act) -> str:
+    def _text_for(self, seat: int, act: Act) -> str:
         """What a seat reads of a proposal or an answer, "" if it does not learn of it."""
         brief = self.options.brief
         if act.flights is None:
@@ -311,15 +311,15 @@ class MediationGame(LoggedGame):
         costs = pair_costs(self.instance, act.flights)[seat]
         return replace(act, text=f"id {own}", flights=pair, costs=costs)
 
-    def _retold(self, seat: int, act: Act) -> str:
+    def _text_before(self, seat: int, act: Act) -> str:
         """A move made before this game began, as in the seat's prompt; "" if it is not shown."""
         if self._seen(seat, act) is None:
             return ""
         if act.seat != seat:
-            told = self._told(seat, act)
-            return told or texts.message_text(act, brief=self.options.brief)
+            text = self._text_for(seat, act)
+            return text or texts.message_text(act, brief=self.options.brief)
         if act.kind == "propose":
-            told = self._told(seat, act)
-            return f"You: all: [propose] {act.text}" + (f"\n{told}" if told else "")
+            text = self._text_for(seat, act)
+            return f"You: all: [propose] {act.text}" + (f"\n{text}" if text else "")
         who = f"You to user {act.room}" if seat == AGENT else "You"
         return texts.attributed(who, act, brief=self.options.brief)

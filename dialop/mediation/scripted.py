@@ -12,7 +12,7 @@ import numpy as np
 from dialop.game import Lesson
 from dialop.kit import option
 from dialop.mediation import wording
-from dialop.mediation.belief import believed_best, told_by
+from dialop.mediation.belief import believed_best, stated_by
 from dialop.mediation.records import AGENT, USERS, AgentView, UserView
 from dialop.specs import ScriptedBase, made
 
@@ -65,9 +65,9 @@ class ScriptedPlayer(ScriptedBase):
         listens = self.name == "honest" and view.options.messages
         if listens:
             asked = {act.room for act in view.log if act.kind == "message" and act.seat == AGENT}
-            told = told_by(view, listen=True)
+            stated = stated_by(view, listen=True)
             for user in USERS:
-                if not told[user].anything and user not in asked:
+                if not stated[user].anything and user not in asked:
                     return wording.question(user, rng, brief=view.options.brief)
         return wording.proposal(believed_best(view, rng, listen=listens))
 

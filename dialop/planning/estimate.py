@@ -1,4 +1,4 @@
-"""The scripted agent's estimates: facts from searches, weights from told scores, the best plan.
+"""The scripted agent's estimates: facts from searches, weights from stated scores, the best plan.
 
 Everything here is read from the agent's own texts. Weights are estimated in tenths of a point.
 """
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from dialop.planning.board import USER, Action, Plan, PlanningView, Sheet, Site
 from dialop.planning.city import FEATURES, Value
-from dialop.planning.preferences import Preference, told_in
+from dialop.planning.preferences import Preference, stated_in
 from dialop.planning.score import all_totals, legal_plans
 from dialop.planning.search import ABSENT
 
@@ -65,18 +65,18 @@ def facts_of(log: Sequence[Action]) -> Facts:
     return facts
 
 
-def told_preferences(log: Sequence[Action]) -> tuple[Preference, ...]:
-    """The different preferences that the user has told, in order, with weight 1."""
-    told = {}
+def stated_preferences(log: Sequence[Action]) -> tuple[Preference, ...]:
+    """The different preferences that the user has stated, in order, with weight 1."""
+    stated = {}
     for action in log:
         if action.kind == "message" and action.seat == USER:
-            told.update({preference.text: preference for preference in told_in(action.text)})
-    return tuple(told.values())
+            stated.update({preference.text: preference for preference in stated_in(action.text)})
+    return tuple(stated.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The told part of one plan's score sheet: points of sites, legs and checklist; the total."""
+    """What was stated of one plan's score sheet: points of sites, legs and checklist; the total."""
 
     plan: Plan
     labels: tuple[tuple[str, int], ...]
@@ -87,7 +87,7 @@ class Scored:
 
 
 def scored_in(log: Sequence[Action]) -> list[Scored]:
-    """The score sheets that the user told, each with the plan that was proposed before."""
+    """The score sheets that the user stated, each with the plan that was proposed before."""
     found, plan = [], None
     for action in log:
         plan = action.plan or plan
@@ -132,13 +132,13 @@ def estimated_sites(names: Sequence[str], facts: Facts) -> list[Site]:
 
 def best_plan(view: PlanningView) -> Plan:
     """The full plan with the highest estimated total. Told totals of earlier plans are used."""
-    facts, told = facts_of(view.log), told_preferences(view.log)
+    facts, stated = facts_of(view.log), stated_preferences(view.log)
     sites, miles_SS = estimated_sites(view.names, facts), _miles(view.names, facts)
     scored = scored_in(view.log)
-    weights = estimated_weights(told, sites, miles_SS, scored)
+    weights = estimated_weights(stated, sites, miles_SS, scored)
     staked = [
         replace(p, weight=round(10 * w * (_CATEGORY_STAKE if p.kind == "category" else 1)))
-        for p, w in zip(told, weights, strict=True)
+        for p, w in zip(stated, weights, strict=True)
     ]
     totals = all_totals(sites, staked, slots=view.slots, miles_SS=miles_SS)
     for sheet in scored:
@@ -149,37 +149,37 @@ def best_plan(view: PlanningView) -> Plan:
 
 
 def estimated_weights(
-    told: Sequence[Preference],
+    stated: Sequence[Preference],
     sites: Sequence[Site],
     miles_SS: NDArray[np.int64],
     scored: Sequence[Scored],
 ) -> NDArray[np.float64]:
-    """The weights of the told preferences, in points: the posterior mean given the told scores,
+    """The weights of the stated preferences, in points: the posterior mean given the stated scores,
     which are linear in the weights, under a normal prior and noise of variance 1."""
     rows, points = [], []
     index = {name: i for i, name in enumerate(site.name for site in sites)}
     for sheet in scored:
         legs = iter(pairwise(sheet.plan))
-        for label, told_points in sheet.labels:
-            row = [0.0] * len(told)
+        for label, stated_points in sheet.labels:
+            row = [0.0] * len(stated)
             leg = next(legs, None) if label == TRAVEL_LABEL else None
-            for i, p in enumerate(told):
+            for i, p in enumerate(stated):
                 if p.kind == "distance" and leg is not None and None not in leg:
                     row[i] = -float(miles_SS[leg]) / 10
                 elif p.kind == "feature" and label in index:
                     value = sites[index[label]].features.get(p.name)
                     row[i] = float((value in p.liked) - (value in p.disliked))
-                elif p.of_plan and p.text == label and told_points:
-                    row[i] = 1.0 if told_points > 0 else -1.0
+                elif p.of_plan and p.text == label and stated_points:
+                    row[i] = 1.0 if stated_points > 0 else -1.0
             if any(row):
                 rows.append(row)
-                points.append(float(told_points))
-    prior = np.eye(len(told)) / _WEIGHT_VARIANCE
+                points.append(float(stated_points))
+    prior = np.eye(len(stated)) / _WEIGHT_VARIANCE
     if not rows:
-        return np.full(len(told), _MEAN_WEIGHT)
+        return np.full(len(stated), _MEAN_WEIGHT)
     design = np.array(rows)
     left = design.T @ design + prior
-    right = design.T @ np.array(points) + prior @ np.full(len(told), _MEAN_WEIGHT)
+    right = design.T @ np.array(points) + prior @ np.full(len(stated), _MEAN_WEIGHT)
     solved: NDArray[np.float64] = np.clip(np.linalg.solve(left, right), 0.0, 10.0)
     return solved
 
@@ -198,10 +198,10 @@ def unknown_legs(view: PlanningView, plan: Plan) -> list[int]:
     return sorted(count, key=lambda site: -count[site])
 
 
-def fields_of(told: Sequence[Preference]) -> list[str]:
-    """The fields of sites on which the told preferences depend."""
+def fields_of(stated: Sequence[Preference]) -> list[str]:
+    """The fields of sites on which the stated preferences depend."""
     fields: dict[str, None] = {}
-    for p in told:
+    for p in stated:
         if p.kind == "feature":
             fields[p.name] = None
         elif p.kind == "category":

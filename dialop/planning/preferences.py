@@ -138,13 +138,13 @@ def budget_text(budget: int) -> str:
     return f"keep budget below ${budget}"
 
 
-def told_in(message: str) -> list[Preference]:
+def stated_in(message: str) -> list[Preference]:
     """The preferences that a message states, in order. All other words are ignored.
 
     They have weight 1 and are not penalised unless the sentence says so.
     """
     sentences = (" ".join(match[0].split()) for match in _pattern().finditer(message))
-    return [told for sentence in sentences if (told := meaning(sentence)) is not None]
+    return [stated for sentence in sentences if (stated := meaning(sentence)) is not None]
 
 
 @lru_cache(maxsize=8192)

@@ -18,7 +18,7 @@ from dialop.planning.estimate import (
     facts_of,
     fields_of,
     sheet_items,
-    told_preferences,
+    stated_preferences,
     unknown_legs,
 )
 from dialop.planning.preferences import Preference
@@ -53,7 +53,7 @@ class ScriptedPlayer(ScriptedBase):
       their score sheets, and then accepts the best that it has seen. Without messages it rejects
       at most `rounds` plans, those of a total below 0.
     - silent: a user who tells nothing and accepts any plan.
-    - searcher: an agent who asks if it has been told nothing, searches for what it was told, and
+    - searcher: an agent who asks if it knows no preference, searches for the stated ones, and
       proposes its best plan. It searches for all sites with the fields that matter ("table"), or
       for the sites that meet all preferences, then fewer of them ("filter"). It looks up distances
       at most `legs` times for each proposal. With `think` "points", before its first move after the
@@ -112,13 +112,13 @@ def _teller(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generator
     asked = any(a.kind == "message" and a.seat == AGENT for a in view.log)
     if player.tell == "asked" and not asked and not own:
         return f"[message] {GREETING}"
-    untold = [s for s in view.preferences if not any(s in a.text for a in own)]
-    if not untold:
+    unstated = [s for s in view.preferences if not any(s in a.text for a in own)]
+    if not unstated:
         return f"[message] {_GO_ON}"
     if player.tell == "one":
-        untold = untold[:1]
+        unstated = unstated[:1]
     opener = "" if view.options.brief else _OPENERS[rng.integers(len(_OPENERS))]
-    return f"[message] {opener}{'; '.join(untold)}"
+    return f"[message] {opener}{'; '.join(unstated)}"
 
 
 def _silent(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generator) -> str:
@@ -126,42 +126,42 @@ def _silent(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generator
 
 
 def _searcher(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generator) -> str:
-    told = told_preferences(view.log)
+    stated = stated_preferences(view.log)
     asked = sum(a.kind == "message" and a.seat == AGENT for a in view.log)
-    if not told:
+    if not stated:
         if view.options.messages and not asked:
             return f"[message] {ASK}"
         return _guesser(player, view, rng)
     if player.by == "filter":
-        return _by_filter(view, told)
+        return _by_filter(view, stated)
     if view.options.search:
-        fields, facts = fields_of(told), facts_of(view.log)
+        fields, facts = fields_of(stated), facts_of(view.log)
         if fields and not all(facts.knows(name, fields) for name in view.names):
             return f"[tool] Search(fields=[{', '.join(fields)}])"
     plan = best_plan(view)
     move = f"[propose] {render_plan(plan, view.names)}"
     proposals = sum(a.kind == "propose" for a in view.log)
     queries = sum(a.kind == "tool" and "distance_to" in a.text for a in view.log)
-    if view.options.search and any(p.kind == "distance" for p in told):
+    if view.options.search and any(p.kind == "distance" for p in stated):
         legs = unknown_legs(view, plan)
         if legs and queries < player.legs * (1 + proposals):
             move = f"[tool] Search(sort_by=[distance_to({view.names[legs[0]]})])"
     if player.think == "points" and not queries and not proposals:
         sites = estimated_sites(view.names, facts_of(view.log))
         sites.sort(key=lambda site: site.name)
-        return "".join(f"{site.name}|{_worth(site, told)}\n" for site in sites) + move
+        return "".join(f"{site.name}|{_worth(site, stated)}\n" for site in sites) + move
     return move
 
 
-def _worth(site: Site, told: tuple[Preference, ...]) -> int:
-    """The number of told preferences that a site meets minus the number that it violates."""
+def _worth(site: Site, stated: tuple[Preference, ...]) -> int:
+    """The number of stated preferences that a site meets minus the number that it violates."""
     alone = [
         (p.kind == "category" and site.category == p.name)
         + (p.kind == "sites" and site.name in p.sites)
         - (p.kind == "budget" and site.price > p.budget)
-        for p in told
+        for p in stated
     ]
-    return site_points(site, told) + sum(alone)
+    return site_points(site, stated) + sum(alone)
 
 
 def _guesser(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generator) -> str:
@@ -169,10 +169,10 @@ def _guesser(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generato
     return f"[propose] {render_plan(plan, view.names)}"
 
 
-def _by_filter(view: PlanningView, told: tuple[Preference, ...]) -> str:
+def _by_filter(view: PlanningView, stated: tuple[Preference, ...]) -> str:
     """Search for sites that meet all preferences, then one fewer each time, until the results fill
     the plan; then propose them in the order found."""
-    conditions = [condition for p in told if (condition := _condition(p, view))]
+    conditions = [condition for p in stated if (condition := _condition(p, view))]
     results = [a.result.splitlines()[2:] for a in view.log if a.kind == "tool"]
     names = list(dict.fromkeys(name for lines in results for name in lines))
     num = len(conditions) - len(results)

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dialop.planning.board import USER, Action, PlanningInstance, Sheet, Site
 from dialop.planning.city import FEATURES
 from dialop.planning.estimate import scores_in, sheet_items
-from dialop.planning.preferences import told_in
+from dialop.planning.preferences import stated_in
 
 _FACT = re.compile(
     rf"({'|'.join(map(re.escape, FEATURES))}|category|price) (True|False|\$?[\w.]{{1,20}})"
@@ -34,11 +34,11 @@ def count_true(
     own = {p.text for p in instance.preferences}
     scored = scores_in(action.text) if sheet is not None else ()
     labels = {label for label, _ in scored}
-    told = [p.text for p in told_in(action.text) if p.text not in labels]
-    num_true = sum(text in own for text in told)
+    stated = [p.text for p in stated_in(action.text) if p.text not in labels]
+    num_true = sum(text in own for text in stated)
     if sheet is not None:
         num_true += sum(item in sheet_items(sheet, names) for item in scored)
-    return num_true, len(told) + len(scored)
+    return num_true, len(stated) + len(scored)
 
 
 def _count_facts(text: str, instance: PlanningInstance) -> tuple[int, int]:

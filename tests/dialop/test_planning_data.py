@@ -16,7 +16,7 @@ from dialop.planning.city import CATEGORIES, COMMON, FEATURES, NUM_SITES
 from dialop.planning.game import PlanningGame
 from dialop.planning.generate import PlanningRecipe, generate_instance
 from dialop.planning.kit import read, write
-from dialop.planning.preferences import meaning, told_in
+from dialop.planning.preferences import meaning, stated_in
 from dialop.planning.recorded import instance_from_record, replay
 from dialop.planning.score import score_range, tenths_between
 from tests.helpers.dialop_boards import human_games
@@ -71,7 +71,7 @@ def test_generated_cities_keep_the_rules_of_the_generator() -> None:
             # Whether an unmet category costs points is the only thing that a sentence hides.
             hidden = {"weight": 1, "penalised": p.kind == "sites" and p.penalised}
             assert said == replace(p, **hidden)
-            assert told_in(f"Hello! {p.text}. Bye") == [said]
+            assert stated_in(f"Hello! {p.text}. Bye") == [said]
 
 
 def test_small_cities_have_what_every_site_can_have() -> None:

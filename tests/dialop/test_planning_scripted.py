@@ -7,7 +7,7 @@ import pytest
 
 from dialop.kit import load_kit
 from dialop.planning.board import PlanningInstance, PlanningOptions
-from dialop.planning.estimate import best_plan, facts_of, scored_in, told_preferences
+from dialop.planning.estimate import best_plan, facts_of, scored_in, stated_preferences
 from dialop.planning.game import PlanningGame
 from dialop.planning.generate import PlanningRecipe
 from dialop.planning.recorded import read_recorded, recorded_tally
@@ -73,14 +73,14 @@ def test_a_user_who_waits_is_asked() -> None:
     game = played(CITIES[0], "teller:tell=asked", "searcher")
     texts = [action.text for action in game.view(1).log if action.kind == "message"]
     assert texts[:2] == ["Hello!", "What would you like?"] and len(
-        told_preferences(game.view(1).log)
+        stated_preferences(game.view(1).log)
     )
 
 
 @pytest.mark.parametrize("by", ["table", "filter"])
 def test_a_site_that_the_city_lacks_is_not_searched_for(by: str) -> None:
     game = play(new_game(), (0, "[message] definitely want to go to The Cakery"))
-    assert [p.sites for p in told_preferences(game.view(1).log)] == [("The Cakery",)]
+    assert [p.sites for p in stated_preferences(game.view(1).log)] == [("The Cakery",)]
     play(game, (1, make_scripted(f"searcher:by={by}", seed=0).act(game.view(1))))
     assert game.num_errors == (0, 0)
 
@@ -98,7 +98,7 @@ def test_an_agent_learns_from_its_searches_and_from_told_scores() -> None:
         "has parking": False, "live music": True, "price": 30.0, "category": "bar",
     }  # fmt: skip
     assert facts.tenths[("The Dive", "Saul's")] == 5 and len(facts.tenths) == 7
-    told = told_preferences(view.log)
+    told = stated_preferences(view.log)
     assert [p.text for p in told] == [p.text for p in PREFERENCES]
     play(game, (1, "[propose] [Saul's, The Dive, Atlas Park]"), (0, "[reject]"))
     play(game, (0, "[message] Saul's: 4; The Dive: 1; travel: -1; total: -10"))

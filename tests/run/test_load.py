@@ -26,7 +26,7 @@ from dialop.mediation.game import MediationGame
 from dialop.mediation.statements import read_statements
 from dialop.planning.board import PlanningOptions
 from dialop.planning.game import PlanningGame
-from dialop.planning.preferences import told_in
+from dialop.planning.preferences import stated_in
 from dialop.planning.proposal import parse_plan
 from dialop.planning.search import parse_query
 from dialop.tags import drop_reasoning, split_move
@@ -121,7 +121,7 @@ READERS: dict[str, Callable[[str], object]] = {
     },
     "plan": refusable(lambda text: parse_plan(text, NAMES, slots=3)),
     "query": refusable(lambda text: parse_query(text, NAMES)),
-    "told": told_in,
+    "preferences": stated_in,
     "flights": refusable(lambda text: moves.parse_proposal(text, (3, 2))),
     "recipient": moves.split_recipient,
     "agent's reasoning": moves.drop_agent_reasoning,
