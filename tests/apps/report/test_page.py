@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from dialop.kit import load_kit
-from dialop.matching.board import instance_from_dict
+from dialop.matching.board import MatchingInstance
 from dialop.matching.generate import MatchingRecipe
 from dialop.matching.pages import lost
 from dialop.matching.solve import best_pairs
+from dialop.values import parsed
 from selfplay.apps.report import games, page
 from selfplay.apps.report.__main__ import main
 from selfplay.apps.report.charts import smoothed
@@ -79,7 +80,8 @@ def test_losses_add_up_to_what_the_proposal_loses() -> None:
 
 def test_a_best_proposal_among_several_loses_nothing(run: Path) -> None:
     instance = read_run(run).games[0]["state"]["instance"]
-    flat = instance_from_dict({**instance, "table": [[25] * 3] * 3, "best": 75, "solo": [75, 75]})
+    even = {**instance, "table": [[25] * 3] * 3, "best": 75, "solo": [75, 75]}
+    flat = parsed(MatchingInstance, even)
     for order in ((0, 1, 2), (2, 0, 1)):
         assert lost(flat, tuple(sorted((r, p) for p, r in enumerate(order))))[1] == [0, 0, 0]
 
