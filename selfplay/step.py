@@ -143,12 +143,11 @@ def update(run: Run, batch: Batch, step: int) -> tuple[dict[str, float], list[st
 def measure(
     run: Run, step: int, rollout: Rollout, batch: Batch, learnt: dict[str, float]
 ) -> dict[str, float]:
-    """The metrics of step number `step` over all ranks: games, groups, update, partners' ratings.
+    """The metrics of step number `step` over all ranks: games, groups, update, endpoints' usage.
 
-    Ratings are updated here, and the policy joins the pool when it is due."""
-    episodes = rollout.episodes
-    ratings = run.partners.finish_step(step, episodes, run.learner, run.tokenizer)
-    metrics = step_metrics(episodes, rollout.stats, batch.stats, learnt | ratings, run.world)
+    The policy joins the pool here when it is due."""
+    usage = run.partners.finish_step(step, run.learner, run.tokenizer)
+    metrics = step_metrics(rollout.episodes, rollout.stats, batch.stats, learnt | usage, run.world)
     # Those of the last push and evaluation are among them.
     return metrics | {"num_engine_restarts": run.supervisor.take_num_restarts()}
 

@@ -12,7 +12,7 @@ import yaml
 
 from dialop.kit import load_kit
 from selfplay.config import Config
-from selfplay.config.help import described
+from selfplay.config.schema import described
 from tests.helpers.documented import PAST, parts
 
 ROOT = Path(__file__).resolve().parents[1]

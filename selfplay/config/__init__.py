@@ -1,9 +1,9 @@
 """The settings of a run: the loader, and every key with its default and its help sentence.
 
 Lengths are in tokens, times in seconds. A settings file contains only what differs from the
-defaults. `play` has the sections of games and rollouts, `partners` those of partners, `learning`
-those of the algorithm, and `hardware` those of the model, the engine and the ranks. This room reads
-no environment variable.
+defaults. `play` has the sections of games, rollouts and partners, `learning` those of the
+algorithm, and `hardware` those of the model, the engine and the ranks. This room reads no
+environment variable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from selfplay.config.hardware import (
     ModelConfig,
     ParallelConfig,
     ScratchConfig,
-    TrackConfig,
 )
 from selfplay.config.learning import (
     COMPARED_IN_GROUPS,
@@ -33,12 +32,13 @@ from selfplay.config.learning import (
 )
 from selfplay.config.load import load
 from selfplay.config.monitors import DEFAULT_MONITORS, parse_rule
-from selfplay.config.partners import EndpointConfig, PolicyPoolConfig
 from selfplay.config.play import (
     BranchConfig,
     DataConfig,
+    EndpointConfig,
     EvalConfig,
     GameConfig,
+    PolicyPoolConfig,
     RewardConfig,
     RolloutConfig,
 )
@@ -66,7 +66,6 @@ __all__ = [
     "RewardConfig",
     "RolloutConfig",
     "ScratchConfig",
-    "TrackConfig",
     "WarmStartConfig",
     "load_config",
 ]
@@ -83,7 +82,7 @@ COMMON = (
     *("reward.kind", "algorithm.method", "algorithm.loss", "algorithm.kl", "algorithm.minibatches"),
     *("optim.lr", "optim.schedule", "optim.tokens_per_microbatch"),
     *("engine.kind", "engine.mem_fraction", "parallel.tp", "parallel.fsdp"),
-    *("eval.every", "eval.num_games", "eval.final_games", "track.kind"),
+    *("eval.every", "eval.num_games", "eval.final_games", "track"),
 )
 
 
@@ -110,6 +109,9 @@ class Config:
     < 0.05 over 5'; a list replaces the default rules (docs/monitors.md)"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto uses a GPU if there is one"""
+    track: Literal["wandb", "tensorboard", "off"] = "off"
+    """the tracker that gets what metrics.jsonl and games.jsonl get: Weights & Biases, TensorBoard
+    or none"""
     game: GameConfig = Field(default_factory=GameConfig)
     data: DataConfig = Field(default_factory=DataConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
@@ -124,7 +126,6 @@ class Config:
     engine: EngineConfig = Field(default_factory=EngineConfig)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
-    track: TrackConfig = Field(default_factory=TrackConfig)
 
     @model_validator(mode="after")
     def check(self) -> Self:

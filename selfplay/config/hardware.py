@@ -1,4 +1,4 @@
-"""Settings of the model, the engine, the ranks and Weights & Biases."""
+"""Settings of the model, the engine and the ranks."""
 
 from __future__ import annotations
 
@@ -185,15 +185,3 @@ class ParallelConfig:
     checkpointing: Literal["none", "full"] = "none"
     """activation checkpointing: full recomputes each layer's activations in the backward
     pass"""
-
-
-@dataclass(frozen=True, slots=True, config=RULES)
-class TrackConfig:
-    """An experiment tracker that gets what metrics.jsonl and games.jsonl get. A plain value sets
-    the kind, as in `track: wandb`."""
-
-    kind: Literal["wandb", "trackio", "tensorboard", "off"] = "off"
-    """where metrics, settings and games are shown: Weights & Biases, Trackio, TensorBoard or
-    nowhere"""
-    project: str = "selfplay"
-    """project name in Weights & Biases and in Trackio"""

@@ -78,8 +78,7 @@ class WarmStartConfig:
 
 @dataclass(frozen=True, slots=True, config=RULES)
 class AlgorithmConfig:
-    """How rewards become advantages, and advantages a loss. A plain value sets the method, as in
-    `algorithm: rloo`."""
+    """How rewards become advantages, and advantages a loss."""
 
     method: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "ema", "ppo"] = "grpo"
     """advantage estimator: grpo (group mean and standard deviation), dr_grpo (group mean), rloo

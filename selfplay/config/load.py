@@ -13,6 +13,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,19 +21,15 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from dialop.specs import nearest
-from selfplay.config.help import names_of
-from selfplay.config.schema import join, model_of
+from selfplay.config.schema import join, model_of, names_of
 from selfplay.config.secrets import hidden, names_key
-from selfplay.config.shipped import find_settings, nearest_settings
 from selfplay.config.text import Loader, show
 from selfplay.errors import SettingsError
 
 C = TypeVar("C")
-Layer = tuple[str, yaml.Node]  # settings, and their source: "FILE" or "override 'key=value'"
+Places = dict[str, str]  # where each key was given: "FILE:LINE" or "override 'key=value'"
 
-# The key that a plain value of a section sets, as in `algorithm: rloo` and `track=wandb`.
-_SHORT = {"algorithm": "method", "track": "kind"}
-_NULL = "tag:yaml.org,2002:null"
+_PACKAGE = Path(__file__).resolve().parents[1]
 _MEANT = {"gpu": "cuda"}  # words that are spelt like another choice
 # Rules that the help words in the same way; the others are in pydantic's words.
 _RULES = {
@@ -48,13 +45,12 @@ def load(cls: type[C], path: Path | None, overrides: Sequence[str] = ()) -> C:
     Raises:
         SettingsError: for unreadable files, unknown keys, invalid values and contradictions.
     """
-    values, layers = _read_all(path, overrides)
+    values, places = _read_all(path, overrides)
     try:
         return TypeAdapter(cls).validate_json(json.dumps(values))
     except ValidationError as error:
         name, rule = _first_fault(error, cls)
-    place = _place_of(name, rule, layers) or path or "defaults"
-    raise SettingsError(f"{place}: {rule}")
+    raise SettingsError(f"{_place_of(name, rule, places) or path or 'defaults'}: {rule}")
 
 
 def read_options(cls: Any, values: Mapping[str, Any], prefix: str) -> Any:
@@ -120,122 +116,96 @@ def _unknown(name: str, names: Sequence[str]) -> str:
     return f"unknown key {name}; {hint}"
 
 
-# --- where a key was given
-
-
-def _place_of(name: str, rule: str, layers: Sequence[Layer]) -> str:
+def _place_of(name: str, rule: str, places: Places) -> str:
     """Where the keys were given that a rule names; if none was, where `name` was, or the section or
     list that holds it."""
     if not rule.startswith("unknown key "):
         named = re.findall(r"^[a-z_]+(?= )|[a-z_]+(?=\.\*)|[a-z_]+(?:\.[a-z_]+|\[\d+\])+", rule)
-        if places := [place for each in named if (place := _given(each, layers))]:
-            return ", ".join(dict.fromkeys(places))
-    while name and not _given(name, layers):
+        if given := [places[key] for key in named if key in places]:
+            return ", ".join(dict.fromkeys(given))
+    while name and name not in places:
         name = re.sub(r"(\.?[^.\[]*|\[\d+\])$", "", name)
-    return _given(name, layers)
-
-
-def _given(name: str, layers: Sequence[Layer]) -> str:
-    """Where the dotted name was given last; "" if it was not."""
-    for source, node in reversed(layers):
-        mark, found = None, name != ""
-        for part in re.findall(r"[^.\[\]]+", name):
-            inside = {key.value: (key.start_mark, value) for key, value in _pairs(node)}
-            if part not in inside:
-                found = False
-                break
-            mark, node = inside[part]
-        if found:
-            return _place(source, mark)
-    return ""
-
-
-def _pairs(node: yaml.Node) -> list[tuple[yaml.Node, yaml.Node]]:
-    """The keys and values of a mapping, or the numbers and items of a list."""
-    if isinstance(node, yaml.MappingNode):
-        return node.value
-    items = node.value if isinstance(node, yaml.SequenceNode) else []
-    return [(yaml.ScalarNode("", str(n), item.start_mark), item) for n, item in enumerate(items)]
-
-
-def _place(source: str, mark: yaml.Mark | None) -> str:
-    return source if mark is None or source.startswith("override ") else f"{source}:{mark.line + 1}"
+    return places.get(name, "")
 
 
 # --- files and overrides
 
 
-def _read_all(path: Path | None, overrides: Sequence[str]) -> tuple[dict[str, Any], list[Layer]]:
-    """The values of a file with its overrides applied in order, and all that was given for them."""
-    values, layers = ({}, []) if path is None else _read(find_settings(Path(path)))
+def _read_all(path: Path | None, overrides: Sequence[str]) -> tuple[dict[str, Any], Places]:
+    """The values of a file with its overrides applied in order, and where they were given."""
+    values, places = ({}, {}) if path is None else _read(find_settings(Path(path)))
     for text in overrides:
         name, equals, value = (part.strip() for part in text.partition("="))
         shown = f"{name}=…" if equals and names_key(name) else hidden(text)
         source = f"override {shown!r}"
-        if not equals or not all(name.split(".")):
+        parts = name.split(".")
+        if not equals or not all(parts):
             raise SettingsError(f"{source}: must read key=value or section.key=value")
-        over, layer = _parsed(value, source, name.split("."))
-        values, layers = _merged(values, over), [*layers, layer]
-    return values, layers
+        over, node = _parsed(value, source)
+        given = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+        places |= dict.fromkeys([*given, *_lines(node, name)], source)
+        for part in reversed(parts):
+            over = {part: over}
+        values = _merged(values, over)
+    return values, places
 
 
-def _read(path: Path, parents: tuple[Path, ...] = ()) -> tuple[dict[str, Any], list[Layer]]:
-    """The values of a file merged over those of its `base`, and the layers of both."""
+def _read(path: Path, parents: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Places]:
+    """The values of a file merged over those of its `base`, and where both were given."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise SettingsError(f"{path}: no such file{nearest_settings(path)}") from None
+        raise SettingsError(f"{path}: no such file{_nearest_shipped(path)}") from None
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from None
-    values, layer = _parsed(text, str(path))
+    values, node = _parsed(text, str(path))
     if not isinstance(values, dict | None):
         raise SettingsError(f"{path}: settings must be a mapping of keys, got {show(values)[:80]}")
     values = values or {}
+    places = {name: f"{path}:{line}" for name, line in _lines(node).items()}
     base = values.pop("base", None)
     if base is None:
-        return values, [layer]
-    place, chain = _given("base", [layer]), (*parents, path.resolve())
+        return values, places
+    place, chain = places["base"], (*parents, path.resolve())
     target = path.parent / str(base)
     target = target if target.is_file() else find_settings(Path(str(base)))
     if not target.is_file():
-        near = nearest_settings(target)
+        near = _nearest_shipped(target)
         raise SettingsError(f"{place}: base must be a file, got {show(base)}{near}")
     if target.resolve() in chain:
         raise SettingsError(f"{place}: base {base} leads back to itself")
-    under, layers = _read(target, chain)
-    return _merged(under, values), [*layers, layer]
+    under, places_under = _read(target, chain)
+    return _merged(under, values), places_under | places
 
 
-def _parsed(text: str, source: str, parts: Sequence[str] = ()) -> tuple[Any, Layer]:
-    """The value of a YAML text; with `parts`, as the value of this key in nested mappings."""
+def _parsed(text: str, source: str) -> tuple[Any, yaml.Node | None]:
+    """The value of a YAML text, and its node, which knows the lines."""
     try:
         loader = Loader(text)
-        node = loader.get_single_node() or yaml.ScalarNode(_NULL, "")
-        for part in reversed(parts):
-            node = _mapping(part, node)
-        _expand_short(node)
-        value = loader.construct_document(node)
-        json.dumps(value)  # refuses cycles and what only YAML has, such as dates
+        node = loader.get_single_node()
+        value = None if node is None else loader.construct_document(node)
+        json.dumps(value)  # refuses cycles and what only YAML has, such as sets
     except yaml.MarkedYAMLError as error:
-        place = _place(source, error.problem_mark)
+        mark = None if source.startswith("override ") else error.problem_mark
+        place = source if mark is None else f"{source}:{mark.line + 1}"
         raise SettingsError(f"{place}: not valid YAML: {error.problem}") from None
     except (yaml.YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:
         problem = " ".join(str(error).split())
         raise SettingsError(f"{source}: not valid YAML: {problem}") from None
-    return value, (source, node)
+    return value, node
 
 
-def _expand_short(node: yaml.Node) -> None:
-    """Write a plain value of a section as a mapping."""
-    for number, (key, value) in enumerate(_pairs(node)):
-        plain = isinstance(value, yaml.ScalarNode) and value.tag != _NULL
-        if plain and key.value in _SHORT:
-            node.value[number] = key, _mapping(_SHORT[key.value], value)
-
-
-def _mapping(key: str, value: yaml.Node) -> yaml.MappingNode:
-    label = yaml.ScalarNode("tag:yaml.org,2002:str", key, value.start_mark)
-    return yaml.MappingNode("tag:yaml.org,2002:map", [(label, value)])
+def _lines(node: yaml.Node | None, name: str = "") -> dict[str, int]:
+    """The line, from 1, of each key and list item below `name`, at every depth."""
+    inside: list[tuple[str, yaml.Node, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        inside = [(join(name, str(key.value)), key, value) for key, value in node.value]
+    if isinstance(node, yaml.SequenceNode):
+        inside = [(f"{name}[{number}]", item, item) for number, item in enumerate(node.value)]
+    lines = {}
+    for each, first, value in inside:
+        lines |= {each: first.start_mark.line + 1, **_lines(value, each)}
+    return lines
 
 
 def _merged(under: Any, over: Any) -> Any:
@@ -243,3 +213,34 @@ def _merged(under: Any, over: Any) -> Any:
     if not (isinstance(under, dict) and isinstance(over, dict)):
         return over
     return {**under, **{key: _merged(under.get(key), value) for key, value in over.items()}}
+
+
+# --- files that ship with the project: at the top of a clone, inside selfplay/ once installed
+
+
+def shipped(name: str) -> Path:
+    """The path of `train.py`, `eval.py` or `configs`, in a clone or in an installed package."""
+    installed = _PACKAGE / name
+    return installed if installed.exists() else _PACKAGE.parent / name
+
+
+def find_settings(path: Path) -> Path:
+    """`path` if it is a file, else the shipped settings file of that name.
+
+    `tiny`, `tiny.yaml` and `configs/tiny.yaml` all name `configs/tiny.yaml` of the project, from
+    any folder. Returns `path` itself if neither exists.
+    """
+    with suppress(OSError):  # of a name too long: reading it tells
+        if path.parent in (Path(), Path("configs")) and (path.is_dir() or not path.exists()):
+            named = shipped("configs") / path.name
+            for file in (named, named.with_name(f"{path.name}.yaml")):
+                if file.is_file():
+                    return file
+    return path
+
+
+def _nearest_shipped(path: Path) -> str:
+    """The end of an error line: the shipped settings file whose name is nearest, or ""."""
+    names = [file.stem for file in shipped("configs").glob("*.yaml")]
+    near = difflib.get_close_matches(path.stem, names, 1)
+    return f"; nearest shipped file is {near[0]}" if near else ""

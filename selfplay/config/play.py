@@ -1,13 +1,15 @@
-"""Settings of the games: rules, instances, rollouts, rewards, evaluation."""
+"""Settings of the games: rules, instances, rollouts, partners, rewards, evaluation."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
 from dialop.kit import Kit, games, load_kit
+from dialop.specs import closest
 from dialop.starts import checked_entries
 from selfplay.config.load import read_options
 from selfplay.config.player_spec import (
@@ -20,6 +22,7 @@ from selfplay.config.player_spec import (
     parse_spec,
 )
 from selfplay.config.schema import RULES
+from selfplay.config.secrets import check_body
 
 MAX_GAMES = 1_000_000  # per step and per evaluation
 
@@ -35,6 +38,17 @@ class GameConfig:
     )
     options: Any = Field(default=None, validate_default=True)
     """settings that the game itself declares; --help game lists those of the game in --config"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _options_below(cls, given: Any) -> Any:
+        """Raise ValueError for an option of the game that is given as game.NAME."""
+        if isinstance(given, dict) and isinstance(name := given.get("name", "matching"), str):
+            valid = [field.name for field in fields(options_type(name))]
+            for key in given.keys() - {"name", "options"}:
+                if near := closest(key, valid):
+                    raise ValueError(f"unknown key game.{key}; nearest is game.options.{near}")
+        return given
 
     @field_validator("options")
     @classmethod
@@ -163,6 +177,41 @@ class RolloutConfig:
                 "rollout.partners must not contain 'person', which only eval.py supports, got "
                 f"{list(self.partners)}"
             )
+        return self
+
+
+@dataclass(frozen=True, slots=True, config=RULES)
+class PolicyPoolConfig:
+    """Snapshots of the policy as partners; used only with the partner `pool`."""
+
+    every: int = Field(default=20, ge=1, le=10_000_000)
+    """steps between two snapshots of the policy that are added to the pool"""
+    size: int = Field(default=8, ge=0, le=10_000)
+    """largest number of snapshots in the pool: the initial policy and the newest others; 0
+    keeps all"""
+
+
+@dataclass(frozen=True, slots=True, config=RULES)
+class EndpointConfig:
+    """Requests to partners of the kind endpoint:MODEL@URL."""
+
+    key_variable: str | None = None
+    """environment variable that holds the API key; null sends no key (local servers)"""
+    max_new_tokens: int = Field(default=512, ge=1, le=1_000_000)
+    """largest number of tokens in a completion"""
+    body: dict[str, object] = Field(default_factory=dict)
+    """extra fields of the request's JSON, such as temperature: 0.7 or reasoning_effort: low;
+    never a key"""
+    timeout_s: float = Field(default=60.0, ge=0.01, le=86400.0)
+    """seconds without data from the server before a request fails"""
+    retries: int = Field(default=4, ge=0, le=1_000)
+    """retries of a failed request before its game is discarded"""
+    concurrency: int = Field(default=16, ge=1, le=4_096)
+    """largest number of concurrent requests"""
+
+    @model_validator(mode="after")
+    def check(self) -> Self:
+        check_body(self.body)
         return self
 
 

@@ -3,7 +3,7 @@
     self                    the policy itself, in both seats
     scripted:NAME:opt=v     a scripted player
     checkpoint:PATH         a frozen policy: a run folder, a part of one, or a Hugging Face folder
-    pool                    the policy pool: earlier snapshots of this run, with ratings
+    pool                    the policy pool: earlier snapshots of this run
     endpoint:MODEL@URL      a chat model behind an OpenAI-compatible address
     person                  a person at the terminal (eval.py only)
 

@@ -9,8 +9,6 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-from selfplay.config.schema import join
-
 # What is no text, by tag: a pattern and the characters it may begin with. As in YAML 1.2, so `off`
 # and `no` are text, 1e-5 is a number, and 010, 1:30 and 2020-01-01 are text.
 _SCALARS = {
@@ -74,7 +72,7 @@ def difference(a: Any, b: Any, name: str = "") -> list[str]:
     if not (isinstance(a, dict) and isinstance(b, dict)):
         return [] if a == b else [f"{name}: {show(a)} -> {show(b)}"]
     keys = dict.fromkeys([*a, *b])
-    lines = [difference(a.get(key), b.get(key), join(name, key)) for key in keys]
+    lines = [difference(a.get(key), b.get(key), f"{name}.{key}".lstrip(".")) for key in keys]
     return [line for each in lines for line in each]
 
 

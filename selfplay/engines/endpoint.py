@@ -43,12 +43,6 @@ class Usage:
     num_prompt_tokens: int = 0
     num_new_tokens: int = 0
 
-    def cost(self, settings: EndpointConfig) -> float:
-        """The price of these tokens, in the currency of the settings' prices."""
-        million = 1_000_000
-        prompt, completion = settings.price
-        return (self.num_prompt_tokens * prompt + self.num_new_tokens * completion) / million
-
 
 def check_address(url: str, *, what: str) -> None:
     """Raise SettingsError, which begins with `what`, unless `url` is a usable HTTP address."""

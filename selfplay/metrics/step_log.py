@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from selfplay.atomic import write_atomically
-from selfplay.config import TrackConfig
 from selfplay.errors import SettingsError
 from selfplay.metrics.console import step_line
 from selfplay.metrics.step import Pieces, game_record
@@ -69,7 +68,7 @@ class Journal:
     def __init__(
         self,
         folder: Path,
-        track: TrackConfig,
+        track: str,
         *,
         num_steps: int,
         log_games_every: int,

@@ -1,17 +1,18 @@
-"""The partners of a run: their players, their engines, their ratings.
+"""The partners of a run: their players, their engines, the policy pool.
 
 A frozen checkpoint, or the policy pool, keeps one more complete model in memory on each rank that
-plays, for the whole run; rank 0 prints its size at the start. Names, ratings and the pool are the
-same on every rank.
+plays, for the whole run; rank 0 prints its size at the start. Names and the pool are the same on
+every rank.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
 from selfplay.atomic import damage
@@ -28,18 +29,14 @@ from selfplay.engines.router import EngineRouter, Frozen
 from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
 from selfplay.metrics.step import add_up
-from selfplay.model.policy import DTYPES, described_in, load_model
-from selfplay.partners import policy_pool
+from selfplay.model.policy import DTYPES, described_in, empty_model, load_model
+from selfplay.model.stored import Stored
 from selfplay.partners.checkpoints import Source, check_same_game, find_source, template_of
-from selfplay.partners.policy_pool import update_ratings
-from selfplay.rollout.episode import Episode
 from selfplay.rollout.players import FrozenPlayer, Player, PolicyPlayer
 from selfplay.rollout.seating import SELF_PLAY, Partner, chosen_seats, scripted_partner
 from selfplay.rollout.text_players import EndpointPlayer, PersonPlayer
 
-POLICY = PolicyPlayer.name
 POOL_SEED = "past self"  # an older word for the policy pool; it keeps the draws of old runs
-RATING_STEP = 8.0  # largest change of a rating after one game (Elo's K-factor)
 
 
 class Partners:
@@ -71,7 +68,6 @@ class Partners:
         self._pool_share = POOL in kinds
         self._needs_router = bool(kinds & {POOL, CHECKPOINT, ENDPOINT})
         self._members: list[int] = []
-        self._ratings: dict[str, float] = {}
         self._loaded: int | None = None  # the pool member whose weights the pool's engine holds
 
     def for_step(self, step: int) -> list[tuple[Partner, float]]:
@@ -107,42 +103,21 @@ class Partners:
         Raises SettingsError for a member whose snapshot is damaged."""
         self._members = list(state.get("pool", []))
         on_first_rank(self._check_pool, self._world)
-        self._ratings = dict(state.get("ratings", {}))
         if self._pool_share and not self._members:
             self._join(0, learner, tokenizer)
 
     def finish_step(
-        self,
-        step: int,
-        episodes: Sequence[Episode],
-        learner: Learner,
-        tokenizer: PreTrainedTokenizerBase,
+        self, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase
     ) -> dict[str, float]:
-        """After `step` steps: update the ratings and, every `policy_pool.every` steps, add the
-        policy to the pool. Every rank must call.
-
-        Returns metrics: the ratings and the endpoints' usage; {} if the policy plays only with
-        itself.
-        """
-        if all(partner is SELF_PLAY for partner, _ in self._partners):
-            return {}
-        games = [
-            (episode.instance, episode.index, (*episode.players, episode.score))
-            for episode in episodes
-        ]
-        gathered = gather_objects((games, self._usage()), self._world)
-        # Ratings depend on the order of the games, which must not depend on the number of ranks.
-        in_order = sorted(game for rank_games, _ in gathered for game in rank_games)
-        all_games = [game for _, _, game in in_order]
-        self._ratings = update_ratings(self._ratings, all_games, step=RATING_STEP)
+        """Every `policy_pool.every` steps, add the policy after `step` steps to the pool. Returns
+        the endpoints' usage as metrics. Every rank must call."""
         if self._pool_share and step % self._config.policy_pool.every == 0:
             self._join(step, learner, tokenizer)
-        ratings = {f"rating/{name}": rating for name, rating in self._ratings.items()}
-        return ratings | add_up(usage for _, usage in gathered)
+        return add_up(gather_objects(self._usage(), self._world))
 
     def state(self) -> dict[str, Any]:
         """The part of the trainer state that `restore` takes, as plain values."""
-        return {"pool": self._members, "ratings": self._ratings}
+        return {"pool": self._members}
 
     def close(self) -> None:
         for endpoint in self._endpoints.values():
@@ -192,15 +167,15 @@ class Partners:
     def _pool_partner(self, step: int) -> Partner:
         seed = named_seed(self._config.seed, POOL_SEED, step)  # the same on all ranks
         member = pick(self._members, [1.0] * len(self._members), seed)
-        folder = policy_pool.snapshot_folder(self._folder, member)
+        folder = snapshot_folder(self._folder, member)
         if self._plays and POOL not in self._frozen:
             self._frozen[POOL] = self._load("the policy pool", folder, self._rendering)
         elif self._plays and member != self._loaded:
             engine = self._frozen[POOL].engine
             assert isinstance(engine, CopiesWeights)
-            engine.update_weights(policy_pool.snapshot_weights(folder), member)
+            engine.update_weights(snapshot_weights(folder), member)
         self._loaded = member
-        name = policy_pool.member_name(member)
+        name = f"{POOL}:{member}"
         return Partner(name, self._seat(name, POOL, self._rendering, None))
 
     def _seat(
@@ -239,20 +214,14 @@ class Partners:
         return Frozen(engine, rendering.stop_ids)
 
     def _join(self, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Add the policy to the pool with its current rating; drop the ratings of members that
-        leave."""
-        folder = policy_pool.snapshot_folder(self._folder, step)
+        """Add the policy to the pool."""
+        folder = snapshot_folder(self._folder, step)
         export_atomically(learner.model, tokenizer, folder, world=learner.world)
-        before = set(self._members)
-        self._members = policy_pool.joined(self._members, step, size=self._config.policy_pool.size)
-        if POLICY in self._ratings:
-            self._ratings[policy_pool.member_name(step)] = self._ratings[POLICY]
-        for member in before.difference(self._members):
-            self._ratings.pop(policy_pool.member_name(member), None)
+        self._members = joined(self._members, step, size=self._config.policy_pool.size)
 
     def _check_pool(self) -> None:
         for member in self._members:
-            folder = policy_pool.snapshot_folder(self._folder, member)
+            folder = snapshot_folder(self._folder, member)
             found = damage(folder)
             if found is not None:
                 raise SettingsError(
@@ -269,10 +238,35 @@ class Partners:
                 "num_endpoint_retries": usage.num_retries,
                 "num_endpoint_prompt_tokens": usage.num_prompt_tokens,
                 "num_endpoint_tokens": usage.num_new_tokens,
-                "endpoint_cost": usage.cost(self._config.endpoint),
             }
             for usage in usages
         )
+
+
+def snapshot_folder(folder: Path, step: int) -> Path:
+    """Where the run in `folder` keeps the policy after `step` steps for the pool. Snapshots stay
+    on disk after they leave the pool."""
+    return folder / "policy_pool" / f"step_{step:06d}"
+
+
+def joined(members: list[int], step: int, *, size: int) -> list[int]:
+    """The pool after the policy of `step` joined: the first member and the newest others.
+
+    The first member stays because it has the language of the warm start. `size` 0 keeps all.
+    """
+    pool = sorted({*members, step})
+    if size == 0 or len(pool) <= size:
+        return pool
+    return [pool[0], *pool[len(pool) - (size - 1) :]] if size > 1 else [pool[-1]]
+
+
+def snapshot_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights of a Hugging Face folder as (the model's parameter name, tensor), one at
+    a time."""
+    model = empty_model(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    stored = Stored(folder, model)
+    for name, parameter in model.named_parameters():
+        yield name, stored.read(name, tuple(slice(0, size) for size in parameter.shape))
 
 
 def check_partners(partners: Sequence[str], game: GameConfig, *, out: str) -> None:

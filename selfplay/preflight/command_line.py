@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import re
+import runpy
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import fields
+from itertools import takewhile
 from pathlib import Path
 from typing import NoReturn
 
 from dialop.specs import nearest
 from selfplay.config import COMMON, Config, load_config
-from selfplay.config.help import chosen, describe, described, shipped_configs
-from selfplay.config.load import read_value
+from selfplay.config.load import read_value, shipped
 from selfplay.config.play import GameConfig, options_type
+from selfplay.config.schema import chosen, describe, described
 from selfplay.config.secrets import hidden, names_key
 from selfplay.errors import SettingsError
 
@@ -205,3 +208,24 @@ def _options(config: Path | None, overrides: Sequence[str]) -> str:
     except (SettingsError, ValueError):
         return ""
     return f"\nThe game.options of {name}:\n\n{describe(entries) if entries else '  none'}\n"
+
+
+def shipped_configs() -> str:
+    """The settings files that ship with the project: each one's name and its first sentence."""
+    lines = []
+    for path in sorted(shipped("configs").glob("*.yaml")):
+        text = path.read_text(encoding="utf-8").splitlines()
+        comment = " ".join(line.strip("# ") for line in takewhile(lambda x: x[:1] == "#", text))
+        sentence = comment.split(". ")[0].rstrip(".")
+        lines.append(textwrap.fill(f"{path.stem:24}{sentence}", 100, subsequent_indent=" " * 24))
+    return "\n".join(lines) + "\n"
+
+
+def train() -> None:
+    """The installed command `selfplay-train …`, which is `python train.py …`."""
+    runpy.run_path(str(shipped("train.py")), run_name="__main__")
+
+
+def evaluate() -> None:
+    """The installed command `selfplay-eval …`, which is `python eval.py …`."""
+    runpy.run_path(str(shipped("eval.py")), run_name="__main__")

@@ -9,7 +9,7 @@ import pytest
 
 from dialop.kit import SWITCHES
 from selfplay.config import Config, load_config
-from selfplay.config.help import names_of
+from selfplay.config.schema import names_of
 from selfplay.errors import SettingsError
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))

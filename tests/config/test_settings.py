@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 
 from selfplay.config import COMMON, load_config
 from selfplay.config import Config as RunConfig
-from selfplay.config.help import describe, described, names_of, shipped_configs
+from selfplay.config.schema import describe, described, names_of, shipped_configs
 from selfplay.config.load import load
 from selfplay.config.schema import RULES
 from selfplay.config.text import difference, dump

@@ -17,7 +17,7 @@ import torch
 import eval as evaluation
 import train
 from selfplay.config import Config
-from selfplay.config.help import described
+from selfplay.config.schema import described
 from selfplay.model.hub import FETCHED, NOT_FETCHED
 from tests.helpers.processes import HANG_S, own_output
 from tests.helpers.run_folders import untrained_run
