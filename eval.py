@@ -27,34 +27,43 @@ from typing import Any
 import selfplay  # noqa: F401  it sets how OpenMP waits, which torch reads when it is imported
 from selfplay.preflight.command_line import parse_eval, refused
 
+PARSED = None
 if __name__ == "__main__":  # --help and a typo are answered before torch is imported
     try:
-        parse_eval(sys.argv[1:], __doc__ or "")
+        PARSED = parse_eval(sys.argv[1:], __doc__ or "")
     except ValueError as error:
         sys.exit(refused("eval.py", error))
 
 # isort: split
 from torch.distributed.elastic.multiprocessing.errors import record
+from transformers import AutoConfig
 
 from selfplay.atomic import write_atomically
-from selfplay.config.player_spec import PERSON
+from selfplay.chat.rendering import Rendering
+from selfplay.config import Config
 from selfplay.config.text import dump
 from selfplay.distributed import World, close_world
 from selfplay.errors import RunEnds, SettingsError
-from selfplay.evaluation.evaluate import AllVoid, evaluate_people, evaluate_scripted
+from selfplay.evaluation.evaluate import (
+    AllVoid,
+    check_room,
+    evaluate_people,
+    evaluate_scripted,
+    play_matches,
+)
 from selfplay.evaluation.games import Games, find_games, find_start, imitated_boards
-from selfplay.evaluation.matrix import MatrixPolicy, play_matches
 from selfplay.evaluation.plan import EvalPlan, find_config, plan_evaluation
 from selfplay.evaluation.report import Report, markdown, write_report
-from selfplay.preflight.evaluation import check_plan, check_policy
-from selfplay.preflight.run import read_rendering
+from selfplay.model.policy import described_in
+from selfplay.preflight.run import check_endpoint, check_folder, check_machine, read_rendering
+from selfplay.preflight.small_copy import check_copy
 from selfplay.setup import open_world, warn_of_template
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main(words: list[str] | None = None) -> int:
     """Returns the exit status: 2 for bad arguments, which are found before weights are loaded."""
     try:
-        args = parse_eval(words, __doc__ or "")
+        args = PARSED or parse_eval(words or [], __doc__ or "")
         options = options_of(args)
         plan = plan_evaluation(
             args.checkpoint,
@@ -68,27 +77,27 @@ def main(words: Sequence[str] | None = None) -> int:
             options=[f"{name}={value}" for name, values in options.items() for value in values],
         )
         config = plan.config
-        check_plan(plan)
+        check_folder(plan.out, what="--out")
+        check_machine(config.device, config.engine)
+        for player in plan.players:
+            what = "--partners" if plan.rows else "--partner"
+            check_endpoint(player.spec, config.endpoint, what=what)
         world = open_world(config)
-        person = any(player.spec.kind == PERSON for player in plan.players)
-        if person and world.world_size > 1:
-            raise ValueError("--partner person needs one process, because it uses the terminal")
-        imitated = imitated_boards([p.source for p in plan.players if p.source is not None])
         games = find_games(
             args.games,
-            1 if args.num is None and person else args.num,
+            args.num,
             game=config.game,
             data=config.data,
             eval_settings=config.eval,
             start=find_start(args.start),
-            imitated=imitated,
+            imitated=imitated_boards([p.source for p in plan.players if p.source is not None]),
         )
         # Scored before hours of play, so that a record that cannot be read ends nothing later.
         people = (
             evaluate_people(games.records, games.instances, config.game) if games.records else None
         )
         policies = find_policies(plan, args.overrides, games, world)
-    except (SettingsError, ValueError, OSError) as error:
+    except (ValueError, OSError) as error:
         return refused("eval.py", error)
     try:
         rows = play_matches(plan, instances=games.instances, policies=policies, world=world)
@@ -114,9 +123,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def find_policies(
     plan: EvalPlan, overrides: Sequence[str], games: Games, world: World
-) -> dict[str, MatrixPolicy]:
-    """The settings, tokenizer and chat template of each policy, by label. Raises ValueError for one
-    that cannot play these games."""
+) -> dict[str, tuple[Config, Rendering]]:
+    """The settings and the rendering of each policy, by label. Raises ValueError for a model that
+    the engine cannot play, and for games whose prompts leave no room for a reply."""
     policies = {}
     for player in plan.players:
         if player.source is None:
@@ -125,8 +134,23 @@ def find_policies(
         config = find_config(player.source, plan.settings, overrides)
         rendering = read_rendering(config.model, config.game, seed=config.seed)
         warn_of_template(rendering, str(weights), world)
-        check_policy(player.source, rendering, config, games.instances)
-        policies[player.label] = MatrixPolicy(config, rendering)
+        described = AutoConfig.from_pretrained(described_in(weights))
+        # A run checked its family before it trained. SGLang has families of its own.
+        if player.source.settings is None and config.engine.kind == "hf":
+            why = check_copy(described, engine=True)
+            if why is not None:
+                raise ValueError(
+                    f"{weights} is a {described.model_type}, which engine.kind=hf cannot play: "
+                    f"{why}; engine.kind=sglang may support it"
+                )
+        check_room(
+            games.instances,
+            rendering=rendering,
+            game=config.game,
+            rollout=config.rollout,
+            max_positions=getattr(described.get_text_config(), "max_position_embeddings", None),
+        )
+        policies[player.label] = config, rendering
         if world.rank == 0:
             print(f"weights: {weights}" + (f" ({player.label})" if plan.rows else ""))
     return policies

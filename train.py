@@ -10,16 +10,16 @@ One step: play games, turn them into advantages, update the policy, push its wei
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
 import selfplay  # noqa: F401  it sets how OpenMP waits, which torch reads when it is imported
 from selfplay.preflight.command_line import parse_train, refused
 
+PARSED = None
 if __name__ == "__main__":  # --help, --list and a typo are answered before torch is imported
     try:
-        parse_train(sys.argv[1:], __doc__ or "")
+        PARSED = parse_train(sys.argv[1:], __doc__ or "")
     except ValueError as error:
         sys.exit(refused("train.py", error))
 
@@ -50,9 +50,7 @@ from selfplay.step import (
 
 
 def train(config: Config, world: World, cleanup: ExitStack) -> None:
-    """Set up the run, then alternate play and update.
-
-    The method is GRPO (arXiv 2402.03300). What differs from the paper:
+    """Set up the run, then alternate play and update by GRPO (arXiv 2402.03300) with differences:
 
     - All seats of the policy share one set of weights. A group is (instance, seat, partner): the
       seats of one game share a reward, so they are never each other's baseline.
@@ -94,16 +92,15 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     export_final(run)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    words = sys.argv[1:] if arguments is None else arguments
+def main(words: list[str] | None = None) -> int:
     try:
-        asked, config = parse_train(words, __doc__ or "")
+        asked, config = PARSED or parse_train(words or [], __doc__ or "")
         check_run(config, here=not asked.dry_run)
         if asked.dry_run:
             dry_run(config, gpu_gb=asked.gpu)
             return 0
         world = open_world(config)
-    except (SettingsError, ValueError, OSError) as error:
+    except (ValueError, OSError) as error:
         return refused("train.py", error)
     try:
         with ExitStack() as cleanup:

@@ -26,9 +26,8 @@ from selfplay.atomic import write_atomically
 from selfplay.config import Config, load_config
 from selfplay.config.text import difference
 from selfplay.errors import SettingsError
-from selfplay.evaluation.game_text import game_text
 from selfplay.metrics.console import clock
-from selfplay.metrics.tables import show_interval
+from selfplay.metrics.tables import game_text, show_interval
 
 # Metric, name of its figure, title.
 CURVES = (

@@ -113,7 +113,7 @@ def test_an_installed_copy_finds_its_settings_by_name(installed: Path, tmp_path:
 def test_an_installed_copy_trains_and_evaluates_from_another_folder(
     installed: Path, tmp_path: Path
 ) -> None:
-    command = "from selfplay import commands; commands.{}()"
+    command = "from selfplay.preflight import command_line; command_line.{}()"
     small = ("steps=2", "warm_start.num_games=200", "warm_start.epochs=1", "eval.final_games=8")
     small += ("rollout.instances=4", "rollout.group_size=4", "eval.every=0", "data.processes=1")
     train = run_in(tmp_path, installed, command.format("train"), "--config", "tiny", *small)

@@ -18,7 +18,6 @@ ROOMS = re.findall(r"^\| `(\w+)(?:/|\.py)` \|", DESIGN, re.MULTILINE)
 ONLY_IN = {
     "sglang": "selfplay.engines.sglang",
     "wandb": "selfplay.metrics",
-    "trackio": "selfplay.metrics",
     "tensorboard": "selfplay.metrics",
     "httpx": "selfplay.engines.endpoint",
     "matplotlib": "selfplay.apps.report.charts",

@@ -15,7 +15,6 @@ from selfplay.config.load import read_options
 from selfplay.config.player_spec import (
     CHECKPOINT,
     ENDPOINT,
-    PERSON,
     SCRIPTED,
     WARM_START,
     parse_shares,
@@ -24,6 +23,7 @@ from selfplay.config.player_spec import (
 from selfplay.config.schema import RULES
 from selfplay.config.secrets import check_body
 
+DEFAULT_GAME = "matching"
 MAX_GAMES = 1_000_000  # per step and per evaluation
 
 
@@ -32,7 +32,7 @@ class GameConfig:
     """The game, its rules, and which instances are drawn."""
 
     name: str = Field(
-        default="matching",
+        default=DEFAULT_GAME,
         description=f"game to play: {', '.join(games())}, a module such as my_package.my_game, or "
         "the path of a .py file (docs/your_game.md)",
     )
@@ -43,7 +43,7 @@ class GameConfig:
     @classmethod
     def _options_below(cls, given: Any) -> Any:
         """Raise ValueError for an option of the game that is given as game.NAME."""
-        if isinstance(given, dict) and isinstance(name := given.get("name", "matching"), str):
+        if isinstance(given, dict) and isinstance(name := given.get("name", DEFAULT_GAME), str):
             valid = [field.name for field in fields(options_type(name))]
             for key in given.keys() - {"name", "options"}:
                 if near := closest(key, valid):
@@ -169,14 +169,9 @@ class RolloutConfig:
                 f"{MAX_GAMES}, got {self.instances} * {self.group_size}"
             )
         try:
-            kinds = [spec.kind for spec, _ in parse_shares(self.partners)]
+            parse_shares(self.partners)
         except ValueError as error:
             raise ValueError(f"rollout.partners: {error}") from None
-        if PERSON in kinds:
-            raise ValueError(
-                "rollout.partners must not contain 'person', which only eval.py supports, got "
-                f"{list(self.partners)}"
-            )
         return self
 
 

@@ -5,7 +5,6 @@
     checkpoint:PATH         a frozen policy: a run folder, a part of one, or a Hugging Face folder
     pool                    the policy pool: earlier snapshots of this run
     endpoint:MODEL@URL      a chat model behind an OpenAI-compatible address
-    person                  a person at the terminal (eval.py only)
 
 In settings an entry may end in `*SHARE`, its share of the games.
 """
@@ -18,14 +17,8 @@ from dataclasses import dataclass
 
 from selfplay.config.secrets import check_url
 
-SELF, SCRIPTED, CHECKPOINT, POOL, ENDPOINT, PERSON = (
-    "self",
-    "scripted",
-    "checkpoint",
-    "pool",
-    "endpoint",
-    "person",
-)
+SELF, SCRIPTED, CHECKPOINT = "self", "scripted", "checkpoint"
+POOL, ENDPOINT = "pool", "endpoint"
 WARM_START = "warm_start"  # the policy at the start of self-play; only in eval.partner
 MAX_SHARE = 1e6
 _SHAPES = {
@@ -34,7 +27,6 @@ _SHAPES = {
     CHECKPOINT: "checkpoint:PATH",
     POOL: "pool",
     ENDPOINT: "endpoint:MODEL@URL",
-    PERSON: "person",
 }
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from dialop.game import Instance
@@ -15,13 +17,16 @@ from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, GameConfig, RolloutConfig
 from selfplay.distributed import World, gather_objects
 from selfplay.engines.base import Sampling
+from selfplay.evaluation.plan import ITSELF, EvalPlan
 from selfplay.metrics.console import progress
 from selfplay.metrics.step import Pieces, add_up, game_measures, game_record, tally
 from selfplay.metrics.tables import bootstrap_interval
+from selfplay.partners.partners import Partners
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, limits_of
 from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seating import SELF_PLAY, Partner, evaluation_games, scripted_games
+from selfplay.weight_sync.start import load_engine
 from selfplay.weight_sync.supervisor import EngineSupervisor
 
 NUM_SHOWN = 32  # games that an evaluation keeps in full: those of the first instances
@@ -91,31 +96,19 @@ def evaluate(
         seat=seat,
     )
     own = world.replica.share(len(instances))
-    at_once = 1 if partner.alone else len(instances)
-    # A person plays at the terminal, where a progress bar would disturb the game.
-    bar_rank = int(partner.alone) or world.rank
-    games: dict[int, Episode] = {}
-    num_void = 0
-    with progress(len(own), "evaluation", rank=bar_rank) as bar:
-        for start in range(0, len(instances), at_once):
-            batch = own[start : start + at_once]
-            episodes, stats = context.engine.play(
-                [setups[number] for number in batch],
-                sampling=sampling,
-                limits=limits_of(config.rollout),
-                on_end=bar.update,
-            )
-            ended = [number for index, number in enumerate(batch) if index not in stats.void]
-            games.update(zip(ended, episodes, strict=True))
-            num_void += len(stats.void)
-            if partner.alone and episodes:
-                score = episodes[0].score
-                print(f"\nThe game is over ({episodes[0].ended}): {score:.3f} of the best.\n")
+    with progress(len(own), "evaluation", rank=world.rank) as bar:
+        episodes, stats = context.engine.play(
+            [setups[number] for number in own],
+            sampling=sampling,
+            limits=limits_of(config.rollout),
+            on_end=bar.update,
+        )
+    ended = [number for index, number in enumerate(own) if index not in stats.void]
     return _evaluation(
         "policy" if partner.make_player is None else f"policy with {partner.name}",
-        games,
+        dict(zip(ended, episodes, strict=True)),
         world=world,
-        num_void=num_void,
+        num_void=len(stats.void),
         pieces=context.rendering.pieces,
     )
 
@@ -152,6 +145,63 @@ def evaluate_people(
     interval = bootstrap_interval(scores, seed=0)
     measures = game_measures(add_up(tallies))
     return Evaluation("people", tuple(scores), interval, measures, (), {})
+
+
+def play_matches(
+    plan: EvalPlan,
+    *,
+    instances: Sequence[Any],
+    policies: Mapping[str, tuple[Config, Rendering]],
+    world: World,
+) -> dict[str, Evaluation]:
+    """Play every match on the same instances with the same seeds; the result has the matches'
+    names. Every rank must call. At most two models are in memory at a time.
+
+    `policies` has the settings, which name the weights, and the rendering of each player with
+    weights, by label.
+
+    Raises:
+        AllVoid: if all games of a match are void.
+        RunEnds: if an engine fails three times in a row.
+        SettingsError: for a partner whose weights or API key cannot be used.
+    """
+    rows: dict[str, Evaluation] = {}
+    for one, own in groupby(plan.matches, key=lambda match: match.one):
+        if one.source is None:
+            for match in own:
+                specs = (match.one.spec.argument, match.other.spec.argument)
+                first, second = specs[::-1] if match.seat == 1 else specs
+                rows[match.name] = evaluate_scripted(
+                    instances,
+                    spec=first,
+                    other=second,
+                    game=plan.config.game,
+                    rollout=plan.config.rollout,
+                )
+            continue
+        config, rendering = policies[one.label]
+        with ExitStack() as cleanup:
+            engine = load_engine(config, one.source.weights, world, cleanup=cleanup)
+            for other, matches in groupby(own, key=lambda match: match.other):
+                spec = ITSELF if other == one else other.spec
+                # The partner's model is freed before the next one is loaded.
+                with closing(
+                    Partners([(spec, 1.0)], config, rendering=rendering, world=world)
+                ) as partners:
+                    context = EvaluationContext(
+                        config,
+                        EngineSupervisor(engine, world, router=partners.routed(engine)),
+                        rendering,
+                        world,
+                        partners.for_step(0)[0][0],
+                    )
+                    for match in matches:
+                        rows[match.name] = evaluate(
+                            instances, context, temperature=match.temperature, seat=match.seat
+                        )
+                        if world.rank == 0:
+                            print(f"played: {match.name}", flush=True)
+    return rows
 
 
 def check_room(

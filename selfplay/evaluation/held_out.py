@@ -18,7 +18,7 @@ from selfplay.data.instances import HELD_OUT, VALIDATION, evaluation_instances
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import EvaluationContext, evaluate, evaluate_scripted
 from selfplay.evaluation.report import rows_json, table_text
-from selfplay.metrics.tables import COLUMNS, paired_change, show_interval
+from selfplay.metrics.tables import columns_of, paired_change, show_interval
 from selfplay.partners.partners import Partners, check_spec
 from selfplay.rollout.seating import Partner, chosen_seats, read_spec
 
@@ -113,7 +113,7 @@ def validation(context: EvaluationContext, fixed: Partner | None) -> dict[str, f
         VALIDATION, num=config.eval.num_games, game=config.game, data=config.data
     )
     row = evaluate(instances, context)
-    measures = {name: row.measures[name] for name, _, _ in COLUMNS if name in row.measures}
+    measures = {name: row.measures[name] for name, _, _ in columns_of([row.measures])}
     metrics = {f"eval_{name}": value for name, value in measures.items()}
     names = ("eval_score", "eval_score_low", "eval_score_high")
     metrics |= dict(zip(names, row.interval, strict=True))

@@ -17,7 +17,6 @@ from selfplay.config.load import read_value
 from selfplay.config.player_spec import (
     CHECKPOINT,
     ENDPOINT,
-    PERSON,
     POOL,
     SCRIPTED,
     SELF,
@@ -303,7 +302,7 @@ def _read_players(
             players.append(MatrixPlayer(labels[source.weights], spec, source))
             continue
         spec = read_spec(entry, game, what=what)
-        if spec.kind in (SELF, POOL, PERSON):
+        if spec.kind in (SELF, POOL):
             raise ValueError(
                 f"{what} must name folders, scripted players and endpoints, got {entry!r}; "
                 "every player plays with itself anyway"

@@ -15,9 +15,8 @@ from typing import Any
 from dialop.shown import escaped, fenced, on_one_line
 from selfplay.atomic import write_atomically
 from selfplay.evaluation.evaluate import Evaluation
-from selfplay.evaluation.game_text import game_text
 from selfplay.evaluation.plan import pair_name
-from selfplay.metrics.tables import bootstrap_interval, columns_of, show_interval, table
+from selfplay.metrics.tables import bootstrap_interval, columns_of, game_text, show_interval, table
 
 _ERRORS = "errors_"
 _HOW_TO_READ = (

@@ -1,12 +1,17 @@
-"""Tables of results: columns, means with intervals, as text and Markdown."""
+"""Results as text and Markdown: tables of means with intervals, and recorded games."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+import re
+import textwrap
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
+
+from dialop.shown import on_one_line, printable
 
 # Measure, heading, meaning. A table has the columns that at least one of its rows has.
 COLUMNS = (
@@ -27,13 +32,23 @@ COLUMNS = (
 )
 
 
-def columns_of(rows: Iterable[Collection[str]]) -> list[tuple[str, str, str]]:
-    """The columns that at least one of the rows has; a row is given by its measures' names."""
-    present = {name for row in rows for name in row}
-    return [column for column in COLUMNS if column[0] in present]
-
-
+# Measures without a column: the score has one of its own, kinds of errors have a list, and the rest
+# stands in metrics.jsonl.
+_NO_COLUMN = re.compile("score|proposals|rejections|errors_.*|score/.*|num_.*")
 _MAX_INDICES = 4_000_000  # drawn at a time, 32 MB
+
+
+def columns_of(rows: Iterable[Collection[str]]) -> list[tuple[str, str, str]]:
+    """The columns that at least one of the rows has, those of a game's own measures last; a row is
+    given by its measures' names."""
+    present = dict.fromkeys(name for row in rows for name in row)
+    known = [column for column in COLUMNS if column[0] in present]
+    own = present.keys() - {name for name, _, _ in COLUMNS}
+    return known + [
+        (name, name.replace("_", " "), "the game's own measure")
+        for name in present
+        if name in own and not _NO_COLUMN.fullmatch(name)
+    ]
 
 
 def bootstrap_interval(
@@ -90,3 +105,54 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, style: str = "p
     text, the others are numbers."""
     sides = ("left", *["right"] * (len(head) - 1))
     return tabulate(rows, head, tablefmt=style, disable_numparse=True, colalign=sides)
+
+
+def game_text(record: Mapping[str, Any], *, width: int = 100) -> str:
+    """One record of games.jsonl as text in lines of at most `width` columns: rules, private views,
+    turns, outcome.
+
+    A refused move is marked with ✗ and followed by its error. Control characters, which could act
+    on a terminal, show as `·`.
+    """
+    seats = record["seats"]
+    names = [f"seat {i} ({on_one_line(seat['player'])})" for i, seat in enumerate(seats)]
+    name = on_one_line(str(record["instance"]))
+    lines = [f"Game {name}, episode {record['episode']}, step {record['step']}", ""]
+    shared = len({seat["system"] for seat in seats}) == 1
+    if shared and seats[0]["system"]:
+        lines += [_rule("rules", width), *_wrapped(seats[0]["system"], width)]
+    for name, seat in zip(names, seats, strict=True):
+        view = seat["user"] if shared else f"{seat['system']}\n\n{seat['user']}".strip()
+        lines += [_rule(f"{name} sees", width), *_wrapped(view, width)]
+    lines += [_rule("talk", width)]
+    margin = max(map(len, names)) + 4
+    for turn in record["turns"]:
+        said = _wrapped(turn["text"] or "(nothing)", max(20, width - margin))
+        if turn["error"]:
+            said += _wrapped(f"refused: {turn['error']}", max(20, width - margin))
+        head = f"{names[turn['seat']]} {'✗' if turn['error'] else ''}".ljust(margin)
+        lines += [head + said[0], *(" " * margin + line for line in said[1:])]
+    lines += [_rule("outcome", width), *_wrapped(_outcome(record), width)]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _rule(title: str, width: int) -> str:
+    return f"── {title} ".ljust(width, "─")
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most `width` columns, with the text's own line breaks, without control characters
+    and without the character of `_rule`."""
+    lines = printable(text).replace("─", "-").split("\n")
+    return [part for line in lines for part in textwrap.wrap(line, width) or [""]]
+
+
+def _outcome(record: Mapping[str, Any]) -> str:
+    parts = ["agreed" if record["agreed"] else "no agreement"]
+    if record.get("ended") not in (None, "finished"):
+        parts.append(f"ended by {record['ended']}")
+    parts.append(f"score {record['score_norm']:.3f} of the best")
+    num_errors = sum(bool(turn["error"]) for turn in record["turns"])
+    parts.append(f"{len(record['turns'])} turns, {num_errors} refused")
+    facts = ", ".join(f"{name} {value:.4g}" for name, value in record["facts"].items())
+    return "; ".join(parts) + (f" ({facts})" if facts else "")

@@ -19,9 +19,10 @@ from typing import Any
 
 import yaml
 
-from dialop.shown import fenced, printable
+from dialop.shown import fenced
 from selfplay.atomic import write_atomically
 from selfplay.errors import SettingsError
+from selfplay.metrics.tables import game_text
 
 Record = Mapping[str, Any]
 
@@ -174,15 +175,7 @@ def check_tracker(track: str, *, here: bool = True) -> None:
 
 
 def game_row(record: Record) -> dict[str, Any]:
-    """A record of games.jsonl as one row: the outcome, what each seat sees, and the talk."""
-    talk = []
-    for turn in record["turns"]:
-        refused = f"\n  refused: {turn['error']}" if turn["error"] else ""
-        talk.append(f"seat {turn['seat']}: {turn['text']}{refused}")
-    views = {
-        f"view of seat {seat}": printable("\n\n".join(filter(None, (s["system"], s["user"]))))
-        for seat, s in enumerate(record["seats"])
-    }
+    """A record of games.jsonl as one row: the outcome, and the game as text."""
     return {
         "instance": str(record["instance"]),
         "episode": record["episode"],
@@ -190,8 +183,7 @@ def game_row(record: Record) -> dict[str, Any]:
         "agreed": record["agreed"],
         "ended": record["ended"],
         "players": ", ".join(seat["player"] for seat in record["seats"]),
-        **views,
-        "talk": printable("\n".join(talk)),
+        "game": game_text(record),
     }
 
 

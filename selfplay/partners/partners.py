@@ -7,7 +7,6 @@ every rank.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from selfplay.atomic import damage
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.checkpoint import export_atomically
 from selfplay.config import Config, GameConfig
-from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, PERSON, POOL, SELF, Spec, parse_shares
+from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, POOL, SELF, Spec, parse_shares
 from selfplay.data.seeds import named_seed, pick
 from selfplay.distributed import World, gather_objects, on_first_rank
 from selfplay.engines.base import CopiesWeights, GameRunner
@@ -34,7 +33,7 @@ from selfplay.model.stored import Stored
 from selfplay.partners.checkpoints import Source, check_same_game, find_source, template_of
 from selfplay.rollout.players import FrozenPlayer, Player, PolicyPlayer
 from selfplay.rollout.seating import SELF_PLAY, Partner, chosen_seats, scripted_partner
-from selfplay.rollout.text_players import EndpointPlayer, PersonPlayer
+from selfplay.rollout.text_players import EndpointPlayer
 
 POOL_SEED = "past self"  # an older word for the policy pool; it keeps the draws of old runs
 
@@ -130,8 +129,6 @@ class Partners:
             return self._checkpoint(spec)
         if spec.kind == ENDPOINT:
             return self._endpoint(spec)
-        if spec.kind == PERSON:
-            return Partner(spec.text, _person, alone=True)
         return Partner(
             spec.text,
             lambda names, seat: scripted_partner(spec.argument, names, seat, self._config.game),
@@ -293,7 +290,3 @@ def _find(spec: Spec, *, what: str) -> Source:
         return find_source(Path(spec.argument), what=what)
     except ValueError as error:
         raise SettingsError(str(error)) from None
-
-
-def _person(names: tuple[object, ...], seat: int) -> Player:
-    return PersonPlayer(name=PERSON, lines_in=sys.stdin, lines_out=sys.stdout)

@@ -108,7 +108,7 @@ def parse_train(words: Sequence[str], about: str) -> tuple[argparse.Namespace, C
     return asked, load_config(asked.config, asked.overrides)
 
 
-def parse_eval(words: Sequence[str] | None, about: str) -> argparse.Namespace:
+def parse_eval(words: Sequence[str], about: str) -> argparse.Namespace:
     """Parse the command line, with `key=value` words anywhere (`overrides`). Ends the process after
     --help. Raises ValueError for words that cannot be used."""
     parser = Parser(

@@ -28,12 +28,11 @@ class Partner:
     """Who plays with the policy. `make_player(names, seat)` makes the player; `names` seed the
     game's random draws.
 
-    Without `make_player` the policy plays with itself. `alone`: one game at a time (a person).
+    Without `make_player` the policy plays with itself.
     """
 
     name: str
     make_player: MakePlayer | None = None
-    alone: bool = False
 
 
 SELF_PLAY = Partner(SELF)

@@ -10,7 +10,6 @@ import pytest
 from dialop.kit import SWITCHES
 from selfplay.config import Config, load_config
 from selfplay.config.schema import names_of
-from selfplay.errors import SettingsError
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
 
@@ -45,33 +44,6 @@ def test_tiny3_is_tiny_long_with_a_larger_board() -> None:
     tiny3, tiny = (load_config(p) for p in CONFIGS if p.stem in ("tiny_long", "tiny3"))
     assert (tiny.game.options.size, tiny3.game.options.size) == (2, 3)
     assert tiny3.optim == tiny.optim and tiny3.algorithm == tiny.algorithm
-
-
-def test_a_plain_method_keeps_the_rest_of_its_section(tmp_path: Path) -> None:
-    base = tmp_path / "base.yaml"
-    base.write_text("model: {path: x}\nalgorithm: {kl: 0.03}\n")
-    path = tmp_path / "run.yaml"
-    path.write_text("base: base.yaml\nalgorithm: rloo\n")
-    algorithm = load_config(path).algorithm
-    assert (algorithm.method, algorithm.kl) == ("rloo", 0.03)
-    algorithm = load_config(path, ["algorithm.kl=0.1", "algorithm=ema"]).algorithm
-    assert (algorithm.method, algorithm.kl) == ("ema", 0.1)
-    with pytest.raises(SettingsError, match="'algorithm=': algorithm must be an object"):
-        load_config(path, ["algorithm="])
-
-
-def test_an_invalid_method_names_its_key_place_and_nearest_choice(tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text("model: {path: x}\nalgorithm: rlo\n")
-    with pytest.raises(SettingsError, match=r"run\.yaml:2: algorithm\.method .*nearest is rloo"):
-        load_config(path)
-    with pytest.raises(SettingsError, match=r"override 'algorithm=7': algorithm\.method must be"):
-        load_config(path, ["algorithm=7"])
-    with pytest.raises(SettingsError, match="algorithm must be an object"):
-        load_config(path, ["algorithm=[rloo]"])
-    with pytest.raises(SettingsError, match="at least 2 for rloo, got 1"):
-        load_config(path, ["algorithm=rloo", "rollout.group_size=1"])
-    assert load_config(path, ["algorithm=ema", "rollout.group_size=1"]).rollout.group_size == 1
 
 
 KEY = re.compile(r"(?<![\w./-])([a-z_]+(?:\.[a-z_]+)+)(?![\w(/])")

@@ -27,7 +27,7 @@ REFUSED: list[tuple[str, ...]] = [
     ("group_size", BESIDE, "rollout.group_size=5"),
     ("group_size", BESIDE, "rollout.group_size=2"),
     (r"rollout\.partners", "rollout.partners=[honest]"),
-    ("person", "rollout.partners=[person]"),
+    ("grpo, .*nearest is rloo", "algorithm.method=rlo"),
     (r"parallel\.tp", "algorithm.method=ppo", "parallel.tp=2"),
     (r"parallel\.tp", "model.lora={}", "parallel.tp=2"),
     (r"model\.lora\.targets must name", "model.lora.targets=[]"),
@@ -55,6 +55,7 @@ ACCEPTED: list[tuple[str, ...]] = [
     ("rollout.branch.turns=all", "rollout.group_size=1"),
     ("model.lora={}",),
     ("track=off",),
+    ("algorithm.method=ema", "rollout.group_size=1"),
     ("engine.sessions=true",),
 ]
 

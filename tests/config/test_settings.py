@@ -12,11 +12,11 @@ from pydantic.dataclasses import dataclass
 
 from selfplay.config import COMMON, load_config
 from selfplay.config import Config as RunConfig
-from selfplay.config.schema import describe, described, names_of, shipped_configs
 from selfplay.config.load import load
-from selfplay.config.schema import RULES
+from selfplay.config.schema import RULES, describe, described, names_of
 from selfplay.config.text import difference, dump
 from selfplay.errors import SettingsError
+from selfplay.preflight.command_line import shipped_configs
 
 
 @dataclass(frozen=True, slots=True, config=RULES)

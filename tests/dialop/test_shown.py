@@ -15,9 +15,9 @@ from selfplay.config import EndpointConfig
 from selfplay.engines.base import Completion, Message, Request
 from selfplay.engines.endpoint import Endpoint
 from selfplay.evaluation.evaluate import Evaluation
-from selfplay.evaluation.game_text import game_text
 from selfplay.evaluation.plan import pair_name
 from selfplay.evaluation.report import Report, markdown, table_text
+from selfplay.metrics.tables import game_text
 from selfplay.rollout.text_players import PersonPlayer
 from tests.evaluation.test_report import record, turn
 from tests.helpers.chat_server import Answer, chat_server

@@ -44,7 +44,7 @@ def ask(endpoint: Endpoint, text: str = "Hello", seed: int = 0) -> Completion:
 
 
 def test_an_answer_is_a_completion_and_its_tokens_are_counted() -> None:
-    settings = EndpointConfig(price=(2.0, 10.0), body={"temperature": 0.7, "top_p": 0.5})
+    settings = EndpointConfig(body={"temperature": 0.7, "top_p": 0.5})
     with chat_server(lambda body, number: Answer("[message] hi")) as server:
         endpoint = Endpoint("small", server.url, settings=settings, key="sk-1")
         completion = ask(endpoint)
@@ -65,7 +65,6 @@ def test_an_answer_is_a_completion_and_its_tokens_are_counted() -> None:
     assert server.headers[0]["authorization"] == "Bearer sk-1"
     usage = endpoint.take_usage()
     assert (usage.num_requests, usage.num_prompt_tokens, usage.num_new_tokens) == (1, 100, 7)
-    assert usage.cost(settings) == pytest.approx((100 * 2.0 + 7 * 10.0) / 1e6)
     assert endpoint.take_usage().num_requests == 0, "counted once"
 
 
@@ -258,7 +257,6 @@ def test_a_run_with_an_endpoint_that_dies(tmp_path: Path) -> None:
         settings = (
             f"rollout.partners=[endpoint:small@{server.url}]",
             "endpoint.retries=0",
-            "endpoint.price=[0, 1000]",
             "eval.final_games=4",
             "save_every=1",
         )
@@ -268,9 +266,9 @@ def test_a_run_with_an_endpoint_that_dies(tmp_path: Path) -> None:
     first, second = metrics_of(folder)
     assert first["num_void"] == 0 and first["num_games"] == 16
     assert first["num_endpoint_requests"] > 0
-    assert first["endpoint_cost"] == pytest.approx(first["num_endpoint_tokens"] / 1000)
+    assert first["num_endpoint_tokens"] > 0
     assert second["num_void"] > 8 and second["num_games"] + second["num_void"] == 16
-    assert second["num_endpoint_retries"] == 0 and second["endpoint_cost"] == 0.0
+    assert second["num_endpoint_retries"] == second["num_endpoint_tokens"] == 0
 
 
 def test_an_endpoint_reads_only_its_own_seats_cells(rendering: Rendering) -> None:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from selfplay.evaluation.game_text import game_text
+from selfplay.metrics.tables import columns_of, game_text
 
 
 def turn(seat: int, text: str, error: str | None = None) -> dict[str, Any]:
@@ -35,34 +35,27 @@ def record() -> dict[str, Any]:
 
 
 def test_a_game_as_text() -> None:
-    """The rules once, both views side by side, every turn with its seat, the outcome."""
+    """The rules once, each seat's view, every turn with its seat, the outcome."""
     text = game_text(record(), width=80)
     assert text.count("Match them.") == 1 and max(map(len, text.splitlines())) <= 80
-    in_order = ("g12", "Match them.", "X 4 .", "[message] X A 4", "[propose] X")
+    in_order = ("g12", "Match them.", "X 4 .", "X . 2", "[message] X A 4", "[propose] X")
     in_order += ("Error: one line a paper.", "A: X", "[accept]", "0.970")
     places = [text.index(part) for part in in_order]
     assert places == sorted(places)
-    (views,) = [line for line in text.splitlines() if "X 4 ." in line]
-    assert views.split() == ["X", "4", ".", "│", "X", ".", "2"]
     speakers = [line.split()[:3] for line in text.splitlines() if "[" in line]
     assert [seat for _, seat, _ in speakers] == ["0", "1", "1", "0"]
-
-
-def test_wide_views_stand_one_after_the_other() -> None:
-    game = record()
-    game["seats"][1]["user"] = "paper " * 10
-    lines = game_text(game, width=60).splitlines()
-    first, second = (next(i for i, line in enumerate(lines) if f"seat {s}" in line) for s in (0, 1))
-    assert lines[first + 1 : second] == ["  A B", "X 4 .", "Y . 7", ""]
-    assert max(map(len, lines)) <= 60
 
 
 def test_different_rules_are_shown_with_each_seats_view() -> None:
     game = record()
     game["seats"][1]["system"] = "You advise."
     text = game_text(game, width=80)
-    assert "── rules" not in text
-    assert "Match them.                            │ You advise." in text
+    assert "── rules" not in text and "Match them.\n\n  A B" in text and "You advise.\n\n" in text
+
+
+def test_a_games_own_measure_has_a_column() -> None:
+    columns = columns_of([{"score": 1.0, "days_named": 2.0, "errors_no_day": 1.0, "turns": 3.0}])
+    assert [name for name, _, _ in columns] == ["turns", "days_named"]
 
 
 def test_a_game_without_agreement_says_why() -> None:

@@ -155,7 +155,7 @@ RUNS: dict[str, tuple[str, ...]] = {
         *("steps=5", "save_every=4"),
     ),
     "baselines": (
-        *("algorithm=ema", "optim.schedule=constant"),
+        *("algorithm.method=ema", "optim.schedule=constant"),
         *("reward={kind: regret, error_penalty: 0.1}", "algorithm.error_credit=turn"),
     ),
     "critic": PPO_RUN,

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from selfplay.config import TrackConfig
 from selfplay.metrics.step_log import Journal, StepLog, Stopwatch
 
 
@@ -62,9 +61,7 @@ def test_a_stopwatch_adds_up_stages_and_estimates_the_rest() -> None:
 def test_the_journal_writes_each_step_on_rank_0_alone(
     rank: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    journal = Journal(
-        tmp_path, TrackConfig(), num_steps=3, log_games_every=1, after_step=0, rank=rank
-    )
+    journal = Journal(tmp_path, "off", num_steps=3, log_games_every=1, after_step=0, rank=rank)
     journal.step(1, {"score": 0.5}, [], Stopwatch())
     journal.close()
     if rank:

@@ -1,10 +1,7 @@
 """Each tracker, with its real library and no network: what it holds after a run and a resume."""
 
 import json
-import os
-import sqlite3
 import struct
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from selfplay.config import Config, TrackConfig
+from selfplay.config import Config
 from selfplay.config.load import load
 from selfplay.config.text import dump
 from selfplay.errors import SettingsError
+from selfplay.metrics.tables import game_text
 from selfplay.metrics.tracker import Tracker, check_tracker, game_row
 
 SEATS = [
@@ -30,6 +28,7 @@ GAME = {
     "agreed": True,
     "ended": "finished",
     "seats": SEATS,
+    "facts": {},
     "turns": [
         {"seat": 0, "text": "[message] \x1b[2J<script>", "error": None},
         {"seat": 1, "text": "[propose] x", "error": "not an assignment"},
@@ -37,9 +36,9 @@ GAME = {
 }
 
 
-def play(folder: Path, settings: TrackConfig, steps: range, *, score: float, rank: int = 0) -> None:
+def play(folder: Path, track: str, steps: range, *, score: float, rank: int = 0) -> None:
     """Track these steps as a run does that continues before the first of them."""
-    tracker = Tracker(folder, settings, after_step=steps.start - 1, rank=rank)
+    tracker = Tracker(folder, track, after_step=steps.start - 1, rank=rank)
     for step in steps:
         games = [GAME] if step == 2 else []
         line = {"step": step, "score": score + step, "score/pool:2/0": 0.5, "lost": float("nan")}
@@ -55,51 +54,44 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_game_is_a_row_with_both_views_and_the_talk() -> None:
+def test_a_game_is_a_row_with_its_outcome_and_its_text() -> None:
     row = game_row(GAME)
     assert (row["score"], row["agreed"], row["players"]) == (0.75, True, "self, self")
-    assert row["view of seat 0"].startswith("Rules") and "A: 3" in row["view of seat 0"]
-    assert "B: 4" in row["view of seat 1"] and "A: 3" not in row["view of seat 1"]
-    assert row["talk"].split("\n") == [
-        "seat 0: [message] ·[2J<script>",
-        "seat 1: [propose] x",
-        "  refused: not an assignment",
-    ]
+    assert row["game"] == game_text(GAME) and "\x1b" not in row["game"]
 
 
-@pytest.mark.parametrize("settings", [TrackConfig(), TrackConfig(kind="wandb")])
-def test_off_and_other_ranks_write_nothing(folder: Path, settings: TrackConfig) -> None:
+@pytest.mark.parametrize(("track", "rank"), [("off", 0), ("wandb", 1)])
+def test_off_and_other_ranks_write_nothing(folder: Path, track: str, rank: int) -> None:
     before = sorted(folder.iterdir())
-    play(folder, settings, range(1, 3), score=0.0, rank=0 if settings.kind == "off" else 1)
+    play(folder, track, range(1, 3), score=0.0, rank=rank)
     assert sorted(folder.iterdir()) == before
 
 
-@pytest.mark.parametrize("kind", ["wandb", "trackio", "tensorboard"])
+@pytest.mark.parametrize("kind", ["wandb", "tensorboard"])
 def test_a_missing_package_is_named(
     kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, kind, None)
     with pytest.raises(SettingsError, match=f"got {kind}; .*requirements/track.txt"):
-        check_tracker(TrackConfig(kind=kind))
-    check_tracker(TrackConfig())
+        check_tracker(kind)
+    check_tracker("off")
 
 
 def test_wandb_online_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "NETRC", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    settings = TrackConfig(kind="wandb")
     with pytest.raises(SettingsError, match=r"got no key: run `wandb login`.*WANDB_MODE=offline"):
-        check_tracker(settings)
-    check_tracker(settings, here=False)
+        check_tracker("wandb")
+    check_tracker("wandb", here=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    check_tracker(settings)
+    check_tracker("wandb")
 
 
 def test_a_tracker_that_fails_warns_once_and_the_run_goes_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tracker = Tracker(folder, TrackConfig(kind="tensorboard"), after_step=0, rank=0)
+    tracker = Tracker(folder, "tensorboard", after_step=0, rank=0)
 
     def fail(*_: object) -> None:
         raise OSError("the disk is gone")
@@ -111,7 +103,7 @@ def test_a_tracker_that_fails_warns_once_and_the_run_goes_on(
     assert capsys.readouterr().err.count("the disk is gone") == 1
     (folder / "tracker.json").write_text("[")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    play(folder, TrackConfig(kind="wandb"), range(1, 3), score=0.0)
+    play(folder, "wandb", range(1, 3), score=0.0)
     assert capsys.readouterr().err.count("goes on without it") == 1
 
 
@@ -119,9 +111,8 @@ def test_tensorboard_shows_each_step_once_after_a_resume(folder: Path) -> None:
     from tensorboard.backend.event_processing import event_accumulator
     from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 
-    settings = TrackConfig(kind="tensorboard")
-    play(folder, settings, range(1, 5), score=0.0)
-    play(folder, settings, range(2, 6), score=10.0)
+    play(folder, "tensorboard", range(1, 5), score=0.0)
+    play(folder, "tensorboard", range(2, 6), score=10.0)
     scalars = event_accumulator.EventAccumulator(str(folder / "tensorboard")).Reload()
     scores = [(event.step, event.value) for event in scalars.Scalars("score")]
     assert scores == [(1, 1.0), (2, 12.0), (3, 13.0), (4, 14.0), (5, 15.0)]
@@ -166,10 +157,10 @@ def test_wandb_offline_goes_on_in_the_same_run(
     import wandb
 
     monkeypatch.setenv("WANDB_MODE", "offline")
-    settings = TrackConfig(kind="wandb", project="own")
-    play(folder, settings, range(1, 5), score=0.0)
+    monkeypatch.setenv("WANDB_PROJECT", "own")
+    play(folder, "wandb", range(1, 5), score=0.0)
     saved = json.loads((folder / "tracker.json").read_text())
-    play(folder, settings, range(3, 6), score=10.0)
+    play(folder, "wandb", range(3, 6), score=10.0)
     assert json.loads((folder / "tracker.json").read_text()) == saved | {"last_step": 5}
     wandb.teardown()  # its service may still be writing; it ends with the process otherwise
     records = list(offline_records(folder))
@@ -193,33 +184,3 @@ def test_wandb_offline_goes_on_in_the_same_run(
     assert [dict(zip(shown["columns"], row, strict=True)) for row in shown["data"]] == [
         game_row(GAME)
     ]
-
-
-TRACKIO = """
-import sys
-from pathlib import Path
-sys.path[:0] = sys.argv[2:]
-from tests.metrics.test_tracker import TrackConfig, play
-play(Path(sys.argv[1]), TrackConfig(kind="trackio", project="own"), range(1, 5), score=0.0)
-play(Path(sys.argv[1]), TrackConfig(kind="trackio", project="own"), range(3, 6), score=10.0)
-"""
-
-
-@pytest.mark.slow
-def test_trackio_goes_on_in_the_same_run(folder: Path, tmp_path: Path) -> None:
-    """In a process of its own: Trackio reads TRACKIO_DIR when it is imported."""
-    home = tmp_path / "trackio"
-    environment = os.environ | {"TRACKIO_DIR": str(home)}
-    words = [sys.executable, "-c", TRACKIO, str(folder), *sys.path]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    saved = json.loads((folder / "tracker.json").read_text())
-    with sqlite3.connect(home / "own.db") as base:
-        rows = base.execute("select run_id, run_name, step, metrics from metrics").fetchall()
-        ((config,),) = base.execute("select config from configs").fetchall()
-    assert {row[:2] for row in rows} == {(rows[0][0], f"a_run-{saved['id']}")}
-    scores = [(step, json.loads(line)["score"]) for _, _, step, line in rows]
-    assert scores == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0), (5, 15.0)]
-    (game,) = json.loads(rows[1][3])["games"]["_value"]
-    assert "B: 4" in game["view of seat 1"] and game["talk"].startswith("```text\n")
-    assert json.loads(config)["seed"] == 3 and "rollout.group_size" in json.loads(config)

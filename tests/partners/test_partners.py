@@ -1,4 +1,4 @@
-"""Partners: specs, shares and seats, their engines, ratings and the policy pool."""
+"""Partners: specs, shares and seats, their engines and the policy pool."""
 
 import asyncio
 import signal
@@ -15,15 +15,13 @@ from selfplay.checkpoint import export_atomically
 from selfplay.config.player_spec import parse_shares, parse_spec
 from selfplay.config.text import dump
 from selfplay.distributed import init_world
-from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.engines.base import Completion, Request
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.router import EngineRouter, Frozen
 from selfplay.errors import SettingsError
 from selfplay.evaluation.held_out import check_fixed_partner
 from selfplay.metrics.step import game_measures, tally
-from selfplay.partners import policy_pool
-from selfplay.partners.partners import check_partners
-from selfplay.partners.policy_pool import expected_score, update_ratings
+from selfplay.partners.partners import check_partners, joined, snapshot_folder, snapshot_weights
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import GameSetup, Position
 from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
@@ -227,12 +225,8 @@ def test_all_engines_share_one_rollout_which_ends_with_an_error_too(
         assert (policy.num, other.num) == (num, num)
 
 
-class Unforeseen(BaseException):
-    """An exception of no listed type."""
-
-
 @pytest.mark.parametrize("kind", [Proposes, ProposesInAStream])
-@pytest.mark.parametrize("error", [RuntimeError, OSError, Unforeseen])
+@pytest.mark.parametrize("error", [OSError, StopIteration, BaseException])
 def test_an_error_in_a_partner_engine_reaches_the_rollout(
     rendering: Rendering, kind: type[WaveEngine], error: type[BaseException]
 ) -> None:
@@ -244,25 +238,7 @@ def test_an_error_in_a_partner_engine_reaches_the_rollout(
         setups = games_with_frozen(rendering, num=3)
         play_games(setups, with_partner(kind, Broken, rendering), sampling=SAMPLING, limits=LIMITS)
 
-    with pytest.raises(error, match="out of memory"):
-        within_seconds(play)
-
-
-@pytest.mark.parametrize("what", ["StopIteration", "one too few"])
-def test_a_partner_engine_with_missing_answers_ends_the_rollout(
-    rendering: Rendering, what: str
-) -> None:
-    class Broken(Proposes):
-        def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-            if what == "StopIteration":
-                raise StopIteration
-            return super().generate(requests, sampling)[1:]
-
-    def play() -> None:
-        router = with_partner(ProposesInAStream, Broken, rendering)
-        play_games(games_with_frozen(rendering, num=3), router, sampling=SAMPLING, limits=LIMITS)
-
-    with pytest.raises((RuntimeError, ValueError), match=r"engine r(aised|eturned)"):
+    with pytest.raises(RuntimeError if error is StopIteration else error):
         within_seconds(play)
 
 
@@ -314,47 +290,26 @@ def test_a_fork_of_a_frozen_player_is_independent(rendering: Rendering) -> None:
     assert requests[0].seed != requests[1].seed
 
 
-# --- ratings and the pool -----------------------------------------------------------------------
-
-
-def test_ratings_by_hand() -> None:
-    """A pair with mean rating 400 expects 10/11 of the best score; a game moves both alike."""
-    assert expected_score(0, 0) == 0.5
-    assert expected_score(400, 400) == pytest.approx(10 / 11)
-    assert expected_score(0, 800) == pytest.approx(10 / 11)
-    new = update_ratings({"policy": 400.0, "pool:0": 400.0}, [("policy", "pool:0", 1.0)], step=11.0)
-    assert new == pytest.approx({"policy": 401.0, "pool:0": 401.0})
-    assert update_ratings({}, [("policy", "policy", 1.0)], step=8.0) == {"policy": 4.0}
-    assert update_ratings({"policy": 100.0}, [], step=8.0) == {"policy": 100.0}
-
-
-def test_ratings_order_partners_by_quality() -> None:
-    """Self-play determines the policy's rating; a partner with lower scores is rated lower."""
-    games = [("policy", "policy", 0.9), ("policy", "good", 0.95), ("bad", "policy", 0.6)] * 4000
-    ratings = update_ratings({}, games, step=8.0)
-    assert expected_score(ratings["policy"], ratings["policy"]) == pytest.approx(0.9, abs=0.03)
-    assert expected_score(ratings["policy"], ratings["good"]) == pytest.approx(0.95, abs=0.03)
-    assert expected_score(ratings["policy"], ratings["bad"]) == pytest.approx(0.6, abs=0.03)
-    assert ratings["bad"] < ratings["policy"] < ratings["good"]
+# --- the pool -----------------------------------------------------------------------------------
 
 
 def test_the_pool_keeps_its_first_and_newest_members() -> None:
     pool: list[int] = []
     for step in (0, 20, 40, 60, 80):
-        pool = policy_pool.joined(pool, step, size=3)
+        pool = joined(pool, step, size=3)
     assert pool == [0, 60, 80]
-    assert policy_pool.joined([0, 20], 40, size=0) == [0, 20, 40]
-    assert policy_pool.joined([0, 20], 40, size=1) == [40]
-    assert policy_pool.joined([0, 20], 20, size=3) == [0, 20]
+    assert joined([0, 20], 40, size=0) == [0, 20, 40]
+    assert joined([0, 20], 40, size=1) == [40]
+    assert joined([0, 20], 20, size=3) == [0, 20]
 
 
 def test_a_snapshot_replaces_an_older_one_and_is_read_back(tmp_path: Path) -> None:
     model, other, tokenizer = tiny_model(seed=1), tiny_model(seed=2), tokenizer_of("no template")
-    folder = policy_pool.snapshot_folder(tmp_path, 20)
+    folder = snapshot_folder(tmp_path, 20)
     for weights in (other, model):
         export_atomically(weights, tokenizer, folder, world=init_world(device="cpu"))
     assert [path.name for path in folder.parent.iterdir()] == ["step_000020"]
-    HFEngine(other).update_weights(policy_pool.snapshot_weights(folder), 1)
+    HFEngine(other).update_weights(snapshot_weights(folder), 1)
     expected, loaded = model.state_dict(), other.state_dict()
     assert expected.keys() == loaded.keys()
     assert all(torch.equal(expected[name], loaded[name]) for name in expected)
@@ -374,7 +329,6 @@ def test_a_run_with_its_policy_pool(pool_run: Path) -> None:
         pool_scores = [name for name in line if name.startswith("score/pool:")]
         assert len(pool_scores) == 2 and "score/self" in line and line["num_groups"] > 8
         assert line["mismatch_max"] < RUN_GAP, "only the policy's own tokens train"
-        assert line["rating/policy"] != 0
     snapshots = sorted(path.name for path in (pool_run / "policy_pool").iterdir())
     assert snapshots == ["step_000000", "step_000001", "step_000002", "step_000003"]
     pool = pool_run / "policy_pool"

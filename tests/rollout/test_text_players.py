@@ -75,37 +75,6 @@ def test_a_game_whose_input_ends_is_void() -> None:
     assert episode.ended == "void"
 
 
-def test_a_person_plays_with_a_checkpoint(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The person accepts and proposes in turn; moves that are not allowed are refused."""
-    typed = "[accept]\n[propose]\nBLEU: Ava\nElectra: Daniel\n\n" * 20
-    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
-    words = ["--checkpoint", str(run), "--games", "generated", "--partner", "person"]
-    assert door.main([*words, "--num", "3", "--out", str(tmp_path), "rollout.max_retries=2"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.count("=== a new game") == 3 and shown.count("The game is over") == 3
-    page = evaluated(tmp_path)
-    games = page["rows"]["policy with person"]["games"]
-    assert [[seat["player"] for seat in game["seats"]] for game in games] == [
-        ["policy", "person"],
-        ["person", "policy"],
-        ["policy", "person"],
-    ]
-
-
-def test_games_after_a_person_left_are_not_scored(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The input ends during the first games; the others are void."""
-    monkeypatch.setattr("sys.stdin", io.StringIO("x\nx\nx\nx\n"))
-    words = ["--checkpoint", str(run), "--games", "generated", "--partner", "person"]
-    assert door.main([*words, "--num", "8", "--out", str(tmp_path)]) == 0
-    row = evaluated(tmp_path)["rows"]["policy with person"]
-    assert len(row["scores"]) + row["measures"]["num_void"] == 8 > len(row["scores"]) > 0
-    assert row["measures"]["score"] == pytest.approx(row["interval"][0])
-
-
 # --- an endpoint, a checkpoint ------------------------------------------------------------------
 
 

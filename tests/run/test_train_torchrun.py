@@ -40,7 +40,7 @@ EXACT = (
     *("score", "agreement", "errors", "words", "num_games", "num_groups", "zero_variance_groups"),
     *("num_trained_tokens", "num_generated_tokens"),
 )
-# A run that keeps all kinds of state: baselines, a pool with ratings, a reference.
+# A run that keeps all kinds of state: baselines, a pool, a reference.
 MESHES = (
     *("save_every=1", "keep_checkpoints=9", "optim.schedule=constant", "rollout.instances=6"),
     *("rollout.partners=[self,pool*2]", "policy_pool.every=1"),
@@ -196,7 +196,7 @@ def test_a_run_goes_on_over_two_ranks_over_one_and_over_two_that_divide_layers(
         assert_alike(state_after(changed, step), state_after(same, step))
         state = state_after(changed, step)["state"]
         assert state["baselines"]
-        assert state["partners"]["pool"] == list(range(step + 1)) and state["partners"]["ratings"]
+        assert state["partners"]["pool"] == list(range(step + 1))
         before, ours, theirs = (
             weights_after(run, number)
             for run, number in ((changed, step - 1), (changed, step), (same, step))

@@ -33,7 +33,7 @@ from selfplay.apps.play.games import (
 )
 from selfplay.apps.play.table import SeatedPerson, Table
 from selfplay.config import Config
-from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, PERSON, SCRIPTED, SELF, Spec
+from selfplay.config.player_spec import SCRIPTED, SELF, Spec
 from selfplay.distributed import World
 from selfplay.errors import RunEnds, SettingsError
 from selfplay.evaluation.evaluate import check_room
@@ -117,8 +117,6 @@ def main(words: Sequence[str] | None = None) -> int:
                 spec = find_partner(
                     args.partner, config.game, played=played, overrides=args.overrides
                 )
-            if spec.kind not in (SELF, SCRIPTED, CHECKPOINT, ENDPOINT):
-                raise ValueError(f"--partner must not be {PERSON}: you are the person")
             if not 0 <= args.port < 65536:
                 raise ValueError(f"--port must be from 0 to 65535, got {args.port}")
             if args.out is None and source.hub is not None:
@@ -183,7 +181,7 @@ def play_here(session: Session, out: Path) -> int:
     """Play in the terminal until the input ends or Ctrl-C."""
     name = session.opponent.name
     for number in count():
-        person = PersonPlayer(name=PERSON, lines_in=sys.stdin, lines_out=sys.stdout)
+        person = PersonPlayer(name="person", lines_in=sys.stdin, lines_out=sys.stdout)
         begin = lambda game, seat, rules: print(  # noqa: E731
             f"\nYou play with {name}.",
             *([rules] if switch(session.game.options, "brief") else []),

@@ -21,8 +21,7 @@ from selfplay.config import Config, GameConfig, RolloutConfig, load_config
 from selfplay.config.player_spec import SELF
 from selfplay.config.text import difference
 from selfplay.errors import SettingsError
-from selfplay.evaluation.game_text import game_text
-from selfplay.metrics.tables import COLUMNS, show_interval, table
+from selfplay.metrics.tables import COLUMNS, game_text, show_interval, table
 from selfplay.model.hub import is_hub_name
 from selfplay.rollout.seating import chosen_seats
 
