@@ -18,10 +18,14 @@ from pydantic.dataclasses import dataclass
 from dialop.kit import switch
 from selfplay.config.hardware import (
     EngineConfig,
-    LoraConfig,
     ModelConfig,
     ParallelConfig,
-    ScratchConfig,
+)
+from selfplay.config.hardware import (
+    LoraConfig as LoraConfig,
+)
+from selfplay.config.hardware import (
+    ScratchConfig as ScratchConfig,
 )
 from selfplay.config.learning import (
     COMPARED_IN_GROUPS,
@@ -33,7 +37,6 @@ from selfplay.config.learning import (
 from selfplay.config.load import load
 from selfplay.config.monitors import DEFAULT_MONITORS, parse_rule
 from selfplay.config.play import (
-    BranchConfig,
     DataConfig,
     EndpointConfig,
     EvalConfig,
@@ -45,31 +48,6 @@ from selfplay.config.play import (
 from selfplay.config.player_spec import POOL, parse_shares
 from selfplay.config.schema import RULES
 from selfplay.errors import SettingsError
-
-__all__ = [
-    "COMMON",
-    "COMPARED_IN_GROUPS",
-    "AlgorithmConfig",
-    "BranchConfig",
-    "Config",
-    "CriticConfig",
-    "DataConfig",
-    "EndpointConfig",
-    "EngineConfig",
-    "EvalConfig",
-    "GameConfig",
-    "LoraConfig",
-    "ModelConfig",
-    "OptimConfig",
-    "ParallelConfig",
-    "PolicyPoolConfig",
-    "RewardConfig",
-    "RolloutConfig",
-    "ScratchConfig",
-    "WarmStartConfig",
-    "load_config",
-]
-
 
 # What `train.py --help` shows: the keys that people change.
 COMMON = (
@@ -109,7 +87,7 @@ class Config:
     < 0.05 over 5'; a list replaces the default rules (docs/monitors.md)"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto uses a GPU if there is one"""
-    track: Literal["wandb", "tensorboard", "off"] = "off"
+    track: Literal["wandb", "tensorboard", "none"] = "none"
     """the tracker that gets what metrics.jsonl and games.jsonl get: Weights & Biases, TensorBoard
     or none"""
     game: GameConfig = Field(default_factory=GameConfig)
@@ -133,8 +111,6 @@ class Config:
         for rule in self.monitors:
             parse_rule(rule)
         self._check_game()
-        if self.model.lora is not None:
-            self._check_lora()
         self._check_method()
         self._check_memory()
         return self
@@ -161,16 +137,14 @@ class Config:
 
     def _check_method(self) -> None:
         method, size = self.algorithm.method, self.rollout.group_size
-        if method == "ppo" and self.parallel.tp > 1:
+        if (method == "ppo" or self.model.lora is not None) and self.parallel.tp > 1:
             raise ValueError(
-                f"parallel.tp must be 1 for algorithm.method ppo, got {self.parallel.tp}: the "
-                "critic does not support tensor parallel; use parallel.fsdp"
+                f"parallel.tp must be 1 with algorithm.method ppo and with model.lora, got "
+                f"{self.parallel.tp}: critics and adapters do not support tensor parallel; use "
+                "parallel.fsdp"
             )
         if method != "ppo" and self.critic != CriticConfig():
-            raise ValueError(
-                f"critic.* needs algorithm.method ppo, got {method}; set "
-                "algorithm.method to ppo or remove critic.*"
-            )
+            raise ValueError(f"critic.* needs algorithm.method ppo, got {method}")
         in_groups = method in COMPARED_IN_GROUPS
         branch_turns = self.rollout.branch.turns
         if branch_turns != "none" and not in_groups:
@@ -217,13 +191,6 @@ class Config:
             raise ValueError(
                 "parallel.offload must be none or optimizer with the partner pool of "
                 "rollout.partners, got all: snapshots need the weights on the device"
-            )
-
-    def _check_lora(self) -> None:
-        if self.parallel.tp > 1:
-            raise ValueError(
-                f"parallel.tp must be 1 with model.lora, got {self.parallel.tp}: adapters do not "
-                "support tensor parallel; use parallel.fsdp"
             )
 
 

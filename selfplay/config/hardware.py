@@ -9,8 +9,6 @@ from pydantic.dataclasses import dataclass
 
 from selfplay.config.schema import RULES
 
-MAX_PARAMETERS = 10_000_000_000  # of a model with random initial weights
-
 
 @dataclass(frozen=True, slots=True, config=RULES)
 class ScratchConfig:
@@ -50,18 +48,8 @@ class ScratchConfig:
                 f"{self.width}; the nearest is {max(1, round(self.width / step)) * step}"
             )
         if self.heads % self.kv_heads:
-            divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
-            nearest = min(divisors, key=lambda n: abs(n - self.kv_heads))
             raise ValueError(
-                f"model.scratch.kv_heads must divide heads ({self.heads}), got {self.kv_heads}; "
-                f"the nearest is {nearest}"
-            )
-        layer = 4 * self.width**2 + 3 * self.width * self.mlp_width
-        parameters = self.layers * layer + self.vocab_size * self.width
-        if parameters > MAX_PARAMETERS:
-            raise ValueError(
-                f"model.scratch.width, layers, mlp_width and vocab_size must make at most "
-                f"{MAX_PARAMETERS:.0e} parameters, got about {parameters:.1e}"
+                f"model.scratch.kv_heads must divide heads ({self.heads}), got {self.kv_heads}"
             )
         return self
 

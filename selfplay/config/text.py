@@ -9,23 +9,12 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-# What is no text, by tag: a pattern and the characters it may begin with. As in YAML 1.2, so `off`
-# and `no` are text, 1e-5 is a number, and 010, 1:30 and 2020-01-01 are text.
-_SCALARS = {
-    "null": (r"~|null|Null|NULL|", [*"~nN", ""]),
-    "bool": (r"true|True|TRUE|false|False|FALSE", [*"tTfF"]),
-    "int": (r"[-+]?(0|[1-9][0-9_]{0,300})", [*"-+0123456789"]),
-    "float": (
-        r"[-+]?((0|[1-9][0-9_]*)(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan",
-        [*"-+.0123456789"],
-    ),
-}
+# Numbers such as 1e-5, which YAML 1.1 reads as text.
+_FLOAT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
 
 
 class Loader(yaml.SafeLoader):
-    """Reads as text what `_SCALARS` does not name, and refuses a key that is given twice."""
-
-    yaml_implicit_resolvers = {}  # noqa: RUF012  without those of YAML 1.1
+    """Reads 1e-5 as a number, and refuses a key that is given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set[str]()
@@ -44,15 +33,12 @@ class Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that `Loader` or YAML 1.1 would read as another value."""
+    """Quotes text that `Loader` would read as another value."""
 
 
 Loader.add_constructor("tag:yaml.org,2002:str", Loader.construct_text)
-for _tag, (_pattern, _first) in _SCALARS.items():
-    for _reader in (Loader, _Dumper):
-        _reader.add_implicit_resolver(
-            f"tag:yaml.org,2002:{_tag}", re.compile(f"({_pattern})$"), _first
-        )
+for _class in (Loader, _Dumper):
+    _class.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, [*"-+0123456789"])
 
 
 def dump(config: Any) -> str:

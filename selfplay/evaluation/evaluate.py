@@ -232,38 +232,27 @@ def check_room(
             length = len(opening_ids(rendering, new_game.prompt(seat)))
             if length > longest:
                 longest, where = length, f"instance {instance.key}, seat {seat}"
-    if longest < limit:
-        return
-    if max_positions is None or longest < max_positions:
-        enough = 2 * longest if max_positions is None else min(2 * longest, max_positions)
-        advice = f"set rollout.max_game_tokens={enough}"
-    else:
-        advice = f"the model reads at most {max_positions}, so use smaller boards"
-        short = getattr(game.options, "brief", True)
-        advice += "" if short else " or game.options.brief=true"
-    raise ValueError(
-        f"rollout.max_game_tokens must be above the longest prompt, which has {longest} tokens "
-        f"({where}), got {limit}; {advice}"
-    )
+    if longest >= limit:
+        positions = "" if max_positions is None else f"; the model has {max_positions} positions"
+        raise ValueError(
+            f"rollout.max_game_tokens must be above the longest prompt, which has {longest} tokens "
+            f"({where}), got {limit}{positions}"
+        )
 
 
 def example_games(scores: Sequence[float]) -> dict[str, int]:
-    """The indices of the best game, the game nearest the median score, and the worst.
-
-    Of equal games the first is taken, and no game twice: fewer than three games give fewer
-    examples.
-    """
+    """The indices of the best game, the game nearest the median score, and the worst; of equal
+    games the first. No game is taken twice: fewer than three games give fewer examples."""
     median = statistics.median(scores)
-    left = list(range(len(scores)))
+    ranks = {
+        "best": lambda index: -scores[index],
+        "worst": lambda index: scores[index],
+        "typical": lambda index: abs(scores[index] - median),
+    }
     chosen: dict[str, int] = {}
-    for name, rank in (
-        ("best", lambda index: -scores[index]),
-        ("worst", lambda index: scores[index]),
-        ("typical", lambda index: abs(scores[index] - median)),
-    ):
-        if left:
-            chosen[name] = min(left, key=rank)
-            left.remove(chosen[name])
+    for name, rank in ranks.items():
+        if left := set(range(len(scores))) - set(chosen.values()):
+            chosen[name] = min(sorted(left), key=rank)
     return {name: chosen[name] for name in ("best", "typical", "worst") if name in chosen}
 
 

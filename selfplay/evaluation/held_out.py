@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from selfplay.atomic import write_atomically
 from selfplay.config import EvalConfig, GameConfig, RolloutConfig
@@ -65,34 +64,17 @@ def held_out_at_start(
     `held_out_after.json` of an earlier, shorter run in this folder."""
     if first_step == 0:
         held_out("before", context, folder=folder)
-    if (folder / "held_out_before.json").exists():
-        _read_stage(folder, "before")  # end the run now for a broken file, not after the last step
     if first_step < num_steps:
         (folder / "held_out_after.json").unlink(missing_ok=True)
-
-
-def _read_stage(folder: Path, stage: str) -> dict[str, Any]:
-    """The sampled row that `held_out` wrote: its interval, its scores and its messages per game.
-
-    Raises SettingsError for a file that cannot be read.
-    """
-    path = folder / f"held_out_{stage}.json"
-    try:
-        row = json.loads(path.read_bytes())["sampled"]
-        return {name: row[name] for name in ("interval", "scores")} | {
-            "messages": row["measures"]["messages"]
-        }
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise SettingsError(
-            f"{path} must hold the games of an evaluation, but cannot be read ({error}); move "
-            "it away to resume this run"
-        ) from None
 
 
 def what_changed(folder: Path) -> str:
     """One sentence on what self-play changed, from the run's two held-out files. The change has the
     interval of the differences on the same games."""
-    before, after = (_read_stage(folder, stage) for stage in ("before", "after"))
+    before, after = (
+        json.loads((folder / f"held_out_{stage}.json").read_bytes())["sampled"]
+        for stage in ("before", "after")
+    )
     old, new = tuple(before["interval"]), tuple(after["interval"])
     change = f"{new[0] - old[0]:+.3f}"
     if paired := paired_change(before["scores"], after["scores"]):
@@ -100,8 +82,8 @@ def what_changed(folder: Path) -> str:
         change = f"{change} [{paired[1]:+.3f}, {paired[2]:+.3f}] on the same {games}"
     return (
         f"self-play took the score from {show_interval(old)} to {show_interval(new)} ({change}) "
-        f"and messages a game from {before['messages']:.2f} to {after['messages']:.2f}; the policy "
-        f"is in {folder / 'final'}"
+        f"and messages a game from {before['measures']['messages']:.2f} to "
+        f"{after['measures']['messages']:.2f}; the policy is in {folder / 'final'}"
     )
 
 

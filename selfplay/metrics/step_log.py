@@ -139,8 +139,8 @@ class StepLog:
             raise ValueError(f"a log line needs an integer step, got {record.get('step')!r}")
         if self._file is None:
             return
-        non_finite: list[str] = []
-        line = {name: _json_value(value, name, non_finite) for name, value in record.items()}
+        line = {name: _plain(value) for name, value in record.items()}
+        non_finite = [name for name, value in line.items() if value is None is not record[name]]
         if non_finite:
             line["non_finite"] = non_finite
         # UTF-8 cannot encode a lone surrogate; it is written as its JSON escape.
@@ -187,19 +187,12 @@ def _lines_until(path: Path, step: int | None) -> Iterator[str]:
                 yield text
 
 
-def _json_value(value: Any, name: str, non_finite: list[str]) -> Any:
-    """`value` in JSON types; the names of NaN and infinite numbers are added to `non_finite`."""
-    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+def _plain(value: Any) -> Any:
+    """`value` in JSON types, with null for NaN and infinity."""
+    if hasattr(value, "item"):  # a number of numpy
         value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        non_finite.append(name)
-        return None
     if isinstance(value, Mapping):
-        return {
-            str(key): _json_value(item, f"{name}.{key}", non_finite) for key, item in value.items()
-        }
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [
-            _json_value(item, f"{name}[{index}]", non_finite) for index, item in enumerate(value)
-        ]
-    return value
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -29,7 +29,7 @@ Record = Mapping[str, Any]
 
 class Tracker:
     """The tracker of the run in `folder`, which continues after step `after_step`; nothing for
-    `track: off` and on ranks above 0. Reads the settings of the run from its config.yaml.
+    `track: none` and on ranks above 0. Reads the settings of the run from its config.yaml.
 
     If the tracker fails, one warning is printed and nothing more is sent: it never ends a run.
     """
@@ -37,7 +37,7 @@ class Tracker:
     def __init__(self, folder: Path, track: str, *, after_step: int, rank: int) -> None:
         self._track = track
         self._run: _Wandb | _TensorBoard | None = None
-        if rank or track == "off":
+        if rank or track == "none":
             return
         with self._survived():
             config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
@@ -153,13 +153,13 @@ def check_tracker(track: str, *, here: bool = True) -> None:
 
     Without `here` the run is for another machine, which may hold the key.
     """
-    if track == "off":
+    if track == "none":
         return
     try:
         library = importlib.import_module(track)
     except ModuleNotFoundError as error:
         raise SettingsError(
-            f"track must be off where the package {error.name} is not installed, got {track}; "
+            f"track must be none where the package {error.name} is not installed, got {track}; "
             "`pip install -r requirements/track.txt` installs it"
         ) from error
     if here and track == "wandb" and _wandb_online():

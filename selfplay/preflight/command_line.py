@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from itertools import takewhile
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from dialop.specs import nearest
 from selfplay.config import COMMON, Config, load_config
@@ -25,7 +25,17 @@ _DASHES = "-\N{EN DASH}\N{EM DASH}"  # editors make the others of two hyphens
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises ValueError for an invalid command line."""
+    """An argument parser that raises ValueError for an invalid command line. `about` is shown as
+    it is written."""
+
+    def __init__(self, program: str, about: str | None, **more: Any) -> None:
+        super().__init__(
+            prog=program,
+            description=about,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            **more,
+        )
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -62,36 +72,17 @@ def parse_train(words: Sequence[str], about: str) -> tuple[argparse.Namespace, C
     Raises:
         SettingsError, ValueError: for a word or a setting that cannot be used.
     """
-    parser = Parser(
-        prog="train.py",
-        usage="train.py --config FILE [key=value ...] [--dry-run [--gpu GB]]",
-        description=about,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=False,
-    )
-    parser.add_argument(
-        "--config", type=Path, help="a YAML file with what differs from the defaults"
-    )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="settings that override the file's"
-    )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print settings, first prompt and memory by phase, and start nothing",
-    )
-    parser.add_argument(
-        "--gpu", type=float, metavar="GB", help="with --dry-run: memory of one GPU, such as 80"
-    )
-    parser.add_argument("--list", action="store_true", help="name the configs that ship")
-    parser.add_argument(
-        "-h",
-        "--help",
-        nargs="?",
-        const="",
-        metavar="SECTION",
-        help="show the settings that people change, or every key of a section or of all",
-    )
+    usage = "train.py --config FILE [key=value ...] [--dry-run [--gpu GB]]"
+    parser = Parser("train.py", about, usage=usage, add_help=False)
+    add = parser.add_argument
+    add("--config", type=Path, help="a YAML file with what differs from the defaults")
+    add("overrides", nargs="*", metavar="key=value", help="settings that override the file's")
+    nothing = "print settings, first prompt and memory by phase, and start nothing"
+    add("--dry-run", action="store_true", help=nothing)
+    add("--gpu", type=float, metavar="GB", help="with --dry-run: memory of one GPU, such as 80")
+    add("--list", action="store_true", help="name the configs that ship")
+    sections = "show the settings that people change, or every key of a section or of all"
+    add("-h", "--help", nargs="?", const="", metavar="SECTION", help=sections)
     asked, rest = parser.parse_known_intermixed_args(words)
     if asked.help is not None:
         about_all = parser.format_help() if asked.help in ("", "all") else ""
@@ -111,13 +102,8 @@ def parse_train(words: Sequence[str], about: str) -> tuple[argparse.Namespace, C
 def parse_eval(words: Sequence[str], about: str) -> argparse.Namespace:
     """Parse the command line, with `key=value` words anywhere (`overrides`). Ends the process after
     --help. Raises ValueError for words that cannot be used."""
-    parser = Parser(
-        prog="eval.py",
-        description=about,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="eval.py --checkpoint RUN_OR_FOLDER --games FILE|generated [options] [key=value ...]",
-        allow_abbrev=False,
-    )
+    usage = "eval.py --checkpoint RUN_OR_FOLDER --games FILE|generated [options] [key=value ...]"
+    parser = Parser("eval.py", about, usage=usage)
     add = parser.add_argument
     add(
         "--checkpoint",

@@ -54,7 +54,7 @@ ACCEPTED: list[tuple[str, ...]] = [
     ("algorithm.method=ppo", "rollout.group_size=2", HONEST),
     ("rollout.branch.turns=all", "rollout.group_size=1"),
     ("model.lora={}",),
-    ("track=off",),
+    ("track=none",),
     ("algorithm.method=ema", "rollout.group_size=1"),
     ("engine.sessions=true",),
 ]

@@ -35,7 +35,7 @@ class Rollout:
     temperature: float = Field(default=1.0, ge=0.0, le=2.0)
     seats: tuple[Annotated[int, Field(ge=0, le=1)], ...] = (0, 1)
     scripted: str | None = None
-    talk: Literal["on", "off"] = "on"
+    talk: Literal["loud", "low"] = "loud"
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -90,7 +90,7 @@ words: [a, b]
 chat: {enable_thinking: false, deep: {n: [1, 2.5, null]}}
 rollout:
   seats: [1]
-  talk: off          # YAML 1.1 reads this as false
+  talk: low
 model:
   scratch: {width: 32}
 """,
@@ -102,7 +102,7 @@ model:
         wandb=True,
         words=("a", "b"),
         chat={"enable_thinking": False, "deep": {"n": 7}},
-        rollout=Rollout(seats=(1,), talk="off", temperature=1e-5, scripted="plain"),
+        rollout=Rollout(seats=(1,), talk="low", temperature=1e-5, scripted="plain"),
         model=Model(scratch=Shape(width=32)),
     )
     assert type(load(Config, None, ["rollout.temperature=2"]).rollout.temperature) is float
@@ -128,8 +128,8 @@ def test_a_section_is_frozen_and_checked_whenever_it_is_made() -> None:
     rollout = Rollout(group_size=4)
     with pytest.raises(FrozenInstanceError):
         rollout.group_size = 2  # type: ignore[misc]
-    assert replace(rollout, talk="off") == Rollout(group_size=4, talk="off")
-    for changes in ({"group_size": 0}, {"group_size": "4"}, {"talk": "of"}, {"temperature": 0.0}):
+    assert replace(rollout, talk="low") == Rollout(group_size=4, talk="low")
+    for changes in ({"group_size": 0}, {"group_size": "4"}, {"talk": "lo"}, {"temperature": 0.0}):
         with pytest.raises(ValueError):
             replace(rollout, **changes)
 
@@ -162,7 +162,6 @@ MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
     ("zzz: 4\n", 1, ("zzz", "seed, wandb, words, chat, rollout, model")),
     ("seed: 1\nseed: 2\n", 2, ("seed is given twice",)),
     ("seed: true\n", 1, ("seed must be a valid integer", "got true")),
-    ("seed: 010\n", 1, ("seed must be a valid integer", "'010'")),
     ("seed: null\n", 1, ("seed must be a valid integer", "got null")),
     ("rollout:\n  temperature: 3\n", 2, ("rollout.temperature must be at most 2.0, got 3",)),
     ("rollout:\n  temperature: .nan\n", 2, ("rollout.temperature", "finite", ".nan")),
@@ -197,7 +196,7 @@ def test_a_mistake_on_the_command_line_names_the_override() -> None:
 
 def test_a_contradiction_names_where_its_keys_were_given(tmp_path: Path) -> None:
     path = write(tmp_path, "rollout:\n  group_size: 4\n")
-    message = refused(path, "seed=1", "rollout.talk=off", "rollout.temperature=0")
+    message = refused(path, "seed=1", "rollout.talk=low", "rollout.temperature=0")
     places = f"override 'rollout.temperature=0', {path}:2"
     assert message == f"{places}: rollout.temperature 0 needs rollout.group_size 1, got more"
     path = write(tmp_path, "base: run.yaml\nrollout: {temperature: 0}\n", "top.yaml")
@@ -226,7 +225,7 @@ configs = st.builds(
         temperature=st.floats(1e-12, 2),
         seats=st.lists(st.integers(0, 1)).map(tuple),
         scripted=st.none() | text,
-        talk=st.sampled_from(["on", "off"]),
+        talk=st.sampled_from(["loud", "low"]),
     ),
     model=st.builds(
         Model, path=st.none() | text, scratch=st.none() | st.builds(Shape, width=st.integers(8))
@@ -247,11 +246,11 @@ def test_dumped_settings_load_as_an_equal_object(
 
 def test_difference_names_each_key_with_both_values() -> None:
     a = Config()
-    b = load(Config, None, ["seed=2", "rollout.talk=off", "model.scratch={}", "words=[x]"])
+    b = load(Config, None, ["seed=2", "rollout.talk=low", "model.scratch={}", "words=[x]"])
     assert difference(a, b) == [
         "seed: 0 -> 2",
         "words: [] -> [x]",
-        "rollout.talk: 'on' -> 'off'",
+        "rollout.talk: loud -> low",
         "model.scratch: null -> {family: qwen2, width: 64}",
     ]
 
@@ -262,7 +261,7 @@ def test_help_lists_every_key_with_type_default_rule_and_sentence() -> None:
     assert "rollout: How games are played." in lines
     assert "  rollout.temperature  (number; default 1.0; at least 0.0; at most 2.0)" in lines
     assert "  rollout.seats  (array of integer; default [0, 1]; at least 0; at most 1)" in lines
-    assert "  rollout.talk  (string; default 'on'; one of on, off)" in lines
+    assert "  rollout.talk  (string; default loud; one of loud, low)" in lines
     assert "model.scratch: A fresh model of this shape. (default null)" in lines
 
 

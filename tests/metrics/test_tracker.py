@@ -60,8 +60,8 @@ def test_a_game_is_a_row_with_its_outcome_and_its_text() -> None:
     assert row["game"] == game_text(GAME) and "\x1b" not in row["game"]
 
 
-@pytest.mark.parametrize(("track", "rank"), [("off", 0), ("wandb", 1)])
-def test_off_and_other_ranks_write_nothing(folder: Path, track: str, rank: int) -> None:
+@pytest.mark.parametrize(("track", "rank"), [("none", 0), ("wandb", 1)])
+def test_none_and_other_ranks_write_nothing(folder: Path, track: str, rank: int) -> None:
     before = sorted(folder.iterdir())
     play(folder, track, range(1, 3), score=0.0, rank=rank)
     assert sorted(folder.iterdir()) == before
@@ -74,7 +74,7 @@ def test_a_missing_package_is_named(
     monkeypatch.setitem(sys.modules, kind, None)
     with pytest.raises(SettingsError, match=f"got {kind}; .*requirements/track.txt"):
         check_tracker(kind)
-    check_tracker("off")
+    check_tracker("none")
 
 
 def test_wandb_online_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

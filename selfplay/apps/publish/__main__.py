@@ -39,11 +39,7 @@ from selfplay.preflight.run import check_folder
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     """Raises ValueError for a mistake."""
-    parser = Parser(
-        prog="selfplay.apps.publish",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("selfplay.apps.publish", __doc__)
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="the folder of a finished run")
     add("name", metavar="ORG/NAME", help="the repository on the hub")

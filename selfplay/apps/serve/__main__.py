@@ -22,11 +22,12 @@ from pathlib import Path
 
 import torch
 
-from selfplay.config import Config, load_config
+from selfplay.config import Config
 from selfplay.engines.sglang.launch import child_environment, pick_attention_backend
 from selfplay.errors import SettingsError
+from selfplay.evaluation.plan import find_config
 from selfplay.model.policy import described_in
-from selfplay.partners.checkpoints import ONE_PROCESS, Source, find_source, model_words
+from selfplay.partners.checkpoints import find_source
 from selfplay.preflight.command_line import Parser, refused
 from selfplay.preflight.run import check_machine
 
@@ -35,11 +36,7 @@ HOST = "127.0.0.1"
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     """Raises ValueError for a mistake."""
-    parser = Parser(
-        prog="selfplay.apps.serve",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("selfplay.apps.serve", __doc__)
     add = parser.add_argument
     add("policy", type=Path, metavar="RUN", help="a run folder, or a Hugging Face folder or name")
     add("--port", type=int, default=30_000, help="port on 127.0.0.1 (default 30000)")
@@ -49,12 +46,6 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     if not 1024 <= args.port < 65536:
         raise ValueError(f"--port must be from 1024 to 65535, got {args.port}; nearest: 30000")
     return args
-
-
-def settings_of(source: Source, overrides: Sequence[str]) -> Config:
-    """The run's settings with SGLang as engine; the defaults for weights outside a run."""
-    words = [*ONE_PROCESS, *model_words(source), *overrides, "engine.kind=sglang"]
-    return load_config(source.settings, words)
 
 
 def server_command(
@@ -90,7 +81,7 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         args = read_arguments(words)
         source = find_source(args.policy, what="RUN")
-        config = settings_of(source, args.overrides)
+        config = find_config(source, None, [*args.overrides, "engine.kind=sglang"])
         name = args.name or (args.policy if source.hub else source.home.resolve()).name
         if re.search(r"[@\s]", name):
             near = re.sub(r"[@\s]+", "_", name)
