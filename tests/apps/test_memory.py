@@ -12,7 +12,6 @@ from selfplay.apps.plan.dry_run import advice, model_shape
 from selfplay.apps.plan.memory import (
     GIB,
     Demand,
-    activations,
     cache_tokens,
     estimate,
     gpu_gib,
@@ -101,7 +100,6 @@ def test_what_does_not_fit_gets_settings_with_which_it_fits() -> None:
 ADVISED = [
     (("model.dtype=float32",), 110, "model.dtype=bfloat16 parallel.checkpointing="),
     (("model.dtype=float32",), 40, "model.lora.rank=16 model.dtype=bfloat16"),
-    (("model.dtype=bfloat16", "rollout.partners=[self,pool]"), 45, "4 such GPUs"),
     (("model.dtype=bfloat16", "parallel.tp=2"), 45, "4 such GPUs"),
     (("model.dtype=bfloat16", "algorithm.kl=0.1"), 80, "2 such GPUs"),
 ]
@@ -114,18 +112,6 @@ def test_the_settings_take_what_is_advised(words: tuple[str, ...], total: int, t
     assert told in text
     for choice in text.split(", or with "):
         load_config(None, [*given, *(word for word in choice.split() if "=" in word)])
-
-
-def test_a_warm_start_that_fits_only_with_muon_is_told_so() -> None:
-    """It trains all weights, also before adapters: 8 bytes of moments a weight, with Muon 4."""
-    described = qwen2_config("7B")
-    words = ["warm_start.num_games=8", "warm_start.teachers=[honest]"]
-    for more, fits in ((), False), (("warm_start.optimizer=muon",), True):
-        config = load_config(CONFIGS / "qwen2.5_7b_lora.yaml", [*words, *more])
-        demand = demand_of("7B", config, total=H100)
-        assert (why_not(demand) is None) == fits
-        if not fits:
-            assert "it fits with warm_start.optimizer=muon " in advice(demand, described)
 
 
 def test_copies_of_the_weights_are_counted() -> None:
@@ -155,21 +141,6 @@ def test_a_cache_too_small_for_the_games_is_refused() -> None:
     assert cache_tokens(demand) < 32_768
     why = why_not(demand)
     assert why is not None and why.startswith("engine.mem_fraction must leave a cache of")
-
-
-def test_tensor_parallel_divides_all_but_the_hidden_states_between_the_blocks() -> None:
-    """8 of 12 bytes per unit of the width; of a layer that is computed again only its input stays:
-    28 inputs of 3,584 in bf16, and the one layer that is being computed."""
-    for checkpointing, kept in ("none", 8 * 28 * 3584), ("full", 2 * 28 * 3584):
-        words = ["model.path=x", "model.dtype=bfloat16", f"parallel.checkpointing={checkpointing}"]
-        one, two, four = (
-            activations(demand_of("7B", load_config(None, [*words, f"parallel.tp={tp}"])), 1000)
-            for tp in (1, 2, 4)
-        )
-        if checkpointing == "full":
-            kept += 8 * 3584
-        assert (2 * two - one) * GIB == pytest.approx(1000 * kept)
-        assert one - two == pytest.approx(2 * (two - four))
 
 
 def test_static_memory_is_the_exact_sum_of_bytes() -> None:

@@ -14,23 +14,18 @@ KEY = "planted-4711-key"
 URLS = (
     f"http://user:{KEY}@127.0.0.1:8000/v1",
     f"https://{KEY}@host/v1",
-    f"http://a/b:{KEY}@host/v1",
     f"https://host/v1?api_key={KEY}",
     f"https://host/v1#{KEY}",
-    f"https://host:{KEY}@[bad/v1",
 )
 PARTNER = "endpoint:small@{}"
 SETTINGS = (
     *(f"rollout.partners=['{PARTNER.format(url)}']" for url in URLS),
     f"rollout.partners=['{PARTNER.format(URLS[0])}*x']",
-    f"rollout.partners={PARTNER.format(URLS[0])}",
-    f"rollout.partners=[self, '{PARTNER.format(URLS[3])}*2', person]",
     f"reward={{judge: '{PARTNER.format(URLS[1])}'}}",
     f"eval.partner={PARTNER.format(URLS[0])}",
     f"endpoint.body={{api_key: {KEY}}}",
     f"endpoint.body={{extra: [{{Authorization: {KEY}}}]}}",
     f"endpoint.body={{user: Bearer {KEY}}}",
-    f"endpoint.body.x-api-key={KEY}",
     f"endpoint={{body: {{token: {KEY}}}}}",
     f"endpoint.body={KEY}",
     f"endpoint.api_key={KEY}",

@@ -139,9 +139,6 @@ def test_a_metric_that_does_not_exist_is_told_once(capsys: pytest.CaptureFixture
     "rule",
     [
         "entropy < 0.05: stop",
-        "stop if entropy < low",
-        "warn if score falls -1",
-        "warn if score > nan",
         "warn if score > 1 over 0",
         "warn if score > 1 while eval_score rises",
     ],

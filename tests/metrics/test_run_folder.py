@@ -41,16 +41,6 @@ def test_a_resumed_run_may_be_longer_but_not_have_other_settings(tmp_path: Path)
     assert load(Config, tmp_path / "config.yaml").steps == 999
 
 
-def test_a_run_goes_on_only_with_its_saved_settings(tmp_path: Path) -> None:
-    (tmp_path / "warm_start").mkdir()
-    open_run(tmp_path, load(Config, None, SCRATCH))
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "config.yaml").unlink()
-    with pytest.raises(SettingsError, match=r"config\.yaml must hold the settings"):
-        open_run(tmp_path, load(Config, None, SCRATCH))
-    assert not (tmp_path / "config.yaml").exists()
-
-
 def test_a_start_that_trained_nothing_leaves_no_run_to_agree_with(tmp_path: Path) -> None:
     """Out of memory in the first step: any setting may change, and what was prepared for the old
     ones, teachers' games among it, is made again."""

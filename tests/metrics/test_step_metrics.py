@@ -76,13 +76,6 @@ def test_private_reasoning_counts_as_no_statement_and_no_word() -> None:
     assert messages(episode, [0, 1]) == ["Ava BLEU 3"] and messages(episode, [1]) == []
 
 
-def test_talk_value_is_the_gain_over_the_better_solo_plan() -> None:
-    """The solo plan of seat 0 reaches 12 of 12, that of seat 1 8 of 12."""
-    assert TALKED.measures["talk_value"] == pytest.approx(0.0)
-    assert SILENT.measures["talk_value"] == pytest.approx(8 / 12 - 1)
-    assert FAILED.measures["talk_value"] == pytest.approx(-1.0)
-
-
 def test_tallies_of_ranks_add_up() -> None:
     """Means over all games do not depend on which rank played which game."""
     expected = game_measures(tally([TALKED, SILENT, FAILED]))

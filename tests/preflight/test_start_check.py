@@ -1,6 +1,5 @@
 """Refusals before training: settings the model cannot meet, engine and trainer that differ."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from selfplay.engines.hf import HFEngine
 from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
 from selfplay.model.policy import load_model
-from selfplay.preflight.model import StartCheck, check_model, num_words, text_ids
+from selfplay.preflight.model import StartCheck, check_model, num_words
 from selfplay.setup import make_learner
 from tests.helpers.family_models import random_folder
 from tests.helpers.tiny_run import run_tiny, write_tiny
@@ -158,11 +157,3 @@ def test_the_text_is_longer_than_the_window_where_a_transcript_may_be(folder: Pa
             lengths[window, room] = check._length()
     assert [lengths[w, 300] for w in (5, 1000, 4096)] == [256, 268, 268]
     assert [lengths[w, 3000] for w in (5, 1000, 4096)] == [256, 1064, 2968]
-
-
-def test_no_line_of_the_text_repeats() -> None:
-    tokenizer = train_tokenizer(["a b c", "Entry 12: 3"] * 9, vocab_size=TOKENS)
-    text = tokenizer.decode(text_ids(tokenizer, 2000))
-    lines = text.splitlines()
-    assert len(set(lines)) == len(lines) > 50
-    assert json.dumps(text_ids(tokenizer, 50)) == json.dumps(text_ids(tokenizer, 2000)[:50])

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from dialop.matching.generate import MatchingRecipe, generate_instance
-from dialop.matching.kit import NEW_GAME
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, load_config
 from selfplay.data.instances import imitated_people
@@ -15,7 +14,7 @@ from selfplay.errors import SettingsError
 from selfplay.evaluation.games import find_games, imitated_boards
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.partners.checkpoints import Source
-from selfplay.warm_start import people_samples, teacher_samples
+from selfplay.warm_start import people_samples
 from tests.helpers.dialop_boards import record_of, write_records
 
 BOARDS = [generate_instance(MatchingRecipe(keep="all"), seed=3, index=i) for i in range(8)]
@@ -106,19 +105,3 @@ def test_an_evaluation_leaves_out_what_the_warm_start_imitated(file: Path, tmp_p
             str(file), 8, game=config.game, data=config.data, eval_settings=config.eval,
             imitated=imitated,
         )  # fmt: skip
-
-
-def test_demonstrations_are_context_without_loss(rendering: Rendering) -> None:
-    """With and without them the same tokens are imitated; only the prompt is longer."""
-    samples = {}
-    for num in (0, 1):
-        config = config_of(
-            "game={options: {size: 2, keep: all}}", f"game.options.demonstrations={num}"
-        )
-        samples[num] = teacher_samples(config, rendering, start=0, num=3)
-    for plain, shown in zip(samples[0], samples[1], strict=True):
-        assert list(compress(plain.ids, plain.mask)) == list(compress(shown.ids, shown.mask))
-        longer = len(shown.ids) - len(plain.ids)
-        assert longer > 0 and sum(shown.mask[: longer + 1]) == 0
-        demonstration = rendering.decode(shown.ids)
-        assert demonstration.index("[propose]\n") < demonstration.index(NEW_GAME)

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import train
-from selfplay.checkpoint import checkpoints, repair_folder
-from selfplay.warm_start import progress_folder
+from selfplay.checkpoint import checkpoints
 from tests.helpers.processes import largest_file
 from tests.helpers.tiny_run import RUNS, assert_same_run, finished, metrics_of, run_tiny, write_tiny
 
@@ -58,17 +57,6 @@ def test_without_a_whole_checkpoint_the_run_ends(
     after = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
     assert {path for path in after if before.get(path) != after[path]} <= started
     assert before.keys() == after.keys()
-
-
-def test_a_run_whose_checkpoints_are_gone_says_so(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.rmtree(run / "checkpoints")
-    repair_folder(run, imitation=progress_folder(run))
-    assert f"{run / 'checkpoints'} holds no checkpoint" in capsys.readouterr().err
-    (run / "metrics.jsonl").unlink()
-    repair_folder(run, imitation=progress_folder(run))
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("part", ["tokenizer", "warm_start", "policy_pool/step_000000"])
@@ -150,12 +138,3 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
     assert len(metrics_of(halfway)) <= steps
     assert run_tiny(halfway, "log_games_every=1") == 0
     assert_same_run(finished("log_games_every=1"), halfway)
-
-
-def test_a_file_in_the_way_ends_the_run_in_one_line(
-    halfway: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (halfway / "code.txt").unlink()
-    (halfway / "code.txt").mkdir()
-    assert train.main(["--config", str(write_tiny(halfway)), f"out={halfway}"]) == 1
-    refused_in_one_line(halfway, capsys.readouterr().err, reason="Is a directory")

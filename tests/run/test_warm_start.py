@@ -19,7 +19,6 @@ from selfplay.errors import SettingsError
 from selfplay.setup import first_weights, make_tokenizer
 from selfplay.warm_start import (
     progress_folder,
-    saved_samples,
     scratch_tokenizer,
     teacher_samples,
     warm_start_batches,
@@ -71,28 +70,6 @@ def test_the_first_games_come_first_in_every_batch_and_pass(samples: list[Sample
     assert all(batch <= early for batch in names[:2])
     assert all(batch <= late for batch in names[2:])
     assert names[4:] != names[2:4]
-
-
-def test_the_first_teachers_play_the_first_games_and_no_others(tmp_path: Path) -> None:
-    """Their tried plans and proposals are random and imitated in every line."""
-    config = config_of(
-        "game={options: {size: 3, private_reasoning: true}}",
-        "warm_start={num_games: 30, first_games: 11, first_teachers: ['random:think=trial']}",
-        f"out={tmp_path}",
-    )
-    world = init_world(device="cpu")
-    rendering = make_rendering(make_tokenizer(config, tmp_path, world), template_kwargs={})
-    first, others = saved_samples(config, rendering, folder=tmp_path, world=world)
-    assert (len(first), len(others)) == (22, 38)
-    texts = [rendering.decode([i for i, m in zip(s.ids, s.mask, strict=True) if m]) for s in first]
-    plans = [text.partition("[propose]\n")[::2] for text in texts if "[propose]" in text]
-    assert len(plans) == 11 and len({plan for plan, _ in plans}) > 3
-    for tried, proposed in plans:
-        for plan in (tried, proposed.replace("<|im_end|>", "")):
-            reviewers = [line.split(": ")[1] for line in plan.strip().split("\n")]
-            assert sorted(reviewers) == ["Ava", "Daniel", "Sofia"]
-    heard = ["Partner:\nAva" in rendering.decode(s.ids) for s in (*first, *others)]
-    assert not any(heard[:22]) and any(heard[22:])  # the first teachers say nothing
 
 
 def test_a_reviewer_is_the_same_token_on_every_line() -> None:

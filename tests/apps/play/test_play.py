@@ -5,7 +5,6 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 import uvicorn
 
 from dialop.cli import main as dialop
-from dialop.forms import Form, tag_forms
+from dialop.forms import Form
 from dialop.matching.board import MatchingInstance
 from dialop.matching.game import MatchingGame
 from dialop.matching.recorded import (
@@ -24,12 +23,11 @@ from dialop.matching.recorded import (
     record_of,
 )
 from dialop.matching.store import read_instances
-from selfplay.apps.play.__main__ import bound, main, play_here, play_on_page
+from selfplay.apps.play.__main__ import bound, main, play_here
 from selfplay.apps.play.games import Opponent, Session, keep_game, result_of, seats_for_a_person
 from selfplay.apps.play.server import MAX_BODY, MAX_MOVES, MAX_TEXT, TOKEN_HEADER, make_app
 from selfplay.apps.play.table import NotNow, SeatedPerson, Table
 from selfplay.apps.play.talk import own_move, spoken, tags_of
-from selfplay.apps.report.games import seat_names
 from selfplay.config import Config, load_config
 from selfplay.rollout.players import ScriptedPartner
 from selfplay.rollout.seating import scripted_partner
@@ -140,24 +138,6 @@ def test_a_whole_game_and_what_it_shows(running: Running) -> None:
     assert game["seats"][0]["player"] == "person" and game["num_errors"] == 1
 
 
-def test_a_proposal_is_built_on_the_own_table(running: Running) -> None:
-    """One row in each column, as the form of the table writes it."""
-    running.post("/start", {})
-    form = running.wait("yours")["forms"][-1]
-    assert form["grid"] and form["distinct"]
-    lines = [options[1 - column][0] for column, (_, options) in enumerate(form["choices"])]
-    text = form["before"] + form["between"].join(lines) + form["after"]
-    assert running.post("/move", {"text": text}).status_code == 200
-    while (state := running.state())["phase"] == "theirs":
-        threading.Event().wait(0.2)
-    # An honest partner accepts or rejects it; either way the game took it as it was built.
-    if state["phase"] == "over":
-        cells = state["result"]["game"]["turns"][0]["proposal"]["cells"]
-        assert [cell[:2] for cell in cells] == [[0, 1], [1, 0]]
-    else:
-        assert "error" not in state["talk"][0] and state["talk"][0]["kind"] == "propose"
-
-
 def test_only_the_page_of_this_start_is_answered(running: Running) -> None:
     client = running.client
     here = running.here
@@ -237,18 +217,6 @@ def test_a_kept_game_is_an_instance_and_a_recording(
     assert instance_from_record(record, key="k").unknown == board.unknown
 
 
-def test_games_with_names_of_their_own_are_kept(tmp_path: Path) -> None:
-    papers = ("Alpha: one", "Beta: two")
-    board = replace(SMALL, reviewers=("Zoë Ray", "Max Poe"), papers=papers)
-    game = MatchingGame(board, FULL)
-    assert game.step(0, "[propose]\nAlpha: Zoë Ray\nBeta: Max Poe").error is None
-    assert game.step(1, "[accept]").error is None
-    record = record_of(board, game.view(0).log)
-    assert tuple(moves_from_record(record, board)) == game.view(0).log
-    with pytest.raises(ValueError, match="reviewers"):
-        instance_from_record({**record, "reviewers": [1, 2]}, key="k")
-
-
 class Talker(io.StringIO):
     """A person at the terminal: tells all they see, accepts a proposal, leaves after one game."""
 
@@ -281,22 +249,6 @@ def test_the_terminal_plays_the_same_game(
     assert "Both tables together" in said and "best 12; last proposal 12 (1.000)." in said
     (record,) = [json.loads(line) for line in out.read_text().splitlines()]
     assert record["players"] == ["person", "scripted:honest"] and record["proposal_reward"] == 12
-
-
-def test_ctrl_c_ends_the_terminal_without_a_game(
-    config: Config,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    class Interrupted(io.StringIO):
-        def readline(self, size: int = -1, /) -> str:
-            raise KeyboardInterrupt
-
-    out = tmp_path / "games.jsonl"
-    monkeypatch.setattr("sys.stdin", Interrupted())
-    assert play_here(session(config, SMALL, honest(config)), out) == 0
-    assert "The game ended without a result." in capsys.readouterr().out and not out.exists()
 
 
 def test_a_game_of_another_kind_is_kept_whole(tmp_path: Path) -> None:
@@ -425,8 +377,6 @@ def test_the_rooms_are_apart_in_the_brief_style() -> None:
     [
         ("[answer] 4", [], "answer", "4"),
         ("[4]", [], "", "[4]"),
-        ("[1, 2, 3] is the sorted list", [], "", "[1, 2, 3] is the sorted list"),
-        ("Plan: [x] do it", [], "", "Plan: [x] do it"),
         ("Plan: [answer] 4", [], "", "Plan: [answer] 4"),
         ("1: [message] hi", ["user 0", "user 1"], "message", "hi"),
     ],
@@ -461,46 +411,13 @@ def test_a_user_of_mediation_sees_the_own_room_alone() -> None:
         assert [seat["role"] for seat in end["result"]["game"]["seats"]] == end["names"]
 
 
-def test_a_game_of_ones_own_has_a_form_for_each_tag() -> None:
-    game = Path(__file__).parents[3] / "examples" / "meeting" / "meeting.py"
-    config = load_config(None, ["model.path=x", f"game.name={game}"])
-    kit = config.game.kit
-    (instance,) = kit.generate(kit.easy(config.game.options), seed=0, start=0, num=1)
-    played = kit.new_game(instance, config.game.options)
-    assert [form.name for form in kit.forms(played, 0)] == ["Say", "Meet"], "of the module"
-    assert [form.name for form in tag_forms(played)] == ["message", "meet"], "without forms of it"
-    assert seat_names(kit.ROLES) == ["player 0", "player 1"]
-    step = played.step(0, "[message] mon\nseat 1: [meet] tue")
-    read = spoken(step.observations[1], seat_names(kit.ROLES), rooms=())
-    assert [(turn["seat"], turn["kind"]) for turn in read] == [(0, "message")]
-
-
-def test_ctrl_c_ends_the_page_and_its_games(
-    config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt  # as uvicorn does once it has shut down
-
-    monkeypatch.setattr(uvicorn.Server, "run", interrupted)
-    with bound(0) as sock:
-        assert play_on_page(session(config, SMALL, honest(config)), tmp_path / "x", sock) == 0
-    for thread in threading.enumerate():
-        if thread.name == "games":
-            thread.join(10)
-            assert not thread.is_alive()
-
-
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--partner", "person"], "person"),
         (["--partner", "scripted:nobody"], "nobody"),
-        (["--partner", "scripted:honest", "--port", "70000"], "--port"),
         (["--partner", "scripted:honest", "--seat", "5"], "--seat"),
         (["--partner", "scripted:honest", "--out", "games.txt"], "--out"),
         (["--partner", "scripted:honest", "--games", "missing.jsonl"], "--games"),
-        (["--partner", "scripted:honest", "--num", "0"], "--num must be at least 1"),
-        (["--unknown"], "--unknown"),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -1,22 +1,18 @@
 """A finished run as a folder for the hub: its card, its settings, and what is refused."""
 
-import base64
 import json
 import re
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import yaml
-from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError
 from safetensors.numpy import save_file
 
 from selfplay.apps.publish import __main__ as publish
-from selfplay.apps.publish.card import seats_of
 from selfplay.config import load_config
 from selfplay.config.text import dump
 from selfplay.partners.checkpoints import find_source
@@ -145,7 +141,6 @@ def test_the_card_tells_what_an_evaluation_asked(run: Path) -> None:
     ("path", "start"),
     [
         ("null model.scratch={max_positions: 4096}", "trained from random weights"),
-        ("models/SmolLM2-135M.Q4_1.gguf", r"trained from SmolLM2-135M.Q4\_1.gguf"),
         ("/data/jane/Qwen2.5-0.5B", "trained from Qwen2.5-0.5B by"),
         ("Qwen/Qwen2.5-0.5B", "trained from [Qwen/Qwen2.5-0.5B](https://huggingface.co/Qwen"),
     ],
@@ -176,19 +171,6 @@ def test_no_folder_and_no_address_of_this_machine_is_published(run: Path) -> Non
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "seats"),
-    [
-        (["game.name=mediation"], "all seats"),
-        (["game.name=mediation", "rollout.policy_seats=[agent]"], "the seat of the agent"),
-        (["game.name=collab", "rollout.partners=[scripted:user]"], "the seat of the assistant"),
-    ],
-)
-def test_the_card_names_the_seats_of_the_policy(words: list[str], seats: str) -> None:
-    config = load_config(None, ["model.path=x", *words])
-    assert seats_of(config.game, config.rollout) == seats
-
-
 def test_what_a_model_wrote_stays_text(run: Path) -> None:
     """Every line of a player is inside a code block that nothing in it can close."""
     assert publish.main([str(run), "me/pair"]) == 0
@@ -211,12 +193,9 @@ def test_what_a_model_wrote_stays_text(run: Path) -> None:
     ("words", "said"),
     [
         ("{run} tiny", "ORG/NAME must be a hub name"),
-        ("{run} a/b/c", "ORG/NAME must be a hub name"),
-        ("{run} me/..", "ORG/NAME must be a hub name"),
         ("{run} me/pair --push", "--push needs a token"),
         ("{run}/final me/pair", "RUN must be a run folder with config.yaml"),
         ("{run} me/pair --out {run}/final", "--out must be a new folder"),
-        ("{run} me/pair --pull", "unrecognized arguments: --pull"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
@@ -246,15 +225,13 @@ def test_a_game_in_a_file_is_refused(run: Path, capsys: pytest.CaptureFixture[st
     ("file", "text", "said"),
     [
         ("code.txt", "", "code.txt must hold when the run started, got ''"),
-        ("eval_x/evaluation.json", '{"rows": {}}', "evaluation.json must hold the games of an"),
         ("eval_x/evaluation.json", '{"rows": {}}', "no games, num_games"),
-        (
-            "eval_x/evaluation.json",
-            '{"games": "a", "num_games": 1, "rows": {}, "overrides": ["a={"]}',
-            "evaluation.json must hold the games of an",
-        ),
-        ("held_out_before.json", '{"sampled": {}}', "held_out_before.json must hold the games of"),
         ("held_out_before.json", '{"sampled": {}}', "no greedy"),
+        (
+            "held_out_after.json",
+            '{"sampled": {"interval": "wide"}}',
+            "held_out_after.json must hold",
+        ),
     ],
 )
 def test_an_odd_file_is_named(
@@ -268,9 +245,6 @@ def test_an_odd_file_is_named(
 
 
 def test_an_unfinished_run_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run / "held_out_after.json").write_text('{"sampled": {"interval": "wide"}}')
-    assert publish.main([str(run), "me/pair"]) == 2
-    assert "held_out_after.json must hold" in capsys.readouterr().err
     (run / "held_out_after.json").unlink()
     assert publish.main([str(run), "me/pair"]) == 2
     assert "RUN must be finished" in capsys.readouterr().err
@@ -278,94 +252,33 @@ def test_an_unfinished_run_is_refused(run: Path, capsys: pytest.CaptureFixture[s
 
 
 class Hub:
-    """The hub's answers to the real client, on this machine; `commits` are the files it was given,
-    `refuses` makes it refuse a commit."""
+    """The two calls of `HfApi` that a push makes; `refuses` makes the second one fail."""
 
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, Any]] = []
-        self.commits: list[dict[str, bytes]] = []
-        self.tokens: set[str | None] = set()
-        self.refuses = False
-        hub = self
+    refuses = False
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                hub.tokens.add(self.headers["Authorization"])
-                status, value = hub.answer(self.path, body)
-                told = json.dumps(value).encode()
-                self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(told)))
-                self.end_headers()
-                self.wfile.write(told)
+    def create_repo(self, name: str, *, private: bool, exist_ok: bool) -> str:
+        assert exist_ok
+        self.created = name, private
+        return f"https://hub/{name}"
 
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-
-    def answer(self, path: str, body: bytes) -> tuple[int, Any]:
-        lines = [json.loads(line) for line in body.splitlines()] if body else []
-        self.asked.append((path, lines[0] if lines else None))
-        match path:
-            case "/api/repos/create":
-                return 200, {"url": f"{self.url}/me/pair"}
-            case "/api/validate-yaml":
-                return 200, {"errors": [], "warnings": []}
-            case "/api/models/me/pair/preupload/main":
-                names = [file["path"] for file in lines[0]["files"]]
-                return 200, {
-                    "files": [
-                        {"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names
-                    ]
-                }
-            case "/api/models/me/pair/commit/main" if not self.refuses:
-                files = [line["value"] for line in lines if line["key"] == "file"]
-                given = {f["path"]: base64.b64decode(f["content"]) for f in files}
-                self.commits.append(given)
-                return 200, {"commitUrl": f"{self.url}/me/pair/commit/1", "commitOid": "1"}
-        return 403, {"error": "no"}
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    hub = Hub()
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(publish, "HfApi", lambda: HfApi(endpoint=hub.url))
-    threading.Thread(target=hub.server.serve_forever, daemon=True).start()
-    yield hub
-    hub.server.shutdown()
-    hub.server.server_close()
+    def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> None:
+        if self.refuses:
+            raise HfHubHTTPError("403 Forbidden", response=Mock())
+        self.files = sorted(path.name for path in folder_path.iterdir())
 
 
 def test_a_push_creates_the_repository_and_uploads_the_folder(
-    run: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    hub = Hub()
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setattr(publish, "HfApi", lambda: hub)
     assert publish.main([str(run), "me/pair", "--push", "--private"]) == 0
-    path, asked = hub.asked[0]
-    assert path == "/api/repos/create" and asked["name"] == "pair"
-    assert asked["visibility"] == "private"
-    (files,) = hub.commits
-    assert files == {path.name: path.read_bytes() for path in (run / "hub").iterdir()}
+    assert hub.created == ("me/pair", True)
+    assert hub.files == sorted(path.name for path in (run / "hub").iterdir())
     out = capsys.readouterr()
-    assert f"pushed to {hub.url}/me/pair" in out.out and "hf_secret" not in out.out + out.err
-    assert hub.tokens == {"Bearer hf_secret"}
+    assert "pushed to https://hub/me/pair" in out.out and "hf_secret" not in out.out + out.err
     hub.refuses = True
     assert publish.main([str(run), "me/pair", "--push"]) == 1
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("selfplay.apps.publish: ") and "403" in error
-
-
-def test_a_hub_that_cannot_be_reached_is_one_line(
-    run: Path,
-    hub: Hub,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(publish, "HfApi", lambda: HfApi(endpoint="http://127.0.0.1:9"))
-    assert publish.main([str(run), "me/pair", "--push"]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("selfplay.apps.publish: ") and error.count("\n") == 1

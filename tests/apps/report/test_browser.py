@@ -132,17 +132,6 @@ def test_branch_points_and_tokens(tmp_path: Path) -> None:
         expect(page.locator("#tip")).to_contain_text("step")
 
 
-def test_several_runs(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / name, num_games=2) for name in ("one", "two")]
-    write_report([read_run(run) for run in runs], tmp_path / "both.html")
-    with open_page((tmp_path / "both.html").as_uri()) as page:
-        names = page.locator("#source option").all_inner_texts()
-        assert {"one: after", "two: before", "two: training"} <= set(names)
-        expect(page.locator("#source")).to_have_value("one: after")
-        page.select_option("#source", "two: after")
-        expect(page.locator("#game h3")).to_contain_text("two: after")
-
-
 def bare(folder: Path, **fields: Any) -> dict[str, Any]:
     """A record of a run without the game's own picture and with these turns and fields."""
     turn = {"seat": 0, "action": "message", "error": None, "observations": ["", ""]}
@@ -182,11 +171,3 @@ def test_the_tokens_of_a_thought_and_of_a_long_turn(tmp_path: Path) -> None:
         text = page.locator(".turn .text").nth(1)
         assert text.locator(".token").count() == 399
         assert text.inner_text() == " ".join(f"w{i}" for i in range(499))
-
-
-def test_a_fact_that_is_no_number_hides_nothing(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", num_games=1)
-    record = bare(folder, facts={"ratio": None}, rewards=[None, 1.0])
-    with open_page(drawn(folder, record)) as page:
-        expect(page.locator("#game .facts")).to_contain_text("ratio: –")
-        expect(page.locator(".turn .text")).to_have_text("hi")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
 import pytest
 
-from selfplay.apps.report.charts import COLOURS, Line, curves_svg, line_chart, smoothed
+from selfplay.apps.report.charts import Line, curves_svg, line_chart, smoothed
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -43,12 +42,6 @@ def test_missing_and_non_finite_values_are_left_out() -> None:
     )
     with pytest.raises(ValueError, match="needs rows with 'entropy'"):
         curves_svg(runs, y="entropy", title="t")
-
-
-@pytest.mark.parametrize("value", [0.0, 1.0, -3.0, 1e-6, 250000.0])
-def test_one_flat_point_still_draws(value: float) -> None:
-    svg = curves_svg({"a": rows(value)}, y="score", title="t")
-    assert re.search(r"<use [^>]*fill: " + COLOURS[0], svg) or "<use" in svg
 
 
 def test_the_values_under_the_pointer_are_those_of_the_steps() -> None:

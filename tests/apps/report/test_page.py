@@ -12,14 +12,11 @@ from typing import Any
 import pytest
 
 from dialop.kit import load_kit
-from dialop.matching.board import MatchingInstance
 from dialop.matching.generate import MatchingRecipe
 from dialop.matching.pages import lost
 from dialop.matching.solve import best_pairs
-from dialop.values import parsed
 from selfplay.apps.report import games, page
 from selfplay.apps.report.__main__ import main
-from selfplay.apps.report.charts import smoothed
 from selfplay.apps.report.games import Texts, drawn_game, safe_json, seat_names, viewer_data
 from selfplay.apps.report.page import page_html, refresh_report, scores_table
 from selfplay.apps.report.run_files import MAX_TRAINING_GAMES, changed_settings, read_run
@@ -76,14 +73,6 @@ def test_losses_add_up_to_what_the_proposal_loses() -> None:
         assert sum(losses) == instance.best - instance.value(pairs)
         assert sum(instance.table[r][p] for r, p in best) == instance.best
         assert lost(instance, best_pairs(instance.table))[1] == [0, 0, 0, 0]
-
-
-def test_a_best_proposal_among_several_loses_nothing(run: Path) -> None:
-    instance = read_run(run).games[0]["state"]["instance"]
-    even = {**instance, "table": [[25] * 3] * 3, "best": 75, "solo": [75, 75]}
-    flat = parsed(MatchingInstance, even)
-    for order in ((0, 1, 2), (2, 0, 1)):
-        assert lost(flat, tuple(sorted((r, p) for p, r in enumerate(order))))[1] == [0, 0, 0]
 
 
 def test_no_text_of_a_game_becomes_markup(tmp_path: Path) -> None:
@@ -197,31 +186,12 @@ def test_a_game_without_a_picture_keeps_its_talk(run: Path) -> None:
         assert shown["turns"][0]["text"] == "0: [message] hi"
 
 
-def test_a_run_that_is_being_written_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", num_games=2)
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 13, "sco')
-    (folder / "held_out_after.json").write_text("{")
-    with (folder / "games.jsonl").open("a") as file:
-        file.write("nonsense\n")
-    files = read_run(folder)
-    assert len(files.steps) == 12 and not files.row("after", "sampled")
-    assert [problem.split(":")[0] for problem in files.problems] == [
-        "held_out_after.json",
-        "games.jsonl line 3",
-    ]
-    assert "held_out_after.json" in page_html([files])
-
-
 @pytest.mark.parametrize(
     ("file", "text", "told"),
     [
         ("config.yaml", "\udcff", "config.yaml: cannot be read"),
-        ("metrics.jsonl", '{"step": null, "score": 1.0}\n', "step must be a number, got None"),
         ("games.jsonl", '{"instance": "i7", "step": 1}\n', "training game i7: KeyError"),
-        ("eval_x/evaluation.json", "[1]", "eval_x/evaluation.json must hold one JSON object"),
         ("eval_x/evaluation.json", "{", "eval_x/evaluation.json: Expecting"),
-        ("eval_x/evaluation.json", '{"rows": null}', "eval_x/evaluation.json: rows must be"),
         ("held_out_after.json", '{"sampled": {"interval": [1, 1, 1], "scores": []}}', "no scores"),
         (
             "crossplay/evaluation.json",
@@ -240,12 +210,6 @@ def test_an_odd_file_costs_only_itself(
     said = capsys.readouterr().err
     assert told in said and said.count("\n") == 1
     assert data_of((folder / "report.html").read_text())["games"]
-
-
-def test_a_metric_that_is_no_number_is_left_out(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", num_games=2)
-    write_lines(folder / "metrics.jsonl", [{"step": 1, "score": "high", "entropy": 1.0}])
-    assert read_run(folder).steps == [{"step": 1, "entropy": 1.0}]
 
 
 def test_the_limit_of_a_page_counts_the_texts_of_its_games(
@@ -332,13 +296,6 @@ def test_settings_are_those_that_differ(tmp_path: Path) -> None:
         ("model.lora", "none", "with its defaults"),
         ("rollout.max_game_tokens", "4096", "512"),
     ]
-
-
-def test_a_thick_line_is_the_mean_of_a_window() -> None:
-    points = [(float(step), float(step**2 % 7)) for step in range(300)]
-    for place, (step, mean) in enumerate(smoothed(points)):
-        window = [y for _, y in points[max(0, place - 7) : place + 8]]
-        assert step == place and mean == pytest.approx(sum(window) / len(window))
 
 
 @pytest.mark.parametrize("name", ["planning", "mediation"])
