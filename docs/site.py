@@ -18,8 +18,8 @@ sys.path.insert(0, str(ROOT))
 
 from dialop.shown import escaped  # noqa: E402
 from selfplay.config import Config  # noqa: E402
-from selfplay.config.schema import Described, described  # noqa: E402
 from selfplay.config.play import options_type  # noqa: E402
+from selfplay.config.schema import Described, described  # noqa: E402
 
 SETTINGS_HEAD = """# Settings
 

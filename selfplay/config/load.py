@@ -27,7 +27,7 @@ from selfplay.config.text import Loader, show
 from selfplay.errors import SettingsError
 
 C = TypeVar("C")
-Places = dict[str, str]  # where each key was given: "FILE:LINE" or "override 'key=value'"
+Origins = dict[str, str]  # where each key was given: "FILE:LINE" or "override 'key=value'"
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _MEANT = {"gpu": "cuda"}  # words that are spelt like another choice
@@ -45,12 +45,12 @@ def load(cls: type[C], path: Path | None, overrides: Sequence[str] = ()) -> C:
     Raises:
         SettingsError: for unreadable files, unknown keys, invalid values and contradictions.
     """
-    values, places = _read_all(path, overrides)
+    values, origins = _read_all(path, overrides)
     try:
         return TypeAdapter(cls).validate_json(json.dumps(values))
     except ValidationError as error:
         name, rule = _first_fault(error, cls)
-    raise SettingsError(f"{_place_of(name, rule, places) or path or 'defaults'}: {rule}")
+    raise SettingsError(f"{_origin_of(name, rule, origins) or path or 'defaults'}: {rule}")
 
 
 def read_options(cls: Any, values: Mapping[str, Any], prefix: str) -> Any:
@@ -116,24 +116,24 @@ def _unknown(name: str, names: Sequence[str]) -> str:
     return f"unknown key {name}; {hint}"
 
 
-def _place_of(name: str, rule: str, places: Places) -> str:
+def _origin_of(name: str, rule: str, origins: Origins) -> str:
     """Where the keys were given that a rule names; if none was, where `name` was, or the section or
     list that holds it."""
     if not rule.startswith("unknown key "):
         named = re.findall(r"^[a-z_]+(?= )|[a-z_]+(?=\.\*)|[a-z_]+(?:\.[a-z_]+|\[\d+\])+", rule)
-        if given := [places[key] for key in named if key in places]:
+        if given := [origins[key] for key in named if key in origins]:
             return ", ".join(dict.fromkeys(given))
-    while name and name not in places:
+    while name and name not in origins:
         name = re.sub(r"(\.?[^.\[]*|\[\d+\])$", "", name)
-    return places.get(name, "")
+    return origins.get(name, "")
 
 
 # --- files and overrides
 
 
-def _read_all(path: Path | None, overrides: Sequence[str]) -> tuple[dict[str, Any], Places]:
+def _read_all(path: Path | None, overrides: Sequence[str]) -> tuple[dict[str, Any], Origins]:
     """The values of a file with its overrides applied in order, and where they were given."""
-    values, places = ({}, {}) if path is None else _read(find_settings(Path(path)))
+    values, origins = ({}, {}) if path is None else _read(find_settings(Path(path)))
     for text in overrides:
         name, equals, value = (part.strip() for part in text.partition("="))
         shown = f"{name}=…" if equals and names_key(name) else hidden(text)
@@ -143,14 +143,14 @@ def _read_all(path: Path | None, overrides: Sequence[str]) -> tuple[dict[str, An
             raise SettingsError(f"{source}: must read key=value or section.key=value")
         over, node = _parsed(value, source)
         given = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-        places |= dict.fromkeys([*given, *_lines(node, name)], source)
+        origins |= dict.fromkeys([*given, *_lines(node, name)], source)
         for part in reversed(parts):
             over = {part: over}
         values = _merged(values, over)
-    return values, places
+    return values, origins
 
 
-def _read(path: Path, parents: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Places]:
+def _read(path: Path, parents: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Origins]:
     """The values of a file merged over those of its `base`, and where both were given."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -162,20 +162,20 @@ def _read(path: Path, parents: tuple[Path, ...] = ()) -> tuple[dict[str, Any], P
     if not isinstance(values, dict | None):
         raise SettingsError(f"{path}: settings must be a mapping of keys, got {show(values)[:80]}")
     values = values or {}
-    places = {name: f"{path}:{line}" for name, line in _lines(node).items()}
+    origins = {name: f"{path}:{line}" for name, line in _lines(node).items()}
     base = values.pop("base", None)
     if base is None:
-        return values, places
-    place, chain = places["base"], (*parents, path.resolve())
+        return values, origins
+    origin, chain = origins["base"], (*parents, path.resolve())
     target = path.parent / str(base)
     target = target if target.is_file() else find_settings(Path(str(base)))
     if not target.is_file():
         near = _nearest_shipped(target)
-        raise SettingsError(f"{place}: base must be a file, got {show(base)}{near}")
+        raise SettingsError(f"{origin}: base must be a file, got {show(base)}{near}")
     if target.resolve() in chain:
-        raise SettingsError(f"{place}: base {base} leads back to itself")
-    under, places_under = _read(target, chain)
-    return _merged(under, values), places_under | places
+        raise SettingsError(f"{origin}: base {base} leads back to itself")
+    under, origins_under = _read(target, chain)
+    return _merged(under, values), origins_under | origins
 
 
 def _parsed(text: str, source: str) -> tuple[Any, yaml.Node | None]:
@@ -187,8 +187,8 @@ def _parsed(text: str, source: str) -> tuple[Any, yaml.Node | None]:
         json.dumps(value)  # refuses cycles and what only YAML has, such as sets
     except yaml.MarkedYAMLError as error:
         mark = None if source.startswith("override ") else error.problem_mark
-        place = source if mark is None else f"{source}:{mark.line + 1}"
-        raise SettingsError(f"{place}: not valid YAML: {error.problem}") from None
+        origin = source if mark is None else f"{source}:{mark.line + 1}"
+        raise SettingsError(f"{origin}: not valid YAML: {error.problem}") from None
     except (yaml.YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:
         problem = " ".join(str(error).split())
         raise SettingsError(f"{source}: not valid YAML: {problem}") from None
@@ -202,7 +202,7 @@ def _lines(node: yaml.Node | None, name: str = "") -> dict[str, int]:
         inside = [(join(name, str(key.value)), key, value) for key, value in node.value]
     if isinstance(node, yaml.SequenceNode):
         inside = [(f"{name}[{number}]", item, item) for number, item in enumerate(node.value)]
-    lines = {}
+    lines = dict[str, int]()
     for each, first, value in inside:
         lines |= {each: first.start_mark.line + 1, **_lines(value, each)}
     return lines

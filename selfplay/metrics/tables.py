@@ -127,11 +127,11 @@ def game_text(record: Mapping[str, Any], *, width: int = 100) -> str:
     lines += [_rule("talk", width)]
     margin = max(map(len, names)) + 4
     for turn in record["turns"]:
-        said = _wrapped(turn["text"] or "(nothing)", max(20, width - margin))
+        text = _wrapped(turn["text"] or "(nothing)", max(20, width - margin))
         if turn["error"]:
-            said += _wrapped(f"refused: {turn['error']}", max(20, width - margin))
+            text += _wrapped(f"refused: {turn['error']}", max(20, width - margin))
         head = f"{names[turn['seat']]} {'✗' if turn['error'] else ''}".ljust(margin)
-        lines += [head + said[0], *(" " * margin + line for line in said[1:])]
+        lines += [head + text[0], *(" " * margin + line for line in text[1:])]
     lines += [_rule("outcome", width), *_wrapped(_outcome(record), width)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 

@@ -79,11 +79,11 @@ class _Wandb:
         import wandb
 
         self._path, self._table = folder / "tracker.json", wandb.Table
-        self._saved = {"id": secrets.token_hex(4), "last_step": 0}
+        self._saved: dict[str, Any] = {"id": secrets.token_hex(4), "last_step": 0}
         if self._path.exists():
             self._saved = json.loads(self._path.read_text())
         # The mode is named, because the library may have read its variable before.
-        online = {"mode": "online", "resume": "allow"}
+        online: dict[str, Any] = {"mode": "online", "resume": "allow"}
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "selfplay"),
             name=folder.name,

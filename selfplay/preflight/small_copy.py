@@ -55,10 +55,10 @@ def small_config(config: PretrainedConfig) -> PretrainedConfig:
         if isinstance(value, (list, tuple)) and len(value) == num and num > 1
     }
     kinds = list(zip(*lists.values(), strict=True)) if lists else [()] * num
-    kept = sorted({kinds.index(kind) for kind in kinds} | {0, num - 1} | set(range(min(2, num))))
+    layers = sorted({kinds.index(kind) for kind in kinds} | {0, num - 1} | set(range(min(2, num))))
     for key, value in lists.items():
-        setattr(small, key, [value[i] for i in kept])
-    small.num_hidden_layers = len(kept)
+        setattr(small, key, [value[i] for i in layers])
+    small.num_hidden_layers = len(layers)
     for key, most in NARROW.items():
         value = getattr(config, key, None)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value > most:
