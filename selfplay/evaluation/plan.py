@@ -246,15 +246,11 @@ def report_folder(source: Source, games: str, partner: str, options: Sequence[st
     partner (unless it is self), and `options` (words such as num=64), so that no report
     replaces one with other options. Weights from the hub or a .gguf file have runs/MODEL as
     RUN."""
-    words = ["eval", Path(games).stem]
-    if part := part_of_run(source):
-        words.insert(1, part)
-    if partner != SELF:
-        words.append(re.sub(r"[^\w.-]+", "_", partner))
-    home = source.home
-    if source.hub is not None:
-        home = Path("runs") / re.sub(r"[^\w.-]+", "_", source.hub)
-    return home / _folder_name(words, options)
+    part = part_of_run(source)
+    words = ["eval", *([part] if part else []), Path(games).stem]
+    words += [re.sub(r"[^\w.-]+", "_", partner)] if partner != SELF else []
+    hub = source.hub and Path("runs") / re.sub(r"[^\w.-]+", "_", source.hub)
+    return (hub or source.home) / _folder_name(words, options)
 
 
 def _folder_name(words: Sequence[str], options: Sequence[str]) -> str:
@@ -283,23 +279,27 @@ def _read_players(
     entries: Sequence[str], sources: Sequence[Source | None], game: GameConfig, *, what: str
 ) -> list[MatrixPlayer]:
     """The players that these entries name; equal ones may repeat. `sources` holds each entry's
-    policy on disk.
+    policy on disk, which is called RUN or RUN/PART, or by its path where two would share a name.
 
     Raises:
         ValueError, SettingsError: for an entry that is no player, or cannot play in a matrix.
     """
-    kit = game.kit
-    if len(kit.ROLES) != 2 or len(kit.POLICY_SEATS) != 2:
+    if len(game.kit.ROLES) != 2 or len(game.kit.POLICY_SEATS) != 2:
         raise ValueError(
             f"{what}: the policy must be able to play each of 2 seats, got game.name {game.name}"
         )
-    labels = _labels([source for source in sources if source is not None])
+    names = {
+        source.weights: "/".join(filter(None, (source.home.name, part_of_run(source))))
+        for source in sources
+        if source is not None
+    }
     players = []
     for entry, source in zip(entries, sources, strict=True):
         if source is not None:
-            weights = str(source.weights)
+            weights, name = str(source.weights), names[source.weights]
+            label = name if list(names.values()).count(name) == 1 else weights
             spec = Spec(CHECKPOINT, weights, f"{CHECKPOINT}:{weights}")
-            players.append(MatrixPlayer(labels[source.weights], spec, source))
+            players.append(MatrixPlayer(label, spec, source))
             continue
         spec = read_spec(entry, game, what=what)
         if spec.kind in (SELF, POOL):
@@ -309,16 +309,3 @@ def _read_players(
             )
         players.append(MatrixPlayer(spec.text, spec, None))
     return players
-
-
-def _labels(sources: Sequence[Source]) -> dict[Path, str]:
-    """A short name of each policy by its weights: RUN or RUN/PART, or the full path where two
-    policies would share a name."""
-    names = {}
-    for source in sources:
-        part = part_of_run(source)
-        names[source.weights] = f"{source.home.name}/{part}" if part else source.home.name
-    return {
-        weights: name if list(names.values()).count(name) == 1 else str(weights)
-        for weights, name in names.items()
-    }
