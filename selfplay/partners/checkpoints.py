@@ -107,24 +107,18 @@ def check_same_game(
     words += [(f"options.{name}", options[name]) for name in SWITCHES if name in options]
     given = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in words]
     given += [word.removeprefix("game.") for word in overrides if word.startswith("game.")]
-    names = [word for word in given if word.startswith("name=")]
-    for key, rule in _SAME.items():
-        # Options can be read only once both play the game that has them.
-        trained_on = load(GameConfig, None, names if key == "name" else given)
+    trained_on = load(GameConfig, None, [word for word in given if word.startswith("name=")])
+    if trained_on.name == game.name:  # else it may lack these options
+        trained_on = load(GameConfig, None, given)
+    for key in ("name", *(f"options.{name}" for name in SWITCHES)):
         trained, wanted = (_value(each, key) for each in (trained_on, game))
         # A policy without private reasoning can play in either game.
-        if trained != wanted and (key != _REASONING or trained == "true"):
+        either = key == "options.private_reasoning" and trained == "false"
+        if trained != wanted and not either:
             raise ValueError(
-                f"{what}: game.{key} must be {rule}, got {trained} in {source.home} and "
-                f"{wanted} in {played}"
+                f"{what}: game.{key} must be the same for all who meet, got {trained} in "
+                f"{source.home} and {wanted} in {played}"
             )
-
-
-_REASONING = "options.private_reasoning"
-_SAME = {
-    **dict.fromkeys(("name", "options.brief", "options.messages"), "the same for all who meet"),
-    _REASONING: "true where one was trained with it",
-}
 
 
 def _value(game: GameConfig, key: str) -> str:

@@ -31,7 +31,6 @@ from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
 from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.distributed import World, broadcast_object, reshard
-from selfplay.distributed.tensor_parallel import why_undivided
 from selfplay.engines.base import Engine, Request, Sampling
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import check_room
@@ -144,7 +143,7 @@ def _refusal(
         why = check_copy(described, engine=config.engine.kind == "hf")
     if why is not None:
         return f"model.path must be a family that can be trained, got {family}: {why}"
-    return why_undivided(described, world.tp)
+    return None
 
 
 # The last log-probs of an eager forward pass of plain transformers in fp32, in nats, and their mean
