@@ -71,23 +71,6 @@ def options_type(name: str) -> type:
 
 
 @dataclass(frozen=True, slots=True, config=RULES)
-class StartConfig:
-    """Where games on recorded boards start: at the beginning or after recorded moves."""
-
-    entries: object = 0
-    """how much of each recorded game is replayed before the policy plays: a number of log
-    entries, 'random', or a share of the words between 0 and 1 (docs/partners.md)"""
-
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        try:
-            checked_entries(self.entries)
-        except ValueError as error:
-            raise ValueError(f"data.start.entries: {error}") from None
-        return self
-
-
-@dataclass(frozen=True, slots=True, config=RULES)
 class DataConfig:
     """Sources of training and evaluation instances."""
 
@@ -98,14 +81,20 @@ class DataConfig:
     test: str = "generated"
     """held-out instances for the evaluations before and after training: 'generated' or a
     file"""
-    start: StartConfig = Field(default_factory=StartConfig)
+    start: object = 0
+    """how much of each recorded game is replayed before the policy plays: a number of log
+    entries, 'random', or a share of the words between 0 and 1 (docs/partners.md)"""
     processes: int = Field(default=1, ge=1, le=512)
     """worker processes on each rank that leads an engine; they generate instances for the warm
     start and evaluations, and prefetch those of the next training step"""
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        if self.start.entries != 0 and not self.train.endswith(".jsonl"):
+        try:
+            checked_entries(self.start)
+        except ValueError as error:
+            raise ValueError(f"data.start: {error}") from None
+        if self.start != 0 and not self.train.endswith(".jsonl"):
             raise ValueError(
                 f"data.start needs data.train to be a .jsonl of recorded games, got {self.train}"
             )

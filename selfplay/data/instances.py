@@ -67,7 +67,7 @@ def check_files(game: GameConfig, data: DataConfig) -> None:
             read_file(game, name, source)
     if data.train != GENERATED:
         read_file(game, "data.train", data.train)
-    if data.start.entries != 0:
+    if data.start != 0:
         read_recorded(game, "data.start", data.train)
 
 

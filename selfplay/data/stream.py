@@ -54,7 +54,7 @@ class TrainStream:
                 config.game, seed=config.seed, processes=config.data.processes
             )
         self._recorded: Sequence[RecordedGame] = ()
-        if config.data.start.entries != 0:
+        if config.data.start != 0:
             self._recorded = read_recorded(config.game, "data.start", config.data.train)
 
     def step(self, step: int, numbers: Iterable[int]) -> list[Instance]:
@@ -88,7 +88,7 @@ class TrainStream:
     def _instance(self, origin: Origin, step: int) -> Instance:
         source, number = origin
         if source == FILE and self._recorded:
-            entries = checked_entries(self._config.data.start.entries)
+            entries = checked_entries(self._config.data.start)
             names = (self._config.seed, step, number)
             continued: Instance = begun(self._recorded[number], entries, *names)
             return continued

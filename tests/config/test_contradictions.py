@@ -44,8 +44,8 @@ REFUSED: list[tuple[str, ...]] = [
     (r"first_teachers: .*nearest is solo", FIRST, "warm_start.first_teachers=[sole]"),
     (r"game\.options\.brief", "warm_start.recorded=people.jsonl", "game.options.brief=true"),
     (r"reward\.judge must be rubric", "reward.judge=endpoint:small@http://127.0.0.1:8000/v1"),
-    (r"data\.start needs data\.train", *FILE, "data.start.entries=3", "data.train=generated"),
-    (r"data\.start\.entries", *FILE, "data.start.entries=half"),
+    (r"data\.start needs data\.train", *FILE, "data.start=3", "data.train=generated"),
+    (r"data\.start", *FILE, "data.start=half"),
     (r"model\.dtype.*optim\.master_dtype", "optim.master_dtype=bfloat16"),
     (r"parallel\.offload", "parallel.offload=all", BESIDE),
 ]

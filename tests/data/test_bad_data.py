@@ -200,7 +200,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def train(name: str, *keys: str) -> Callable[[Path], int]:
     def run(path: Path) -> int:
         words = [f"{key}={json.dumps(str(path))}" for key in keys]
-        words += ["data.start.entries=2"] * ("data.start" in name)
+        words += ["data.start=2"] * ("data.start" in name)
         kind = name.split()[0]
         return train_door.main(["--config", f"{kind}/config.yaml", "out=made", *words])
 

@@ -187,7 +187,7 @@ def config_of(file: Path, *overrides: str) -> Config:
 
 
 def test_both_transcripts_hold_the_start_and_train_nothing_of_it(file: Path) -> None:
-    config = config_of(file, "data.start.entries=5")
+    config = config_of(file, "data.start=5")
     rendering = make_rendering(tokenizer_of("no template"))
     instances = TrainStream(config).step(0, range(4))
     assert all(len(instance.opening) == 5 for instance in instances)  # type: ignore[attr-defined]
@@ -206,7 +206,7 @@ def test_both_transcripts_hold_the_start_and_train_nothing_of_it(file: Path) -> 
 
 def test_random_starts_are_draws_with_names(file: Path) -> None:
     def lengths(*overrides: str) -> list[list[int]]:
-        stream = TrainStream(config_of(file, "data.start.entries=random", *overrides))
+        stream = TrainStream(config_of(file, "data.start=random", *overrides))
         return [
             [len(instance.opening) for instance in stream.step(step, range(4))]  # type: ignore[attr-defined]
             for step in range(20)
@@ -218,7 +218,7 @@ def test_random_starts_are_draws_with_names(file: Path) -> None:
 
 
 def test_a_run_that_starts_from_what_people_said(file: Path, tmp_path: Path) -> None:
-    settings = (f"data.train={file}", "data.start.entries=0.5", "eval.final_games=4", "steps=2")
+    settings = (f"data.train={file}", "data.start=0.5", "eval.final_games=4", "steps=2")
     folder = tmp_path / "run"
     run_warm(folder, *settings)
     assert [line["step"] for line in metrics_of(folder)] == [1, 2]

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from selfplay.atomic import MANIFEST, atomic_folder, clear_leftovers, damage, discard
-from tests.helpers.processes import largest_file
 
 OLD = {"a.bin": b"old" * 50, "deep/b.txt": b"old b"}
 NEW = {"a.bin": b"new" * 70, "deep/c.txt": b"", "d.txt": b"more"}
@@ -134,12 +133,3 @@ def test_damage_is_named_by_file(tmp_path: Path, harm: object, found: str) -> No
     assert damage(folder) is None
     harm(folder)  # type: ignore[operator]
     assert found in (damage(folder) or "")
-
-
-def test_a_file_that_the_disk_refuses_leaves_the_old_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "folder"
-    write(folder, OLD)
-    with largest_file(100), pytest.raises(OSError, match=str(folder)):
-        write(folder, NEW)
-    assert files_in(folder) == OLD and damage(folder) is None
-    assert list(tmp_path.iterdir()) == [folder]
