@@ -268,7 +268,7 @@ def filled_up(world: World) -> list[dict[str, object]]:
         algorithm = AlgorithmConfig(method=method)
         samples, _ = reward_samples(rollout.episodes, algorithm=algorithm, reward=RewardConfig())
         mine = balance_tokens(samples, world)
-        config = resampling.config_of(0, f"algorithm={method}")
+        config = resampling.config_of(0, f"algorithm.method={method}")
         found, baselines = compute_advantages(
             mine, {"seat 0": 0.25}, algorithm=config.algorithm, world=world
         )
