@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -47,7 +48,8 @@ def load_engine(
     start = partial(
         SGLangEngine,
         str(weights),
-        config.engine,
+        # An evaluation's policies may come from runs with other sizes than this world's engines.
+        replace(config.engine, tp_size=world.replica.size),
         device=world.device.type,
         dtype=config.model.dtype,
         context_length=config.rollout.max_game_tokens + 8,

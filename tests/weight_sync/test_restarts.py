@@ -3,6 +3,7 @@ three times in a row ends the run after a save."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import eval as evaluation
 from selfplay import step as step_verbs
 from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import begin_checkpoint, checkpoints
-from selfplay.config import ParallelConfig
+from selfplay.config import EngineConfig, ParallelConfig
 from selfplay.data.seeds import named_seed
+from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.errors import EngineFault
 from selfplay.rollout.episode import Episode
 from selfplay.weight_sync.offload import Offload
+from selfplay.weight_sync.start import load_engine
 from selfplay.weight_sync.supervisor import MAX_FAILURES, EngineLost, PolicySupervisor
 from tests.helpers.faulty_engine import (
     DEATH,
@@ -314,3 +317,22 @@ def test_an_engine_that_does_not_start_is_one_line(
     assert status == 1
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith(f"{program}: the engine does not start: Rank 0 scheduler died")
+
+
+def test_an_engine_has_as_many_ranks_as_this_world_s_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An evaluation may read the settings of a run whose engines were two ranks wide."""
+    sizes: list[int] = []
+
+    class Recorded:
+        def __init__(self, _folder: str, config: EngineConfig, **_: Any) -> None:
+            sizes.append(config.tp_size)
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("selfplay.weight_sync.start.SGLangEngine", Recorded)
+    config, folder = config_of("engine.kind=sglang", "engine.tp_size=2"), finished(*QUICK) / "final"
+    with ExitStack() as cleanup:
+        load_engine(config, folder, init_world(device="cpu"), cleanup=cleanup)
+    assert sizes == [1]
