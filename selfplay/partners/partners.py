@@ -112,6 +112,8 @@ class Partners:
         the endpoints' usage as metrics. Every rank must call."""
         if self._pool_share and step % self._config.policy_pool.every == 0:
             self._join(step, learner, tokenizer)
+        if not self._endpoints:  # they are the same on every rank
+            return {}
         return add_up(gather_objects(self._usage(), self._world))
 
     def state(self) -> dict[str, Any]:
