@@ -27,7 +27,7 @@ if __name__ == "__main__":  # --help, --list and a typo are answered before torc
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from selfplay.apps.plan.dry_run import dry_run
-from selfplay.apps.report.page import refresh_report
+from selfplay.apps.report import refresh_report
 from selfplay.atomic import REFUSALS
 from selfplay.config import Config
 from selfplay.distributed import World, close_world

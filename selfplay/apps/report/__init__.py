@@ -1,5 +1,34 @@
 """Runs as one page for a browser: what a run folder holds, its curves, tables and games.
 
-Speaks of files of a run folder, charts and HTML. Plays no games. Never sees torch, nor a rule of a
-game apart from the pictures in `boards.py`.
+Speaks of files of a run folder, charts and HTML; plays no games. Pictures of a game come from its
+kit.
 """
+
+import subprocess
+import sys
+from pathlib import Path
+
+_ROOT = Path(__file__).resolve().parents[3]  # the folder that holds the package
+
+
+def refresh_report(folder: Path, *, rank: int) -> None:
+    """Write `report.html` into a run's folder; only rank 0 does.
+
+    A process of its own draws the page, as that needs more memory the longer the run is. A page
+    that cannot be written is one line on stderr and never ends the run.
+    """
+    if rank:
+        return
+    command = [sys.executable, "-m", "selfplay.apps.report", str(folder.absolute())]
+    drawn = subprocess.run(
+        command,
+        cwd=_ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # Ctrl-C reaches the trainer alone
+    )
+    if drawn.returncode:
+        reason = (drawn.stderr.strip() or f"exit status {drawn.returncode}").splitlines()[-1]
+        print(f"{folder} has no page: {reason}", file=sys.stderr, flush=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from selfplay.apps.report.charts import (
     smoothed,
 )
 from selfplay.apps.report.games import safe_json, viewer_data
-from selfplay.apps.report.run_files import STAGES, Row, RunFiles, read_run, told_apart
+from selfplay.apps.report.run_files import STAGES, Row, RunFiles, told_apart
 from selfplay.atomic import write_atomically
 from selfplay.metrics.tables import columns_of, paired_change, show_interval
 
@@ -70,18 +69,6 @@ _COMPARED = (
 def write_report(runs: Sequence[RunFiles], out: Path) -> None:
     """Write the page of these runs to `out`, the complete file or none of it."""
     write_atomically(out, page_html(runs))
-
-
-def refresh_report(folder: Path, *, rank: int) -> None:
-    """Write `report.html` into a run's folder; only rank 0 does. A page that cannot be written is
-    one line on stderr and never ends the run."""
-    if rank:
-        return
-    try:
-        write_report([read_run(folder)], folder / REPORT)
-    except Exception as error:  # noqa: BLE001 a page is worth less than the run
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        print(f"{folder / REPORT} could not be written: {reason}", file=sys.stderr, flush=True)
 
 
 def page_html(runs: Sequence[RunFiles]) -> str:
