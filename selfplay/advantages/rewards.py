@@ -90,15 +90,16 @@ def game_return(episode: Episode, seat: int, *, config: RewardConfig) -> float:
 
 
 def final_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:
-    """The seat's reward at the end of the game, minus the cost of its tokens.
+    """The seat's reward at the end of the game, minus the cost of what it wrote.
 
     - `score_norm`: the game's own reward, of any sign; in a cooperative game in [0, 1].
     - `accept`: 1 for any agreement.
     - `regret`: the game's own reward after an agreement, else half of what the last proposal would
       have given, so accepting it always gives more.
 
-    The cost of the seat's tokens, refused turns included, is min(1, token_cost * tokens), as in Wu
-    et al., CollabLLM, arXiv 2502.00640, section 3.
+    The cost is min(1, token_cost * tokens + message_cost * words): all tokens that the seat sampled,
+    refused turns included (Wu et al., CollabLLM, arXiv 2502.00640, section 3), and the words of its
+    messages, without tags and private reasoning.
     """
     outcome, reward = episode.outcome, episode.outcome.rewards[seat]
     if config.kind == "accept":
@@ -106,7 +107,8 @@ def final_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:
     elif config.kind == "regret" and not outcome.agreed:
         reward = UNACCEPTED * outcome.proposal_norm
     num_tokens = sum(turn.num_tokens for turn in episode.turns if turn.seat == seat)
-    return reward - min(1.0, config.token_cost * num_tokens)
+    num_words = sum(len(text.split()) for text in episode.messages([seat]))
+    return reward - min(1.0, config.token_cost * num_tokens + config.message_cost * num_words)
 
 
 def move_rewards(episode: Episode, seat: int, *, config: RewardConfig) -> dict[int, float]:

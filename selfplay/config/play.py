@@ -211,7 +211,10 @@ class RewardConfig:
     """who rates games that are rated: rubric (the game's own rule) or endpoint:MODEL@URL, a
     model that is called with the settings of `endpoint`"""
     token_cost: float = Field(default=0.0, ge=0.0, le=1000.0)
-    """penalty for each token that the seat sampled, at most 1 in all"""
+    """penalty for each token that the seat sampled"""
+    message_cost: float = Field(default=0.0, ge=0.0, le=1000.0)
+    """penalty for each word of the seat's messages; the costs of tokens and words are at most 1
+    together"""
     error_penalty: float = Field(default=0.0, ge=0.0, le=1000.0)
     """penalty for each refused move of the seat, subtracted from its reward"""
 

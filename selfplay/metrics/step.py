@@ -6,10 +6,9 @@ docs/metrics.md gives the formula and the warning signs of each.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from dialop.tags import drop_reasoning
 from selfplay.advantages.advantages import CreditStats
 from selfplay.config.player_spec import SELF
 from selfplay.distributed import World, gather_objects
@@ -39,7 +38,7 @@ def tally(episodes: Sequence[Episode]) -> dict[str, float]:
         partner = _partner_and_seat(episode)
         counts[f"{_GAMES_WITH}{partner}"] += 1
         score_sums[f"score/{partner}"] += episode.score
-        sent = messages(episode, policy or range(len(episode.transcripts)))
+        sent = episode.messages(policy or range(len(episode.transcripts)))
         words = {"words": float(sum(len(text.split()) for text in sent))}
         own_sums = add_up((own_sums, words | episode.measures))
     return {
@@ -49,17 +48,6 @@ def tally(episodes: Sequence[Episode]) -> dict[str, float]:
         "games": float(len(episodes)),
         "score": sum(e.score for e in episodes),
     }
-
-
-def messages(episode: Episode, seats: Collection[int]) -> list[str]:
-    """The texts of the messages that these seats sent, without the tag and without private
-    reasoning before it."""
-    sent = [t.text for t in episode.turns if t.action == "message" and t.seat in seats]
-    return [_content(drop_reasoning(text, ("message",))) for text in sent]
-
-
-def _content(text: str) -> str:
-    return text.partition("]")[2].strip() if "[message]" in text.lower() else text.strip()
 
 
 def _partner_and_seat(episode: Episode) -> str:

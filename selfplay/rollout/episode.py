@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dialop.game import Game, Outcome, Prompt
+from dialop.tags import drop_reasoning
 from selfplay.chat.transcript import Transcript
 from selfplay.config import RolloutConfig
 from selfplay.data.seeds import named_seed
@@ -122,8 +124,18 @@ class Episode:
         """The normalized score of the policy's seats, or of all seats if it has none."""
         return self.outcome.score_of(self.policy_seats or range(len(self.transcripts)))
 
+    def messages(self, seats: Collection[int]) -> list[str]:
+        """The texts of the messages that these seats sent, without the tag and without private
+        reasoning before it."""
+        sent = [t.text for t in self.turns if t.action == "message" and t.seat in seats]
+        return [_content(drop_reasoning(text, ("message",))) for text in sent]
+
     def num_errors(self, seat: int) -> int:
         return sum(turn.error is not None for turn in self.turns if turn.seat == seat)
+
+
+def _content(text: str) -> str:
+    return text.partition("]")[2].strip() if "[message]" in text.lower() else text.strip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,12 +55,16 @@ GUESSED = ("[answer] 4",)
 
 
 def test_the_reward_by_hand() -> None:
-    """1 for the right answer, 0.5 for the question, −0.01 for each of the assistant's tokens."""
+    """1 for the right answer, 0.5 for the question, −0.01 for each of the assistant's tokens, −0.1
+    for each word of its messages."""
     config = RewardConfig(token_cost=0.01)
     assert seat_reward(conversation(*ASKED), 1, config=config) == pytest.approx(1 + 0.5 - 0.2)
     assert seat_reward(conversation(*GUESSED), 1, config=config) == pytest.approx(-0.1)
     assert seat_reward(conversation(*ASKED), 1, config=RewardConfig()) == pytest.approx(1.5)
-    dear = RewardConfig(token_cost=1.0)
+    words = RewardConfig(token_cost=0.01, message_cost=0.1)  # "What number?" has two words
+    assert seat_reward(conversation(*ASKED), 1, config=words) == pytest.approx(1.5 - 0.2 - 0.2)
+    assert seat_reward(conversation(*GUESSED), 1, config=words) == pytest.approx(-0.1)
+    dear = RewardConfig(token_cost=1.0, message_cost=1.0)
     assert seat_reward(conversation(*ASKED), 1, config=dear) == pytest.approx(1.5 - 1), "at most 1"
 
 

@@ -13,7 +13,6 @@ from selfplay.metrics.step import (
     add_up,
     game_measures,
     game_record,
-    messages,
     step_metrics,
     tally,
 )
@@ -73,7 +72,7 @@ def test_private_reasoning_counts_as_no_statement_and_no_word() -> None:
     episode = played([thoughts + "[message] Ava BLEU 3", "[accept]"], [thoughts + BEST], 0, options)
     means = game_measures(tally([episode]))
     assert (means["statements"], means["honesty"], means["words"]) == (1, 1, 3)
-    assert messages(episode, [0, 1]) == ["Ava BLEU 3"] and messages(episode, [1]) == []
+    assert episode.messages([0, 1]) == ["Ava BLEU 3"] and episode.messages([1]) == []
 
 
 def test_tallies_of_ranks_add_up() -> None:
