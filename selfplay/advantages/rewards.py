@@ -97,9 +97,9 @@ def final_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:
     - `regret`: the game's own reward after an agreement, else half of what the last proposal would
       have given, so accepting it always gives more.
 
-    The cost is min(1, token_cost * tokens + message_cost * words): all tokens that the seat sampled,
-    refused turns included (Wu et al., CollabLLM, arXiv 2502.00640, section 3), and the words of its
-    messages, without tags and private reasoning.
+    The cost is min(1, token_cost * tokens + message_cost * words): of all tokens that the seat
+    sampled, refused turns included (Wu et al., CollabLLM, arXiv 2502.00640, section 3), and of the
+    words of its messages, without tags and private reasoning.
     """
     outcome, reward = episode.outcome, episode.outcome.rewards[seat]
     if config.kind == "accept":
