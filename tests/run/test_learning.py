@@ -93,9 +93,6 @@ def test_a_helper_learns_to_ask(tmp_path: Path) -> None:
         assert train.main(["--config", str(COLLAB), *overrides]) == 0
     for name in ("questions", "interactivity", "score"):
         assert in_standard_errors(rises(runs, name, first=3, last=5)) > STANDARD_ERRORS, name
-    last = metrics_of(runs[0])[-1]
-    assert last["reward_accuracy"] == pytest.approx(last["score"])
-    assert last["reward_token_cost"] == pytest.approx(-0.002 * last["tokens"])
     held_out = json.loads((runs[0] / "held_out_after.json").read_text())
     assert set(held_out) == {"sampled", "greedy", "ask", "guess"}
     assert held_out["ask"]["measures"]["optimal"] == 1.0 > held_out["sampled"]["interval"][0]
