@@ -20,7 +20,7 @@ from selfplay.engines.base import Sampling
 from selfplay.evaluation.plan import ITSELF, EvalPlan
 from selfplay.metrics.console import progress
 from selfplay.metrics.step import Pieces, add_up, game_measures, game_record, tally
-from selfplay.metrics.tables import bootstrap_interval
+from selfplay.metrics.tables import mean_interval
 from selfplay.partners.partners import Partners
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, limits_of
@@ -40,7 +40,7 @@ class AllVoid(RuntimeError):
 class Evaluation:
     """The games of one pair of players on a set of instances.
 
-    `scores` has one score per game. `interval` is (mean, low, high) of the score, a bootstrap 95 %
+    `scores` has one score per game. `interval` is (mean, low, high) of the score, a 95 %
     interval over games. `measures` are means over games. `games` holds the first games in full,
     `examples` the "best", "typical" and "worst" game by score.
     """
@@ -142,7 +142,7 @@ def evaluate_people(
             raise ValueError(f"recorded game {number} (from 0): {error}") from error
         scores.append(tally["score"])
         tallies.append({"games": 1.0, **tally})
-    interval = bootstrap_interval(scores, seed=0)
+    interval = mean_interval(scores)
     measures = game_measures(add_up(tallies))
     return Evaluation("people", tuple(scores), interval, measures, (), {})
 
@@ -286,7 +286,7 @@ def _evaluation(
     return Evaluation(
         name=name,
         scores=scores,
-        interval=bootstrap_interval(scores, seed=0),
+        interval=mean_interval(scores),
         measures=game_measures(add_up(rank_sums for _, rank_sums, _ in by_rank))
         | ({"num_void": float(num_void)} if num_void else {}),
         games=tuple(records[index] for index in indices[:NUM_SHOWN]),

@@ -16,7 +16,7 @@ from dialop.shown import escaped, fenced, on_one_line
 from selfplay.atomic import write_atomically
 from selfplay.evaluation.evaluate import Evaluation
 from selfplay.evaluation.plan import pair_name
-from selfplay.metrics.tables import bootstrap_interval, columns_of, game_text, show_interval, table
+from selfplay.metrics.tables import columns_of, game_text, mean_interval, show_interval, table
 
 _ERRORS = "errors_"
 _HOW_TO_READ = (
@@ -89,7 +89,7 @@ def lost_together(report: Report) -> dict[tuple[str, str], tuple[float, float, f
         scores = [cells[pair].scores for pair in pairs]
         if len({len(row) for row in scores}) == 1:
             losses = [(aa + bb - ab - ba) / 2 for aa, bb, ab, ba in zip(*scores, strict=True)]
-            intervals[one, other] = bootstrap_interval(losses, seed=0)
+            intervals[one, other] = mean_interval(losses, lowest=-1.0)
     return intervals
 
 
@@ -129,7 +129,7 @@ def markdown(report: Report, *, games: bool = True) -> str:
         "\n".join(f"- {n}: {escaped(str(v))}" for n, v in facts.items() if v != ""),
         matrix_text(report),
         table(*_measures({escaped(name): row for name, row in report.rows.items()})),
-        "Score: mean share of the best possible value, 0 without an agreement, with a bootstrap "
+        "Score: mean share of the best possible value, 0 without an agreement, with a "
         f"95 % interval over games. Means per game: {legend}.",
     ]
     errors = [

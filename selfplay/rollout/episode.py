@@ -23,8 +23,10 @@ from selfplay.chat.transcript import Transcript
 from selfplay.config import RolloutConfig
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Generate
+from selfplay.errors import SettingsError
 from selfplay.rollout.players import Move, Player
 
+_ROUNDING = 1e-9  # by which a score may miss 0 or 1
 VOID = "void"  # `ended` of a game in which a partner gave no answer; it is not scored
 
 
@@ -208,8 +210,17 @@ class Position:
         return twin
 
     def episode(self) -> Episode:
-        """The record of the game so far."""
+        """The record of the game so far. Raises SettingsError for a score that is no share of the
+        best, which no mean or interval could tell."""
         setup, game = self.setup, self.setup.game
+        outcome = game.outcome()
+        scores = (outcome.score_norm, *outcome.seat_scores)
+        if not all(-_ROUNDING <= score <= 1 + _ROUNDING for score in scores):
+            raise SettingsError(
+                f"{type(game).__name__}.outcome() must give score_norm and seat_scores in [0, 1], "
+                f"got {', '.join(f'{score:g}' for score in scores)} (instance {setup.instance}); "
+                "rewards may be any numbers"
+            )
         transcripts = tuple(p.transcript for p in setup.players)
         policy = [seat for seat, t in enumerate(transcripts) if t is not None]
         return Episode(
@@ -220,7 +231,7 @@ class Position:
             turns=tuple(self.turns),
             transcripts=transcripts,
             views=tuple(game.view(seat) for seat in range(game.num_seats)),
-            outcome=game.outcome(),
+            outcome=outcome,
             ended=self.ended or "",
             measures=game.measures(policy or range(game.num_seats)),
             game=game,

@@ -1,11 +1,10 @@
-"""What a person reads: the line of a step, progress, an interval."""
+"""What a person reads: the line of a step and progress."""
 
 import sys
 
 import pytest
 
 from selfplay.metrics.console import clock, progress, step_line
-from selfplay.metrics.tables import bootstrap_interval, paired_change
 
 
 def test_the_line_of_a_step_fits_a_terminal() -> None:
@@ -37,24 +36,3 @@ def test_progress_without_a_terminal_prints_lines_only_when_long(
         bar.update(50)
     output = capsys.readouterr().err
     assert "play 50/100" in output and output.count("00:40") == 2 and output.count("\n") == 1
-
-
-def test_the_bootstrap_interval_of_a_coin_matches_the_normal_distribution() -> None:
-    flips = [0.0, 1.0] * 200
-    mean, low, high = bootstrap_interval(flips, seed=1)
-    # 400 fair flips: standard error 0.5 / 20 = 0.025, so the interval is 0.5 -/+ 1.96 * 0.025.
-    assert mean == 0.5
-    assert low == pytest.approx(0.451, abs=0.004)
-    assert high == pytest.approx(0.549, abs=0.004)
-    assert bootstrap_interval(flips, seed=1) == (mean, low, high)
-    assert bootstrap_interval([0.7], seed=0) == pytest.approx((0.7, 0.7, 0.7))
-    with pytest.raises(ValueError, match="at least 1 value"):
-        bootstrap_interval([], seed=0)
-
-
-def test_a_change_is_paired_on_the_games() -> None:
-    # Games differ by 0.5 from each other, and each gains 0.1: unpaired intervals would overlap.
-    before = [0.2, 0.7] * 20
-    assert paired_change(before, [a + 0.1 for a in before]) == pytest.approx((0.1, 0.1, 0.1))
-    assert paired_change(before, before[1:]) is None
-    assert paired_change([0.0], [0.5]) is None

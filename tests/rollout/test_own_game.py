@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,6 +75,21 @@ def test_a_move_that_keeps_the_turn_counts_towards_the_limit(rendering: Renderin
     calls = [*RIGHT[:2], (CLERK, "[tool] 1 2"), (CLERK, "[tool] 1 2"), *RIGHT[3:]]
     assert play(rendering, calls, max_turns=4).ended == "turns"
     assert play(rendering, calls, max_turns=5).ended == "finished"
+
+
+@pytest.mark.parametrize("wrong", [{"score_norm": 1.5}, {"seat_scores": (0.5, -0.25, 1.0)}])
+def test_a_score_that_is_no_share_of_the_best_ends_the_run_with_one_line(
+    wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch, rendering: Rendering
+) -> None:
+    """Means, intervals and pages hold for scores from 0 to 1; rewards may be any numbers."""
+    outcome = ThreeRooms.outcome
+    monkeypatch.setattr(ThreeRooms, "outcome", lambda game: replace(outcome(game), **wrong))
+    rule = r"ThreeRooms.outcome\(\) must give score_norm and seat_scores in \[0, 1\], got .*three"
+    with pytest.raises(SettingsError, match=rule):
+        play(rendering, RIGHT)
+    close = {"score_norm": 1 + 1e-12, "rewards": (-7.0, 7.0, 0.0)}
+    monkeypatch.setattr(ThreeRooms, "outcome", lambda game: replace(outcome(game), **close))
+    assert play(rendering, RIGHT).ended == "finished"
 
 
 # --- credit -------------------------------------------------------------------------------------

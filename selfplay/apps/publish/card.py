@@ -93,7 +93,7 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
         "game and is no general chat model.",
         "## Held-out games",
         f"{len(sampled['scores'])} instances that training never drew. The score is the share of "
-        "the best possible value, 0 without an agreement, with a bootstrap 95 % interval over "
+        "the best possible value, 0 without an agreement, with a 95 % interval over "
         "games. The other numbers are means per game. *sampled* plays as in training, at "
         f"temperature {config.rollout.temperature:g}.",
         _table(
