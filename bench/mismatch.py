@@ -37,11 +37,11 @@ if __name__ == "__main__":  # --help and a mistake are answered before torch is 
 
 # isort: split
 import torch
-from transformers import AutoTokenizer
 
 from selfplay.advantages.advantages import imitation_samples
 from selfplay.advantages.sample import Sample, trained_stretches
 from selfplay.chat.rendering import Rendering, make_rendering
+from selfplay.chat.tokenizer import load_tokenizer
 from selfplay.config import Config, load_config
 from selfplay.data.instances import HELD_OUT, generated
 from selfplay.distributed import close_world, init_world
@@ -101,7 +101,7 @@ def main() -> None:
     path = asked.weights.parent / "config.yaml"
     config = load_config(path)
     rendering = make_rendering(
-        AutoTokenizer.from_pretrained(asked.weights), template_kwargs=config.model.chat_template
+        load_tokenizer(asked.weights), template_kwargs=config.model.chat_template
     )
     dtype = DTYPES[config.model.dtype]
     model = load_model(str(asked.weights), device=str(world.device), dtype=dtype).eval()

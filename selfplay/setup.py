@@ -14,10 +14,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from selfplay.atomic import atomic_folder, discard
 from selfplay.chat.rendering import Rendering, make_rendering
+from selfplay.chat.tokenizer import load_tokenizer
 from selfplay.checkpoint import export_atomically, keep_newest, repair_folder, resume
 from selfplay.config import Config
 from selfplay.config.player_spec import parse_shares
@@ -215,7 +216,7 @@ def make_tokenizer(config: Config, folder: Path, world: World) -> PreTrainedToke
                 scratch_tokenizer(config).save_pretrained(partial_folder)
 
     on_first_rank(make, world)
-    return AutoTokenizer.from_pretrained(saved)
+    return load_tokenizer(saved)
 
 
 def warn_of_template(rendering: Rendering, name: str, world: World) -> None:

@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from dialop.starts import PeoplesGame
 from selfplay.advantages.advantages import imitation_samples
 from selfplay.advantages.sample import Sample
 from selfplay.atomic import atomic_folder, damage, write_atomically
 from selfplay.chat.rendering import Rendering, make_rendering
-from selfplay.chat.tokenizer import train_tokenizer
+from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.checkpoint import resume, save_checkpoint
 from selfplay.config import Config, ModelConfig, WarmStartConfig
 from selfplay.data.instances import TEACHERS, TOKENIZER, generated, imitated_people
@@ -206,7 +206,7 @@ def chunk_folder(folder: Path, games: range) -> Path:
 
 def _play_job(config: Config, tokenizer: Path, games: range) -> list[Sample]:
     rendering = make_rendering(
-        AutoTokenizer.from_pretrained(tokenizer), template_kwargs=config.model.chat_template
+        load_tokenizer(tokenizer), template_kwargs=config.model.chat_template
     )
     return _play(config, rendering, games)
 

@@ -1,19 +1,20 @@
-"""Trains a byte-level BPE tokenizer for a model that is trained from scratch.
+"""Reads the tokenizer of a folder, or trains a byte-level BPE tokenizer for a scratch model.
 
-Deterministic: the same texts in the same order give the same vocabulary. Text is split by Qwen2's
-rules, in which every digit is a piece of its own (47 is read as 4, 7), so a model need not learn
-each number separately. The tokenizer uses the Qwen2 class itself, because transformers applies that
-class's rules to any folder with a Qwen2 model, whatever the saved tokenizer says.
+Training is deterministic: the same texts in the same order give the same vocabulary. Text is split
+by Qwen2's rules, in which every digit is a piece of its own (47 is read as 4, 7), so a model need
+not learn each number separately. The tokenizer uses the Qwen2 class itself, because transformers
+applies that class's rules to any folder with a Qwen2 model, whatever the saved tokenizer says.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
 from selfplay.chat.template import CHATML
@@ -21,6 +22,35 @@ from selfplay.chat.template import CHATML
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 _SPECIAL = [END_OF_TEXT, TURN_START, TURN_END]
 _MIN_VOCAB_SIZE = 256 + len(_SPECIAL)
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of a folder, with the ids of its tokenizer.json.
+
+    transformers rebuilds the tokenizer by the class that tokenizer_config.json names or that the
+    model's family has, and so replaces how tokenizer.json splits text (OLMo 2 names GPT2Tokenizer,
+    R1-Distill-Llama names LlamaTokenizerFast). Here nothing but tokenizer.json decides, except that
+    tokenizer_config.json and added_tokens.json may add tokens after its last one. A folder without
+    tokenizer.json is read as transformers reads it. Raises ValueError for an added token whose id
+    would not be the one that the folder gives it.
+    """
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        return AutoTokenizer.from_pretrained(folder)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    own, loaded = Tokenizer.from_file(str(file)), tokenizer.backend_tokenizer
+    loaded.normalizer, loaded.pre_tokenizer = own.normalizer, own.pre_tokenizer
+    loaded.decoder = own.decoder
+    # Adding a known token again restores which blanks beside it belong to it.
+    loaded.add_tokens([token for _, token in sorted(own.get_added_tokens_decoder().items())])
+    for number, token in tokenizer.init_kwargs.get("added_tokens_decoder", {}).items():
+        got = loaded.token_to_id(str(token))
+        if got != int(number):
+            raise ValueError(
+                f"the token {str(token)!r} must have the id {number}, as tokenizer_config.json or "
+                f"added_tokens.json tells, got {got} from tokenizer.json"
+            )
+    return tokenizer
 
 
 def train_tokenizer(

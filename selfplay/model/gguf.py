@@ -11,10 +11,11 @@ import hashlib
 import importlib.util
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub.constants import HF_HOME
-from tokenizers import decoders, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from selfplay.atomic import atomic_folder
@@ -22,9 +23,22 @@ from selfplay.chat.rendering import make_rendering
 from selfplay.errors import SettingsError
 
 CACHE = Path(HF_HOME) / "selfplay-gguf"
-_CONVERSION = b"2"  # increase it when the conversion changes, so that old folders are not used
+_CONVERSION = b"3"  # increase it when the conversion changes, so that old folders are not used
 _SAMPLED = 1 << 20  # bytes at each end of the file that are hashed for its cache name
 _MAGIC = b"GGUF"
+# How byte-level BPE splits a text, by the name that a file gives it (tokenizer.ggml.pre). The
+# patterns are those of llama.cpp (src/llama-vocab.cpp) and of the models' own tokenizer.json.
+_DIGIT = r"\p{N}"
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SPLITS: dict[str, str | None] = {
+    **dict.fromkeys(("gpt-2", "gpt2"), None),
+    **dict.fromkeys(("smollm", "starcoder", "command-r", "refact"), _DIGIT),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), _WORDS % _DIGIT),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _WORDS % r"\p{N}{1,3}"),
+}
 
 
 def converted(file: Path, *, what: str, cache: Path = CACHE) -> Path:
@@ -82,6 +96,8 @@ def _convert(file: Path, folder: Path) -> None:
     """Write the model and the tokenizer of `file` into a new folder."""
     source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     tokenizer = AutoTokenizer.from_pretrained(**source)
+    if (name := _split_name(file)) is not None:
+        split_as(tokenizer.backend_tokenizer, name)
     mend_tokenizer(tokenizer)
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
     model.config.eos_token_id = tokenizer.eos_token_id
@@ -89,6 +105,34 @@ def _convert(file: Path, folder: Path) -> None:
         model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _split_name(file: Path) -> str | None:
+    """How the file's byte-level BPE splits a text; None for other tokenizers and if untold."""
+    from gguf import GGUFReader
+
+    kind, name = (
+        None if field is None else str(field.contents())
+        for field in map(GGUFReader(file).get_field, ("tokenizer.ggml.model", "tokenizer.ggml.pre"))
+    )
+    return name if kind == "gpt2" and name != "default" else None
+
+
+def split_as(backend: Tokenizer, name: str) -> None:
+    """Make byte-level BPE split a text as `name` tells, which transformers ignores. Raises
+    ValueError for an unknown name."""
+    if name not in _SPLITS:
+        raise ValueError(
+            f"its tokenizer splits text as {name}, which is none of {', '.join(_SPLITS)}; use the "
+            "folder that the file was made from"
+        )
+    pattern = _SPLITS[name]
+    # A pattern of digits alone leaves the rest to GPT-2's.
+    whole = pattern is not None and pattern != _DIGIT
+    splits: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not whole)]
+    if pattern is not None:
+        splits.insert(0, pre_tokenizers.Split(Regex(pattern), "isolated"))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(splits)
 
 
 def mend_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -101,7 +145,7 @@ def mend_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
     - Decoded text is not cleaned up, which would remove sampled blanks.
     """
     tokenizer.clean_up_tokenization_spaces = False
-    if isinstance(tokenizer.backend_tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel):
+    if "ByteLevel" in repr(tokenizer.backend_tokenizer.pre_tokenizer):
         tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()
     if tokenizer.chat_template is None:
         return

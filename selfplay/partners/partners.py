@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from selfplay.atomic import damage
 from selfplay.chat.rendering import Rendering, make_rendering
+from selfplay.chat.tokenizer import load_tokenizer
 from selfplay.checkpoint import export_atomically
 from selfplay.config import Config, GameConfig
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, POOL, SELF, Spec, parse_shares
@@ -140,7 +141,7 @@ class Partners:
         source = _find(spec, what=f"partner {spec.text!r}")
         weights, own = source.weights, template_of(source)
         rendering = make_rendering(
-            AutoTokenizer.from_pretrained(weights),
+            load_tokenizer(weights),
             template_kwargs=self._config.model.chat_template if own is None else own,
         )
         if self._plays and spec.text not in self._frozen:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 from jinja2.exceptions import TemplateError
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from dialop.kit import switch
 from selfplay.chat.rendering import Rendering, make_rendering
-from selfplay.chat.tokenizer import train_tokenizer
+from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, ModelConfig
 from selfplay.config.player_spec import ENDPOINT, Spec, parse_shares, parse_spec
 from selfplay.data.instances import TOKENIZER, check_files, generated, imitated_people
@@ -178,7 +178,7 @@ def _tokenizer(
     try:
         described = described_in(folder)
         AutoConfig.from_pretrained(described)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = load_tokenizer(folder)
     except Exception as error:
         raise SettingsError(f"model.path: {folder} cannot be read: {error}") from error
     if described != folder and not adapters:

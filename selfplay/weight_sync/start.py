@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer
 
+from selfplay.chat.tokenizer import load_tokenizer
 from selfplay.checkpoint import export_once
 from selfplay.config import Config, OptimConfig
 from selfplay.distributed import World, barrier
@@ -78,6 +78,6 @@ def merged_folder(weights: Path, world: World, optim: OptimConfig) -> Path:
         print(f"merging adapters into {merged}", flush=True)
         dtype = DTYPES[optim.master_dtype]
         policy = load_model(str(weights), device="cpu", dtype=dtype)
-        export_once(policy, AutoTokenizer.from_pretrained(weights), merged)
+        export_once(policy, load_tokenizer(weights), merged)
     barrier(world)
     return merged

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import load_config
 from selfplay.data.instances import generated
 from selfplay.errors import SettingsError
-from selfplay.model.gguf import converted, mend_tokenizer
+from selfplay.model.gguf import converted, mend_tokenizer, split_as
 from selfplay.model.hub import is_hub_name, local_folder
 from tests.helpers.chat_families import FAMILIES, make_tokenizer
 from tests.helpers.real_models import smollm2
@@ -77,6 +78,29 @@ def test_smollm2_has_its_own_tokens_and_template() -> None:
         )
         assert rendering.decode(rendering.action_ids(said)) == said
         assert "[message] Ava has 37" in rendering.decode(ids), "markers beside it change nothing"
+
+
+@pytest.mark.parametrize(
+    ("names", "number", "words"),
+    [
+        (("gpt-2", "gpt2"), ["650841823"], ["it", "'s", " ICH", " WON", "'", "T"]),
+        (("smollm", "starcoder"), list("650841823"), ["it", "'s", " ICH", " WON", "'", "T"]),
+        (("qwen2", "stablelm2"), list("650841823"), ["it", "'s", " ICH", " WON", "'T"]),
+        (("llama-bpe", "llama3"), ["650", "841", "823"], ["it", "'s", " ICH", " WON", "'T"]),
+    ],
+)
+def test_text_is_split_as_the_file_names_it(
+    names: tuple[str, ...], number: list[str], words: list[str]
+) -> None:
+    """transformers splits every byte-level file as GPT-2 does, so that numbers get other ids."""
+    backend = Tokenizer(models.BPE())
+    for name in names:
+        split_as(backend, name)
+        split = backend.pre_tokenizer.pre_tokenize_str
+        assert [piece for piece, _ in split("650841823")] == number
+        assert [piece.replace("Ġ", " ") for piece, _ in split("it's ICH WON'T")] == words
+    with pytest.raises(ValueError, match="splits text as tekken, which is none of gpt-2, "):
+        split_as(backend, "tekken")
 
 
 @pytest.mark.slow
