@@ -49,7 +49,7 @@ from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.learner.batch import micro_batches
 from selfplay.learner.rescore import mismatch_values
-from selfplay.model.policy import DTYPES, load_model, policy_logprobs
+from selfplay.model.policy import DTYPES, end_ids, load_model, policy_logprobs
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seating import teacher_games
@@ -101,7 +101,9 @@ def main() -> None:
     path = asked.weights.parent / "config.yaml"
     config = load_config(path)
     rendering = make_rendering(
-        load_tokenizer(asked.weights), template_kwargs=config.model.chat_template
+        load_tokenizer(asked.weights),
+        template_kwargs=config.model.chat_template,
+        ends=end_ids(asked.weights),
     )
     dtype = DTYPES[config.model.dtype]
     model = load_model(str(asked.weights), device=str(world.device), dtype=dtype).eval()

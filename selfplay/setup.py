@@ -35,7 +35,14 @@ from selfplay.metrics.run_folder import hold_run, open_run
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.model.hub import local_folder
 from selfplay.model.lora import Adapters
-from selfplay.model.policy import DTYPES, export, liger_is_here, load_sharded, scratch_model
+from selfplay.model.policy import (
+    DTYPES,
+    end_ids,
+    export,
+    liger_is_here,
+    load_sharded,
+    scratch_model,
+)
 from selfplay.partners.judge import Judge, make_judge
 from selfplay.partners.partners import Partners
 from selfplay.preflight.model import check_model
@@ -107,7 +114,12 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     on_first_rank(partial(repair_folder, folder, imitation=progress_folder(folder)), world)
     stream = cleanup.enter_context(closing(TrainStream(config)))
     tokenizer = make_tokenizer(config, folder, world)
-    rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
+    path = config.model.path
+    rendering = make_rendering(
+        tokenizer,
+        template_kwargs=config.model.chat_template,
+        ends=() if path is None else end_ids(local_folder(path)),
+    )
     warn_of_template(rendering, tokenizer.name_or_path, world)
     start_check = check_model(config, tokenizer, rendering, world)
     weights = first_weights(config, folder, tokenizer, rendering, world)

@@ -46,8 +46,8 @@ _THOUGHT = "12 or 13?\nMaybe."
 class Rendering:
     """How one tokenizer's chat template turns new text into ids; made by `make_rendering`.
 
-    stop_ids: ids that end a sample: the template's end-of-turn, then the tokenizer's eos if it is
-        another token.
+    stop_ids: ids that end a sample: the template's end-of-turn, then the tokenizer's eos and those
+        of the model's configs if they are other tokens.
     end_id: the end-of-turn id.
     folds_system: the template has no system role, so the system text comes before the first user
         text, with a blank line between them.
@@ -201,12 +201,16 @@ class Rendering:
 
 
 def make_rendering(
-    tokenizer: PreTrainedTokenizerFast, *, template_kwargs: Mapping[str, object] | None = None
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    template_kwargs: Mapping[str, object] | None = None,
+    ends: Sequence[int] = (),
 ) -> Rendering:
     """Read the chat template by rendering it around sentinels, and check the result against it.
 
     A tokenizer without a template gets ChatML. `template_kwargs`, the setting
-    `model.chat_template`, are passed to the template (`enable_thinking: false`).
+    `model.chat_template`, are passed to the template (`enable_thinking: false`). `ends` are further
+    ids that end a sample (`model.policy.end_ids`).
 
     Raises:
         SettingsError: one line, for a template that can neither be extended token by token nor be
@@ -216,10 +220,10 @@ def make_rendering(
     """
     try:
         try:
-            return _make_rendering(tokenizer, template_kwargs)
+            return _make_rendering(tokenizer, template_kwargs, ends)
         except RewritesHistory as rewrites:
             try:
-                return _make_rendering(tokenizer, template_kwargs, rewritten=str(rewrites))
+                return _make_rendering(tokenizer, template_kwargs, ends, rewritten=str(rewrites))
             except (TemplateError, ValueError) as error:
                 raise ValueError(f"{rewrites}; turn by turn: {error}") from error
     except (TemplateError, ValueError) as error:
@@ -232,6 +236,7 @@ def make_rendering(
 def _make_rendering(
     tokenizer: PreTrainedTokenizerFast,
     template_kwargs: Mapping[str, object] | None,
+    ends: Sequence[int],
     *,
     rewritten: str = "",
 ) -> Rendering:
@@ -265,9 +270,9 @@ def _make_rendering(
     end_id = markers.encode(markers.hide(end))[0]
     hidden_system = markers.hide_slot(system)
     hidden_user = markers.hide_slot(user_after_system)
-    eos_id = tokenizer.eos_token_id
+    stop_ids = dict.fromkeys((end_id, tokenizer.eos_token_id, *ends))
     rendering = Rendering(
-        stop_ids=(end_id,) if eos_id in (None, end_id) else (end_id, int(eos_id)),
+        stop_ids=tuple(int(i) for i in stop_ids if i is not None),
         end_id=end_id,
         folds_system=folds,
         rewritten=rewritten,

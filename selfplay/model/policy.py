@@ -324,6 +324,21 @@ def described_in(weights: Path) -> Path:
     return Path(json.loads(adapters.read_text())["base_model_name_or_path"])
 
 
+def end_ids(weights: Path) -> tuple[int, ...]:
+    """The ids that end a text by config.json and generation_config.json, which transformers and
+    SGLang stop at. Raises ValueError for a value that is no id."""
+    folder = described_in(weights)
+    config = AutoConfig.from_pretrained(folder)
+    given = [getattr(each, "eos_token_id", None) for each in (config, config.get_text_config())]
+    generation = folder / "generation_config.json"
+    if generation.exists():
+        given.append(json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id"))
+    ids = [i for each in given for i in (each if isinstance(each, list | tuple) else [each])]
+    if wrong := [i for i in ids if i is not None and type(i) is not int]:
+        raise ValueError(f"eos_token_id must be an id or a list of ids, got {wrong[0]!r}")
+    return tuple(dict.fromkeys(i for i in ids if i is not None))
+
+
 def apply_liger(model: PreTrainedModel) -> None:
     """Replace the model's RMSNorm, RoPE and SwiGLU with liger's Triton kernels; before `shard`.
 

@@ -29,7 +29,7 @@ from selfplay.engines.router import EngineRouter, Frozen
 from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
 from selfplay.metrics.step import add_up
-from selfplay.model.policy import DTYPES, described_in, empty_model, load_model
+from selfplay.model.policy import DTYPES, described_in, empty_model, end_ids, load_model
 from selfplay.model.stored import Stored
 from selfplay.partners.checkpoints import Source, check_same_game, find_source, template_of
 from selfplay.rollout.players import FrozenPlayer, Player, PolicyPlayer
@@ -143,6 +143,7 @@ class Partners:
         rendering = make_rendering(
             load_tokenizer(weights),
             template_kwargs=self._config.model.chat_template if own is None else own,
+            ends=end_ids(weights),
         )
         if self._plays and spec.text not in self._frozen:
             self._frozen[spec.text] = self._load(spec.text, weights, rendering)

@@ -28,7 +28,7 @@ from selfplay.errors import SettingsError
 from selfplay.evaluation.held_out import check_fixed_partner
 from selfplay.metrics.tracker import check_tracker
 from selfplay.model.hub import check_weights, local_folder
-from selfplay.model.policy import described_in, scratch_config
+from selfplay.model.policy import described_in, end_ids, scratch_config
 from selfplay.partners.checkpoints import find_source
 from selfplay.partners.partners import check_partners
 from selfplay.rollout.seating import check_players
@@ -121,8 +121,8 @@ def read_rendering(
     is False, for a folder of adapters.
     """
     try:
-        tokenizer = _tokenizer(model, game, seed=seed, adapters=adapters)
-        rendering = make_rendering(tokenizer, template_kwargs=model.chat_template)
+        tokenizer, ends = _tokenizer(model, game, seed=seed, adapters=adapters)
+        rendering = make_rendering(tokenizer, template_kwargs=model.chat_template, ends=ends)
     except SettingsError:
         raise
     except (ValueError, TypeError, TemplateError) as error:
@@ -162,14 +162,15 @@ def _refuse_run(folder: Path) -> None:
 
 def _tokenizer(
     model: ModelConfig, game: GameConfig, *, seed: int, adapters: bool
-) -> PreTrainedTokenizerBase:
+) -> tuple[PreTrainedTokenizerBase, tuple[int, ...]]:
+    """The tokenizer, and the ids that end a text by the model's configs."""
     if model.path is None:
         scratch = model.scratch
         assert scratch is not None
         instances = generated(TOKENIZER, game=game, seed=seed, start=0, num=1)
         phrases = game.kit.phrases(instances, game.options, split_lines=scratch.split_lines)
         try:
-            return train_tokenizer([], vocab_size=scratch.vocab_size, phrases=phrases)
+            return train_tokenizer([], vocab_size=scratch.vocab_size, phrases=phrases), ()
         except ValueError as error:
             raise SettingsError(str(error)) from None
     folder = local_folder(model.path)
@@ -177,8 +178,7 @@ def _tokenizer(
     check_weights(folder, what="model.path")
     try:
         described = described_in(folder)
-        AutoConfig.from_pretrained(described)
-        tokenizer = load_tokenizer(folder)
+        tokenizer, ends = load_tokenizer(folder), end_ids(folder)
     except Exception as error:
         raise SettingsError(f"model.path: {folder} cannot be read: {error}") from error
     if described != folder and not adapters:
@@ -186,4 +186,4 @@ def _tokenizer(
             f"model.path must be a full model to train, got adapters: {folder}; nearest: the "
             "final/ of their run, which holds them merged"
         )
-    return tokenizer
+    return tokenizer, ends
