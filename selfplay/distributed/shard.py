@@ -201,7 +201,9 @@ def plus_product(
     which should be small.
     """
     # `base` and `left` are split by the same rows, so each rank only needs its own rows of both.
-    product = local_part(left).float() @ full_tensor(right).float()
+    right = full_tensor(right)
+    with torch.autocast(base.device.type, enabled=False):
+        product = local_part(left).float() @ right.float()
     local = (local_part(base).float() + scale * product).to(base.dtype)
     return sharded_as(local, base)
 

@@ -250,14 +250,16 @@ def _explicit(
     scale: float,
     softcap: float,
 ) -> torch.Tensor:
-    """Attention with softmax(softcap * tanh(scores / softcap)) in fp32 → [C, H, Q, D].
+    """Attention with softmax(softcap * tanh(scores / softcap)) in fp32 → [C, H, Q, D]. As in the
+    kernels, scores of half-precision heads are not rounded to their dtype, under autocast too.
 
     query [C, H, Q, D], key and value [C, G, K, D]; the mask broadcasts to [C, H, Q, K] and is
     boolean (True: attend) or added to the scores.
     """
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    scores = (query @ key.transpose(-1, -2)).float() * scale
+    with torch.autocast(query.device.type, enabled=False):
+        scores = query.float() @ key.float().transpose(-1, -2) * scale
     scores = softcap * torch.tanh(scores / softcap)
     if mask.dtype == torch.bool:
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)

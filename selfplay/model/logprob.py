@@ -210,10 +210,11 @@ def _logit_grad(
 
 def _matmul_fp32(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """The product in fp32, also of half-precision factors: rounded to bf16, whose step at a logit
-    of 10 is 1/16, it would be the largest error of the pass."""
-    if left.is_cuda and left.dtype != torch.float32:
-        return torch.mm(left, right, out_dtype=torch.float32)
-    return torch.mm(left.float(), right.float())
+    of 10 is 1/16, it would be the largest error of the pass. Autocast would lower the factors."""
+    with torch.autocast(left.device.type, enabled=False):
+        if left.is_cuda and left.dtype != torch.float32:
+            return torch.mm(left, right, out_dtype=torch.float32)
+        return torch.mm(left.float(), right.float())
 
 
 def _fused(function: Callable[..., Any], tensor: torch.Tensor) -> Callable[..., Any]:
