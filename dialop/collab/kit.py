@@ -11,7 +11,7 @@ from typing import Any
 from dialop import rows
 from dialop.collab import judge, numbers, script, texts
 from dialop.collab.game import CollabGame
-from dialop.collab.grading import check_code
+from dialop.collab.grading import check_tasks
 from dialop.collab.task import (
     ANSWER,
     ASSISTANT,
@@ -112,10 +112,10 @@ def write(path: Path, instances: Sequence[CollabInstance]) -> None:
 def read(path: Path) -> list[CollabInstance]:
     """Read the instances of a .parquet or .jsonl file.
 
-    Raises as `rows.read_instances`, and ValueError for a code task whose tests check nothing.
+    Raises as `rows.read_instances`, and ValueError for a task that cannot be graded.
     """
     instances = rows.read_instances(path, _from_row)
-    check_code((rows.location_of(path, i), instance) for i, instance in enumerate(instances))
+    check_tasks((rows.location_of(path, i), instance) for i, instance in enumerate(instances))
     return instances
 
 

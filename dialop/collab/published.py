@@ -9,19 +9,17 @@ schema: the data sets at huggingface.co/collabllm and the project's repository.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from reprlib import repr as short
 from typing import Any, cast
 
-from dialop.collab.grading import check_code
+from dialop.collab.grading import check_tasks
 from dialop.collab.task import TASKS, CollabInstance, Task
+from dialop.collab.value import is_boxed, is_number
 from dialop.rows import parse_json
 
 Rows = Iterable[tuple[str, Mapping[str, Any]]]
 
-_BOXED = re.compile(r"\\boxed\s*\{")
-_NUMBER = re.compile(r"[-+]?\d[\d,./ ]*%?")
 # The request if a row has no user message. It reveals nothing about the task.
 _REQUESTS: dict[Task, str] = {
     "math": "Can you help me solve a problem?",
@@ -34,12 +32,12 @@ def instances_of(rows: Rows, *, name: str, task: Task | None = None) -> list[Col
     """One instance per task, in the order of the rows. Each row has its location, for errors.
 
     The kind of task is `task` if given, else the metadata's "task". Otherwise it is code if the row
-    has tests, math if the solution is a number or has a `\\boxed{}`, and writing in all other
-    cases. Keys are `name` and a count.
+    has tests, math if the solution is or ends in a number or has a `\\boxed{}`, and writing in all
+    other cases. Keys are `name` and a count.
 
     Raises:
-        ValueError: for a row in neither format, and for a code task whose tests check nothing;
-            names its location.
+        ValueError: for a row in neither format, and for a task that cannot be graded; names its
+            location.
     """
     by_goal: dict[str, CollabInstance] = {}
     locations: list[str] = []
@@ -50,7 +48,7 @@ def instances_of(rows: Rows, *, name: str, task: Task | None = None) -> list[Col
             raise ValueError(f"{location}: {error}") from error
         if by_goal.setdefault(instance.goal, instance) is instance:
             locations.append(location)
-    check_code(zip(locations, by_goal.values(), strict=True))
+    check_tasks(zip(locations, by_goal.values(), strict=True))
     return list(by_goal.values())
 
 
@@ -93,13 +91,7 @@ def _kind(more: Mapping[str, Any], solution: str) -> Task:
         return cast(Task, task)
     if more.get("test"):
         return "code"
-    return "math" if _BOXED.search(solution) or _is_number(solution) else "writing"
-
-
-def _is_number(text: str) -> bool:
-    """Whether a text is only a number, possibly with dollar signs or a percent sign."""
-    bare = text.strip().removeprefix("$").removesuffix("$").strip()
-    return _NUMBER.fullmatch(bare) is not None
+    return "math" if is_boxed(solution) or is_number(solution) else "writing"
 
 
 def _first_request(prompt: Any) -> str:

@@ -50,6 +50,8 @@ def test_a_single_turn_row_and_its_task_type() -> None:
     assert text.task == "writing" and "owls" not in text.request
     (sum_,) = of({"prompt": "2 + 2?", "completion": " 4 ", "level": 1})
     assert (sum_.task, sum_.target) == ("math", "4")
+    for completion in ("–4", "½", ".5", "70 + 2 = <<70+2=72>>72\n#### 72", "The answer is: 4"):
+        assert of({"prompt": "2 + 2?", "completion": completion})[0].task == "math", completion
     packed = json.dumps({"answer": "def f(): return 1", "test": "assert f() == 1"})
     (code,) = of({"prompt": "Write f.", "completion": packed, "entry_point": "f"})
     assert (code.task, code.entry_point, code.target) == ("code", "f", "def f(): return 1")

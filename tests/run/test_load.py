@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dialop.collab import grading, numbers
+from dialop.collab import grading, numbers, value
 from dialop.collab.game import CollabGame
 from dialop.collab.judge import read_mark
 from dialop.collab.published import instances_of
@@ -130,8 +130,8 @@ READERS: dict[str, Callable[[str], object]] = {
     "statements": statements,
     "tag": split_move,
     "reasoning": lambda text: drop_reasoning(text, ("message", "propose")),
-    "number": lambda text: grading.equal_values(text, "8"),
-    "target": lambda text: grading.equal_values("8", text),
+    "number": lambda text: value.equal_values(text, "8"),
+    "target": lambda text: value.equal_values("8", text),
     "bleu": lambda text: grading.bleu(text, LETTER.target),
     "code": grading.code_of,
     "solve": lambda text: numbers.solve(NUMBER.request, text),
@@ -187,6 +187,7 @@ LONG = (
     *(("Ava", " ", "x"), ("", "Ava BLEU 3 ", ""), ("", "\u0301\u0316", "x")),
     *(("[message] ", "\t", ""), ("", "My number is 1", ""), ("", "a. ", "")),
     *(("[", "Saul's, ", "]"), ("Search(", "fields=[", ")"), ("", "user 0: ", "")),
+    *(("", "1=", "2"), ("", "½", "x"), ("x", "*", "x"), ("", "answer is ", ""), ("", "1 2", "x")),
     *(("", "id 1 costs ", ""), ("", "(1) 5/6 ", ""), ("all", " ", "x"), ("0 ", "\t", "x")),
 )
 

@@ -1,0 +1,220 @@
+"""Values of answers: what is right in another writing passes, what only looks like it does not."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from dialop.collab.grading import check_tasks
+from dialop.collab.value import equal_values
+from tests.helpers.collab_tasks import NUMBER
+
+GSM8K = "She has 70 + 2 = <<70+2=72>>72 clips.\n#### "
+# Each class of writings, as (answer, target).
+RIGHT = {
+    "decimals and fractions": (
+        *(
+            ("42", "42.0"),
+            ("+.5", "1/2"),
+            ("1e3", "1000"),
+            ("5/2", "2\\frac12"),
+            ("-2 1/2", "-2.5"),
+        ),
+        *(("2.5", "\\boxed{2\\frac{1}{2}}"), ("\\frac 1{2}", "0.5"), ("\\frac{14}{3}", "14/3")),
+    ),
+    "rounded fractions": (("-0.3333333", "-1/3"), ("33.333333", "100/3"), ("2/7", "0.285714")),
+    "thousands": (
+        *(
+            (" 1,234 ", "1234"),
+            ("x = 1,000", "1000"),
+            ("10{,}000", "10000"),
+            ("-1,234.5", "-1234.5"),
+        ),
+        *(("1,234,567", "1234567"), ("10,\\!000", "10000"), ("10\\,000", "10000")),
+    ),
+    "other characters": (
+        *(("–5", "-5"), ("—5", "-5"), ("−5", "-5"), ("½", "0.5"), ("-¾", "-0.75"), ("2½", "2.5")),
+        *(
+            ("1⁄2", "1/2"),
+            ("１２", "12"),
+            ("٥", "5"),
+            ("x²", "x^2"),
+            ("90°", "90"),
+            ("5\u00a0％", "5%"),
+        ),
+    ),
+    "decoration": (
+        *(("$12$.", "12"), ("\\sqrt{2}", "$\\sqrt {2}$"), ("\\left(3, 4\\right)", "(3,4)")),
+        *(
+            ("\\(5\\)", "5"),
+            ("\\[5\\]", "5"),
+            ("**5**", "5"),
+            ("`5`", "5"),
+            ("\\$5", "$5"),
+            ("x^{2}", "x^2"),
+        ),
+    ),
+    "solutions": (
+        *(("$\\boxed{\\dfrac{1}{2}}$", "0.5"), ("it is 60 and 180, so \\boxed{3060}.", "3060")),
+        *(
+            ("72", f"{GSM8K}72"),
+            ("1,072", f"{GSM8K}1,072"),
+            ("-72", f"{GSM8K}-72"),
+            ("$72", f"{GSM8K}72"),
+        ),
+        *(("#### 72", "72"), ("72", "So the answer is: 72."), ("The answer is $72$.", "72")),
+    ),
+    "equations": (
+        *(("x = 5", "5"), ("5", "\\boxed{x=5}"), ("x=5", "x = 5"), ("2x+3", "y = 2x + 3")),
+        *(("2 + 3 = 5", "5"), ("x + y = 5", "5")),
+    ),
+    "percent": (("50%", "50"), ("50\\%", "0.5"), ("50", "50%"), ("5 %", "5%")),
+    "units": (
+        *(("5\\text{ cm}", "5"), ("5", "5\\mathrm{cm}^2"), ("90^\\circ", "90"), ("72", "72 clips")),
+        *(("2\\sqrt{3}", "2\\sqrt{3}\\text{ cm}"), ("72 clips", "72 clips")),
+    ),
+    "words": (
+        *(("Friday", "\\boxed{\\text{Friday}}"), ("\\text{C}", "\\textbf{(C)}"), ("c", "(C)")),
+        *(("5 or 6", "5\\text{ or }6"), ("(3, 4)", "(3,4)"), ("3,4", "3, 4")),
+    ),
+}
+WRONG = {
+    "numbers that a blank separates": (
+        *(
+            ("1 2", "12"),
+            ("12", "1 2"),
+            ("1\\,2", "12"),
+            ("1$2", "12"),
+            ("1\n2", "12"),
+            ("1. 2", "1.2"),
+        ),
+        *(("1 2/3", "12/3"), ("1, 100", "1100"), ("12", "\\text{1}2"), ("1 2", "3")),
+    ),
+    "numbers that brackets or signs separate": (
+        *(("100", "(0,100)"), ("(1,100)", "1100"), ("\\{1,100\\}", "1100"), ("0,100", "100")),
+        *(("2(3)", "23"), ("(1)(2)", "12"), ("1/21/2", "\\frac12\\frac12"), ("2 1/2.5", "2")),
+        *(
+            ("1:2", "12"),
+            ("1_000", "1000"),
+            ("12,345,6", "123456"),
+            ("5^\\circ6", "56"),
+            ("5²", "52"),
+        ),
+    ),
+    "numbers that words separate": (
+        *(("56", "5\\text{ or }6"), ("5\\text{ or 6}", "5"), ("5\\text{ or six}", "5")),
+        *(("5\\text{ million}", "5"), ("5 pi", "5"), ("7 or 8", "7"), ("7 or 8", "8")),
+    ),
+    "units": (("5\\text{ m}", "5\\text{ cm}"), ("5^2", "5\\text{ cm}^2"), ("5", "5 million")),
+    "close numbers": (
+        *(("1234568", "1234567"), ("1234567.4", "1234567"), ("3333333", "10000000/3")),
+        *(
+            ("0.333", "1/3"),
+            ("0.0000012", "0.000001"),
+            ("0.99999999", "1"),
+            ("10.5", "2\\frac{1}{2}"),
+        ),
+    ),
+    "equations": (
+        *(("x=4 or x=5", "5"), ("x=4, x=5", "5"), ("4=5", "5"), ("x!=5", "5"), ("x>=5", "5")),
+        *(("y=5", "x=5"), ("x", "x=5=5"), ("5", "x+y=5")),
+    ),
+    "percent": (("0.5%", "0.5"), ("50%", "5000%"), ("0.5", "50")),
+    "signs, arrows and words": (
+        *(
+            ("-3", "3"),
+            ("±5", "5"),
+            ("x\\rightarrow y", "x\\leftarrow y"),
+            ("5!", "5"),
+            ("no", "on"),
+        ),
+        *(
+            ("\\text{Monday}", "\\text{Friday}"),
+            ("3+4", "7"),
+            ("(3,4)", "(4,3)"),
+            ("(0,1)", "[0,1]"),
+        ),
+    ),
+    "nothing": (("", ""), ("$$", "$"), ("1/0", "2"), ("9" * 500, "9"), (".", "0")),
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_value_in_another_writing_passes(name: str) -> None:
+    refused = [pair for pair in RIGHT[name] if not equal_values(*pair)]
+    assert not refused
+    assert all(equal_values(target, target) for _, target in RIGHT[name])
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_near_miss_does_not_pass(name: str) -> None:
+    passed = [pair for pair in WRONG[name] if equal_values(*pair)]
+    assert not passed
+
+
+# What can stand between two digits; "," and "." could make the same or another number.
+BETWEEN = (
+    *(
+        " ",
+        "\n",
+        "~",
+        "$",
+        "\\ ",
+        "\\;",
+        "\\,",
+        "\\quad ",
+        "\u00a0",
+        "\\text{x}",
+        "\\text{ or }",
+        " and ",
+    ),
+    *(
+        ";",
+        ":",
+        "|",
+        "(",
+        ")",
+        "[",
+        "]",
+        "{",
+        "}",
+        "^",
+        "°",
+        "!",
+        "=",
+        "%",
+        "*",
+        "`",
+        "-",
+        "–",
+        "/",
+        "_",
+    ),
+    *("½", "²", "₂", "\\frac12", "\\left", "\\displaystyle", "..", ", ", "\\{", "'", "x", "####"),
+)
+
+
+def test_a_number_that_is_cut_anywhere_by_anything_is_another() -> None:
+    draw = random.Random(0)
+    for between in BETWEEN:
+        for _ in range(20):
+            number = str(draw.randrange(10, 10**9)) + draw.choice(("", ".5"))
+            cut = draw.randrange(1, len(number.partition(".")[0]))
+            answer = number[:cut] + between + number[cut:]
+            same = between == "\\," and answer.replace(between, ",") == f"{float(number):,g}"
+            assert equal_values(answer, number) == same, (answer, number)
+            assert equal_values(number, answer) == same, (number, answer)
+
+
+@pytest.mark.parametrize(
+    "target", ["She has 72 clips.", "70 + 2 = 72,\nso 72 in all", "$$", "\\boxed{}", "x" * 200]
+)
+def test_a_target_without_a_value_is_refused(target: str) -> None:
+    """Every answer to it would be wrong."""
+    with pytest.raises(ValueError, match=r"row 3: the target .* must be a value, .* got"):
+        check_tasks([("row 3", replace(NUMBER, target=target))])
+
+
+def test_a_target_in_words_is_a_value() -> None:
+    for target in ("Friday", "1 hour and 30 minutes", "\\text{all real numbers except } 3"):
+        check_tasks([("row 3", replace(NUMBER, target=target))])
