@@ -15,17 +15,15 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
+from dialop.clauses import CLAUSE_END, NUMBER_END, VAGUE
 from dialop.matching.board import MatchingView
 from dialop.matching.roster import paper_forms, reviewer_forms
 
-# The end of a clause. A dot inside a number does not end one.
-_CLAUSE_END = re.compile(r"[,;\n!]|\.(?!\d)|\?|\b(?:and|but|while|then)\b", re.IGNORECASE)
-_VAGUE = re.compile(
-    r"\b(?:not|no|never|n't|than|above|below|under|over|least|most|if|or|maybe)\b|n't\b|[<>?]",
-    re.IGNORECASE,
+# Longer numbers and negative ones are not values. A dash after a letter is no minus.
+_NUMBER = re.compile(
+    rf"(?<![\w./%^])(?<!\d[,'’])(?<!\W[-‐‑–—−])(?<!\A[-‐‑–—−])(\d{{1,6}}){NUMBER_END}"
 )
-# Longer numbers, decimals, ranks ("4/10") and percentages ("40 %") are not values.
-_NUMBER = re.compile(r"(?<![\w./%])(\d{1,6})(?![\w/]|\.\d|\s?%)")
+_MARK = "\u0300-\u036f"  # belongs to the letter before it
 
 
 class Names(Protocol):
@@ -54,7 +52,7 @@ def _stated(
 ) -> tuple[tuple[int, int, int], ...]:
     # Names are blanked in `plain`, so that words inside a title cannot end a clause.
     mentions, plain = _mentions(text, reviewers, papers)
-    ends = [m.end() for m in _CLAUSE_END.finditer(plain)] + [len(plain)]
+    ends = [m.end() for m in CLAUSE_END.finditer(plain)] + [len(plain)]
     starts = [mention.start for mention in mentions]
     stated: list[tuple[int, int, int]] = []
     context: dict[str, int] = {}
@@ -62,7 +60,7 @@ def _stated(
     for end in ends:
         beyond = bisect_left(starts, end, lo=first)
         clause = mentions[first:beyond]
-        if clause and not _VAGUE.search(plain, start, end):
+        if clause and not VAGUE.search(plain, start, end):
             stated += _read_clause(clause, context)
         context.update({m.kind: m.value for m in clause if m.kind != "N"})
         start, first = end, beyond
@@ -111,47 +109,39 @@ def _cell(group: Sequence[_Mention], given: dict[str, int]) -> tuple[int, int, i
 def _mentions(
     text: str, reviewers: tuple[str, ...], papers: tuple[str, ...]
 ) -> tuple[list[_Mention], str]:
-    """Names and numbers in order of appearance, and the text with both blanked.
+    """Names and numbers in order of appearance, and the folded text with both blanked.
 
-    Names are matched first, so digits inside a name are not read as numbers.
+    All places are in the folded text, because folding may change the length: ß is ss. Names are
+    matched first, so digits inside a name are not read as numbers.
     """
     pattern, owner = _name_pattern(reviewers, papers)
     mentions = []
 
     def take_name(match: re.Match[str]) -> str:
-        # IGNORECASE also matches a few foreign letters whose case folding differs. Skip those.
-        kind_and_index = owner.get(_folded(match[0]))
-        if kind_and_index is None:
-            return match[0]
-        mentions.append(_Mention(*kind_and_index, match.start()))
+        mentions.append(_Mention(*owner[" ".join(match[0].split())], match.start()))
         return "x" * len(match[0])
 
     def take_number(match: re.Match[str]) -> str:
         mentions.append(_Mention("N", int(match[0]), match.start()))
         return "x" * len(match[0])
 
-    plain = _NUMBER.sub(take_number, pattern.sub(take_name, text))
+    plain = _NUMBER.sub(take_number, pattern.sub(take_name, text.casefold()))
     return sorted(mentions, key=attrgetter("start")), plain
-
-
-@lru_cache(maxsize=256)
-def _folded(name: str) -> str:
-    return " ".join(name.casefold().split())
 
 
 @lru_cache(maxsize=16)
 def _name_pattern(
     reviewers: tuple[str, ...], papers: tuple[str, ...]
 ) -> tuple[re.Pattern[str], dict[str, tuple[str, int]]]:
-    """A pattern that matches every unambiguous form of every name, longest first, and the (kind,
-    index) of each form."""
+    """A pattern that matches every unambiguous form of every name in folded text, longest first,
+    and the (kind, index) of each form."""
     owners: dict[str, set[tuple[str, int]]] = {}
     for kind, names, forms in (("R", reviewers, reviewer_forms), ("P", papers, paper_forms)):
         for index, name in enumerate(names):
             for form in forms(name):
-                owners.setdefault(_folded(form), set()).add((kind, index))
+                owners.setdefault(" ".join(form.casefold().split()), set()).add((kind, index))
     owner = {form: next(iter(who)) for form, who in owners.items() if len(who) == 1}
     parts = [
         re.escape(form).replace(r"\ ", r"\s+") for form in sorted(owner, key=len, reverse=True)
     ]
-    return re.compile(rf"(?<!\w)(?:{'|'.join(parts)})(?!\w)", re.IGNORECASE), owner
+    return re.compile(rf"(?<![\w{_MARK}])(?:{'|'.join(parts)})(?![\w{_MARK}])"), owner

@@ -13,17 +13,19 @@ from datetime import date
 from functools import lru_cache
 from typing import NamedTuple
 
+from dialop.clauses import NUMBER_END, is_stated
 from dialop.mediation.records import FIRST_DAY, Act, Costs, UserView
 from dialop.mediation.score import overlap
 
 _PAIR = re.compile(r"^[ \t]*(\d{1,3}) +(-?\d{1,3})[ \t]*$", re.MULTILINE)
 _TRIPLE = re.compile(r"^[ \t]*(-?\d{1,4}) (-?\d{1,4}) (-?\d{1,4})[ \t]*$", re.MULTILINE)
 _COSTS = re.compile(
-    r"\b(?:id|flight) (\d{1,3})(?: costs(?: me)?|:| is| =) ?(\d{1,3})(?!\d|\.\d|[%/])",
+    rf"\b(?:id|flight) (\d{{1,3}})(?: costs(?: me)?|:| is| =) ?(\d{{1,3}}){NUMBER_END}",
     re.IGNORECASE,
 )
 _TERMS = re.compile(
-    r"\bcalendar (-?\d{1,4}), price (-?\d{1,4}),? (?:and )?arrival (-?\d{1,4})", re.IGNORECASE
+    r"\bcalendar (-?\d{1,4}), price (-?\d{1,4}),? (?:and )?arrival (-?\d{1,4})" + NUMBER_END,
+    re.IGNORECASE,
 )
 _TIME = r"(\d{1,2})/(\d{1,2}) (\d{1,2}):(\d{2}) ([AP])M"
 _EVENT = re.compile(rf"\((\d{{1,2}})\) {_TIME} - {_TIME}")
@@ -52,13 +54,15 @@ class Statements(NamedTuple):
 def read_statements(text: str, brief: bool) -> Statements:
     """The statements of one message."""
     if brief:
-        costs = {int(flight): int(cost) for flight, cost in _PAIR.findall(text)}
-        triples = _TRIPLE.findall(text)
-        return Statements(costs, _costs(triples[-1]) if triples else None, ())
-    costs = {int(flight): -int(points) for flight, points in _COSTS.findall(text)}
-    terms = _TERMS.findall(text)
-    events = [span for match in _EVENT.findall(text) if (span := _span(match)) is not None]
-    return Statements(costs, _costs(terms[-1]) if terms else None, tuple(events))
+        pairs, terms, events = _PAIR.findall(text), _TRIPLE.findall(text), []
+    else:
+        pairs, terms, events = (
+            [m.groups() for m in pattern.finditer(text) if is_stated(text, *m.span())]
+            for pattern in (_COSTS, _TERMS, _EVENT)
+        )
+    costs = {int(flight): int(cost) * (1 if brief else -1) for flight, cost in pairs}
+    spans = tuple(span for event in events if (span := _span(event)) is not None)
+    return Statements(costs, _costs(terms[-1]) if terms else None, spans)
 
 
 def count_true(view: UserView, text: str, log: Sequence[Act]) -> tuple[int, int]:
@@ -83,7 +87,7 @@ def cost_of_events(events: Sequence[Span], flight: tuple[int, int]) -> int:
     return -sum(e.importance for e in events if overlap((e.start, e.end), flight))
 
 
-def _costs(numbers: tuple[str, str, str]) -> Costs:
+def _costs(numbers: Sequence[str]) -> Costs:
     return Costs(int(numbers[0]), int(numbers[1]), int(numbers[2]))
 
 

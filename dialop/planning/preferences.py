@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from dialop.clauses import NEGATED, NUMBER_END, is_stated
 from dialop.planning.city import BOOLS, CATEGORIES, FEATURES, RATINGS, Value
 from dialop.values import Text
 
@@ -139,11 +140,14 @@ def budget_text(budget: int) -> str:
 
 
 def stated_in(message: str) -> list[Preference]:
-    """The preferences that a message states, in order. All other words are ignored.
+    """The preferences that a message states, in order. All other words are ignored, except that a
+    sentence beside a negation states nothing.
 
     They have weight 1 and are not penalised unless the sentence says so.
     """
-    sentences = (" ".join(match[0].split()) for match in _pattern().finditer(message))
+    found = _pattern().finditer(message)
+    stated_ones = (m[0] for m in found if is_stated(message, *m.span(), vague=NEGATED))
+    sentences = (" ".join(sentence.split()) for sentence in stated_ones)
     return [stated for sentence in sentences if (stated := meaning(sentence)) is not None]
 
 
@@ -207,7 +211,7 @@ def _pattern() -> re.Pattern[str]:
         rf"(?:don't like|like) (?:{ambience}) places",
         rf"(?:{'|'.join(start for start, _ in _SITES_STARTS)}){site}(?:, {site})*",
         rf"go to at least one (?:{'|'.join(CATEGORIES)})",
-        r"keep budget below \$\d{1,6}",
+        rf"keep budget below \$\d{{1,6}}{NUMBER_END}",
         re.escape(TRAVEL),
     ]
     return re.compile(rf"(?<!\w)(?:{'|'.join(parts)})(?!\w)")

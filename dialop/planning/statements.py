@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 
+from dialop.clauses import NUMBER_END, is_stated
 from dialop.planning.board import USER, Action, PlanningInstance, Sheet, Site
 from dialop.planning.city import FEATURES
 from dialop.planning.estimate import scores_in, sheet_items
 from dialop.planning.preferences import stated_in
 
 _FACT = re.compile(
-    rf"({'|'.join(map(re.escape, FEATURES))}|category|price) (True|False|\$?[\w.]{{1,20}})"
+    rf"({'|'.join(map(re.escape, FEATURES))}|category|price) (\$?\w{{1,20}}(?:\.\d{{1,3}})?)"
+    rf"{NUMBER_END}(?!-)"
 )
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 def count_true(
@@ -49,16 +52,17 @@ def _count_facts(text: str, instance: PlanningInstance) -> tuple[int, int]:
             end = min(
                 (at for mark in (":", ";", "\n") if (at := piece.find(mark)) >= 0), default=-1
             )
-            for field, value in _FACT.findall(piece[:end] if end >= 0 else piece):
-                num_all += 1
-                num_true += _has(site, field, value)
+            piece = piece[:end] if end >= 0 else piece
+            for fact in _FACT.finditer(piece):
+                if is_stated(piece, *fact.span()):
+                    num_all += 1
+                    num_true += _has(site, fact[1], fact[2])
     return num_true, num_all
 
 
 def _has(site: Site, field: str, value: str) -> bool:
     own = {"category": site.category, "price": site.price}.get(field, site.features.get(field))
-    said = value.removeprefix("$").rstrip(".")
     if isinstance(own, int | float) and not isinstance(own, bool):
-        with suppress(ValueError):
-            return float(said) == own
-    return said == str(own)
+        said = value.removeprefix("$") if field == "price" else value
+        return _NUMBER.fullmatch(said) is not None and float(said) == own
+    return value == str(own)

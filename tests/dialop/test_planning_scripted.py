@@ -10,6 +10,7 @@ from dialop.planning.board import PlanningInstance, PlanningOptions
 from dialop.planning.estimate import best_plan, facts_of, scored_in, stated_preferences
 from dialop.planning.game import PlanningGame
 from dialop.planning.generate import PlanningRecipe
+from dialop.planning.preferences import stated_in
 from dialop.planning.recorded import read_recorded, recorded_tally
 from dialop.planning.scripted import make_scripted
 from dialop.rows import read_records
@@ -158,6 +159,53 @@ def test_what_is_stated_falsely_is_counted() -> None:
     assert (user["true_statements"], user["statements"]) == (1 + 3, 2 + 4)
     assert (agent["true_statements"], agent["statements"]) == (2, 4)
     assert user["proposals"] == 0 and agent["proposals"] == 1 and agent["words"] == 12
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("I do not don't like hipster places", "I don't  like hipster places", "not: like: jazz"),
+        *("dont like hipster places", "I never like hipster places", "unlike like hipster places"),
+        *("It is wrong that I check out live music!", "I cannot keep budget below $40"),
+        *("keep budget below $40k", "keep budget below $40.50", "keep budget below $40,000"),
+    ],
+)
+def test_a_denied_preference_or_another_number_is_not_stated(text: str) -> None:
+    assert stated_in(text) == []
+    assert len(stated_in(f"No, never! {WISHES}")) == 2
+
+
+WISHES = "If you could, go to at least one shop, don't like hipster places"
+
+
+@pytest.mark.parametrize(
+    ("fact", "true", "stated"),
+    [
+        *(
+            ("price 20", 1, 1),
+            ("price $20", 1, 1),
+            ("price 20.0.", 1, 1),
+            ("has parking True", 1, 1),
+        ),
+        *(
+            ("price 2_0", 0, 1),
+            ("price ٢٠", 1, 1),
+            ("price 2e1", 0, 1),
+            ("has parking $True", 0, 1),
+        ),
+        *(
+            ("price 20%", 0, 0),
+            ("price 20/25", 0, 0),
+            ("price 20,000", 0, 0),
+            ("price 20-25", 0, 0),
+        ),
+        *(("not price 20", 0, 0), ("isn’t price 20", 0, 0), ("price 20 or 30", 0, 0)),
+    ],
+)
+def test_a_fact_is_its_own_value(fact: str, true: int, stated: int) -> None:
+    game = play(new_game(), (0, "[message] ok"), (1, f"[message] Saul's: {fact}"))
+    measured = game.measures((1,))
+    assert (measured["true_statements"], measured["statements"]) == (true, stated)
 
 
 def test_scores_stated_about_a_plan_of_the_opening_are_counted() -> None:

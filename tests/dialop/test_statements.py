@@ -1,5 +1,7 @@
 """Statements in messages: accepted wordings, wordings that state nothing, and round trips."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -45,10 +47,38 @@ def test_lists_carry_the_last_named_row_or_column() -> None:
         *("Ava on BLEU is less than 87", "Ava is my number 1", "I rate BLEU 4/10 for Ava"),
         *("Ava on BLEU is 87.5", "Ava on BLEU is 40%", "Sofia on BLEU is 87", "Ava BLEU 87 12"),
         *("Ava on BLEU is 1234567", "BLEU: Ava\nElectra: Daniel"),
+        # Another value than 41.
+        *("Ava BLEU -41", "Ava BLEU: −41", "Ava BLEU=–41", "Ava BLEU (-41)", "Ava BLEU minus 41"),
+        *("Ava BLEU 41,500", "Ava BLEU 3,041", "Ava BLEU 41'000", "Ava BLEU 41^2", "Ava BLEU 41²"),
+        *("Ava BLEU 41 percent", "Ava BLEU 41 thousand", "Ava BLEU ≤41", "Ava BLEU ±41"),
+        # Denials.
+        *("Ava on BLEU isn’t 41", "Ava on BLEU isnt 41", "Ava on BLEU cannot be 41"),
+        *("It is wrong that Ava on BLEU has 41", "neither Ava BLEU 41", "I doubt Ava BLEU is 41"),
     ],
 )
 def test_what_states_nothing(text: str) -> None:
     assert stated_cells(text, SMALL) == []
+
+
+def test_a_dash_between_a_name_and_a_number_is_no_minus() -> None:
+    for text in ("Ava-BLEU-41", "Ava BLEU - 41", "- 41 for Ava on BLEU", "Ava–BLEU – 41"):
+        assert stated_cells(text, SMALL) == [(*AVA_BLEU, 41)]
+
+
+@pytest.mark.parametrize("name", ["Weiß", "İnci", "ﬁona", "ŉora", "ẞara", "ΐan", "ǰan", "Straßﬂe"])
+def test_a_statement_about_a_name_whose_folding_is_longer(name: str) -> None:
+    """It is about that name and no other, whatever the case in which the name is written."""
+    named = replace(SMALL, reviewers=("Ava Li", f"{name} Moe"))
+    named.check_board()
+    for written in (name, f"{name} Moe", name.upper(), name.lower(), name.casefold()):
+        cells = stated_cells(f"Ava BLEU 1, {written} BLEU 0; {written}: Electra 7", named)
+        assert cells == [(*AVA_BLEU, 1), (*DANIEL_BLEU, 0), (*DANIEL_ELECTRA, 7)]
+        assert stated_cells(f"{written} Electra -7", named) == []
+    titled = replace(SMALL, papers=(f"{name}: a Method", "Electra"))
+    assert stated_cells(f"Ava Electra 1, Ava {name} 0", titled) == [
+        (*AVA_ELECTRA, 1),
+        (*AVA_BLEU, 0),
+    ]
 
 
 def test_only_values_the_speaker_sees_are_true() -> None:
