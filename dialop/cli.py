@@ -17,6 +17,7 @@ from typing import Any
 from dialop.checks import check_kit
 from dialop.kit import SWITCHES, Kit, games, load_kit
 from dialop.rows import read_records
+from dialop.specs import choices
 
 _EPILOG = """examples:
   python -m dialop generate --game matching --num 1000 --size 8 --seed 7 --out games.parquet
@@ -98,18 +99,16 @@ def _parser(kit: Kit) -> argparse.ArgumentParser:
 
 def _add_options(parser: argparse.ArgumentParser, kit: Kit) -> None:
     """Add the game's own options of its instances."""
+    valid = choices(kit.Options)
     for each in fields(kit.Options):
         rules = each.metadata
-        if "sentence" not in rules or rules["play"]:
+        if "description" not in rules or rules["play"]:
             continue
-        is_bool = isinstance(each.default, bool)
-        how = (
-            {"action": argparse.BooleanOptionalAction} if is_bool else {"type": type(each.default)}
-        )
-        if rules["choices"]:
-            how["choices"] = rules["choices"]
+        how: dict[str, Any] = {"type": type(each.default), "choices": valid.get(each.name)}
+        if isinstance(each.default, bool):
+            how = {"action": argparse.BooleanOptionalAction}
         name = "--" + each.name.replace("_", "-")
-        parser.add_argument(name, default=each.default, help=rules["sentence"], **how)
+        parser.add_argument(name, default=each.default, help=rules["description"], **how)
 
 
 def _options(kit: Kit, args: argparse.Namespace) -> Any:

@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any
 
 from dialop.forms import Form, tag_forms
 from dialop.game import Game, Prompt, Script
-from dialop.specs import nearest, parse_spec
+from dialop.specs import choices, nearest, parse_spec
 from dialop.starts import PeoplesGame, RecordedGame
 from dialop.turns import FunctionScript
 
@@ -64,16 +64,17 @@ def option(
     default: Any,
     sentence: str = "",
     *,
-    choices: Sequence[Any] | None = None,
     low: float | None = None,
     high: float | None = None,
     play: bool = False,
 ) -> Any:
-    """One field of `Options`: its default, its sentence for --help, its choices or bounds.
+    """One field of `Options`: its default, its sentence for --help and its bounds. A field with
+    choices has a `Literal` type.
 
-    `play` marks a setting of how games are played, not of which instances are drawn.
+    `play` marks a setting of how games are played, not of which instances are drawn. The names of
+    the others are those of pydantic's `Field`, which the trainer reads settings with.
     """
-    rules = {"sentence": sentence, "choices": choices, "low": low, "high": high, "play": play}
+    rules = {"description": sentence, "ge": low, "le": high, "play": play}
     return dataclasses.field(default=default, metadata=rules)
 
 
@@ -82,12 +83,12 @@ def check_options(options: Any) -> None:
 
     The message names the field, its rule and the value.
     """
+    for name, valid in choices(type(options)).items():
+        if (value := getattr(options, name)) not in valid:
+            raise ValueError(f"{name} must be one of {', '.join(valid)}, got {value!r}")
     for each in dataclasses.fields(options):
         value, rules = getattr(options, each.name), each.metadata
-        if (choices := rules.get("choices")) is not None and value not in choices:
-            valid = ", ".join(map(str, choices))
-            raise ValueError(f"{each.name} must be one of {valid}, got {value!r}")
-        low, high = rules.get("low"), rules.get("high")
+        low, high = rules.get("ge"), rules.get("le")
         if low is not None and not low <= value <= high:
             raise ValueError(f"{each.name} must be {low} to {high}, got {value}")
 

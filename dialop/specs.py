@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from dialop.game import Lesson
 
@@ -38,21 +38,28 @@ def made(kind: type[T], spec: str, options: Mapping[str, Sequence[str]], *, seed
     """
     name, given = parse_spec(spec, options)
     values: dict[str, Any] = {}
+    valid = choices(kind)
     for each in fields(kind):  # type: ignore[arg-type]
         if each.name not in given:
             continue
         value, rules = given[each.name], each.metadata
-        if rules["choices"]:
-            if value not in rules["choices"]:
-                raise ValueError(unknown(each.name, value, rules["choices"]))
+        if each.name in valid:
+            if value not in valid[each.name]:
+                raise ValueError(unknown(each.name, value, valid[each.name]))
             values[each.name] = value
             continue
-        read = number(each.name, value, low=rules["low"], high=rules["high"])
+        read = number(each.name, value, low=rules["ge"], high=rules["le"])
         if isinstance(each.default, int) and not read.is_integer():
-            bounds = f"{rules['low']:g} to {rules['high']:g}"
+            bounds = f"{rules['ge']:g} to {rules['le']:g}"
             raise ValueError(f"{each.name} must be a whole number from {bounds}, got {value!r}")
         values[each.name] = int(read) if isinstance(each.default, int) else read
     return kind(name, seed, **values)  # type: ignore[call-arg]
+
+
+def choices(kind: Any) -> dict[str, tuple[str, ...]]:
+    """The choices of each field of a dataclass that has a `Literal` type."""
+    hints = get_type_hints(kind).items()
+    return {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal}
 
 
 def parse_spec(spec: str, options: Mapping[str, Sequence[str]]) -> tuple[str, dict[str, str]]:

@@ -9,7 +9,7 @@ by one seat's plan and a cheap upper bound on the best matching.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,8 +22,6 @@ from dialop.matching.board import (
     unknown_value,
 )
 from dialop.matching.roster import REVIEWERS
-
-KEEPS = ("both", "exactly_one", "all")
 
 _FIRST_BLOCK = 16
 _LAST_BLOCK = 512
@@ -50,10 +48,8 @@ class MatchingRecipe:
         low=1.0,
         high=1000.0,
     )
-    keep: str = option(
-        "both",
-        "keep boards where both seats' own plans are weak, exactly one is, or all",
-        choices=KEEPS,
+    keep: Literal["both", "exactly_one", "all"] = option(
+        "both", "keep boards where both seats' own plans are weak, exactly one is, or all"
     )
     max_tables: int = option(
         10_000, "most tables to reject for one instance", low=0, high=1_000_000_000

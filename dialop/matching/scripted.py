@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,13 +75,13 @@ class ScriptedPlayer(ScriptedBase):
 
     name: str
     seed: int
-    tell: str = option("all", choices=("all", "top", "rows"))
-    reply: str = option("propose", choices=("propose", "tell"))
+    tell: Literal["all", "top", "rows"] = option("all")
+    reply: Literal["propose", "tell"] = option("propose")
     slip: float = option(0.0, low=0, high=1)
-    think: str = option("no", choices=("no", "levels", "trial", "swaps"))
+    think: Literal["no", "levels", "trial", "swaps"] = option("no")
     stray: float = option(0.0, low=0, high=1)
     trials: int = option(1, low=1, high=MOST_TRIALS)
-    plan: str = option("pooled", choices=("pooled", "own", "guess", "random"))
+    plan: Literal["pooled", "own", "guess", "random"] = option("pooled")
 
     def __post_init__(self) -> None:
         think = self.think

@@ -6,6 +6,7 @@ A player plays any seat: a user states costs and answers proposals, the agent li
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -42,7 +43,7 @@ class ScriptedPlayer(ScriptedBase):
 
     name: str
     seed: int
-    tell: str = option("costs", choices=("costs", "top", "calendar"))
+    tell: Literal["costs", "top", "calendar"] = option("costs")
     probe: int = option(0, low=0, high=9)
     strict: float = option(_NEVER, low=0, high=_NEVER)
     slip: float = option(0.0, low=0, high=1)

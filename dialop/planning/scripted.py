@@ -6,6 +6,7 @@ Random draws are seeded by (seed, moves it knows of).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -65,11 +66,11 @@ class ScriptedPlayer(ScriptedBase):
 
     name: str
     seed: int
-    tell: str = option("all", choices=("all", "one", "asked"))
+    tell: Literal["all", "one", "asked"] = option("all")
     rounds: int = option(0, low=0, high=20)
-    by: str = option("table", choices=("table", "filter"))
+    by: Literal["table", "filter"] = option("table")
     legs: int = option(_MAX_LEGS, low=0, high=20)
-    think: str = option("no", choices=("no", "points"))
+    think: Literal["no", "points"] = option("no")
     slip: float = option(0.0, low=0, high=1)
 
     def __post_init__(self) -> None:

@@ -8,7 +8,6 @@ nearest valid choice.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import json
 import re
@@ -21,7 +20,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from dialop.specs import nearest
-from selfplay.config.schema import join, model_of, names_of
+from selfplay.config.schema import join, names_of
 from selfplay.config.secrets import hidden, names_key
 from selfplay.config.text import Loader, show
 from selfplay.errors import SettingsError
@@ -31,12 +30,6 @@ Origins = dict[str, str]  # where each key was given: "FILE:LINE" or "override '
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _MEANT = {"gpu": "cuda"}  # words that are spelt like another choice
-# Rules that the help words in the same way; the others are in pydantic's words.
-_RULES = {
-    "greater_than_equal": "at least {ge}",
-    "less_than_equal": "at most {le}",
-    "missing": "given",
-}
 
 
 def load(cls: type[C], path: Path | None, overrides: Sequence[str] = ()) -> C:
@@ -46,20 +39,21 @@ def load(cls: type[C], path: Path | None, overrides: Sequence[str] = ()) -> C:
         SettingsError: for unreadable files, unknown keys, invalid values and contradictions.
     """
     values, origins = _read_all(path, overrides)
+    declared = [(cls, "")]  # a game adds the class of its options, and their name
     try:
-        return TypeAdapter(cls).validate_json(json.dumps(values))
+        return TypeAdapter(cls).validate_json(json.dumps(values), context=declared)
     except ValidationError as error:
-        name, rule = _first_fault(error, cls)
-    raise SettingsError(f"{_origin_of(name, rule, origins) or path or 'defaults'}: {rule}")
-
-
-def read_options(cls: Any, values: Mapping[str, Any], prefix: str) -> Any:
-    """A game's options, given as the settings `prefix`. Raises ValueError for a mistake."""
-    try:
-        read = model_of(cls).model_validate_json(json.dumps(values))
-    except ValidationError as error:
-        raise ValueError(_first_fault(error, cls, prefix)[1]) from None
-    return cls(**{field.name: getattr(read, field.name) for field in dataclasses.fields(cls)})
+        fault = error.errors(include_url=False)[0]
+    name, named = ".".join(map(str, fault["loc"])), []
+    if fault["type"] == "value_error":  # of a check, which names the keys itself
+        rule = str(fault["ctx"]["error"])
+        named = re.findall(r"^[a-z_]+(?= )|[a-z_]+(?=\.\*)|[a-z_]+(?:\.\w+)+", rule)
+    elif fault["type"] == "unexpected_keyword_argument":
+        rule = _unknown(name, [each for section in declared for each in names_of(*section)])
+    else:
+        rule = _wrong(name, fault)
+    given = [origins[each] for each in named if each in origins] or [_origin_of(name, origins)]
+    raise SettingsError(f"{', '.join(dict.fromkeys(given)) or path or 'defaults'}: {rule}")
 
 
 def read_value(path: Path | None, overrides: Sequence[str], name: str) -> Any:
@@ -77,30 +71,14 @@ def read_value(path: Path | None, overrides: Sequence[str], name: str) -> Any:
 # --- messages
 
 
-def _first_fault(error: ValidationError, cls: Any, prefix: str = "") -> tuple[str, str]:
-    """The dotted name where pydantic found the first fault, and our line about it."""
-    fault = error.errors(include_url=False)[0]
-    name = prefix
-    for part in fault["loc"]:
-        name = f"{name}[{part}]" if isinstance(part, int) else join(name, part)
-    if fault["type"] == "value_error":  # of a check, which names the keys itself
-        return name, str(fault["ctx"]["error"])
-    if fault["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
-        return name, _unknown(name, names_of(cls, prefix))
-    return name, _wrong(name or "settings", fault)
-
-
 def _wrong(name: str, fault: Mapping[str, Any]) -> str:
-    value, facts = fault["input"], fault.get("ctx", {})
+    """The line for a value that breaks a rule, nearly in pydantic's words."""
+    value, rule = fault["input"], re.sub("^[A-Z][a-z]+ should ", "must ", fault["msg"])
+    rule = rule.replace("greater than or equal to", "at least")
+    rule = rule.replace("less than or equal to", "at most")
     got = "a value not shown here" if names_key(name) else hidden(show(value))[:200]
-    if fault["type"] == "literal_error":
-        choices = re.findall("'([^']*)'", facts["expected"]) or [facts["expected"]]
-        near = nearest(_MEANT.get(str(value), str(value)), choices)
-        return f"{name} must be one of {', '.join(choices)}, got {got}{near}"
-    if fault["type"] in _RULES:
-        return f"{name} must be {_RULES[fault['type']].format(**facts)}, got {got}"
-    rule = re.sub("^[A-Z][a-z]+ should ", "must ", fault["msg"])
-    return f"{name} {rule}, got {got}"
+    choices = re.findall("'([^']*)'", rule) if fault["type"] == "literal_error" else ()
+    return f"{name} {rule}, got {got}{nearest(_MEANT.get(str(value), str(value)), choices)}"
 
 
 def _unknown(name: str, names: Sequence[str]) -> str:
@@ -116,15 +94,10 @@ def _unknown(name: str, names: Sequence[str]) -> str:
     return f"unknown key {name}; {hint}"
 
 
-def _origin_of(name: str, rule: str, origins: Origins) -> str:
-    """Where the keys were given that a rule names; if none was, where `name` was, or the section or
-    list that holds it."""
-    if not rule.startswith("unknown key "):
-        named = re.findall(r"^[a-z_]+(?= )|[a-z_]+(?=\.\*)|[a-z_]+(?:\.[a-z_]+|\[\d+\])+", rule)
-        if given := [origins[key] for key in named if key in origins]:
-            return ", ".join(dict.fromkeys(given))
+def _origin_of(name: str, origins: Origins) -> str:
+    """Where a key was given, or what holds it; "" if neither was."""
     while name and name not in origins:
-        name = re.sub(r"(\.?[^.\[]*|\[\d+\])$", "", name)
+        name = name.rpartition(".")[0]
     return origins.get(name, "")
 
 
@@ -141,9 +114,9 @@ def _read_all(path: Path | None, overrides: Sequence[str]) -> tuple[dict[str, An
         parts = name.split(".")
         if not equals or not all(parts):
             raise SettingsError(f"{source}: must read key=value or section.key=value")
-        over, node = _parsed(value, source)
+        over, lines = _parsed(value, source, name)
         given = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-        origins |= dict.fromkeys([*given, *_lines(node, name)], source)
+        origins |= dict.fromkeys([*given, *lines], source)
         for part in reversed(parts):
             over = {part: over}
         values = _merged(values, over)
@@ -158,11 +131,11 @@ def _read(path: Path, parents: tuple[Path, ...] = ()) -> tuple[dict[str, Any], O
         raise SettingsError(f"{path}: no such file{_nearest_shipped(path)}") from None
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from None
-    values, node = _parsed(text, str(path))
+    values, lines = _parsed(text, str(path))
     if not isinstance(values, dict | None):
         raise SettingsError(f"{path}: settings must be a mapping of keys, got {show(values)[:80]}")
     values = values or {}
-    origins = {name: f"{path}:{line}" for name, line in _lines(node).items()}
+    origins = {name: f"{path}:{line}" for name, line in lines.items()}
     base = values.pop("base", None)
     if base is None:
         return values, origins
@@ -178,32 +151,39 @@ def _read(path: Path, parents: tuple[Path, ...] = ()) -> tuple[dict[str, Any], O
     return _merged(under, values), origins_under | origins
 
 
-def _parsed(text: str, source: str) -> tuple[Any, yaml.Node | None]:
-    """The value of a YAML text, and its node, which knows the lines."""
+def _parsed(text: str, source: str, name: str = "") -> tuple[Any, dict[str, int]]:
+    """The value of a YAML text, and the line of each key in it, below `name`."""
     try:
         loader = Loader(text)
         node = loader.get_single_node()
+        lines = _lines(node, name)
         value = None if node is None else loader.construct_document(node)
         json.dumps(value)  # refuses cycles and what only YAML has, such as sets
-    except yaml.MarkedYAMLError as error:
-        mark = None if source.startswith("override ") else error.problem_mark
-        origin = source if mark is None else f"{source}:{mark.line + 1}"
-        raise SettingsError(f"{origin}: not valid YAML: {error.problem}") from None
     except (yaml.YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:
-        problem = " ".join(str(error).split())
-        raise SettingsError(f"{source}: not valid YAML: {problem}") from None
-    return value, node
+        mark = None if source.startswith("override ") else getattr(error, "problem_mark", None)
+        origin = source if mark is None else f"{source}:{mark.line + 1}"
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise SettingsError(f"{origin}: not valid YAML: {problem}") from None
+    return value, lines
 
 
-def _lines(node: yaml.Node | None, name: str = "") -> dict[str, int]:
-    """The line, from 1, of each key and list item below `name`, at every depth."""
+def _lines(node: yaml.Node | None, name: str) -> dict[str, int]:
+    """The line, from 1, of each key and list item below `name`, at every depth.
+
+    Raises:
+        yaml.MarkedYAMLError: for a key that is given twice.
+    """
     inside: list[tuple[str, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
-        inside = [(join(name, str(key.value)), key, value) for key, value in node.value]
+        inside = [(str(key.value), key, value) for key, value in node.value]
     if isinstance(node, yaml.SequenceNode):
-        inside = [(f"{name}[{number}]", item, item) for number, item in enumerate(node.value)]
+        inside = [(str(number), item, item) for number, item in enumerate(node.value)]
     lines = dict[str, int]()
-    for each, first, value in inside:
+    for last, first, value in inside:
+        if (each := join(name, last)) in lines:
+            raise yaml.MarkedYAMLError(
+                problem=f"{each} is given twice", problem_mark=first.start_mark
+            )
         lines |= {each: first.start_mark.line + 1, **_lines(value, each)}
     return lines
 

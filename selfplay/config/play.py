@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import json
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    Field,
+    TypeAdapter,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+    with_config,
+)
 from pydantic.dataclasses import dataclass
 
 from dialop.kit import Kit, games, load_kit
-from dialop.specs import closest
 from dialop.starts import checked_entries
-from selfplay.config.load import read_options
 from selfplay.config.player_spec import (
     CHECKPOINT,
     ENDPOINT,
@@ -39,25 +44,19 @@ class GameConfig:
     options: Any = Field(default=None, validate_default=True)
     """settings that the game itself declares; --help game lists those of the game in --config"""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _options_below(cls, given: Any) -> Any:
-        """Raise ValueError for an option of the game that is given as game.NAME."""
-        if isinstance(given, dict) and isinstance(name := given.get("name", DEFAULT_GAME), str):
-            valid = [field.name for field in fields(options_type(name))]
-            for key in given.keys() - {"name", "options"}:
-                if near := closest(key, valid):
-                    raise ValueError(f"unknown key game.{key}; nearest is game.options.{near}")
-        return given
-
     @field_validator("options")
     @classmethod
     def _options_of_the_game(cls, options: Any, info: ValidationInfo) -> Any:
-        """The options as the game's own class, whose name was checked before."""
+        """The options as the game's own class."""
+        if "name" not in info.data:  # refused before
+            return options
         kind = options_type(info.data["name"])
         if isinstance(options, kind):
             return options
-        return read_options(kind, {} if options is None else options, "game.options")
+        if info.context is not None:
+            info.context.append((kind, "game.options"))
+        given = json.dumps({} if options is None else options)
+        return TypeAdapter[Any](with_config(RULES)(kind)).validate_json(given)
 
     @property
     def kit(self) -> Kit:

@@ -11,10 +11,10 @@ In settings an entry may end in `*SHARE`, its share of the games.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dialop.specs import closest
 from selfplay.config.secrets import check_url
 
 SELF, SCRIPTED, CHECKPOINT = "self", "scripted", "checkpoint"
@@ -50,14 +50,18 @@ def parse_spec(text: str, scripts: Sequence[str] = ()) -> Spec:
 
     Raises:
         ValueError: for invalid text. The message suggests the nearest valid spec; with `scripts`,
-            the game's scripted players, it also recognises a bare script name.
+            the game's scripted players, it also recognises the name of one.
     """
     check_url(text)
     kind, colon, argument = text.strip().partition(":")
     shape = _SHAPES.get(kind)
     if shape is None or bool(colon) != (":" in shape):
-        near = _nearest(text.strip(), kind, scripts)
-        raise ValueError(f"a partner must be {_any_of()}, got {text!r}{near}")
+        shapes = _SHAPES | {name: f"{SCRIPTED}:{name}" for name in scripts}
+        near = shapes.get(closest(kind, shapes) or "")
+        raise ValueError(
+            f"a partner must be one of {', '.join(_SHAPES.values())}, got {text!r}"
+            + (f"; nearest is {near}" if near else "")
+        )
     if colon and not argument:
         raise ValueError(f"a partner must be {shape}, got {text!r}")
     spec = Spec(kind, argument, text.strip())
@@ -99,16 +103,3 @@ def parse_shares(entries: Sequence[str]) -> list[tuple[Spec, float]]:
     if total <= 0:
         raise ValueError(f"partners need at least one positive share, got {list(entries)}")
     return [(spec, share / total) for spec, share in partners]
-
-
-def _any_of() -> str:
-    shapes = [repr(shape) for shape in _SHAPES.values()]
-    return f"{', '.join(shapes[:-1])} or {shapes[-1]}, as in 'scripted:honest'"
-
-
-def _nearest(text: str, kind: str, scripts: Sequence[str]) -> str:
-    """A suggestion to append to an error message, or an empty string."""
-    if kind in scripts:
-        return f"; nearest is {SCRIPTED}:{text}"
-    near = difflib.get_close_matches(kind, _SHAPES, n=1)
-    return f"; nearest is {_SHAPES[near[0]]}" if near else ""

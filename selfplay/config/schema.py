@@ -9,39 +9,17 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any, Literal, get_type_hints
+from collections.abc import Sequence
+from inspect import formatannotation
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
-from pydantic.dataclasses import is_pydantic_dataclass
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass, is_pydantic_dataclass
 
 from selfplay.config.text import show
 
 # Strict: no text becomes a number. In files, which are read as JSON, lists are tuples all the same.
 RULES = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
-
-
-@lru_cache(maxsize=64)
-def model_of(options: Any) -> type[BaseModel]:
-    """The pydantic model of a game's options, a dataclass whose fields dialop.kit.option makes."""
-    hints, model = get_type_hints(options), dict[str, Any]()
-    for field in dataclasses.fields(options):
-        rules, default = field.metadata, field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        choices = rules.get("choices")
-        kind = hints[field.name] if choices is None else Literal[tuple(choices)]
-        model[field.name] = (
-            kind,
-            Field(
-                default,
-                ge=rules.get("low"),
-                le=rules.get("high"),
-                description=rules.get("sentence"),
-            ),
-        )
-    return create_model(options.__name__, __config__=RULES, **model)
 
 
 def join(prefix: str, name: str) -> str:
@@ -63,8 +41,29 @@ class Described:
 
 def described(cls: Any, prefix: str = "") -> list[Described]:
     """Every key of a section, or of a game's options: its keys, then its nested sections."""
-    schema = TypeAdapter(cls if is_pydantic_dataclass(cls) else model_of(cls)).json_schema()
-    return _described(schema, schema.get("$defs", {}), prefix)
+    own = cls if is_pydantic_dataclass(cls) else dataclass(cls, frozen=True, config=RULES)
+    keys: list[Described] = []
+    sections: list[Described] = []
+    for last, field in own.__pydantic_fields__.items():
+        name, kinds = join(prefix, last), (field.annotation, *get_args(field.annotation))
+        sentence, default = field.description, field.get_default(call_default_factory=True)
+        section = next(filter(dataclasses.is_dataclass, kinds), None)
+        if section is not None:
+            absent = "null" if default is None else ""
+            sections.append(Described(name, None, absent, (), _line(sentence or section.__doc__)))
+            sections += described(section, name)
+        elif field.annotation is Any:  # declared by the game
+            sections.append(Described(name, None, "", (), _line(sentence)))
+        else:
+            kind, bounds = formatannotation(field.annotation), field.metadata
+            rules = [f"at least {each.ge}" for each in bounds if hasattr(each, "ge")]
+            rules += [f"at most {each.le}" for each in bounds if hasattr(each, "le")]
+            keys.append(Described(name, kind, show(default), tuple(rules), _line(sentence)))
+    return keys + sections
+
+
+def _line(sentence: str | None) -> str:
+    return " ".join((sentence or "").split())
 
 
 def names_of(cls: Any, prefix: str = "") -> list[str]:
@@ -91,49 +90,3 @@ def describe(entries: Sequence[Described]) -> str:
 def chosen(entries: Sequence[Described], name: str) -> list[Described]:
     """The key or section of this name, and all below it."""
     return [each for each in entries if f"{each.name}.".startswith(f"{name}.")]
-
-
-def _described(
-    schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str
-) -> list[Described]:
-    """The keys of a JSON schema, then its nested sections."""
-    keys: list[Described] = []
-    sections: list[Described] = []
-    for field, facts in schema.get("properties", {}).items():
-        name, sentence = join(prefix, field), " ".join(facts.get("description", "").split())
-        forms = [facts, *facts.get("anyOf", ())]
-        refs = [form["$ref"].rpartition("/")[2] for form in forms if "$ref" in form]
-        if refs:
-            section, default = definitions[refs[0]], "null" if "anyOf" in facts else ""
-            sentence = sentence or " ".join(section["description"].split())
-            sections.append(Described(name, None, default, (), sentence))
-            sections += _described(section, definitions, name)
-        elif _kind(facts) == "any" and facts.get("default") is None:  # declared by the game
-            sections.append(Described(name, None, "", (), sentence))
-        else:
-            default = show(facts.get("default", {}))
-            keys.append(Described(name, _kind(facts), default, _rules(facts), sentence))
-    return keys + sections
-
-
-def _kind(facts: Mapping[str, Any]) -> str:
-    if "anyOf" in facts:
-        return " | ".join(map(_kind, facts["anyOf"]))
-    kind = str(facts.get("type", "any"))
-    return f"{kind} of {_kind(_items(facts)[0])}" if kind == "array" else kind
-
-
-def _items(facts: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    return facts.get("prefixItems") or [facts.get("items", {})]
-
-
-def _rules(facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """The bounds of a key, or of the items of a list, and its choices."""
-    rules = {}
-    for form in (facts, *facts.get("anyOf", ()), *_items(facts)[:1]):
-        for word, shown in (("minimum", "at least {}"), ("maximum", "at most {}")):
-            if word in form:
-                rules[word] = shown.format(form[word])
-        if "enum" in form:
-            rules["enum"] = f"one of {', '.join(map(str, form['enum']))}"
-    return tuple(rules.values())

@@ -14,17 +14,7 @@ _FLOAT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
 
 
 class Loader(yaml.SafeLoader):
-    """Reads 1e-5 as a number, and refuses a key that is given twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set[str]()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"{key.value} is given twice", problem_mark=key.start_mark
-                )
-            seen.add(str(key.value))
-        return super().construct_mapping(node, deep)
+    """Reads 1e-5 as a number."""
 
     def construct_text(self, node: yaml.ScalarNode) -> str:
         """A shell leaves the ~ of out=~/runs as it is."""

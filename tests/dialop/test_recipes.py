@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from dialop.kit import load_kit
+from dialop.specs import choices
 
 SMALL: dict[str, dict[str, Any]] = {
     "collab": {},
@@ -43,9 +44,9 @@ def test_negative_seeds_and_counts_are_refused(name: str) -> None:
 def test_no_option_is_beyond_its_bounds_or_choices(name: str) -> None:
     kit = load_kit(name)
     rules = {each.name: each.metadata for each in fields(kit.Options)}
-    wrong = [(n, r["low"] - 1) for n, r in rules.items() if r.get("low") is not None]
-    wrong += [(n, r["high"] + 1) for n, r in rules.items() if r.get("high") is not None]
-    wrong += [(n, "some") for n, r in rules.items() if r.get("choices")]
+    wrong = [(n, r["ge"] - 1) for n, r in rules.items() if r.get("ge") is not None]
+    wrong += [(n, r["le"] + 1) for n, r in rules.items() if r.get("le") is not None]
+    wrong += [(n, "some") for n in choices(kit.Options)]
     assert wrong
     for option, value in wrong:
         with pytest.raises(ValueError, match=f"^{option} must be .*got '?{value}"):
