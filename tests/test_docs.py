@@ -191,17 +191,3 @@ def test_the_site_lists_every_page_once() -> None:
         [path.name for path in DOCS.glob("*.md")] + ["settings.md", "errors.md"]
     )
     assert config["strict"] == "true" and "omitted_files" in config["validation"]["nav"]
-
-
-def test_prose_wraps_at_100_columns() -> None:
-    """Tables, pictures and code have the width that they need."""
-    for page in PAGES:
-        in_code = False
-        for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
-            in_code ^= line.lstrip().startswith("```")
-            free = in_code or line.startswith("    ") or line.lstrip().startswith(("|", "!["))
-            assert free or len(line) <= 100, f"{page.name} {number}"
-
-
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 150

@@ -39,7 +39,6 @@ class Usage:
 
     num_requests: int = 0
     num_retries: int = 0
-    num_void: int = 0
     num_prompt_tokens: int = 0
     num_new_tokens: int = 0
 
@@ -161,7 +160,6 @@ class Endpoint:
         return Completion(ids=[], logprobs=[], finish=finish, version=0, text=text)
 
     def _void(self, reason: str) -> Completion:
-        self._count(num_void=1)
         with self._lock:
             self._num_failed_in_a_row += 1
             first, dead = self._num_failed_in_a_row == 1, self._num_failed_in_a_row >= _DEAD_AFTER

@@ -77,7 +77,7 @@ def push(
     _check_names(engine.weights if engine is not None else None, shapes, group)
     device = device or next(iter(weights.values())).base.device
     if engine is not None:
-        engine.weights.lose()  # incomplete until the last bucket is loaded
+        engine.weights.invalidate()  # incomplete until the last bucket is loaded
     sender = _BucketSender(engine.num_ranks if engine is not None else 0, group)
     for names in sglang_push.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes):
         flat_N = gather_flat([weights[name].merged() for name in names], dtype=dtype, device=device)

@@ -14,7 +14,6 @@ from selfplay.advantages.rewards import branch_samples, seat_reward
 from selfplay.chat.transcript import Transcript
 from selfplay.config import Config, RewardConfig, load_config
 from selfplay.distributed import init_world
-from selfplay.errors import SettingsError
 from selfplay.partners.judge import judge_games, make_judge
 from selfplay.rollout.episode import BranchPoint, Episode, Turn
 from tests.helpers.chat_server import Answer, chat_server
@@ -121,18 +120,6 @@ def test_marks_are_read_or_refused() -> None:
     assert read_mark('Because of {"interactivity": 0} no:\n{"interactivity": 0.5}') == 0.5
     for text in ("", "0.5", '{"interactivity": 2}', '{"interactivity": true}', '{"interactivity"}'):
         assert read_mark(text) is None, text
-
-
-def test_invalid_reward_settings_are_refused() -> None:
-    def refused(*overrides: str) -> str:
-        with pytest.raises(SettingsError) as refusal:
-            load_config(TINY, overrides)
-        return str(refusal.value)
-
-    url = "reward.judge=endpoint:small@http://127.0.0.1:8000/v1"
-    assert "reward.judge must be rubric or endpoint" in refused("reward.judge=self")
-    assert "whose games are not rated" in refused(url, "game.name=matching", "game.options=null")
-    assert "game.options.messages" in refused("game.options.messages=false")
 
 
 @pytest.mark.slow

@@ -33,19 +33,6 @@ def test_pretrained_models_have_room_for_the_longest_human_game() -> None:
         assert config.rollout.max_game_tokens >= 560 + 1155 * 1.5 + 53 * 16
 
 
-def test_small_models_on_a_cpu_take_one_thread() -> None:
-    """Two threads are slower for so small a model, above all on a busy machine."""
-    small = [load_config(path) for path in CONFIGS if path.stem.startswith("tiny")]
-    assert len(small) >= 7
-    assert [config.threads for config in small] == [1] * len(small)
-
-
-def test_tiny3_is_tiny_long_with_a_larger_board() -> None:
-    tiny3, tiny = (load_config(p) for p in CONFIGS if p.stem in ("tiny_long", "tiny3"))
-    assert (tiny.game.options.size, tiny3.game.options.size) == (2, 3)
-    assert tiny3.optim == tiny.optim and tiny3.algorithm == tiny.algorithm
-
-
 KEY = re.compile(r"(?<![\w./-])([a-z_]+(?:\.[a-z_]+)+)(?![\w(/])")
 # Dotted names in messages that are not settings.
 NOT_KEYS = {

@@ -7,11 +7,9 @@ from selfplay.errors import SettingsError
 from selfplay.rollout.seating import check_players
 
 BASE = ("model.scratch={}", "rollout.max_game_tokens=1000", "game.options.scale=false")
-ALGORITHM = ("algorithm.old_logprobs=recomputed", "algorithm.importance=token")
 BRANCH = "rollout.branch.turns=decisions"
 FIRST, BESIDE = "warm_start={num_games: 4, first_games: 2}", "rollout.partners=[self,pool]"
 HONEST = "rollout.partners=[scripted:honest]"
-ALONE = ("algorithm.method=reinforce_pp", "rollout.group_size=1")
 FILE = ("data.train=games.jsonl", "game.options.brief=true")
 # The key or the choice that the message names, and settings of which one has to change.
 REFUSED: list[tuple[str, ...]] = [
@@ -45,6 +43,7 @@ REFUSED: list[tuple[str, ...]] = [
     (r"first_teachers: .*nearest is solo", FIRST, "warm_start.first_teachers=[sole]"),
     (r"game\.options\.brief", "warm_start.recorded=people.jsonl", "game.options.brief=true"),
     (r"reward\.judge must be rubric", "reward.judge=endpoint:small@http://127.0.0.1:8000/v1"),
+    (r"reward\.judge must be rubric or endpoint", "reward.judge=self"),
     (r"data\.start needs data\.train", *FILE, "data.start=3", "data.train=generated"),
     (r"data\.start", *FILE, "data.start=half"),
     (r"model\.dtype.*optim\.master_dtype", "optim.master_dtype=bfloat16"),

@@ -1,9 +1,7 @@
 """Published rows become instances and splits; errors name the place of the row."""
 
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -118,9 +116,7 @@ def test_prepare_splits_a_local_file(tmp_path: Path, suffix: str) -> None:
 
 
 @needs_bwrap
-def test_what_prepare_refuses(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_prepare_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def error_of(dataset: Path | str, *more: str) -> str:
         words = ["--dataset", str(dataset), "--out", str(tmp_path / "out"), *more]
         assert main(words) == 2
@@ -132,32 +128,8 @@ def test_what_prepare_refuses(
     bad.write_text(json.dumps(MULTI) + "\nno\n")
     assert f"{bad} line 2: " in error_of(bad)
     assert "missing.jsonl" in error_of(tmp_path / "missing.jsonl")
-    monkeypatch.setitem(sys.modules, "datasets", None)  # importing it raises ModuleNotFoundError
-    assert "pip install datasets" in error_of("owner/name")
-
-    def out_of_reach(name: str) -> None:
-        raise ConnectionError(f"no way to {name}")
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=out_of_reach))
-    assert "no way to owner/name" in error_of("owner/name")
     assert "--validation" in error_of(EXAMPLES, "--limit", "2")
     assert "--test" in error_of(EXAMPLES, "--test", "1")
-
-
-def test_a_hub_id_is_read_by_the_datasets_package_where_it_is_installed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A stub of the package: all splits are joined, and places name split and row."""
-
-    def load(name: str) -> dict[str, list[dict[str, object]]]:
-        return {"train": [{"n": name}], "eval": [{}, {"n": 2}]}
-
-    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load))
-    assert rows_of("owner/name") == [
-        ("owner/name train row 0", {"n": "owner/name"}),
-        ("owner/name eval row 0", {}),
-        ("owner/name eval row 1", {"n": 2}),
-    ]
 
 
 @needs_bwrap

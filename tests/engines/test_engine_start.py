@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 
 from selfplay.config import EngineConfig
-from selfplay.engines.sglang import launch
+from selfplay.engines.sglang import launch, patches
 from selfplay.engines.sglang.launch import child_environment, engine_arguments, free_port
 
+ROOT = Path(__file__).resolve().parents[2]
 CONFIG = EngineConfig(mem_fraction=0.7, tp_size=2, attention="triton", max_batch=96)
 
 
@@ -143,3 +145,10 @@ def test_a_restarted_engine_gets_the_port_of_the_killed_one() -> None:
             server.accept()[0].close()
         assert free_port() != port
     assert free_port() == port
+
+
+def test_the_version_is_the_pinned_one_and_another_is_warned_of() -> None:
+    pin = re.search(r"^sglang\S*==(\S+)", (ROOT / "requirements/gpu.txt").read_text(), re.M)
+    assert pin is not None and pin[1] == patches.VERSION
+    assert patches.missing_speed_up(patches.VERSION) == ""
+    assert "append_decoded_tokens is off" in patches.missing_speed_up("0.5.18")

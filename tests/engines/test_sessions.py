@@ -119,12 +119,6 @@ def test_a_new_session_takes_what_is_free_and_a_growing_one_closes_the_longest_w
     assert again is None or again != names[0]
 
 
-def test_a_full_pool_opens_no_session() -> None:
-    assert play(GameSessions(pool_of(0, 1000)[0]), PROMPT, [1]) is None
-    assert play(GameSessions(pool_of(5, 14)[0]), PROMPT, [1]) is None  # the prompt and 5 new tokens
-    assert play(GameSessions(pool_of(5, 15)[0]), PROMPT, [1]) is not None
-
-
 @given(
     turns=st.lists(
         st.tuples(st.integers(0, 3), st.integers(0, 1), st.integers(0, 5), st.booleans()),

@@ -1,37 +1,7 @@
 """Recorded games as text."""
 
-import json
-from typing import Any
-
 from selfplay.metrics.tables import columns_of, game_text
-
-
-def turn(seat: int, text: str, error: str | None = None) -> dict[str, Any]:
-    return {"seat": seat, "text": text, "error": error, "observations": ["", ""], "trained": True}
-
-
-def record() -> dict[str, Any]:
-    """A 2 by 2 game with one refused move, as it comes back from a line of games.jsonl."""
-    game = {
-        "step": 40,
-        "instance": "g12",
-        "episode": 3,
-        "score_norm": 0.97,
-        "agreed": True,
-        "ended": "finished",
-        "seats": [
-            {"player": "policy", "system": "Match them.", "user": "  A B\nX 4 .\nY . 7"},
-            {"player": "scripted:honest", "system": "Match them.", "user": "  A B\nX . 2"},
-        ],
-        "turns": [
-            turn(0, "[message] X A 4"),
-            turn(1, "[propose] X", "Error: one line a paper."),
-            turn(1, "[propose]\nProposal:\nA: X"),
-            turn(0, "[accept]"),
-        ],
-        "facts": {"best": 11.0, "solo_0": 0.7},
-    }
-    return json.loads(json.dumps(game))
+from tests.helpers.run_folders import record, turn
 
 
 def test_a_game_as_text() -> None:

@@ -1,4 +1,5 @@
-"""Run folders as a run leaves them, in a second: of scripted games, or with random weights."""
+"""Run folders as a run leaves them, in a second: of scripted games, or with random weights. A game
+as a line of games.jsonl."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -79,3 +80,32 @@ def step_line(step: int) -> dict[str, Any]:
     if step % 4 == 0:
         line |= {"eval_score": score, "eval_score_low": score - 0.1, "eval_score_high": score + 0.1}
     return line
+
+
+def turn(seat: int, text: str, error: str | None = None) -> dict[str, Any]:
+    """A turn as a line of games.jsonl holds it."""
+    return {"seat": seat, "text": text, "error": error, "observations": ["", ""], "trained": True}
+
+
+def record() -> dict[str, Any]:
+    """A 2 by 2 game with one refused move, as it comes back from a line of games.jsonl."""
+    game = {
+        "step": 40,
+        "instance": "g12",
+        "episode": 3,
+        "score_norm": 0.97,
+        "agreed": True,
+        "ended": "finished",
+        "seats": [
+            {"player": "policy", "system": "Match them.", "user": "  A B\nX 4 .\nY . 7"},
+            {"player": "scripted:honest", "system": "Match them.", "user": "  A B\nX . 2"},
+        ],
+        "turns": [
+            turn(0, "[message] X A 4"),
+            turn(1, "[propose] X", "Error: one line a paper."),
+            turn(1, "[propose]\nProposal:\nA: X"),
+            turn(0, "[accept]"),
+        ],
+        "facts": {"best": 11.0, "solo_0": 0.7},
+    }
+    return json.loads(json.dumps(game))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from dialop.game import Game
-from dialop.matching.game import MatchingInstance
+from dialop.matching.game import MatchingGame, MatchingInstance
 from selfplay.chat.rendering import Rendering
 from selfplay.chat.transcript import Transcript
 from selfplay.config import Config, load_config
@@ -19,11 +19,19 @@ from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.rollout.players import Move, PolicyPlayer
 from selfplay.rollout.seating import SELF_PLAY, Partner, self_play_games
-from tests.helpers.dialop_boards import BEST, SMALL
-from tests.helpers.scripted_engine import StreamEngine, WaveEngine
+from tests.helpers.dialop_boards import BEST, BRIEF, SMALL, WORST
+from tests.helpers.scripted_engine import CUT, StreamEngine, WaveEngine
 
 LIMITS = Limits(max_turns=8, max_retries=1)
 SAMPLING = Sampling(temperature=1.0, stop_ids=())
+MESSAGE = "[message] BLEU Ava 3"
+# Four games of different lengths, with refused moves, a cut-off move and a rejection.
+GAMES: list[list[tuple[int, str]]] = [
+    [(0, MESSAGE), (1, BEST), (0, "[accept]")],
+    [(0, WORST), (1, "[reject]"), (1, "[message] no"), (0, BEST), (1, "[accept]")],
+    [(0, "what?"), (0, "[accept]")],
+    [(0, "[message] Ava BLEU 3, then" + CUT), (0, BEST), (1, "hm"), (1, "[accept]")],
+]
 
 
 def config_of(*overrides: str) -> Config:
@@ -133,3 +141,16 @@ class Lines:
 
     def fork(self, *names: object) -> Lines:
         return Lines(*self.texts)
+
+
+def hand_setups(rendering: Rendering, num: int = 1, **room: int) -> list[GameSetup]:
+    """The hand-sized board with the policy in both seats; draws are named ("hand", index, …)."""
+    return [
+        GameSetup(MatchingGame(SMALL, BRIEF), policies(rendering, "hand", i, **room), SMALL.key, i)
+        for i in range(num)
+    ]
+
+
+def prepared(*games: Sequence[tuple[int, str]]) -> dict[int, str]:
+    """Seeds to texts; each game is a list of (seat, text of its move)."""
+    return {k: v for i, moves in enumerate(games) for k, v in texts_of(moves, "hand", i).items()}

@@ -143,17 +143,3 @@ def test_a_refused_family_ends_in_one_line(
     assert run_tiny(tmp_path / "run", *words) == 2
     message = capsys.readouterr().err
     assert "gpt_oss" in message and "sinks" in message and message.count("\n") == 1
-
-
-def test_the_text_is_longer_than_the_window_where_a_transcript_may_be(folder: Path) -> None:
-    """Windows of 5, 1,000 and 4,096 in transcripts of 300 tokens and of 3,000."""
-    _, start = parts(folder)
-    lengths = {}
-    for window in (5, 1000, 4096):
-        described = AutoConfig.from_pretrained(folder)
-        described.sliding_window = window
-        for room in (300, 3000):
-            check = replace(start, max_game_tokens=room, described=described)
-            lengths[window, room] = check._length()
-    assert [lengths[w, 300] for w in (5, 1000, 4096)] == [256, 268, 268]
-    assert [lengths[w, 3000] for w in (5, 1000, 4096)] == [256, 1064, 2968]

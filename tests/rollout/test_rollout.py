@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,38 +15,25 @@ from selfplay.chat.transcript import Span
 from selfplay.config import Config
 from selfplay.engines.base import Completion, Request
 from selfplay.rollout.driver import first_turns, play_games, play_scripted
-from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
+from selfplay.rollout.episode import Episode, Limits
 from selfplay.rollout.seating import teacher_games
-from tests.helpers.dialop_boards import BEST, BRIEF, SMALL, WORST
+from tests.helpers.dialop_boards import BEST, BRIEF, SMALL
 from tests.helpers.scripted_engine import CUT, StreamEngine, WaveEngine
 from tests.helpers.small_games import (
+    GAMES,
     LIMITS,
+    MESSAGE,
     SAMPLING,
     Lines,
     Proposes,
     boards,
     config_of,
     games_of,
+    hand_setups,
     play_one,
-    policies,
-    texts_of,
+    prepared,
     tokens,
 )
-
-MESSAGE = "[message] BLEU Ava 3"
-
-
-def hand_setups(rendering: Rendering, num: int = 1, **room: int) -> list[GameSetup]:
-    """The hand-sized board with the policy in both seats; draws are named ("hand", index, …)."""
-    return [
-        GameSetup(MatchingGame(SMALL, BRIEF), policies(rendering, "hand", i, **room), SMALL.key, i)
-        for i in range(num)
-    ]
-
-
-def prepared(*games: Sequence[tuple[int, str]]) -> dict[int, str]:
-    """Seeds to texts; each game is a list of (seat, text of its move)."""
-    return {k: v for i, moves in enumerate(games) for k, v in texts_of(moves, "hand", i).items()}
 
 
 def play(
@@ -89,15 +76,6 @@ def test_the_transcripts_of_a_game_token_by_token(rendering: Rendering) -> None:
     assert seat_1.spans[0] == Span(len(opening), len(opening) + len(slip))
 
 
-# Four games of different lengths, with refused moves, a cut-off move and a rejection.
-GAMES: list[list[tuple[int, str]]] = [
-    [(0, MESSAGE), (1, BEST), (0, "[accept]")],
-    [(0, WORST), (1, "[reject]"), (1, "[message] no"), (0, BEST), (1, "[accept]")],
-    [(0, "what?"), (0, "[accept]")],
-    [(0, "[message] Ava BLEU 3, then" + CUT), (0, BEST), (1, "hm"), (1, "[accept]")],
-]
-
-
 def test_waves_and_streams_play_the_same_games(rendering: Rendering) -> None:
     waves, stream = (engine(rendering, prepared(*GAMES)) for engine in (WaveEngine, StreamEngine))
     (one, one_stats), (other, other_stats) = (
@@ -118,24 +96,6 @@ def test_waves_and_streams_play_the_same_games(rendering: Rendering) -> None:
         assert stats.num_generated_tokens == sum(len(ids) for ids in moves) - 1
 
 
-@pytest.mark.parametrize("kind", [WaveEngine, StreamEngine])
-def test_the_callback_runs_when_each_game_ends(
-    rendering: Rendering, kind: type[WaveEngine]
-) -> None:
-    """The first game ends before the last request is sent."""
-    engine = kind(rendering, prepared(*GAMES))
-    num_requests: list[int] = []
-    play_games(
-        hand_setups(rendering, len(GAMES)),
-        engine,
-        sampling=SAMPLING,
-        limits=LIMITS,
-        on_end=lambda: num_requests.append(len(engine.asked)),
-    )
-    assert len(num_requests) == 4
-    assert num_requests[0] < num_requests[-1] == len(engine.asked)
-
-
 def test_first_turns_are_drawn_from_the_full_rollout() -> None:
     """Eight of forty games, both seats. A seat reads [game, seat], samples 7 8, reads 9, samples 5
     6: its first turn ends after 7 8."""
@@ -152,15 +112,6 @@ def test_first_turns_are_drawn_from_the_full_rollout() -> None:
     assert min(ids[0] for ids, _ in turns) < 20 <= max(ids[0] for ids, _ in turns)
     assert {ids[1] for ids, _ in turns} == {0, 1}
     assert len(first_turns(episodes[:1], 8)) == 2
-
-
-def test_every_prompt_extends_the_one_before(rendering: Rendering) -> None:
-    engine = WaveEngine(rendering, prepared(GAMES[1]))
-    play_games(hand_setups(rendering), engine, sampling=SAMPLING, limits=LIMITS)
-    prompts = [list(request.prompt_ids) for request in engine.asked]
-    for seat_prompts in ([prompts[0], prompts[3]], [prompts[1], prompts[2], prompts[4]]):
-        for before, after in pairwise(seat_prompts):
-            assert after[: len(before)] == before
 
 
 def test_a_cut_off_move_never_reaches_the_game(rendering: Rendering) -> None:
@@ -268,11 +219,6 @@ def test_an_exception_inside_a_game_names_the_game(
     with pytest.raises(IndexError) as caught:
         play_games([good, bad], engine(rendering, texts), sampling=SAMPLING, limits=LIMITS)
     assert "in instance hand/0, episode 1, seat 0" in caught.value.__notes__
-
-
-def test_limits_come_from_the_settings() -> None:
-    config = config_of("rollout.max_turns=5", "rollout.max_retries=0")
-    assert limits_of(config.rollout) == Limits(max_turns=5, max_retries=0)
 
 
 def completion(**changes: Any) -> Completion:

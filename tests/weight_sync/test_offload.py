@@ -35,26 +35,6 @@ def test_tensors_that_share_a_storage_move_once() -> None:
     assert shared.tolist() == list(range(10))
 
 
-def test_the_host_buffer_is_kept_and_grows_with_what_is_offloaded() -> None:
-    """The buffer must grow: an optimizer's state exists only after its first step."""
-    first, second = torch.ones(4), torch.full((6,), 2.0)
-    store = HostStore("cpu")
-    store.offload([])
-    store.onload()
-    store.offload([first])
-    store.onload()
-    small = store._host
-    store.offload([first])
-    assert store._host is small
-    store.offload([second])  # does nothing while `first` is offloaded
-    assert held_bytes([second]) == 6 * 4
-    store.onload()
-    store.offload([first, second])
-    assert store._host is not None and len(store._host) == 10 * 4
-    store.onload()
-    assert first.tolist() == [1] * 4 and second.tolist() == [2] * 6
-
-
 @pytest.mark.parametrize("parameters", [False, True])
 def test_offloading_between_updates_changes_nothing(parameters: bool) -> None:
     """Three steps with offload and onload between them give the weights of three steps without."""

@@ -334,7 +334,7 @@ class SGLangEngine:
         request = ReleaseMemoryOccupationReqInput(tags=list(TAGS))
         self._on_all(lambda m: m.release_memory_occupation(request, None), what="going to sleep")
         self._released = set(TAGS)
-        self.weights.lose()
+        self.weights.invalidate()
 
     def wake(self, what: str) -> None:
         """Allocate memory again: "weights" before a push, "kv_cache" after it.

@@ -191,7 +191,7 @@ class Ledger:
         that is unknown or was already received in this push.
         """
         if self.complete:
-            self.lose()
+            self.invalidate()
         unknown = sorted(set(names) - self._missing)
         if unknown:
             raise ValueError(f"a bucket has unknown or repeated parameters: {unknown[:3]}")
@@ -201,6 +201,6 @@ class Ledger:
         """Record that the engine has loaded these parameters."""
         self._missing.difference_update(names)
 
-    def lose(self) -> None:
+    def invalidate(self) -> None:
         """Record that the engine's weights are invalid."""
         self._missing = set(self.expected)

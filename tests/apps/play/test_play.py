@@ -323,45 +323,6 @@ def test_a_traveller_is_told_their_role_and_the_score_sheet() -> None:
         assert end["result"]["game"]["agreed"] and "\x1b" not in json.dumps(end)
 
 
-def test_a_travel_agent_searches_and_proposes() -> None:
-    with dealt(1, "planning") as game:
-        state = game.wait("yours")
-        say, search, propose = state["forms"]
-        assert (say["name"], search["name"], propose["distinct"]) == ("Say", "Search", True)
-        game.post("/move", filled(search, search["start"]))
-        state = game.wait("yours")
-        assert state["talk"][-1]["kind"] == "tool" and "results" in state["talk"][-1]["note"]
-        game.post("/move", {"text": "[propose] [nowhere]"})
-        state = game.wait("yours")
-        assert "Error" in state["talk"][-1]["error"] and state["talk"][-1]["seat"] == 1
-        assert not any("preferences" in str(turn) for turn in state["talk"]), "the user's alone"
-        assert game.post("/move", filled(propose)).status_code == 200
-        while game.table.state()["phase"] == "theirs":
-            threading.Event().wait(0.02)
-        state = game.state()
-        own = [turn for turn in state["talk"] if turn["seat"] == 1 and turn["kind"] == "propose"]
-        assert own[-1].get("error") is None, "the builder's plan is legal"
-
-
-def test_the_rooms_of_mediation_are_apart() -> None:
-    with dealt(2, "mediation") as game:
-        state = game.wait("yours")
-        assert state["names"] == ["user 0", "user 1", "agent"]
-        assert state["rooms"] == ["user 0", "user 1"]
-        assert [form["name"] for form in state["forms"]] == ["To user 0", "To user 1", "Propose"]
-        assert {turn["room"] for turn in state["talk"]} == {0, 1}
-        assert all(turn["seat"] == turn["room"] for turn in state["talk"])
-        game.post("/move", filled(state["forms"][1], "When can you fly?"))
-        state = game.wait("yours")
-        (own,) = [turn for turn in state["talk"] if turn["seat"] == 2]
-        assert own == {"seat": 2, "kind": "message", "text": "When can you fly?", "room": 1}
-        game.post("/move", filled(state["forms"][2]))
-        while (state := game.state())["phase"] == "theirs":
-            threading.Event().wait(0.02)
-        own = [turn for turn in state["talk"] if turn["seat"] == 2][-1]
-        assert own["kind"] == "propose" and "room" not in own and "error" not in own
-
-
 def test_the_rooms_are_apart_in_the_brief_style() -> None:
     """Whose lines have no tag, and where a line of a player that looks like a name is indented."""
     read = "User 0:\n0 -15\n  user 1:\nUser 1:\n0 -1\n[off] Your move."

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -16,34 +17,21 @@ from selfplay.apps.publish import __main__ as publish
 from selfplay.config import load_config
 from selfplay.config.text import dump
 from selfplay.partners.checkpoints import find_source
+from tests.helpers.run_folders import record, turn
 
+MEETING = Path(__file__).parents[3] / "examples" / "meeting" / "meeting.py"
 HOSTILE = "[message] ```\n# a heading <script>alert(1)</script> \x1b[2J ![x](http://x)"
 
 
-def game(text: str) -> dict[str, Any]:
-    seat = {"player": "self", "system": "", "user": "A: 3"}
-    turn = {"seat": 0, "text": text, "error": None, "observations": [], "trained": True}
-    return {
-        "step": 9,
-        "instance": "held_out:0",
-        "episode": 0,
-        "score_norm": 0.5,
-        "agreed": True,
-        "ended": "finished",
-        "seats": [seat, seat | {"user": "B: 4"}],
-        "turns": [turn],
-        "facts": {},
-    }
-
-
 def row(mean: float, text: str = "[message] hi") -> dict[str, Any]:
+    example = record() | {"turns": [turn(0, text)]}
     return {
         "name": "x",
         "scores": [mean] * 4,
         "interval": [mean, mean - 0.1, mean + 0.1],
         "measures": {"agreement": 1.0, "messages": 2.0, "errors": 0.25},
         "games": [],
-        "examples": {label: game(text) for label in ("best", "typical", "worst")},
+        "examples": dict.fromkeys(("best", "typical", "worst"), example),
     }
 
 
@@ -137,22 +125,6 @@ def test_the_card_tells_what_an_evaluation_asked(run: Path) -> None:
     assert re.search(r", under \\?-\\?-config=other\.yaml \\?-\\?-start=0\.5$", e)
 
 
-@pytest.mark.parametrize(
-    ("path", "start"),
-    [
-        ("null model.scratch={max_positions: 4096}", "trained from random weights"),
-        ("/data/jane/Qwen2.5-0.5B", "trained from Qwen2.5-0.5B by"),
-        ("Qwen/Qwen2.5-0.5B", "trained from [Qwen/Qwen2.5-0.5B](https://huggingface.co/Qwen"),
-    ],
-)
-def test_the_card_names_what_training_began_from(path: str, start: str, run: Path) -> None:
-    change_settings(run, *f"model.path={path}".split(" ", 1))
-    assert publish.main([str(run), "me/pair"]) == 0
-    text = (run / "hub" / "README.md").read_text()
-    assert start in text and "jane" not in text
-    assert ("base_model:" in text) == path.startswith("Qwen")
-
-
 def test_no_folder_and_no_address_of_this_machine_is_published(run: Path) -> None:
     partners = [f"checkpoint:{p}*0.5" for p in ("/jane/a", "../../jane/b", "~/jane/c/", "me/tiny")]
     address = "endpoint:small@http://10.1.2.3:8000/v1"
@@ -196,6 +168,8 @@ def test_what_a_model_wrote_stays_text(run: Path) -> None:
         ("{run} me/pair --push", "--push needs a token"),
         ("{run}/final me/pair", "RUN must be a run folder with config.yaml"),
         ("{run} me/pair --out {run}/final", "--out must be a new folder"),
+        ("{unfinished} me/pair", "RUN must be finished"),
+        ("{own} me/pair", "nearest: a module"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
@@ -206,49 +180,14 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(publish, "get_token", lambda: None)
-    before = sorted(run.rglob("*"))
-    assert publish.main(words.format(run=run).split()) == 2
+    unfinished, own = (shutil.copytree(run, run.parent / name) for name in ("a", "b"))
+    (unfinished / "held_out_after.json").unlink()
+    (own / "config.yaml").write_text(f"game: {{name: {MEETING}}}\nmodel: {{path: x}}\n")
+    before = sorted(run.parent.rglob("*"))
+    assert publish.main(words.format(run=run, unfinished=unfinished, own=own).split()) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
-    assert sorted(run.rglob("*")) == before
-
-
-def test_a_game_in_a_file_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    game = Path(__file__).parents[3] / "examples" / "meeting" / "meeting.py"
-    (run / "config.yaml").write_text(f"game: {{name: {game}}}\nmodel: {{path: x}}\n")
-    assert publish.main([str(run), "me/pair"]) == 2
-    error = capsys.readouterr().err
-    assert f"got game.name {game}; nearest: a module" in error and error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "said"),
-    [
-        ("code.txt", "", "code.txt must hold when the run started, got ''"),
-        ("eval_x/evaluation.json", '{"rows": {}}', "no games, num_games"),
-        ("held_out_before.json", '{"sampled": {}}', "no greedy"),
-        (
-            "held_out_after.json",
-            '{"sampled": {"interval": "wide"}}',
-            "held_out_after.json must hold",
-        ),
-    ],
-)
-def test_an_odd_file_is_named(
-    file: str, text: str, said: str, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (run / file).parent.mkdir(exist_ok=True)
-    (run / file).write_text(text)
-    assert publish.main([str(run), "me/pair"]) == 2
-    error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
-
-
-def test_an_unfinished_run_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (run / "held_out_after.json").unlink()
-    assert publish.main([str(run), "me/pair"]) == 2
-    assert "RUN must be finished" in capsys.readouterr().err
-    assert not (run / "hub").exists()
+    assert sorted(run.parent.rglob("*")) == before
 
 
 class Hub:

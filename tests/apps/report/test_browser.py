@@ -106,19 +106,6 @@ def test_hostile_texts_stay_texts(address: str) -> None:
         assert page.locator("img").count() == 0 and page.locator("script").count() == 2
 
 
-def test_themes_and_a_phone(address: str) -> None:
-    look = "getComputedStyle(document.body).backgroundColor"
-    with open_page(address, color_scheme="dark") as page:
-        dark = page.evaluate(look)
-        page.click("#theme")
-        assert page.evaluate(look) != dark
-    phone = {"width": 390, "height": 800}
-    with open_page(address, viewport=phone, color_scheme="light") as page:
-        assert page.evaluate(look) != dark
-        # Nothing but a table's own frame scrolls sideways.
-        assert page.evaluate("document.documentElement.scrollWidth") <= 390
-
-
 def test_branch_points_and_tokens(tmp_path: Path) -> None:
     write_report([read_run(finished(*RUNS["branches"]))], tmp_path / "branches.html")
     with open_page((tmp_path / "branches.html").as_uri()) as page:

@@ -5,7 +5,6 @@ import hashlib
 import json
 import random
 from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from selfplay.apps.report import games, refresh_report
 from selfplay.apps.report.__main__ import main
 from selfplay.apps.report.games import Texts, drawn_game, safe_json, seat_names, viewer_data
 from selfplay.apps.report.page import page_html, scores_table
-from selfplay.apps.report.run_files import MAX_TRAINING_GAMES, changed_settings, read_run
+from selfplay.apps.report.run_files import read_run
 from selfplay.config import load_config
 from selfplay.evaluation.evaluate import evaluate_scripted
 from selfplay.metrics.tables import paired_change
@@ -234,15 +233,6 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     assert data_of(page_html([runs[0], runs[0]]))["runs"] == ["tiny", "tiny"]
 
 
-def test_a_page_holds_a_bounded_number_of_games(tmp_path: Path, run: Path) -> None:
-    folder = make_run(tmp_path / "run", num_games=2)
-    game = read_run(run).games[0]
-    write_lines(folder / "games.jsonl", [{**game, "step": i} for i in range(1, 1001)])
-    steps = [record["step"] for record in read_run(folder).games]
-    assert len(steps) == MAX_TRAINING_GAMES and steps[-1] == 1000 and len(set(steps)) == len(steps)
-    assert max(b - a for a, b in pairwise(steps)) <= 5
-
-
 def test_a_page_that_cannot_be_written_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -284,18 +274,6 @@ def test_a_finished_run_has_its_page(tmp_path: Path) -> None:
             assert turn["text"] in "".join(piece for piece, _ in turn["tokens"])
             assert all(nats <= 0 for _, nats in turn["tokens"])
     assert sum("tokens" in turn for turn in turns) > len(turns) / 2
-
-
-def test_settings_are_those_that_differ(tmp_path: Path) -> None:
-    """A section that is absent by default shows what differs from its own defaults, or itself."""
-    words = ["steps=7", "model.scratch.width=32", "model.lora={}", "rollout.max_game_tokens=512"]
-    shown = changed_settings(load_config(None, words))
-    assert shown == [
-        ("steps", "100", "7"),
-        ("model.scratch.width", "96", "32"),
-        ("model.lora", "none", "with its defaults"),
-        ("rollout.max_game_tokens", "4096", "512"),
-    ]
 
 
 @pytest.mark.parametrize("name", ["planning", "mediation"])

@@ -19,9 +19,9 @@ from selfplay.evaluation.plan import pair_name
 from selfplay.evaluation.report import Report, markdown, table_text
 from selfplay.metrics.tables import game_text
 from selfplay.rollout.text_players import PersonPlayer
-from tests.evaluation.test_report import record, turn
 from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.dialop_boards import FULL, SMALL, play
+from tests.helpers.run_folders import record, turn
 from tests.helpers.tiny_run import run_tiny
 
 # Clear the screen (also in 8 bits), overwrite the line, reverse the text, ring a bell, set a title.
