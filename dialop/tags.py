@@ -10,6 +10,7 @@ import re
 from functools import lru_cache
 
 _TAG = re.compile(r"\s*\[([^\[\]\n]{0,40})\]")
+_MESSAGE = re.compile(r"(.*?\[\s*message\s*\]\s*)(.*)", re.IGNORECASE | re.DOTALL)
 THINK_END = "</think>"
 INDENT = "  "
 
@@ -20,6 +21,14 @@ def split_move(text: str) -> tuple[str, str] | None:
     if match is None:
         return None
     return match[1].strip().lower(), text[match.end() :].strip()
+
+
+def split_message(text: str) -> tuple[str, str]:
+    """A message's start, with recipient and tag where it has them, and its stripped words. Private
+    reasoning before the tag belongs to neither."""
+    text = drop_reasoning(text, ("message",))
+    match = _MESSAGE.fullmatch(text)
+    return (match[1], match[2].strip()) if match else ("", text.strip())
 
 
 def drop_reasoning(text: str, tags: tuple[str, ...]) -> str:

@@ -99,10 +99,9 @@ class MatchingGame(LoggedGame):
         )
 
     def measures(self, seats: Collection[int]) -> dict[str, float]:
-        """Proposals, all and true statements in messages, and the gain from talking: the normalized
-        score minus that of the better seat's solo plan."""
+        """Proposals, and all and true statements in messages."""
         names = ("proposals", "statements", "true_statements")
-        sums, outcome = dict.fromkeys(names, 0.0), self.outcome()
+        sums = dict.fromkeys(names, 0.0)
         views = {seat: self.view(seat) for seat in seats}
         for action in self._play.log[self._num_opening :]:
             if action.seat in views:
@@ -111,8 +110,7 @@ class MatchingGame(LoggedGame):
                 true, stated = count_true(views[action.seat], action.text)
                 sums["statements"] += stated
                 sums["true_statements"] += true
-        solo = max(outcome.facts["solo_0"], outcome.facts["solo_1"])
-        return {**sums, "talk_value": outcome.score_norm - solo}
+        return sums
 
     def outcome(self) -> Outcome:
         """The outcome, with the score in the table's units. Both seats' reward is its share of the

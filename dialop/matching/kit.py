@@ -133,8 +133,7 @@ def recorded_tally(record: Mapping[str, Any], instance: MatchingInstance) -> dic
     score = instance.norm(float(record["proposal_reward"])) if accepted else 0.0
     proposals = sum(entry["type"] == "proposal" for entry in log)
     said = recorded_messages(record)
-    figures = starts.tally(score, said, accepted=accepted, proposals=proposals, turns=len(log))
-    return {**figures, "talk_value": score - instance.norm(max(instance.solo))}
+    return starts.tally(score, said, accepted=accepted, proposals=proposals, turns=len(log))
 
 
 def read_people(path: Path) -> list[people.PeoplesGame]:

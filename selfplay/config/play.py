@@ -243,6 +243,9 @@ class EvalConfig:
     """games of an evaluation during training"""
     final_games: int = Field(default=1024, ge=1, le=MAX_GAMES)
     """games of the evaluations before and after self-play"""
+    talk_games: int = Field(default=256, ge=0, le=MAX_GAMES)
+    """of these and of eval.py's games, how many are played again, once with messages of other
+    games and once with blank ones, to measure the talk effect (docs/metrics.md); 0 measures none"""
     partner: str | None = None
     """a partner that does not change: evaluations during training play the games once more with
     it and log eval_score_with_partner. warm_start (the policy at the start of self-play, a

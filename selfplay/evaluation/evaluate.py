@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -18,12 +18,13 @@ from selfplay.config import Config, GameConfig, RolloutConfig
 from selfplay.distributed import World, gather_objects
 from selfplay.engines.base import Sampling
 from selfplay.evaluation.plan import ITSELF, EvalPlan
+from selfplay.evaluation.talk_effect import TalkEffect, talk_effect
 from selfplay.metrics.console import progress
 from selfplay.metrics.step import Pieces, add_up, game_measures, game_record, tally
 from selfplay.metrics.tables import mean_interval
 from selfplay.partners.partners import Partners
 from selfplay.rollout.driver import play_scripted
-from selfplay.rollout.episode import Episode, limits_of
+from selfplay.rollout.episode import Episode, GameSetup, limits_of
 from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seating import SELF_PLAY, Partner, evaluation_games, scripted_games
 from selfplay.weight_sync.start import load_engine
@@ -42,7 +43,8 @@ class Evaluation:
 
     `scores` has one score per game. `interval` is (mean, low, high) of the score, a 95 %
     interval over games. `measures` are means over games. `games` holds the first games in full,
-    `examples` the "best", "typical" and "worst" game by score.
+    `examples` the "best", "typical" and "worst" game by score. `talk` is None where it was not
+    measured or the policy heard nothing.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Evaluation:
     measures: dict[str, float]
     games: tuple[dict[str, Any], ...]
     examples: dict[str, dict[str, Any]]
+    talk: TalkEffect | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +74,14 @@ def evaluate(
     *,
     temperature: float | None = None,
     seat: int | None = None,
+    talk_games: int = 0,
 ) -> Evaluation:
     """Play one game per instance, spread over the ranks. Every rank must call, also one that shares
     another rank's engine and plays no games.
 
     `temperature` None samples as in training, 0 is greedy. With a partner the policy has `seat`;
     None takes the seats in turn. Void games are left out of scores and means; the measure
-    `num_void` counts them.
+    `num_void` counts them. The talk effect is measured on the first `talk_games` games.
 
     Raises:
         AllVoid: if no game is left.
@@ -95,22 +99,29 @@ def evaluate(
         rendering=context.rendering,
         seat=seat,
     )
-    own = world.replica.share(len(instances))
-    with progress(len(own), "evaluation", rank=world.rank) as bar:
-        episodes, stats = context.engine.play(
-            [setups[number] for number in own],
-            sampling=sampling,
-            limits=limits_of(config.rollout),
-            on_end=bar.update,
-        )
-    ended = [number for index, number in enumerate(own) if index not in stats.void]
-    return _evaluation(
+
+    def play(games: Mapping[int, GameSetup]) -> dict[int, Episode]:
+        with progress(len(games), "evaluation", rank=world.rank) as bar:
+            episodes, stats = context.engine.play(
+                list(games.values()),
+                sampling=sampling,
+                limits=limits_of(config.rollout),
+                on_end=bar.update,
+            )
+        ended = (number for index, number in enumerate(games) if index not in stats.void)
+        return dict(zip(ended, episodes, strict=True))
+
+    own = {number: setups[number] for number in world.replica.share(len(instances))}
+    games = play(own)
+    first = {number: game for number, game in games.items() if number < talk_games}
+    row = _evaluation(
         "policy" if partner.make_player is None else f"policy with {partner.name}",
-        dict(zip(ended, episodes, strict=True)),
+        games,
         world=world,
-        num_void=len(stats.void),
+        num_void=len(own) - len(games),
         pieces=context.rendering.pieces,
     )
+    return replace(row, talk=talk_effect(first, setups, play, world)) if talk_games else row
 
 
 def evaluate_scripted(
@@ -197,7 +208,11 @@ def play_matches(
                     )
                     for match in matches:
                         rows[match.name] = evaluate(
-                            instances, context, temperature=match.temperature, seat=match.seat
+                            instances,
+                            context,
+                            temperature=match.temperature,
+                            seat=match.seat,
+                            talk_games=plan.talk_games,
                         )
                         if world.rank == 0:
                             print(f"played: {match.name}", flush=True)

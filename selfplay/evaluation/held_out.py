@@ -17,7 +17,7 @@ from selfplay.data.instances import HELD_OUT, VALIDATION, evaluation_instances
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import EvaluationContext, evaluate, evaluate_scripted
 from selfplay.evaluation.report import rows_json, table_text
-from selfplay.metrics.tables import columns_of, paired_change, show_interval
+from selfplay.metrics.tables import columns_of, paired_change, show_change, show_interval
 from selfplay.partners.partners import Partners, check_spec
 from selfplay.rollout.seating import Partner, chosen_seats, read_spec
 
@@ -37,11 +37,14 @@ def held_out(stage: str, context: EvaluationContext, *, folder: Path) -> None:
     if not context.world.rank:
         print(
             f"playing {len(instances)} held-out games {stage} self-play, sampled and greedy "
-            "(eval.final_games)",
+            f"(eval.final_games), and up to {config.eval.talk_games} of them with other messages "
+            "(eval.talk_games)",
             flush=True,
         )
     rows = {
-        name: evaluate(instances, context, temperature=temperature)
+        name: evaluate(
+            instances, context, temperature=temperature, talk_games=config.eval.talk_games
+        )
         for name, temperature in (("sampled", None), ("greedy", 0.0))
     }
     if context.world.rank:
@@ -78,11 +81,14 @@ def what_changed(folder: Path) -> str:
     old, new = tuple(before["interval"]), tuple(after["interval"])
     change = f"{new[0] - old[0]:+.3f}"
     if paired := paired_change(before["scores"], after["scores"]):
-        games = f"{len(after['scores']):,} games"
-        change = f"{change} [{paired[1]:+.3f}, {paired[2]:+.3f}] on the same {games}"
+        change = f"{show_change(paired)} on the same {len(after['scores']):,} games"
+    talk = ""
+    if before.get("talk") and after.get("talk"):
+        effects = (show_change(tuple(row["talk"]["effect"])) for row in (before, after))
+        talk = f", the talk effect from {' to '.join(effects)}"
     return (
-        f"self-play took the score from {show_interval(old)} to {show_interval(new)} ({change}) "
-        f"and messages a game from {before['measures']['messages']:.2f} to "
+        f"self-play took the score from {show_interval(old)} to {show_interval(new)} ({change})"
+        f"{talk} and messages a game from {before['measures']['messages']:.2f} to "
         f"{after['measures']['messages']:.2f}; the policy is in {folder / 'final'}"
     )
 

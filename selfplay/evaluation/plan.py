@@ -83,6 +83,13 @@ class EvalPlan:
         """Each player once, those with weights first."""
         return list(dict.fromkeys(p for match in self.matches for p in (match.one, match.other)))
 
+    @property
+    def talk_games(self) -> int:
+        """Games of a match that measure the talk effect: none in a matrix, and none with an
+        endpoint, whose answers may cost money."""
+        asks = any(match.other.spec.kind == ENDPOINT for match in self.matches)
+        return 0 if self.rows or asks else self.config.eval.talk_games
+
 
 def plan_evaluation(
     checkpoints: Sequence[Path],

@@ -16,7 +16,15 @@ from dialop.shown import escaped, fenced, on_one_line
 from selfplay.atomic import write_atomically
 from selfplay.evaluation.evaluate import Evaluation
 from selfplay.evaluation.plan import pair_name
-from selfplay.metrics.tables import columns_of, game_text, mean_interval, show_interval, table
+from selfplay.metrics.tables import (
+    columns_of,
+    game_text,
+    mean_interval,
+    show_change,
+    show_interval,
+    table,
+    talk_text,
+)
 
 _ERRORS = "errors_"
 _HOW_TO_READ = (
@@ -60,16 +68,18 @@ def table_text(rows: Mapping[str, Evaluation]) -> str:
 
 def _measures(rows: Mapping[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
     """The head and the cells of the table; a dash for what was not measured."""
-    shown = _columns(rows)
+    shown, talk = _columns(rows), any(row.talk for row in rows.values())
     cells = [
         [
             name,
             show_interval(row.interval),
+            *([show_change(row.talk.effect) if row.talk else "-"] if talk else []),
             *(f"{row.measures[m]:.3f}" if m in row.measures else "-" for m, _, _ in shown),
         ]
         for name, row in rows.items()
     ]
-    return ["", "score [95 %]", *(heading for _, heading, _ in shown)], cells
+    head = ["", "score [95 %]", *(["talk effect [95 %]"] if talk else [])]
+    return head + [heading for _, heading, _ in shown], cells
 
 
 def lost_together(report: Report) -> dict[tuple[str, str], tuple[float, float, float]]:
@@ -131,6 +141,11 @@ def markdown(report: Report, *, games: bool = True) -> str:
         table(*_measures({escaped(name): row for name, row in report.rows.items()})),
         "Score: mean share of the best possible value, 0 without an agreement, with a "
         f"95 % interval over games. Means per game: {legend}.",
+    ]
+    sections += [
+        f"{escaped(name)}: {talk_text(asdict(row.talk))}"
+        for name, row in report.rows.items()
+        if row.talk
     ]
     errors = [
         f"- {escaped(f'{name}: {k}')}" for name, row in report.rows.items() if (k := _kinds(row))

@@ -18,7 +18,6 @@ from selfplay.data.seeds import named_seed
 COLUMNS = (
     ("agreement", "agreement", "share of games that end with an accepted proposal or an answer"),
     ("optimal", "optimal", "share of games that end with a best possible plan"),
-    ("talk_value", "talk value", "score minus the better of the two seats' solo plans"),
     ("turns", "turns", "tries at a move, including refused ones"),
     ("messages", "messages", "legal messages"),
     ("words", "words", "words in messages"),
@@ -111,6 +110,21 @@ def show_interval(interval: tuple[float, float, float]) -> str:
     """`0.912 [0.903, 0.921]`"""
     mean, low, high = interval
     return f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def show_change(interval: tuple[float, float, float]) -> str:
+    """`+0.194 [+0.150, +0.238]`"""
+    mean, low, high = interval
+    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def talk_text(talk: Mapping[str, Any]) -> str:
+    """A row's `talk` in words: the talk effect and its games, then that of blank messages."""
+    blank = talk["blank"] and f" and {show_change(talk['blank'])} with blank ones"
+    return (
+        f"talk effect {show_change(talk['effect'])}: the score minus that of the same "
+        f"{talk['num_games']} games in which the policy hears messages of other games{blank or ''}"
+    )
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, style: str = "pipe") -> str:

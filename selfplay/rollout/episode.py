@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dialop.game import Game, Outcome, Prompt
-from dialop.tags import drop_reasoning
+from dialop.tags import split_message
 from selfplay.chat.transcript import Transcript
 from selfplay.config import RolloutConfig
 from selfplay.data.seeds import named_seed
@@ -130,14 +130,10 @@ class Episode:
         """The texts of the messages that these seats sent, without the tag and without private
         reasoning before it."""
         sent = [t.text for t in self.turns if t.action == "message" and t.seat in seats]
-        return [_content(drop_reasoning(text, ("message",))) for text in sent]
+        return [split_message(text)[1] for text in sent]
 
     def num_errors(self, seat: int) -> int:
         return sum(turn.error is not None for turn in self.turns if turn.seat == seat)
-
-
-def _content(text: str) -> str:
-    return text.partition("]")[2].strip() if "[message]" in text.lower() else text.strip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from selfplay.config import Config, GameConfig, RolloutConfig, load_config
 from selfplay.config.player_spec import SELF
 from selfplay.config.text import difference
 from selfplay.errors import SettingsError
-from selfplay.metrics.tables import COLUMNS, game_text, show_interval, table
+from selfplay.metrics.tables import COLUMNS, game_text, show_change, show_interval, table
 from selfplay.model.hub import is_hub_name
 from selfplay.rollout.seating import chosen_seats
 
@@ -32,7 +32,7 @@ _MALFORMED = (
 )
 _POLICY = ("sampled", "greedy")  # rows of the policy with itself; the others are scripts
 # What a table shows beside the score, of the measures that a row has.
-_SHOWN = ("agreement", "talk_value", "messages", "words", "errors", "honesty")
+_SHOWN = ("agreement", "messages", "words", "errors", "honesty")
 # The folders of checkpoint:PATH unless it is ORG/NAME, and the address of endpoint:MODEL@URL.
 _FOLDERS = re.compile(r"(?<=checkpoint:)(?=[/.~])(?:(?:(?!checkpoint:| with )[^/])*/(?!\*|\s|$))+")
 _ADDRESS = re.compile(r"(endpoint:[^@]*@https?://)[^\s*]*")
@@ -66,7 +66,7 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, Any]:
             raise LookupError(f"no {', '.join(missing)}")
         for row in page.get("rows", page).values():
             show_interval(tuple(row["interval"]))
-            row["measures"].items(), row["examples"].items()
+            row["measures"].items(), row["examples"].items(), _talk(row)
         for word in page.get("overrides", ()):
             yaml.safe_load(word.partition("=")[2])
     except _MALFORMED as error:
@@ -94,7 +94,9 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
         "## Held-out games",
         f"{len(sampled['scores'])} instances that training never drew. The score is the share of "
         "the best possible value, 0 without an agreement, with a 95 % interval over "
-        "games. The other numbers are means per game. *sampled* plays as in training, at "
+        "games. The talk effect is the score minus that of the same games in which the policy "
+        "hears messages of other games. The other numbers are means per game. *sampled* plays as "
+        "in training, at "
         f"temperature {config.rollout.temperature:g}.",
         _table(
             {f"{row}, before self-play": results.before[row] for row in _POLICY if results.before}
@@ -196,16 +198,23 @@ def _on_hub(path: str | None) -> bool:
 def _table(rows: Rows) -> str:
     headings = {measure: heading for measure, heading, _ in COLUMNS}
     shown = [m for m in _SHOWN if any(m in row["measures"] for row in rows.values())]
-    head = ["", "score [95 %]", *(headings[measure] for measure in shown)]
+    talk = any(row.get("talk") for row in rows.values())
+    head = ["", "score [95 %]", *(["talk effect [95 %]"] if talk else [])]
+    head += [headings[measure] for measure in shown]
     cells = [
         [
             escaped(without_paths(name)),
             show_interval(tuple(row["interval"])),
+            *([_talk(row)] if talk else []),
             *(f"{row['measures'][m]:.3f}" if m in row["measures"] else "-" for m in shown),
         ]
         for name, row in rows.items()
     ]
     return table(head, cells)
+
+
+def _talk(row: Mapping[str, Any]) -> str:
+    return show_change(row["talk"]["effect"]) if row.get("talk") else "-"
 
 
 def _settings(config: Config) -> list[str]:

@@ -28,7 +28,7 @@ from selfplay.apps.report.charts import (
 from selfplay.apps.report.games import safe_json, viewer_data
 from selfplay.apps.report.run_files import STAGES, Row, RunFiles, told_apart
 from selfplay.atomic import write_atomically
-from selfplay.metrics.tables import columns_of, paired_change, show_interval
+from selfplay.metrics.tables import columns_of, paired_change, show_change, show_interval, talk_text
 
 REPORT = "report.html"
 _HERE = Path(__file__).parent
@@ -129,8 +129,10 @@ def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
             if change
             else show_interval(after.interval),
         )
+        if before.talk and after.talk:
+            old, new = (row.talk["effect"][0] for row in (before, after))
+            yield "talk effect", f"{old:+.3f} → {new:+.3f}", talk_text(after.talk)
         for measure, name, meaning in (
-            ("talk_value", "talk value", "score beyond the better solo plan"),
             ("messages", "messages a game", "before → after"),
             ("errors", "refused moves a game", "before → after"),
         ):
@@ -277,6 +279,8 @@ def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
             "name": row.name,
             "policy": _is_policy(row),
             "score": show_interval(row.interval),
+            "talk": show_change(row.talk["effect"]) if row.talk else "–",
+            "talk_text": talk_text(row.talk) if row.talk else "",
             "bar": f"left:{start:.1f}%;width:{max(end - start, 0.8):.1f}%",
             "dot": f"left:{mean:.1f}%",
             "cells": [
@@ -285,7 +289,8 @@ def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
             "num": len(row.scores),
         }
 
-    return {"columns": columns, "rows": [line(run, row) for run, row in rows]}
+    talk = any(row.talk for _, row in rows)
+    return {"columns": columns, "talk": talk, "rows": [line(run, row) for run, row in rows]}
 
 
 def _is_policy(row: Row) -> bool:

@@ -27,7 +27,8 @@ STAGES = ("before", "after")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One pair of players on a set of instances. `interval` is (mean, low, high) of the score."""
+    """One pair of players on a set of instances. `interval` is (mean, low, high) of the score;
+    `talk` is the talk effect as the file has it, {} for none."""
 
     source: str
     name: str
@@ -35,6 +36,7 @@ class Row:
     scores: tuple[float, ...]
     measures: dict[str, float]
     games: tuple[dict[str, Any], ...]
+    talk: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +227,15 @@ def _parsed(source: str, rows: Mapping[str, Any], problems: list[str]) -> Iterat
                 tuple(map(float, row["scores"])),
                 {key: float(value) for key, value in row["measures"].items()},
                 tuple(games.values()),
+                _talk(row.get("talk") or {}),
             )
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             problems.append(f"{source} {name}: {error!r}")
+
+
+def _talk(talk: Mapping[str, Any]) -> dict[str, Any]:
+    """The talk effect of a row, or {}. Raises an error that `_parsed` names for other values."""
+    intervals = {name: talk[name] for name in ("effect", "blank") if talk.get(name)}
+    for mean, low, high in intervals.values():
+        float(mean), float(low), float(high)
+    return {"blank": None, **intervals, "num_games": int(talk["num_games"])} if talk else {}

@@ -1,0 +1,199 @@
+"""What the content of messages is worth: a score, minus that of the same games with other messages.
+
+A control plays the same instances with the same named seeds. Only one thing differs: in place of
+each message that a seat of the policy reads, it reads a message of another game, sent by the same
+seat as close as possible to the same turn and of the closest length in words; or a blank one. The
+game itself goes on with the message that was sent, so its own texts, proposals, answers, tools and
+what partners and the speaker read stay as they are. Games in which the policy heard no message
+count with a difference of 0 and are not played again.
+
+This works for every game in which a move that only speaks has the kind (`Step.action`) "message"
+and its readers read it in `Step.observations`. A message that the game would refuse from this
+speaker at this turn, or would give to other readers, is not put in.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, cast
+
+from dialop.game import Game, Step
+from dialop.tags import split_message
+from selfplay.data.seeds import named_seed
+from selfplay.distributed import World, gather_objects
+from selfplay.metrics.tables import mean_interval
+from selfplay.rollout.episode import Episode, GameSetup, Turn
+
+MESSAGE = "message"
+BLANK = "-"
+Interval = tuple[float, float, float]  # mean, low, high
+
+
+@dataclass(frozen=True, slots=True)
+class TalkEffect:
+    """Score differences paired by game, as (mean, low, high): the score minus that with messages
+    of other games (`effect`) and with blank messages (`blank`; None if the game refuses them)."""
+
+    effect: Interval
+    blank: Interval | None
+    num_games: int
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message of a game, as its speaker sent it. `turn` counts the legal moves before it."""
+
+    instance: str
+    seat: int
+    readers: tuple[int, ...]
+    turn: int
+    text: str
+
+
+Change = Callable[[Said], str | None]  # what is heard instead; None for the message itself
+Play = Callable[[Mapping[int, GameSetup]], Mapping[int, Episode]]
+
+
+def talk_effect(
+    games: Mapping[int, Episode], setups: Sequence[GameSetup], play: Play, world: World
+) -> TalkEffect | None:
+    """The talk effect over all ranks' games; None if the policy heard no message that could be
+    changed. `games` are this rank's, by their index in `setups`. Every rank must call."""
+    said = {index: messages_of(episode) for index, episode in games.items()}
+    bank = MessageBank(chain.from_iterable(gather_objects(list(chain(*said.values())), world)))
+    heard = {
+        index: setups[index]
+        for index, episode in games.items()
+        if any(set(episode.policy_seats) & set(message.readers) for message in said[index])
+    }
+    if not sum(gather_objects(len(heard), world)):
+        return None
+    effect, blanked = (
+        _differences(games, heard, change, play, world) for change in (bank.other, blank)
+    )
+    if effect is None:
+        return None
+    return TalkEffect(
+        mean_interval(effect, lowest=-1.0),
+        mean_interval(blanked, lowest=-1.0) if blanked is not None else None,
+        len(effect),
+    )
+
+
+def _differences(
+    games: Mapping[int, Episode],
+    heard: Mapping[int, GameSetup],
+    change: Change,
+    play: Play,
+    world: World,
+) -> list[float] | None:
+    """The score of each game of all ranks minus the control's; None if no message was changed. A
+    game whose control ended void is left out."""
+    controls = play({index: changed(setup, change) for index, setup in heard.items()})
+    own = {
+        index: episode.score - (controls[index].score if index in heard else episode.score)
+        for index, episode in games.items()
+        if index not in heard or index in controls
+    }
+    num_changed = sum(cast(Any, control.game).num_changed for control in controls.values())
+    every = gather_objects((own, num_changed), world)
+    if not sum(num for _, num in every):
+        return None
+    merged = {index: value for differences, _ in every for index, value in differences.items()}
+    return [merged[index] for index in sorted(merged)]
+
+
+def changed(setup: GameSetup, change: Change) -> GameSetup:
+    """The game in which the policy's seats hear other messages."""
+    policy = [seat for seat, player in enumerate(setup.players) if player.transcript is not None]
+    game = HeardOtherwise(setup.game, setup.instance, policy, change)
+    return replace(setup, game=cast(Game, game))
+
+
+class HeardOtherwise:
+    """A game in which the seats `policy` read other messages than were sent. Everything else is the
+    game's own. `num_changed` counts the messages so far that were changed."""
+
+    def __init__(self, game: Game, instance: str, policy: Collection[int], change: Change) -> None:
+        self._game, self._instance, self._policy = game, instance, frozenset(policy)
+        self._change, self._num_legal, self.num_changed = change, 0, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._game, name)
+
+    def clone(self) -> HeardOtherwise:
+        twin = HeardOtherwise(self._game.clone(), self._instance, self._policy, self._change)
+        twin._num_legal, twin.num_changed = self._num_legal, self.num_changed
+        return twin
+
+    def step(self, seat: int, text: str) -> Step:
+        before, step = self._game.clone(), self._game.step(seat, text)
+        if step.action is None:
+            return step
+        readers = readers_of(step)
+        said = Said(self._instance, seat, readers, self._num_legal, text)
+        self._num_legal += 1
+        if step.action != MESSAGE or not self._policy & set(readers):
+            return step
+        other = self._change(said)
+        if other is None:
+            return step
+        heard = before.step(seat, other)
+        if heard.action != MESSAGE or readers_of(heard) != readers:
+            return step
+        self.num_changed += 1
+        pairs = enumerate(zip(step.observations, heard.observations, strict=True))
+        changed = self._policy & set(readers)
+        observations = (other if each in changed else own for each, (own, other) in pairs)
+        return replace(step, observations=tuple(observations))
+
+
+def readers_of(move: Step | Turn) -> tuple[int, ...]:
+    """The seats beside the mover that read something of a move."""
+    return tuple(s for s, text in enumerate(move.observations) if text and s != move.seat)
+
+
+def messages_of(episode: Episode) -> list[Said]:
+    """The messages of a game."""
+    legal = [turn for turn in episode.turns if turn.action is not None]
+    return [
+        Said(episode.instance, turn.seat, readers_of(turn), number, turn.text)
+        for number, turn in enumerate(legal)
+        if turn.action == MESSAGE
+    ]
+
+
+class MessageBank:
+    """The messages of many games, from which a game gets those of others."""
+
+    def __init__(self, said: Iterable[Said]) -> None:
+        self._said: dict[tuple[int, tuple[int, ...]], list[Said]] = defaultdict(list)
+        for message in said:
+            self._said[message.seat, message.readers].append(message)
+
+    def other(self, said: Said) -> str | None:
+        """A message of another instance from the same seat to the same readers: of the closest
+        turn, then of the closest length, then drawn by a named seed. None if there is none."""
+        others = [
+            (abs(other.turn - said.turn), abs(_num_words(other) - _num_words(said)), other.text)
+            for other in self._said[said.seat, said.readers]
+            if other.instance != said.instance
+        ]
+        if not others:
+            return None
+        closest = min(distance for *distance, _ in others)
+        able = [text for *distance, text in others if distance == closest]
+        seed = named_seed("another game's message", said.instance, said.seat, said.turn)
+        return able[seed % len(able)]
+
+
+def blank(said: Said) -> str:
+    """The message without its words."""
+    return f"{split_message(said.text)[0]}{BLANK}"
+
+
+def _num_words(said: Said) -> int:
+    return len(split_message(said.text)[1].split())

@@ -1,0 +1,368 @@
+"""The talk effect: what the content of messages is worth, by hand-sized games."""
+
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from dialop.game import Game, Outcome
+from dialop.kit import load_kit
+from dialop.matching.game import MatchingGame
+from dialop.tags import split_message
+from dialop.turns import TurnGame
+from selfplay.apps.publish.card import card, read_results
+from selfplay.apps.report.page import page_html, tiles
+from selfplay.apps.report.run_files import read_run
+from selfplay.chat.transcript import Transcript
+from selfplay.config import load_config
+from selfplay.evaluation import talk_effect as module
+from selfplay.evaluation.evaluate import Evaluation, EvaluationContext, evaluate
+from selfplay.evaluation.held_out import what_changed
+from selfplay.evaluation.plan import plan_evaluation
+from selfplay.evaluation.report import Report, markdown, table_text
+from selfplay.evaluation.talk_effect import (
+    HeardOtherwise,
+    MessageBank,
+    Said,
+    TalkEffect,
+    blank,
+    talk_effect,
+)
+from selfplay.rollout.driver import RolloutStats, play_scripted
+from selfplay.rollout.episode import Episode, GameSetup, Limits
+from selfplay.rollout.players import Move
+from tests.helpers.dialop_boards import BEST
+from tests.helpers.hand_games import HAND_GAMES
+from tests.helpers.run_folders import make_run, untrained_run
+from tests.helpers.three_rooms import Instance as Rooms
+from tests.helpers.three_rooms import Options as RoomOptions
+from tests.helpers.three_rooms import ThreeRooms
+from tests.helpers.two_ranks import ALONE
+
+
+class Pointing(TurnGame):
+    """Seat 0 knows a number, seats 1 and 2 guess it, each for half of the score."""
+
+    num_seats, tags = 3, ("message", "guess")
+
+    def begin(self) -> None:
+        self.guesses: list[str] = []
+
+    def sees(self, seat: int) -> str:
+        return str(self.instance) if seat == 0 else "guess"
+
+    def play(self, seat: int, tag: str, content: str) -> int | None:
+        self.guesses += [content] if tag == "guess" else []
+        return (1, 2, None)[seat]
+
+    def outcome(self) -> Outcome:
+        score = sum(guess == str(self.instance) for guess in self.guesses) / 2
+        return Outcome(len(self.guesses) == 2, True, score, score, (score,) * 3, {})
+
+
+@dataclass
+class Hand:
+    """A player whose move is a function of what it reads; the policy if it has a transcript."""
+
+    move_of: Callable[[str], str]
+    transcript: Transcript | None = None
+    name: str = "hand"
+
+    async def move(self, game: Game, seat: int, observation: str, generate: Any) -> Move:
+        return Move(self.move_of(f"{game.prompt(seat).user} {observation}"), True, 0)
+
+    def refused(self) -> None: ...
+
+    def fork(self, *names: object) -> "Hand":
+        return self
+
+
+def tell(text: str) -> str:
+    return f"[message] {text.split()[0]}"
+
+
+def follow(text: str) -> str:
+    """Guess the number that was heard last."""
+    return f"[guess] {text.split('[message] ')[1].split()[0]}"
+
+
+def meet(text: str) -> str:
+    """The tutorial's game: tell the free days, or meet on the first common one."""
+    own = text.split("free: ")[1].split("seat")[0].split()
+    if "seat" not in text:
+        return f"[message] {' '.join(own)}"
+    told = text.split("[message] ")[1].split()
+    return f"[meet] {next((day for day in own if day in told), own[0])}"
+
+
+def setups(numbers: Sequence[int], *listeners: Hand) -> list[GameSetup]:
+    players = (Hand(tell, Transcript()), *listeners)
+    return [
+        GameSetup(Pointing(number, None), players, f"game {index}", 0)
+        for index, number in enumerate(numbers)
+    ]
+
+
+def play(games: Mapping[int, GameSetup]) -> dict[int, Episode]:
+    ready = [setup.copy() for setup in games.values()]
+    return dict(zip(games, play_scripted(ready, limits=Limits(9, 1)), strict=True))
+
+
+def measured(games: Sequence[GameSetup]) -> TalkEffect | None:
+    return talk_effect(play(dict(enumerate(games))), games, play, ALONE)
+
+
+def effects(found: TalkEffect | None) -> tuple[float, float]:
+    assert found is not None and found.blank is not None
+    return found.effect[0], found.blank[0]
+
+
+POLICY = Hand(follow, Transcript())
+DEAF = Hand(lambda text: "[guess] 3", Transcript())
+
+
+def test_followed_messages_are_worth_the_score_that_they_bring() -> None:
+    """Every game has its own number, so each other game's message misleads."""
+    found = measured(setups(range(4), POLICY, POLICY))
+    assert effects(found) == (1.0, 1.0) and found is not None and found.num_games == 4
+    assert effects(measured(setups(range(4), POLICY, DEAF))) == (0.5, 0.5)
+    # If all games have the same number, another game's message is as good, a blank one is not.
+    assert effects(measured(setups((7, 7, 7), POLICY, POLICY))) == (0.0, 1.0)
+
+
+def test_ignored_messages_are_worth_exactly_nothing() -> None:
+    assert effects(measured(setups(range(4), DEAF, DEAF))) == (0.0, 0.0)
+
+
+def test_only_the_policy_hears_other_messages() -> None:
+    """A partner that listens reads what was said, so only half of the score depends on it."""
+    partner = Hand(follow)
+    assert effects(measured(setups(range(4), POLICY, partner))) == (0.5, 0.5)
+    assert measured(setups(range(4), partner, partner)) is None  # the policy only speaks
+
+
+def test_games_without_a_message_to_change_have_no_talk_effect() -> None:
+    assert measured(setups((3,), POLICY, POLICY)) is None  # there is no other game
+    silent = [replace(s, players=(DEAF, DEAF, DEAF)) for s in setups(range(3), DEAF, DEAF)]
+    assert measured(silent) is None
+
+
+def test_a_game_in_which_nothing_was_heard_counts_with_no_difference_and_is_not_replayed() -> None:
+    games = setups(range(4), POLICY, POLICY)
+    games[3] = replace(games[3], players=(DEAF, DEAF, DEAF))
+    own, played = play(dict(enumerate(games))), []
+
+    def counting(controls: Mapping[int, GameSetup]) -> dict[int, Episode]:
+        played.append(sorted(controls))
+        return play(controls)
+
+    assert effects(talk_effect(own, games, counting, ALONE)) == (0.75, 0.75)
+    assert played == [[0, 1, 2], [0, 1, 2]]
+
+
+def test_a_control_that_ended_void_is_left_out() -> None:
+    games = setups(range(4), POLICY, DEAF)
+    own = play(dict(enumerate(games)))
+    found = talk_effect(own, games, lambda them: play({i: them[i] for i in (0, 3)}), ALONE)
+    assert found is not None and found.num_games == 2
+    assert found.effect[0] == 0.5  # game 3 stays right with its deaf listener
+
+
+def test_two_ranks_measure_what_one_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    games = setups((1, 2, 3, 4, 5), POLICY, DEAF)
+    alone = measured(games)
+    barrier, values, found = threading.Barrier(2), {}, {}
+
+    def gather(value: Any, rank: Any) -> list[Any]:
+        values[rank] = value
+        barrier.wait(10)
+        every = [values[0], values[1]]
+        barrier.wait(10)
+        return every
+
+    def run(rank: Any) -> None:
+        own = {index: games[index] for index in range(rank, 5, 2)}
+        found[rank] = talk_effect(play(own), games, play, rank)
+
+    monkeypatch.setattr(module, "gather_objects", gather)
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] == found[1] == alone
+
+
+# --- what is heard ------------------------------------------------------------------------------
+
+
+def test_the_bank_gives_a_message_of_another_game_alike_in_seat_turn_and_length() -> None:
+    mine = Said("a", 0, (1,), 2, "[message] Ava BLEU 3")
+    others = [
+        Said("a", 0, (1,), 2, "[message] my own game"),
+        Said("b", 1, (0,), 2, "[message] another speaker"),
+        Said("b", 0, (1, 2), 2, "[message] other readers too"),
+        Said("b", 0, (1,), 0, "[message] another turn here"),
+        Said("b", 0, (1,), 2, "[message] longer than this one is"),
+    ]
+    assert MessageBank([mine, *others[:3]]).other(mine) is None
+    assert MessageBank(others).other(mine) == "[message] longer than this one is"
+    assert MessageBank(others[:4]).other(mine) == "[message] another turn here"
+    fitting = [Said(key, 0, (1,), 2, f"[message] Daniel BLEU {key}") for key in "bcdefgh"]
+    draws = {
+        MessageBank([*others[1:], *fitting]).other(replace(mine, instance=f"i{n}"))
+        for n in range(40)
+    }
+    assert draws == {message.text for message in fitting}
+    assert len({MessageBank([*others, *fitting]).other(mine) for _ in range(3)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "words"),
+    [
+        ("[message] Ava BLEU 3", "[message] ", "Ava BLEU 3"),
+        ("1: [Message] two\nlines", "1: [Message] ", "two\nlines"),
+        ("I think\nof 3\n[message] it is 3", "[message] ", "it is 3"),
+        ("What number?", "", "What number?"),
+    ],
+)
+def test_a_blank_message_has_the_start_of_the_message(text: str, start: str, words: str) -> None:
+    assert split_message(text) == (start, words)
+    assert blank(Said("a", 0, (1,), 0, text)) == f"{start}-"
+
+
+def test_games_own_texts_proposals_and_answers_stay_as_they_are() -> None:
+    """The hand game of matching has a message of each seat, a rejected and an accepted proposal."""
+    hand = HAND_GAMES["matching"]
+    plain, other = hand.new(), HeardOtherwise(hand.new(), "key", (0, 1), lambda said: "[message] x")
+    for seat, text in hand.moves:
+        own, heard = plain.step(seat, text), other.clone().step(seat, text)
+        assert other.step(seat, text) == heard
+        if own.action == "message":
+            expected = hand.new().step(hand.moves[0][0], "[message] x").observations
+            assert heard.observations[1 - seat] == expected[1 - hand.moves[0][0]]
+            assert heard.observations[seat] == own.observations[seat]
+        else:
+            assert heard == own
+    assert other.num_changed == 2
+    assert isinstance(other._game, MatchingGame) and other.state() == plain.state()
+    assert other.outcome() == plain.outcome() and other.seat_to_move is None
+
+
+def test_a_message_that_the_game_refuses_or_gives_to_others_is_not_put_in() -> None:
+    """The clerk of the three rooms writes to one caller; messages are numbers."""
+
+    def first(change: Callable[[Said], str | None]) -> tuple[str, ...]:
+        game = ThreeRooms(Rooms("k", (1, 2)), RoomOptions())
+        other = HeardOtherwise(game, "k", (0, 1, 2), change)
+        told = [other.step(seat, f"[message] {seat}") for seat in (0, 1)]
+        assert [step.action for step in told] == ["message"] * 2
+        return other.step(2, "0: [message] 5").observations
+
+    assert first(lambda said: "0: [message] 6" if said.seat == 2 else None)[0] == "clerk: 6"
+    for text in ("1: [message] 6", "[message] 6", "0: [message] six", "[answer] 6", "-"):
+        change = (lambda text: lambda said: text if said.seat == 2 else None)(text)
+        assert first(change) == ("clerk: 5", "", "")
+
+
+def test_refused_moves_pass_unchanged() -> None:
+    hand = HAND_GAMES["matching"]
+    other = HeardOtherwise(hand.new(), "key", (0, 1), lambda said: "[message] x")
+    first = hand.moves[0][0]
+    assert other.step(first, "hm") == hand.new().step(first, "hm")
+    assert other.step(1 - first, BEST).error_kind == "not_your_turn"
+    assert other.num_changed == 0
+
+
+def test_a_one_file_game_has_a_talk_effect_without_a_line_of_its_own() -> None:
+    """The tutorial's two players: one tells its free days, the other meets on a common one."""
+    weeks = [((a, b), (c, b)) for a, b, c in (("mon", "tue", "wed"), ("thu", "fri", "sat"))]
+
+    kit = load_kit("examples/meeting/meeting.py")
+    one = kit.generate(kit.Options(), seed=0, num=1)[0]
+    games = []
+    for number, free in enumerate(weeks):
+        game = kit.new_game(replace(one, free=free), kit.Options())
+        players = Hand(meet, Transcript()), Hand(meet, Transcript())
+        games.append(GameSetup(game, players, str(number), 0))
+    # Neither player of a game is free on a day that the other game's players name.
+    assert effects(measured(games)) == (1.0, 1.0)
+
+
+# --- evaluations --------------------------------------------------------------------------------
+
+
+class Supervisor:
+    """Plays the tutorial's game with `meet` in place of the policy, without an engine."""
+
+    def play(self, games: Sequence[GameSetup], **_: Any) -> tuple[list[Episode], RolloutStats]:
+        hands = (Hand(meet, Transcript()), Hand(meet, Transcript()))
+        ready = [replace(setup, players=hands) for setup in games]
+        return list(play(dict(enumerate(ready))).values()), RolloutStats(0, 0, 0.0)
+
+
+def test_an_evaluation_measures_it_on_its_first_games() -> None:
+    config = load_config("examples/meeting/meeting.yaml")
+    rendering = SimpleNamespace(stop_ids=(), pieces=None)
+    context = EvaluationContext(config, cast(Any, Supervisor()), cast(Any, rendering), ALONE)
+    instances = config.game.kit.generate(config.game.options, seed=1, num=40)
+    row = evaluate(instances, context, talk_games=30)
+    assert len(row.scores) == 40 and row.talk is not None and row.talk.num_games == 30
+    assert row.talk.effect[0] > 0.1 and row.interval[0] == 1.0
+    assert evaluate(instances, context).talk is None
+    assert evaluate(instances, context, talk_games=30) == row
+
+
+def test_no_endpoint_is_asked_for_controls_and_a_matrix_has_none(tmp_path: Path) -> None:
+    small = "model: {scratch: {width: 32, layers: 1, max_positions: 4096, tokenizer_games: 40}}\n"
+    run = untrained_run(tmp_path / "run", f"{small}eval: {{talk_games: 30}}\n")
+    alone = partial(plan_evaluation, [run], games="generated")
+    assert alone().talk_games == alone(partner="scripted:honest").talk_games == 30
+    assert alone(partner="endpoint:m@http://127.0.0.1:1/v1").talk_games == 0
+    assert plan_evaluation([run], ["scripted:honest"], games="generated").talk_games == 0
+
+
+def test_tables_tiles_card_and_the_last_line_state_it(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_games=4)
+    for stage, mean in (("before", 0.0125), ("after", 0.194)):
+        path = folder / f"held_out_{stage}.json"
+        rows = json.loads(path.read_text())
+        talk = {"effect": [mean, mean - 0.01, mean + 0.01], "blank": None, "num_games": 256}
+        path.write_text(
+            json.dumps(
+                rows | {"sampled": rows["sampled"] | {"talk": talk}, "greedy": rows["sampled"]}
+            )
+        )
+    shown = "+0.194 [+0.184, +0.204]"
+    assert f"the talk effect from +0.013 [+0.003, +0.022] to {shown} and" in what_changed(folder)
+    files = read_run(folder)
+    tile = next(tile for tile in tiles(files) if tile[0] == "talk effect")
+    assert tile[1] == "+0.013 → +0.194" and shown in tile[2] and "same 256 games" in tile[2]
+    html = page_html([files])
+    assert html.count(f'<td class="num" title="talk effect {shown}') == 1
+    assert '<th class="num">talk effect [95 %]</th>' in html and not files.problems
+    results = read_results(folder)
+    shown_card = card("org/name", load_config(folder / "config.yaml"), results, code="", step=9)
+    assert f" {shown} |" in shown_card and " talk effect [95 %] |" in shown_card
+    talk = TalkEffect((0.194, 0.184, 0.204), (0.2, 0.1, 0.3), 256)
+    row = Evaluation("policy", (1.0,), (1.0, 1.0, 1.0), {"turns": 3.0}, (), {}, talk)
+    plain = replace(row, talk=None)
+    assert shown in table_text({"policy": row, "solo": plain})
+    assert "talk effect" not in table_text({"solo": plain})
+    page = markdown(Report("A page", {}, {"policy": row, "solo": plain}))
+    assert "hears messages of other games and +0.200 [+0.100, +0.300] with blank ones" in page
+
+
+def test_a_malformed_talk_effect_is_named(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_games=4)
+    path = folder / "held_out_after.json"
+    rows = json.loads(path.read_text())
+    rows["sampled"]["talk"] = {"effect": [0.1], "blank": None, "num_games": 4}
+    path.write_text(json.dumps(rows))
+    assert any("after sampled" in problem for problem in read_run(folder).problems)
