@@ -1,6 +1,6 @@
 # Two commands are all it takes: `make train` and `make test`. `make help` lists the others.
 PYTHON ?= python3
-CONFIG ?= configs/tiny.yaml
+CONFIG ?= configs/talk.yaml
 # The index of PyTorch's CPU builds; without it pip takes the CUDA build with its gigabytes of
 # libraries. `make TORCH_INDEX= train` leaves it out (a mirror of your own, a Mac).
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu

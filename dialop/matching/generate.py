@@ -32,24 +32,38 @@ _MIN_SCALE, _MAX_SCALE = 1.0, 10.0
 class MatchingRecipe:
     """The distribution of instances: `size` x `size` boards, values from 0 to `max_value` - 1.
 
-    Each seat sees each cell with probability `p_observed`. If `scale`, it sees the values
-    multiplied by its own hidden factor in [1, 10]. A table is kept if solo x `hardness` < best
-    holds for both seats ("both"), for exactly one ("exactly_one"), or in any case ("all"). After
-    `max_tables` rejected tables, the next one is kept unconditionally.
+    Values are floor(`max_value` x u^`skew`) of uniform u, so that with `skew` above 1 few pairs are
+    worth much. Each seat sees each cell with probability `p_observed`; with `split_rows` seat 0
+    sees half of the rows, drawn at random (of an odd number the larger half), and seat 1 the
+    others. If `scale`, a seat sees the values multiplied by its own hidden factor in [1, 10]. A
+    table is kept if solo x `hardness` < best holds for both seats ("both") or for exactly one
+    ("exactly_one"), if the mean value of all plans x `hardness` < best ("random"), or in any case
+    ("all"). After `max_tables` rejected tables, the next one is kept unconditionally.
     """
 
     size: int = option(8, "number of rows and of columns of the board", low=2, high=len(REVIEWERS))
     p_observed: float = option(0.4, "probability that a seat sees a cell", low=0.01, high=1.0)
+    split_rows: bool = option(
+        False, "seat 0 sees half of the rows and seat 1 the others, instead of p_observed"
+    )
     scale: bool = option(True, "multiply each seat's values by a hidden factor from 1 to 10")
     max_value: int = option(MAX_VALUE, "all values are below this", low=2, high=MAX_MAX_VALUE)
+    skew: float = option(
+        1.0,
+        "values are max_value x u^skew of uniform u: above 1 few pairs are worth much",
+        low=1.0,
+        high=10.0,
+    )
     hardness: float = option(
         1.25,
-        "a seat's plan from its own cells is weak if its value times this is below the best",
+        "a plan is weak if its value times this is below the best",
         low=1.0,
         high=1000.0,
     )
-    keep: Literal["both", "exactly_one", "all"] = option(
-        "both", "keep boards where both seats' own plans are weak, exactly one is, or all"
+    keep: Literal["both", "exactly_one", "random", "all"] = option(
+        "both",
+        "keep boards where both seats' own plans are weak, exactly one's is, a random plan is on "
+        "average, or all",
     )
     max_tables: int = option(
         10_000, "most tables to reject for one instance", low=0, high=1_000_000_000
@@ -108,8 +122,16 @@ def _draw_block(recipe: MatchingRecipe, rng: np.random.Generator, num: int) -> t
     """
     shape = (num, recipe.size, recipe.size)
     dtype = np.uint8 if recipe.max_value <= 256 else np.uint16
-    tables = rng.integers(0, recipe.max_value, size=shape, dtype=dtype)
-    masks = rng.random((num, 2, recipe.size, recipe.size), dtype=np.float32) < recipe.p_observed
+    if recipe.skew == 1:
+        tables = rng.integers(0, recipe.max_value, size=shape, dtype=dtype)
+    else:
+        tables = (recipe.max_value * rng.random(shape) ** recipe.skew).astype(dtype)
+    if recipe.split_rows:
+        order = rng.permuted(np.tile(np.arange(recipe.size) % 2, (num, 1)), axis=1)
+        rows = np.stack([order == 0, order == 1], axis=1)
+        masks = np.repeat(rows[..., None], recipe.size, axis=-1)
+    else:
+        masks = rng.random((num, 2, recipe.size, recipe.size), dtype=np.float32) < recipe.p_observed
     np.putmask(tables, ~(masks[:, 0] | masks[:, 1]), unknown_value(recipe.max_value))
     return tables, masks
 
@@ -127,6 +149,11 @@ def _first_kept(recipe: MatchingRecipe, tables: Any, masks: Any, *, num_tested: 
     known = np.where(masks, tables[:, None], unknown)
     for index in range(num_tested):
         limit = float(bound[index])
+        if recipe.keep == "random":
+            weak = float(tables[index].mean()) * recipe.size * recipe.hardness
+            if weak < limit and weak < _plan_value(tables[index], tables[index]):
+                return index
+            continue
         first = _plan_value(tables[index], known[index, 0])
         first_may_fail = first * recipe.hardness < limit
         if recipe.keep == "both" and not first_may_fail:

@@ -86,3 +86,30 @@ def test_large_values_do_not_overflow() -> None:
     recipe = MatchingRecipe(size=8, max_value=10_000, keep="all")
     instance = generate_instance(recipe, seed=1, index=0)
     assert instance.best > 8 * 5_000 and instance.unknown == 5_000
+
+
+def test_split_rows_show_each_row_to_one_seat() -> None:
+    recipe = MatchingRecipe(size=3, split_rows=True, keep="all")
+    rows = [board.masks for board in generate(recipe, seed=4, num=60)]
+    assert all({sum(row) for row in mask} <= {0, 3} for masks in rows for mask in masks)
+    seen = [tuple(sum(row) > 0 for row in masks[0]) for masks in rows]
+    assert {sum(mask) for mask in seen} == {2} and len(set(seen)) == 3
+    for first, second in rows:
+        assert all(
+            a + b == 1
+            for r, s in zip(first, second, strict=True)
+            for a, b in zip(r, s, strict=True)
+        )
+
+
+def test_skewed_values_and_weak_mean_plans() -> None:
+    """A value is at least v with probability 1 - (v / 10)^(1 / 3)."""
+    recipe = MatchingRecipe(size=4, max_value=10, skew=3.0, p_observed=1.0, keep="all")
+    values = [v for b in generate(recipe, seed=4, num=250) for row in b.table for v in row]
+    for least in (1, 5, 9):
+        share = statistics.fmean(value >= least for value in values)
+        assert share == pytest.approx(1 - (least / 10) ** (1 / 3), abs=0.03)  # four errors
+    weak = replace(recipe, keep="random", hardness=2.0)
+    for board in generate(weak, seed=4, num=60):
+        plans = [sum(board.table[r][p] for r, p in enumerate(c)) for c in permutations(range(4))]
+        assert statistics.fmean(plans) * 2.0 < max(plans) == board.best
