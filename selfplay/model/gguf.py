@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import importlib.util
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +94,19 @@ def _name(file: Path) -> str | None:
 
 
 def _convert(file: Path, folder: Path) -> None:
-    """Write the model and the tokenizer of `file` into a new folder."""
-    source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
-    tokenizer = AutoTokenizer.from_pretrained(**source)
+    """Write the model and the tokenizer of `file` into a new folder.
+
+    The file is read from a folder of its own, because transformers would also read the configs
+    beside it, which may be another model's.
+    """
+    with tempfile.TemporaryDirectory() as alone:
+        (Path(alone) / file.name).symlink_to(file.resolve())
+        source = {"pretrained_model_name_or_path": alone, "gguf_file": file.name}
+        tokenizer = AutoTokenizer.from_pretrained(**source)
+        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
     if (name := _split_name(file)) is not None:
         split_as(tokenizer.backend_tokenizer, name)
     mend_tokenizer(tokenizer)
-    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
     model.config.eos_token_id = tokenizer.eos_token_id
     if model.generation_config is not None:
         model.generation_config.eos_token_id = tokenizer.eos_token_id

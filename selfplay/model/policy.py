@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PretrainedConfig,
@@ -82,7 +83,7 @@ def load_model(
             f"{name_or_folder} must hold every tensor of the model that its config.json tells; "
             f"{len(missing)} are missing, among them {missing[0]}"
         )
-    return _train_every_token(model).to(device)
+    return _train_every_token(_ending(model, Path(name_or_folder))).to(device)
 
 
 @contextmanager
@@ -135,7 +136,7 @@ def load_sharded(
         return stored.read(plain_name(name), box)
 
     fill_shards(model, read, world.device)
-    return model
+    return _ending(model, folder)
 
 
 def empty_model(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
@@ -208,6 +209,13 @@ def _train_every_token(model: PreTrainedModel) -> PreTrainedModel:
     """Give the padding token's embedding a gradient: packed rows have no padding, so there the
     token is a normal one."""
     model.get_input_embeddings().padding_idx = None
+    return model
+
+
+def _ending(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """Let the model's exports name every id that ends a text (`end_ids`)."""
+    if model.generation_config is not None:
+        model.generation_config.eos_token_id = list(end_ids(folder)) or None
     return model
 
 
@@ -297,14 +305,8 @@ def export(
         return
     unsaved = {name for name, _ in model.named_non_persistent_buffers()}
     weights |= {n: b.cpu() for n, b in model.named_buffers() if n not in unsaved}
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    config = copy.deepcopy(model.config)
-    # FSDP replaces the model's class by one whose name has a prefix.
-    config.architectures = [type(model).__name__.removeprefix("FSDP")]
-    config.dtype = next(iter(weights.values())).dtype
-    config.save_pretrained(folder)
-    if model.generation_config is not None:
-        model.generation_config.save_pretrained(folder)
+    dtype = next(iter(weights.values())).dtype
+    export_settings(model, tokenizer, Path(folder), dtype=dtype)
     # The names come from a fresh model of the family, because adapters add names of their own.
     # Experts become views of one tensor, which safetensors cannot write, so they are cloned.
     weights = revert_weight_conversion(empty_model(model.config, dtype=torch.float32), weights)
@@ -312,6 +314,30 @@ def export(
         if tensor.untyped_storage().nbytes() > tensor.nbytes:
             weights[name] = tensor.clone()
     save_torch_state_dict(weights, folder, metadata={"format": "pt"})
+
+
+def export_settings(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+) -> None:
+    """Write what an exported folder has besides weights: configs and tokenizer.
+
+    Of the generation config only ids are written. Its sampling defaults (temperature, top_p) are
+    not those of training, and a server that follows them plays another policy.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = copy.deepcopy(model.config)
+    # FSDP replaces the model's class by one whose name has a prefix.
+    config.architectures = [type(model).__name__.removeprefix("FSDP")]
+    config.dtype = dtype
+    config.save_pretrained(folder)
+    if model.generation_config is not None:
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        ids = {name: getattr(model.generation_config, name) for name in names}
+        GenerationConfig(**ids).save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
 
@@ -326,13 +352,13 @@ def described_in(weights: Path) -> Path:
 
 def end_ids(weights: Path) -> tuple[int, ...]:
     """The ids that end a text by config.json and generation_config.json, which transformers and
-    SGLang stop at. Raises ValueError for a value that is no id."""
+    SGLang stop at. Raises ValueError for a value that is no id, and for a generation_config.json
+    that they cannot read."""
     folder = described_in(weights)
     config = AutoConfig.from_pretrained(folder)
     given = [getattr(each, "eos_token_id", None) for each in (config, config.get_text_config())]
-    generation = folder / "generation_config.json"
-    if generation.exists():
-        given.append(json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id"))
+    if (folder / "generation_config.json").exists():
+        given.append(GenerationConfig.from_pretrained(folder).eos_token_id)
     ids = [i for each in given for i in (each if isinstance(each, list | tuple) else [each])]
     if wrong := [i for i in ids if i is not None and type(i) is not int]:
         raise ValueError(f"eos_token_id must be an id or a list of ids, got {wrong[0]!r}")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
@@ -43,6 +44,7 @@ from selfplay.model.policy import (
     DTYPES,
     described_in,
     empty_model,
+    export_settings,
     scratch_config,
     without_loading_bar,
 )
@@ -143,6 +145,12 @@ def _refusal(
         why = check_copy(described, engine=config.engine.kind == "hf")
     if why is not None:
         return f"model.path must be a family that can be trained, got {family}: {why}"
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            export_settings(skeleton, tokenizer, Path(name), dtype=torch.float32)
+    except Exception as error:  # noqa: BLE001 — transformers checks much only when it saves
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        return f"model.path must have configs and a tokenizer that can be saved, got {reason}"
     return None
 
 

@@ -180,7 +180,8 @@ def _tokenizer(
         described = described_in(folder)
         tokenizer, ends = load_tokenizer(folder), end_ids(folder)
     except Exception as error:
-        raise SettingsError(f"model.path: {folder} cannot be read: {error}") from error
+        reason = " ".join(str(error).split())
+        raise SettingsError(f"model.path: {folder} cannot be read: {reason}") from error
     if described != folder and not adapters:
         raise SettingsError(
             f"model.path must be a full model to train, got adapters: {folder}; nearest: the "
