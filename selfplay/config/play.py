@@ -186,7 +186,7 @@ class EndpointConfig:
     """extra fields of the request's JSON, such as temperature: 0.7 or reasoning_effort: low;
     never a key"""
     timeout_s: float = Field(default=60.0, ge=0.01, le=86400.0)
-    """seconds without data from the server before a request fails"""
+    """seconds for a request and all of its answer, after which it fails"""
     retries: int = Field(default=4, ge=0, le=1_000)
     """retries of a failed request before its game is discarded"""
     concurrency: int = Field(default=16, ge=1, le=4_096)

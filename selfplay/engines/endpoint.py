@@ -1,18 +1,23 @@
 """An OpenAI-compatible chat endpoint: messages in, text out.
 
-Network and server errors never raise. A failed request is retried with exponential back-off and
-jitter (M. Brooker, "Exponential Backoff And Jitter", AWS 2015; here the jitter factor lies between
-0.5 and 1.5). When all retries fail, the completion has finish "void" and its text is the reason.
-The API key appears in one header and nowhere else. Times in seconds, prices per million tokens.
+Network and server errors never raise, whatever a server sends. A failed request is retried with
+exponential back-off and jitter (M. Brooker, "Exponential Backoff And Jitter", AWS 2015; here the
+jitter factor lies between 0.5 and 1.5). When all retries fail, the completion has finish "void" and
+its text is the reason. A request has `endpoint.timeout_s` seconds for all of its answer, and an
+answer at most `MAX_BYTES`, compressed or not. The API key appears in one header and nowhere else.
+Times in seconds.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import sys
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+import zlib
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -29,6 +34,8 @@ from selfplay.errors import SettingsError
 _RETRIED = (408, 409, 425, 429)
 # Seconds before the first retry; each further wait is twice as long, up to the longest.
 BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 60.0
+MAX_BYTES = 8 * 2**20
+_MAX_TOKENS = 2**31  # a larger count in an answer is no count
 # After this many consecutive void answers the endpoint counts as dead for LONGEST_BACKOFF_S.
 _DEAD_AFTER = 3
 
@@ -87,17 +94,21 @@ class Endpoint:
         self._usage = Usage()
         self._lock = threading.Lock()
         self._num_failed_in_a_row, self._dead_until_s = 0, 0.0
-        self._threads = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="endpoint")
-        self._client = httpx.Client(
+        self._loop = asyncio.new_event_loop()
+        self._under_way = asyncio.Semaphore(settings.concurrency)
+        self._client = httpx.AsyncClient(
             base_url=url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=settings.timeout_s,
+            headers={"Accept-Encoding": "gzip"}
+            | ({"Authorization": f"Bearer {key}"} if key else {}),
+            timeout=None,  # `_ask` limits the whole request
             limits=httpx.Limits(max_connections=settings.concurrency),
         )
+        self._thread = threading.Thread(target=self._loop.run_forever, name="endpoint", daemon=True)
+        self._thread.start()
 
     def submit(self, request: Request) -> Future[Completion]:
-        """Send the request as soon as a thread is free."""
-        return self._threads.submit(self._answer, request)
+        """Send the request as soon as fewer than `concurrency` are under way."""
+        return asyncio.run_coroutine_threadsafe(self._answer(request), self._loop)
 
     def take_usage(self) -> Usage:
         """The usage since the last call; starts a new count."""
@@ -106,10 +117,23 @@ class Endpoint:
         return usage
 
     def close(self) -> None:
-        self._threads.shutdown(cancel_futures=True)
-        self._client.close()
+        """Give up what is under way, and end the thread."""
 
-    def _answer(self, request: Request) -> Completion:
+        async def end() -> None:
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            await self._client.aclose()
+
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _answer(self, request: Request) -> Completion:
+        async with self._under_way:
+            return await self._tried(request)
+
+    async def _tried(self, request: Request) -> Completion:
         body = self._body(request)
         self._count(num_requests=1)
         reason = "it is dead"
@@ -118,25 +142,46 @@ class Endpoint:
                 break
             wait_s = self._backoff_s(request.seed, attempt)
             try:
-                response = self._client.post("/chat/completions", json=body)
-            except httpx.HTTPError as error:
+                response, content = await self._ask(body)
+            except TimeoutError:
+                reason = f"no complete answer in {self._settings.timeout_s:g} s"
+            except (httpx.HTTPError, httpx.InvalidURL, zlib.error, ValueError) as error:
                 reason = f"{type(error).__name__}: {self._excerpt(str(error))}"
             else:
                 if response.status_code == 200:
-                    answer = _read(response)
+                    answer = _read(content)
                     if answer is not None:
                         return self._completion(*answer)
                     reason = "its answer is no chat completion"
                 else:
-                    reason = f"HTTP {response.status_code}: {self._excerpt(response.text)}"
+                    text = content[:1000].decode(errors="replace")
+                    reason = f"HTTP {response.status_code}: {self._excerpt(text)}"
                     if response.status_code not in _RETRIED and response.status_code < 500:
                         break
                     retry_after_s = _retry_after_s(response.headers.get("Retry-After"))
                     wait_s = min(max(wait_s, retry_after_s), LONGEST_BACKOFF_S)
             if attempt < self._settings.retries:
                 self._count(num_retries=1)
-                time.sleep(wait_s)
+                await asyncio.sleep(wait_s)
         return self._void(reason)
+
+    async def _ask(self, body: dict[str, Any]) -> tuple[httpx.Response, bytes]:
+        """The answer to one request, and its content.
+
+        Raises TimeoutError, httpx's errors, and ValueError or zlib.error for content that is too
+        large or cannot be decompressed.
+        """
+        content = bytearray()
+        async with (
+            asyncio.timeout(self._settings.timeout_s),
+            self._client.stream("POST", "/chat/completions", json=body) as response,
+        ):
+            async for part in response.aiter_raw():
+                content += part
+                if len(content) > MAX_BYTES:
+                    break
+        encoding = response.headers.get("Content-Encoding", "").strip().lower()
+        return response, _decompressed(bytes(content), encoding)
 
     def _body(self, request: Request) -> dict[str, Any]:
         settings = self._settings
@@ -184,21 +229,44 @@ class Endpoint:
                 setattr(self._usage, name, getattr(self._usage, name) + number)
 
 
-def _read(response: httpx.Response) -> tuple[str, str, tuple[int, int]] | None:
+def _decompressed(content: bytes, encoding: str) -> bytes:
+    """The content of an answer. Raises ValueError for more than `MAX_BYTES` or another encoding,
+    zlib.error for damaged data."""
+    if encoding in ("gzip", "x-gzip", "deflate"):
+        content = zlib.decompressobj(wbits=47).decompress(content, MAX_BYTES + 1)
+    elif encoding not in ("", "identity"):
+        raise ValueError(f"an answer of encoding {encoding}")
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"an answer of more than {MAX_BYTES >> 20} MiB")
+    return content
+
+
+def _read(content: bytes) -> tuple[str, str, tuple[int, int]] | None:
     """Text, finish ("stop" or "length") and (prompt, answer) tokens of a chat completion.
 
-    None if the response is no chat completion.
+    None if the content is no chat completion. An answer that its limit cut off may have no text
+    (null), such as one that was still thinking. Half of a surrogate pair becomes a question mark.
     """
     try:
-        body = response.json()
+        body = json.loads(content)
         choice = body["choices"][0]
-        text = choice["message"]["content"]
-        finish = "length" if choice.get("finish_reason") == "length" else "stop"
-        usage = body.get("usage") or {}
-        counts = int(usage.get("prompt_tokens", 0)), int(usage.get("completion_tokens", 0))
-    except (ValueError, LookupError, TypeError, AttributeError):
+        text = choice["message"].get("content")
+        cut = choice.get("finish_reason") == "length"
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    return (text, finish, counts) if isinstance(text, str) else None
+    if text is None and cut:
+        text = ""
+    if not isinstance(text, str):
+        return None
+    usage = body.get("usage")
+    counts = usage if isinstance(usage, dict) else {}
+    tokens = _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens"))
+    return text.encode(errors="replace").decode(), "length" if cut else "stop", tokens
+
+
+def _count(value: Any) -> int:
+    """A number of tokens; 0 for anything else."""
+    return value if type(value) is int and 0 <= value < _MAX_TOKENS else 0
 
 
 def _retry_after_s(header: str | None) -> float:
@@ -211,5 +279,5 @@ def _retry_after_s(header: str | None) -> float:
         pass
     try:
         return max(0.0, (parsedate_to_datetime(header) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return 0.0

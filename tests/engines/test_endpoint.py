@@ -1,8 +1,12 @@
 """Endpoints as partners, with a local server: answers, errors, time-outs, dead endpoints."""
 
 import asyncio
+import gzip
+import socket
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ from selfplay.config import Config, EndpointConfig
 from selfplay.config.player_spec import parse_spec
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Message, Request, Sampling
-from selfplay.engines.endpoint import Endpoint
+from selfplay.engines.endpoint import MAX_BYTES, Endpoint, Usage
 from selfplay.metrics.step import tally
 from selfplay.partners.partners import Partners
 from selfplay.rollout.driver import RolloutStats, play_games
@@ -94,6 +98,111 @@ def test_a_temporary_failure_is_retried(failure: Answer) -> None:
         endpoint.close()
     assert (completion.text, completion.finish, len(server.bodies)) == ("ok", "stop", 3)
     assert endpoint.take_usage().num_retries == 2
+
+
+def answered(text: str = '"ok"', *, usage: str = "{}", finish: str = "stop") -> bytes:
+    """A chat completion, of JSON as given."""
+    message = f'{{"message": {{"content": {text}}}, "finish_reason": "{finish}"}}'
+    return f'{{"choices": [{message}], "usage": {usage}}}'.encode()
+
+
+LARGE = answered() + b" " * MAX_BYTES
+# Bodies that are no chat completion, with their encodings.
+NO_ANSWERS = {
+    "deep lists": (b"[" * 10**5, ""),
+    "deep objects": (b'{"a":' * 10**5, ""),
+    "deep inside": (answered(usage="[" * 10**5 + "]" * 10**5), ""),
+    "a number of 5,000 digits": (answered(usage="9" * 5000), ""),
+    "null": (answered("null"), ""),
+    "a list": (answered('["ok"]'), ""),
+    "no UTF-8": (answered('"x"').replace(b"x", b"\xe9"), ""),
+    "too large": (LARGE, ""),
+    "too large when decompressed": (gzip.compress(LARGE), "gzip"),
+    "compressed twice": (gzip.compress(gzip.compress(answered())), "gzip, gzip"),
+    "damaged": (b"x" + gzip.compress(answered()), "gzip"),
+    "an encoding that was not asked for": (answered(), "br"),
+}
+
+
+@pytest.mark.parametrize("name", NO_ANSWERS)
+def test_what_is_no_answer_is_void_in_one_line(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body, encoding = NO_ANSWERS[name]
+    hostile = Answer(body=body, headers={"Content-Encoding": encoding} if encoding else {})
+    with chat_server(lambda asked, number: hostile) as server:
+        endpoint = Endpoint("small", server.url, settings=FAST, key=None)
+        assert ask(endpoint).finish == "void"
+        endpoint.close()
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert endpoint.take_usage() == Usage(1, FAST.retries, 1)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        *('{"prompt_tokens": Infinity, "completion_tokens": 1e999}', '{"prompt_tokens": NaN}'),
+        *('{"prompt_tokens": -5}', '{"prompt_tokens": 1%s}' % ("0" * 400), "[1]", "3", "null"),
+        *('{"prompt_tokens": "many"}', '{"prompt_tokens": {}, "completion_tokens": true}'),
+    ],
+)
+def test_usage_that_is_no_number_counts_nothing(usage: str) -> None:
+    with chat_server(lambda asked, number: Answer(body=answered(usage=usage))) as server:
+        endpoint = Endpoint("small", server.url, settings=FAST, key=None)
+        assert ask(endpoint).text == "ok"
+        endpoint.close()
+    assert endpoint.take_usage() == Usage(1)
+
+
+@pytest.mark.parametrize(
+    ("body", "text", "finish"),
+    [
+        (answered("null", finish="length"), "", "length"),
+        (b'{"choices": [{"message": {}, "finish_reason": "length"}]}', "", "length"),
+        (answered('"a\\ud800b"'), "a?b", "stop"),
+        (answered('"\\ude00\\ud83d"'), "??", "stop"),
+        (answered('"\\ud83d\\ude00"'), "😀", "stop"),
+        (answered('"x"').replace(b"x", b"\xed\xa0\x80"), "?", "stop"),
+    ],
+)
+def test_an_odd_answer_is_one_answer(body: bytes, text: str, finish: str) -> None:
+    """A null text that the limit cut off is a cut-off move, half of a surrogate pair is a `?`."""
+    packed = Answer(body=gzip.compress(body), headers={"Content-Encoding": "gzip"})
+    for answer in (Answer(body=body), packed):
+        with chat_server(lambda asked, number, answer=answer: answer) as server:
+            endpoint = Endpoint("small", server.url, settings=FAST, key=None)
+            completion = ask(endpoint)
+            endpoint.close()
+        assert (completion.text, completion.finish, len(server.bodies)) == (text, finish, 1)
+
+
+def test_a_server_that_drips_has_the_time_of_one_request() -> None:
+    """In its body, its headers and its interim answers, each byte long before the limit."""
+    settings = EndpointConfig(timeout_s=0.4, retries=0)
+
+    def took_s(url: str) -> float:
+        endpoint, began_s = Endpoint("small", url, settings=settings, key=None), time.monotonic()
+        completion = ask(endpoint)
+        endpoint.close()
+        assert (completion.finish, completion.text) == ("void", "no complete answer in 0.4 s")
+        return time.monotonic() - began_s
+
+    with chat_server(lambda asked, number: Answer(drip_s=0.05)) as server:
+        assert 0.4 <= took_s(server.url) < 2
+    for drop in (b"HTTP/1.1 200 OK\r\nX: a", b"HTTP/1.1 100 Continue\r\n\r\n"):
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+
+            def serve(listening: socket.socket = listening, drop: bytes = drop) -> None:
+                caller, _ = listening.accept()
+                with caller, suppress(OSError):
+                    caller.recv(2**16)
+                    for _ in range(100):
+                        caller.sendall(drop)
+                        drop = drop if drop.endswith(b"\n") else b"a"
+                        time.sleep(0.05)
+
+            threading.Thread(target=serve, daemon=True).start()
+            assert 0.4 <= took_s(f"http://127.0.0.1:{listening.getsockname()[1]}/v1") < 2
 
 
 def test_a_retry_waits_as_long_as_retry_after_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +318,23 @@ def test_games_of_a_dead_endpoint_are_void_and_in_no_score(
     assert tally(episodes)["games"] == len(episodes)
     assert all(episode.outcome.score_norm == 1.0 for episode in episodes)
     assert "HTTP 401" in capsys.readouterr().err
+
+
+def test_games_go_on_whatever_an_endpoint_sends(
+    rendering: Rendering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each game is played, or void; nothing is raised."""
+    monkeypatch.setattr("selfplay.engines.endpoint._DEAD_AFTER", 100)
+    odd = [Answer(body=body) for body, encoding in NO_ANSWERS.values() if not encoding]
+    odd += [
+        Answer(body=answered('"[message] \\ud800 5"')),
+        Answer(body=answered("null", finish="length")),
+    ]
+    odd += [Answer(body=answered('"[accept]"', usage='{"prompt_tokens": Infinity}'))]
+    with chat_server(lambda body, n: odd[n % len(odd)]) as server:
+        config, partners = partners_of(server.url, rendering, "endpoint.retries=0")
+        _, episodes, stats = play(config, partners, Proposes(rendering, {}), num_boards=8)
+    assert 0 < len(episodes) < 32 and len(episodes) + len(stats.void) == 32
 
 
 def test_a_run_with_an_endpoint_that_dies(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes | None = None
     wait_s: float = 0.0
+    drip_s: float = 0.0  # between two bytes of the body
     finish: str = "stop"
 
 
@@ -62,7 +63,12 @@ def chat_server(script: Script) -> Iterator[ChatServer]:
                 for name, value in {**answer.headers, "Content-Length": str(len(content))}.items():
                     self.send_header(name, value)
                 self.end_headers()
-                self.wfile.write(content)
+                if answer.drip_s:
+                    for byte in content:
+                        self.wfile.write(bytes([byte]))
+                        released.wait(answer.drip_s)
+                else:
+                    self.wfile.write(content)
             except OSError:
                 self.close_connection = True  # who asked has given up
 
