@@ -8,7 +8,7 @@ import pytest
 import train
 from bench.rows import SHAPES
 from bench.shapes import qwen2_config
-from selfplay.apps.plan.dry_run import advice, model_shape
+from selfplay.apps.plan.dry_run import model_shape
 from selfplay.apps.plan.memory import (
     GIB,
     Demand,
@@ -94,24 +94,6 @@ def test_what_does_not_fit_gets_settings_with_which_it_fits() -> None:
     for word in words:  # none of them is needless
         assert why_not(asked(*(w for w in words if w != word))) is not None
     assert remedy(asked(total=H100)) == []
-
-
-# Settings of a 7B model, the GiB of its GPU, and what the advice holds.
-ADVISED = [
-    (("model.dtype=float32",), 110, "model.dtype=bfloat16 parallel.checkpointing="),
-    (("model.dtype=float32",), 40, "model.lora.rank=16 model.dtype=bfloat16"),
-    (("model.dtype=bfloat16", "parallel.tp=2"), 45, "4 such GPUs"),
-    (("model.dtype=bfloat16", "algorithm.kl=0.1"), 80, "2 such GPUs"),
-]
-
-
-@pytest.mark.parametrize(("words", "total", "told"), ADVISED)
-def test_the_settings_take_what_is_advised(words: tuple[str, ...], total: int, told: str) -> None:
-    given = ["model.path=x", "engine.kind=sglang", "rollout.max_game_tokens=1024", *words]
-    text = advice(demand_of("7B", load_config(None, given), total=total), qwen2_config("7B"))
-    assert told in text
-    for choice in text.split(", or with "):
-        load_config(None, [*given, *(word for word in choice.split() if "=" in word)])
 
 
 def test_copies_of_the_weights_are_counted() -> None:

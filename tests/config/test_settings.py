@@ -203,10 +203,6 @@ def test_a_contradiction_names_where_its_keys_were_given(tmp_path: Path) -> None
     assert refused(path).startswith(f"{path}:2, {tmp_path / 'run.yaml'}:2: rollout.temperature 0")
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    assert refused(tmp_path / "no.yaml").startswith(f"{tmp_path / 'no.yaml'}: no such file")
-
-
 # PyYAML writes U+0085 so that it reads a blank.
 text = st.text(st.characters(codec="utf-8", exclude_characters="\x85"), max_size=12)
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | text

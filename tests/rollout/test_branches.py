@@ -111,18 +111,6 @@ def test_the_value_of_a_turn_is_the_mean_of_its_continuations(rendering: Renderi
 
 
 @pytest.mark.parametrize(("branching", "texts"), [(DECISIONS, ANSWERS), (SECOND, PROPOSALS)])
-def test_forking_leaves_the_played_game_unchanged(
-    rendering: Rendering, branching: Branching, texts: Mapping[tuple[object, ...], str]
-) -> None:
-    plain, alone = played(rendering, None, {})
-    forked, engine = played(rendering, branching, texts)
-    assert replace(forked, branches=(), transcripts=()) == replace(plain, transcripts=())
-    for left, right in zip(forked.transcripts, plain.transcripts, strict=True):
-        assert tokens(left) == tokens(right)
-    assert [r for r in engine.asked if r in alone.asked] == alone.asked
-
-
-@pytest.mark.parametrize(("branching", "texts"), [(DECISIONS, ANSWERS), (SECOND, PROPOSALS)])
 def test_a_branch_has_the_exact_tokens_of_the_played_game(
     rendering: Rendering, branching: Branching, texts: Mapping[tuple[object, ...], str]
 ) -> None:
@@ -189,21 +177,6 @@ def test_sibling_turns_form_a_group_and_so_do_their_continuations(rendering: Ren
     # Zero variance: the played game's two groups of one sample, and seat 1 after the rejections,
     # which had a turn in only one game.
     assert stats == CreditStats(2, 2, num_branch_groups=3, num_zero_variance_branch_groups=1)
-
-
-@pytest.mark.parametrize(
-    ("method", "advantages"), [("grpo", [4 / 9, 1 / 9, -5 / 9]), ("rloo", [2 / 3, 1 / 6, -5 / 6])]
-)
-def test_siblings_have_the_advantages_of_a_group(
-    rendering: Rendering, method: str, advantages: Sequence[float]
-) -> None:
-    """rloo subtracts the mean of the others; grpo divides by the standard deviation
-    sqrt((16 + 1 + 25) / 243)."""
-    episode, _ = played(rendering, DECISIONS, ANSWERS)
-    samples, _ = credited(episode, algorithm=AlgorithmConfig(method=method, advantage_eps=0.0))
-    divisor = (42 / 243) ** 0.5 if method == "grpo" else 1.0
-    actual = [samples[f"turn 2 sibling {k}"].advantages[-1] for k in (0, 1, 2)]
-    assert actual == pytest.approx([a / divisor for a in advantages])
 
 
 def test_a_refused_turn_is_penalized_and_equal_turns_are_dropped(rendering: Rendering) -> None:

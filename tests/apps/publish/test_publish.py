@@ -102,40 +102,19 @@ def test_the_card_has_the_scores_beside_scripts_and_people(run: Path) -> None:
     assert "data.train=boards.parquet" in text and "steps=9" in text
 
 
-def test_the_card_tells_what_an_evaluation_asked(run: Path) -> None:
-    def add(name: str, **facts: Any) -> None:
-        page = {"games": "generated", "num_games": 4, "rows": {"policy": row(0.9)}, **facts}
-        (run / f"eval_{name}").mkdir()
-        (run / f"eval_{name}" / "evaluation.json").write_text(json.dumps(page))
-
-    words = ["game.options.p_observed=1.0", "data={train: /home/jane/boards.parquet}"]
-    add("a", partner="self")
-    add("b", partner="scripted:honest")
-    add("c", partner="self", overrides=words)
-    add("d", partner="checkpoint:/home/jane/other", overrides=words[:1])
-    add("e", partner="self", start="0.5", config="other.yaml")
-    assert publish.main([str(run), "me/pair"]) == 0
-    text = (run / "hub" / "README.md").read_text()
-    assert "jane" not in text
-    a, b, c, d, e = (line for line in text.splitlines() if "games of generated, by" in line)
-    assert a == "### 4 games of generated, by `eval.py`"
-    assert b.endswith("by `eval.py`, with scripted:honest")
-    assert re.search(r", under game\.options\.p\\?_observed=1\.0 data=.*boards\.parquet", c)
-    assert re.search(r", with checkpoint:other, under game\.options\.p\\?_observed=1\.0$", d)
-    assert re.search(r", under \\?-\\?-config=other\.yaml \\?-\\?-start=0\.5$", e)
-
-
 def test_no_folder_and_no_address_of_this_machine_is_published(run: Path) -> None:
     partners = [f"checkpoint:{p}*0.5" for p in ("/jane/a", "../../jane/b", "~/jane/c/", "me/tiny")]
     address = "endpoint:small@http://10.1.2.3:8000/v1"
     change_settings(run, f"rollout.partners=[{', '.join(partners)}, {address}*0.5]")
     rows = {f"policy with {name}": row(0.5) for name in ("checkpoint:/jane/x/d", address)}
-    page = {"games": "generated", "num_games": 4, "rows": rows}
+    words = ["game.options.p_observed=1.0", "data={train: /home/jane/boards.parquet}"]
+    page = {"games": "generated", "num_games": 4, "rows": rows, "overrides": words}
     (run / "eval_generated_checkpoint_jane_x_d").mkdir()
     (run / "eval_generated_checkpoint_jane_x_d" / "evaluation.json").write_text(json.dumps(page))
     assert publish.main([str(run), "me/pair"]) == 0
     text = "".join((run / "hub" / name).read_text() for name in ("README.md", "selfplay.yaml"))
     assert "jane" not in text and "10.1.2.3" not in text
+    assert re.search(r"by `eval.py`.* under game\.options\.p\\?_observed=1\.0 data=.*boards", text)
     assert "| policy with checkpoint:d " in text and "| policy with endpoint:small@" in text
     assert load_config(run / "hub" / "selfplay.yaml").rollout.partners == (
         *("checkpoint:a*0.5", "checkpoint:b*0.5", "checkpoint:c/*0.5", "checkpoint:me/tiny*0.5"),
