@@ -76,7 +76,6 @@ if __name__ == "__main__":  # --help and a mistake are answered before torch is 
 import torch
 
 from bench import loop
-from bench.mismatch import both_logprobs
 from bench.shapes import qwen2_config, random_model
 from bench.talks import GROUP, TURNS, Watched, talks
 from selfplay.advantages.sample import Sample
@@ -87,7 +86,9 @@ from selfplay.distributed import World, close_world, init_world
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.errors import EngineFault
+from selfplay.learner.batch import micro_batches
 from selfplay.model.hub import local_folder
+from selfplay.model.policy import policy_logprobs
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
 from selfplay.rollout.players import opening_ids
@@ -96,6 +97,7 @@ from selfplay.setup import make_tokenizer
 from selfplay.weight_sync.push import push
 from selfplay.weight_sync.start import load_engine
 
+BUDGET = 16_384  # packed tokens of a forward pass
 ENDED = (1, 20, 60, 80, 95, 100)  # percent of the turns
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -353,6 +355,19 @@ class Bench:
             "mismatch_mean": round(every.mean().item(), 5),
             "mismatch_max": round(every.max().item(), 4),
         }
+
+
+@torch.no_grad()
+def both_logprobs(
+    model: torch.nn.Module, samples: Sequence[Sample], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The model's own log-probs of the trained tokens [M] and the samples', in doubles."""
+    pairs = []
+    for _, batch in micro_batches(samples, init_world(device=device.type), budget=BUDGET):
+        own_M, _ = policy_logprobs(model, batch.row, batch.targets_M, temperature=1.0)
+        pairs.append((own_M.double(), batch.old_logprobs_M.double()))
+    own_M, engine_M = (torch.cat(side) for side in zip(*pairs, strict=True))
+    return own_M, engine_M
 
 
 LIMITS = Limits(TURNS, max_retries=50)
