@@ -135,7 +135,7 @@ def test_what_is_no_answer_is_void_in_one_line(
         assert ask(endpoint).finish == "void"
         endpoint.close()
     assert len(capsys.readouterr().err.splitlines()) == 1
-    assert endpoint.take_usage() == Usage(1, FAST.retries, 1)
+    assert endpoint.take_usage() == Usage(1, FAST.retries)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ class Pointing(TurnGame):
         return (1, 2, None)[seat]
 
     def outcome(self) -> Outcome:
-        score = sum(guess == str(self.instance) for guess in self.guesses) / 2
+        score = min(1.0, sum(guess == str(self.instance) for guess in self.guesses) / 2)
         return Outcome(len(self.guesses) == 2, True, score, score, (score,) * 3, {})
 
 
