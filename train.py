@@ -56,9 +56,9 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
       seats of one game share a reward, so they are never each other's baseline.
     - Advantages are per token, so single turns can be penalised or compared (branch points).
     - Groups without variance are dropped before the update.
-    - The loss is a mean over all trained tokens of all ranks (token_mean), not over sequences.
-    - The ratio's denominator is the engine's own log-prob of each sampled token.
-    - The KL term is off by default.
+    - By default the loss is a mean over all trained tokens of all ranks (token_mean), not over
+      sequences; the ratio's denominator is the engine's own log-prob of each sampled token; and the
+      KL term is off.
     """
     run, ending = set_up(config, world, cleanup), Ending()
     for step in range(run.first_step, config.steps):

@@ -144,7 +144,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         engine,
         Offload(learner, config.parallel),
         config=config.engine,
-        router=partners.routed(engine),
+        runner=partners.routed(engine),
     )
     evaluation = EvaluationContext(
         config, supervisor, rendering, world, partners.held_out_partner()

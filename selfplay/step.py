@@ -141,12 +141,12 @@ def update(run: Run, batch: Batch, step: int) -> tuple[dict[str, float], list[st
 
 
 def measure(
-    run: Run, step: int, rollout: Rollout, batch: Batch, learnt: dict[str, float]
+    run: Run, num_done: int, rollout: Rollout, batch: Batch, learnt: dict[str, float]
 ) -> dict[str, float]:
-    """The metrics of step number `step` over all ranks: games, groups, update, endpoints' usage.
+    """The metrics of the step over all ranks: games, groups, update, endpoints' usage.
 
-    The policy joins the pool here when it is due."""
-    usage = run.partners.finish_step(step, run.learner, run.tokenizer)
+    `num_done` counts the finished steps. The policy joins the pool here when it is due."""
+    usage = run.partners.finish_step(num_done, run.learner, run.tokenizer)
     metrics = step_metrics(rollout.episodes, rollout.stats, batch.stats, learnt | usage, run.world)
     # Those of the last push and evaluation are among them.
     return metrics | {"num_engine_restarts": run.supervisor.take_num_restarts()}
@@ -168,16 +168,16 @@ def evaluate(run: Run) -> dict[str, float]:
         return validation(run.evaluation, run.fixed_partner)
 
 
-def save_learner(run: Run, step: int) -> OpenCheckpoint:
-    """Write the learner after `step` steps, while the engine sleeps; `finish` completes it."""
+def save_learner(run: Run, num_done: int) -> OpenCheckpoint:
+    """Write the learner after `num_done` steps, while the engine sleeps; `finish` completes it."""
     with run.timed("save"):
-        return begin_checkpoint(run.folder, run.learner, run.tokenizer, step=step)
+        return begin_checkpoint(run.folder, run.learner, run.tokenizer, step=num_done)
 
 
-def save_and_sleep(run: Run, step: int, state: Mapping[str, Any]) -> None:
-    """Save the run after `step` steps where a check ends it: the engine goes to sleep for good."""
+def save_and_sleep(run: Run, num_done: int, state: Mapping[str, Any]) -> None:
+    """Save the run after `num_done` steps where a check ends it: the engine sleeps for good."""
     run.supervisor.sleep()
-    save_learner(run, step).finish(state, keep=run.config.keep_checkpoints)
+    save_learner(run, num_done).finish(state, keep=run.config.keep_checkpoints)
 
 
 def export_final(run: Run) -> None:

@@ -9,7 +9,8 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One seat's transcript, ready for the update. Every list has one entry per token.
+    """One seat's transcript, ready for the update. A list has one entry per token, or is empty
+    where nothing is known.
 
     - `name` is unique within a step.
     - `old_logprobs` are the engine's log-probs at the sampling temperature.

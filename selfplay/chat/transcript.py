@@ -1,8 +1,8 @@
 """One seat's exact tokens: ids, loss mask and engine log-probs, one entry for each token.
 
 Units: tokens and nats. Only `begin`, `observe`, `act`, `fork` and `mark_untrained` write, so the
-three lists always have the same length and a 1 in the mask always means "the policy sampled this
-token".
+three lists always have the same length. A 1 in the mask marks a token that is trained: one that the
+policy sampled or, in the warm start, that a teacher wrote.
 """
 
 from __future__ import annotations

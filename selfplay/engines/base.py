@@ -1,4 +1,4 @@
-"""The engine interface: prompt ids in, sampled ids out.
+"""The engine interface: prompt ids in, sampled ids out. `weight_sync/push.py` pushes weights to it.
 
 `GameRunner.run_games` plays games: one coroutine for each game, which awaits its completions. The
 SGLang engine answers each request as soon as it is done. The hf engine answers when all games wait,
@@ -8,7 +8,7 @@ as one batch (`waves`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -142,4 +142,12 @@ class CopiesWeights(Protocol):
         self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int
     ) -> None:
         """Generate with these weights (Hugging Face names) from the next request on."""
+        ...
+
+    def shares(self, model: torch.nn.Module) -> bool:
+        """Whether the engine generates with the parameters of this model itself."""
+        ...
+
+    def held_weights(self) -> Mapping[str, torch.Tensor]:
+        """The engine's own tensors by name, for a comparison."""
         ...

@@ -179,6 +179,12 @@ class HFEngine:
                     parameters[name].copy_(tensor)
         self.version = version
 
+    def shares(self, model: torch.nn.Module) -> bool:
+        return self.model is model
+
+    def held_weights(self) -> dict[str, Tensor]:
+        return dict(self.model.named_parameters())
+
     def sleep(self) -> None:
         """Does nothing: the policy needs the weights, and the cache ends with the rollout."""
 

@@ -201,7 +201,7 @@ def play_matches(
                 ) as partners:
                     context = EvaluationContext(
                         config,
-                        EngineSupervisor(engine, world, router=partners.routed(engine)),
+                        EngineSupervisor(engine, world, runner=partners.routed(engine)),
                         rendering,
                         world,
                         partners.for_step(0)[0][0],

@@ -138,7 +138,7 @@ class TokenMeans:
             self._sums[name] = self._sums[name] + total if name in self._sums else total
             self._counts[name] = self._counts.get(name, 0.0) + batch.weight * values_M.numel()
 
-    def largest(self, name: str, values_M: Tensor, batch: MicroBatch) -> None:
+    def add_largest(self, name: str, values_M: Tensor, batch: MicroBatch) -> None:
         """Keep the largest of all values under this name, at least 0."""
         value = batch.weight * values_M.detach().max()
         before = self._largest.get(name)

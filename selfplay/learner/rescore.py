@@ -178,7 +178,7 @@ def add_mismatch(token_means: TokenMeans, trainer_M: Tensor, batch: MicroBatch) 
     """Add the mismatch of the trainer's log-probs [M] and those that the batch has to the means."""
     values = mismatch_values(trainer_M, batch.old_logprobs_M)
     token_means.add(values, batch)
-    token_means.largest("mismatch_max", values["mismatch_mean"], batch)
+    token_means.add_largest("mismatch_max", values["mismatch_mean"], batch)
 
 
 def mismatch_values(trainer_M: Tensor, engine_M: Tensor) -> dict[str, Tensor]:

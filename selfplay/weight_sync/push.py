@@ -18,8 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from selfplay.distributed import gather_flat
 from selfplay.engines.base import CopiesWeights, Engine
-from selfplay.engines.hf import HFEngine
-from selfplay.engines.sglang import weights as sglang_push
+from selfplay.engines.sglang import buckets
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.errors import EngineFault
 from selfplay.model.lora import Weight, plain_weights
@@ -54,7 +53,7 @@ def push(
     group: dist.ProcessGroup | None = None,
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | None = None,
-    bucket_bytes: int = sglang_push.BUCKET_BYTES,
+    bucket_bytes: int = buckets.BUCKET_BYTES,
 ) -> None:
     """Push this model's weights to the engine. All ranks of a sharded model call it together.
 
@@ -74,17 +73,19 @@ def push(
     if engine is None and group is None:
         raise ValueError("a rank without an engine must name its replica's group, got None")
     shapes = {name: torch.Size(weight.base.shape) for name, weight in weights.items()}
-    _check_names(engine.weights if engine is not None else None, shapes, group)
+    _check_names(engine.ledger if engine is not None else None, shapes, group)
     device = device or next(iter(weights.values())).base.device
     if engine is not None:
-        engine.weights.invalidate()  # incomplete until the last bucket is loaded
-    sender = _BucketSender(engine.num_ranks if engine is not None else 0, group)
-    for names in sglang_push.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes):
+        engine.ledger.invalidate()  # incomplete until the last bucket is loaded
+    sender, num_payloads = _BucketSender(group), _num_payloads(engine, group)
+    for names in buckets.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes):
         flat_N = gather_flat([weights[name].merged() for name in names], dtype=dtype, device=device)
+        sizes = [shapes[name] for name in names]
         sender.wait()  # for the bucket before
         sender.send(
             flat_N,
-            payload=partial(_push_payload, flat_N, names, [shapes[name] for name in names]),
+            # A handle can be opened only once, so each rank of the engine gets its own.
+            [buckets.serialise(flat_N, names, sizes) for _ in range(num_payloads)],
             begin=partial(engine.begin_bucket, names=names, version=version)
             if engine is not None
             else None,
@@ -92,6 +93,12 @@ def push(
         del flat_N
     sender.wait()
     sender.raise_fault()
+
+
+def _num_payloads(engine: SGLangEngine | None, group: dist.ProcessGroup | None) -> int:
+    """How many of the engine's ranks this rank's buffer is for: its own in a replica of several
+    ranks, else all of them."""
+    return engine.num_ranks if engine is not None and group is None else 1
 
 
 def _copy_weights(
@@ -104,10 +111,10 @@ def _copy_weights(
 ) -> None:
     """Push to an engine in this process, which copies tensors by name. An engine that shares the
     model's parameters only gets the version."""
-    if isinstance(engine, HFEngine) and engine.model is model:
+    assert isinstance(engine, CopiesWeights)
+    if engine.shares(model):
         weights = {}
     named = ((name, cast_full_tensor(w.merged(), dtype)) for name, w in weights.items())
-    assert isinstance(engine, CopiesWeights)
     try:
         engine.update_weights(named, version)
     except EngineFault:
@@ -117,27 +124,21 @@ def _copy_weights(
 
 
 def _check_names(
-    weights: sglang_push.Ledger | None,
+    ledger: buckets.Ledger | None,
     shapes: dict[str, torch.Size],
     group: dist.ProcessGroup | None,
 ) -> None:
     """The leader compares names and shapes; on a difference all ranks raise, before any gather."""
     message: list[str | None] = [None]
-    if weights is not None:
+    if ledger is not None:
         try:
-            weights.check_names(shapes)
+            ledger.check_names(shapes)
         except ValueError as error:
             message = [str(error)]
     if group is not None:
         dist.broadcast_object_list(message, group=group, group_src=0)
     if message[0] is not None:
         raise ValueError(message[0])
-
-
-def _push_payload(
-    flat_N: Tensor, names: Sequence[str], shapes: Sequence[torch.Size], rank: int
-) -> bytes:
-    return sglang_push.serialise(flat_N, names, shapes)
 
 
 class _BucketSender:
@@ -147,8 +148,8 @@ class _BucketSender:
     more; all ranks know the fault after `wait`.
     """
 
-    def __init__(self, num_engine_ranks: int, group: dist.ProcessGroup | None) -> None:
-        self._num_engine_ranks, self._group = num_engine_ranks, group
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
         self._buffer: Tensor | None = None
         self._finish: Callable[[], None] | None = None
         self._fault: str | None = None
@@ -156,18 +157,18 @@ class _BucketSender:
     def send(
         self,
         buffer: Tensor,
+        payloads: list[bytes],
         *,
-        payload: Callable[[int], bytes],
         begin: Callable[[list[bytes]], Callable[[], None]] | None,
     ) -> None:
-        """Let the engine read this buffer. `payload` makes one engine rank's message from it.
+        """Let the engine read this buffer. `payloads` open it, see `_num_payloads`.
 
-        `begin` passes the messages to this rank's engine and returns a function that waits for it;
-        None on a rank without one.
+        `begin` passes the payloads of all ranks to this rank's engine and returns a function that
+        waits for it; None on a rank without one.
         """
         if buffer.is_cuda:  # the engine reads this memory, so the values must be final
             torch.cuda.current_stream(buffer.device).synchronize()
-        self._buffer, payloads = buffer, self._gather(payload)
+        self._buffer, payloads = buffer, self._gather(payloads)
         if begin is not None and self._fault is None:
             try:
                 self._finish = begin(payloads)
@@ -189,28 +190,27 @@ class _BucketSender:
             dist.broadcast_object_list(message, group=self._group, group_src=0)
             [self._fault] = message
         device, self._buffer, self._finish = self._buffer.device, None, None
-        sglang_push.collect(device)
+        buckets.collect(device)
 
     def raise_fault(self) -> None:
         """Raise EngineFault if the engine failed."""
         if self._fault is not None:
             raise EngineFault(self._fault)
 
-    def _gather(self, payload: Callable[[int], bytes]) -> list[bytes]:
-        """The messages for all of the engine's ranks, on the leader."""
+    def _gather(self, payloads: list[bytes]) -> list[bytes]:
+        """The payloads of all ranks of the replica, on its leader."""
         if self._group is None:
-            # One trainer rank may lead an engine of several GPUs or processes; each of its ranks
-            # opens its own handle.
-            return [payload(rank) for rank in range(self._num_engine_ranks)]
+            return payloads
         leads = dist.get_rank(self._group) == 0
         gathered: list[Any] | None = [None] * dist.get_world_size(self._group) if leads else None
-        dist.gather_object(payload(0), gathered, group=self._group, group_dst=0)
+        dist.gather_object(payloads[0], gathered, group=self._group, group_dst=0)
         return gathered or []
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """How many elements of an engine's weights were compared, and how many differ."""
+    """How many elements of an engine's weights were compared, and how many differ. Each process of
+    an engine counts its own copy, with its padding."""
 
     num_elements: int
     num_different: int
@@ -224,13 +224,14 @@ def compare(
     group: dist.ProcessGroup | None = None,
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | None = None,
-    bucket_bytes: int = sglang_push.BUCKET_BYTES,
+    bucket_bytes: int = buckets.BUCKET_BYTES,
 ) -> Compared:
     """Compare these parameters with the engine's, bit for bit, after a push; nothing is written.
 
     All ranks call it, as they call `push`, with the same `names` (those of `named_weights`).
     Returns this rank's counts: of its own engine, or of its rank in a shared one. Equal weights
-    always differ in 0 elements, because both sides come from the same cast of the same numbers.
+    always differ in 0 elements, because both sides come from the same cast of the same numbers. A
+    model's loader that writes weights in an unknown way shows in too few compared elements.
     Raises EngineFault as `push` does.
     """
     selected = set(names)
@@ -239,17 +240,20 @@ def compare(
         return _compare_here(model, engine, weights, dtype=dtype)
     shapes = {name: torch.Size(weight.base.shape) for name, weight in weights.items()}
     device = device or next(iter(weights.values())).base.device
-    num_slots = engine.num_ranks if engine is not None and group is None else 1
+    num_slots = _num_payloads(engine, group)
     counts = torch.zeros(2, dtype=torch.int64)
-    sender = _BucketSender(num_slots, group)
-    for bucket in sglang_push.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes):
+    sender = _BucketSender(group)
+    for bucket in buckets.plan_buckets(shapes, dtype, bucket_bytes=bucket_bytes):
         sizes = [shapes[name] for name in bucket]
         flat_N = gather_flat([weights[n].merged() for n in bucket], dtype=dtype, device=device)
-        slots_B = flat_N.new_zeros(num_slots * sglang_push.FOUND_BYTES, dtype=torch.uint8)
+        slots_B = flat_N.new_zeros(num_slots * buckets.FOUND_BYTES, dtype=torch.uint8)
         buffer_B = torch.cat([slots_B, flat_N.view(torch.uint8)])
         sender.send(
             buffer_B,
-            payload=partial(_compare_payload, buffer_B, bucket, sizes, num_slots),
+            [
+                buckets.serialise_compared(buffer_B, bucket, sizes, rank=slot, ranks=num_slots)
+                for slot in range(num_slots)
+            ],
             begin=engine.begin_compare if engine is not None else None,
         )
         sender.wait()
@@ -258,20 +262,16 @@ def compare(
     return Compared(*counts.tolist())
 
 
-def _compare_payload(
-    buffer_B: Tensor, names: Sequence[str], shapes: Sequence[torch.Size], num_slots: int, rank: int
-) -> bytes:
-    return sglang_push.serialise_compared(buffer_B, names, shapes, rank=rank, ranks=num_slots)
-
-
 def _compare_here(
     model: nn.Module, engine: Engine, weights: dict[str, Weight], *, dtype: torch.dtype
 ) -> Compared:
-    """Compare with an engine in this process that has its own model."""
-    if not isinstance(engine, HFEngine) or engine.model is model:
-        return Compared(0, 0)
-    in_engine = dict(engine.model.named_parameters())
+    """Compare with an engine in this process. One that shares the model's parameters is equal."""
+    assert isinstance(engine, CopiesWeights)
+    num_elements = sum(weight.base.numel() for weight in weights.values())
+    if engine.shares(model):
+        return Compared(num_elements, 0)
+    held = engine.held_weights()
     different = sum(
-        int((in_engine[n] != cast_full_tensor(w.merged(), dtype)).sum()) for n, w in weights.items()
+        int((held[n] != cast_full_tensor(w.merged(), dtype)).sum()) for n, w in weights.items()
     )
-    return Compared(sum(w.base.numel() for w in weights.values()), different)
+    return Compared(num_elements, different)

@@ -5,7 +5,8 @@ Engine and trainer take turns on the GPU, so only the larger of the two has to f
     play → sleep → update → push weights (wake weights, push, compare, wake cache) → play
 
 An engine that fails is killed and started again, and its work is repeated: unfinished games are
-played again from their start with the same named seeds, a push is sent again. Every rank must call
+played again from their start, a push is sent again. The seeds of a game are the same; SGLang uses
+them only with `engine.deterministic`, and else samples other turns. Every rank must call
 each method, because the ranks meet in collectives and learn of a failure at the same point.
 """
 
@@ -51,15 +52,15 @@ class EnginesFailed(RuntimeError):
 class EngineSupervisor:
     """Supervises an engine that keeps the weights of its folder.
 
-    `engine` is None on a rank that shares another rank's. Games are played with `router`, which
-    adds the partners' engines (`Partners.routed`); without one with `engine`.
+    `engine` is None on a rank that shares another rank's. `runner` plays the games: a router over
+    this engine and the partners' (`Partners.routed`), or the engine itself.
     """
 
     def __init__(
-        self, engine: Engine | None, world: World, *, router: GameRunner | None = None
+        self, engine: Engine | None, world: World, *, runner: GameRunner | None = None
     ) -> None:
         self.engine, self._world = engine, world
-        self._router: GameRunner | None = engine if router is None else router
+        self._runner: GameRunner | None = engine if runner is None else runner
         self._num_restarts = 0
 
     def play(
@@ -77,7 +78,7 @@ class EngineSupervisor:
             partial(
                 play_games,
                 setups,
-                self._router,
+                self._runner,
                 sampling=sampling,
                 limits=limits,
                 version=version,
@@ -141,9 +142,9 @@ class PolicySupervisor(EngineSupervisor):
         offload: Offload,
         *,
         config: EngineConfig,
-        router: GameRunner | None = None,
+        runner: GameRunner | None = None,
     ) -> None:
-        super().__init__(engine, learner.world, router=router)
+        super().__init__(engine, learner.world, runner=runner)
         self._learner, self._offload, self._config = learner, offload, config
         self._version = 0  # of the last push
 
@@ -223,7 +224,7 @@ class PolicySupervisor(EngineSupervisor):
 
     def _num_different(self, names: Sequence[str]) -> int:
         """The number of elements of these parameters whose bits differ between the learner and any
-        rank's engine."""
+        rank's engine. Raises EngineDisagrees if not all of them were compared."""
         with raise_on_all_ranks(self._world):
             compared = compare(
                 self._learner.model,
@@ -232,7 +233,17 @@ class PolicySupervisor(EngineSupervisor):
                 group=self._world.replica.group,
                 dtype=push_dtype(self._learner, self._config),
             )
-        return int(all_reduce_sum([float(compared.num_different)], self._world)[0])
+        counts = [float(compared.num_elements), float(compared.num_different)]
+        num_compared, num_different = map(int, all_reduce_sum(counts, self._world))
+        shapes = {name: weight.base.shape for name, weight in named_weights(self._learner.model)}
+        num_copies = self._config.processes * self._world.replica.num
+        expected = num_copies * sum(shapes[name].numel() for name in names)
+        if num_compared < expected:
+            raise EngineDisagrees(
+                f"weight sync failed: the engine compared {num_compared} of {expected} elements "
+                f"of its weights; its loader for this model writes them in an unknown way"
+            )
+        return num_different
 
     def _recover(self, failed: EnginesFailed, number: int) -> None:
         """A restarted engine gets the weights of the last push."""

@@ -87,13 +87,13 @@ class SyncCheck:
     def __init__(
         self,
         learner: Learner,
-        engine: PolicySupervisor,
+        supervisor: PolicySupervisor,
         *,
         config: EngineConfig,
         token_budget: int,
         offloaded: bool,
     ) -> None:
-        self._learner, self._engine, self._config = learner, engine, config
+        self._learner, self._supervisor, self._config = learner, supervisor, config
         self._token_budget, self._off = token_budget, config.kind == "hf" or offloaded
         self._num_processes = config.processes
         self.num_turns = (FIRST_TURNS + RECHECK_TURNS + RECHECK_TURNS) * self._num_processes
@@ -146,7 +146,7 @@ class SyncCheck:
             try:
                 self._push_again(turns[-RECHECK_TURNS * num :], version)
             except EnginesFailed:
-                self._engine.push_weights(version)
+                self._supervisor.push_weights(version)
             return metrics | {"num_suspected": 1.0}
         self._add_to_floor(first)
         self._add_to_floor(second)
@@ -155,8 +155,8 @@ class SyncCheck:
 
     def _push_again(self, turns: Sequence[Turn], version: int) -> None:
         """Push and compare again. Raises EngineDisagrees if the mismatch stays."""
-        self._engine.warn("log-prob mismatch above the noise floor: weights are pushed again")
-        self._engine.push_again(version)
+        self._supervisor.warn("log-prob mismatch above the noise floor: weights are pushed again")
+        self._supervisor.push_again(version)
         third = self._mismatches(turns)
         if not self._floor.suspects(third, fewest=RECHECK_TURNS):
             self._add_to_floor(third)
@@ -169,7 +169,7 @@ class SyncCheck:
                 f"a token, above engine.max_mismatch, {bound:g}, and above the noise floor, whose "
                 f"largest turn has {self._floor.largest:.4f}"
             )
-        self._engine.warn(f"the noise floor has risen to {worst:.4f} nats a token")
+        self._supervisor.warn(f"the noise floor has risen to {worst:.4f} nats a token")
         self._floor.forget()
         self._add_to_floor(third)
 
@@ -187,8 +187,8 @@ class SyncCheck:
         ]
         await_scores = None
         with self._without_failed():
-            if self._engine.engine is not None:
-                scorer: ScoringEngine = self._engine.engine  # type: ignore[assignment]
+            if self._supervisor.engine is not None:
+                scorer: ScoringEngine = self._supervisor.engine  # type: ignore[assignment]
                 await_scores = scorer.begin_scoring([sample.ids for sample in samples])
         by_trainer = self._trainer_logprobs(samples)
         by_engine: dict[str, list[float]] = {}

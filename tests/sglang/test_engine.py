@@ -12,7 +12,7 @@ import torch
 from selfplay.config import LoraConfig, ParallelConfig, load_config
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request, Sampling
-from selfplay.engines.sglang import weights as sglang_push
+from selfplay.engines.sglang import buckets
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.model.lora import add_adapters
 from selfplay.setup import make_learner
@@ -236,7 +236,7 @@ def test_requests_are_refused_until_a_push_is_complete(engine: SGLangEngine, pol
     for names, is_last in zip(halves, (False, True), strict=True):
         shapes = [named[name].shape for name in names]
         flat_N = torch.cat([named[name].flatten() for name in names])
-        payload = sglang_push.serialise(flat_N, names, shapes)
+        payload = buckets.serialise(flat_N, names, shapes)
         engine.begin_bucket([payload], names=names, version=engine.version + 1)()
         if not is_last:
             with pytest.raises(RuntimeError, match="holds no valid weights"):

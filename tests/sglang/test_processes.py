@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling
-from selfplay.engines.sglang import weights as sglang_push
+from selfplay.engines.sglang import buckets
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.model.lora import plain_weights
 from selfplay.weight_sync import push as sync
@@ -103,10 +103,11 @@ def test_a_push_reaches_every_process_and_a_process_without_it_is_found(
     name, weight = next(iter(plain_weights(moved).items()))
     right = weight.base.detach().flatten().bfloat16()
     payloads = [
-        sglang_push.serialise(values, [name], [weight.base.shape]) for values in (right, right + 1)
+        buckets.serialise(values, [name], [weight.base.shape]) for values in (right, right + 1)
     ]
     options = {"flush_cache": True, "weight_version": None}
-    engine._send(payloads, load_format="flattened_bucket", **options)()
+    sending = engine._send_payloads(payloads, load_format="flattened_bucket", **options)
+    engine._loop.run(sending, what="a test")
     assert wrong_elements(moved, engine) == right.numel()  # of the second process alone
     num = 2 * (FIRST_TURNS + RECHECK_TURNS)
     texts = [[*PROMPTS[0], *range(n + 10, n + 20)] for n in range(num)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import eval as evaluation
 from selfplay import step as step_verbs
@@ -17,8 +18,10 @@ from selfplay.config import EngineConfig, ParallelConfig
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.errors import EngineDisagrees
 from selfplay.rollout.episode import Episode
 from selfplay.weight_sync.offload import Offload
+from selfplay.weight_sync.push import Compared
 from selfplay.weight_sync.start import load_engine
 from selfplay.weight_sync.supervisor import MAX_FAILURES, EngineLost, PolicySupervisor
 from tests.helpers.faulty_engine import (
@@ -41,10 +44,17 @@ class Restartable:
     """Takes the weights of any model, and restarts."""
 
     faults: Faults
+    held: dict[str, torch.Tensor]
     version: int
 
     def update_weights(self, named_tensors: Any, version: int) -> None:
-        self.version = version
+        self.held, self.version = {n: t.clone() for n, t in named_tensors}, version
+
+    def shares(self, model: Any) -> bool:
+        return False
+
+    def held_weights(self) -> dict[str, torch.Tensor]:
+        return self.held
 
     def restart(self) -> None:
         self.faults.restart()
@@ -199,7 +209,7 @@ def test_a_run_with_faults_of_every_kind_ends_as_one_without(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "first", "step"), [("generate", 12, 2), ("push", 4, 4)])
+@pytest.mark.parametrize(("method", "first", "step"), [("generate", 26, 2), ("push", 4, 4)])
 def test_the_third_failure_in_a_row_ends_the_run_after_a_save(
     tmp_path: Path,
     faulty: type[FaultyHF],
@@ -245,9 +255,24 @@ def test_what_is_offloaded_is_onloaded_before_a_save_that_ends_the_run(
     monkeypatch.setattr(Offload, "offload_state", noted("offload", Offload.offload_state))
     monkeypatch.setattr(step_verbs, "begin_checkpoint", noted("save", begin_checkpoint))
     begin_warm(tmp_path / "run", *QUICK)
-    faulty.faults = Faults({("generate", 12): "dies"})
+    faulty.faults = Faults({("generate", 26): "dies"})
     assert run_tiny(tmp_path / "run", *QUICK) == 1
     assert done[-3:] == ["offload", "onload", "save"]
+
+
+def test_weights_that_were_not_all_compared_end_the_run(
+    rendering: Rendering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model's loader may write weights in a way that the comparison does not see. No difference
+    among too few elements is no proof."""
+    engine = Wave(rendering, {})
+    engine.faults = Faults({})
+    supervisor = supervised(engine)
+    few = Compared(63, 0)
+    monkeypatch.setattr("selfplay.weight_sync.supervisor.compare", lambda *_, **__: few)
+    for push in (supervisor.push_weights, supervisor.push_again):
+        with pytest.raises(EngineDisagrees, match=r"compared 63 of \d+ elements"):
+            push(4)
 
 
 # --- eval.py -------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from selfplay.distributed import gather_flat
-from selfplay.engines.sglang import weights as sglang_push
+from selfplay.engines.sglang import buckets
 from selfplay.weight_sync import push as sync
 
 SIZES = {"a": torch.Size([4]), "b": torch.Size([2, 3]), "c": torch.Size([20]), "d": torch.Size([1])}
@@ -13,11 +13,11 @@ SIZES = {"a": torch.Size([4]), "b": torch.Size([2, 3]), "c": torch.Size([20]), "
 
 def test_buckets_keep_order_and_size_limit_and_a_large_parameter_gets_its_own() -> None:
     """In bf16 the four take 8, 12, 40 and 2 bytes."""
-    plan = sglang_push.plan_buckets(SIZES, torch.bfloat16, bucket_bytes=20)
+    plan = buckets.plan_buckets(SIZES, torch.bfloat16, bucket_bytes=20)
     assert plan == [["a", "b"], ["c"], ["d"]]
-    assert sglang_push.plan_buckets(SIZES, torch.bfloat16, bucket_bytes=62) == [list("abcd")]
+    assert buckets.plan_buckets(SIZES, torch.bfloat16, bucket_bytes=62) == [list("abcd")]
     with pytest.raises(ValueError):
-        sglang_push.plan_buckets(SIZES, torch.bfloat16, bucket_bytes=0)
+        buckets.plan_buckets(SIZES, torch.bfloat16, bucket_bytes=0)
 
 
 def test_a_buffer_holds_the_cast_parameters_in_order() -> None:
@@ -28,7 +28,7 @@ def test_a_buffer_holds_the_cast_parameters_in_order() -> None:
 
 
 def test_the_ledger_takes_each_parameter_once_and_is_complete_after_the_last() -> None:
-    ledger = sglang_push.Ledger(SIZES, complete=True)
+    ledger = buckets.Ledger(SIZES, complete=True)
     assert ledger.complete
     assert not ledger.expect(["a", "b"])
     ledger.receive(["a", "b"])

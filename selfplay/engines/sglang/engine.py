@@ -26,7 +26,7 @@ import torch
 
 from selfplay.config import EngineConfig
 from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling, run_all
-from selfplay.engines.sglang import launch, weights
+from selfplay.engines.sglang import buckets, launch
 from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.fast import GameSessions
 from selfplay.engines.sglang.processes import Signals
@@ -69,7 +69,7 @@ class SGLangEngine:
         self.version = 0
         expected = launch.expected_parameters(model_path)
         self._holds_folder = load_format != "dummy"
-        self.weights = weights.Ledger(expected, complete=self._holds_folder)
+        self.ledger = buckets.Ledger(expected, complete=self._holds_folder)
         self.cache_tokens = 0
         self._budget_bytes = 0.0
         self._released: set[str] = set()
@@ -238,7 +238,7 @@ class SGLangEngine:
     def _check_awake(self) -> None:
         if self._released:
             raise RuntimeError(f"the engine sleeps: wake {sorted(self._released)} first")
-        if not self.weights.complete:
+        if not self.ledger.complete:
             raise RuntimeError("the engine holds no valid weights: push them first")
 
     def parameters(self, request: Request, sampling: Sampling) -> dict[str, Any]:
@@ -261,66 +261,64 @@ class SGLangEngine:
     ) -> Callable[[], None]:
         """Start loading one bucket and return at once.
 
-        `payloads` has one payload of `weights.serialise` for each rank of each process, in order.
+        `payloads` has one payload of `buckets.serialise` for each rank of each process, in order.
         The returned function waits until the engine has read the bucket. Only then may the next
         bucket begin or this one's buffer be freed. The engine refuses requests until a push is
         complete.
         """
-        last = self.weights.expect(names)
+        self._check_loadable(payloads)
+        last = self.ledger.expect(names)
         flush = last and "kv_cache" not in self._released
         if flush:
             # The scheduler crashes if it must flush while it still processes its last batch.
             self.flush_cache("a weight push")
-        wait = self._send(
-            payloads,
-            load_format="flattened_bucket",
-            flush_cache=flush,
-            weight_version=str(version) if last else None,
-        )
 
-        def finish() -> None:
-            wait()
-            self.weights.receive(names)
+        async def load() -> None:
+            await self._send_payloads(
+                payloads,
+                load_format="flattened_bucket",
+                flush_cache=flush,
+                weight_version=str(version) if last else None,
+            )
+            self.ledger.receive(names)
             if last:
                 self.version = version
 
-        return finish
+        return self._loop.begin(load(), what="a weight push")
 
     def begin_compare(self, payloads: Sequence[bytes]) -> Callable[[], None]:
-        """Start a comparison of payloads of `weights.serialise_compared`; return at once.
+        """Start a comparison of payloads of `buckets.serialise_compared`; return at once.
 
         The engine loads nothing and fills the result slots. The returned function waits for it.
         """
-        if not self.weights.complete:
+        self._check_loadable(payloads)
+        if not self.ledger.complete:
             raise RuntimeError("the engine holds no valid weights: push them first")
-        return self._send(
-            payloads, load_format=weights.LOADER, flush_cache=False, weight_version=None
+        options = {"load_format": buckets.LOADER, "flush_cache": False, "weight_version": None}
+        return self._loop.begin(
+            self._send_payloads(payloads, **options), what="a comparison of weights"
         )
 
-    def _send(self, payloads: Sequence[bytes], **options: Any) -> Callable[[], None]:
-        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
-
+    def _check_loadable(self, payloads: Sequence[bytes]) -> None:
         if "weights" in self._released:
             raise RuntimeError("the engine's weights sleep: wake them before a push")
         if len(payloads) != self.num_ranks:
             raise ValueError(f"a bucket needs {self.num_ranks} payloads, got {len(payloads)}")
-        updating = []
+
+    async def _send_payloads(self, payloads: Sequence[bytes], **options: Any) -> None:
+        """Send each rank its payload, and wait until all have answered. Raises EngineFault for a
+        payload that the engine refuses."""
+        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+
+        answers = []
         for process, manager in enumerate(self._loop.managers):
             of_ranks = list(payloads[process * self.tp_size :][: self.tp_size])
             request = UpdateWeightsFromTensorReqInput(serialized_named_tensors=of_ranks, **options)
-            updating.append(manager.update_weights_from_tensor(request, None))
-
-        async def send() -> list[tuple[bool, str]]:
-            return await asyncio.gather(*updating)
-
-        result = self._loop.begin(self._loop.awaiting_answer(send()), what="a weight push")
-
-        def wait() -> None:
-            for success, message in result():
+            answers.append(manager.update_weights_from_tensor(request, None))
+        with self._loop.pending_answer():
+            for success, message in await asyncio.gather(*answers):
                 if not success:
                     raise EngineFault(f"the engine refused a bucket: {message}")
-
-        return wait
 
     def sleep(self) -> None:
         """Free the GPU memory of cache and weights, whose contents are lost.
@@ -334,7 +332,7 @@ class SGLangEngine:
         request = ReleaseMemoryOccupationReqInput(tags=list(TAGS))
         self._on_all(lambda m: m.release_memory_occupation(request, None), what="going to sleep")
         self._released = set(TAGS)
-        self.weights.invalidate()
+        self.ledger.invalidate()
 
     def wake(self, what: str) -> None:
         """Allocate memory again: "weights" before a push, "kv_cache" after it.
@@ -366,7 +364,7 @@ class SGLangEngine:
         the trainer's state now takes memory. If it does not start, this call and all later ones
         raise EngineFault.
         """
-        self.weights = weights.Ledger(self.weights.expected, complete=self._holds_folder)
+        self.ledger = buckets.Ledger(self.ledger.expected, complete=self._holds_folder)
         self.version, self._released = 0, set()
         try:
             self.close()

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from selfplay.config import EngineConfig
-from selfplay.engines.sglang import patches, processes, weights
+from selfplay.engines.sglang import buckets, patches, processes
 
 # Variables that the children's environment must have (a value) or must not have (None), and why:
 CHILD_ENVIRONMENT: dict[str, str | None] = {
@@ -161,7 +161,7 @@ def engine_arguments(
         "grammar_backend": "none",
         "sleep_on_idle": True,  # else each rank polls during training and keeps one core busy
         "weight_version": "0",
-        "custom_weight_loader": [weights.LOADER],
+        "custom_weight_loader": [buckets.LOADER],
         "log_level": "error",
         "custom_sigquit_handler": processes.leave_launch_alone,
         "disable_custom_all_reduce": True,  # together with the next line: no NVLink multicast
