@@ -2,14 +2,13 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from bench import loop, rollout
+from bench import rollout
 from bench.chat_templates import main as judge_templates
 from bench.chat_templates import outcome
 from bench.rows import STAGES
@@ -36,24 +35,6 @@ def run_bench(name: str, *arguments: str, dry_run: bool = True) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    ("name", "named"),
-    [
-        ("rollout", "needs SGLang"),
-        ("loop", "--dry-run measures"),
-    ],
-)
-def test_what_is_missing_is_told_in_one_line(
-    name: str, named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    monkeypatch.setattr(sys, "argv", [name])
-    with pytest.raises(SystemExit) as ended:
-        {"rollout": rollout, "loop": loop}[name].main()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2 and line.startswith(f"bench.{name}: ") and named in line
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("config", ["", "qwen2.5_0.5b"])
 def test_the_loop_bench_measures_every_stage_of_a_step(config: str, tmp_path: Path) -> None:
@@ -70,18 +51,6 @@ def test_the_loop_bench_measures_every_stage_of_a_step(config: str, tmp_path: Pa
     assert row["num_generated_tokens"] == 4 * 2 * 8
     assert row["num_packed_tokens"] > row["num_generated_tokens"]
     assert row["mismatch_mean"] < 1e-4
-
-
-def test_the_share_of_other_stages_is_taken_step_by_step() -> None:
-    """Steps of (play, update, all) seconds. The medians of the columns, 4, 4 and 10, are of
-    different steps and would give 0.2."""
-    warm_up = dict.fromkeys([f"{stage}_s" for stage in (*STAGES, "step")], 1.0)
-    warm_up |= {"num_generated_tokens": 1.0, "num_packed_tokens": 1.0}
-    steps = [
-        warm_up | {"play_s": play, "update_s": update, "step_s": step}
-        for play, update, step in ((4.0, 5.0, 10.0), (5.0, 4.0, 10.0), (3.0, 3.0, 10.0))
-    ]
-    assert loop.summary([warm_up, *steps])["other_share"] == pytest.approx(0.1)
 
 
 @pytest.mark.slow
@@ -136,16 +105,3 @@ def test_nothing_is_taken_that_is_not_exact(capsys: pytest.CaptureFixture[str]) 
     said = capsys.readouterr().out
     assert "WRONG" not in said
     assert "qwen25" in said and "the same as another" not in said
-
-
-def test_odd_files_cost_only_themselves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copy(TEMPLATES / "qwen25.jinja", tmp_path)
-    (tmp_path / "a.py").mkdir()
-    (tmp_path / "old.py").write_text("print 'Python 2'\n")
-    judge_templates([str(tmp_path), "--names"])
-    said = capsys.readouterr()
-    assert "1 | extended" in said.out
-    assert said.err.startswith(f"{tmp_path / 'old.py'}: left out") and said.err.count("\n") == 1
-    with pytest.raises(SystemExit) as ended:
-        judge_templates([str(tmp_path / "nothing")])
-    assert ended.value.code == 2 and "FOLDER must be a folder" in capsys.readouterr().err

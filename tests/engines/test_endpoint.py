@@ -19,7 +19,6 @@ from selfplay.config.player_spec import parse_spec
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Message, Request, Sampling
 from selfplay.engines.endpoint import MAX_BYTES, Endpoint, Usage
-from selfplay.metrics.step import tally
 from selfplay.partners.partners import Partners
 from selfplay.rollout.driver import RolloutStats, play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits
@@ -303,21 +302,6 @@ def test_a_chat_model_plays_and_gets_the_same_texts_as_any_seat(
     assert longest[0]["content"].startswith("You and a partner assign 2 reviewers")
     assert "Ava Li,3," in longest[1]["content"] or "Daniel Nguyen,1," in longest[1]["content"]
     assert longest[2]["content"] == "I propose" and longest[3]["content"].startswith("Error:")
-
-
-def test_games_of_a_dead_endpoint_are_void_and_in_no_score(
-    rendering: Rendering, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The server refuses every fifth request; those games are left out, not lost."""
-    with chat_server(lambda body, n: plays(body, n) if n % 5 else Answer(status=401)) as server:
-        config, partners = partners_of(server.url, rendering, "endpoint.concurrency=1")
-        games, episodes, stats = play(config, partners, Proposes(rendering, {}), num_boards=4)
-    assert 0 < len(stats.void) < 16 and len(episodes) + len(stats.void) == 16
-    void = {(games[place].instance, games[place].index) for place in stats.void}
-    assert void.isdisjoint((e.instance, e.index) for e in episodes)
-    assert tally(episodes)["games"] == len(episodes)
-    assert all(episode.outcome.score_norm == 1.0 for episode in episodes)
-    assert "HTTP 401" in capsys.readouterr().err
 
 
 def test_games_go_on_whatever_an_endpoint_sends(

@@ -23,7 +23,7 @@ from dialop.matching.recorded import (
     record_of,
 )
 from dialop.matching.store import read_instances
-from selfplay.apps.play.__main__ import bound, main, play_here
+from selfplay.apps.play.__main__ import bound, play_here
 from selfplay.apps.play.games import Opponent, Session, keep_game, result_of, seats_for_a_person
 from selfplay.apps.play.server import MAX_BODY, MAX_MOVES, MAX_TEXT, TOKEN_HEADER, make_app
 from selfplay.apps.play.table import NotNow, SeatedPerson, Table
@@ -33,7 +33,6 @@ from selfplay.rollout.players import ScriptedPartner
 from selfplay.rollout.seating import scripted_partner
 from tests.helpers.dialop_boards import BEST, FULL, SCALED, SMALL, WORST
 from tests.helpers.run_folders import settings
-from tests.helpers.tiny_run import finished
 
 TOKEN = "the-token"
 EVIL = "</script><script>alert(1)</script>\x1b[2J\u202e"
@@ -370,23 +369,3 @@ def test_a_user_of_mediation_sees_the_own_room_alone() -> None:
         (offer, *_) = [turn for turn in end["talk"] if turn["kind"] == "propose"]
         assert offer["note"], "the own flight's points"
         assert [seat["role"] for seat in end["result"]["game"]["seats"]] == end["names"]
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["--partner", "scripted:nobody"], "nobody"),
-        (["--partner", "scripted:honest", "--seat", "5"], "--seat"),
-        (["--partner", "scripted:honest", "--out", "games.txt"], "--out"),
-        (["--partner", "scripted:honest", "--games", "missing.jsonl"], "--games"),
-    ],
-)
-def test_a_mistake_is_one_line(
-    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = sorted(path.name for path in finished().iterdir())
-    capsys.readouterr()  # of the run itself, if it was made here
-    assert main(["--checkpoint", str(finished()), *words]) == 2
-    said = capsys.readouterr().err
-    assert told in said and said.count("\n") == 1
-    assert sorted(path.name for path in finished().iterdir()) == before

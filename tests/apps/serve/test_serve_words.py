@@ -38,27 +38,6 @@ def test_a_name_that_no_partner_can_have_is_refused(
     assert not started
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["{run}", "--port", "80"], "--port must be from 1024 to 65535, got 80"),
-        (["{run}x"], "RUN must be a run folder"),
-        (["{run}", "engine.tp=2"], "unknown key engine.tp"),
-    ],
-)
-def test_a_mistake_is_one_line(
-    words: list[str],
-    told: str,
-    started: list[Any],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    run = untrained_run(tmp_path / "run", SETTINGS)
-    assert serve.main([word.format(run=run) for word in words]) == 2
-    error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 1 and not started
-
-
 def test_the_printed_partner_is_one_word(
     started: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
