@@ -114,11 +114,9 @@ def _read_all(path: Path | None, overrides: Sequence[str]) -> tuple[dict[str, An
         parts = name.split(".")
         if not equals or not all(parts):
             raise SettingsError(f"{source}: must read key=value or section.key=value")
-        over, lines = _parsed(value, source, name)
-        given = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
-        origins |= dict.fromkeys([*given, *lines], source)
-        for part in reversed(parts):
-            over = {part: over}
+        nested = "\n".join(f"{' ' * depth}{part}:" for depth, part in enumerate(parts))
+        over, lines = _parsed(f"{nested} {value}", source)
+        origins |= dict.fromkeys(lines, source)
         values = _merged(values, over)
     return values, origins
 
@@ -151,12 +149,12 @@ def _read(path: Path, parents: tuple[Path, ...] = ()) -> tuple[dict[str, Any], O
     return _merged(under, values), origins_under | origins
 
 
-def _parsed(text: str, source: str, name: str = "") -> tuple[Any, dict[str, int]]:
-    """The value of a YAML text, and the line of each key in it, below `name`."""
+def _parsed(text: str, source: str) -> tuple[Any, dict[str, int]]:
+    """The value of a YAML text, and the line of each key in it."""
     try:
         loader = Loader(text)
         node = loader.get_single_node()
-        lines = _lines(node, name)
+        lines = _lines(node)
         value = None if node is None else loader.construct_document(node)
         json.dumps(value)  # refuses cycles and what only YAML has, such as sets
     except (yaml.YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:
@@ -167,7 +165,7 @@ def _parsed(text: str, source: str, name: str = "") -> tuple[Any, dict[str, int]
     return value, lines
 
 
-def _lines(node: yaml.Node | None, name: str) -> dict[str, int]:
+def _lines(node: yaml.Node | None, name: str = "") -> dict[str, int]:
     """The line, from 1, of each key and list item below `name`, at every depth.
 
     Raises:
