@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bench import compare_runs
 from dialop.matching.recorded import instance_from_record
 from dialop.matching.store import read_instances, write_instances
 from dialop.rows import read_records
@@ -22,7 +21,7 @@ from selfplay.evaluation.evaluate import evaluate_people, evaluate_scripted, exa
 from selfplay.evaluation.games import find_games
 from selfplay.evaluation.held_out import EvaluationContext, held_out
 from selfplay.evaluation.plan import find_config, report_folder
-from selfplay.evaluation.report import Report, fenced, markdown, rows_json, table_text
+from selfplay.evaluation.report import Report, fenced, markdown, table_text
 from selfplay.partners.checkpoints import Source, find_source
 from selfplay.setup import make_learner, make_tokenizer
 from selfplay.weight_sync.supervisor import EngineSupervisor
@@ -250,56 +249,6 @@ def test_the_page_shows_every_pair_and_its_games() -> None:
     assert page.count("\n|") == 4
     assert "## Typical game of policy" in page and "game of solo" not in page
     assert fenced("a ``` b") == "````text\na ``` b\n````"
-
-
-def test_the_report_of_several_runs(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = load_config(run / "config.yaml")
-    instances = generated(HELD_OUT, game=config.game, seed=config.seed, start=0, num=12)
-    folders = []
-    for name, overrides in (
-        ("control", ["game.options.messages=false"]),
-        ("talk", ["seed=3"]),
-        ("again", ["seed=4"]),
-    ):
-        folder = tmp_path / name
-        folder.mkdir()
-        own = load_config(run / "config.yaml", overrides)
-        (folder / "config.yaml").write_text(dump(own), encoding="utf-8")
-        for stage, spec in (("before", "solo"), ("after", "honest")):
-            specs = {"sampled": spec, "greedy": spec, "honest": "honest", "solo": "solo"}
-            specs |= {"random": "random"}
-            rows = {
-                row: evaluate_scripted(instances, spec=which, game=own.game, rollout=own.rollout)
-                for row, which in specs.items()
-            }
-            path = folder / f"held_out_{stage}.json"
-            path.write_text(json.dumps(rows_json(rows)), encoding="utf-8")
-        steps = [
-            {"step": 1, "score": 0.5, "step_s": 40.0},
-            {"step": 2, "eval_score": 0.9, "eval_messages": 1.0, "step_s": 35.0},
-        ]
-        lines = "".join(json.dumps(step) + "\n" for step in steps)
-        (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")
-        (folder / "code.txt").write_text("started now\ncommit abc\nversions\n", encoding="utf-8")
-        folders.append(str(folder))
-    assert compare_runs.main([*folders, "--out", str(tmp_path / "figures"), "--name", "t"]) == 0
-    shown = capsys.readouterr().out
-    rows = [line for line in shown.splitlines() if line.startswith("| ")]
-    assert "Code: commit abc." in shown
-    assert rows[2].startswith("| talk, seed 3 |") and "1.000 [0.735, 1.000]" in rows[2]
-    assert "0.00 → 1.08" in rows[2] and "1m15s" in rows[2]
-    # Without messages an honest player can only plan alone, so this control gains nothing.
-    assert rows[4].startswith("| no messages, seed 0 |") and "+0.000 | no |" in rows[4]
-    mean, worst, _, *training = rows[5:]
-    assert mean.startswith("| mean |") and "| 1.000 |" in mean and worst.startswith("| worst |")
-    assert [line.split("|")[1:3] for line in training[1:]] == [[" 1–1 ", " 0.5 "], [" 2–2 ", " - "]]
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
-        "t_score.svg",
-        "t_messages.svg",
-    }
-    assert shown.count("```text") == 2 and "Before self-play" in shown
 
 
 def test_a_family_that_the_engine_cannot_play_is_refused_in_one_line(

@@ -1,0 +1,57 @@
+"""The table, curves and games of several finished runs."""
+
+import json
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from bench import compare_runs
+from tests.helpers.run_folders import make_run, write_lines
+
+STEPS = [
+    {"step": 1, "score": 0.5, "step_s": 40.0},
+    {"step": 2, "eval_score": 0.9, "eval_messages": 1.0, "step_s": 35.0},
+]
+
+
+def test_the_report_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seeds 3 and 4 beside a control without messages."""
+    folders = []
+    for name, override in (
+        ("control", "game.options.messages=false"),
+        ("talk", "seed=3"),
+        ("again", "seed=4"),
+    ):
+        folder = make_run(tmp_path / name, override)
+        for stage in ("before", "after"):
+            path = folder / f"held_out_{stage}.json"
+            rows = json.loads(path.read_text(encoding="utf-8"))
+            others = dict.fromkeys(("greedy", "honest", "solo"), rows["sampled"])
+            path.write_text(json.dumps(rows | others), encoding="utf-8")
+        write_lines(folder / "metrics.jsonl", STEPS)
+        (folder / "code.txt").write_text("started now\ncommit abc\nversions\n", encoding="utf-8")
+        folders.append(str(folder))
+    assert compare_runs.main([*folders, "--out", str(tmp_path / "figures"), "--name", "t"]) == 0
+    shown = capsys.readouterr().out
+    rows = [line for line in shown.splitlines() if line.startswith("| ")]
+    sampled = [json.loads((tmp_path / "talk" / f"held_out_{stage}.json").read_text())["sampled"]
+               for stage in ("before", "after")]  # fmt: skip
+    before, after = (fmean(row["scores"]) for row in sampled)
+    assert 0 < before < after
+    assert "Code: commit abc." in shown
+    cells = [cell.strip() for cell in rows[2].split("|")[1:-1]]
+    assert cells[0] == "talk, seed 3" and cells[-1] == "1m15s"
+    assert cells[1].startswith(f"{before:.3f} [") and cells[2].startswith(f"{after:.3f} [")
+    assert cells[3] == f"{after - before:+.3f}"
+    # Without messages an honest player can only plan alone, so this control gains nothing.
+    assert rows[4].startswith("| no messages, seed 0 |") and "+0.000 | no |" in rows[4]
+    mean, worst, _, *training = rows[5:]
+    assert mean.startswith(f"| mean | {before:.3f} | {after:.3f} |")
+    assert worst.startswith(f"| worst | {before:.3f} | {after:.3f} |")
+    assert [line.split("|")[1:3] for line in training[1:]] == [[" 1–1 ", " 0.5 "], [" 2–2 ", " - "]]
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        "t_score.svg",
+        "t_messages.svg",
+    }
+    assert shown.count("```text") == 2 and "Before self-play" in shown
