@@ -5,18 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.processes import HANG_S, TESTS, start
 from tests.helpers.tiny_run import (
     RUN_GAP,
-    RUN_STEP,
     RUNS,
-    begin_warm,
     finished,
     metrics_of,
     run_warm,
-    write_tiny,
 )
-from tests.helpers.tolerance import near
 
 BRANCHES = RUNS["branches"]
 
@@ -46,21 +41,3 @@ def test_the_played_games_are_those_of_a_plain_run(branched: Path, tmp_path: Pat
     folder = run_warm(tmp_path / "run", "log_games_every=1", "steps=1", "eval.final_games=1")
     games = [{k: v for k, v in g.items() if k != "branches"} for g in games_of(branched, 1)]
     assert games == games_of(folder, 1) and len(games) == 16
-
-
-@pytest.mark.slow
-def test_two_ranks_take_the_step_of_one(branched: Path, tmp_path: Path) -> None:
-    """Sibling turns may be on different ranks and still form one group."""
-    folder = tmp_path / "run"
-    begin_warm(folder)
-    train, settings = TESTS.parent / "train.py", ["--config", str(write_tiny(folder))]
-    process = start(train, *settings, f"out={folder}", *BRANCHES, torchrun=2)
-    output, _ = process.communicate(timeout=HANG_S)
-    assert process.returncode == 0, output[-4000:]
-    alone, shared = metrics_of(branched)[0], metrics_of(folder)[0]
-    assert shared.keys() == alone.keys()
-    counts = [name for name in alone if name.startswith(("num_", "zero_variance_"))]
-    for name in (*counts, "score", "branch_variance"):
-        assert shared[name] == pytest.approx(alone[name], abs=1e-12), name
-    for name in ("policy_loss", "grad_norm", "entropy", "ratio_mean"):
-        assert shared[name] == near(alone[name], RUN_STEP), name

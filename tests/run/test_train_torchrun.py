@@ -27,11 +27,13 @@ from tests.helpers.tolerance import near
 
 ROOT = Path(__file__).resolve().parents[2]
 # Three instances over two ranks are uneven, and so are their micro-batches; the KL term and the
-# auxiliary imitation loss must not depend on that.
+# auxiliary imitation loss must not depend on that. Sibling turns may be on different ranks and
+# still form one group.
 SETTINGS = (
     *("steps=2", "rollout.instances=3", "optim.tokens_per_microbatch=256", "algorithm.kl=0.1"),
     *("algorithm.resample=2", "warm_start.auxiliary_weight=0.1"),
-    *("warm_start.auxiliary_games=3", "eval.every=2"),
+    *("warm_start.auxiliary_games=3", "eval.every=2", "rollout.branch.turns=random"),
+    *("rollout.branch.per_game=2", "rollout.branch.siblings=3"),
 )
 
 
@@ -40,6 +42,7 @@ EXACT = (
     *("score", "agreement", "errors", "words", "num_games", "num_groups", "zero_variance_groups"),
     *("num_trained_tokens", "num_generated_tokens"),
 )
+BRANCHES = ("branch_variance", "num_branch_points", "num_branch_games", "zero_variance_branches")
 # A run that keeps all kinds of state: baselines, a pool, a reference.
 MESHES = (
     *("save_every=1", "keep_checkpoints=9", "optim.schedule=constant", "rollout.instances=6"),
@@ -109,7 +112,7 @@ def test_two_ranks_take_the_step_of_one_and_so_do_two_hosts(tmp_path: Path) -> N
 
     alone, shared = metrics_of(one), metrics_of(two)
     assert [line["step"] for line in shared] == [1, 2]
-    for name in EXACT:
+    for name in (*EXACT, *BRANCHES):
         assert shared[0][name] == pytest.approx(alone[0][name], abs=1e-12), name
     assert shared[0].keys() == alone[0].keys()
     for name in ("policy_loss", "imitation_loss", "grad_norm", "entropy", "ratio_mean"):
