@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -18,8 +19,8 @@ sys.path.insert(0, str(ROOT))
 
 from dialop.shown import escaped  # noqa: E402
 from selfplay.config import Config  # noqa: E402
-from selfplay.config.play import options_type  # noqa: E402
-from selfplay.config.schema import Described, described  # noqa: E402
+from selfplay.config.play import options_of  # noqa: E402
+from selfplay.config.schema import described  # noqa: E402
 
 SETTINGS_HEAD = """# Settings
 
@@ -45,13 +46,7 @@ def settings_page() -> str:
     """One table a section: key, type, default, meaning; then the options of each game."""
     head = ["| key | type | default | meaning |", "|---|---|---|---|"]
     lines = [SETTINGS_HEAD, "## The run", "", *head]
-    games = [(name, options_type(name)) for name in _games()]
-    entries = described(Config)
-    for name, options in games:
-        if own := described(options, "game.options"):
-            title = f"read with game.name {name} alone"
-            entries += [Described(f"game.options of {name}", None, "", (), title), *own]
-    for entry in entries:
+    for entry in [*described(Config), *chain.from_iterable(map(options_of, _games()))]:
         if entry.kind is None:
             absent = " Absent (null) by default." if entry.default else ""
             lines += ["", f"## {entry.name}", "", f"{_sentence(entry.sentence)}{absent}", "", *head]

@@ -25,7 +25,7 @@ from selfplay.config.player_spec import (
     parse_shares,
     parse_spec,
 )
-from selfplay.config.schema import RULES
+from selfplay.config.schema import RULES, Described, described
 from selfplay.config.secrets import check_body
 
 DEFAULT_GAME = "matching"
@@ -50,7 +50,7 @@ class GameConfig:
         """The options as the game's own class."""
         if "name" not in info.data:  # refused before
             return options
-        kind = options_type(info.data["name"])
+        kind = load_kit(info.data["name"]).Options
         if isinstance(options, kind):
             return options
         if info.context is not None:
@@ -64,9 +64,10 @@ class GameConfig:
         return load_kit(self.name)
 
 
-def options_type(name: str) -> type:
-    """The class of a game's options. Raises ValueError for a name that is no game."""
-    return load_kit(name).Options
+def options_of(name: str) -> list[Described]:
+    """A game's options as text. Raises ValueError for a name that is no game."""
+    title = Described(f"game.options of {name}", None, "", (), f"with game.name {name} alone")
+    return [title, *described(load_kit(name).Options, "game.options")]
 
 
 @dataclass(frozen=True, slots=True, config=RULES)

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from dialop.specs import nearest
 from selfplay.config import COMMON, Config, load_config
 from selfplay.config.load import read_value, shipped
-from selfplay.config.play import GameConfig, options_type
-from selfplay.config.schema import chosen, describe, described
+from selfplay.config.play import GameConfig, options_of
+from selfplay.config.schema import Described, chosen, describe, described
 from selfplay.config.secrets import hidden, names_key
 from selfplay.errors import SettingsError
 
@@ -165,7 +165,7 @@ def split_list(text: str) -> list[str]:
 def help_of(section: str, config: Path | None, overrides: Sequence[str]) -> str:
     """The help text of a section (or key), of "all", or of the keys that people change ("").
 
-    With the section game it contains the options of the game in the settings.
+    The options of the game in the settings belong to the section game.
     """
     entries = described(Config)
     sections = [entry.name for entry in entries if entry.kind is None and "." not in entry.name]
@@ -176,6 +176,7 @@ def help_of(section: str, config: Path | None, overrides: Sequence[str]) -> str:
             f"--help SECTION shows every key of one of {', '.join(sections)}; --help all shows "
             "all keys.\n"
         )
+    entries += _options(config, overrides)
     found = entries if section == "all" else chosen(entries, section)
     if not found:
         valid = [*sections, "all"]
@@ -183,17 +184,14 @@ def help_of(section: str, config: Path | None, overrides: Sequence[str]) -> str:
             f"--help must be followed by a section or all, got {section!r}"
             f"{nearest(section, valid) or '; sections are ' + ', '.join(sections)}"
         )
-    text = describe(found)
-    return text + _options(config, overrides) if section in ("all", "game") else text
+    return describe(found)
 
 
-def _options(config: Path | None, overrides: Sequence[str]) -> str:
+def _options(config: Path | None, overrides: Sequence[str]) -> list[Described]:
     try:
-        name = str(read_value(config, overrides, "game.name") or GameConfig().name)
-        entries = described(options_type(name), "game.options")
+        return options_of(str(read_value(config, overrides, "game.name") or GameConfig().name))
     except (SettingsError, ValueError):
-        return ""
-    return f"\nThe game.options of {name}:\n\n{describe(entries) if entries else '  none'}\n"
+        return []
 
 
 def shipped_configs() -> str:
