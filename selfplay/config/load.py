@@ -83,13 +83,17 @@ def _wrong(name: str, fault: Mapping[str, Any]) -> str:
 
 def _unknown(name: str, names: Sequence[str]) -> str:
     """The line for a key that does not exist. It suggests a key of another section with the same
-    last part, else the nearest spelling, else it lists the section's keys."""
+    last part, else the nearest of its own section, else it lists these."""
     home, _, last = name.rpartition(".")
     if name in names:
         return f"{name} must be written below its section, as {home}: {{{last}: VALUE}}"
     same = [other for other in names if other.rpartition(".")[2] == last]
-    near = difflib.get_close_matches(name, same or names, 1, 0.0 if same else 0.6)
     siblings = [each.rpartition(".")[2] for each in names if each.rpartition(".")[0] == home]
+    near = difflib.get_close_matches(name, same, 1, 0.0)
+    if home:
+        near += [join(home, each) for each in difflib.get_close_matches(last, siblings, 1)]
+    else:
+        near += difflib.get_close_matches(name, names, 1)
     hint = f"nearest is {near[0]}" if near else f"valid here are {', '.join(siblings)}"
     return f"unknown key {name}; {hint}"
 

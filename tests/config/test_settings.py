@@ -160,6 +160,7 @@ MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
     ("rollout:\n  group_sise: 4\n", 2, ("rollout.group_sise", "nearest is rollout.group_size")),
     ("group_size: 4\n", 1, ("nearest is rollout.group_size",)),
     ("zzz: 4\n", 1, ("zzz", "seed, wandb, words, chat, rollout, model")),
+    ("rollout: {foo: 1}\n", 1, ("rollout.foo; valid here are group_size, temperature",)),
     ("seed: 1\nseed: 2\n", 2, ("seed is given twice",)),
     ("seed: true\n", 1, ("seed must be a valid integer", "got true")),
     ("seed: null\n", 1, ("seed must be a valid integer", "got null")),
