@@ -16,7 +16,7 @@ from dialop.tags import THINK_END
 ALL = "all"
 _RECIPIENT = re.compile(r"\s*(?:to\s+)?(?:user\s*)?([01]|all)\s*:", re.IGNORECASE)
 _CHOICE = re.compile(
-    r"user\s*([01])\s*:?\s*(?:flight\s*)?(?:id\s*)?[:#]?\s*(\d{1,9})\b", re.IGNORECASE
+    r"user\s*([01])\s*:?\s*(?:flight\s*)?(?:id\s*)?[:#]?\s*([0-9]{1,9})\b", re.IGNORECASE
 )
 _FILLER = re.compile(r"(?:[\s,;.]|\band\b)*", re.IGNORECASE)
 _AGENT_LINE = re.compile(

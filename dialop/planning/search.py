@@ -10,7 +10,6 @@ length of the query, which is limited, times the number of sites.
 from __future__ import annotations
 
 import difflib
-import math
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -44,7 +43,15 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }
 _TRUTH = {"true": True, "yes": True, "false": False, "no": False}
 _ALIASES = {"etype": "category", "type": "category", "est_price": "price", "est price": "price"}
-_QUOTES = {'"': '"', "'": "'", "“": "”"}
+_QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’"}
+# A value in quotes, whole: the 's of a name neither opens nor closes one.
+_QUOTED = re.compile(
+    r"(?:\A|[=<>\[(,]|\band\b)\s*(\".*?\"|'.*?'|“.*?”|‘.*?’)(?=\s*(?:\Z|[=<>!,)\]]|\b(?:and|asc|desc)\b))",
+    re.DOTALL | re.IGNORECASE,
+)
+_COMMA = re.compile(",")
+_AND = re.compile(r"\band\b", re.IGNORECASE)
+_PLAIN_NUMBER = re.compile(r"\$?\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +121,14 @@ def parse_query(text: str, names: Sequence[str]) -> Query:
         raise _refused("a query has the form Search(fields=[...], filters=[...])")
     given = _arguments(text[call.end() : -1])
     sort_by = [_direction(item) for item in _items(given.get("sort_by", ""))]
+    words = _words(_unquoted(given.get("text_query", "")))
+    if "text_query" in given and not words:
+        got = _short(given["text_query"]) or "nothing"
+        raise _refused(f"text_query must have a letter or digit, got {got}")
     return Query(
         fields=tuple(_field(item, names) for item in _items(given.get("fields", ""))),
-        filters=tuple(_filter(item, names) for item in _items(given.get("filters", ""))),
-        text_query=_words(_unquoted(given.get("text_query", ""))),
+        filters=tuple(_filter(item, names) for item in _conditions(given.get("filters", ""))),
+        text_query=words,
         sort_by=tuple((_field(item, names), descending) for item, descending in sort_by),
         limit=_limit(given["limit"]) if "limit" in given else None,
     )
@@ -126,10 +137,11 @@ def parse_query(text: str, names: Sequence[str]) -> Query:
 def _arguments(body: str) -> dict[str, str]:
     """The text of each argument in the brackets of a call."""
     given: dict[str, str] = {}
+    plain = _blanked(body)
     at, end = 0, len(body)
     while at < end and body[at:].strip():
         at += len(body[at:]) - len(body[at:].lstrip())
-        match = _ARGUMENT.match(body, at)
+        match = _ARGUMENT.match(plain, at)
         name = match[1].lower() if match else ""
         if match is None or name not in ARGUMENTS:
             got = _short(body[at : at + 40])
@@ -137,13 +149,13 @@ def _arguments(body: str) -> dict[str, str]:
         if name in given:
             raise _refused(f"{name} is given twice")
         at = match.end()
-        if body.startswith("[", at):
-            close = body.find("]", at)
+        if plain.startswith("[", at):
+            close = plain.find("]", at)
             if close < 0:
                 raise _refused(f"{name} has no closing bracket ]")
             close += 1
         else:
-            following = _NEXT_ARGUMENT.search(body, at)
+            following = _NEXT_ARGUMENT.search(plain, at)
             close = following.start() if following else end
         given[name] = body[at:close].strip()
         rest = body[close:].lstrip()
@@ -157,7 +169,35 @@ def _items(text: str) -> list[str]:
     """The items of a list, or of a single value without brackets."""
     if text.startswith("["):
         text = text[1:-1]
-    return [_unquoted(item) for item in text.split(",") if item.strip()]
+    return [_unquoted(item) for item in _split(text, _COMMA) if item.strip()]
+
+
+def _conditions(text: str) -> list[str]:
+    """The filters of a list, which commas or "and" join. An "and" before no operator is part of a
+    name."""
+    conditions: list[str] = []
+    for item in _items(text):
+        first, *more = _split(item, _AND)
+        conditions.append(first)
+        for part in more:
+            if _OPERATOR.search(_blanked(part)):
+                conditions.append(part)
+            else:
+                conditions[-1] += f"and{part}"
+    return [condition.strip() for condition in conditions]
+
+
+def _blanked(text: str) -> str:
+    """The text with each value in quotes replaced by as many letters, so that nothing in it is
+    taken for a comma, a bracket or an argument."""
+    return _QUOTED.sub(lambda m: m[0].replace(m[1], "x" * len(m[1])), text)
+
+
+def _split(text: str, mark: re.Pattern[str]) -> list[str]:
+    """The parts of a text between marks outside quotes."""
+    spans = [match.span() for match in mark.finditer(_blanked(text))]
+    starts, ends = [0, *(end for _, end in spans)], [*(start for start, _ in spans), len(text)]
+    return [text[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
 def _unquoted(text: str) -> str:
@@ -176,6 +216,7 @@ def _direction(item: str) -> tuple[str, bool]:
 
 
 def _field(text: str, names: Sequence[str]) -> Field:
+    text = _unquoted(text)
     match = _DISTANCE.fullmatch(text)
     if match is not None:
         return Field("distance", _site(_unquoted(match[1]), names))
@@ -227,13 +268,10 @@ def _filter(text: str, names: Sequence[str]) -> Filter:
 
 
 def _number(text: str, name: str) -> float:
-    try:
-        number = float(text.removeprefix("$"))
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
+    number = _PLAIN_NUMBER.fullmatch(text)
+    if number is None:
         raise _refused(f'{name} is compared with a number, not "{_short(text)}"')
-    return number
+    return float(number[1])
 
 
 def _limit(text: str) -> int:

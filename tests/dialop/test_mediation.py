@@ -198,6 +198,8 @@ def test_proposals_are_read(text: str, pair: tuple[int, int]) -> None:
         ("user 0: id 2, user 1: id 1, user 2: id 0", "bad_proposal"),
         ("user 0: id 2, user 1: id 1 because it is cheap", "bad_proposal"),
         ("user 0: id two, user 1: id 1", "bad_proposal"),
+        ("user 0: id ٢, user 1: id 1", "bad_proposal"),
+        ("user 0: id 0_2, user 1: id 1", "bad_proposal"),
         ("user 0: id -1, user 1: id 1", "bad_proposal"),
         ("user 0: id 1.5, user 1: id 1", "bad_proposal"),
         ("2, 1", "bad_proposal"),

@@ -1,5 +1,7 @@
 """The search tool: exact answers, clear refusals, and time that stays linear."""
 
+import time
+
 import pytest
 
 from dialop.game import PlayerError
@@ -8,6 +10,7 @@ from dialop.planning.generate import PlanningRecipe, generate_instance
 from dialop.planning.search import MAX_QUERY, NO_RESULTS, search
 from tests.helpers.planning_cities import SITES
 
+NOTHING: list[str] = []
 CITY = generate_instance(PlanningRecipe(), seed=1, index=0).sites
 
 
@@ -34,6 +37,22 @@ def rows(query: str, sites: tuple[Site, ...] = SITES) -> list[str]:
         ("Search(text_query=live music)", ["The Dive"]),
         ("Search(text_query='LIVE  Music')", ["The Dive"]),
         ("Search(text_query=mall)", ["The Mall"]),
+        # Quotes protect commas, brackets, arguments and "and".
+        ('Search(text_query="mall, limit=1")', NOTHING),
+        ("Search(limit=1, text_query='live music', fields=[price])", ["The Dive|30"]),
+        ('Search(text_query="The Mall], limit=9", limit=1)', NOTHING),
+        ("Search(text_query=“the, mall” , limit=3)", ["The Mall"]),
+        ("Search(text_query=‘Saul's’, limit=1)", ["Saul's"]),
+        ("Search(filters=[name == 'Saul's', price < 60])", ["Saul's"]),
+        (
+            'Search(filters=[distance_to("The, Mall") < 1], sort_by=["price" desc])',
+            ["The Mall|60", "The Dive|30"],
+        ),
+        # Filters are joined by commas or "and".
+        ("Search(filters=[price >= 20 and category != bar])", ["Saul's", "The Mall"]),
+        ("Search(filters=[price > 0 AND price < 61 and name == 'The Mall'])", ["The Mall"]),
+        ('Search(filters=["price > 20", "price < 60 and live music == yes"])', ["The Dive"]),
+        ("Search(filters=[price < .5])", ["Atlas Park"]),
         ("Search(text_query=park)", ["Atlas Park"]),  # a word, not a part of "parking"
         ("Search(sort_by=[price], limit=2)", ["Atlas Park|0", "Saul's|20"]),
         ("Search(sort_by=[price desc], limit=1)", ["The Mall|60"]),
@@ -80,7 +99,31 @@ def test_the_form_of_an_answer() -> None:
         ("Search(filters=[price])", '"price" is no filter'),
         ("Search(filters=[price = 3])", '"price = 3" is no filter'),
         ("Search(filters=[price < cheap])", 'price is compared with a number, not "cheap"'),
-        ("Search(filters=[price < nan])", "price is compared with a number"),
+        *(
+            (f"Search(filters=[price < {number}])", "price is compared with a number")
+            for number in (
+                "nan",
+                "1_000",
+                "1_0.5",
+                "٣٠",
+                "３０",
+                "3²",
+                "1e3",
+                "inf",
+                "0x10",
+                "1 0",
+                "",
+            )
+        ),
+        ("Search(limit=1_0)", "limit is a whole number"),
+        ("Search(filters=[price < 3 or price > 5])", 'not "3 or price > 5"'),
+        ("Search(filters=[name == Mall and Dive])", '"Mall and Dive" is no site'),
+        ("Search(filters=[and price < 3])", '"" is no filter'),
+        *(
+            (f"Search(text_query={text})", f"text_query must have a letter or digit, got {text}")
+            for text in ('"!!!"', "'…'", "☃", '""', "' - '")
+        ),
+        ("Search(text_query=)", "text_query must have a letter or digit, got nothing"),
         ("Search(filters=[has parking == 1])", 'has parking is True or False, not "1"'),
         ("Search(filters=[has parking > False])", "has parking is no number"),
         ("Search(filters=[cuisine == tai])", "did you mean thai?"),
@@ -96,6 +139,16 @@ def test_what_does_not_parse_is_refused_with_a_reason(query: str, problem: str) 
         search(query, SITES)
     assert caught.value.kind == "bad_query" and problem in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("unit", ['"', "='", ', "', "and “", '"and"', "‘’,"])
+def test_quotes_that_do_not_close_take_no_time(unit: str) -> None:
+    """Ten of the longest queries in less than a second."""
+    began_s = time.process_time()
+    for _ in range(10):
+        with pytest.raises(PlayerError):
+            search(f"Search(filters=[{unit * ((MAX_QUERY - 20) // len(unit))}])", SITES)
+    assert time.process_time() - began_s < 1
 
 
 @pytest.mark.parametrize("op", ["==", "!=", "<", "<=", ">", ">="])

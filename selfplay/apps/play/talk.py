@@ -25,7 +25,7 @@ def own_move(text: str, *, rooms: Sequence[str], tags: Collection[str]) -> dict[
     found = _MOVE.fullmatch(text)
     known = found and found[2].lower() in tags and (rooms or not found[1])
     whom, kind, words = found.groups() if found and known else (None, "", text)
-    room = {"room": int(whom)} if whom and whom.isdigit() and int(whom) < len(rooms) else {}
+    room = {"room": int(whom)} if whom in [str(i) for i in range(len(rooms))] else {}
     return {"kind": kind, "text": printable(words), **room}
 
 

@@ -339,6 +339,7 @@ def test_the_rooms_are_apart_in_the_brief_style() -> None:
         ("[4]", [], "", "[4]"),
         ("Plan: [answer] 4", [], "", "Plan: [answer] 4"),
         ("1: [message] hi", ["user 0", "user 1"], "message", "hi"),
+        ("²: [message] hi", ["user 0", "user 1"], "message", "hi"),
     ],
 )
 def test_only_a_tag_of_the_forms_is_cut(text: str, rooms: list[str], kind: str, words: str) -> None:
