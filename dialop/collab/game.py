@@ -135,7 +135,8 @@ class CollabGame(LoggedGame):
         """Parse a seat's text as a legal move. Raises PlayerError for any other text.
 
         A line that starts with a closing tag ends the game. The text after the tag is the move's
-        content; the lines before it are reasoning and are dropped. Any other text is a message.
+        content. The lines before an answer are reasoning and are dropped; those before a user's end
+        are its last words. Any other text is a message.
         """
         self._check_turn(seat)
         if self.options.private_reasoning:
@@ -148,10 +149,16 @@ class CollabGame(LoggedGame):
                 raise PlayerError("not_yours", f"only the other can [{kind}]; you can [{valid}]")
             if kind == ANSWER and not content:
                 raise PlayerError("empty", "nothing after [answer]")
+            if kind == END:
+                content = f"{_said(text[: closing.start()])}\n{content}".strip()
             return Move(seat, cast(Kind, kind), content)
-        # Other games need a [message] tag. Here it is allowed and has no effect.
-        split = split_move(text)
-        content = split[1] if split is not None and split[0] == "message" else text.strip()
+        content = _said(text)
         if not content:
             raise PlayerError("empty", "you said nothing")
         return Move(seat, "message", content)
+
+
+def _said(text: str) -> str:
+    """The content of a message. Other games need a [message] tag; here it has no effect."""
+    split = split_move(text)
+    return split[1] if split is not None and split[0] == "message" else text.strip()

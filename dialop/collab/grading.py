@@ -60,7 +60,8 @@ def check_tasks(placed: Iterable[tuple[str, CollabInstance]]) -> None:
 def interactivity(log: Sequence[Move]) -> float:
     """The share of the assistant's messages that ask a question and get information in reply.
 
-    In [0, 1]; 0 without a message. A reply that is one of `EMPTY_REPLIES` holds no information.
+    In [0, 1]; 0 without a message. A reply that is empty or one of `EMPTY_REPLIES` holds no
+    information; last words before the user's end may.
     """
     messages = [index for index, move in enumerate(log) if (move.seat, move.kind) == MESSAGE]
     informative = [
@@ -68,8 +69,7 @@ def interactivity(log: Sequence[Move]) -> float:
         for index in messages
         if "?" in log[index].text
         and index + 1 < len(log)
-        and log[index + 1].kind == "message"
-        and log[index + 1].text not in EMPTY_REPLIES
+        and log[index + 1].text not in ("", *EMPTY_REPLIES)
     ]
     return len(informative) / max(1, len(messages))
 

@@ -134,7 +134,8 @@ class RolloutConfig:
     max_new_tokens: int = Field(default=256, ge=1, le=1_000_000)
     """limit of sampled tokens per attempted move"""
     max_game_tokens: int = Field(default=4096, ge=16, le=1_000_000)
-    """limit of tokens in one seat's transcript"""
+    """limit of tokens in one seat's transcript; a turn that reaches it ends the game without
+    agreement, and is no refused move"""
     temperature: float = Field(default=1.0, ge=0.0, le=100.0)
     """sampling temperature; the loss uses the same temperature"""
     partners: tuple[str, ...] = ("self",)

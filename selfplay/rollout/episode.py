@@ -81,7 +81,8 @@ def limits_of(rollout: RolloutConfig) -> Limits:
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One try at a move: the seat, its text, the legal action or the error, each seat's observation
-    and each seat's reward for it (empty: none). Without an action the try is refused."""
+    and each seat's reward for it (empty: none). A try with an error is refused. One with neither
+    action nor error ended with its seat's last tokens."""
 
     seat: int
     text: str
@@ -181,8 +182,9 @@ class Position:
     async def turn(self, generate: Generate) -> None:
         """One try at a move. `generate` answers the player if a model moves.
 
-        A move that its token limit cut off is refused and never reaches the game. An exception gets
-        a note that names the game.
+        A move that its token limit cut off is refused and never reaches the game. One that the
+        seat's limit for the game cut off is not refused, because no tokens are left to be shorter:
+        it ends the game. An exception gets a note that names the game.
         """
         setup, game = self.setup, self.setup.game
         seat = game.seat_to_move
@@ -191,6 +193,10 @@ class Position:
             move = await setup.players[seat].move(game, seat, self._unread[seat], generate)
             if move is None or move.void is not None:
                 self.ended = "tokens" if move is None else VOID
+            elif move.used_up:
+                unread = ("",) * game.num_seats
+                self.turns.append(Turn(seat, move.text, None, None, None, unread, move.num_tokens))
+                self.ended = "tokens"
             else:
                 self._take(_try_move(game, seat, move))
         except Exception as error:

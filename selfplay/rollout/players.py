@@ -24,13 +24,14 @@ class Move:
     sampled.
 
     `void` is the reason why a partner has no move (a failed endpoint). The game is then void and
-    not scored.
+    not scored. `used_up` says that the seat's last tokens ended before the move did.
     """
 
     text: str
     complete: bool
     num_tokens: int
     void: str | None = None
+    used_up: bool = False
 
 
 class Player(Protocol):
@@ -144,10 +145,12 @@ class PolicyPlayer:
         self.transcript.act(completion.ids, logprobs=completion.logprobs)
         text = self._rendering.decode(completion.ids)
         self._text.add_own(text)
+        complete = completion.finish == "stop"
         return Move(
             text=text,
-            complete=completion.finish == "stop",
+            complete=complete,
             num_tokens=len(completion.ids),
+            used_up=not complete and room < self._max_new_tokens,
         )
 
     def refused(self) -> None:

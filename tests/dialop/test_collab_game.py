@@ -12,6 +12,28 @@ def test_an_end_by_the_user_earns_nothing() -> None:
     assert not game.outcome().agreed and game.outcome().rewards == (0.0, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("My number is 5.\n[end]", "My number is 5."),
+        ("[message] My number is 5.\n\n [END] Bye.", "My number is 5.\nBye."),
+        ("[end] My number is 5.", "My number is 5."),
+        ("One.\nTwo.\r\n[ end ]\nThree.", "One.\nTwo.\nThree."),
+        ("[end]", ""),
+        ("I don't know.\n[end]", "I don't know."),
+    ],
+)
+def test_a_reply_before_the_users_end_is_its_last_words(text: str, words: str) -> None:
+    """The assistant reads them, they are counted, and they answer its question."""
+    game = talked(NUMBER, "What number?")
+    step = game.step(0, text)
+    assert (step.action, game.seat_to_move, game.view(1).log[1].text) == ("end", None, words)
+    assert step.observations[1].replace("\n  ", "\n") == f"[end] {words}".rstrip()
+    facts = game.outcome().facts
+    assert facts["user_words"] == len(words.split())
+    assert facts["interactivity"] == float("number is 5" in words or "Two" in words)
+
+
 def test_a_golden_conversation() -> None:
     game = CollabGame(NUMBER, BRIEF)
     assert (game.prompt(1).system, game.prompt(1).user) == ("", "Add 3 to my number.")

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from dialop.matching.game import MatchingGame
+from selfplay.advantages.rewards import seat_reward
 from selfplay.chat.rendering import Rendering
 from selfplay.chat.transcript import Span
-from selfplay.config import Config
+from selfplay.config import Config, RewardConfig
 from selfplay.engines.base import Completion, Request
+from selfplay.metrics.step import tally
 from selfplay.rollout.driver import first_turns, play_games, play_scripted
 from selfplay.rollout.episode import Episode, Limits
 from selfplay.rollout.seating import teacher_games
@@ -163,6 +165,29 @@ def test_a_seat_out_of_tokens_ends_the_game(rendering: Rendering) -> None:
         limits=LIMITS,
     )
     assert [r.max_new_tokens for r in engine.asked] == [50, 50, 5]
+
+
+@pytest.mark.parametrize("room", [1, 5, 49])
+def test_a_turn_that_the_games_tokens_cut_off_is_not_refused(
+    rendering: Rendering, room: int
+) -> None:
+    """The seat had no tokens to be shorter. Its tokens train. A turn that `max_new_tokens`
+    cuts off at the same length is refused and tried again."""
+    opening = len(rendering.first(system="", user=hand_setups(rendering)[0].game.prompt(0).user))
+    slip, limits = [(0, MESSAGE * 20), (0, BEST), (1, "[accept]")], Limits(8, max_retries=0)
+    cut = play(rendering, slip, limits, max_game_tokens=opening + room, max_new_tokens=50)
+    (turn,) = cut.turns
+    assert (cut.ended, turn.action, turn.error, turn.num_tokens) == ("tokens", None, None, room)
+    assert cut.num_errors(0) == 0 and sum(cut.transcripts[0].mask) == room
+    assert seat_reward(cut, 0, config=RewardConfig(error_penalty=1.0)) == 0.0
+    counts = tally([cut])
+    assert counts["turns"] == 1 and not any(
+        name.startswith("errors") and counts[name] for name in counts
+    )
+    shorter = play(rendering, slip, limits, max_game_tokens=999, max_new_tokens=room)
+    assert (shorter.ended, shorter.num_errors(0)) == ("retries", 1)
+    again = play(rendering, slip, max_game_tokens=opening + 50, max_new_tokens=50)
+    assert (again.turns[0].error_kind, again.ended) == ("cut_off", "tokens")
 
 
 def seeds_of(rendering: Rendering, config: Config, *, step: int) -> list[int]:
