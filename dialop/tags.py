@@ -61,7 +61,8 @@ def indent_lookalikes(text: str, words: tuple[str, ...]) -> str:
     """A player's text in which each line that looks like the game's own is indented.
 
     Such a line begins, after any characters that are not letters or digits, with a bracket or with
-    one of `words` (case ignored). Every line break becomes a newline. Other lines stay unchanged.
+    one of `words` (regular expressions; case ignored). Every line break becomes a newline. Other
+    lines stay unchanged.
     """
     pattern = _lookalike(words)
     return "\n".join(INDENT + line if pattern.match(line) else line for line in text.splitlines())
@@ -69,5 +70,5 @@ def indent_lookalikes(text: str, words: tuple[str, ...]) -> str:
 
 @lru_cache(maxsize=16)
 def _lookalike(words: tuple[str, ...]) -> re.Pattern[str]:
-    names = "|".join(map(re.escape, words))
+    names = "|".join(words)
     return re.compile(rf"[\W_]*?(?:\[|(?:{names})(?![^\W_]))", re.IGNORECASE)

@@ -74,7 +74,11 @@ _AGENT_MESSAGE = """\
 After a message to a user it is that user's turn in this room.
 """
 # The first words of the brief style's own lines. Its other lines begin with a bracket.
-_BRIEF_WORDS = ("user", "agent", "you", "your", "error", "all", "off", "flights")
+# The last is how the agent's moves begin: whom they are for, and a tag.
+_BRIEF_WORDS = (
+    *("user", "agent", "you", "your", "error", "all", "off", "flights"),
+    r"(?:(?:to|user|all|\d)[\W_]*)+(?=\[)",
+)
 BRIEF_OFF = "[off]"
 BRIEF_OFF_YOURS = "[off] Your move."
 
