@@ -29,6 +29,7 @@ generate = load_kit("planning").generate
 HELLO = (0, "[message] I like live music.")
 LOOK = (1, "[tool] Search(fields=[live music, price])")
 SKETCH = (1, "[propose] [The Dive, NULL, NULL]")
+PLAN_OF_NAMES = "Saul's, The Dive, Atlas Park"
 
 
 def test_the_score_of_a_plan_by_hand() -> None:
@@ -166,3 +167,17 @@ def test_no_legal_plan_beats_the_best_or_is_below_the_worst(slots: int) -> None:
             assert table[plan] == total
         sheets = [sheet_of(instance.sites, instance.preferences, plan) for plan in plans[:40]]
         assert [sheet.total for sheet in sheets] == totals[:40]
+
+
+def test_brackets_may_be_missing_but_not_all_names() -> None:
+    """As docs/planning.md says."""
+    for text in (
+        f"[{PLAN_OF_NAMES}]",
+        PLAN_OF_NAMES,
+        f"How about [{PLAN_OF_NAMES}]?",
+        f"[{PLAN_OF_NAMES}",
+    ):
+        assert play(new_game(), HELLO, (1, f"[propose] {text}")).view(1).log[-1].plan == (0, 1, 2)
+    for text in ("[NULL, NULL, NULL]", "null, Null, NULL", "[null,null,null] please"):
+        step = play(new_game(), HELLO).step(1, f"[propose] {text}")
+        assert step.error_kind == "bad_proposal" and "every slot is empty" in (step.error or "")
