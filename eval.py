@@ -54,7 +54,7 @@ from selfplay.evaluation.evaluate import (
 from selfplay.evaluation.games import Games, find_games, find_start, imitated_boards
 from selfplay.evaluation.plan import EvalPlan, find_config, plan_evaluation
 from selfplay.evaluation.report import Report, markdown, write_report
-from selfplay.model.policy import described_in
+from selfplay.model.hub import described_in
 from selfplay.preflight.run import check_endpoint, check_folder, check_machine, read_rendering
 from selfplay.preflight.small_copy import check_copy
 from selfplay.setup import open_world, warn_of_template

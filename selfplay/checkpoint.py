@@ -2,9 +2,9 @@
 
 A checkpoint folder `checkpoints/step_N` holds `state/` (model, optimizer and critic, sharded like
 the run and readable on any mesh), `hf/` (a Hugging Face folder) and `progress.json`. With adapters
-`state/` and `hf/` hold the adapters alone: `hf/` is in peft's format and names the folder of the
-base weights. A folder gets its final name only when it is complete; one that is damaged is never
-resumed from.
+`state/` and `hf/` hold the adapters alone: `hf/` is in peft's format and names the folder and the
+digest of the base weights. A folder gets its final name only when it is complete; one that is
+damaged is never resumed from.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from selfplay.atomic import (
 from selfplay.distributed import World, broadcast_object, on_first_rank
 from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
+from selfplay.model.hub import check_base
 from selfplay.model.lora import export_adapters, is_adapter
 from selfplay.model.policy import export
 
@@ -184,12 +185,16 @@ def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
     """Load the newest checkpoint, which `repair_folder` has checked, into the learner, in
     place. Every rank must call.
 
-    Returns the number of finished steps and the trainer state; (0, {}) without a checkpoint.
+    Returns the number of finished steps and the trainer state; (0, {}) without a checkpoint. Raises
+    SettingsError for adapters that were trained on other base weights than the learner's.
     """
     saved = broadcast_object(checkpoints(folder), learner.world)
     if not saved:
         return 0, {}
-    newest, state = saved[-1], learner_state(learner)
+    newest = saved[-1]
+    if (adapters := learner.adapters) is not None:
+        on_first_rank(lambda: check_base(newest / "hf", adapters.base), learner.world)
+    state = learner_state(learner)
     dcp.load(state, checkpoint_id=newest / "state", no_dist=learner.world.mesh is None)
     set_state_dict(
         learner.model,

@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import sys
 import tempfile
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from selfplay.errors import SettingsError
 
 CACHE = Path(HF_HOME) / "selfplay-gguf"
 _CONVERSION = b"3"  # increase it when the conversion changes, so that old folders are not used
-_SAMPLED = 1 << 20  # bytes at each end of the file that are hashed for its cache name
 _MAGIC = b"GGUF"
 # How byte-level BPE splits a text, by the name that a file gives it (tokenizer.ggml.pre). The
 # patterns are those of llama.cpp (src/llama-vocab.cpp) and of the models' own tokenizer.json.
@@ -45,7 +45,7 @@ _SPLITS: dict[str, str | None] = {
 def converted(file: Path, *, what: str, cache: Path = CACHE) -> Path:
     """The folder with the converted model and tokenizer of a `.gguf` file, created if missing.
 
-    The cache names a file by its size and its first and last MiB, so a copy is not converted again.
+    The cache names a file by its content, so a copy is not converted again.
     Raises SettingsError, which begins with `what`, for a file that transformers cannot convert and
     where gguf is not installed; OSError if the file system refuses the folder.
     """
@@ -82,15 +82,23 @@ def converted(file: Path, *, what: str, cache: Path = CACHE) -> Path:
 
 def _name(file: Path) -> str | None:
     """The file's name in the cache; None if it is no GGUF file."""
-    size = file.stat().st_size
     with file.open("rb") as content:
-        head = content.read(_SAMPLED)
-        content.seek(max(0, size - _SAMPLED))
-        tail = content.read(_SAMPLED)
-    if not head.startswith(_MAGIC):
-        return None
-    digest = hashlib.sha256(_CONVERSION + str(size).encode() + head + tail)
+        if content.read(len(_MAGIC)) != _MAGIC:
+            return None
+    digest = hashlib.sha256(_CONVERSION + file_digest(file))
     return f"{file.stem}-{digest.hexdigest()[:16]}"
+
+
+def file_digest(file: Path) -> bytes:
+    """The sha256 of a file, which is read again only if its size or time has changed."""
+    stat = file.stat()
+    return _digest(file, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def _digest(file: Path, size: int, mtime_ns: int) -> bytes:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").digest()
 
 
 def _convert(file: Path, folder: Path) -> None:

@@ -6,7 +6,9 @@ Reads no weights, only the headers of their files.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 from pathlib import Path
 
@@ -14,13 +16,14 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 
 from selfplay.errors import SettingsError
-from selfplay.model.gguf import converted
+from selfplay.model.gguf import converted, file_digest
 
 # The files of a model and its tokenizer, without pickles, code or a second copy of the weights.
 SETTINGS = "selfplay.yaml"  # the settings of a policy that `python -m selfplay.apps.publish` wrote
 FETCHED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", SETTINGS]
 NOT_FETCHED = ["*/*", "consolidated*"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+BASE = "base.json"  # in a folder of adapters: where their base weights are, and their digest
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -87,6 +90,59 @@ def check_weights(folder: Path, *, what: str) -> None:
             raise SettingsError(
                 f"{what}: {file} is not a readable safetensors file: {error}"
             ) from error
+
+
+def described_in(weights: Path) -> Path:
+    """The folder of the model's config: for adapters, that of their base weights.
+
+    The base is known by its digest. It is looked for where it was from the adapters' folder, which
+    may have moved with it, then under its old path. Raises SettingsError if neither is the base.
+    """
+    adapters = weights / "adapter_config.json"
+    if not adapters.exists():
+        return weights
+    named = Path(json.loads(adapters.read_text(encoding="utf-8"))["base_model_name_or_path"])
+    if not (weights / BASE).exists():  # another program, or an older version, wrote the adapters
+        runs = [run for run in weights.absolute().parents[:3] if (run / "config.yaml").exists()]
+        return next((run / named.name for run in runs if (run / named.name).is_dir()), named)
+    base = json.loads((weights / BASE).read_text(encoding="utf-8"))
+    for folder in (Path(os.path.normpath(weights.absolute() / base["folder"])), named):
+        if (folder / "config.json").exists() and digest_of(folder) == base["sha256"]:
+            return folder
+    raise SettingsError(
+        f"{weights} must have the base weights that its adapters were trained on, sha256 "
+        f"{base['sha256'][:16]}…, at {named} or {base['folder']} from there, got none or others; "
+        "restore them, or use the final/ of the run, which holds both merged"
+    )
+
+
+def write_base(adapters: Path, base: Path) -> None:
+    """Write into a folder of adapters how `described_in` finds their base."""
+    told = {
+        "folder": os.path.relpath(base.absolute(), adapters.absolute()),
+        "sha256": digest_of(base),
+    }
+    (adapters / BASE).write_text(json.dumps(told), encoding="utf-8")
+
+
+def check_base(adapters: Path, base: Path) -> None:
+    """Raise SettingsError if the adapters in a folder were trained on other weights than `base`."""
+    told = adapters / BASE
+    if told.exists():
+        expected, got = json.loads(told.read_text(encoding="utf-8"))["sha256"], digest_of(base)
+        if expected != got:
+            raise SettingsError(
+                f"{base} must hold the base weights of {adapters}, sha256 {expected[:16]}…, got "
+                f"{got[:16]}…; restore them, or begin another run with out=FOLDER"
+            )
+
+
+def digest_of(folder: Path) -> str:
+    """The sha256 of a folder's config.json and weights, whatever the folder's name is."""
+    total = hashlib.sha256()
+    for file in (folder / "config.json", *sorted(set(tensor_files(folder).values()))):
+        total.update(file_digest(file))
+    return total.hexdigest()
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:

@@ -26,6 +26,7 @@ from selfplay.config import LoraConfig
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, full_tensor, plus_product, reshard
 from selfplay.errors import SettingsError
+from selfplay.model.hub import write_base
 
 NAME = "default"  # peft's own name for the only adapter
 A, B = f".lora_A.{NAME}.", f".lora_B.{NAME}."
@@ -148,7 +149,8 @@ def export_adapters(
     model: PreTrainedModel, adapters: Adapters, folder: Path, *, world: World
 ) -> None:
     """Write the adapters in peft's format, which names the folder of their base weights, so that
-    transformers loads both from this folder. All ranks must call; rank 0 writes."""
+    transformers loads both from this folder, and the base's digest. All ranks must call; rank 0
+    writes."""
     tensors = {}
     for name, parameter in model.named_parameters():
         if is_adapter(name):
@@ -162,6 +164,7 @@ def export_adapters(
     exported.inference_mode = True
     exported.save_pretrained(str(folder))
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    write_base(folder, adapters.base)
 
 
 def peft_config(config: LoraConfig) -> Any:

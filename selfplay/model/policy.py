@@ -6,7 +6,6 @@ Shapes: N packed tokens, M positions whose next token is scored, D width, V voca
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -39,7 +38,7 @@ from selfplay.errors import SettingsError
 from selfplay.model.attention import NAME as PACKED
 from selfplay.model.attention import PackedRow, packed_kwargs, register_packed_attention
 from selfplay.model.families import logit_rule
-from selfplay.model.hub import local_folder
+from selfplay.model.hub import described_in, local_folder
 from selfplay.model.logprob import ALIGNMENT, token_logprobs
 from selfplay.model.lora import add_adapters, first_value, full_weights, is_adapter, plain_name
 from selfplay.model.stored import Stored
@@ -60,17 +59,22 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def load_model(
     name_or_folder: str, *, device: torch.device | str, dtype: torch.dtype
 ) -> PreTrainedModel:
-    """A Hugging Face causal model with packed attention, its weights in `dtype` on `device`.
+    """A Hugging Face causal model with packed attention, its weights in `dtype` on `device`. For a
+    folder of adapters, its base with the adapters.
 
     Raises SettingsError for a folder whose tensors are not those of its config.json; transformers
-    would draw what is missing at random.
+    would draw what is missing at random. Also as `described_in`.
     """
     register_packed_attention()
+    base = described_in(Path(name_or_folder))
     try:
         with without_loading_bar():
             model, found = AutoModelForCausalLM.from_pretrained(
-                name_or_folder, dtype=dtype, attn_implementation=PACKED, output_loading_info=True
+                base, dtype=dtype, attn_implementation=PACKED, output_loading_info=True
             )
+            missing = found["missing_keys"]
+            if base != Path(name_or_folder):
+                missing |= model.load_adapter(name_or_folder).missing_keys
     except RuntimeError as error:
         if "ignore_mismatched_sizes" not in str(error):
             raise
@@ -78,10 +82,10 @@ def load_model(
             f"{name_or_folder} must hold tensors of the shapes that its config.json tells, got "
             "others"
         ) from None
-    if missing := sorted(found["missing_keys"]):
+    if missing:
         raise SettingsError(
             f"{name_or_folder} must hold every tensor of the model that its config.json tells; "
-            f"{len(missing)} are missing, among them {missing[0]}"
+            f"{len(missing)} are missing, among them {min(missing)}"
         )
     return _train_every_token(_ending(model, Path(name_or_folder))).to(device)
 
@@ -340,14 +344,6 @@ def export_settings(
         GenerationConfig(**ids).save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-
-
-def described_in(weights: Path) -> Path:
-    """The folder of the model's config: for adapters, that of their base weights."""
-    adapters = weights / "adapter_config.json"
-    if not adapters.exists():
-        return weights
-    return Path(json.loads(adapters.read_text())["base_model_name_or_path"])
 
 
 def end_ids(weights: Path) -> tuple[int, ...]:

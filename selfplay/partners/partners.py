@@ -29,7 +29,8 @@ from selfplay.engines.router import EngineRouter, Frozen
 from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
 from selfplay.metrics.step import add_up
-from selfplay.model.policy import DTYPES, described_in, empty_model, end_ids, load_model
+from selfplay.model.hub import described_in
+from selfplay.model.policy import DTYPES, empty_model, end_ids, load_model
 from selfplay.model.stored import Stored
 from selfplay.partners.checkpoints import Source, check_same_game, find_source, template_of
 from selfplay.rollout.players import FrozenPlayer, Player, PolicyPlayer

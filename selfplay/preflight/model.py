@@ -38,11 +38,10 @@ from selfplay.evaluation.evaluate import check_room
 from selfplay.learner.batch import pack
 from selfplay.learner.learner import Learner, batch_logprobs
 from selfplay.model.families import why_not
-from selfplay.model.hub import local_folder
+from selfplay.model.hub import described_in, local_folder
 from selfplay.model.lora import check_targets
 from selfplay.model.policy import (
     DTYPES,
-    described_in,
     empty_model,
     export_settings,
     scratch_config,

@@ -27,8 +27,8 @@ from selfplay.engines.endpoint import check_address, endpoint_key
 from selfplay.errors import SettingsError
 from selfplay.evaluation.held_out import check_fixed_partner
 from selfplay.metrics.tracker import check_tracker
-from selfplay.model.hub import check_weights, local_folder
-from selfplay.model.policy import described_in, end_ids, scratch_config
+from selfplay.model.hub import check_weights, described_in, local_folder
+from selfplay.model.policy import end_ids, scratch_config
 from selfplay.partners.checkpoints import find_source
 from selfplay.partners.partners import check_partners
 from selfplay.rollout.seating import check_players
@@ -179,6 +179,8 @@ def _tokenizer(
     try:
         described = described_in(folder)
         tokenizer, ends = load_tokenizer(folder), end_ids(folder)
+    except SettingsError:
+        raise
     except Exception as error:
         reason = " ".join(str(error).split())
         raise SettingsError(f"model.path: {folder} cannot be read: {reason}") from error

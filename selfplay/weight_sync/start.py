@@ -17,7 +17,8 @@ from selfplay.distributed import World, barrier
 from selfplay.engines.base import Engine
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.model.policy import DTYPES, described_in, load_model
+from selfplay.model.hub import described_in
+from selfplay.model.policy import DTYPES, load_model
 from selfplay.weight_sync.supervisor import EngineLost
 
 

@@ -26,7 +26,7 @@ from selfplay.config import Config
 from selfplay.engines.sglang.launch import child_environment, pick_attention_backend
 from selfplay.errors import SettingsError
 from selfplay.evaluation.plan import find_config
-from selfplay.model.policy import described_in
+from selfplay.model.hub import described_in
 from selfplay.partners.checkpoints import find_source
 from selfplay.preflight.command_line import Parser, refused
 from selfplay.preflight.run import check_machine

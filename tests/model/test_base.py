@@ -1,0 +1,174 @@
+"""Adapters are put on the base weights that they were trained on, wherever both have moved, or on
+none: the base is known by its digest and not by its path."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from selfplay.checkpoint import finish, resume, save_checkpoint
+from selfplay.config import LoraConfig, OptimConfig, load_config
+from selfplay.config.player_spec import parse_shares
+from selfplay.distributed import init_world
+from selfplay.errors import SettingsError
+from selfplay.learner.learner import Learner
+from selfplay.learner.optimizer import make_optimizer
+from selfplay.model.hub import BASE, described_in
+from selfplay.model.lora import Adapters, add_adapters
+from selfplay.model.policy import end_ids, export, load_model
+from selfplay.partners.partners import Partners
+from selfplay.preflight.run import read_rendering
+from selfplay.weight_sync.start import merged_folder
+from tests.helpers.chat_families import tokenizer_of
+from tests.helpers.small_updates import config_of, learner_of
+from tests.helpers.tiny_run import CPU, tiny_model, write_tiny
+
+LORA = LoraConfig(rank=2, alpha=4, targets=("q_proj", "up_proj"))
+TOKENIZER = tokenizer_of("qwen2.5")
+IDS = torch.tensor([[1, 2, 3, 4, 5]])
+PLACES = ("checkpoints/step_000001/hf", "final_adapters")
+
+
+def _learner(base: Path, *, seed: int) -> Learner:
+    model = load_model(str(base), device=CPU, dtype=torch.float32)
+    add_adapters(model, LORA, seed=seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(torch.ones_like(parameter) * 0.1 * (seed + 1))
+    optimizer = make_optimizer(model, config_of().optim)
+    return replace(learner_of(model), optimizer=optimizer, adapters=Adapters(LORA, base))
+
+
+def _base(folder: Path, *, seed: int) -> Path:
+    export(tiny_model(seed=seed, vocab_size=len(TOKENIZER)), TOKENIZER, folder)
+    return folder
+
+
+def _run(run: Path, *, seed: int, base: Path | None = None) -> Tensor:
+    """A run's adapters on `warm_start/`, or on a base elsewhere; the logits of its policy."""
+    learner = _learner(base or _base(run / "warm_start", seed=seed), seed=seed)
+    save_checkpoint(run, learner, TOKENIZER, step=1, keep=1, state={})
+    finish(run, learner, TOKENIZER, step=1)
+    return _logits(run / "final")
+
+
+def _logits(folder: Path) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = load_model(str(folder), device=CPU, dtype=torch.float32)(IDS).logits
+    return logits
+
+
+def _near(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).abs().max() < 1e-4)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_run_that_moved_keeps_its_own_base(tmp_path: Path, place: str) -> None:
+    """Another run, with other weights, has taken its old path."""
+    wanted = _run(tmp_path / "a", seed=0)
+    (tmp_path / "a").rename(tmp_path / "b")
+    (tmp_path / "b" / "config.yaml").touch()
+    other = _run(tmp_path / "a", seed=1)
+    assert not _near(wanted, other)
+    for run, logits in (("b", wanted), ("a", other)):
+        adapters = tmp_path / run / place
+        assert described_in(adapters) == tmp_path / run / "warm_start"
+        assert _near(_logits(adapters), logits)
+        merged = merged_folder(adapters, init_world(device="cpu"), OptimConfig())
+        assert _near(_logits(merged), logits)
+    (tmp_path / "b" / place / BASE).unlink()  # as in a run of an older version
+    assert described_in(tmp_path / "b" / place) == tmp_path / "b" / "warm_start"
+
+
+def test_a_partner_that_moved_plays_on_its_own_base(tmp_path: Path) -> None:
+    wanted = _run(tmp_path / "a", seed=0)
+    (tmp_path / "a").rename(tmp_path / "b")
+    _run(tmp_path / "a", seed=1)
+    spec = f"checkpoint:{tmp_path}/b/{PLACES[0]}"
+    config = load_config(
+        write_tiny(tmp_path / "run"),
+        [f"rollout.partners=[{spec}]", f"model.path={tmp_path}/a/final", "model.scratch=null"],
+    )
+    partners = Partners(
+        parse_shares(config.rollout.partners),
+        config,
+        rendering=read_rendering(config.model, config.game, seed=0),
+        world=init_world(device="cpu"),
+    )
+    model = partners._frozen[spec].engine.model  # type: ignore[attr-defined]
+    assert _near(model(IDS).logits, wanted)
+
+
+def _gone(base: Path) -> None:
+    shutil.rmtree(base)
+
+
+def _one_weight(base: Path) -> None:
+    tensors = load_file(base / "model.safetensors")
+    tensors["model.norm.weight"][3] += 1e-3
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+
+
+def _another_config(base: Path) -> None:
+    config = json.loads((base / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] = 500.0
+    (base / "config.json").write_text(json.dumps(config))
+
+
+def _others(base: Path) -> None:
+    shutil.rmtree(base)
+    _base(base, seed=5)
+
+
+CHANGES: list[Callable[[Path], None]] = [_gone, _one_weight, _another_config, _others]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_adapters_without_their_base_are_refused(
+    tmp_path: Path, change: Callable[[Path], None], elsewhere: bool
+) -> None:
+    base = _base(tmp_path / "models" / "base", seed=0) if elsewhere else None
+    _run(tmp_path / "run", seed=0, base=base)
+    change(base or tmp_path / "run" / "warm_start")
+    for place in PLACES:
+        adapters = tmp_path / "run" / place
+        config = load_config(None, [f"model.path={adapters}"])
+        reads: list[Callable[[], object]] = [
+            partial(described_in, adapters),
+            partial(end_ids, adapters),
+            partial(load_model, str(adapters), device=CPU, dtype=torch.float32),
+            partial(read_rendering, config.model, config.game, seed=0),
+        ]
+        for read in reads:
+            with pytest.raises(SettingsError, match=r"the base weights .* sha256 \w{16}…, at "):
+                read()
+    assert end_ids(tmp_path / "run" / "final") == (), "the merged policy needs no base"
+
+
+def test_a_base_elsewhere_is_found_from_a_copy_of_the_adapters(tmp_path: Path) -> None:
+    base = _base(tmp_path / "models" / "base", seed=0)
+    wanted = _run(tmp_path / "run", seed=0, base=base)
+    shutil.copytree(tmp_path / "run" / "final_adapters", tmp_path / "far" / "off" / "adapters")
+    assert _near(_logits(tmp_path / "far" / "off" / "adapters"), wanted)
+    (tmp_path / "far" / "off" / "adapters" / BASE).unlink()  # as another program writes adapters
+    assert _near(_logits(tmp_path / "far" / "off" / "adapters"), wanted)
+
+
+def test_a_run_goes_on_only_on_the_base_that_it_began_with(tmp_path: Path) -> None:
+    base = _base(tmp_path / "base", seed=0)
+    _run(tmp_path / "run", seed=0, base=base)
+    assert resume(tmp_path / "run", _learner(base, seed=3))[0] == 1
+    _others(base)
+    with pytest.raises(SettingsError, match=r"base must hold the base weights of .*step_000001/hf"):
+        resume(tmp_path / "run", _learner(base, seed=3))
