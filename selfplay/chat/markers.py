@@ -11,6 +11,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -57,11 +58,22 @@ class Markers:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, with markers replaced by their `shown` text."""
-        text = self.backend.decode(list(ids), skip_special_tokens=False)
+        """Text of ids, with markers replaced by their `shown` text.
+
+        An id without a token is U+FFFD: a vocabulary may have holes, and a model more rows than it.
+        """
+        text = "".join(
+            self.backend.decode(list(run), skip_special_tokens=False)
+            if known
+            else _UNREADABLE * len(list(run))
+            for known, run in groupby(ids, self._is_known)
+        )
         for secret, shown in self.shown.items():
             text = text.replace(secret, shown)
         return text
+
+    def _is_known(self, token: int) -> bool:
+        return token >= 0 and self.backend.id_to_token(token) is not None
 
 
 def private_markers(tokenizer: PreTrainedTokenizerFast, template: Template) -> Markers:

@@ -77,7 +77,6 @@ class Rendering:
     _splits: bool  # system text and first user text have the same ids alone as together
     _opened: bool
     _shown: Callable[[str], str]
-    _num_ids: int
 
     def first(self, *, system: str, user: str) -> list[int]:
         """The first prompt, generation prompt included; no system message if `system` is empty."""
@@ -181,8 +180,7 @@ class Rendering:
         that the prompt opened is opened in the text.
         """
         body = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
-        known = [i if 0 <= i < self._num_ids else self.end_id for i in body]
-        text = self._markers.decode(known)
+        text = self._markers.decode(body)
         if self._opened and not text.startswith(self._before_answer):
             return think(text)
         return text.removeprefix(self._before_answer)
@@ -190,12 +188,11 @@ class Rendering:
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The text of each token alone, for display. Where tokens hold only some bytes of a
         character, the first has the text of all of them."""
-        valid = [i if 0 <= i < self._num_ids else self.end_id for i in ids]
-        texts = [self._markers.decode([i]) for i in valid]
+        texts = [self._markers.decode([i]) for i in ids]
         for at, text in enumerate(texts):
             for end in range(at + 2, at + 5) if _PART in text else ():
-                if _PART not in (joined := self._markers.decode(valid[at:end])):
-                    texts[at:end] = [joined, *[""] * (len(valid[at:end]) - 1)]
+                if _PART not in (joined := self._markers.decode(ids[at:end])):
+                    texts[at:end] = [joined, *[""] * (len(ids[at:end]) - 1)]
                     break
         return texts
 
@@ -291,7 +288,6 @@ def _make_rendering(
         _splits=_splits(hidden_system, hidden_user, markers),
         _opened=opened,
         _shown=lru_cache(maxsize=_CACHE_SIZE)(template.old_answer),
-        _num_ids=len(tokenizer),
     )
     _check_first(rendering, template)
     if rewritten:
