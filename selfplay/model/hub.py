@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -64,8 +65,8 @@ def is_hub_name(name: str) -> bool:
 
 
 def check_weights(folder: Path, *, what: str) -> None:
-    """Raise SettingsError, which begins with `what`, unless the folder has a config.json and
-    readable safetensors files."""
+    """Raise SettingsError, which begins with `what`, unless the folder has a config.json and one
+    set of readable safetensors files."""
     if not any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
         raise SettingsError(f"{what}: {folder} must hold config.json of a Hugging Face model")
     files = set(folder.glob("*.safetensors"))
@@ -82,6 +83,7 @@ def check_weights(folder: Path, *, what: str) -> None:
         raise SettingsError(
             f"{what}: {folder} must hold {index.name} beside parts such as {numbered[0]}, got none"
         )
+    check_one_set(folder, what=what)
     for file in sorted(files):
         try:
             with safe_open(file, framework="pt"):
@@ -90,6 +92,25 @@ def check_weights(folder: Path, *, what: str) -> None:
             raise SettingsError(
                 f"{what}: {file} is not a readable safetensors file: {error}"
             ) from error
+
+
+def check_one_set(folder: Path, *, what: str) -> None:
+    """Raise SettingsError, which begins with `what`, for a folder with two sets of weights: which
+    one is read would depend on the reader (transformers, SGLang, ours for several ranks)."""
+    found = sorted(file.name for file in folder.glob("*.safetensors"))
+    index = folder / "model.safetensors.index.json"
+    adapters = folder / "adapter_config.json"
+    if adapters.exists():
+        found = [adapters.name, *(name for name in found if not name.startswith("adapter_"))]
+    elif index.exists():
+        single = "model.safetensors"
+        listed = {file.name for file in _shards(index, what=what).values()}
+        found = [index.name, *({single} & set(found) - listed)]
+    if len(found) > 1:
+        raise SettingsError(
+            f"{what}: {folder} must hold one set of weights, got {found[0]} and {found[1]}; delete "
+            "the one that is not meant"
+        )
 
 
 def described_in(weights: Path) -> Path:
@@ -107,8 +128,9 @@ def described_in(weights: Path) -> Path:
         return next((run / named.name for run in runs if (run / named.name).is_dir()), named)
     base = json.loads((weights / BASE).read_text(encoding="utf-8"))
     for folder in (Path(os.path.normpath(weights.absolute() / base["folder"])), named):
-        if (folder / "config.json").exists() and digest_of(folder) == base["sha256"]:
-            return folder
+        with suppress(OSError, ValueError):  # no base is there
+            if digest_of(folder) == base["sha256"]:
+                return folder
     raise SettingsError(
         f"{weights} must have the base weights that its adapters were trained on, sha256 "
         f"{base['sha256'][:16]}…, at {named} or {base['folder']} from there, got none or others; "
@@ -148,8 +170,9 @@ def digest_of(folder: Path) -> str:
 def tensor_files(folder: Path) -> dict[str, Path]:
     """The file of each tensor of a Hugging Face folder, by the tensor's name.
 
-    Raises ValueError for a folder without safetensors.
+    Raises ValueError for a folder without safetensors, SettingsError for one with two sets of them.
     """
+    check_one_set(folder, what="model.path")
     index = folder / "model.safetensors.index.json"
     if index.exists():
         return _shards(index, what="model.path")

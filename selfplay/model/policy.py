@@ -38,7 +38,7 @@ from selfplay.errors import SettingsError
 from selfplay.model.attention import NAME as PACKED
 from selfplay.model.attention import PackedRow, packed_kwargs, register_packed_attention
 from selfplay.model.families import logit_rule
-from selfplay.model.hub import described_in, local_folder
+from selfplay.model.hub import check_one_set, described_in, local_folder
 from selfplay.model.logprob import ALIGNMENT, token_logprobs
 from selfplay.model.lora import add_adapters, first_value, full_weights, is_adapter, plain_name
 from selfplay.model.stored import Stored
@@ -67,6 +67,8 @@ def load_model(
     """
     register_packed_attention()
     base = described_in(Path(name_or_folder))
+    for folder in {base, Path(name_or_folder)}:
+        check_one_set(folder, what="model.path")
     try:
         with without_loading_bar():
             model, found = AutoModelForCausalLM.from_pretrained(
