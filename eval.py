@@ -25,10 +25,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import selfplay  # noqa: F401  it sets how OpenMP waits, which torch reads when it is imported
+from dialop.terminal import open_terminal
 from selfplay.preflight.command_line import parse_eval, refused
 
 PARSED = None
 if __name__ == "__main__":  # --help and a typo are answered before torch is imported
+    open_terminal("eval.py")
     try:
         PARSED = parse_eval(sys.argv[1:], __doc__ or "")
     except ValueError as error:
@@ -113,10 +115,13 @@ def main(words: list[str] | None = None) -> int:
         title = "Cross-play" if plan.rows else f"Evaluation of {args.checkpoint[0]}"
         matrix = (plan.rows, plan.columns) if plan.rows else None
         report = Report(title, facts_of(args, plan, games), rows, matrix)
-        print(markdown(report, games=False))
-        paths = write_report(report, plan.out)
-        write_atomically(plan.out / "config.yaml", dump(config))
-        print(*paths, sep="\n")
+        try:
+            paths = write_report(report, plan.out)
+            write_atomically(plan.out / "config.yaml", dump(config))
+        except OSError as error:
+            print(markdown(report, games=False), flush=True)
+            return refused("eval.py", OSError(f"{error}; the tables are printed alone"), status=1)
+        print(markdown(report, games=False), *paths, sep="\n")
     close_world(world)
     return 0
 

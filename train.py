@@ -14,10 +14,12 @@ from contextlib import ExitStack
 from functools import partial
 
 import selfplay  # noqa: F401  it sets how OpenMP waits, which torch reads when it is imported
+from dialop.terminal import open_terminal
 from selfplay.preflight.command_line import parse_train, refused
 
 PARSED = None
 if __name__ == "__main__":  # --help, --list and a typo are answered before torch is imported
+    open_terminal("train.py", stopped="the same command goes on from what was saved")
     try:
         PARSED = parse_train(sys.argv[1:], __doc__ or "")
     except ValueError as error:

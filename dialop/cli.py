@@ -18,6 +18,7 @@ from dialop.checks import check_kit
 from dialop.kit import SWITCHES, Kit, games, load_kit
 from dialop.rows import read_records
 from dialop.specs import choices
+from dialop.terminal import open_terminal
 
 _EPILOG = """examples:
   python -m dialop generate --game matching --num 1000 --size 8 --seed 7 --out games.parquet
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 is success, 1 means that a rescored game differs from its record, 2 means bad input.
     """
+    open_terminal("python -m dialop")
     commands = {"generate": _generate, "replay": _replay, "check": _check}
     try:
         args = _parser(load_kit(_game_of(argv))).parse_args(argv)

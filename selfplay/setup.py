@@ -25,6 +25,7 @@ from selfplay.config.player_spec import parse_shares
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, barrier, gather_objects, init_world, on_first_rank
 from selfplay.engines.hf import HFEngine
+from selfplay.engines.sglang.processes import Signals
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import fixed_partner, held_out_at_start
@@ -107,6 +108,9 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     # A step's games and samples stay until its end. Python collects garbage after 700 new objects
     # by default, which is nearly half of the time of credit and advantages.
     gc.set_threshold(20_000, 20, 20)
+    signals = Signals()
+    signals.take()
+    cleanup.callback(signals.restore)
     folder = Path(config.out)
     on_first_rank(lambda: cleanup.callback(hold_run(folder).close), world)
     on_first_rank(partial(open_run, folder, config), world)

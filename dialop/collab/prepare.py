@@ -25,6 +25,7 @@ from dialop.collab.kit import write
 from dialop.collab.published import instances_of
 from dialop.collab.task import TASKS, CollabInstance
 from dialop.rows import read_rows
+from dialop.terminal import open_terminal
 
 SPLITS = ("train", "validation", "test")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -32,6 +33,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0, or 2 after an error message for an invalid data set."""
+    open_terminal("dialop.collab.prepare")
     parser = argparse.ArgumentParser(
         prog="python -m dialop.collab.prepare",
         description=__doc__,

@@ -1,6 +1,8 @@
 """eval.py: what it plays, measures, refuses and writes."""
 
+import errno
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from dialop.matching.recorded import instance_from_record
 from dialop.matching.store import read_instances, write_instances
 from dialop.rows import read_records
 from eval import main as run_eval
+from selfplay import atomic
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, GameConfig, load_config
 from selfplay.config.text import dump
@@ -249,6 +252,31 @@ def test_the_page_shows_every_pair_and_its_games() -> None:
     assert page.count("\n|") == 4
     assert "## Typical game of policy" in page and "game of solo" not in page
     assert fenced("a ``` b") == "````text\na ``` b\n````"
+
+
+@pytest.mark.parametrize("file", ["evaluation.json", "evaluation.md", "config.yaml"])
+def test_results_that_cannot_be_written_are_printed(
+    file: str,
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A disk that is full after the games: the tables are printed, then one line, status 1."""
+    write = atomic.write_atomically
+
+    def full(path: Path, text: str) -> None:
+        if path.name == file:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(path, text)
+
+    for module in ("eval", "selfplay.evaluation.report"):
+        monkeypatch.setattr(f"{module}.write_atomically", full)
+    words = ["--checkpoint", str(run), "--games", "generated", "--num", "2"]
+    assert run_eval([*words, "--out", str(tmp_path)]) == 1
+    shown = capsys.readouterr()
+    assert "| honest " in shown.out
+    assert shown.err.startswith("eval.py: [Errno 28] No space left") and shown.err.count("\n") == 1
 
 
 def test_a_family_that_the_engine_cannot_play_is_refused_in_one_line(

@@ -4,7 +4,9 @@ killed run left behind is gone after the next start."""
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -138,3 +140,17 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
     assert len(metrics_of(halfway)) <= steps
     assert run_tiny(halfway, "log_games_every=1") == 0
     assert_same_run(finished("log_games_every=1"), halfway)
+
+
+def test_sigterm_is_an_ordinary_exit_with_any_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the run holds is closed, and the handler of before is back."""
+    before, closed = signal.getsignal(signal.SIGTERM), []
+    held = SimpleNamespace(close=lambda: closed.append("lock"))
+    monkeypatch.setattr("selfplay.setup.hold_run", lambda folder: held)
+    monkeypatch.setattr("selfplay.setup.open_run", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(SystemExit) as left:
+        run_tiny(tmp_path / "run")
+    assert left.value.code == 128 + signal.SIGTERM and closed == ["lock"]
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -11,6 +11,12 @@ go to RUN/played.jsonl.
 
 from __future__ import annotations
 
+from dialop.terminal import open_terminal
+
+open_terminal("selfplay.apps.play")  # before the imports, which take seconds
+
+# isort: split
+
 import argparse
 import importlib.util
 import secrets

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
@@ -145,10 +145,13 @@ def play_page(*, token: str, opponent: str) -> str:
 async def read_body(request: Request) -> dict[str, Any]:
     """The JSON object of a request. Raises Refused for one that is too long or no JSON object."""
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY:
-            raise Refused(413, f"a move has at most {MAX_BODY} bytes")
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > MAX_BODY:
+                raise Refused(413, f"a move has at most {MAX_BODY} bytes")
+    except ClientDisconnect:
+        raise Refused(400, "the page was closed while it sent a move") from None
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):

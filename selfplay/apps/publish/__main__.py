@@ -11,6 +11,12 @@ of endpoints are left out.
 
 from __future__ import annotations
 
+from dialop.terminal import open_terminal
+
+open_terminal("selfplay.apps.publish")  # before the imports, which take seconds
+
+# isort: split
+
 import argparse
 import json
 import shutil

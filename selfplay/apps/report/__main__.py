@@ -8,6 +8,12 @@ One run's page is written to its `report.html`, that of several to ./report.html
 
 from __future__ import annotations
 
+from dialop.terminal import open_terminal
+
+open_terminal("selfplay.apps.report")  # before the imports, which take seconds
+
+# isort: split
+
 import argparse
 import sys
 from collections.abc import Sequence

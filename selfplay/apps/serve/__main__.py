@@ -10,6 +10,12 @@ device are read. Ctrl-C ends the server.
 
 from __future__ import annotations
 
+from dialop.terminal import open_terminal
+
+open_terminal("selfplay.apps.serve")  # before the imports, which take seconds
+
+# isort: split
+
 import argparse
 import importlib.util
 import json

@@ -114,13 +114,14 @@ def _leave(_signal: int, _frame: FrameType | None) -> None:
 
 
 class Signals:
-    """Handles SIGTERM and SIGQUIT in the trainer's process while an engine exists.
+    """Handles SIGTERM, and SIGQUIT while an engine of SGLang exists, in the trainer's process.
 
     SGLang's event loop installs handlers for both signals, but they only run while the loop runs,
     which it does not do during training. `take` routes SIGTERM to the trainer's previous handler
-    (an ordinary exit if there was none) and SIGQUIT, which a dying child sends, to `on_death`.
-    Python runs handlers between bytecode instructions, so a trainer blocked in a collective would
-    not handle SIGTERM at all: a thread ends the process if no handler has run after `grace_s`.
+    (an ordinary exit if there was none) and SIGQUIT, which a dying child sends, to `on_death`, if
+    it is given. Python runs handlers between bytecode instructions, so a trainer blocked in a
+    collective would not handle SIGTERM at all: a thread ends the process if no handler has run
+    after `grace_s`.
     """
 
     def __init__(self, *, grace_s: float = 3.0) -> None:
@@ -132,11 +133,12 @@ class Signals:
         self._handler_ran = threading.Event()
         self._wakeup: tuple[socket.socket, socket.socket, int] | None = None
 
-    def take(self, on_death: Callable[[], None]) -> None:
-        """Install both handlers. The engine's loop must not run and must have removed its own."""
+    def take(self, on_death: Callable[[], None] | None = None) -> None:
+        """Install the handlers. The engine's loop must not run and must have removed its own."""
         self._on_death = on_death
         signal.signal(signal.SIGTERM, self._on_term)
-        signal.signal(signal.SIGQUIT, self._on_quit)
+        if on_death is not None:
+            signal.signal(signal.SIGQUIT, self._on_quit)
         reader, writer = socket.socketpair()
         writer.setblocking(False)
         previous_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)

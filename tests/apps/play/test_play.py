@@ -1,5 +1,6 @@
 """Playing against a person: what the page may ask, what the person sees, how games are kept."""
 
+import asyncio
 import io
 import json
 import threading
@@ -172,6 +173,38 @@ def test_sizes_and_rates_are_limited(running: Running) -> None:
         assert running.post("/move", body).status_code == 400
     statuses = [running.post("/move", {}).status_code for _ in range(MAX_MOVES)]
     assert statuses[-1] == 429 and running.state()["phase"] == "yours"
+
+
+@pytest.mark.parametrize("path", ["/", "/state", "/start", "/move"])
+@pytest.mark.parametrize("sent", [[], [b'{"text": '], [b'{"leave": true}']])
+def test_a_page_that_is_closed_while_it_sends_is_no_fault(
+    path: str, sent: list[bytes], config: Config
+) -> None:
+    app = make_app(Table(config.game.kit, lambda *_: ""), token=TOKEN, port=1, opponent="honest")
+    said = iter([{"type": "http.request", "body": part, "more_body": True} for part in sent])
+    answers: list[Any] = []
+
+    async def receive() -> Any:
+        return next(said, {"type": "http.disconnect"})
+
+    async def send(message: Any) -> None:
+        answers.append(message)
+
+    headers = {"host": "127.0.0.1:1", "origin": "http://127.0.0.1:1", TOKEN_HEADER: TOKEN}
+    asyncio.run(
+        app(
+            {
+                "type": "http",
+                "method": "POST" if path in ("/start", "/move") else "GET",
+                "path": path,
+                "query_string": f"token={TOKEN}".encode(),
+                "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+            },
+            receive,
+            send,
+        )
+    )
+    assert answers[0]["status"] == (400 if path == "/move" else 200)
 
 
 def test_a_person_who_leaves_ends_the_game_without_a_result(running: Running) -> None:

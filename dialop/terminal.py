@@ -1,0 +1,64 @@
+"""A program and its terminal: no print ends it, and Ctrl-C ends it with one line."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import select
+import sys
+from pathlib import Path
+from types import TracebackType
+
+
+def open_terminal(program: str, *, stopped: str = "") -> None:
+    """Call first in a program. Text that an encoding lacks is printed and read as an escape; once
+    the reader of a standard stream is gone (`| head`, a lost terminal, a full disk), what is
+    printed there is dropped and the program goes on. After Ctrl-C standard error names the program
+    and says `stopped`.
+
+    Where other code has set the streams, as a test runner does, they stay as they are.
+    """
+    if sys.stdout is not sys.__stdout__ or sys.stderr is not sys.__stderr__:
+        return
+    sys.stdout, sys.stderr = _opened(sys.stdout, 1), _opened(sys.stderr, 2)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="backslashreplace")
+
+    def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            sys.stderr.write(f"{program}: stopped by Ctrl-C{stopped and f'; {stopped}'}\n")
+        else:
+            sys.__excepthook__(kind, error, trace)
+
+    sys.excepthook = end
+
+
+class _Output(io.FileIO):
+    """A standard stream that takes everything."""
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        try:
+            while (written := super().write(data)) is None:  # a pipe that does not block, and full
+                select.select([], [self], [])
+            return written
+        except OSError as error:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())  # for child processes, too
+            os.close(null)
+            if error.errno != errno.EPIPE and self.fileno() == 1:
+                print(f"standard output is lost: {error.strerror}", file=sys.stderr)
+            return len(data)
+
+
+def _opened(stream: object, number: int) -> io.TextIOWrapper:
+    if not isinstance(stream, io.TextIOWrapper):  # None: the program was started without it
+        return Path(os.devnull).open("w", encoding="utf-8", errors="backslashreplace")
+    raw = _Output(number, "w", closefd=False)
+    return io.TextIOWrapper(
+        raw if stream.write_through else io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )

@@ -1,0 +1,133 @@
+"""No print ends a program: streams that are gone, full, closed or of another encoding; Ctrl-C."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# It prints a line, then what no buffer holds, writes its result, and prints its name.
+PROGRAM = """
+import sys
+from pathlib import Path
+from dialop.terminal import open_terminal
+
+open_terminal("a program", stopped="it goes on")
+print("begun", flush=True)
+for _ in range(20):
+    print("é → \\udcff " * 1000, flush=True)
+    print("é → \\udcff " * 1000, file=sys.stderr, flush=True)
+Path(sys.argv[1]).write_text("result")
+print(f"wrote {sys.argv[1]}")
+"""
+
+
+def run(
+    result: Path, *, set_up: Any = None, text: str = PROGRAM, **streams: Any
+) -> tuple[int, Any]:
+    """The program's exit status and what it wrote to standard error."""
+    done = subprocess.run(
+        [sys.executable, "-c", text, str(result)],
+        cwd=ROOT,
+        preexec_fn=set_up,
+        timeout=60,
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
+    )
+    return done.returncode, done.stderr
+
+
+def closed_pipe() -> int:
+    """The writing end of a pipe that nobody reads, as after `| head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+def lost_terminal() -> int:
+    """A terminal whose window was closed: every write is an input/output error."""
+    master, terminal = os.openpty()
+    os.close(master)
+    return terminal
+
+
+def full_disk() -> int:
+    return os.open("/dev/full", os.O_WRONLY)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("opened", [closed_pipe, lost_terminal, full_disk])
+def test_a_stream_that_takes_no_more_ends_no_program(
+    opened: Any, number: int, tmp_path: Path
+) -> None:
+    stream = opened()
+    status, errors = run(tmp_path / "out", **{("stdout", "stderr")[number - 1]: stream})
+    os.close(stream)
+    assert status == 0 and (tmp_path / "out").read_text() == "result"
+    if number == 1 and opened is not closed_pipe:
+        assert b"standard output is lost: " in errors and errors.count(b"lost") == 1
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_program_started_without_a_stream_runs(number: int, tmp_path: Path) -> None:
+    assert run(tmp_path / "out", set_up=lambda: os.close(number))[0] == 0
+    assert (tmp_path / "out").read_text() == "result"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8", "cp437"])
+def test_what_an_encoding_lacks_is_printed_as_an_escape(encoding: str, tmp_path: Path) -> None:
+    result = tmp_path / "é"
+    status, errors = run(result, env={**os.environ, "PYTHONIOENCODING": f"{encoding}:strict"})
+    assert status == 0 and result.read_text() == "result"
+    assert "é → ".encode(encoding, "backslashreplace") + b"\\udcff" in errors
+
+
+def test_a_pipe_that_does_not_block_loses_nothing(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "out")],
+        cwd=ROOT,
+        stdout=writer,
+        stderr=subprocess.DEVNULL,
+    ) as program:
+        os.close(writer)
+        with os.fdopen(reader, "rb") as file:
+            lines = file.read().splitlines()
+    assert program.returncode == 0 and len(lines) == 22 and lines[-1].startswith(b"wrote ")
+
+
+def test_a_byte_that_is_no_text_is_read_as_an_escape(tmp_path: Path) -> None:
+    text = """
+import sys
+from dialop.terminal import open_terminal
+open_terminal("a program")
+open(sys.argv[1], "w").write(sys.stdin.readline())
+"""
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+    assert run(tmp_path / "out", text=text, input=b"[message] \xff hi\n", env=strict)[0] == 0
+    assert (tmp_path / "out").read_text() == "[message] \\xff hi\n"
+
+
+def test_ctrl_c_is_one_line_and_the_end_of_a_signal(tmp_path: Path) -> None:
+    """A shell sees that the signal ended the program, as it must to end a script."""
+    stop = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
+    default = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    status, errors = run(tmp_path / "out", set_up=default, text=f"{PROGRAM}\n{stop}")
+    assert status == -signal.SIGINT
+    assert errors.endswith(b"\na program: stopped by Ctrl-C; it goes on\n")
+    assert b"Traceback" not in errors
+    failed, errors = run(tmp_path / "out", text=f"{PROGRAM}\nraise ValueError('a fault')\n")
+    assert failed == 1 and errors.endswith(b"ValueError: a fault\n") and b"Traceback" in errors
+
+
+def test_every_program_opens_its_terminal() -> None:
+    programs = [ROOT / "train.py", ROOT / "eval.py", ROOT / "dialop" / "cli.py"]
+    programs += sorted((ROOT / "selfplay" / "apps").glob("*/__main__.py"))
+    assert len(programs) == 7
+    for path in programs:
+        assert "\nopen_terminal(" in path.read_text() or "    open_terminal(" in path.read_text()
