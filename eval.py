@@ -1,7 +1,7 @@
 """Evaluate a trained policy on held-out games, next to scripted players on the same instances.
 
-    python eval.py --checkpoint runs/tiny --games generated --num 1024
-    python eval.py --checkpoint runs/tiny/warm_start --games generated --temperature 0
+    python eval.py --checkpoint runs/talk --games generated --num 1024
+    python eval.py --checkpoint runs/talk/warm_start --games generated --temperature 0
     python eval.py --checkpoint ORG/NAME --games generated --num 64 [key=value ...]
     python eval.py --checkpoint FOLDER_OR_FILE.gguf --config configs/qwen2.5_0.5b.yaml \\
         --games generated --partner scripted:honest --out FOLDER

@@ -1,7 +1,7 @@
 """Train one policy in all seats to talk by playing with itself.
 
-    python train.py --config configs/tiny.yaml [key=value ...]
-    torchrun --nproc-per-node 2 train.py --config configs/tiny.yaml
+    python train.py --config configs/talk.yaml [key=value ...]
+    torchrun --nproc-per-node 2 train.py --config configs/talk.yaml
 
 One step: play games, turn them into advantages, update the policy, push its weights into the engine
 (`selfplay/step.py`). Starting again in the same run folder goes on where the last checkpoint ended.

@@ -1,11 +1,11 @@
 """Compares finished runs in Markdown: runs with different seeds, and their controls.
 
-    python -m bench.compare_runs runs/tiny runs/tiny_seed1 runs/tiny_control --name tiny
+    python -m bench.compare_runs runs/talk runs/talk_seed1 runs/talk_control --name talk
 
 Reads the run folders. Prints a table of results before and after self-play, with the mean and the
 worst of several seeds, the commits that ran, links to the learning curves (written as SVG to
-docs/figures/), training games by parts of the run, and one game before and after. Scores are shares
-of the best possible value, other measures are means per game.
+docs/figures/), training games by parts of the run, and `--games` games before and after. Scores are
+shares of the best possible value, other measures are means per game.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from selfplay.config import Config, load_config
 from selfplay.config.text import difference
 from selfplay.errors import SettingsError
 from selfplay.metrics.console import clock
-from selfplay.metrics.tables import game_text, show_interval
+from selfplay.metrics.tables import game_text, show_change, show_interval
 
 # Metric, name of its figure, title.
 CURVES = (
@@ -124,6 +124,7 @@ def results_table(runs: Sequence[Run]) -> str:
     The column "apart" says whether the interval after self-play lies above the one before.
     """
     measures = [m for m in MEASURES if any(m in r.after["sampled"]["measures"] for r in runs)]
+    talk = any(run.after["sampled"].get("talk") for run in runs)
     headings = (
         "run",
         "score before [95 %]",
@@ -132,6 +133,7 @@ def results_table(runs: Sequence[Run]) -> str:
         "apart",
         "greedy score",
         "greedy agreement",
+        *(["talk effect [95 %]"] if talk else []),
         *measures,
         "self-play",
     )
@@ -148,6 +150,7 @@ def results_table(runs: Sequence[Run]) -> str:
             "yes" if after["interval"][1] > before["interval"][2] else "no",
             f"{greedy['interval'][0]:.3f}",
             f"{greedy['measures']['agreement']:.3f}",
+            *([f"{_talk(before)} → {_talk(after)}"] if talk else []),
             *arrows,
             clock(sum(step.get("step_s", 0.0) for step in run.steps)),
         ]
@@ -167,7 +170,7 @@ def results_table(runs: Sequence[Run]) -> str:
             rises = [after - before for before, after in zip(befores, afters, strict=True)]
             shown = [f"{of(values):.3f}" for values in (befores, afters)]
             shown += [f"{of(rises):+.3f}", "", f"{of(greedies):.3f}", f"{of(agreements):.3f}"]
-            lines.append(row([name, *shown, *[""] * (len(measures) + 1)]))
+            lines.append(row([name, *shown, *[""] * (len(measures) + talk + 1)]))
     return "\n".join(lines)
 
 
@@ -232,31 +235,31 @@ def write_curves(runs: Sequence[Run], folder: Path, *, name: str) -> list[str]:
     return shown
 
 
-def one_game(run: Run) -> str:
-    """The held-out game with the largest gain, before and after, among those kept in full."""
+def games_to_read(run: Run, num: int) -> str:
+    """The held-out games with the largest gains, before and after, among those kept in full."""
     before = {game["instance"]: game for game in run.before["sampled"]["games"]}
     pairs = [
         (before[game["instance"]], game)
         for game in run.after["sampled"]["games"]
         if game["instance"] in before
     ]
-    first, last = max(pairs, key=lambda pair: pair[1]["score_norm"] - pair[0]["score_norm"])
-    return "\n".join(
-        [
-            f"Of the first {len(pairs)} held-out games ({run.label}), the one that gained most.",
-            "Before self-play:",
-            "",
-            fenced(game_text(first)),
-            "",
-            "After self-play:",
-            "",
-            fenced(game_text(last)),
-        ]
-    )
+    pairs.sort(key=lambda pair: pair[0]["score_norm"] - pair[1]["score_norm"])
+    sections = [
+        f"Of the first {len(pairs)} held-out games ({run.label}), the {min(num, len(pairs))} that "
+        "gained most."
+    ]
+    for first, last in pairs[:num]:
+        sections += ["Before self-play:", fenced(game_text(first))]
+        sections += ["After self-play:", fenced(game_text(last))]
+    return "\n\n".join(sections)
 
 
 def row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+def _talk(row: dict[str, Any]) -> str:
+    return show_change(row["talk"]["effect"]) if row.get("talk") else "-"
 
 
 def _mean(row: dict[str, Any], measure: str) -> str:
@@ -275,6 +278,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "--out", type=Path, default=Path("docs/figures"), help="folder for the figures"
     )
     parser.add_argument("--name", default="runs", help="prefix of the figures' file names")
+    parser.add_argument("--games", type=int, default=1, help="games to print, before and after")
     args = parser.parse_args(words)
     try:
         runs = read_runs(args.runs)
@@ -283,7 +287,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"compare_runs: {error}", file=sys.stderr)
         return 2
     parts = [results_table(runs), baselines(runs), commits(runs), *figures]
-    parts += [training_table(runs), one_game(runs[0])]
+    parts += [training_table(runs), games_to_read(runs[0], args.games)]
     print("\n\n".join(parts))
     return 0
 

@@ -4,7 +4,7 @@ prints the result of each.
     git clone . ../fresh && cd ../fresh && make train ARGS="steps=2 warm_start.num_games=640"
     .venv/bin/python -m tests.helpers.documented [--only TEXT]
 
-Commands are run as written, except that placeholders are filled in (RUN is runs/tiny) and long runs
+Commands are run as written, except that placeholders are filled in (RUN is runs/talk) and long runs
 have fewer games and steps; the table shows what ran. Servers must answer a request. If
 SELFPLAY_HUMAN_GAMES is set, commands on recorded games run too. Exit status 1 if a command failed.
 """
@@ -44,19 +44,19 @@ NEEDS = {
 }
 STAND_INS = {
     r"runs/no_kl/checkpoints/\w+": "runs/no_kl",
-    r"\bRUN(?=[/ …]|$)…?": "runs/tiny",
-    r"--checkpoint FOLDER": "--checkpoint runs/tiny",
+    r"\bRUN(?=[/ …]|$)…?": "runs/talk",
+    r"--checkpoint FOLDER": "--checkpoint runs/talk",
     r"--out FOLDER": "--out runs/out",
-    r"--config CONFIG": "--config configs/tiny.yaml",
-    r"MODEL.ORG/NAME|((?:--checkpoint |checkpoint:))ORG/NAME": r"\1runs/tiny/hub",
-    r"\bORG/NAME": "me/tiny",
+    r"--config CONFIG": "--config configs/talk.yaml",
+    r"MODEL.ORG/NAME|((?:--checkpoint |checkpoint:))ORG/NAME": r"\1runs/talk/hub",
+    r"\bORG/NAME": "me/talk",
     r"rows\.jsonl": "examples/collab/tasks.jsonl",
     r" \[key=value …\]": "",
     r"seed=S\b": "seed=1",
     r"(bench\.compare_runs .*)": r"\1 --out runs",
     r"^torchrun": "python -m torch.distributed.run",
 }
-COPIES = ("a", "b", "c", "other", "no_kl", "tiny_s0", "tiny_s1", "tiny_s2")  # of runs/tiny
+COPIES = ("a", "b", "c", "other", "no_kl", "tiny_s0", "tiny_s1", "tiny_s2")  # of runs/talk
 SMALL = "steps=2 save_every=2 warm_start.num_games=640 eval.num_games=16 eval.final_games=16"
 
 
@@ -89,7 +89,7 @@ def runnable(command: str, number: int) -> str:
         cut = {word.split("=")[0] for word in SMALL.split()}
         words = [word for word in command.split(" ") if word.split("=")[0] not in cut | {"out"}]
         own = re.search(r"(\w+)\.yaml", command)
-        out = f"runs/{own[1] if own else 'tiny'}"
+        out = f"runs/{own[1] if own else 'talk'}"
         out = f"runs/documented_{number}" if Path(out).exists() else out
         return " ".join([*words, SMALL, f"out={out}"])
     if "eval.py" in command and ".jsonl" not in command:
@@ -138,7 +138,7 @@ def main() -> int:
     for name, game in RECORDED.items() if recorded else ():
         shutil.copy(Path(recorded or "") / f"{game}.jsonl", f"{name}.jsonl")
     for name in COPIES:
-        shutil.copytree("runs/tiny", f"runs/{name}", dirs_exist_ok=True)
+        shutil.copytree("runs/talk", f"runs/{name}", dirs_exist_ok=True)
     failed = 0
     for number, (command, page) in enumerate(commands().items()):
         if only not in command:
@@ -146,7 +146,7 @@ def main() -> int:
         reason = next((why for what, why in NEEDS.items() if re.search(what, command)), "")
         if not recorded and re.search(r"\b(optimization|planning|mediation)\.jsonl", command):
             reason = "DialOp's recorded games"
-        if "played.jsonl" in command and not Path("runs/tiny/played.jsonl").exists():
+        if "played.jsonl" in command and not Path("runs/talk/played.jsonl").exists():
             reason = "a game that you played"
         if reason:
             print(f"not run\t{page}\t{command}\tneeds {reason}", flush=True)

@@ -1,9 +1,9 @@
 """Play against a trained policy, a script or a chat model, on a local page or in the terminal.
 
-    python -m selfplay.apps.play --checkpoint runs/tiny
-    python -m selfplay.apps.play --checkpoint runs/tiny --partner scripted:honest
-    python -m selfplay.apps.play --checkpoint runs/tiny --partner endpoint:MODEL@http://127.0.0.1:8000/v1
-    python -m selfplay.apps.play --checkpoint runs/tiny --terminal
+    python -m selfplay.apps.play --checkpoint runs/talk
+    python -m selfplay.apps.play --checkpoint runs/talk --partner scripted:honest
+    python -m selfplay.apps.play --checkpoint runs/talk --partner endpoint:MODEL@http://127.0.0.1:8000/v1
+    python -m selfplay.apps.play --checkpoint runs/talk --terminal
 
 The page is for this machine alone: the printed address holds a token of this start. Finished games
 go to RUN/played.jsonl.

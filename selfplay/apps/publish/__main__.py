@@ -1,7 +1,7 @@
 """Write a finished run as a Hugging Face folder with a model card, and push it with --push.
 
-    python -m selfplay.apps.publish runs/tiny ORG/NAME
-    HF_TOKEN=... python -m selfplay.apps.publish runs/tiny ORG/NAME --push --private
+    python -m selfplay.apps.publish runs/talk ORG/NAME
+    HF_TOKEN=... python -m selfplay.apps.publish runs/talk ORG/NAME --push --private
 
 The folder is RUN/hub unless --out names another: the weights and tokenizer of RUN/final, README.md
 with its scores beside scripts (and beside people, where `eval.py` has played their games) and

@@ -1,6 +1,6 @@
 """Write the page of one run or several.
 
-    python -m selfplay.apps.report runs/tiny
+    python -m selfplay.apps.report runs/talk
     python -m selfplay.apps.report runs/a runs/b --out both.html
 
 One run's page is written to its `report.html`, that of several to ./report.html.

@@ -1,6 +1,6 @@
 """Serve a trained policy behind SGLang's OpenAI-compatible server, on this machine's loopback.
 
-    python -m selfplay.apps.serve runs/tiny --port 30000
+    python -m selfplay.apps.serve runs/talk --port 30000
 
 It prints the `eval.py` command that plays against it, with the model's name and the URL.
 Takes a run, a part of a run, a Hugging Face folder or name. key=value words change its settings;
