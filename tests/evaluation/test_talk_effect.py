@@ -58,7 +58,7 @@ class Pointing(TurnGame):
         return str(self.instance) if seat == 0 else "guess"
 
     def play(self, seat: int, tag: str, content: str) -> int | None:
-        self.guesses += [content] if tag == "guess" else []
+        self.guesses += [content] if tag == "guess" and seat else []
         return (1, 2, None)[seat]
 
     def outcome(self) -> Outcome:
