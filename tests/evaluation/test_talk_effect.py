@@ -13,7 +13,6 @@ import pytest
 
 from dialop.game import Game, Outcome
 from dialop.kit import load_kit
-from dialop.matching.game import MatchingGame
 from dialop.tags import split_message
 from dialop.turns import TurnGame
 from selfplay.apps.publish.card import card, read_results
@@ -199,6 +198,17 @@ def test_two_ranks_measure_what_one_measures(monkeypatch: pytest.MonkeyPatch) ->
     assert found[0] == found[1] == alone
 
 
+# Who reads what in place of the hand games' messages.
+TO_AGENT, TO_USER = (1, "User: [message] -"), (0, "Agent: [message] -")
+IN_ROOMS = [(2, "User 0: [message] -"), (2, "User 1: [message] -")]
+HEARD = {
+    "matching": [(1, "Partner: [message] -"), (0, "Partner: [message] -")],
+    "planning": [*[TO_AGENT] * 3, TO_USER, TO_AGENT],
+    "mediation": [*IN_ROOMS, (0, "Agent: [message] -"), *IN_ROOMS],
+    "collab": [(0, "-"), (1, "-")] * 2,
+}
+
+
 # --- what is heard ------------------------------------------------------------------------------
 
 
@@ -237,22 +247,24 @@ def test_a_blank_message_has_the_start_of_the_message(text: str, start: str, wor
     assert blank(Said("a", 0, (1,), 0, text)) == f"{start}-"
 
 
-def test_games_own_texts_proposals_and_answers_stay_as_they_are() -> None:
-    """The hand game of matching has a message of each seat, a rejected and an accepted proposal."""
-    hand = HAND_GAMES["matching"]
-    plain, other = hand.new(), HeardOtherwise(hand.new(), "key", (0, 1), lambda said: "[message] x")
+@pytest.mark.parametrize(("name", "heard"), HEARD.items())
+def test_only_what_is_heard_of_messages_changes(
+    name: str, heard: Sequence[tuple[int, str]]
+) -> None:
+    """The games by hand: tools, proposals, answers and the speaker's own texts stay, rooms too."""
+    hand = HAND_GAMES[name]
+    plain, other = hand.new(), HeardOtherwise(hand.new(), "key", range(3), blank)
+    found = []
     for seat, text in hand.moves:
-        own, heard = plain.step(seat, text), other.clone().step(seat, text)
-        assert other.step(seat, text) == heard
-        if own.action == "message":
-            expected = hand.new().step(hand.moves[0][0], "[message] x").observations
-            assert heard.observations[1 - seat] == expected[1 - hand.moves[0][0]]
-            assert heard.observations[seat] == own.observations[seat]
-        else:
-            assert heard == own
-    assert other.num_changed == 2
-    assert isinstance(other._game, MatchingGame) and other.state() == plain.state()
-    assert other.outcome() == plain.outcome() and other.seat_to_move is None
+        own, changed = plain.step(seat, text), other.step(seat, text)
+        pairs = zip(own.observations, changed.observations, strict=True)
+        different = [reader for reader, (read, now) in enumerate(pairs) if read != now]
+        assert bool(different) == (own.action == "message") and seat not in different
+        assert all(own.observations[reader] for reader in different)
+        assert replace(changed, observations=own.observations) == own
+        found += [(reader, changed.observations[reader]) for reader in different]
+    assert found == heard and other.num_changed == len(heard)
+    assert other.state() == plain.state() and other.outcome() == plain.outcome()
 
 
 def test_a_message_that_the_game_refuses_or_gives_to_others_is_not_put_in() -> None:
