@@ -9,7 +9,7 @@ from tests.helpers import processes
 from tests.helpers.tiny_run import begin_warm, metrics_of, write_tiny
 
 SCRIPT = processes.TESTS / "helpers" / "failing_ranks.py"
-SETTINGS = ("steps=2", "eval.every=2", "eval.final_games=4")
+SETTINGS = ("steps=2", "eval.every=2", "eval.final_games=4", "eval.talk_games=0")
 
 
 def start(case: str, folder: Path) -> processes.subprocess.Popen[str]:

@@ -162,7 +162,7 @@ def test_an_engine_that_does_not_come_back_is_lost_after_three_failures(
 
 # --- complete runs ------------------------------------------------------------------------------
 
-QUICK = ("eval.every=2", "eval.final_games=4")
+QUICK = ("eval.every=2", "eval.final_games=4", "eval.talk_games=0")
 
 
 @pytest.fixture
