@@ -209,7 +209,7 @@ def test_a_run_with_faults_of_every_kind_ends_as_one_without(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "first", "step"), [("generate", 26, 2), ("push", 4, 4)])
+@pytest.mark.parametrize(("method", "first", "step"), [("generate", 12, 2), ("push", 4, 4)])
 def test_the_third_failure_in_a_row_ends_the_run_after_a_save(
     tmp_path: Path,
     faulty: type[FaultyHF],
@@ -255,7 +255,7 @@ def test_what_is_offloaded_is_onloaded_before_a_save_that_ends_the_run(
     monkeypatch.setattr(Offload, "offload_state", noted("offload", Offload.offload_state))
     monkeypatch.setattr(step_verbs, "begin_checkpoint", noted("save", begin_checkpoint))
     begin_warm(tmp_path / "run", *QUICK)
-    faulty.faults = Faults({("generate", 26): "dies"})
+    faulty.faults = Faults({("generate", 12): "dies"})
     assert run_tiny(tmp_path / "run", *QUICK) == 1
     assert done[-3:] == ["offload", "onload", "save"]
 
