@@ -40,6 +40,7 @@ if __name__ == "__main__":  # --help and a typo are answered before torch is imp
 from torch.distributed.elastic.multiprocessing.errors import record
 from transformers import AutoConfig
 
+from dialop.game import MachineError
 from selfplay.atomic import write_atomically
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
@@ -103,7 +104,7 @@ def main(words: list[str] | None = None) -> int:
         return refused("eval.py", error)
     try:
         rows = play_matches(plan, instances=games.instances, policies=policies, world=world)
-    except (SettingsError, AllVoid, RunEnds) as error:
+    except (SettingsError, AllVoid, RunEnds, MachineError) as error:
         return refused("eval.py", error, status=2 if isinstance(error, SettingsError) else 1)
     if world.rank == 0:
         if people is not None:

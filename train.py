@@ -28,6 +28,7 @@ if __name__ == "__main__":  # --help, --list and a typo are answered before torc
 # isort: split
 from torch.distributed.elastic.multiprocessing.errors import record
 
+from dialop.game import MachineError
 from selfplay.apps.plan.dry_run import dry_run
 from selfplay.apps.report import refresh_report
 from selfplay.atomic import REFUSALS
@@ -109,11 +110,11 @@ def main(words: list[str] | None = None) -> int:
             train(config, world, cleanup)
     except (SettingsError, RunEnds) as error:
         return refused("train.py", error, status=2 if isinstance(error, SettingsError) else 1)
-    except OSError as error:
-        if error.errno not in REFUSALS:
+    except (OSError, MachineError) as error:
+        if isinstance(error, OSError) and error.errno not in REFUSALS:
             raise
         stays = "what was saved before is complete, and the same command goes on from there"
-        return refused("train.py", OSError(f"{error}; {stays}"), status=1)
+        return refused("train.py", RunEnds(f"{error}; {stays}"), status=1)
     close_world(world)
     return 0
 

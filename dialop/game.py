@@ -35,6 +35,11 @@ class PlayerError(Exception):
         self.kind = kind
 
 
+class MachineError(ValueError):
+    """What a game needs of this machine is missing. No move is at fault, so the run ends with this
+    line."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """What a seat reads before its first move.

@@ -22,12 +22,15 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
+from dialop.game import MachineError
+
 LIMIT_S = 5.0
 _START_S = 60.0  # for the sandboxes to start, which is slow on a busy machine
+_WAITS_S = (1.0, 5.0)  # before a grading whose sandbox did not start is tried again
 _MAX_OUTPUT_BYTES = 2**20
 _READY = b"ready\n"
 _NEED = "code answers are graded inside bubblewrap, which"
@@ -42,19 +45,25 @@ _OPTIONS = """
 --ro-bind /usr /usr --ro-bind /lib /lib --ro-bind-try /lib64 /lib64
 --ro-bind-try /etc/ld.so.cache /etc/ld.so.cache --ro-bind-try /etc/alternatives /etc/alternatives
 """
-# Of each process. The kernel does not limit the number of threads of the user root.
+# Of each process. Pending signals include timers. The kernel does not limit the number of threads
+# of the user root.
 _LIMITS = "/usr/bin/prlimit --as=1073741824 --nproc=64 --nofile=64 --fsize=16777216 --core=0"
-# For each machine its number in a seccomp filter, the system call clone, and the refused calls:
-# (fork, vfork,) unshare, setns; shmget, msgget, semget, mq_open, memfd_create, memfd_secret,
-# io_uring_setup, whose memory no limit counts; add_key, request_key, keyctl.
-_CALLS = {
-    "x86_64": (0xC000003E, 56, (57, 58, 272, 308, 29, 68, 64, 240, 319, 447, 425, 248, 249, 250)),
-    "aarch64": (0xC00000B7, 220, (97, 268, 194, 186, 190, 180, 279, 447, 425, 217, 218, 219)),
+_LIMITS += " --sigpending=64"
+# System calls that are refused: (fork, vfork,) unshare, setns; shmget, msgget, semget, mq_open,
+# memfd_create, memfd_secret, io_uring_setup, io_setup, setsockopt, setxattr, lsetxattr, fsetxattr,
+# setxattrat, (inotify_init,) inotify_init1, fanotify_init, whose memory no limit counts; add_key,
+# request_key, keyctl; bpf, perf_event_open, userfaultfd.
+_REFUSED = {
+    "x86_64": "57 58 272 308 29 68 64 240 319 447 425 206 54 188 189 190 463 253 294 300 "
+    "248 249 250 321 298 323",
+    "aarch64": "97 268 194 186 190 180 279 447 425 0 208 5 6 7 463 26 262 217 218 219 280 241 282",
 }
+# The number of each machine in a seccomp filter, and its system call clone.
+_CALLS = {"x86_64": (0xC000003E, 56), "aarch64": (0xC00000B7, 220)}
 _CLONE3, _CLONE_THREAD, _FIRST_X32 = 435, 0x10000, 0x40000000
 
 
-class NoSandbox(ValueError):
+class NoSandbox(MachineError):
     """bubblewrap is missing, or does not work on this machine."""
 
 
@@ -66,8 +75,12 @@ def passes(code: str, *, tests: str, entry_point: str = "", limit_s: float = LIM
     memory, a crash, an exit) has failed. `limit_s` counts from the start of both processes.
 
     Raises:
-        NoSandbox: if no sandbox starts. That does not depend on code and tests.
+        NoSandbox: if no sandbox starts in three tries. That does not depend on code and tests.
     """
+    for wait_s in _WAITS_S:
+        with suppress(NoSandbox):
+            return _run(code, [(tests, entry_point)], limit_s=limit_s) == ["passed"]
+        time.sleep(wait_s)
     return _run(code, [(tests, entry_point)], limit_s=limit_s) == ["passed"]
 
 
@@ -95,6 +108,14 @@ def check_tests(rows: Sequence[tuple[str, str, str]], *, limit_s: float = LIMIT_
 def _run(code: str | None, rows: Sequence[Sequence[str]], *, limit_s: float) -> list[str]:
     """The verdicts on the code of each row (tests, entry point), until the process ends or its time
     is over. Then all processes are killed. Without code, every call of the answer raises."""
+    try:
+        return _run_once(code, rows, limit_s)
+    except OSError as error:  # too many processes or files, no memory
+        raise NoSandbox(f"{_NEED} did not start: {error}") from None
+
+
+def _run_once(code: str | None, rows: Sequence[Sequence[str]], limit_s: float) -> list[str]:
+    """The same. Raises OSError if the machine has no process, file or memory left."""
     with ExitStack() as stack:
         answer_end, grader_end = map(stack.enter_context, socket.socketpair())
         job = stack.enter_context(_file(json.dumps({"code": code, "rows": rows}).encode()))
@@ -165,7 +186,7 @@ def _seccomp() -> bytes:
     """The filter of system calls, as a program of the kernel's packet filter. Raises NoSandbox."""
     if platform.machine() not in _CALLS:
         raise NoSandbox(f"{_NEED} works here on {' and '.join(_CALLS)}, not {platform.machine()}")
-    machine, clone, refused = _CALLS[platform.machine()]
+    machine, clone = _CALLS[platform.machine()]
     load, equal, at_least, any_bit, end = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, refuse, unknown = 0x7FFF0000, 0x50000 | errno.EPERM, 0x50000 | errno.ENOSYS
     steps = [(load, 0, 0, 4), (equal, 1, 0, machine), (end, 0, 0, refuse), (load, 0, 0, 0)]
@@ -173,7 +194,7 @@ def _seccomp() -> bytes:
     steps += [(at_least, 0, 1, _FIRST_X32), (end, 0, 0, refuse)]
     # C libraries try clone3 first. Its flags are in memory, which a filter cannot read.
     steps += [(equal, 0, 1, _CLONE3), (end, 0, 0, unknown)]
-    for call in refused:
+    for call in map(int, _REFUSED[platform.machine()].split()):
         steps += [(equal, 0, 1, call), (end, 0, 0, refuse)]
     # clone may make threads, not processes.
     steps += [(equal, 0, 3, clone), (load, 0, 0, 16), (any_bit, 1, 0, _CLONE_THREAD)]

@@ -143,7 +143,7 @@ def verdict_on(tests: str, entry_point: str, *, line: io.BufferedRWPair, code: s
         tree = ast.parse(tests, "tests.py")
         program = compile(tree, "tests.py", "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return " ".join(f"its tests do not parse: {error}".split())
+        return " ".join(f"its tests do not parse: {str(error) or type(error).__name__}".split())
     module = types.ModuleType("tests")
     sys.modules["tests"] = module
     space = vars(module)

@@ -10,9 +10,11 @@ import textwrap
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import train
 from dialop.collab import sandbox
 from dialop.collab.grading import grade
 from dialop.collab.kit import read, write
@@ -314,6 +316,56 @@ def f():
     assert passes(code, tests="assert 0 < f() <= 64 * 2**20", entry_point="f", limit_s=30)
 
 
+# Attempts to hold memory of the kernel. Each takes one piece and gives its size; none may give more
+# than the limit in all.
+KERNEL = {
+    "timers": ("c.timer_create(1, event, ctypes.byref(ctypes.c_void_p())) == 0", 64),
+    "pending signals": ("c.sigqueue(os.getpid(), 40, None) == 0", 64),
+    "inotify": ("c.inotify_init() >= 0", 0),
+    "requests of aio": ("c.syscall(206, 9, ctypes.byref(ctypes.c_void_p())) == 0", 0),
+    "attributes of files": ("os.setxattr('.', f'user.{n}', bytes(60000)) is None", 0),
+    "large socket buffers": ("pair().setsockopt(1, 7, 2 ** 30) is None", 0),
+    "full sockets": ("fill(pair())", 32 * 2**20),
+    "sockets in flight": ("fly(pair())", 32 * 2**20),
+}
+
+
+@needs_bwrap
+@pytest.mark.parametrize("name", list(KERNEL))
+def test_memory_of_the_kernel_is_bounded(name: str) -> None:
+    piece, most = KERNEL[name]
+    code = f"""
+import array, ctypes, os, signal, socket, time
+c, kept = ctypes.CDLL(None), []
+event = (ctypes.c_byte * 80)(*bytes(12), 1)  # at its end nothing happens
+signal.pthread_sigmask(0, [40])
+def pair():
+    kept.append(socket.socketpair())
+    return kept[-1][0]
+def fill(end):
+    end.setblocking(False)
+    total = 0
+    while True:
+        try: total += end.send(bytes(2 ** 16))
+        except BlockingIOError: return total
+def fly(end):
+    total = fill(end)
+    ends = [each.fileno() for each in kept.pop()]
+    kept.append(socket.socketpair())
+    kept[-1][0].sendmsg([b'x'], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', ends))])
+    end.close()
+    return total
+def f():
+    total, until = 0, time.monotonic() + 2
+    for n in range(10 ** 5):
+        try: total += {piece}
+        except OSError: break
+        if time.monotonic() > until: break
+    return total
+"""
+    assert passes(code, tests=f"assert 0 <= f() <= {most}", entry_point="f", limit_s=20)
+
+
 # Tests that check nothing or do not parse, with and without an entry point.
 EMPTY = {
     "comments": "# f(1) is 2",
@@ -382,6 +434,48 @@ def test_nothing_is_graded_without_bubblewrap(
     with pytest.raises(NoSandbox):
         passes(code, tests="assert f() == 1")
     assert not (tmp_path / "executed").exists()
+
+
+@needs_bwrap
+def test_a_sandbox_that_starts_at_last_gives_the_grade(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that has no process or file left for a moment changes no grade."""
+    monkeypatch.setattr(sandbox, "_WAITS_S", (0.0, 0.0))
+    bwrap, tries = shutil.which("bwrap"), tmp_path / "tries"
+    stand_in = tmp_path / "bwrap"
+    stand_in.write_text(f"""#!/bin/sh
+echo >> {tries}
+[ $(wc -l < {tries}) -gt 4 ] && exec {bwrap} "$@"
+echo 'bwrap: Resource temporarily unavailable' >&2; exit 1
+""")
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert passes(SQUARE, tests=ASSERTS, entry_point="f")  # two sandboxes in each try
+    tries.unlink()
+    assert not passes(WRONG, tests=ASSERTS, entry_point="f")
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", full)
+    with pytest.raises(NoSandbox, match=r"did not start: .*temporarily unavailable"):
+        passes(SQUARE, tests=ASSERTS, entry_point="f")
+
+
+def test_a_run_whose_sandbox_no_longer_starts_ends_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def graded(*args: object) -> None:
+        raise NoSandbox("no sandbox")
+
+    monkeypatch.setattr(train, "PARSED", (SimpleNamespace(dry_run=False), None))
+    monkeypatch.setattr(train, "check_run", lambda *args, **kwargs: None)
+    monkeypatch.setattr(train, "open_world", lambda *args: None)
+    monkeypatch.setattr(train, "train", graded)
+    assert train.main() == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("train.py: no sandbox; what was saved before is complete")
 
 
 @needs_bwrap
