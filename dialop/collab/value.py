@@ -30,8 +30,9 @@ _FRACTION = re.compile(rf"(?:(?<![\w.,/])(\d+) ?)?\\[dt]?frac{_PART}{_PART}")
 _MIXED = re.compile(r"(?<![\w.,/])(\d+) (\d+) ?/ ?(\d+)(?![\w.,/(])")  # 2 1/2
 _GROUPED = re.compile(r"(?<![\w.,])[1-9]\d{0,2}(?:,\d{3})+(?![\w,])")  # 1,234
 _BRACKET = re.compile(r"(?<!\w)[({\[]")
-_BLANK = re.compile(r"(?<![\w.]) | (?![\w.])")
-_ALONE = re.compile(r"(?<![\w)}])\((-?\d+(?:\.\d+)?)\)(?![\w({.])")
+# Blanks that separate nothing: not beside words or numbers, or before a variable (2 x is 2x).
+_BLANK = re.compile(r"(?<![\w.]) | (?![\w.])|(?<![a-z][a-z]) (?=[a-z](?![a-z\d]))")
+_ALONE = re.compile(r"(?<![\w)}])\((-?\d+(?:\.\d+)?|[a-z])\)(?![\w({.])")
 _SUPERSCRIPTS = re.compile("[⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+")
 _EQUAL = re.compile(r"(?<![<>!:=])=(?!=)")
 _SEVERAL = re.compile(r"[,;]|\b(?:and|or|not)\b")
@@ -113,8 +114,7 @@ def _read(text: str) -> tuple[str, str]:
     if not _BRACKET.search(text):
         text = _GROUPED.sub(lambda m: m[0].replace(",", ""), text)
     text = _ALONE.sub(r"\1", _BLANK.sub("", text))
-    text = re.sub(r"\^\{(\w)\}", r"^\1", text)
-    return re.sub(r"^\(([a-z])\)$", r"\1", text), unit
+    return re.sub(r"\^\{(\w)\}", r"^\1", text), unit
 
 
 def _plain_characters(text: str) -> str:

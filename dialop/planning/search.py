@@ -121,10 +121,12 @@ def parse_query(text: str, names: Sequence[str]) -> Query:
         raise _refused("a query has the form Search(fields=[...], filters=[...])")
     given = _arguments(text[call.end() : -1])
     sort_by = [_direction(item) for item in _items(given.get("sort_by", ""))]
-    words = _words(_unquoted(given.get("text_query", "")))
+    said = given.get("text_query", "")
+    words, got = _words(_unquoted(said)), _short(said) or "nothing"
     if "text_query" in given and not words:
-        got = _short(given["text_query"]) or "nothing"
         raise _refused(f"text_query must have a letter or digit, got {got}")
+    if said[:1] in _QUOTES and _unquoted(said) == said:
+        raise _refused(f"text_query must end with its quote, got {got}")
     return Query(
         fields=tuple(_field(item, names) for item in _items(given.get("fields", ""))),
         filters=tuple(_filter(item, names) for item in _conditions(given.get("filters", ""))),

@@ -123,6 +123,11 @@ def test_the_form_of_an_answer() -> None:
             (f"Search(text_query={text})", f"text_query must have a letter or digit, got {text}")
             for text in ('"!!!"', "'…'", "☃", '""', "' - '")
         ),
+        *(
+            (f"Search(text_query={text})", f"text_query must end with its quote, got {text}")
+            for text in ('"mall" limit=2', "'live music", "“mall")
+        ),
+        ('Search(text_query="mall, limit=2)', "text_query must end with its quote"),
         ("Search(text_query=)", "text_query must have a letter or digit, got nothing"),
         ("Search(filters=[has parking == 1])", 'has parking is True or False, not "1"'),
         ("Search(filters=[has parking > False])", "has parking is no number"),
