@@ -6,6 +6,7 @@ Shapes: N packed tokens, M positions whose next token is scored, D width, V voca
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -30,7 +31,12 @@ from transformers import (
 )
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.integrations import hub_kernels
-from transformers.utils.logging import set_tqdm_hook
+from transformers.utils.logging import (
+    get_verbosity,
+    set_tqdm_hook,
+    set_verbosity,
+    set_verbosity_error,
+)
 
 from selfplay.config import LoraConfig, ScratchConfig
 from selfplay.distributed import World, fill_shards, run_as_forward, shard, vocab_shard
@@ -41,7 +47,7 @@ from selfplay.model.families import logit_rule
 from selfplay.model.hub import check_one_set, described_in, local_folder
 from selfplay.model.logprob import ALIGNMENT, token_logprobs
 from selfplay.model.lora import add_adapters, first_value, full_weights, is_adapter, plain_name
-from selfplay.model.stored import Stored
+from selfplay.model.stored import Stored, check_shape
 
 # If the package `kernels` is installed (SGLang depends on it), some models (Mamba, Falcon-H1) would
 # download compiled code from the hub and run it.
@@ -70,37 +76,58 @@ def load_model(
     for folder in {base, Path(name_or_folder)}:
         check_one_set(folder, what="model.path")
     try:
-        with without_loading_bar():
+        with loading_quietly():
             model, found = AutoModelForCausalLM.from_pretrained(
-                base, dtype=dtype, attn_implementation=PACKED, output_loading_info=True
+                base,
+                dtype=dtype,
+                attn_implementation=PACKED,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, in one line
             )
-            missing = found["missing_keys"]
+            missing, unread = found["missing_keys"], found["unexpected_keys"]
             if base != Path(name_or_folder):
-                missing |= model.load_adapter(name_or_folder).missing_keys
+                adapters = model.load_adapter(name_or_folder)
+                missing, unread = adapters.missing_keys | missing, adapters.unexpected_keys | unread
     except RuntimeError as error:
         if "ignore_mismatched_sizes" not in str(error):
             raise
         raise SettingsError(
-            f"{name_or_folder} must hold tensors of the shapes that its config.json tells, got "
-            "others"
+            f"{name_or_folder} must hold adapters of the shapes that its adapter_config.json and "
+            "its base tell, got others"
         ) from None
+    except OSError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise SettingsError(f"{name_or_folder} cannot be loaded: {reason}") from error
+    for name, stored, told in sorted(found["mismatched_keys"]):
+        check_shape(base, name, stored, told)
     if missing:
         raise SettingsError(
             f"{name_or_folder} must hold every tensor of the model that its config.json tells; "
             f"{len(missing)} are missing, among them {min(missing)}"
         )
+    if unread:
+        print(
+            f"warning: {name_or_folder} holds {len(unread)} tensors that its config.json does not "
+            f"tell, among them {min(unread)}; they are not read",
+            file=sys.stderr,
+        )
     return _train_every_token(_ending(model, Path(name_or_folder))).to(device)
 
 
 @contextmanager
-def without_loading_bar() -> Iterator[None]:
-    """Inside the block, transformers shows no progress bars, which every rank would print between
-    the run's lines. Those of hub downloads stay on."""
+def loading_quietly() -> Iterator[None]:
+    """Inside the block, transformers shows no progress bars and no report of many lines, which
+    every rank would print between the run's lines. The bars of hub downloads stay on."""
     before = set_tqdm_hook(lambda bar, args, options: bar(*args, **{**options, "disable": True}))
+    level = get_verbosity()
+    set_verbosity_error()
     try:
         yield
     finally:
         set_tqdm_hook(before)
+        set_verbosity(level)
 
 
 def load_sharded(

@@ -7,6 +7,7 @@ tensor for all experts of a layer. transformers' own table maps the names.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,21 @@ from selfplay.model.hub import tensor_files
 Box = tuple[slice, ...]
 
 
+def check_shape(folder: Path, name: str, stored: Sequence[int], told: Sequence[int]) -> None:
+    """Raise SettingsError unless a stored tensor has the shape of the model's."""
+    if list(stored) != list(told):
+        raise SettingsError(
+            f"{folder} must hold tensors of the shapes that its config.json tells, {list(told)} "
+            f"for {name}, got {list(stored)}"
+        )
+
+
 class Stored:
     """A folder's tensors for one model, which may be on the meta device."""
 
     def __init__(self, folder: Path, model: PreTrainedModel) -> None:
-        """Read the names only. Raises ValueError for a folder without safetensors."""
+        """Read names and shapes only. Raises ValueError for a folder without safetensors,
+        SettingsError for a tensor whose shape is not the model's."""
         self._folder, self._files = folder, tensor_files(folder)
         table = get_model_conversion_mapping(model)
         renamings = [entry for entry in table if isinstance(entry, WeightRenaming)]
@@ -54,6 +65,12 @@ class Stored:
             else:
                 self._parts[name][pattern].append(key)
                 self._converters[name] = by_pattern[pattern]
+
+        for name, key in self._single.items():
+            if name in known:
+                with safe_open(self._files[key], framework="pt") as file:
+                    shape = file.get_slice(key).get_shape()
+                check_shape(folder, name, shape, known[name].shape)
 
     def read(self, name: str, box: Box) -> torch.Tensor:
         """The part `box` of the model's tensor `name`.

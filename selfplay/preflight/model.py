@@ -24,6 +24,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     PretrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
@@ -44,8 +45,8 @@ from selfplay.model.policy import (
     DTYPES,
     empty_model,
     export_settings,
+    loading_quietly,
     scratch_config,
-    without_loading_bar,
 )
 from selfplay.preflight.small_copy import check_copy, eager_logprobs
 
@@ -123,17 +124,11 @@ def _refusal(
         )
     family = described.model_type
     try:
-        skeleton = empty_model(described, dtype=torch.float32)
-    except Exception as error:  # noqa: BLE001 — a family may raise anything
-        return (
-            f"model.path must be a family that can be trained, got {family}: it cannot be built "
-            f"with packed attention ({type(error).__name__}: {error})"
-        )
-    if model.lora is not None:
-        try:
+        skeleton = skeleton_of(described)
+        if model.lora is not None:
             check_targets(skeleton, model.lora)
-        except SettingsError as error:
-            return str(error)
+    except SettingsError as error:
+        return str(error)
     why = why_not(
         skeleton,
         sharded=world.mesh is not None or config.parallel.checkpointing != "none",
@@ -151,6 +146,17 @@ def _refusal(
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         return f"model.path must have configs and a tokenizer that can be saved, got {reason}"
     return None
+
+
+def skeleton_of(described: PretrainedConfig) -> PreTrainedModel:
+    """The model on the meta device. Raises SettingsError for a config of which none can be made."""
+    try:
+        return empty_model(described, dtype=torch.float32)
+    except Exception as error:
+        raise SettingsError(
+            f"model.path must be a family that can be trained, got {described.model_type}: it "
+            f"cannot be built with packed attention ({type(error).__name__}: {error})"
+        ) from error
 
 
 # The last log-probs of an eager forward pass of plain transformers in fp32, in nats, and their mean
@@ -326,7 +332,7 @@ def plain_pass(folder: Path, ids: list[int], world: World, dtype: torch.dtype) -
     kind = world.device.type
     if num > MOST_PARAMETERS.get(kind, float("inf")) or 5 * num > _free_bytes(world.device):
         return None
-    with without_loading_bar():
+    with loading_quietly():
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"
         )

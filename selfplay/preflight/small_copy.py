@@ -26,7 +26,7 @@ from selfplay.distributed import fill_shards
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.model.attention import PackedRow
-from selfplay.model.policy import empty_model, load_model, policy_logprobs, without_loading_bar
+from selfplay.model.policy import empty_model, load_model, loading_quietly, policy_logprobs
 from selfplay.model.stored import Stored
 
 # In fp32 a log-prob of a few nats has an error of 1e-6 to 5e-6 after a few narrow layers; a missing
@@ -170,7 +170,7 @@ def _plain_copy(config: PretrainedConfig, folder: Path) -> PreTrainedModel:
     torch.manual_seed(0)
     small = AutoModelForCausalLM.from_config(small_config(config), dtype=torch.float32)
     shake(small)
-    with without_loading_bar():
+    with loading_quietly():
         small.save_pretrained(folder)
         plain: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     DynamicCache,
     PreTrainedModel,
@@ -16,7 +17,15 @@ from transformers import (
 from selfplay.config import ScratchConfig
 from selfplay.errors import SettingsError
 from selfplay.model.attention import PackedRow
-from selfplay.model.policy import export, load_model, policy_logprobs, scratch_model
+from selfplay.model.hub import check_weights
+from selfplay.model.policy import (
+    empty_model,
+    export,
+    load_model,
+    policy_logprobs,
+    scratch_model,
+)
+from selfplay.model.stored import Stored
 from tests.helpers.tolerance import tolerance
 
 VOCAB = 61
@@ -150,17 +159,56 @@ def test_an_export_is_a_standard_folder(tied: bool, tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"num_hidden_layers": 3}, "are missing, among them model.layers.2"),
-        ({"hidden_size": 48}, "must hold tensors of the shapes"),
+        ({"hidden_size": 48}, r"the shapes .* \[\d+, 48\] for model\.embed_tokens.* got \["),
+        ({"intermediate_size": 50}, r"the shapes .* 50\] for model\.layers\.0\.mlp\.down_proj"),
+        ({"vocab_size": 1000}, r"the shapes .* \[1000, \d+\] for model\.embed_tokens\.weight, got"),
+        ({"num_attention_heads": 1}, r"the shapes .* for model\.layers\.0\.self_attn\.\w_proj"),
+        ({"hidden_act": "none"}, r"cannot be loaded: KeyError: 'none'"),
     ],
 )
 def test_tensors_that_are_not_the_configs_are_refused(
-    change: dict[str, int], message: str, tmp_path: Path
+    change: dict[str, Any], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """transformers would draw the missing ones at random."""
+    """In one line, in one process and in shards; transformers would draw the missing ones at
+    random, after a report of many lines."""
     export(scratch_model(SHAPE, seed=5), None, tmp_path)
     config = tmp_path / "config.json"
     settings = json.loads(config.read_text()) | change
     settings["layer_types"] = ["full_attention"] * settings["num_hidden_layers"]
     config.write_text(json.dumps(settings))
-    with pytest.raises(SettingsError, match=message):
+    capfd.readouterr()
+    with pytest.raises(SettingsError, match=message) as refused:
         load_model(str(tmp_path), device="cpu", dtype=torch.float32)
+    assert "\n" not in str(refused.value) and capfd.readouterr() == ("", "")
+    if "the shapes" in message:
+        with pytest.raises(SettingsError, match="the shapes"):
+            Stored(tmp_path, empty_model(AutoConfig.from_pretrained(tmp_path), dtype=torch.float32))
+
+
+def test_tensors_that_the_config_does_not_tell_are_named_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    export(scratch_model(SHAPE, seed=5), None, tmp_path)
+    config = tmp_path / "config.json"
+    settings = json.loads(config.read_text()) | {"num_hidden_layers": 1}
+    config.write_text(json.dumps(settings | {"layer_types": ["full_attention"]}))
+    load_model(str(tmp_path), device="cpu", dtype=torch.float32)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("warning: ") and "among them model.layers.1." in line
+
+
+SIZES = ("num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size", "head_dim")
+
+
+@pytest.mark.parametrize("arch", ["qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("key", SIZES)
+def test_a_size_below_1_is_refused_by_its_name(tmp_path: Path, key: str, arch: str) -> None:
+    """transformers and the engines divide by some of them."""
+    export(scratch_model(replace(SHAPE, arch=arch), seed=5), None, tmp_path)
+    config = tmp_path / "config.json"
+    settings = json.loads(config.read_text())
+    for value, given in ((0, settings), (-4, settings), (0.5, {"text_config": {}})):
+        within = given.get("text_config", given) | {key: value}
+        config.write_text(json.dumps({"text_config": within} if within == {key: value} else within))
+        with pytest.raises(SettingsError, match=rf"x: {key} in .* must be at least 1, got {value}"):
+            check_weights(tmp_path, what="x")

@@ -17,8 +17,7 @@ from selfplay.config.text import dump
 from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.errors import SettingsError
 from selfplay.learner.optimizer import matrices_inside
-from selfplay.model.policy import empty_model
-from selfplay.preflight.model import no_room
+from selfplay.preflight.model import no_room, skeleton_of
 from selfplay.preflight.run import described_model, read_rendering
 from selfplay.rollout.players import opening_ids
 from selfplay.warm_start import scratch_tokenizer
@@ -80,7 +79,7 @@ def first_prompt(game: GameConfig, data: DataConfig, rendering: Rendering) -> st
 
 def model_shape(described: PretrainedConfig, lora: LoraConfig | None) -> Shape:
     """The shape of the model; with adapters only they are trained."""
-    skeleton = empty_model(described, dtype=torch.float32)
+    skeleton = skeleton_of(described)
     base = sum(parameter.numel() for parameter in skeleton.parameters())
     adapters = 0
     if lora is not None:
