@@ -147,8 +147,36 @@ def test_a_restarted_engine_gets_the_port_of_the_killed_one() -> None:
     assert free_port() == port
 
 
-def test_the_version_is_the_pinned_one_and_another_is_warned_of() -> None:
+def installed(home: Path) -> Path:
+    """A folder that holds every word that the pinned SGLang does."""
+    for file, word in patches.ANCHORS.values():
+        (home / file).parent.mkdir(parents=True, exist_ok=True)
+        (home / file).write_text(f"{word} = 1\n")
+    return home
+
+
+@pytest.mark.parametrize("name", patches.ANCHORS)
+def test_what_another_sglang_lacks_is_off_and_named_once(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = installed(tmp_path)
+    file, _ = patches.ANCHORS[name]
+    assert patches.missing(patches.VERSION, home) == []
+    assert patches.missing("0.5.18", home) == ["append_decoded_tokens"]
+    for change in (lambda: (home / file).write_text("renamed = 1\n"), (home / file).unlink):
+        change()
+        assert patches.missing(patches.VERSION, home) == [name]
+    for _ in range(3):  # as an engine that is restarted
+        patches.warn_of_missing("0.5.18", home)
+        patches.warn_of_missing(patches.VERSION, installed(home / "whole"))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: SGLang 0.5.18 ")
+    assert line.endswith(f"off: append_decoded_tokens and {name}")
+    monkeypatch.setenv("RANK", "1")
+    patches.warn_of_missing("0.5.19", home)
+    assert capsys.readouterr().err == "", "the first rank has said it"
+
+
+def test_the_version_is_the_pinned_one() -> None:
     pin = re.search(r"^sglang\S*==(\S+)", (ROOT / "requirements/gpu.txt").read_text(), re.M)
     assert pin is not None and pin[1] == patches.VERSION
-    assert patches.missing_speed_up(patches.VERSION) == ""
-    assert "append_decoded_tokens is off" in patches.missing_speed_up("0.5.18")

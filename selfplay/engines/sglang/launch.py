@@ -16,7 +16,6 @@ import os
 import pathlib
 import shutil
 import socket
-import sys
 import threading
 import time
 import warnings
@@ -298,8 +297,7 @@ def launch(every: Sequence[dict[str, Any]]) -> Started:
         import sglang
         from sglang.srt.entrypoints.engine import Engine
 
-    if warning := patches.missing_speed_up(sglang.__version__):
-        print(warning, file=sys.stderr, flush=True)
+    patches.warn_of_missing(sglang.__version__, pathlib.Path(sglang.__file__).parent)
 
     imported_s = time.perf_counter()
     parent_pid = os.getpid()

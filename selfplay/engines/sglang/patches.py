@@ -7,27 +7,56 @@ Imports SGLang only inside the functions, in the process that they change. Writt
 from __future__ import annotations
 
 import copy
+import os
+import sys
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 VERSION = "0.5.17"  # of SGLang; another version keeps its own `process_batch_result_decode`
+# What would have no effect, without an error, on an SGLang whose file does not hold the word.
+_GRAPHS = "srt/model_executor/runner_backend_utils/breakable_cuda_graph/breakable_cuda_graph.py"
+ANCHORS = {
+    "keep_graph_tensors": (_GRAPHS, "_weak_ref_if_tensor"),
+    "SGLANG_FORCE_STREAM_INTERVAL": ("srt/environ.py", "SGLANG_FORCE_STREAM_INTERVAL"),
+}
 
 
 def apply() -> None:
     """Change SGLang in this process, before its scheduler starts."""
     import sglang
 
-    keep_graph_tensors()
+    off = missing(sglang.__version__, Path(sglang.__file__).parent)
+    if "keep_graph_tensors" not in off:
+        keep_graph_tensors()
     pause_when_idle()
     accept_lists()
-    if sglang.__version__ == VERSION:
+    if "append_decoded_tokens" not in off:
         append_decoded_tokens()
 
 
-def missing_speed_up(version: str) -> str:
-    """The warning that a speed-up is off with this version of SGLang; "" if none is."""
-    if version == VERSION:
-        return ""
-    return f"SGLang {version}: append_decoded_tokens is off, it is written for {VERSION}"
+def missing(version: str, home: Path) -> list[str]:
+    """The names of what is off with this version of SGLang, installed in `home`."""
+    off = [] if version == VERSION else ["append_decoded_tokens"]
+    for name, (file, word) in ANCHORS.items():
+        source = home / file
+        if not source.exists() or word not in source.read_text(encoding="utf-8"):
+            off.append(name)
+    return off
+
+
+@cache
+def warn_of_missing(version: str, home: Path) -> None:
+    """Name once, on a run's first rank, what is off with this version of SGLang. What else a
+    version lacks ends the engine's start with an error."""
+    off = missing(version, home)
+    if off and os.environ.get("RANK", "0") == "0":
+        names = " and ".join(off)
+        print(
+            f"warning: SGLang {version} lacks what {VERSION} has; off: {names}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def keep_graph_tensors() -> None:
