@@ -23,7 +23,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from selfplay.distributed.gather import box_at, local_part, sharded_as
+from selfplay.distributed.gather import box_at, gather_flat, local_part, sharded_as
 from selfplay.distributed.tensor_parallel import divide, partial_parameters
 from selfplay.distributed.world import World
 
@@ -188,8 +188,16 @@ def _divided_over_tp(parameter: torch.Tensor) -> bool:
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """The full tensor; all ranks that share it must call."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    """The full tensor; all ranks must call.
+
+    On a CPU one blocking collective gathers it. DTensor's own collectives run in gloo's threads,
+    where torch 2.13 has ended processes with a double free.
+    """
+    if not isinstance(tensor, DTensor):
+        return tensor
+    if tensor.device.type != "cpu":
+        return tensor.full_tensor()
+    return gather_flat([tensor], dtype=tensor.dtype, device=tensor.device).view(tensor.shape)
 
 
 def plus_product(

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from selfplay.distributed import gather_flat
+from selfplay.distributed import full_tensor, gather_flat
 from selfplay.engines.base import CopiesWeights, Engine
 from selfplay.engines.sglang import buckets
 from selfplay.engines.sglang.engine import SGLangEngine
@@ -40,9 +40,7 @@ def cast_full_tensor(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     all ranks must call."""
     if not isinstance(parameter, DTensor):
         return parameter.detach()
-    cast = parameter.detach().to(dtype)
-    assert isinstance(cast, DTensor)
-    return cast.full_tensor()
+    return full_tensor(parameter.detach().to(dtype))
 
 
 def push(
