@@ -241,9 +241,23 @@ def policies(folder: Path) -> list[Path]:
 
 
 def step_of(final: Path) -> int:
-    """The number of finished steps of a final export; -1 if it is not recorded."""
+    """The number of finished steps of a final export; -1 if it is not recorded. Raises
+    SettingsError for a record that cannot be read."""
     progress = final / "progress.json"
-    return int(json.loads(progress.read_text())["step"]) if progress.exists() else -1
+    return _progress(progress)["step"] if progress.exists() else -1
+
+
+def _progress(path: Path) -> dict[str, Any]:
+    """A record of finished steps, {"step": an integer, …}. Raises SettingsError for another."""
+    try:
+        progress = json.loads(path.read_bytes())
+        if type(progress["step"]) is not int:
+            raise TypeError(f"step is {progress['step']!r:.40}")
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise SettingsError(
+            f"{path} must hold the number of finished steps: {error!r}; restore the file"
+        ) from None
+    return dict(progress)
 
 
 def finish(

@@ -93,7 +93,13 @@ def find_games(
 def imitated_boards(sources: Sequence[Source]) -> set[str]:
     """The digests of the recorded boards that the warm starts of these policies imitated."""
     files = {home / IMITATED_BOARDS for source in sources for home in (source.home, source.weights)}
-    return {digest for file in files if file.is_file() for digest in json.loads(file.read_text())}
+    digests: set[str] = set()
+    for file in filter(Path.is_file, files):
+        try:
+            digests |= set(json.loads(file.read_bytes()))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise ValueError(f"{file} must hold the digests of boards: {error!r}") from None
+    return digests
 
 
 def find_start(text: str) -> Entries:

@@ -7,6 +7,7 @@ All ranks play; only rank 0 writes and prints.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,7 +58,10 @@ def held_out(stage: str, context: EvaluationContext, *, folder: Path) -> None:
     print(f"held-out games {stage} self-play ({len(instances)} instances):")
     print(table_text(rows), flush=True)
     if stage == "after" and (folder / "held_out_before.json").exists():
-        print(what_changed(folder), flush=True)
+        try:  # the policy is not exported yet
+            print(what_changed(folder), flush=True)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            print(f"{folder / 'held_out_before.json'} cannot be read: {error!r}", file=sys.stderr)
 
 
 def held_out_at_start(

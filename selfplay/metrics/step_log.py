@@ -187,6 +187,19 @@ def _lines_until(path: Path, step: int | None) -> Iterator[str]:
                 yield text
 
 
+def plain_json(text: bytes) -> Any:
+    """The value of a JSON text. NaN, infinity and numbers beyond 1e100, with which no mean and no
+    page can calculate, are read as null. Raises ValueError or RecursionError for other text."""
+
+    def number(text: str) -> float | int | None:
+        value = float(text)
+        if not abs(value) <= 1e100:
+            return None
+        return int(text) if text.lstrip("-").isdigit() else value
+
+    return json.loads(text, parse_constant=number, parse_float=number, parse_int=number)
+
+
 def _plain(value: Any) -> Any:
     """`value` in JSON types, with null for NaN and infinity."""
     if hasattr(value, "item"):  # a number of numpy

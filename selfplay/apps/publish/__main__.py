@@ -87,7 +87,16 @@ def write_folder(run: Path, name: str, out: Path) -> None:
     public = load_config(
         None, [f"{key}={json.dumps(part, ensure_ascii=False)}" for key, part in settings.items()]
     )
-    code = (run / "code.txt").read_text(encoding="utf-8").strip()
+    files = [
+        file
+        for file in sorted(weights.iterdir())
+        if any(file.match(pattern) for pattern in FETCHED) and file.name != "progress.json"
+    ]
+    boards = [run / IMITATED_BOARDS] if (run / IMITATED_BOARDS).exists() else []
+    for file in (*files, *boards, run / "code.txt"):
+        if file.is_symlink() or not file.is_file():
+            raise ValueError(f"{file} must be a file of this run, got a link or no file")
+    code = (run / "code.txt").read_text(encoding="utf-8", errors="backslashreplace").strip()
     if "started " not in code:
         raise ValueError(f"{run / 'code.txt'} must hold when the run started, got {code[:80]!r}")
     text = card(
@@ -98,11 +107,8 @@ def write_folder(run: Path, name: str, out: Path) -> None:
         step=step_of(weights),
     )
     with atomic_folder(out) as new:
-        for file in sorted(weights.iterdir()):
-            if any(file.match(pattern) for pattern in FETCHED) and file.name != "progress.json":
-                shutil.copy2(file, new / file.name)
-        if (run / IMITATED_BOARDS).is_file():  # evaluations of the copy must leave them out, too
-            shutil.copy2(run / IMITATED_BOARDS, new / IMITATED_BOARDS)
+        for file in (*files, *boards):  # evaluations of the copy must leave the boards out, too
+            shutil.copy2(file, new / file.name)
         (new / "README.md").write_text(text, encoding="utf-8", errors="backslashreplace")
         (new / SETTINGS).write_text(dump(public), encoding="utf-8")
 

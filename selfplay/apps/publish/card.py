@@ -21,6 +21,7 @@ from selfplay.config import Config, GameConfig, RolloutConfig, load_config
 from selfplay.config.player_spec import SELF
 from selfplay.config.text import difference
 from selfplay.errors import SettingsError
+from selfplay.metrics.step_log import plain_json
 from selfplay.metrics.tables import COLUMNS, game_text, show_change, show_interval, table
 from selfplay.model.hub import is_hub_name
 from selfplay.rollout.seating import chosen_seats
@@ -28,13 +29,17 @@ from selfplay.rollout.seating import chosen_seats
 Rows = Mapping[str, Mapping[str, Any]]
 _MALFORMED = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError),
-    yaml.YAMLError,
+    *(ArithmeticError, yaml.YAMLError),
 )
 _POLICY = ("sampled", "greedy")  # rows of the policy with itself; the others are scripts
 # What a table shows beside the score, of the measures that a row has.
 _SHOWN = ("agreement", "messages", "words", "errors", "honesty")
 # The folders of checkpoint:PATH unless it is ORG/NAME, and the address of endpoint:MODEL@URL.
-_FOLDERS = re.compile(r"(?<=checkpoint:)(?=[/.~])(?:(?:(?!checkpoint:| with )[^/])*/(?!\*|\s|$))+")
+_FOLDERS = re.compile(
+    r"(?<=checkpoint:)(?=[/.~$]|[^*\s]*/\.\./)(?:(?:(?!checkpoint:| with )[^/])*/(?!\*|\s|$))+"
+)
+# Paths of this machine, which are no relative ones: /, ~, ~name, $HOME, .., x/.., C:\\, file:.
+_PATH = re.compile(r"[/\\~$]|\.\.?[/\\]|[A-Za-z]:[/\\]|file:|[^:]*[/\\]\.\.[/\\]")
 _ADDRESS = re.compile(r"(endpoint:[^@]*@https?://)[^\s*]*")
 
 
@@ -61,14 +66,17 @@ def read_results(run: Path) -> Results:
 
 def _read(path: Path, names: Sequence[str]) -> dict[str, Any]:
     try:
-        page: dict[str, Any] = json.loads(path.read_bytes())
+        page: dict[str, Any] = plain_json(path.read_bytes())
         if missing := [name for name in names if name not in page]:
             raise LookupError(f"no {', '.join(missing)}")
-        for row in page.get("rows", page).values():
-            show_interval(tuple(row["interval"]))
-            row["measures"].items(), row["examples"].items(), _talk(row)
-        for word in page.get("overrides", ()):
-            yaml.safe_load(word.partition("=")[2])
+        rows = page.get("rows", page)
+        _table(rows), _question(page)
+        for row in rows.values():
+            if not len(row["scores"]):
+                raise ValueError("no scores")
+            _talk(row)
+            for record in row["examples"].values():
+                _example(record)
     except _MALFORMED as error:
         raise SettingsError(f"{path} must hold the games of an evaluation: {error!r}") from None
     return page
@@ -122,9 +130,13 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
         "## Games to read",
     ]
     for label, record in sampled["examples"].items():
-        seats = [{**seat, "player": without_paths(seat["player"])} for seat in record["seats"]]
-        parts += [f"### The {label} game", fenced(game_text({**record, "seats": seats}))]
+        parts += [f"### The {escaped(label)} game", _example(record)]
     return "\n\n".join(parts) + "\n"
+
+
+def _example(record: Mapping[str, Any]) -> str:
+    seats = [{**seat, "player": without_paths(seat["player"])} for seat in record["seats"]]
+    return fenced(game_text({**record, "seats": seats}))
 
 
 def _question(page: Mapping[str, Any]) -> str:
@@ -150,7 +162,8 @@ def public_value(value: Any) -> Any:
     if isinstance(value, list):
         return [public_value(part) for part in value]
     if isinstance(value, str):
-        return Path(value).name if value.startswith(("/", "~/", "../")) else without_paths(value)
+        last = re.split(r"[/\\]", value.rstrip("/\\"))[-1]
+        return last if _PATH.match(value) else without_paths(value)
     return value
 
 

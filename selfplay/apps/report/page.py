@@ -350,7 +350,7 @@ def crossplay_tables(run: RunFiles) -> Iterator[dict[str, Any]]:
     for folder, page in run.crossplay.items():
         try:
             yield crossplay_table(page)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             run.problems.append(f"{folder}/evaluation.json: {error!r}")
 
 

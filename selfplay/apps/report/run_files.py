@@ -6,7 +6,6 @@ is named in `problems`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from selfplay.config import Config
 from selfplay.config.load import load
 from selfplay.config.text import dump
 from selfplay.errors import SettingsError
+from selfplay.metrics.step_log import plain_json
 
 MAX_TRAINING_GAMES = 240  # games of games.jsonl that a page holds, evenly spread over the file
 STAGES = ("before", "after")
@@ -139,7 +139,7 @@ def _config(path: Path, problems: list[str]) -> Config | None:
 def _json(path: Path, problems: list[str]) -> dict[str, Any]:
     shown = path.name if path.name != "evaluation.json" else f"{path.parent.name}/{path.name}"
     try:
-        value = json.loads(path.read_bytes(), parse_constant=_no_number)
+        value = plain_json(path.read_bytes())
         if isinstance(value, dict):
             return value
         problems.append(f"{shown} must hold one JSON object")
@@ -148,10 +148,6 @@ def _json(path: Path, problems: list[str]) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         problems.append(f"{shown}: {error}")
     return {}
-
-
-def _no_number(_: str) -> None:
-    """NaN and infinity are read as null."""
 
 
 def _steps(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
@@ -177,7 +173,7 @@ def _line(line: bytes, where: str, problems: list[str]) -> Iterator[dict[str, An
     if not line.endswith(b"\n"):
         return
     try:
-        value = json.loads(line, parse_constant=_no_number)
+        value = plain_json(line)
     except (ValueError, RecursionError) as error:
         problems.append(f"{where}: {error}")
         return
@@ -220,6 +216,8 @@ def _parsed(source: str, rows: Mapping[str, Any], problems: list[str]) -> Iterat
             games = {g["instance"]: g for g in (*row.get("games", ()), *examples)}
             if not row["scores"]:
                 raise ValueError("no scores")
+            if not all(0 <= score <= 1 for score in row["scores"]):
+                raise ValueError("scores must be from 0 to 1")
             yield Row(
                 source,
                 name,

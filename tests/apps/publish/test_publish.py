@@ -1,6 +1,9 @@
 """A finished run as a folder for the hub: its card, its settings, and what is refused."""
 
+import copy
 import json
+import os
+import random
 import re
 import shutil
 from pathlib import Path
@@ -14,8 +17,10 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors.numpy import save_file
 
 from selfplay.apps.publish import __main__ as publish
+from selfplay.apps.publish.card import card, public_value, read_results
 from selfplay.config import load_config
 from selfplay.config.text import dump
+from selfplay.errors import SettingsError
 from selfplay.partners.checkpoints import find_source
 from tests.helpers.run_folders import record, turn
 
@@ -167,6 +172,124 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
     assert sorted(run.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("code.txt", "", "code.txt must hold when the run started, got ''"),
+        ("final/progress.json", "[7]", "progress.json must hold the number of finished steps"),
+        (
+            "final/progress.json",
+            '{"step": 1e400}',
+            "progress.json must hold the number of finished",
+        ),
+        ("held_out_after.json", '{"sampled": {}, "greedy": {}}', "held_out_after.json must hold"),
+        ("held_out_before.json", '{"sampled": [], "greedy": []}', "held_out_before.json must hold"),
+        ("eval_x/evaluation.json", "[" * 100_000, "evaluation.json must hold the games"),
+        ("eval_x/evaluation.json", '{"rows": {}}', "no games, num_games"),
+        ("held_out_before.json", '{"sampled": {}}', "no greedy"),
+        (
+            "held_out_after.json",
+            '{"sampled": {"interval": "wide"}}',
+            "held_out_after.json must hold",
+        ),
+    ],
+)
+def test_an_odd_file_is_named(
+    file: str, text: str, said: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / file).parent.mkdir(exist_ok=True)
+    (run / file).write_text(text)
+    assert publish.main([str(run), "me/pair"]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def hurt(value: Any, draw: random.Random, wrong: list[Any]) -> Any:
+    """The JSON value with one entry, or itself, replaced by a wrong one or left out."""
+    if isinstance(value, dict | list) and value and draw.random() < 0.9:
+        places = list(value) if isinstance(value, dict) else range(len(value))
+        place, other = draw.choice(places), copy.copy(value)
+        if draw.random() < 0.2:
+            del other[place]
+        else:
+            other[place] = hurt(value[place], draw, wrong)
+        return other
+    return draw.choice(wrong)
+
+
+@pytest.mark.parametrize(
+    "file", ["held_out_before.json", "held_out_after.json", "eval_optimization/evaluation.json"]
+)
+def test_a_damaged_result_file_is_named_or_published_never_a_traceback(
+    file: str, run: Path
+) -> None:
+    wrong = [None, [], {}, "x", True, -1, 10**400, float("inf"), float("nan"), [[]], {"a": [1]}]
+    draw, whole = random.Random(0), json.loads((run / file).read_text())
+    config, refused = load_config(run / "config.yaml"), 0
+    for _ in range(60):
+        (run / file).write_text(json.dumps(hurt(whole, draw, wrong)))
+        try:
+            results = read_results(run)
+        except SettingsError as error:
+            refused += 1
+            assert str(error).startswith(f"{run / file} must hold the games")
+        else:
+            assert card("me/pair", config, results, code="started 1", step=1)
+    assert 10 < refused < 60
+
+
+@pytest.mark.parametrize("name", ["final/notes.json", "final/tokenizer.json", "code.txt"])
+@pytest.mark.parametrize("kind", ["link", "link to nothing", "folder", "pipe"])
+def test_only_files_of_the_run_are_published(
+    kind: str, name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A link would publish what it points to, and a pipe would be read for ever."""
+    secret, file = tmp_path / "secret.json", run / name
+    secret.write_text("started {}")
+    file.unlink(missing_ok=True)
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to(secret if kind == "link" else tmp_path / "nothing")
+    assert publish.main([str(run), "me/pair"]) == 2
+    assert f"{file} must be a file of this run" in capsys.readouterr().err
+    assert not (run / "hub").exists()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/home/jane/x", "~/jane/x", "~jane/x", "~jane/y/x/", "$HOME/jane/x", "file:///jane/x"),
+        *(
+            "../jane/x",
+            "./jane/x",
+            "a/../jane/x",
+            "//host/jane/x",
+            "\\\\host\\jane\\x",
+            "C:\\jane\\x",
+        ),
+    ],
+)
+def test_every_form_of_a_path_is_cut_to_its_last_part(path: str) -> None:
+    assert public_value({"a": [path]}) == {"a": ["x"]}
+    if "\\" not in path and not path.startswith("file:"):
+        assert "jane" not in public_value(f"checkpoint:{path}*0.5")
+
+
+@pytest.mark.parametrize("text", ["me/tiny", "data/boards.parquet", "scripted:honest", "~", "a: b"])
+def test_what_is_no_path_of_this_machine_stays(text: str) -> None:
+    assert public_value(text) == text
+
+
+def test_an_unfinished_run_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "held_out_after.json").unlink()
+    assert publish.main([str(run), "me/pair"]) == 2
+    assert "RUN must be finished" in capsys.readouterr().err
+    assert not (run / "hub").exists()
 
 
 class Hub:

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import random
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,28 @@ def test_an_odd_file_costs_only_itself(
     said = capsys.readouterr().err
     assert told in said and said.count("\n") == 1
     assert data_of((folder / "report.html").read_text())["games"]
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "1" + 400 * "0", "1" + 5000 * "0", "1e308"])
+@pytest.mark.parametrize("share", [0.03, 1.0])
+def test_numbers_beyond_every_bound_cost_only_their_place(
+    share: float, number: str, tmp_path: Path
+) -> None:
+    """Steps, held-out games, training games and evaluations in which they stand for others."""
+    folder = make_run(tmp_path / "run", num_games=2)
+    (folder / "eval_x").mkdir()
+    rows = (folder / "held_out_after.json").read_text()
+    (folder / "eval_x" / "evaluation.json").write_text(f'{{"rows": {rows}}}')
+    draw = random.Random(0)
+    for file in (*folder.glob("*.json*"), *folder.glob("*/evaluation.json")):
+        text = re.sub(
+            r"(?<=[\[ :,])-?\d+(\.\d+)?(?=[,\]}])",
+            lambda found: number if draw.random() < share else found[0],
+            file.read_text(),
+        )
+        file.write_text(text)
+    data = Parts(page_html([read_run(folder)])).scripts[0]
+    assert json.loads(data) and "Infinity" not in data and "NaN" not in data
 
 
 def test_the_limit_of_a_page_counts_the_texts_of_its_games(
