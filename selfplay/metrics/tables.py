@@ -120,11 +120,11 @@ def show_change(interval: tuple[float, float, float]) -> str:
 
 def talk_text(talk: Mapping[str, Any]) -> str:
     """A row's `talk` in words: the talk effect and its games, then that of blank messages."""
-    blank = talk["blank"] and f" and {show_change(talk['blank'])} with blank ones"
-    return (
+    text = (
         f"talk effect {show_change(talk['effect'])}: the score minus that of the same "
-        f"{talk['num_games']} games in which the policy hears messages of other games{blank or ''}"
+        f"{talk['num_games']} games in which the policy hears messages of other games"
     )
+    return f"{text}; with blank ones {show_change(talk['blank'])}" if talk["blank"] else text
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, style: str = "pipe") -> str:

@@ -130,8 +130,9 @@ def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
             else show_interval(after.interval),
         )
         if before.talk and after.talk:
-            old, new = (row.talk["effect"][0] for row in (before, after))
-            yield "talk effect", f"{old:+.3f} → {new:+.3f}", talk_text(after.talk)
+            old, new = (row.talk["effect"] for row in (before, after))
+            meaning = f"after {show_change(new)}: score lost with messages of other games"
+            yield "talk effect", f"{old[0]:+.2f} → {new[0]:+.2f}", meaning
         for measure, name, meaning in (
             ("messages", "messages a game", "before → after"),
             ("errors", "refused moves a game", "before → after"),
