@@ -2,7 +2,7 @@
 
 A control plays the same instances with the same named seeds. Only one thing differs: in place of
 each message that a seat of the policy reads, it reads a message of another game, sent by the same
-seat as close as possible to the same turn and of the closest length in words; or a blank one. The
+seat as close as possible to the same turn and of a similar length; or a blank one. The
 game itself goes on with the message that was sent, so its own texts, proposals, answers, tools and
 what partners and the speaker read stay as they are. Games in which the policy heard no message
 count with a difference of 0 and are not played again.
@@ -176,9 +176,13 @@ class MessageBank:
 
     def other(self, said: Said) -> str | None:
         """A message of another instance from the same seat to the same readers: of the closest
-        turn, then of the closest length, then drawn by a named seed. None if there is none."""
+        turn, then of the closest length class, then drawn by a named seed. None if there is none.
+
+        The classes are 1, 2 to 3, 4 to 7, … words. Equal lengths would often be equal texts, since
+        the length of a short message tells much of what it says.
+        """
         others = [
-            (abs(other.turn - said.turn), abs(_num_words(other) - _num_words(said)), other.text)
+            (abs(other.turn - said.turn), abs(length_class(other) - length_class(said)), other.text)
             for other in self._said[said.seat, said.readers]
             if other.instance != said.instance
         ]
@@ -195,5 +199,6 @@ def blank(said: Said) -> str:
     return f"{split_message(said.text)[0]}{BLANK}"
 
 
-def _num_words(said: Said) -> int:
-    return len(split_message(said.text)[1].split())
+def length_class(said: Said) -> int:
+    """The number of binary digits of a message's number of words."""
+    return len(split_message(said.text)[1].split()).bit_length()
