@@ -18,6 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
 from selfplay.chat.template import CHATML
+from selfplay.errors import SettingsError
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 _SPECIAL = [END_OF_TEXT, TURN_START, TURN_END]
@@ -31,8 +32,8 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     model's family has, and so replaces how tokenizer.json splits text (OLMo 2 names GPT2Tokenizer,
     R1-Distill-Llama names LlamaTokenizerFast). Here nothing but tokenizer.json decides, except that
     tokenizer_config.json and added_tokens.json may add tokens after its last one. A folder without
-    tokenizer.json is read as transformers reads it. Raises ValueError for an added token whose id
-    would not be the one that the folder gives it.
+    tokenizer.json is read as transformers reads it. Raises SettingsError for an added token whose
+    id would not be the one that the folder gives it.
     """
     file = folder / "tokenizer.json"
     if not file.exists():
@@ -46,9 +47,9 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     for number, token in tokenizer.init_kwargs.get("added_tokens_decoder", {}).items():
         got = loaded.token_to_id(str(token))
         if got != int(number):
-            raise ValueError(
-                f"the token {str(token)!r} must have the id {number}, as tokenizer_config.json or "
-                f"added_tokens.json tells, got {got} from tokenizer.json"
+            raise SettingsError(
+                f"{folder}: the token {str(token)!r} must have the id {number}, as "
+                f"tokenizer_config.json or added_tokens.json tells, got {got} from tokenizer.json"
             )
     return tokenizer
 

@@ -377,16 +377,24 @@ def export_settings(
 
 def end_ids(weights: Path) -> tuple[int, ...]:
     """The ids that end a text by config.json and generation_config.json, which transformers and
-    SGLang stop at. Raises ValueError for a value that is no id, and for a generation_config.json
-    that they cannot read."""
+    SGLang stop at. Raises SettingsError for a value that is no id, and for a
+    generation_config.json that they cannot read."""
     folder = described_in(weights)
     config = AutoConfig.from_pretrained(folder)
     given = [getattr(each, "eos_token_id", None) for each in (config, config.get_text_config())]
     if (folder / "generation_config.json").exists():
-        given.append(GenerationConfig.from_pretrained(folder).eos_token_id)
+        try:
+            given.append(GenerationConfig.from_pretrained(folder).eos_token_id)
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise SettingsError(
+                f"{folder / 'generation_config.json'} cannot be read: {reason}"
+            ) from error
     ids = [i for each in given for i in (each if isinstance(each, list | tuple) else [each])]
     if wrong := [i for i in ids if i is not None and type(i) is not int]:
-        raise ValueError(f"eos_token_id must be an id or a list of ids, got {wrong[0]!r}")
+        raise SettingsError(
+            f"{folder}: eos_token_id must be an id or a list of ids, got {wrong[0]!r}"
+        )
     return tuple(dict.fromkeys(i for i in ids if i is not None))
 
 
