@@ -139,6 +139,8 @@ def repair_folder(folder: Path, *, imitation: Path) -> None:
         discard(imitation)
     set_damaged_aside(folder)
     set_damaged_aside(imitation)
+    for saved in checkpoints(folder):
+        check_name(saved)
     log = folder / "metrics.jsonl"
     if not checkpoints(folder) and log.exists() and log.stat().st_size:
         print(
@@ -210,7 +212,7 @@ def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
             model_state_dict=state["critic"],
             optim_state_dict=state["critic_optimizer"],
         )
-    progress = json.loads((newest / "progress.json").read_text())
+    progress = _progress(newest / "progress.json")
     ranks = learner.world.world_size
     if learner.world.rank == 0 and progress.get("ranks", ranks) != ranks:
         print(
@@ -227,14 +229,27 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted((p for p in saved if p.name[5:].isdecimal()), key=lambda p: int(p.name[5:]))
 
 
+def check_name(checkpoint: Path) -> None:
+    """Raise SettingsError if the checkpoint is not of the step that its folder's name says, as
+    after a renaming. One without progress.json passes: `damage` finds it."""
+    record = checkpoint / "progress.json"
+    if record.exists() and (step := _progress(record)["step"]) != int(checkpoint.name[5:]):
+        raise SettingsError(
+            f"{checkpoint} must be named by its step, got a checkpoint of step {step}; nearest: "
+            f"{checkpoint.name[:5]}{step:06d}"
+        )
+
+
 def policies(folder: Path) -> list[Path]:
     """Folders of a run's trained policies, newest first: the `hf/` of its checkpoints and `final/`.
     They may not exist.
 
     A run that continues after its end keeps the earlier `final/`, so `final/` comes first only if
-    no checkpoint is of a later step.
+    no checkpoint is of a later step. Raises SettingsError for a renamed checkpoint.
     """
     saved = checkpoints(folder)[::-1]
+    for checkpoint in saved:
+        check_name(checkpoint)
     final, exports = folder / "final", [checkpoint / "hf" for checkpoint in saved]
     later = bool(saved) and int(saved[0].name[5:]) > step_of(final)
     return [*exports, final] if later else [final, *exports]

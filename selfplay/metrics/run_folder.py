@@ -96,6 +96,15 @@ def open_run(folder: Path, config: Config) -> None:
             f"{folder} holds a run with other settings (saved -> given): {'; '.join(refused)}; "
             "give the saved ones, or another folder with out=FOLDER"
         )
+    if config.optim.schedule != "constant" and not refused and (trained & {"checkpoints"}):
+        for line in changed:
+            if line.startswith("steps:"):
+                print(
+                    f"{folder} goes on with another length ({line}): optim.schedule="
+                    f"{config.optim.schedule} is that of the new length from here on, so the "
+                    "learning rate differs from a run that had it from the start",
+                    flush=True,
+                )
     if refused:
         for name in _PREPARED:
             shutil.rmtree(folder / name, ignore_errors=True)

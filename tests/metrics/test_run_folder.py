@@ -144,3 +144,24 @@ def test_a_second_trainer_is_refused_until_the_first_is_killed(tmp_path: Path, r
     third = processes.start(ROOT / "train.py", *words)
     output = third.communicate(timeout=processes.HANG_S)[0]
     assert third.returncode == 0, output
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+@pytest.mark.parametrize("steps", [50, 200, 100])
+def test_another_length_under_a_schedule_is_told(
+    steps: int, schedule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The learning rate of the steps to come is that of a run of the new length."""
+    words = [*SCRATCH, f"optim.schedule={schedule}"]
+    open_run(tmp_path, load(Config, None, words))
+    open_run(tmp_path, load(Config, None, [*words, "steps=70"]))
+    assert not capsys.readouterr().out, "nothing was trained yet"
+    open_run(tmp_path, load(Config, None, [*words, "steps=100"]))
+    (tmp_path / "checkpoints").mkdir()
+    open_run(tmp_path, load(Config, None, [*words, f"steps={steps}"]))
+    said = capsys.readouterr().out
+    if schedule == "constant" or steps == 100:
+        assert not said
+    else:
+        assert f"steps: 100 -> {steps}" in said and "learning rate differs" in said
+        assert said.count("\n") == 1

@@ -12,6 +12,8 @@ import pytest
 
 import train
 from selfplay.checkpoint import checkpoints
+from selfplay.errors import SettingsError
+from selfplay.partners.checkpoints import find_source
 from tests.helpers.processes import largest_file
 from tests.helpers.tiny_run import RUNS, assert_same_run, finished, metrics_of, run_tiny, write_tiny
 
@@ -154,3 +156,28 @@ def test_sigterm_is_an_ordinary_exit_with_any_engine(
         run_tiny(tmp_path / "run")
     assert left.value.code == 128 + signal.SIGTERM and closed == ["lock"]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(("old", "new"), [(2, 3), (2, 9), (4, 1), (4, 400)])
+def test_a_renamed_checkpoint_is_refused(
+    old: int, new: int, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By training and by all that looks for a run's policy; its name would be believed."""
+    home = run / "checkpoints"
+    (home / f"step_{old:06d}").rename(home / f"step_{new:06d}")
+    assert run_tiny(run) == 2
+    said = capsys.readouterr().err
+    rule = f"step_{new:06d} must be named by its step, got a checkpoint of step {old}; nearest: "
+    assert rule in said and said.count("\n") == 1 and f"step_{old:06d}" in said
+    with pytest.raises(SettingsError, match="must be named by its step"):
+        find_source(run)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"step": null}', '{"step": 4.5}', '{"step": "4"}'])
+def test_a_checkpoint_without_a_readable_step_is_named(
+    text: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = run / "final" / "progress.json"
+    record.write_text(text)
+    with pytest.raises(SettingsError, match=r"progress\.json must hold the number of finished"):
+        find_source(run)
