@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -99,7 +100,13 @@ def unknown(what: str, got: str, valid: Sequence[str]) -> str:
 def nearest(got: str, valid: Iterable[str]) -> str:
     """The end of an error text: the valid word most like `got`, or "" if none is similar."""
     near = closest(got, valid)
-    return f"; nearest is {near}" if near else ""
+    return f"; nearest is {near}{other_form(got, near)}" if near else ""
+
+
+def other_form(got: str, near: str) -> str:
+    """What to say after `near` if it looks like `got` and differs in its Unicode form alone."""
+    same = unicodedata.normalize("NFC", got) == unicodedata.normalize("NFC", near)
+    return ", which is written in another Unicode form (NFC, NFD)" if same and got != near else ""
 
 
 def closest(got: str, valid: Iterable[str]) -> str | None:

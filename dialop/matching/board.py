@@ -7,6 +7,8 @@ masks and scales are indexed by seat first. The bounds hold for what comes from 
 
 from __future__ import annotations
 
+import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from reprlib import repr as short
 from typing import Annotated, Literal
@@ -178,6 +180,16 @@ def referenced(board: MatchingInstance) -> MatchingInstance:
     return replace(board, best=best_value(board.table), solo=(first, second))
 
 
+def _other_form(names: Sequence[str]) -> str:
+    """What to say after an error of names that are not in the Unicode form in which players' words
+    are read, and so may look like another name and differ."""
+    for name in names:
+        plain = unicodedata.normalize("NFKC", name)
+        if plain != name:
+            return f"; {name} is {name!a} and must be in the Unicode form NFKC, {plain!a}"
+    return ""
+
+
 def _check_names(reviewers: tuple[str, ...], papers: tuple[str, ...], *, size: int) -> None:
     """Raise ValueError if a proposal written with these names could not be parsed back."""
     name_of_form: dict[str, str] = {}
@@ -192,7 +204,7 @@ def _check_names(reviewers: tuple[str, ...], papers: tuple[str, ...], *, size: i
             if short_form in name_of_form:
                 raise ValueError(
                     f"{what} must have different short names, got {short(name)} and "
-                    f"{short(name_of_form[short_form])}"
+                    f"{short(name_of_form[short_form])}{_other_form(names)}"
                 )
             name_of_form[short_form] = name
     pairs = tuple((i, i) for i in range(size))
@@ -201,6 +213,9 @@ def _check_names(reviewers: tuple[str, ...], papers: tuple[str, ...], *, size: i
         try:
             parsed = parse_proposal(text, reviewers, papers=papers, brief=brief)
         except PlayerError as error:
-            raise ValueError(f"reviewers and papers cannot be told apart: {error!r}") from None
+            other = _other_form((*reviewers, *papers))
+            raise ValueError(
+                f"reviewers and papers cannot be told apart: {error!r}{other}"
+            ) from None
         if parsed != pairs:
             raise ValueError("a proposal with these reviewers and papers is not parsed correctly")

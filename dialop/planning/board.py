@@ -6,6 +6,7 @@ The bounds hold for what comes from files (`dialop.values.parsed`).
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from reprlib import repr as short
@@ -156,4 +157,5 @@ def check_city(sites: Sequence[Site], preferences: Sequence[Preference], *, slot
 
 def plain_name(name: str) -> str:
     """A name's letters, digits and blanks in lower case, for comparing names."""
-    return " ".join("".join(c if c.isalnum() else " " for c in name.casefold()).split())
+    name = unicodedata.normalize("NFC", name).casefold()
+    return " ".join("".join(c if c.isalnum() else " " for c in name).split())

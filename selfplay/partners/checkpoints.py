@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dialop.kit import SWITCHES, switch
-from dialop.specs import closest
+from dialop.specs import closest, other_form
 from selfplay.checkpoint import policies
 from selfplay.config import GameConfig
 from selfplay.config.load import load, read_value
@@ -171,4 +171,6 @@ def nearest_beside(path: Path, wanted: Callable[[Path], bool], *words: str) -> s
     home = path.parent
     valid = {p.name: str(p) for p in sorted(home.iterdir()) if wanted(p)} if home.is_dir() else {}
     near = closest(path.name, {**valid, **dict(zip(words, words, strict=True))})
-    return f"; nearest is {valid.get(near, near)}" if near else ""
+    if not near:
+        return ""
+    return f"; nearest is {valid.get(near, near)}{other_form(path.name, near)}"

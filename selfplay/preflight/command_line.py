@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import fields
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +21,12 @@ from selfplay.config.schema import Described, chosen, describe, described
 from selfplay.config.secrets import hidden, names_key
 from selfplay.errors import SettingsError
 
+_Append = argparse._AppendAction
+# Keys and sections that only train.py reads.
+_OF_TRAINING = {
+    *("out", "steps", "save_every", "keep_checkpoints", "log_games_every", "monitors", "track"),
+    *("warm_start", "policy_pool", "reward", "algorithm", "critic", "optim"),
+}
 _DASHES = "-\N{EN DASH}\N{EM DASH}"  # editors make the others of two hyphens
 
 
@@ -40,8 +46,31 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
 
-    def check_settings(self, words: Sequence[str]) -> None:
-        """Raise ValueError unless these words, which no option takes, all read key=value."""
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Raise ValueError also for an option without a value, or given twice: the last one would
+        win without a word."""
+        words = list(sys.argv[1:] if args is None else args)
+        given: set[str] = set()
+        for before, word in pairwise(["", *words]):
+            option, equals, value = word.partition("=")
+            if not word or (equals and not value and option in self._option_string_actions):
+                raise ValueError(f"{before if not word else option} must have a value, got ''")
+            action = self._option_string_actions.get(option)
+            if action is not None and action.nargs is None and not isinstance(action, _Append):
+                if action.dest in given:
+                    raise ValueError(f"{option} is given twice; leave one out")
+                given.add(action.dest)
+        return super().parse_known_args(words, namespace)
+
+    def check_settings(self, words: Sequence[str], *, trains: bool = True) -> None:
+        """Raise ValueError unless these words, which no option takes, all read key=value, each key
+        once. A program that does not train takes no key that only training reads."""
+        keys = [word.partition("=")[0].strip() for word in words]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ValueError(f"{key} is given {keys.count(key)} times; leave all but one out")
+            if not trains and key.partition(".")[0] in _OF_TRAINING:
+                raise ValueError(f"{key} has no effect without training; leave it out")
         for word in words:
             if "=" in word and word[0] not in _DASHES:
                 continue
@@ -135,7 +164,7 @@ def parse_eval(words: Sequence[str], about: str) -> argparse.Namespace:
     )
     add("--config", type=Path, help="settings file (default: the run's own)")
     args, rest = parser.parse_known_args(words)
-    parser.check_settings(rest)
+    parser.check_settings(rest, trains=False)
     args.overrides, args.temperature = rest, args.temperature or []
     if len(args.checkpoint) != 1 and not args.partners:
         raise ValueError(

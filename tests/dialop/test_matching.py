@@ -6,6 +6,7 @@ import pytest
 
 from dialop.logged import Rules
 from dialop.matching.game import MatchingGame
+from dialop.specs import nearest
 from tests.helpers.dialop_boards import BEST, BRIEF, FULL, SCALED, SMALL, WORST, play
 
 
@@ -103,3 +104,24 @@ def test_a_board_worth_nothing_scores_one_for_any_agreement() -> None:
     empty = replace(SMALL, table=((0, 0), (0, 0)), best=0, solo=(0.0, 0.0))
     game = play(MatchingGame(empty, FULL), (0, BEST), (1, "[accept]"))
     assert game.outcome().score == 0 and game.outcome().score_norm == 1
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("Jose\u0301 Li", "Ann Ray"),
+        ("Jose\u0301 Li", "Jos\u00e9 Li"),
+        ("Zo\u0308e", "Ann"),
+        ("Ki\u0302n Bo", "Ann"),
+    ],
+)
+def test_names_in_another_unicode_form_are_refused_with_the_cause(names: tuple[str, str]) -> None:
+    """Both forms look the same, so the error shows the characters."""
+    with pytest.raises(ValueError, match=r"'.*\\u03.*' and must be in the Unicode form NFKC"):
+        replace(SMALL, reviewers=names).check_board()
+
+
+def test_a_near_choice_that_looks_the_same_is_told_with_the_cause() -> None:
+    said = nearest("re\u0301sume\u0301.yaml", ["r\u00e9sum\u00e9.yaml", "other.yaml"])
+    assert said.endswith(".yaml, which is written in another Unicode form (NFC, NFD)")
+    assert nearest("resume.yaml", ["resumes.yaml"]) == "; nearest is resumes.yaml"

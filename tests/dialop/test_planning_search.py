@@ -1,11 +1,12 @@
 """The search tool: exact answers, clear refusals, and time that stays linear."""
 
 import time
+import unicodedata
 
 import pytest
 
 from dialop.game import PlayerError
-from dialop.planning.board import Site
+from dialop.planning.board import Site, plain_name
 from dialop.planning.generate import PlanningRecipe, generate_instance
 from dialop.planning.search import MAX_QUERY, NO_RESULTS, search
 from tests.helpers.planning_cities import SITES
@@ -164,3 +165,9 @@ def test_filters_agree_with_python_on_a_whole_city(op: str) -> None:
             value = float(site.price) if field == "price" else site.features.get("rating")
             expected = value is not None and eval(f"{value} {op} 3")
             assert (site.name in found) == expected
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
+def test_a_name_is_found_in_every_unicode_form(form: str) -> None:
+    name = "Caf\u00e9 Mu\u0308ller"
+    assert plain_name(unicodedata.normalize(form, name)) == "caf\u00e9 m\u00fcller"

@@ -270,7 +270,9 @@ def test_eval_refuses_in_one_line(
     check_refused: Callable[[Callable[[], int]], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    given = ["--games", "generated", "--num", "2", *_split(words)]
+    given = _split(words)
+    for option, value in (("--games", "generated"), ("--num", "2")):
+        given += [] if option in given else [option, value]
     if not words.startswith(("--checkpoint", "--partners")):
         given += ["--checkpoint", "good"]
     check_refused(lambda: evaluation.main(given))

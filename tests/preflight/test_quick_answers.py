@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from selfplay.preflight.command_line import parse_eval, parse_train
+
 ROOT = Path(__file__).resolve().parents[2]
 SLOW = ("torch", "transformers", "pyarrow", "scipy")  # the game's options need numpy, 0.1 s
 CPU_S = 5.0  # on a busy machine; an idle one takes 0.4 s, and importing torch alone more than 2 s
@@ -50,3 +52,44 @@ def test_a_question_or_a_typo_is_answered_before_torch_is_imported(
     assert done.returncode == status and said in done.stdout + done.stderr
     assert "selfplay.config" in imported and "torch" not in imported
     assert cpu_s < CPU_S
+
+
+EVAL = ["--checkpoint", "runs/a", "--games", "generated"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--partner", ""], "--partner must have a value, got ''"),
+        (["--partner="], "--partner must have a value, got ''"),
+        (["--partners", ""], "--partners must have a value, got ''"),
+        (["--out", ""], "--out must have a value, got ''"),
+        (["--start="], "--start must have a value, got ''"),
+        (["--num", "3", "--num=4"], "--num is given twice"),
+        (["--games", "x.jsonl"], "--games is given twice"),
+        (["steps=3"], "steps has no effect without training"),
+        (["optim.lr=1"], r"optim\.lr has no effect"),
+        (["warm_start={num_games: 3}"], "warm_start has no effect"),
+        (["reward.error_penalty=0.1"], "reward.error_penalty has no effect"),
+        (["track=wandb"], "track has no effect"),
+        (["seed=5", "seed=6"], "seed is given 2 times"),
+        (["seed=5", "engine.kind=hf", "seed=5"], "seed is given 2 times"),
+    ],
+)
+def test_what_would_have_no_effect_on_an_evaluation_is_refused(words: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_eval([*EVAL, *words], "")
+
+
+@pytest.mark.parametrize(
+    "words", [["--config", "tiny", "--config", "tiny3"], ["--config", "tiny", "steps=1", "steps=2"]]
+)
+def test_what_would_have_no_effect_on_a_run_is_refused(words: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"is given (twice|2 times)"):
+        parse_train(words, "")
+
+
+def test_what_may_be_repeated_or_refined_is_taken() -> None:
+    words = ["--temperature", "1", "--temperature", "0", "seed=3", "game.options.size=2"]
+    args = parse_eval([*EVAL, *words, "game={name: matching}", "data.start=null"], "")
+    assert args.temperature == [1.0, 0.0] and len(args.overrides) == 4

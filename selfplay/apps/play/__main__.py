@@ -69,14 +69,19 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add("--games", default="generated", help="'generated', a .parquet or recorded .jsonl")
     add("--num", type=int, help=f"instances (default: {NUM_GAMES}, or all of the file)")
     add("--seat", type=int, help="your seat (default: each in turn)")
-    add("--port", type=int, default=8765, help="of the page; 0 takes a free one")
+    add("--port", type=int, help="of the page (default: 8765); 0 takes a free one")
     add("--terminal", action="store_true", help="play in the terminal, without a page")
     add(
         "--out", type=Path, help=f"the .jsonl file that keeps the games (default: RUN/{GAMES_FILE})"
     )
     add("--config", type=Path, help="settings file (default: the run's own)")
     add("overrides", nargs="*", metavar="key=value", help="settings that win over the file's")
-    return parser.parse_intermixed_args(words)
+    args = parser.parse_intermixed_args(words)
+    parser.check_settings(args.overrides, trains=False)
+    if args.terminal and args.port is not None:
+        raise ValueError("--port has no effect with --terminal; leave one out")
+    args.port = 8765 if args.port is None else args.port
+    return args
 
 
 def find_opponent(

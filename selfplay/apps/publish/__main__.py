@@ -59,6 +59,8 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
             raise HFValidationError(f"it has no organisation or user: {args.name!r}")
     except HFValidationError as error:
         raise ValueError(f"ORG/NAME must be a hub name such as me/tiny: {error}") from None
+    if args.private and not args.push:
+        raise ValueError("--private has no effect without --push")
     if args.push and get_token() is None:
         raise ValueError("--push needs a token: set HF_TOKEN or run `hf auth login`")
     return args

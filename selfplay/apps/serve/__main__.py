@@ -49,6 +49,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add("--name", help="the model's name in requests (default: the folder's name)")
     add("overrides", nargs="*", metavar="key=value", help="settings that win over the run's")
     args = parser.parse_intermixed_args(words)
+    parser.check_settings(args.overrides, trains=False)
     if not 1024 <= args.port < 65536:
         raise ValueError(f"--port must be from 1024 to 65535, got {args.port}; nearest: 30000")
     return args
