@@ -145,7 +145,7 @@ def plain(engine: SGLangEngine, seats: int, prompt: int, heard: int, new: int, s
         requests += [Request(shared + some(heard), new, group * GROUP + i) for i in range(GROUP)]
     engine.flush_cache("the plain batch")
     start = time.perf_counter()
-    completions = engine.generate(requests, Sampling(1.0, ()))
+    completions = engine.generate_batch(requests, Sampling(1.0, ()))
     return sum(len(c.ids) for c in completions) / (time.perf_counter() - start)
 
 

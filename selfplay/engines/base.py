@@ -110,7 +110,7 @@ class Engine(GameRunner, Protocol):
 
     version: int
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+    def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Answer all requests, in order."""
         ...
 

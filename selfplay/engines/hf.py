@@ -50,7 +50,7 @@ class HFEngine:
         self.model, self.max_batch, self.version = model, max_batch, 0
         self._tree: TextTree | None = None  # of the rollout
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+    def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Answer all requests, in order.
 
         Prompts of similar length share a batch; equal beginnings are computed once.
@@ -162,7 +162,9 @@ class HFEngine:
         """Play the games in waves, at most `max_batch` games at a time."""
         games, results = list(games), []
         for start in range(0, len(games), self.max_batch):
-            waves = WaveScheduler(partial(self.generate, sampling=sampling), partners=partners)
+            waves = WaveScheduler(
+                partial(self.generate_batch, sampling=sampling), partners=partners
+            )
             results += waves.run_games(games[start : start + self.max_batch])
         return results
 

@@ -32,10 +32,10 @@ class Frozen:
     engine: Engine
     stop_ids: tuple[int, ...]
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+    def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Answer with the rollout's temperature and this model's own stop ids."""
         own = replace(sampling, stop_ids=self.stop_ids)
-        completions = self.engine.generate(requests, own)
+        completions = self.engine.generate_batch(requests, own)
         if len(completions) != len(requests):  # not the fault of the policy's engine
             raise ValueError(
                 f"a partner's engine returned {len(completions)} completions for "
@@ -60,7 +60,7 @@ class EngineRouter:
         Partners answer on the same event loop: frozen engines work in threads.
         """
         waves = {
-            name: WaveScheduler(partial(frozen.generate, sampling=sampling), in_thread=True)
+            name: WaveScheduler(partial(frozen.generate_batch, sampling=sampling), in_thread=True)
             for name, frozen in self._frozen.items()
         }
 

@@ -196,7 +196,7 @@ class StartCheck:
                 return [], []
             prompt = text_ids(self.tokenizer, self._length())
             sampling = Sampling(temperature=1.0, stop_ids=())
-            (completion,) = engine.generate([Request(prompt, NUM_SAMPLED, seed=0)], sampling)
+            (completion,) = engine.generate_batch([Request(prompt, NUM_SAMPLED, seed=0)], sampling)
             return [*prompt, *completion.ids], completion.logprobs
 
         self._ids, self._engine_logprobs = broadcast_object(retry(ask), self.world)

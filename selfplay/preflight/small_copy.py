@@ -205,7 +205,9 @@ def _engine_differs(
 ) -> str | None:
     requests = [Request(ids, 12, seed) for seed, ids in enumerate(texts[:2])]
     try:
-        completions = HFEngine(model).generate(requests, Sampling(temperature=1.0, stop_ids=()))
+        completions = HFEngine(model).generate_batch(
+            requests, Sampling(temperature=1.0, stop_ids=())
+        )
     except Exception as error:  # noqa: BLE001 — the reason is returned
         return f"the hf engine cannot generate ({type(error).__name__}: {error})"
     difference = 0.0

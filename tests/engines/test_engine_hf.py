@@ -93,7 +93,7 @@ def generate(
     stops: tuple[int, ...] = STOPS,
 ) -> list[Completion]:
     engine = HFEngine(tiny_model(), max_batch=max_batch)
-    return engine.generate(requests, Sampling(temperature=temperature, stop_ids=stops))
+    return engine.generate_batch(requests, Sampling(temperature=temperature, stop_ids=stops))
 
 
 @pytest.mark.parametrize("arch", ["qwen2", "qwen3", "llama"])
@@ -103,7 +103,9 @@ def test_logprobs_are_the_trainers(
     arch: str, temperature: float, requests: Sequence[Request]
 ) -> None:
     model = tiny_model(arch)
-    answers = HFEngine(model).generate(requests, Sampling(temperature=temperature, stop_ids=STOPS))
+    answers = HFEngine(model).generate_batch(
+        requests, Sampling(temperature=temperature, stop_ids=STOPS)
+    )
     expected = by_trainer(model, requests, answers, temperature=temperature)
     got = logprobs_of(answers)
     assert len({len(c.ids) for c in answers}) > 2, "unequal lengths test the cache"
@@ -124,7 +126,7 @@ def test_a_sliding_window_counts_no_padding() -> None:
     with engine.rollout():
         requests = BEHIND_RULES
         for _ in range(2):
-            answers = engine.generate(requests, SAMPLING)
+            answers = engine.generate_batch(requests, SAMPLING)
             assert_near(logprobs_of(answers), by_trainer(model, requests, answers), FORWARD)
             requests = following(requests, answers)
 
@@ -164,7 +166,7 @@ def test_a_long_prompt_does_not_lengthen_the_others() -> None:
     requests = [replace(r, max_new_tokens=2) for r in [*REQUESTS, long]]
     model = tiny_model()
     shapes = shapes_of(model)
-    answers = HFEngine(model).generate(requests, SAMPLING)
+    answers = HFEngine(model).generate_batch(requests, SAMPLING)
     assert (1, 1, 251) in shapes and max(keys for rows, _, keys in shapes if rows > 1) < 50
     assert [c.ids for c in answers[:-1]] == [c.ids for c in generate(requests[:-1], stops=())]
 
@@ -178,7 +180,7 @@ def test_what_prompts_begin_with_is_computed_once(
     model = tiny_model()
     shapes = shapes_of(model)
     one_token = [replace(request, max_new_tokens=1) for request in BEHIND_RULES]
-    answers = HFEngine(model).generate(one_token, SAMPLING)
+    answers = HFEngine(model).generate_batch(one_token, SAMPLING)
     computed = [tokens for _, tokens, _ in shapes]
     assert sum(computed) == len(RULES) + sum(map(len, PROMPTS)), "and equal prompts as one"
     assert len(computed) == {1: 8, 200: 4}.get(at_once, 1)
@@ -192,19 +194,19 @@ def test_a_later_turn_computes_only_what_its_seat_has_read_since() -> None:
     engine, shapes = HFEngine(model), shapes_of(model)
     new = Request(prompt_ids=(*RULES, 5, 6), max_new_tokens=9, seed=3)
     with engine.rollout():
-        first = engine.generate(BEHIND_RULES, Sampling(temperature=1.0, stop_ids=STOPS))
+        first = engine.generate_batch(BEHIND_RULES, Sampling(temperature=1.0, stop_ids=STOPS))
         requests = [*following(BEHIND_RULES, first), new]
         before = {
             tuple(r.prompt_ids) + tuple(c.ids[:-1])
             for r, c in zip(BEHIND_RULES, first, strict=True)
         }
         shapes.clear()
-        second = engine.generate(requests, Sampling(temperature=1.0, stop_ids=STOPS))
+        second = engine.generate_batch(requests, Sampling(temperature=1.0, stop_ids=STOPS))
         texts = [r.prompt_ids for r in requests]
         assert shapes[0][:2] == (1, num_beginnings([*before, *texts]) - num_beginnings(before))
         assert shapes[0][1] <= 4 * len(requests)
         third = following(requests, second)
-        answers = engine.generate(third, Sampling(temperature=1.0, stop_ids=STOPS))
+        answers = engine.generate_batch(third, Sampling(temperature=1.0, stop_ids=STOPS))
     assert_near(logprobs_of(second), by_trainer(model, requests, second), FORWARD)
     assert_near(logprobs_of(answers), by_trainer(model, third, answers), FORWARD)
     assert [c.ids for c in second] == [c.ids for c in generate(requests)]
@@ -216,9 +218,9 @@ def test_a_prompt_that_is_known_is_answered_as_before() -> None:
     engine = HFEngine(tiny_model())
     shorter = [replace(r, prompt_ids=r.prompt_ids[:-1]) for r in BEHIND_RULES]
     with engine.rollout():
-        first = engine.generate(BEHIND_RULES, SAMPLING)
-        again = engine.generate(BEHIND_RULES, SAMPLING)
-        parts = engine.generate(shorter, SAMPLING)
+        first = engine.generate_batch(BEHIND_RULES, SAMPLING)
+        again = engine.generate_batch(BEHIND_RULES, SAMPLING)
+        parts = engine.generate_batch(shorter, SAMPLING)
     for one, other in ((again, first), (parts, generate(shorter, stops=()))):
         assert [c.ids for c in one] == [c.ids for c in other]
         assert_near(logprobs_of(one), logprobs_of(other), FORWARD)
@@ -229,20 +231,22 @@ def test_no_answer_comes_from_keys_of_old_weights() -> None:
     of a rollout keeps nothing."""
     model, new = tiny_model(seed=0), tiny_model(seed=1)
     engine = HFEngine(model)
-    expected = [HFEngine(m).generate(BEHIND_RULES, SAMPLING) for m in (tiny_model(seed=0), new)]
+    expected = [
+        HFEngine(m).generate_batch(BEHIND_RULES, SAMPLING) for m in (tiny_model(seed=0), new)
+    ]
     with engine.rollout():
-        before = engine.generate(BEHIND_RULES, SAMPLING)
+        before = engine.generate_batch(BEHIND_RULES, SAMPLING)
         engine.update_weights(new.named_parameters(), version=1)
-        after = engine.generate(BEHIND_RULES, SAMPLING)
+        after = engine.generate_batch(BEHIND_RULES, SAMPLING)
     assert_near(logprobs_of(before), logprobs_of(expected[0]), FORWARD)
     assert_near(logprobs_of(after), logprobs_of(expected[1]), FORWARD)
     for rollout in (engine.rollout, nullcontext):
         change_in_place(model, tiny_model(seed=0))
         with rollout():
-            before = engine.generate(BEHIND_RULES, SAMPLING)
+            before = engine.generate_batch(BEHIND_RULES, SAMPLING)
         change_in_place(model, new)
         with rollout():
-            after = engine.generate(BEHIND_RULES, SAMPLING)
+            after = engine.generate_batch(BEHIND_RULES, SAMPLING)
         assert_near(logprobs_of(before), logprobs_of(expected[0]), FORWARD)
         assert_near(logprobs_of(after), logprobs_of(expected[1]), FORWARD)
 
@@ -256,7 +260,7 @@ def change_in_place(model: PreTrainedModel, other: PreTrainedModel) -> None:
 def test_a_rollout_leaves_no_keys_in_memory_even_if_it_fails() -> None:
     engine = HFEngine(tiny_model())
     with pytest.raises(ZeroDivisionError), engine.rollout():
-        engine.generate(BEHIND_RULES, SAMPLING)
+        engine.generate_batch(BEHIND_RULES, SAMPLING)
         kept = weakref.ref(engine._tree)
         assert len(kept()) > len(RULES)
         raise ZeroDivisionError
@@ -272,7 +276,7 @@ def test_what_a_rollout_keeps_is_bounded() -> None:
         for start in range(0, 40, 2):
             prompts = [tuple(100 + (start + i + 3 * k) % 150 for k in range(17)) for i in range(2)]
             requests = [Request(prompt, 8, seed=start + i) for i, prompt in enumerate(prompts)]
-            answers = engine.generate(requests, SAMPLING)
+            answers = engine.generate_batch(requests, SAMPLING)
             assert [c.ids for c in answers] == [c.ids for c in generate(requests, stops=())]
             sizes.append(len(engine._tree))
     assert 100 < max(sizes) <= 3 * 50 and sizes[0] <= 50
@@ -285,10 +289,10 @@ def test_requests_are_computed_once_as_long_as_their_tokens_are_the_same() -> No
     model = tiny_model()
     shapes = shapes_of(model)
     requests = [Request(PROMPTS[i % 3], 6, seed=i) for i in range(12)]
-    HFEngine(model).generate(requests, Sampling(temperature=0.0, stop_ids=()))
+    HFEngine(model).generate_batch(requests, Sampling(temperature=0.0, stop_ids=()))
     assert [rows for rows, _, _ in shapes] == [1] + [3] * 5
     shapes.clear()
-    answers = HFEngine(model).generate(requests, SAMPLING)
+    answers = HFEngine(model).generate_batch(requests, SAMPLING)
     beginnings = [
         {
             (*request.prompt_ids, *answer.ids[:num])
@@ -324,7 +328,7 @@ def test_the_stop_token_is_kept_and_each_request_has_its_own_limit() -> None:
 def test_greedy_takes_the_likeliest_token_whatever_the_seed() -> None:
     model = tiny_model()
     engine, sampling = HFEngine(model), Sampling(temperature=0.0, stop_ids=())
-    one, other = engine.generate([Request(PROMPTS[1], 6, seed) for seed in (1, 2)], sampling)
+    one, other = engine.generate_batch([Request(PROMPTS[1], 6, seed) for seed in (1, 2)], sampling)
     ids = list(PROMPTS[1])
     with torch.no_grad():
         for token, logprob in zip(one.ids, one.logprobs, strict=True):
@@ -339,7 +343,9 @@ def test_samples_follow_the_softmax_at_the_temperature() -> None:
     """One token for each of 4,000 seeds: common tokens' shares are within four standard errors."""
     model, num, temperature = tiny_model(), 4000, 0.7
     requests = [Request(PROMPTS[0], 1, seed) for seed in range(num)]
-    answers = HFEngine(model).generate(requests, Sampling(temperature=temperature, stop_ids=()))
+    answers = HFEngine(model).generate_batch(
+        requests, Sampling(temperature=temperature, stop_ids=())
+    )
     with torch.no_grad():
         logits_V = model(torch.tensor([PROMPTS[0]])).logits[0, -1]
     expected_V = (logits_V / temperature).softmax(-1).double()
@@ -352,10 +358,10 @@ def test_samples_follow_the_softmax_at_the_temperature() -> None:
 
 def test_new_weights_are_used_from_the_next_request_on() -> None:
     engine, sampling = HFEngine(tiny_model(seed=0)), Sampling(temperature=1.0, stop_ids=())
-    before = engine.generate(REQUESTS, sampling)
+    before = engine.generate_batch(REQUESTS, sampling)
     engine.update_weights(tiny_model(seed=1).named_parameters(), version=7)
-    after = engine.generate(REQUESTS, sampling)
-    fresh = HFEngine(tiny_model(seed=1)).generate(REQUESTS, sampling)
+    after = engine.generate_batch(REQUESTS, sampling)
+    fresh = HFEngine(tiny_model(seed=1)).generate_batch(REQUESTS, sampling)
     assert [c.ids for c in after] == [c.ids for c in fresh] != [c.ids for c in before]
     assert {c.version for c in before} == {0} and {c.version for c in after} == {7}
     with pytest.raises(KeyError, match="lm_tail"):
@@ -366,7 +372,7 @@ def test_new_weights_are_used_from_the_next_request_on() -> None:
 def test_generating_does_not_change_the_model() -> None:
     model = tiny_model().train()
     before = {name: p.clone() for name, p in model.named_parameters()}
-    HFEngine(model).generate(REQUESTS, Sampling(temperature=1.0, stop_ids=STOPS))
+    HFEngine(model).generate_batch(REQUESTS, Sampling(temperature=1.0, stop_ids=STOPS))
     assert model.training
     assert all(
         torch.equal(p, before[name]) and p.grad is None for name, p in model.named_parameters()

@@ -29,7 +29,7 @@ def alone(folder: str) -> None:
     engine = small.start(folder)
     model = small.build(torch.device("cuda"))
     sync.push(model, engine, version=1)
-    engine.generate([Request(small.PROMPTS[0], 8, 0)], small.PLAIN)
+    engine.generate_batch([Request(small.PROMPTS[0], 8, 0)], small.PLAIN)
     say("training")
     while True:
         torch.randn(1024, 1024, device="cuda") @ torch.randn(1024, 1024, device="cuda")

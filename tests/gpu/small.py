@@ -102,7 +102,7 @@ def differences(model: PreTrainedModel, engine: SGLangEngine) -> torch.Tensor:
     """Trainer's minus engine's log-prob of every token the engine samples, in nats."""
     parts = []
     asked = [Request(prompt, 64, seed) for seed, prompt in enumerate(PROMPTS)]
-    for request, completion in zip(asked, engine.generate(asked, PLAIN), strict=True):
+    for request, completion in zip(asked, engine.generate_batch(asked, PLAIN), strict=True):
         ids = torch.tensor([[*request.prompt_ids, *completion.ids]], device=model.device)
         logits = model(ids).logits[0, len(request.prompt_ids) - 1 : -1].float()
         own = logits.log_softmax(-1).gather(1, ids[0, len(request.prompt_ids) :, None])[:, 0]

@@ -92,7 +92,7 @@ def test_sleep_gives_memory_back_and_waking_needs_a_push(
         engine.sleep()
         asleep = small.used_bytes()
         with pytest.raises(RuntimeError, match="the engine sleeps"):
-            engine.generate([Request(small.PROMPTS[0], 4, 0)], small.PLAIN)
+            engine.generate_batch([Request(small.PROMPTS[0], 4, 0)], small.PLAIN)
         engine.wake("weights")
         push(model, engine)
         engine.wake("kv_cache")
@@ -175,10 +175,10 @@ def test_deterministic_mode_repeats_a_seed_in_any_batch_and_tells_seeds_apart(fo
     try:
         push(small.build(torch.device("cuda")), engine)
         prompt = small.PROMPTS[0]
-        alone = engine.generate([Request(prompt, 48, 7)], Sampling(1.0, ()))[0]
+        alone = engine.generate_batch([Request(prompt, 48, 7)], Sampling(1.0, ()))[0]
         crowd = [Request(prompt, 48, seed) for seed in range(24)]
         crowd += [Request(other, 48, 99) for other in small.PROMPTS]
-        together = engine.generate(crowd, Sampling(1.0, ()))
+        together = engine.generate_batch(crowd, Sampling(1.0, ()))
         assert together[7].ids == alone.ids
         assert len({tuple(c.ids) for c in together[:24]}) == 24
     finally:

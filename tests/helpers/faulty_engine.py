@@ -72,9 +72,9 @@ class FaultyHF(HFEngine):
 
     faults = Faults({})
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+    def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         kind = self.faults.call("generate")
-        completions = super().generate(requests, sampling)
+        completions = super().generate_batch(requests, sampling)
         if kind == "few":
             return completions[1:]
         # The last game of the wave gets the garbage, after the others have gone on.

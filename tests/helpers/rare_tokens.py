@@ -28,7 +28,7 @@ def rare_draws(
     """
     expected = variance = 0.0
     count = 0
-    completions = engine.generate(requests, Sampling(temperature, ()))
+    completions = engine.generate_batch(requests, Sampling(temperature, ()))
     for request, completion in zip(requests, completions, strict=True):
         ids_T = torch.tensor([*request.prompt_ids, *completion.ids], device=model.device)
         logits_TV = model(ids_T[None]).logits[0, len(request.prompt_ids) - 1 : -1].double()

@@ -35,7 +35,7 @@ class WaveEngine:
         finish = "stop" if len(said) == len(ids) else "length"
         return Completion(said, logprobs, finish, self.version)
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+    def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         self.waves.append(len(requests))
         return [self.answer(request) for request in requests]
 
@@ -45,7 +45,7 @@ class WaveEngine:
     def run_games(
         self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
-        waves = WaveScheduler(partial(self.generate, sampling=sampling), partners=partners)
+        waves = WaveScheduler(partial(self.generate_batch, sampling=sampling), partners=partners)
         return waves.run_games(games)
 
     def update_weights(
@@ -63,7 +63,7 @@ class WaveEngine:
 class StreamEngine(WaveEngine):
     """The same answers, each after a while that differs from game to game and turn to turn."""
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+    def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         raise AssertionError("a streaming engine never gets a wave")
 
     def run_games(

@@ -104,7 +104,7 @@ def test_every_source_of_ends_ends_a_move(
     model = load_model(str(tmp_path), device="cpu", dtype=torch.float32)
     for end in ends:
         _make_say(model, prompt, [*said, end, *said])
-        (answer,) = HFEngine(model).generate(
+        (answer,) = HFEngine(model).generate_batch(
             [Request(prompt, 60, seed=0)], Sampling(0.0, rendering.stop_ids)
         )
         assert answer.finish == "stop" and answer.ids == [*said, end]

@@ -90,7 +90,7 @@ def test_a_family_is_computed_as_transformers_computes_it(name: str, tmp_path: P
         )
     assert largest_difference(logprobs, eager_logprobs(folder, shared)) < BOUND
     requests = [Request(ids, 16, seed) for seed, ids in enumerate(TEXTS[:2])]
-    completions = HFEngine(whole_copy(folder)).generate(requests, Sampling(1.0, ()))
+    completions = HFEngine(whole_copy(folder)).generate_batch(requests, Sampling(1.0, ()))
     for ids, completion in zip(TEXTS, completions, strict=False):
         expected = eager_logprobs(folder, [[*ids, *completion.ids]])[len(ids) - 1 :]
         assert largest_difference(torch.tensor(completion.logprobs), expected) < BOUND
@@ -125,7 +125,7 @@ def test_the_small_copy_shows_unsupported_families(name: str) -> None:
 def test_the_engine_refuses_layers_that_ignore_the_bounds_of_texts(tmp_path: Path) -> None:
     model = whole_copy(random_folder("stablelm", tmp_path))
     with pytest.raises(ValueError, match="bounds of packed texts"):
-        HFEngine(model).generate([Request(TEXTS[0], 4, seed=0)], Sampling(1.0, ()))
+        HFEngine(model).generate_batch([Request(TEXTS[0], 4, seed=0)], Sampling(1.0, ()))
 
 
 def test_the_small_copy_shows_a_missing_cap(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def sharded(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def mismatches(engine: SGLangEngine, model: PreTrainedModel) -> list[float]:
-    completions = engine.generate([Request(PROMPT[:n], 10, 0) for n in (5, 40)], PLAIN)
+    completions = engine.generate_batch([Request(PROMPT[:n], 10, 0) for n in (5, 40)], PLAIN)
     return [
         tiny.worst_mismatch(model, PROMPT[:n], c) for n, c in zip((5, 40), completions, strict=True)
     ]

@@ -33,7 +33,7 @@ def test_logprobs_are_those_of_the_full_softmax_after_the_temperature(
 ) -> None:
     requests = [Request(PROMPT[:n], 12, n) for n in (1, 7, 40)]
     for request, completion in zip(
-        requests, engine.generate(requests, Sampling(temperature, ())), strict=True
+        requests, engine.generate_batch(requests, Sampling(temperature, ())), strict=True
     ):
         assert tiny.worst_mismatch(policy, list(request.prompt_ids), completion, temperature) < 1e-4
 
@@ -53,7 +53,7 @@ def test_scoring_gives_the_full_softmax_s_logprobs_and_returns_at_once(
 ) -> None:
     """For each token but the first, given those before it, with or without a prefix cache."""
     texts = [PROMPT, PROMPT[:2], PROMPT[5:25]]
-    engine.generate([Request(PROMPT, 4, 0)], PLAIN)
+    engine.generate_batch([Request(PROMPT, 4, 0)], PLAIN)
     answers = engine.begin_scoring(texts)
     assert len(engine._loop.managers[0].rid_to_state) == 3  # the engine has them; no call waits
     with torch.no_grad():
@@ -66,7 +66,7 @@ def test_scoring_gives_the_full_softmax_s_logprobs_and_returns_at_once(
 def test_greedy_takes_the_largest_and_scores_it_at_temperature_one(
     engine: SGLangEngine, policy: Any
 ) -> None:
-    [completion] = engine.generate([Request(PROMPT, 6, 0)], Sampling(0.0, ()))
+    [completion] = engine.generate_batch([Request(PROMPT, 6, 0)], Sampling(0.0, ()))
     with torch.no_grad():
         best = policy(torch.tensor([PROMPT])).logits[0, -1].argmax().item()
     assert completion.ids[0] == best
@@ -76,14 +76,14 @@ def test_greedy_takes_the_largest_and_scores_it_at_temperature_one(
 def test_a_completion_ends_with_its_stop_token_or_at_its_length(
     engine: SGLangEngine, policy: Any
 ) -> None:
-    [full] = engine.generate([Request(PROMPT, 8, 0)], Sampling(0.0, ()))
+    [full] = engine.generate_batch([Request(PROMPT, 8, 0)], Sampling(0.0, ()))
     stop = next(i for i in full.ids if i != full.ids[0]) if len(set(full.ids)) > 1 else full.ids[0]
-    [cut] = engine.generate([Request(PROMPT, 8, 0)], Sampling(0.0, (stop,)))
+    [cut] = engine.generate_batch([Request(PROMPT, 8, 0)], Sampling(0.0, (stop,)))
     assert (full.finish, len(full.ids), len(full.logprobs)) == ("length", 8, 8)
     assert cut.finish == "stop"
     assert cut.ids == full.ids[: full.ids.index(stop) + 1]
     assert len(cut.logprobs) == len(cut.ids)
-    [exact] = engine.generate([Request(PROMPT, len(cut.ids), 0)], Sampling(0.0, (stop,)))
+    [exact] = engine.generate_batch([Request(PROMPT, len(cut.ids), 0)], Sampling(0.0, (stop,)))
     assert (exact.ids, exact.finish) == (cut.ids, "stop"), "the stop token is the last that fits"
 
 
@@ -135,7 +135,7 @@ def test_a_failing_game_ends_the_others_and_leaves_the_engine_idle(
     with pytest.raises(KeyError, match="game 7"):
         engine.run_games([long, fails, long], Sampling(1.0, ()))
     assert not engine._loop.managers[0].rid_to_state
-    assert engine.generate([Request(PROMPT, 2, 0)], PLAIN)[0].ids
+    assert engine.generate_batch([Request(PROMPT, 2, 0)], PLAIN)[0].ids
 
 
 def test_a_request_that_is_given_up_ends_no_other(engine: SGLangEngine, policy: Any) -> None:
@@ -156,16 +156,16 @@ def test_a_request_that_does_not_fit_is_refused_and_the_engine_stays_usable(
     engine: SGLangEngine, policy: Any
 ) -> None:
     with pytest.raises(ValueError, match="context of 512 tokens, got 40 \\+ 480"):
-        engine.generate([Request(PROMPT, 480, 0)], PLAIN)
-    assert engine.generate([Request(PROMPT, 2, 0)], PLAIN)[0].ids
+        engine.generate_batch([Request(PROMPT, 480, 0)], PLAIN)
+    assert engine.generate_batch([Request(PROMPT, 2, 0)], PLAIN)[0].ids
 
 
 def test_a_push_changes_the_weights_that_generate(engine: SGLangEngine, policy: Any) -> None:
     other = tiny.moved(policy, seed=1)
     version = engine.version
-    [stale] = engine.generate([Request(PROMPT, 12, 0)], PLAIN)
+    [stale] = engine.generate_batch([Request(PROMPT, 12, 0)], PLAIN)
     sync.push(other, engine, version=version + 5, dtype=torch.float32, bucket_bytes=40_000)
-    [fresh] = engine.generate([Request(PROMPT, 12, 0)], PLAIN)
+    [fresh] = engine.generate_batch([Request(PROMPT, 12, 0)], PLAIN)
     assert (stale.version, fresh.version) == (version, version + 5)
     assert tiny.worst_mismatch(other, PROMPT, stale) > 0.1
     assert tiny.worst_mismatch(other, PROMPT, fresh) < 1e-4
@@ -181,7 +181,7 @@ def test_a_push_merges_adapters(engine: SGLangEngine, policy: Any) -> None:
             if "lora_B" in name:  # 0 at first
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
     sync.push(adapted, engine, version=engine.version + 1, dtype=torch.float32)
-    [completion] = engine.generate([Request(PROMPT, 12, 0)], PLAIN)
+    [completion] = engine.generate_batch([Request(PROMPT, 12, 0)], PLAIN)
     assert tiny.worst_mismatch(adapted, PROMPT, completion) < 1e-4
     assert tiny.worst_mismatch(policy, PROMPT, completion) > 0.1
 
@@ -197,7 +197,7 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
     config = load_config(None, ["engine.kind=sglang", f"model.path={folder}", "model.scratch=null"])
     learner = make_learner(config, pathlib.Path(folder), init_world(device="cpu"))
     prompts = [[*range(10 + n, 50 + n)] for n in range(36)]
-    answers = engine.generate([Request(prompt, 12, 0) for prompt in prompts], PLAIN)
+    answers = engine.generate_batch([Request(prompt, 12, 0) for prompt in prompts], PLAIN)
     turns = [
         ([*prompt, *completion.ids], [0] * len(prompt) + [1] * len(completion.ids))
         for prompt, completion in zip(prompts, answers, strict=True)
@@ -240,12 +240,12 @@ def test_requests_are_refused_until_a_push_is_complete(engine: SGLangEngine, pol
         engine.begin_bucket([payload], names=names, version=engine.version + 1)()
         if not is_last:
             with pytest.raises(RuntimeError, match="holds no valid weights"):
-                engine.generate([Request(PROMPT, 2, 0)], PLAIN)
-    assert engine.generate([Request(PROMPT, 2, 0)], PLAIN)[0].ids
+                engine.generate_batch([Request(PROMPT, 2, 0)], PLAIN)
+    assert engine.generate_batch([Request(PROMPT, 2, 0)], PLAIN)[0].ids
 
 
 def test_on_a_cpu_sleep_and_wake_do_nothing(engine: SGLangEngine, policy: Any) -> None:
     engine.sleep()
     engine.wake("weights")
     engine.wake("kv_cache")
-    assert engine.generate([Request(PROMPT, 2, 0)], PLAIN)[0].ids
+    assert engine.generate_batch([Request(PROMPT, 2, 0)], PLAIN)[0].ids

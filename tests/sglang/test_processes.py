@@ -66,7 +66,9 @@ def test_a_group_s_games_share_a_process_its_cache_and_the_true_logprobs(
             return await _send(ids, *words, **named)
 
         sender.send = noted  # type: ignore[method-assign]
-    engine.generate([Request(prompt, 1, 0) for prompt in PROMPTS], PLAIN)  # the prompts are cached
+    engine.generate_batch(
+        [Request(prompt, 1, 0) for prompt in PROMPTS], PLAIN
+    )  # the prompts are cached
     for of_process in by_process:
         of_process.clear()
     before = engine.counters.num_cached_tokens
@@ -86,8 +88,8 @@ def test_a_group_s_games_share_a_process_its_cache_and_the_true_logprobs(
 
 
 def test_the_processes_sample_from_streams_of_their_own(engine: SGLangEngine, policy: Any) -> None:
-    answers = engine.generate([Request(prompt, 20, 0) for prompt in PROMPTS[:2]], PLAIN)
-    again = engine.generate([Request(PROMPTS[0], 20, 0)] * 2, PLAIN)
+    answers = engine.generate_batch([Request(prompt, 20, 0) for prompt in PROMPTS[:2]], PLAIN)
+    again = engine.generate_batch([Request(PROMPTS[0], 20, 0)] * 2, PLAIN)
     assert answers[0].ids != answers[1].ids and again[0].ids != again[1].ids
 
 
@@ -129,7 +131,7 @@ def test_equal_weights_differ_nowhere_and_comparing_writes_nothing(
         assert compared == sync.Compared(2 * (num + 19 * 64), 0)
     assert wrong_elements(tiny.moved(policy, seed=1), engine) > 0.9 * 2 * num
     assert wrong_elements(policy, engine) == 0
-    [answer] = engine.generate([Request(PROMPTS[0], 8, 0)], PLAIN)
+    [answer] = engine.generate_batch([Request(PROMPTS[0], 8, 0)], PLAIN)
     assert answer.version == engine.version
 
 

@@ -35,7 +35,7 @@ def refused(engine: SGLangEngine) -> dict[str, object]:
     """Send requests and expect a RuntimeError; its text and the seconds until it came."""
     began_s = time.perf_counter()
     try:
-        engine.generate([REQUEST] * 3, SAMPLING)
+        engine.generate_batch([REQUEST] * 3, SAMPLING)
     except RuntimeError as error:
         return {"error": str(error), "after_s": time.perf_counter() - began_s}
     return {"error": "none", "after_s": time.perf_counter() - began_s}
@@ -108,7 +108,7 @@ def broken(folder: str) -> None:
 
 def plain(folder: str) -> None:
     engine = tiny.start(folder)
-    engine.generate([REQUEST], SAMPLING)
+    engine.generate_batch([REQUEST], SAMPLING)
     train(engine)
 
 

@@ -63,9 +63,9 @@ class Restartable:
 class Wave(Restartable, WaveEngine):
     """Fails in a wave."""
 
-    def generate(self, requests: Any, sampling: Sampling) -> list[Completion]:
+    def generate_batch(self, requests: Any, sampling: Sampling) -> list[Completion]:
         kind = self.faults.call("generate")
-        completions = super().generate(requests, sampling)
+        completions = super().generate_batch(requests, sampling)
         return completions[1:] if kind == "few" else [spoilt(kind, c) for c in completions]
 
 
@@ -155,7 +155,7 @@ def test_an_engine_that_does_not_come_back_is_lost_after_three_failures(
     engine.faults = Faults({("generate", 1): "dies"} | {(method, n): "dies" for n in range(1, 9)})
     engine.update_weights = lambda *_: engine.faults.call("push")  # type: ignore[method-assign]
     with pytest.raises(EngineLost, match=f"failed {MAX_FAILURES} times in a row"):
-        supervisor.retry(lambda: engine.generate([], SAMPLING))
+        supervisor.retry(lambda: engine.generate_batch([], SAMPLING))
     assert engine.faults.num_restarts <= MAX_FAILURES
     assert capsys.readouterr().err.count("engine failure") == 1 + MAX_FAILURES
 

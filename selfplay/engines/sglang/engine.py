@@ -178,7 +178,7 @@ class SGLangEngine:
 
     # Generation
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+    def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Answer all requests, in order. Raises like `run_games`."""
 
         def game(request: Request) -> GameCoroutine:
