@@ -28,15 +28,15 @@ def test_both_programs_refuse_a_template_in_one_line(
     family, remedy = REFUSED["gemma 4 thinking"]
     model = folder_with(family, tmp_path / "model")
     (tmp_path / "tiny.yaml").write_text(TINY)
-    settings = ["warm_start.num_games=0", "model.chat_template.enable_thinking=true"]
-    own = [f"model.path={model}", "model.scratch=null"]
+    thinking = "model.chat_template.enable_thinking=true"
+    own = [f"model.path={model}", "model.scratch=null", "warm_start.num_games=0"]
     programs = {
         "train.py": lambda: train.main(
-            ["--config", str(tmp_path / "tiny.yaml"), f"out={tmp_path / 'run'}", *own, *settings]
+            ["--config", str(tmp_path / "tiny.yaml"), f"out={tmp_path / 'run'}", *own, thinking]
         ),
         "eval.py": lambda: evaluation.main(
             [
-                *("--checkpoint", str(model), "--config", str(tmp_path / "tiny.yaml"), *settings),
+                *("--checkpoint", str(model), "--config", str(tmp_path / "tiny.yaml"), thinking),
                 *("--games", "generated", "--num", "2"),
             ]
         ),

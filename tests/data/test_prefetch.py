@@ -46,12 +46,12 @@ def test_a_worker_that_fails_or_is_killed_stops_the_run() -> None:
     prefetcher = Prefetcher(config.game, seed=config.seed, processes=2)
     with pytest.raises(ValueError, match="seed and index must be at least 0"):
         prefetcher.draw([("train", -1)], [])
-    prefetcher.draw([("train", 0)], [])
+    prefetcher.draw([("train", n) for n in range(4)], [])  # all workers have started
     for process in psutil.Process().children():
         if "spawn_main" in " ".join(process.cmdline()):
             process.kill()
     with pytest.raises(RuntimeError, match=r"data\.processes was killed"):
-        prefetcher.draw([("train", n) for n in range(4)], [])
+        prefetcher.draw([("train", n) for n in range(4, 8)], [])
     prefetcher.close()
 
 

@@ -286,7 +286,7 @@ def test_several_runs_in_one_page(
 
 
 def test_a_finished_run_has_its_page(tmp_path: Path) -> None:
-    folder = run_warm(tmp_path / "run", *RUNS["branches"], "steps=1", page=True)
+    folder = run_warm(tmp_path / "run", *RUNS["branches"], page=True)
     data = data_of((folder / "report.html").read_text())
     turns = [turn for game in data["games"] for turn in game["turns"]]
     branches = [turn["branch"] for turn in turns if "branch" in turn]
