@@ -119,13 +119,14 @@ def test_a_folder_is_locked_until_the_file_is_closed(tmp_path: Path) -> None:
 )
 def test_a_second_trainer_is_refused_until_the_first_is_killed(tmp_path: Path, ranks: int) -> None:
     folder = tmp_path / "run"
-    words = ["--config", str(write_tiny(folder)), f"out={folder}", "steps=0"]
+    words = ["--config", str(write_tiny(folder)), f"out={folder}"]
     words += ["warm_start.num_games=0", "eval.final_games=4"]
     first = processes.start(ROOT / "train.py", *words, "steps=100000")
     processes.read_until(first, "1/100000")
     first.send_signal(signal.SIGSTOP)  # stopped, it uses no cores and keeps the lock
     files = sorted(path for path in folder.rglob("*") if path.is_file())
 
+    words += ["steps=0"]
     second = processes.start(ROOT / "train.py", *words, torchrun=ranks)
     output = second.communicate(timeout=processes.HANG_S)[0]
     refusals = [line for line in output.splitlines() if "train.py: out" in line]

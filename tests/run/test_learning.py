@@ -20,8 +20,7 @@ pytestmark = pytest.mark.slow
 STANDARD_ERRORS = 2.0  # with five seeds, chance alone gives this once in 17 tests
 # After one pass over random players' games a model still often breaks the rules.
 SETTINGS = (
-    *("steps=40", "save_every=40", "reward.error_penalty=0.05", "algorithm.advantage_eps=0.05"),
-    "optim.final_share=0.1",
+    *("reward.error_penalty=0.05", "algorithm.advantage_eps=0.05", "optim.final_share=0.1"),
 )
 UNSURE = ("warm_start.teachers=[random]", "warm_start.epochs=1")
 GROUPS = ("rollout.instances=12", "rollout.group_size=8")
@@ -45,17 +44,14 @@ def in_standard_errors(values: Sequence[float]) -> float:
     return ratio
 
 
-def trained(folder: Path, *settings: str, num_seeds: int = 5) -> list[Path]:
-    return [
-        run_warm(folder / f"run{seed}", f"seed={seed}", *SETTINGS, *settings)
-        for seed in range(num_seeds)
-    ]
+def trained(folder: Path, *settings: str, num_seeds: int = 5, steps: int = 40) -> list[Path]:
+    settings = (*SETTINGS, f"steps={steps}", f"save_every={steps}", *settings)
+    return [run_warm(folder / f"run{seed}", f"seed={seed}", *settings) for seed in range(num_seeds)]
 
 
 def test_reward_rises(tmp_path: Path) -> None:
     """In 24 steps score +0.114, 4.8 standard errors above zero; errors a game -0.188, 5.8 below."""
-    short = ("steps=24", "save_every=24")
-    runs = trained(tmp_path, *UNSURE, *GROUPS, "optim.lr=3.0e-3", *short)
+    runs = trained(tmp_path, *UNSURE, *GROUPS, "optim.lr=3.0e-3", steps=24)
     assert in_standard_errors(rises(runs, "score")) > STANDARD_ERRORS
     assert in_standard_errors(rises(runs, "errors")) < -STANDARD_ERRORS
 

@@ -89,7 +89,10 @@ def test_what_a_killed_run_left_is_deleted(tmp_path: Path) -> None:
     (run / "held_out_after.json.new").touch()
     oldest = checkpoints(run)[0]
     for step in (1, 2):
-        shutil.copytree(oldest, oldest.with_name(f"step_00000{step}"), dirs_exist_ok=True)
+        copied = oldest.with_name(f"step_00000{step}")
+        shutil.copytree(oldest, copied, dirs_exist_ok=True)
+        record = json.loads((copied / "progress.json").read_text())
+        (copied / "progress.json").write_text(json.dumps({**record, "step": step}))
     assert run_tiny(run, "save_every=1") == 0
     assert [path.name for path in checkpoints(run)] == ["step_000003", "step_000004"]
     left = [
