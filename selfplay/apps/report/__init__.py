@@ -6,18 +6,21 @@ kit.
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[3]  # the folder that holds the package
 
 
-def refresh_report(folder: Path, *, rank: int) -> None:
-    """Write `report.html` into a run's folder; only rank 0 does.
+def refresh_report(folder: Path, *, rank: int, min_age_s: float = 0.0) -> None:
+    """Write `report.html` into a run's folder, unless it is younger than `min_age_s`; only rank 0
+    does.
 
     A process of its own draws the page, as that needs more memory the longer the run is. A page
     that cannot be written is one line on stderr and never ends the run.
     """
-    if rank:
+    page = folder / "report.html"
+    if rank or (page.exists() and time.time() - page.stat().st_mtime < min_age_s):
         return
     command = [sys.executable, "-m", "selfplay.apps.report", str(folder.absolute())]
     drawn = subprocess.run(

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import os
 import random
 import re
 from html.parser import HTMLParser
@@ -270,6 +271,16 @@ def test_a_page_that_cannot_be_written_is_one_line(
         and "report.html" in said
         and not any((folder / "report.html").iterdir())
     )
+
+
+def test_a_young_page_is_not_drawn_again(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_games=2)
+    (folder / "report.html").write_text("young")
+    refresh_report(folder, rank=0, min_age_s=600.0)
+    assert (folder / "report.html").read_text() == "young"
+    os.utime(folder / "report.html", (0, 0))
+    refresh_report(folder, rank=0, min_age_s=600.0)
+    assert "<html" in (folder / "report.html").read_text()
 
 
 def test_several_runs_in_one_page(
