@@ -2,6 +2,7 @@
 three times in a row ends the run after a save."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -261,18 +262,27 @@ def test_what_is_offloaded_is_onloaded_before_a_save_that_ends_the_run(
 
 
 def test_weights_that_were_not_all_compared_end_the_run(
-    rendering: Rendering, monkeypatch: pytest.MonkeyPatch
+    rendering: Rendering, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A model's loader may write weights in a way that the comparison does not see. No difference
-    among too few elements is no proof."""
-    engine = Wave(rendering, {})
+    among too few elements is no proof. The engine is completely awake then, so it can be put to
+    sleep for a save."""
+    woken: list[str] = []
+
+    class Watched(Wave):
+        def wake(self, what: str) -> None:
+            woken.append(what)
+
+    engine = Watched(rendering, {})
     engine.faults = Faults({})
     supervisor = supervised(engine)
     few = Compared(63, 0)
     monkeypatch.setattr("selfplay.weight_sync.supervisor.compare", lambda *_, **__: few)
     for push in (supervisor.push_weights, supervisor.push_again):
-        with pytest.raises(EngineDisagrees, match=r"compared 63 of \d+ elements"):
+        with pytest.raises(EngineDisagrees, match="were not compared"):
             push(4)
+        assert re.search(r"compared 63 of \d+ elements", capsys.readouterr().err)
+        assert woken[-2:] == ["weights", "kv_cache"]
 
 
 # --- eval.py -------------------------------------------------------------------------------------
