@@ -107,8 +107,10 @@ def final_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:
     elif config.kind == "regret" and not outcome.agreed:
         reward = UNACCEPTED * outcome.proposal_norm
     num_tokens = sum(turn.num_tokens for turn in episode.turns if turn.seat == seat)
-    num_words = sum(len(text.split()) for text in episode.messages([seat]))
-    return reward - min(1.0, config.token_cost * num_tokens + config.message_cost * num_words)
+    cost = config.token_cost * num_tokens
+    if config.message_cost:
+        cost += config.message_cost * sum(len(m.split()) for m in episode.messages([seat]))
+    return reward - min(1.0, cost)
 
 
 def move_rewards(episode: Episode, seat: int, *, config: RewardConfig) -> dict[int, float]:

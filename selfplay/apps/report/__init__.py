@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+REPORT = "report.html"  # the page of a run, in its folder
 _ROOT = Path(__file__).resolve().parents[3]  # the folder that holds the package
 
 
@@ -19,7 +20,7 @@ def refresh_report(folder: Path, *, rank: int, min_age_s: float = 0.0) -> None:
     A process of its own draws the page, as that needs more memory the longer the run is. A page
     that cannot be written is one line on stderr and never ends the run.
     """
-    page = folder / "report.html"
+    page = folder / REPORT
     if rank or (page.exists() and time.time() - page.stat().st_mtime < min_age_s):
         return
     command = [sys.executable, "-m", "selfplay.apps.report", str(folder.absolute())]

@@ -19,7 +19,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from selfplay.apps.report.page import REPORT, write_report
+from selfplay.apps.report import REPORT
+from selfplay.apps.report.page import write_report
 from selfplay.apps.report.run_files import read_run
 
 

@@ -22,7 +22,8 @@ TRAINING = "training"
 SHOWN_ROWS = ("sampled", "policy")  # rows of an evaluation whose games are shown, by their start
 _KEPT = ("episode", "step", "score_norm", "agreed", "ended", "facts", "rewards", "seat_scores")
 
-_UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+# What a record of another version, or a damaged one, raises where it is read.
+UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 class Texts:
@@ -55,7 +56,7 @@ def viewer_data(runs: Sequence[RunFiles]) -> dict[str, Any]:
         num_texts = len(texts.all)
         try:
             game = drawn_game(record, source, number, texts, kit=runs[number].kit)
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             name = on_one_line(str(record.get("instance")))
             runs[number].problems.append(f"{source} game {name:.80}: {error!r}")
             texts.keep(num_texts)
@@ -100,7 +101,7 @@ def drawn_game(
     board: dict[str, Any] = {}
     extras: list[dict[str, Any]] = [{} for _ in record["turns"]]
     if kit is not None:
-        with suppress(*_UNREADABLE):  # of another version
+        with suppress(*UNREADABLE):  # of another version
             board, extras = kit.picture(state, record["turns"])
     told_apart = len(set(roles)) > 1 and len(roles) == len(record["seats"])
     called = seat_names(roles) if told_apart else [None] * len(record["seats"])

@@ -25,12 +25,11 @@ from selfplay.apps.report.charts import (
     line_chart,
     smoothed,
 )
-from selfplay.apps.report.games import safe_json, viewer_data
+from selfplay.apps.report.games import UNREADABLE, safe_json, viewer_data
 from selfplay.apps.report.run_files import STAGES, Row, RunFiles, told_apart
 from selfplay.atomic import write_atomically
 from selfplay.metrics.tables import columns_of, paired_change, show_change, show_interval, talk_text
 
-REPORT = "report.html"
 _HERE = Path(__file__).parent
 _POLICY_ROWS = ("sampled", "greedy", "policy")  # how the rows of a policy begin
 # The curves of one run: title, the metrics with their names, and a note.
@@ -351,7 +350,7 @@ def crossplay_tables(run: RunFiles) -> Iterator[dict[str, Any]]:
     for folder, page in run.crossplay.items():
         try:
             yield crossplay_table(page)
-        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        except UNREADABLE as error:
             run.problems.append(f"{folder}/evaluation.json: {error!r}")
 
 
