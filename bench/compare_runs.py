@@ -27,7 +27,7 @@ from selfplay.config import Config, load_config
 from selfplay.config.text import difference
 from selfplay.errors import SettingsError
 from selfplay.metrics.console import clock
-from selfplay.metrics.tables import game_text, show_change, show_interval
+from selfplay.metrics.tables import game_text, show_interval, talk_cell
 
 # Metric, name of its figure, title.
 CURVES = (
@@ -150,7 +150,7 @@ def results_table(runs: Sequence[Run]) -> str:
             "yes" if after["interval"][1] > before["interval"][2] else "no",
             f"{greedy['interval'][0]:.3f}",
             f"{greedy['measures']['agreement']:.3f}",
-            *([f"{_talk(before)} → {_talk(after)}"] if talk else []),
+            *([" → ".join(talk_cell(at.get("talk")) for at in (before, after))] if talk else []),
             *arrows,
             clock(sum(step.get("step_s", 0.0) for step in run.steps)),
         ]
@@ -256,10 +256,6 @@ def games_to_read(run: Run, num: int) -> str:
 
 def row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _talk(row: dict[str, Any]) -> str:
-    return show_change(row["talk"]["effect"]) if row.get("talk") else "-"
 
 
 def _mean(row: dict[str, Any], measure: str) -> str:

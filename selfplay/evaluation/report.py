@@ -6,7 +6,7 @@ Means are per game; scores are fractions of the best possible value.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -20,7 +20,7 @@ from selfplay.metrics.tables import (
     columns_of,
     game_text,
     mean_interval,
-    show_change,
+    score_table,
     show_interval,
     table,
     talk_text,
@@ -63,23 +63,14 @@ def _columns(rows: Mapping[str, Evaluation]) -> list[tuple[str, str, str]]:
 
 def table_text(rows: Mapping[str, Evaluation]) -> str:
     """One line per pair for a terminal: score with its 95 % interval, then means per game."""
-    return table(*_measures({on_one_line(name): row for name, row in rows.items()}), style="plain")
+    return table(*_table(rows, on_one_line), style="plain")
 
 
-def _measures(rows: Mapping[str, Evaluation]) -> tuple[list[str], list[list[str]]]:
-    """The head and the cells of the table; a dash for what was not measured."""
-    shown, talk = _columns(rows), any(row.talk for row in rows.values())
-    cells = [
-        [
-            name,
-            show_interval(row.interval),
-            *([show_change(row.talk.effect) if row.talk else "-"] if talk else []),
-            *(f"{row.measures[m]:.3f}" if m in row.measures else "-" for m, _, _ in shown),
-        ]
-        for name, row in rows.items()
-    ]
-    head = ["", "score [95 %]", *(["talk effect [95 %]"] if talk else [])]
-    return head + [heading for _, heading, _ in shown], cells
+def _table(
+    rows: Mapping[str, Evaluation], shown: Callable[[str], str]
+) -> tuple[list[str], list[list[str]]]:
+    named = [(shown(name), row) for name, row in rows_json(rows).items()]
+    return score_table(named, [(measure, heading) for measure, heading, _ in _columns(rows)])
 
 
 def lost_together(report: Report) -> dict[tuple[str, str], tuple[float, float, float]]:
@@ -138,7 +129,7 @@ def markdown(report: Report, *, games: bool = True) -> str:
         f"# {escaped(report.title)}",
         "\n".join(f"- {n}: {escaped(str(v))}" for n, v in facts.items() if v != ""),
         matrix_text(report),
-        table(*_measures({escaped(name): row for name, row in report.rows.items()})),
+        table(*_table(report.rows, escaped)),
         "Score: mean share of the best possible value, 0 without an agreement, with a "
         f"95 % interval over games. Means per game: {legend}.",
     ]

@@ -118,6 +118,36 @@ def show_change(interval: tuple[float, float, float]) -> str:
     return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
+def talk_cell(talk: Mapping[str, Any] | None) -> str:
+    """A row's talk effect in a table; a dash where it was not measured."""
+    return show_change(talk["effect"]) if talk else "-"
+
+
+def measure_cells(measures: Mapping[str, float], names: Iterable[str]) -> list[str]:
+    """These measures in a table; a dash for what was not measured."""
+    return [f"{measures[name]:.3f}" if name in measures else "-" for name in names]
+
+
+def score_table(
+    rows: Sequence[tuple[str, Mapping[str, Any]]], columns: Sequence[tuple[str, str]]
+) -> tuple[list[str], list[list[str]]]:
+    """The head and the lines of a table of named evaluations, each with its `interval`, `talk` and
+    `measures`. `columns` are measures with their headings. The talk effect has a column if it was
+    measured in any row."""
+    talk = any(row.get("talk") for _, row in rows)
+    head = ["", "score [95 %]", *(["talk effect [95 %]"] if talk else [])]
+    lines = [
+        [
+            name,
+            show_interval(row["interval"]),
+            *([talk_cell(row.get("talk"))] if talk else []),
+            *measure_cells(row["measures"], (measure for measure, _ in columns)),
+        ]
+        for name, row in rows
+    ]
+    return [*head, *(heading for _, heading in columns)], lines
+
+
 def talk_text(talk: Mapping[str, Any]) -> str:
     """A row's `talk` in words: the talk effect and its games, then that of blank messages."""
     text = (

@@ -22,7 +22,7 @@ from selfplay.config.secrets import hidden, names_key
 from selfplay.errors import SettingsError
 
 _Append = argparse._AppendAction
-# Keys and sections that only train.py reads.
+# Keys and sections that only train.py reads. A key does not declare its readers: add new ones here.
 _OF_TRAINING = {
     *("out", "steps", "save_every", "keep_checkpoints", "log_games_every", "monitors", "track"),
     *("warm_start", "policy_pool", "reward", "algorithm", "critic", "optim"),

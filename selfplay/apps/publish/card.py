@@ -22,7 +22,7 @@ from selfplay.config.player_spec import SELF
 from selfplay.config.text import difference
 from selfplay.errors import SettingsError
 from selfplay.metrics.step_log import plain_json
-from selfplay.metrics.tables import COLUMNS, game_text, show_change, show_interval, table
+from selfplay.metrics.tables import COLUMNS, game_text, score_table, table
 from selfplay.model.hub import is_hub_name
 from selfplay.rollout.seating import chosen_seats
 
@@ -74,7 +74,6 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, Any]:
         for row in rows.values():
             if not len(row["scores"]):
                 raise ValueError("no scores")
-            _talk(row)
             for record in row["examples"].values():
                 _example(record)
     except _MALFORMED as error:
@@ -209,25 +208,11 @@ def _on_hub(path: str | None) -> bool:
 
 
 def _table(rows: Rows) -> str:
+    measured = {measure for row in rows.values() for measure in row["measures"]}
     headings = {measure: heading for measure, heading, _ in COLUMNS}
-    shown = [m for m in _SHOWN if any(m in row["measures"] for row in rows.values())]
-    talk = any(row.get("talk") for row in rows.values())
-    head = ["", "score [95 %]", *(["talk effect [95 %]"] if talk else [])]
-    head += [headings[measure] for measure in shown]
-    cells = [
-        [
-            escaped(without_paths(name)),
-            show_interval(tuple(row["interval"])),
-            *([_talk(row)] if talk else []),
-            *(f"{row['measures'][m]:.3f}" if m in row["measures"] else "-" for m in shown),
-        ]
-        for name, row in rows.items()
-    ]
-    return table(head, cells)
-
-
-def _talk(row: Mapping[str, Any]) -> str:
-    return show_change(row["talk"]["effect"]) if row.get("talk") else "-"
+    columns = [(measure, headings[measure]) for measure in _SHOWN if measure in measured]
+    named = [(escaped(without_paths(name)), row) for name, row in rows.items()]
+    return table(*score_table(named, columns))
 
 
 def _settings(config: Config) -> list[str]:

@@ -28,7 +28,15 @@ from selfplay.apps.report.charts import (
 from selfplay.apps.report.games import UNREADABLE, safe_json, viewer_data
 from selfplay.apps.report.run_files import STAGES, Row, RunFiles, told_apart
 from selfplay.atomic import write_atomically
-from selfplay.metrics.tables import columns_of, paired_change, show_change, show_interval, talk_text
+from selfplay.metrics.tables import (
+    columns_of,
+    measure_cells,
+    paired_change,
+    show_change,
+    show_interval,
+    talk_cell,
+    talk_text,
+)
 
 _HERE = Path(__file__).parent
 _POLICY_ROWS = ("sampled", "greedy", "policy")  # how the rows of a policy begin
@@ -279,13 +287,11 @@ def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
             "name": row.name,
             "policy": _is_policy(row),
             "score": show_interval(row.interval),
-            "talk": show_change(row.talk["effect"]) if row.talk else "–",
+            "talk": talk_cell(row.talk),
             "talk_text": talk_text(row.talk) if row.talk else "",
             "bar": f"left:{start:.1f}%;width:{max(end - start, 0.8):.1f}%",
             "dot": f"left:{mean:.1f}%",
-            "cells": [
-                f"{row.measures[m]:.3f}" if m in row.measures else "–" for m, _, _ in columns
-            ],
+            "cells": measure_cells(row.measures, (measure for measure, _, _ in columns)),
             "num": len(row.scores),
         }
 
