@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Any
 from dialop.forms import Form, tag_forms
 from dialop.game import Game, Prompt, Script
 from dialop.specs import choices, nearest, parse_spec
-from dialop.starts import PeoplesGame, RecordedGame
+from dialop.starts import PeoplesGame, RecordedGame, replay
 from dialop.turns import FunctionScript
 
 if TYPE_CHECKING:
@@ -201,9 +201,9 @@ class Kit:
         self._required("write")(path, instances)
 
     def replay(self, record: Mapping[str, Any], *, index: int) -> dict[str, Any]:
-        """One recorded game rescored, as plain values; `agrees` is False if anything differs from
-        the record."""
-        return dict(self._required("replay")(record, index=index))
+        """One recorded game scored again by the module's `rescore(record, *, key)`, as plain values
+        (`dialop.starts.replay`)."""
+        return replay(self._required("rescore"), record, index=index)
 
     def read_recorded(self, path: Path) -> Sequence[RecordedGame]:
         """The recorded games of a file that can be continued, in the order of `read`."""

@@ -149,6 +149,33 @@ def answer_of(entry: Any) -> Literal["accept", "reject"]:
     return "accept" if checked_bool(accepts, "response.accept") else "reject"
 
 
+@dataclass(frozen=True, slots=True)
+class Rescored:
+    """A recorded game scored again: its numbers by name, those that the record holds, and what else
+    differs, a line each."""
+
+    numbers: dict[str, float]
+    recorded: dict[str, Any]
+    differences: Sequence[str] = ()
+
+
+def replay(rescore: Callable[..., Rescored], record: Records, *, index: int) -> dict[str, Any]:
+    """The line of one recorded game: its `index`, its numbers, those `recorded`, the `differences`,
+    and `agrees` if there are none. "error" says why a game cannot be scored."""
+    try:
+        found = rescore(record, key=f"recorded/{index}")
+    except ValueError as error:
+        return {"index": index, "agrees": False, "error": str(error)}
+    differences = [
+        f"{name} is {found.numbers[name]}, the recording says {said}"
+        for name, said in found.recorded.items()
+        if not isinstance(said, int | float) or abs(said - found.numbers[name]) > 1e-9
+    ]
+    differences += found.differences
+    more = {"recorded": found.recorded, "differences": differences, "agrees": not differences}
+    return {"index": index, **found.numbers, **more}
+
+
 def recorded_messages(record: Records) -> list[str]:
     """The messages of a recorded game, in order and verbatim, also of a log whose proposals cannot
     be read. Raises ValueError for an invalid entry."""

@@ -31,7 +31,7 @@ _MOST_MOVES = 100  # of a demonstration
 make_script = scripted.make_scripted
 restore = MatchingGame.from_state
 read, write, digest = store.read_instances, store.write_instances, people.board_digest
-replay, read_recorded = recorded.replay, recorded.read_recorded
+rescore, read_recorded = recorded.rescore, recorded.read_recorded
 recorded_messages = starts.recorded_messages
 board, picture, forms, talk = pages.board, pages.picture, pages.forms, pages.talk
 

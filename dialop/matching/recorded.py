@@ -16,7 +16,7 @@ from typing import Any
 from dialop.matching.board import Action, MatchingInstance, referenced
 from dialop.matching.proposal import parse_proposal, render_proposal
 from dialop.matching.roster import REVIEWERS
-from dialop.starts import RecordedGame, answer_of, before_accept, message_of, read_log
+from dialop.starts import RecordedGame, Rescored, answer_of, before_accept, message_of, read_log
 from dialop.starts import read_recorded as read_games
 from dialop.values import check_fields, checked_int, checked_list, checked_string, field, parsed
 
@@ -157,29 +157,18 @@ def _move(entry: dict[str, Any], instance: MatchingInstance) -> Action:
     return Action(seat, "propose", text, pairs)
 
 
-def replay(record: dict[str, Any], *, index: int) -> dict[str, Any]:
-    """Score a record from the text of its accepted proposal and compare with the recorded score.
-
-    Returns a dict with the keys index, score, best, norm, recorded_score, recorded_best and agrees.
-    For a game that cannot be scored, score and norm are None, agrees is False, and "error" gives
-    the reason.
-    """
-    line: dict[str, Any] = {"index": index, "score": None, "best": None, "norm": None}
-    line["recorded_score"] = record.get("proposal_reward")
-    line["recorded_best"] = record.get("best_assignment_reward")
-    line["agrees"] = False
-    try:
-        instance = instance_from_record(record, key=f"recorded/{index}")
-        line["best"] = instance.best
-        moves = moves_from_record(record, instance)
-    except ValueError as error:
-        return {**line, "error": str(error)}
+def rescore(record: Mapping[str, Any], *, key: str) -> Rescored:
+    """Score a record from the text of its accepted proposal. Raises ValueError for a game that
+    cannot be scored."""
+    instance = instance_from_record(record, key=key)
+    moves = moves_from_record(record, instance)
     if not agreed(record):
-        return {**line, "error": "no accepted proposal at the end of the log"}
+        raise ValueError("no accepted proposal at the end of the log")
     pairs = next((move.pairs for move in reversed(moves) if move.pairs is not None), None)
     if pairs is None:
-        return {**line, "error": "an answer without a proposal"}
+        raise ValueError("an answer without a proposal")
     score = instance.value(pairs)
-    line.update(score=score, norm=instance.norm(score))
-    line["agrees"] = score == line["recorded_score"] and instance.best == line["recorded_best"]
-    return line
+    return Rescored(
+        {"score": score, "best": instance.best, "norm": instance.norm(score)},
+        {"score": record["proposal_reward"], "best": record["best_assignment_reward"]},
+    )

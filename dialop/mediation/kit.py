@@ -29,7 +29,7 @@ PLAYED_BY_PEOPLE = True
 generate_instance = generate.generate_instance
 make_script = scripted.make_scripted
 restore = MediationGame.from_state
-replay, read_recorded = recorded.replay, recorded.read_recorded
+rescore, read_recorded = recorded.rescore, recorded.read_recorded
 recorded_messages = starts.recorded_messages
 
 

@@ -6,7 +6,6 @@ A record is one JSON object of the published file: `player_data` (calendars, fli
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -27,7 +26,7 @@ from dialop.mediation.records import (
     User,
 )
 from dialop.mediation.score import pair_costs, referenced
-from dialop.starts import RecordedGame, answer_of, message_of, read_log
+from dialop.starts import RecordedGame, Rescored, answer_of, message_of, read_log
 from dialop.starts import read_recorded as read_games
 from dialop.values import checked_int, checked_list, field, parsed
 
@@ -86,46 +85,26 @@ def accepted_pair(moves: Sequence[Act]) -> Pair | None:
     return None
 
 
-def replay(record: dict[str, Any], *, index: int) -> dict[str, Any]:
-    """Score a record and compare all its numbers.
-
-    The returned dict has index; score, best, worst and norm; recorded_score,
-    recorded_best, recorded_worst and recorded_norm (None if the file lacks them); proposals, the
-    number of proposals; differences, a line for each number that differs and why; and agrees, True
-    if there are no differences. "error" gives the reason if a game cannot be scored.
-    """
-    line: dict[str, Any] = {"index": index}
-    line.update(dict.fromkeys(("score", "best", "worst", "norm")))
-    result = record.get("result")
-    result = result if isinstance(result, Mapping) else {}
-    scores = record.get("scores")
-    line["recorded_score"] = scores.get("reward") if isinstance(scores, Mapping) else None
-    line.update({f"recorded_{name}": result.get(name) for name in ("best", "worst", "norm")})
-    line.update(proposals=0, differences=[], agrees=False)
-    try:
-        instance = instance_from_record(record, key=f"recorded/{index}")
-        line.update(best=instance.best, worst=instance.worst)
-        moves = moves_from_record(record, instance)
-        pair = accepted_pair(moves)
-        if pair is None:
-            raise ValueError("no proposal that both users accepted at the end of the log")
-        if line["recorded_score"] is None:
-            raise ValueError("a recorded game needs scores.reward")
-        line["differences"] = _differences(record, instance, moves)
-    except ValueError as error:
-        return {**line, "error": str(error)}
+def rescore(record: Mapping[str, Any], *, key: str) -> Rescored:
+    """Score a record, and compare the terms of each proposal. Raises ValueError for a game that
+    cannot be scored."""
+    instance = instance_from_record(record, key=key)
+    moves = moves_from_record(record, instance)
+    pair = accepted_pair(moves)
+    if pair is None:
+        raise ValueError("no proposal that both users accepted at the end of the log")
     score = sum(costs.total for costs in pair_costs(instance, pair))
-    line.update(score=score, norm=instance.norm(score))
-    line["proposals"] = sum(act.flights is not None for act in moves)
-    for name in ("score", "best", "worst"):
-        recorded = line[f"recorded_{name}"]
-        if recorded is not None and recorded != line[name]:
-            line["differences"].append(f"{name} is {line[name]}, the recording says {recorded}")
-    norm = line["recorded_norm"]
-    if norm is not None and not math.isclose(norm, line["norm"], abs_tol=1e-9):
-        line["differences"].append(f"norm is {line['norm']}, the recording says {norm}")
-    line["agrees"] = not line["differences"]
-    return line
+    numbers = {
+        "score": score,
+        "best": instance.best,
+        "worst": instance.worst,
+        "norm": instance.norm(score),
+    }
+    said = {"score": field(field(record, "scores", "a recorded game"), "reward", "scores")}
+    result = record.get("result")
+    if isinstance(result, Mapping):
+        said |= {name: result[name] for name in ("best", "worst", "norm") if name in result}
+    return Rescored(numbers, said, _differences(record, instance, moves))
 
 
 def minute_of(text: Any, name: str) -> int:

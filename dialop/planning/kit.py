@@ -35,7 +35,7 @@ PLAYED_BY_PEOPLE = True
 generate_instance = generate.generate_instance
 make_script = scripted.make_scripted
 restore = PlanningGame.from_state
-replay, read_recorded = recorded.replay, recorded.read_recorded
+rescore, read_recorded = recorded.rescore, recorded.read_recorded
 recorded_messages, recorded_tally = starts.recorded_messages, recorded.recorded_tally
 
 

@@ -16,15 +16,22 @@ from dialop.planning.board import (
     AGENT,
     USER,
     Action,
-    Plan,
     PlanningInstance,
     Site,
     check_city,
 )
 from dialop.planning.preferences import Kind, Preference
 from dialop.planning.proposal import render_plan
-from dialop.planning.score import referenced, score_range, sheet_of
-from dialop.starts import RecordedGame, answer_of, before_accept, message_of, read_log, tally
+from dialop.planning.score import referenced, sheet_of
+from dialop.starts import (
+    RecordedGame,
+    Rescored,
+    answer_of,
+    before_accept,
+    message_of,
+    read_log,
+    tally,
+)
 from dialop.starts import read_recorded as read_games
 from dialop.values import check_fields, checked_int, checked_list, checked_string, field, parsed
 
@@ -90,98 +97,31 @@ def recorded_tally(record: Mapping[str, Any], instance: PlanningInstance) -> dic
     return tally(score, said, accepted=accepted, proposals=len(plans), turns=len(moves))
 
 
-def replay(record: dict[str, Any], *, index: int) -> dict[str, Any]:
-    """Score a record's accepted plan under the rules of the recording and under this game's.
-
-    Returns a dict with index, recorded, as_recorded, ours (each score, best, worst and norm),
-    proposals and proposals_agreeing (recorded totals of all proposals, under the recording's
-    rules), agrees, and notes: one sentence for each reason why values differ. `agrees` says that
-    as_recorded equals recorded. For a game that cannot be scored, "error" says why.
-    """
-    line: dict[str, Any] = {"index": index, "agrees": False}
-    try:
-        instance = instance_from_record(record, key=f"recorded/{index}")
-        moves = moves_from_record(record, instance)
-        if not moves or moves[-1].kind != "accept":
-            raise ValueError("no accepted proposal at the end of the log")
-        plans = [move.plan for move in moves if move.plan is not None]
-        if not plans or None in plans[-1]:
-            raise ValueError("the accepted proposal is not a full plan")
-        line["recorded"] = {
-            name: record["result"][name] for name in ("score", "best", "worst", "norm")
-        }
-        totals = [
-            entry["scores"]["total"]
-            for entry in record["action_log"]
-            if entry["type"] == "proposal"
-        ]
-    except (ValueError, LookupError, TypeError) as error:
-        problem = error if isinstance(error, ValueError) else f"no valid field {error}"
-        return {**line, "error": str(problem)}
+def rescore(record: Mapping[str, Any], *, key: str) -> Rescored:
+    """Score a record's accepted plan under the rules of the recording; `norm_here` is its
+    normalized total under this game's. Raises ValueError for a game that cannot be scored."""
+    instance = instance_from_record(record, key=key)
+    moves = moves_from_record(record, instance)
+    if not moves or moves[-1].kind != "accept":
+        raise ValueError("no accepted proposal at the end of the log")
+    plans = [move.plan for move in moves if move.plan is not None]
+    if not plans or None in plans[-1]:
+        raise ValueError("the accepted proposal is not a full plan")
     theirs = _preferences(record, as_recorded=True)
-    sites, plan = instance.sites, plans[-1]
-    line["as_recorded"] = _result(sites, theirs, plan)
-    line["ours"] = _result(sites, instance.preferences, plan)
-    rescored = [sheet_of(sites, theirs, p).total for p in plans]
-    line["proposals"] = len(plans)
-    line["proposals_agreeing"] = sum(a == b for a, b in zip(totals, rescored, strict=True))
-    line["agrees"] = _same(line["recorded"], line["as_recorded"])
-    line["notes"] = _notes(line, sites, theirs, instance.preferences, plan)
-    return line
-
-
-def _result(sites: Sequence[Site], preferences: Sequence[Preference], plan: Plan) -> dict[str, Any]:
-    limits = score_range(sites, preferences, slots=SLOTS)
-    score = sheet_of(sites, preferences, plan).total
-    span = limits.best - limits.worst
-    return {
+    as_recorded = referenced(key, instance.sites, theirs, slots=SLOTS)
+    score = sheet_of(instance.sites, theirs, plans[-1]).total
+    here = sheet_of(instance.sites, instance.preferences, plans[-1]).total
+    numbers = {
         "score": score,
-        "best": limits.best,
-        "worst": limits.worst,
-        "norm": (score - limits.worst) / span if span else 1.0,
+        "best": as_recorded.best,
+        "worst": as_recorded.worst,
+        "norm": as_recorded.norm(score),
     }
-
-
-def _same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    return all(abs(first[name] - second[name]) < 1e-9 for name in first)
-
-
-def _notes(
-    line: Mapping[str, Any],
-    sites: Sequence[Site],
-    theirs: Sequence[Preference],
-    ours: Sequence[Preference],
-    plan: Plan,
-) -> list[str]:
-    notes = []
-    recorded, as_recorded = line["recorded"], line["as_recorded"]
-    for name in ("score", "best", "worst"):
-        if recorded[name] != as_recorded[name]:
-            why = "unexplained"
-            lenient = [replace(p, penalised=p.penalised and p.kind != "category") for p in theirs]
-            if name == "score" and sheet_of(sites, lenient, plan).total == recorded[name]:
-                why = "recorded before an unmet category cost points"
-            notes.append(f"recorded {name} {recorded[name]}, rescored {as_recorded[name]}: {why}")
-    revived = [new.name for old, new in zip(theirs, ours, strict=True) if old.name != new.name]
-    if revived:
-        changes = [
-            f"{name} {as_recorded[name]} to {line['ours'][name]}"
-            for name in ("score", "best", "worst")
-            if as_recorded[name] != line["ours"][name]
-        ]
-        notes.append(
-            f"{' and '.join(revived)} never scored in the recording: "
-            f"{', '.join(changes) or 'no value changes'}"
-        )
-    elif not _same(as_recorded, line["ours"]):
-        notes.append("our values differ: unexplained")
-    repeats = score_range(sites, theirs, slots=SLOTS, repeats=True).best
-    if repeats > as_recorded["best"]:
-        notes.append(
-            f"a plan with a repeated site would have {repeats}, above the best "
-            f"{as_recorded['best']}; it is refused"
-        )
-    return notes
+    said = field(record, "result", "a recorded game")
+    return Rescored(
+        {**numbers, "norm_here": instance.norm(here)},
+        {name: field(said, name, "result") for name in numbers},
+    )
 
 
 def _sites(record: Mapping[str, Any]) -> tuple[Site, ...]:

@@ -79,16 +79,10 @@ class Range:
     mean: float
 
 
-def score_range(
-    sites: Sequence[Site],
-    preferences: Sequence[Preference],
-    *,
-    slots: int,
-    repeats: bool = False,
-) -> Range:
-    """Best, worst and mean total over all full plans. `repeats` allows a site twice."""
+def score_range(sites: Sequence[Site], preferences: Sequence[Preference], *, slots: int) -> Range:
+    """Best, worst and mean total over all full plans."""
     totals = all_totals(sites, preferences, slots=slots)
-    allowed = totals[legal_plans(len(sites), slots, repeats)]
+    allowed = totals[legal_plans(len(sites), slots)]
     return Range(int(allowed.max()), int(allowed.min()), float(allowed.mean()))
 
 
@@ -175,13 +169,12 @@ def check_reference(instance: PlanningInstance) -> None:
 
 
 @lru_cache(maxsize=32)
-def legal_plans(num: int, slots: int, repeats: bool = False) -> NDArray[np.bool_]:
-    """Which plans are legal: a mask with `slots` axes of length `num`."""
+def legal_plans(num: int, slots: int) -> NDArray[np.bool_]:
+    """Which plans are legal, without a repeated site: a mask with `slots` axes of length `num`."""
     allowed = np.ones((num,) * slots, dtype=bool)
-    if not repeats:
-        index = np.indices(allowed.shape)
-        for first in range(slots):
-            for second in range(first):
-                allowed &= index[first] != index[second]
+    index = np.indices(allowed.shape)
+    for first in range(slots):
+        for second in range(first):
+            allowed &= index[first] != index[second]
     allowed.flags.writeable = False
     return allowed

@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 
+from dialop.kit import load_kit
 from dialop.mediation.game import MediationGame
-from dialop.mediation.recorded import instance_from_record, moves_from_record, replay
+from dialop.mediation.recorded import instance_from_record, moves_from_record
 from dialop.mediation.records import Act
 from dialop.rows import read_records
 from tests.helpers.dialop_boards import human_games
 from tests.helpers.mediation_games import BRIEF, FULL
 from tests.helpers.recorded_games import begun
+
+replay = load_kit("mediation").replay
 
 
 @pytest.fixture(scope="module")
