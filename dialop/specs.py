@@ -5,18 +5,41 @@ from __future__ import annotations
 import difflib
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from dialop.game import Lesson
 
-T = TypeVar("T")
+S = TypeVar("S", bound="ScriptedBase")
 
 
+@dataclass(frozen=True, slots=True)
 class ScriptedBase:
-    """Shared methods of scripted players, which are dataclasses with a `seed` and a `lesson`."""
+    """A scripted player; a subclass has a `lesson` and options made by `dialop.kit.option`.
+    `OPTIONS` holds the names of its players, each with its options."""
 
-    __slots__ = ()
+    name: str
+    seed: int
+
+    OPTIONS: ClassVar[Mapping[str, Sequence[str]]]
+
+    @property
+    def seat(self) -> int | None:
+        """The only seat that this player can have; None if it can have each."""
+        return None
+
+    def check_turn(self, view: Any) -> None:
+        """Raise ValueError unless the view's seat is this player's and is to move, and the game
+        allows what the player thinks."""
+        if self.seat not in (None, view.seat):
+            raise ValueError(
+                f"{self.name} plays seat {self.seat}, got the view of seat {view.seat}"
+            )
+        if view.to_move != view.seat:
+            raise ValueError(f"seat {view.seat} is not to move, seat {view.to_move} is")
+        think = getattr(self, "think", "no")
+        if think != "no" and not view.options.private_reasoning:
+            raise ValueError(f"think={think} needs a game with private_reasoning")
 
     def lesson(self, view: Any) -> Lesson:
         """The next move as an example to imitate."""
@@ -26,21 +49,21 @@ class ScriptedBase:
         """The player's next move as text. `view` must belong to the seat to move."""
         return self.lesson(view).text
 
-    def reseeded(self: Any, seed: int) -> Any:
+    def reseeded(self, seed: int) -> Self:
         """The same player with another seed."""
         return replace(self, seed=seed)
 
 
-def made(kind: type[T], spec: str, options: Mapping[str, Sequence[str]], *, seed: int) -> T:
-    """The player of a spec; `kind` is a dataclass whose fields are made by `dialop.kit.option`.
+def made(kind: type[S], spec: str, *, seed: int) -> S:
+    """The player of a spec such as "honest:tell=top,slip=0.05".
 
     Raises:
         ValueError: as `parse_spec`, and for an invalid value of a field; names the rule.
     """
-    name, given = parse_spec(spec, options)
+    name, given = parse_spec(spec, kind.OPTIONS)
     values: dict[str, Any] = {}
     valid = choices(kind)
-    for each in fields(kind):  # type: ignore[arg-type]
+    for each in fields(kind):
         if each.name not in given:
             continue
         value, rules = given[each.name], each.metadata
@@ -54,7 +77,7 @@ def made(kind: type[T], spec: str, options: Mapping[str, Sequence[str]], *, seed
             bounds = f"{rules['ge']:g} to {rules['le']:g}"
             raise ValueError(f"{each.name} must be a whole number from {bounds}, got {value!r}")
         values[each.name] = int(read) if isinstance(each.default, int) else read
-    return kind(name, seed, **values)  # type: ignore[call-arg]
+    return kind(name, seed, **values)
 
 
 def choices(kind: Any) -> dict[str, tuple[str, ...]]:

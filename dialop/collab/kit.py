@@ -30,7 +30,7 @@ TITLE = "collaborative simulation"
 ROLES: tuple[str, ...] = NAMES
 ANSWERS = False  # there are no proposals
 POLICY_SEATS: tuple[int, ...] = (ASSISTANT,)
-SCRIPT_NAMES: tuple[str, ...] = script.NAMES
+SCRIPT_NAMES: tuple[str, ...] = tuple(script.ScriptedCollab.OPTIONS)
 BASELINES: tuple[str, ...] = ("ask", "guess")
 
 make_script = script.make_scripted

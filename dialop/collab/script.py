@@ -8,6 +8,8 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
 
 from dialop.collab import numbers
 from dialop.collab.task import ANSWER, ASSISTANT, END, USER, CollabView
@@ -17,12 +19,6 @@ from dialop.kit import option
 from dialop.specs import ScriptedBase, made
 
 USER_SCRIPT = "user"
-ASSISTANT_SCRIPTS = ("ask", "guess", "chat")
-NAMES = (USER_SCRIPT, *ASSISTANT_SCRIPTS)
-_OPTIONS = {
-    USER_SCRIPT: ("patience",),
-    **dict.fromkeys(ASSISTANT_SCRIPTS, ("slip",)),
-}
 
 ASK_NUMBER = "What number?"
 ASK_MORE = "What else should I know?"
@@ -51,8 +47,11 @@ class ScriptedCollab(ScriptedBase):
     assistant, `slip` is the probability that it first sends an invalid, empty answer.
     """
 
-    name: str
-    seed: int
+    OPTIONS: ClassVar = {
+        USER_SCRIPT: ("patience",),
+        **dict.fromkeys(("ask", "guess", "chat"), ("slip",)),
+    }
+
     patience: int = option(8, low=1, high=1000)
     slip: float = option(0.0, low=0, high=1)
 
@@ -63,10 +62,7 @@ class ScriptedCollab(ScriptedBase):
 
     def lesson(self, view: CollabView) -> Lesson:
         """The next move as an example to imitate. `view` must be of this player's seat."""
-        if view.seat != self.seat:
-            raise ValueError(f"{self.name!r} plays seat {self.seat}, got a view of {view.seat}")
-        if view.to_move != view.seat:
-            raise ValueError(f"seat {view.seat} is not to move, seat {view.to_move} is")
+        self.check_turn(view)
         if self.seat == USER:
             return Lesson(_act_user(self, view))
         draw = random.Random(f"{self.seed} {len(view.log)}")
@@ -75,9 +71,7 @@ class ScriptedCollab(ScriptedBase):
         return Lesson(_act_assistant(self, view, draw))
 
 
-def make_scripted(spec: str, *, seed: int) -> ScriptedCollab:
-    """The player of a spec such as "user:patience=4". Raises ValueError as `made`."""
-    return made(ScriptedCollab, spec, _OPTIONS, seed=seed)
+make_scripted = partial(made, ScriptedCollab)
 
 
 def sentences(text: str) -> list[str]:

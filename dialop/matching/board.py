@@ -32,7 +32,6 @@ MAX_VALUE = 100
 MAX_MAX_VALUE = 10_000  # tables are drawn as 8- or 16-bit numbers
 # Displayed values have at most six digits, because `statements` reads no more.
 _MAX_SHOWN = 1_000_000
-KINDS: tuple[Kind, ...] = ("message", "propose", "accept", "reject")
 
 
 @dataclass(frozen=True, slots=True)

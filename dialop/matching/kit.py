@@ -20,7 +20,7 @@ from dialop.matching.generate import MatchingRecipe, generate_instance
 
 TITLE = "reviewer–paper matching (DialOp)"
 ROLES: tuple[str, ...] = ("player", "player")
-SCRIPT_NAMES: tuple[str, ...] = scripted.NAMES
+SCRIPT_NAMES: tuple[str, ...] = tuple(scripted.ScriptedPlayer.OPTIONS)
 BASELINES: tuple[str, ...] = ("honest", "solo", "random")
 PLAYED_BY_PEOPLE: bool = True
 # In a demonstration both seats state all their cells, then the first seat proposes.

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import partial
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,12 +34,6 @@ from dialop.matching.pooling import (
 )
 from dialop.specs import ScriptedBase, made, unknown
 
-NAMES = ("random", "solo", "honest")
-_OPTIONS = {
-    "random": ("think", "trials", "slip"),
-    "solo": ("think", "trials", "stray", "slip"),
-    "honest": ("tell", "reply", "plan", "think", "trials", "stray", "slip"),
-}
 MOST_TRIALS = 8
 
 _MAX_REJECTIONS = 2
@@ -73,8 +68,12 @@ class ScriptedPlayer(ScriptedBase):
     - `slip`: the probability that it first sends a malformed move and then repairs it.
     """
 
-    name: str
-    seed: int
+    OPTIONS: ClassVar = {
+        "random": ("think", "trials", "slip"),
+        "solo": ("think", "trials", "stray", "slip"),
+        "honest": ("tell", "reply", "plan", "think", "trials", "stray", "slip"),
+    }
+
     tell: Literal["all", "top", "rows"] = option("all")
     reply: Literal["propose", "tell"] = option("propose")
     slip: float = option(0.0, low=0, high=1)
@@ -96,10 +95,7 @@ class ScriptedPlayer(ScriptedBase):
 
     def lesson(self, view: MatchingView) -> Lesson:
         """The next move as an example to imitate. The reviewers of stray lines are detours."""
-        if view.to_move != view.seat:
-            raise ValueError(f"seat {view.seat} is not to move, seat {view.to_move} is")
-        if self.think != "no" and not view.options.private_reasoning:
-            raise ValueError(f"think={self.think} needs a game with private_reasoning")
+        self.check_turn(view)
         rng = np.random.default_rng((self.seed, len(view.log)))
         lesson = _POLICIES[self.name](self, view, rng)
         if self.slip and not view.num_errors_this_turn:
@@ -112,14 +108,12 @@ class ScriptedPlayer(ScriptedBase):
         return lesson
 
 
-def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
-    """The player of a spec such as "honest:tell=top,slip=0.05". Raises ValueError as `made`."""
-    return made(ScriptedPlayer, spec, _OPTIONS, seed=seed)
+make_scripted = partial(made, ScriptedPlayer)
 
 
 def _act_random(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> Lesson:
     if view.pending is not None:
-        return Lesson(wording.answer("accept"))
+        return Lesson("[accept]")
     num_tried = player.trials if player.think == "trial" else 0
     plans = [enumerate(map(int, rng.permutation(view.size))) for _ in range(num_tried + 1)]
     *tried, pairs = (tuple(sorted(plan, key=lambda pair: pair[1])) for plan in plans)
@@ -129,7 +123,7 @@ def _act_random(player: ScriptedPlayer, view: MatchingView, rng: np.random.Gener
 
 def _act_solo(player: ScriptedPlayer, view: MatchingView, rng: np.random.Generator) -> Lesson:
     if view.pending is not None:
-        return Lesson(wording.answer("accept"))
+        return Lesson("[accept]")
     return _proposal(player, view, {}, rng=rng)
 
 
@@ -139,7 +133,7 @@ def _act_honest(player: ScriptedPlayer, view: MatchingView, rng: np.random.Gener
     stated = stated_by(view, seat=1 - view.seat)
     if view.pending is not None:
         accepts = player.plan != "pooled" or _accepts(view, stated)
-        return Lesson(wording.answer("accept" if accepts else "reject"))
+        return Lesson("[accept]" if accepts else "[reject]")
     has_stated = any(a.kind == "message" and a.seat == view.seat for a in view.log)
     has_proposed = any(a.kind == "propose" and a.seat == view.seat for a in view.log)
     if not has_stated and (not stated or player.reply == "tell" or has_proposed):

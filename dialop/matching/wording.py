@@ -37,11 +37,6 @@ _NOTHING = ("I see nothing useful here.", "My table is empty.", "All my cells ar
 _NOTHING_BRIEF = "none"
 
 
-def answer(kind: str) -> str:
-    """An answer to a proposal, "accept" or "reject"."""
-    return f"[{kind}]"
-
-
 def proposal(pairs: Pairs, view: MatchingView) -> str:
     """A proposal move in the form that the rules show, its lines in the order of `pairs`."""
     people, papers, brief = view.reviewers, view.papers, view.options.brief

@@ -22,7 +22,7 @@ from dialop.values import parsed, plain
 
 TITLE = "mediation (DialOp)"
 ROLES = ("user", "user", "agent")
-SCRIPT_NAMES = scripted.NAMES
+SCRIPT_NAMES = tuple(scripted.ScriptedPlayer.OPTIONS)
 BASELINES = ("honest", "solo", "random")
 PLAYED_BY_PEOPLE = True
 

@@ -21,7 +21,6 @@ USERS = (0, 1)
 AGENT = 2
 NUM_SEATS = 3
 Kind = Literal["message", "propose", "accept", "reject"]
-KINDS: tuple[Kind, ...] = ("message", "propose", "accept", "reject")
 Pair = tuple[int, int]
 
 MAX_DAYS = 30

@@ -6,7 +6,8 @@ A player plays any seat: a user states costs and answers proposals, the agent li
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -17,12 +18,6 @@ from dialop.mediation.belief import believed_best, stated_by
 from dialop.mediation.records import AGENT, USERS, AgentView, UserView
 from dialop.specs import ScriptedBase, made
 
-NAMES = ("random", "solo", "honest")
-_OPTIONS = {
-    "random": ("slip",),
-    "solo": ("strict", "slip"),
-    "honest": ("tell", "probe", "strict", "slip"),
-}
 _NUM_TOP = 3
 _MAX_REJECTIONS = 2
 _NEVER = 1000.0  # points
@@ -31,7 +26,7 @@ _NEVER = 1000.0  # points
 @dataclass(frozen=True, slots=True)
 class ScriptedPlayer(ScriptedBase):
     """One scripted player: random (any pair, accepts anything), solo (the agent books from what it
-    sees, users state nothing) or honest. `_OPTIONS` lists the options of each kind.
+    sees, users state nothing) or honest. `OPTIONS` lists the options of each kind.
 
     - `tell`: what an honest user states first: the calendar cost of all flights ("costs") or of its
       best few ("top"), or all events with their importance ("calendar"; only in the full style).
@@ -41,8 +36,12 @@ class ScriptedPlayer(ScriptedBase):
     - `slip`: the probability that it first sends a malformed move and then repairs it.
     """
 
-    name: str
-    seed: int
+    OPTIONS: ClassVar = {
+        "random": ("slip",),
+        "solo": ("strict", "slip"),
+        "honest": ("tell", "probe", "strict", "slip"),
+    }
+
     tell: Literal["costs", "top", "calendar"] = option("costs")
     probe: int = option(0, low=0, high=9)
     strict: float = option(_NEVER, low=0, high=_NEVER)
@@ -50,8 +49,7 @@ class ScriptedPlayer(ScriptedBase):
 
     def lesson(self, view: UserView | AgentView) -> Lesson:
         """The next move as an example to imitate."""
-        if view.to_move != view.seat:
-            raise ValueError(f"seat {view.seat} is not to move")
+        self.check_turn(view)
         rng = np.random.default_rng((self.seed, view.seat, len(view.log)))
         text = self._book(view, rng) if isinstance(view, AgentView) else self._travel(view, rng)
         if self.slip and not view.num_errors_this_turn and rng.random() < self.slip:
@@ -75,7 +73,7 @@ class ScriptedPlayer(ScriptedBase):
     def _travel(self, view: UserView, rng: np.random.Generator) -> str:
         """A user: answers a pending proposal, otherwise states what it has not stated yet."""
         if view.answer_due:
-            return wording.answer("reject" if self._rejects(view) else "accept")
+            return "[reject]" if self._rejects(view) else "[accept]"
         brief = view.options.brief
         if self.name != "honest":
             return wording.greeting(rng, brief=brief)
@@ -100,6 +98,4 @@ class ScriptedPlayer(ScriptedBase):
         return regret >= self.strict and num_rejected < _MAX_REJECTIONS
 
 
-def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
-    """The player of a spec such as "honest:tell=top,slip=0.05". Raises ValueError as `made`."""
-    return made(ScriptedPlayer, spec, _OPTIONS, seed=seed)
+make_scripted = partial(made, ScriptedPlayer)

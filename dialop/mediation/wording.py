@@ -59,11 +59,6 @@ def terms_message(costs: Costs, rng: np.random.Generator, *, brief: bool) -> str
     return "[message] " + f"{_pick(_REASONS, rng)} It gives me {terms}.".strip()
 
 
-def answer(kind: str) -> str:
-    """An answer to a proposal, "accept" or "reject"."""
-    return f"[{kind}]"
-
-
 def proposal(pair: Pair) -> str:
     """The agent's proposal."""
     return f"all: [propose] {render_proposal(pair)}"

@@ -28,7 +28,7 @@ from dialop.values import parsed
 
 TITLE = "city planning (DialOp)"
 ROLES = ("user", "agent")
-SCRIPT_NAMES = scripted.NAMES
+SCRIPT_NAMES = tuple(scripted.ScriptedPlayer.OPTIONS)
 BASELINES = ("searcher", "guesser")
 PLAYED_BY_PEOPLE = True
 

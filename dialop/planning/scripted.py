@@ -6,7 +6,8 @@ Random draws are seeded by (seed, moves it knows of).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -27,16 +28,7 @@ from dialop.planning.proposal import render_plan
 from dialop.planning.score import site_points
 from dialop.specs import ScriptedBase, made
 
-USERS = ("teller", "silent")
-AGENTS = ("searcher", "guesser")
-NAMES = (*AGENTS, *USERS)
-_OPTIONS = {
-    "teller": ("tell", "rounds", "slip"),
-    "silent": ("slip",),
-    "searcher": ("by", "legs", "think", "slip"),
-    "guesser": ("slip",),
-}
-
+_USERS = ("teller", "silent")
 ASK = "What would you like?"
 GREETING = "Hello!"
 _OPENERS = ("Hi! ", "I would like this: ", "My wishes are: ", "")
@@ -64,8 +56,13 @@ class ScriptedPlayer(ScriptedBase):
     - `slip`: the probability that it first sends a malformed move and then repairs it.
     """
 
-    name: str
-    seed: int
+    OPTIONS: ClassVar = {
+        "searcher": ("by", "legs", "think", "slip"),
+        "guesser": ("slip",),
+        "teller": ("tell", "rounds", "slip"),
+        "silent": ("slip",),
+    }
+
     tell: Literal["all", "one", "asked"] = option("all")
     rounds: int = option(0, low=0, high=20)
     by: Literal["table", "filter"] = option("table")
@@ -80,17 +77,11 @@ class ScriptedPlayer(ScriptedBase):
     @property
     def seat(self) -> int:
         """The seat that this kind of player can have."""
-        return USER if self.name in USERS else AGENT
+        return USER if self.name in _USERS else AGENT
 
     def lesson(self, view: PlanningView) -> Lesson:
         """The next move as an example to imitate."""
-        if not view.to_move == view.seat == self.seat:
-            raise ValueError(
-                f"{self.name} plays seat {self.seat}, but the view is of seat {view.seat} and seat "
-                f"{view.to_move} is to move"
-            )
-        if self.think != "no" and not view.options.private_reasoning:
-            raise ValueError(f"think={self.think} needs a game with private_reasoning")
+        self.check_turn(view)
         rng = np.random.default_rng((self.seed, len(view.log)))
         text = _MOVES[self.name](self, view, rng)
         if self.slip and not view.num_errors_this_turn and rng.random() < self.slip:
@@ -99,9 +90,7 @@ class ScriptedPlayer(ScriptedBase):
         return Lesson(text)
 
 
-def make_scripted(spec: str, *, seed: int) -> ScriptedPlayer:
-    """The player of a spec such as "teller:tell=one,rounds=2". Raises ValueError as `made`."""
-    return made(ScriptedPlayer, spec, _OPTIONS, seed=seed)
+make_scripted = partial(made, ScriptedPlayer)
 
 
 def _teller(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generator) -> str:
