@@ -22,6 +22,7 @@ import json
 import random
 import statistics
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
@@ -78,10 +79,9 @@ if __name__ == "__main__":  # --help and a mistake are answered before torch is 
 import torch
 
 import train
-from bench.memory import Peaks, copy_ceiling, lone_pushes, nap
 from bench.shapes import save_random
 from bench.talks import TURNS, Watched, talks
-from bench.update import matmul_peak, operations
+from bench.update import GIB, matmul_peak, operations
 from selfplay import setup
 from selfplay import step as one_step
 from selfplay.advantages.sample import Sample
@@ -174,6 +174,36 @@ def with_drawn_rewards(episodes: Sequence[Episode], step: int) -> list[Episode]:
     return with_rewards
 
 
+class Peaks:
+    """The peak GPU memory of each phase in GiB, sampled by a thread every 10 ms."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.gib: dict[str, float] = {}
+
+    def look(self, phase: str) -> None:
+        if self._device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self._device)
+            self.gib[phase] = max(self.gib.get(phase, 0.0), (total - free) / GIB)
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(0.01):
+                self.look(phase)
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.look(phase)
+            done.set()
+            thread.join()
+
+
 class Timed(Stopwatch):
     """The loop's stopwatch, which also samples the memory of PHASES."""
 
@@ -219,7 +249,7 @@ def run_steps(
     """Run train.py with the bench's games, without its held-out games and checkpoints.
 
     Returns the metrics and seconds of each step (rank 0), the first of which is the warm-up, and
-    the figures of the engine alone.
+    the seconds of the engine's start and the work of an update.
     """
     alone: dict[str, float] = {}
     last: list[Sample] = []  # of the last step
@@ -229,17 +259,9 @@ def run_steps(
     def sleep_alone(engine: Engine | None) -> None:
         if isinstance(engine, SGLangEngine):
             alone.update({f"start {part}": seconds for part, seconds in engine.start_s.items()})
-            alone.update({f"nap {name}": seconds for name, seconds in nap(engine, world).items()})
-        elif config.engine.kind == "sglang":
-            nap(None, world)
+            engine.sleep()
+        barrier(world)
         peaks.look("engine asleep")
-
-    def set_up(*parts: Any) -> Run:
-        run = setup.set_up(*parts)
-        alone.update(
-            lone_pushes(run.learner, run.supervisor.engine, config, version=run.first_step)
-        )
-        return run
 
     def update(learner: Learner, samples: list[Sample], *others: Any, **named: Any) -> Any:
         metrics, skipped = update_policy(learner, samples, *others, **named)
@@ -256,9 +278,7 @@ def run_steps(
             Stopwatch=partial(Timed, peaks),
         ),
         patch.multiple(one_step, _play_instances=partial(play_drawn, mean), update_policy=update),
-        patch.multiple(
-            train, set_up=set_up, save_learner=nothing, held_out=nothing, export_final=nothing
-        ),
+        patch.multiple(train, save_learner=nothing, held_out=nothing, export_final=nothing),
     ):
         train.train(config, world, cleanup)
     alone |= update_work(last, config, world, shape=shape)
@@ -348,7 +368,6 @@ def measure(options: argparse.Namespace, world: World, cleanup: ExitStack) -> di
         row |= summary(steps)
         could = alone["peak_operations"] * summary(steps)["update_s"]
         row["update_utilisation"] = alone["update_operations"] / could
-    row["copy_gib_per_s"] = copy_ceiling(world.device)  # a push writes each byte twice
     for phase in ("engine asleep", "play", "update", "push"):
         row[f"GiB {phase}"] = round(all_reduce_max(peaks.gib.get(phase, 0.0), world), 1)
     return row

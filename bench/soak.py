@@ -7,9 +7,8 @@ at a random moment of a stage, starts it again, and so on. At the end both folde
 same files, and weights, logs, games and evaluations must be the same bit for bit, except for times
 in seconds. Every stage is killed at least once if there are as many kills.
 
-Each trainer is a process forked from one that has only imported its modules. It writes a mark when
-it enters and leaves a stage. It is killed at a random moment of the stage. If the stage ends before
-that, the trainer waits for the kill at the stage's end.
+Each trainer is a process forked from one that has only imported its modules. If the stage ends
+before its kill, the trainer waits for the kill at the stage's end.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import random
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -32,6 +32,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+Goal = tuple[str, int, float]  # a stage, the number of its call, and seconds from its begin
 ROOT = Path(__file__).resolve().parents[1]
 WARM_START, LOOP, END = range(3)
 # A stage: its part of the run, its function, and the highest number of a call (per process) at
@@ -85,26 +86,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     straight, killed = home / "straight", home / "killed"
     for folder in (straight, killed):
         shutil.rmtree(folder, ignore_errors=True)
+        marks_of(folder).unlink(missing_ok=True)
 
-    trainer = Trainer(straight, steps)
-    if trainer.run_to_the_end() != 0:
-        print(f"soak: the run without a break failed: {trainer.log}", file=sys.stderr)
+    began_s = time.monotonic()
+    if run(straight, steps) != 0:
+        print(f"soak: the run without a break failed: {straight}.log", file=sys.stderr)
         return 1
-    print(f"{steps} steps without a break: {trainer.seconds:.0f} s", flush=True)
-    durations = {stage: statistics.median(times) for stage, times in trainer.durations.items()}
+    print(f"{steps} steps without a break: {time.monotonic() - began_s:.0f} s", flush=True)
+    lasted_s: dict[str, list[float]] = {stage: [] for stage in STAGES}
+    for line in marks_of(straight).read_text().splitlines():
+        stage, _, seconds = line.rpartition(" ")
+        lasted_s[stage].append(float(seconds))
 
     rng, hits = random.Random(asked.seed), Counter[str]()
     for stage in plan(asked.kills, rng):
-        trainer = Trainer(killed, steps)
-        hit = trainer.kill_in(stage, durations[stage], rng)
-        if hit is None:
-            print(f"soak: no kill in {stage}: the run ended first: {trainer.log}", file=sys.stderr)
+        delay_s = rng.uniform(0.0, statistics.median(lasted_s[stage]))
+        began_s = time.monotonic()
+        if run(killed, steps, (stage, rng.randint(1, STAGES[stage][3]), delay_s)) >= 0:
+            print(f"soak: no kill in {stage}: the run ended first: {killed}.log", file=sys.stderr)
             return 1
+        hit = [line for line in marks_of(killed).read_text().splitlines() if line in STAGES][-1]
         hits[hit] += 1
-        print(f"kill {hits.total()} in {hit} after {trainer.seconds:.1f} s", flush=True)
-    trainer = Trainer(killed, steps)
-    if trainer.run_to_the_end() != 0:
-        print(f"soak: the last start failed: {trainer.log}", file=sys.stderr)
+        spent_s = time.monotonic() - began_s
+        print(f"kill {hits.total()} in {hit} after {spent_s:.1f} s", flush=True)
+    if run(killed, steps) != 0:
+        print(f"soak: the last start failed: {killed}.log", file=sys.stderr)
         return 1
     print(f"{hits.total()} kills: " + ", ".join(f"{stage} {hits[stage]}" for stage in hits))
     missed = [stage for stage in STAGES if not hits[stage]]
@@ -137,109 +143,61 @@ def plan(kills: int, rng: random.Random) -> list[str]:
     return sorted(chosen, key=place)
 
 
-class Trainer:
-    """One process that trains in the folder until its end or its kill."""
+def marks_of(folder: Path) -> Path:
+    """The file in which trainers of a folder note their stages: the seconds of each that ended, and
+    the stage in which one is killed."""
+    return folder.with_suffix(".marks")
 
-    def __init__(self, folder: Path, steps: int) -> None:
-        self.durations: dict[str, list[float]] = {}
-        self.seconds = 0.0
-        self.log = folder.with_suffix(".log")
-        self._words = ["--config", str(ROOT / "configs" / "tiny.yaml"), f"out={folder}"]
-        self._words += [*SETTINGS, f"steps={steps}"]
 
-    def run_to_the_end(self) -> int:
-        """Train without a kill and time the stages; return the exit status."""
-        self._follow({}, None)
-        return self._wait()
-
-    def kill_in(self, stage: str, duration_s: float, rng: random.Random) -> str | None:
-        """Kill at a random moment of the stage. Returns the stage in which the process died, None
-        if it ended before."""
-        part, _, _, latest = STAGES[stage]
-        delay_s = rng.uniform(0.0, duration_s)
-        goal = {"stage": stage, "call": rng.randint(1, latest)}
-        reached = self._follow(goal, part)
-        if reached:
-            time.sleep(delay_s)
-            os.kill(self._pid, signal.SIGKILL)
-        status = self._wait()
-        self._read_marks()
-        return self._stack[-1] if self._stack else "between stages" if status < 0 else None
-
-    def _follow(self, goal: dict[str, Any], part: int | None) -> bool:
-        """Start, and read marks until the goal is reached (True) or the process ends. A later part
-        of the run than the goal's counts as reached."""
-        reading, writing = os.pipe()
-        self._began_s = time.monotonic()
-        self._pid = os.fork()
-        if self._pid == 0:
-            os.close(reading)
-            self._train(writing, goal)
-        os.close(writing)
-        self._marks, self._stack = os.fdopen(reading), list[str]()
-        for line in self._marks:
-            self._note(mark := json.loads(line))
-            stage = mark["stage"]
-            if goal and (mark["what"] == "goal" or STAGES[stage][0] > (part or 0)):
-                return True
-        return False
-
-    def _train(self, marks: int, goal: dict[str, Any]) -> None:
-        """Train and exit. Runs in the forked process."""
+def run(folder: Path, steps: int, goal: Goal | None = None) -> int:
+    """Train in the folder in a forked process, to the end or to the goal's kill; returns its exit
+    status, which is negative for a process that was killed."""
+    pid = os.fork()
+    if pid == 0:
         status = 1
         try:
-            with self.log.open("ab") as log:
+            with folder.with_suffix(".log").open("ab") as log:
                 for handle in (1, 2):
                     os.dup2(log.fileno(), handle)
-            status = train_with_marks(marks, goal, self._words)
+            words = ["--config", str(ROOT / "configs" / "tiny.yaml"), f"out={folder}"]
+            mark_stages(marks_of(folder), goal)
+            status = importlib.import_module("train").main([*words, *SETTINGS, f"steps={steps}"])
         finally:
             if sys.exc_info()[0] is not None:
                 traceback.print_exc()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
-
-    def _wait(self) -> int:
-        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-
-    def _read_marks(self) -> None:
-        with self._marks:
-            for line in self._marks:
-                self._note(json.loads(line))
-
-    def _note(self, mark: dict[str, Any]) -> None:
-        self.seconds = time.monotonic() - self._began_s
-        if mark["what"] == "begins":
-            self._stack.append(mark["stage"])
-        elif mark["what"] == "ends":
-            self._stack.pop()
-            self.durations.setdefault(mark["stage"], []).append(mark["seconds"])
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def train_with_marks(marks: int, goal: dict[str, Any], words: Sequence[str]) -> int:
-    """Train with stages that write to the file `marks` when they begin and end. The goal's call
-    waits at its end to be killed."""
-
-    def tell(stage: str, what: str, seconds: float = 0.0) -> None:
-        line = json.dumps({"stage": stage, "what": what, "seconds": seconds})
-        os.write(marks, f"{line}\n".encode())
+def mark_stages(marks: Path, goal: Goal | None) -> None:
+    """Wrap the stages of this process so that they note their seconds. The goal's call, or the
+    first stage of a later part of the run, is killed from outside after the goal's delay; if it
+    ends before, it waits."""
 
     def marked(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
         calls = 0
+
+        def note(word: object) -> None:
+            with marks.open("a") as file:
+                file.write(f"{stage} {word}\n" if word else f"{stage}\n")
 
         @functools.wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:
             nonlocal calls
             calls += 1
-            wanted = goal.get("stage") == stage and goal["call"] == calls
-            tell(stage, "begins")
-            if wanted:
-                tell(stage, "goal")
+            wanted = goal is not None and (
+                goal[:2] == (stage, calls) or STAGES[stage][0] > STAGES[goal[0]][0]
+            )
+            if goal is not None and wanted:
+                note("")
+                subprocess.Popen(["sh", "-c", f"sleep {goal[2]:f}; kill -9 {os.getpid()}"])
             began_s = time.monotonic()
             result = function(*arguments, **options)
             if wanted:
                 signal.pause()
-            tell(stage, "ends", time.monotonic() - began_s)
+            note(time.monotonic() - began_s)
             return result
 
         return call
@@ -248,8 +206,6 @@ def train_with_marks(marks: int, goal: dict[str, Any], words: Sequence[str]) -> 
         *owners, name = name.split(".")
         owner = functools.reduce(getattr, owners, importlib.import_module(module))
         setattr(owner, name, marked(stage, getattr(owner, name)))
-    status: int = importlib.import_module("train").main(words)
-    return status
 
 
 def contents(folder: Path) -> dict[str, object]:

@@ -10,7 +10,6 @@ over one sequence: nearly all of it is the CPU's time to launch a pass's kernels
 
     python -m bench.update                                    one GPU, every shape
     torchrun --nproc-per-node 4 -m bench.update --tp 2        a 2 x 2 mesh
-    python -m bench.update --shapes 0.5B --liger on --profile  where the time of a pass goes
     python -m bench.update --groups 16 --shapes 0.5B --liger on --checkpointing none
     python -m bench.update --dry-run                          a tiny shape on a CPU
 
@@ -46,7 +45,6 @@ def arguments() -> argparse.Namespace:
     add("--master", choices=["float32", "bfloat16"], default="float32")
     add("--tp", type=int, default=1)
     add("--steps", type=int, default=5, help="timed steps, after 2 for warm-up")
-    add("--profile", action="store_true", help="print kernels by time on rank 0")
     add("--out", type=Path, default=None, help="append JSON lines to this file")
     add("--dry-run", action="store_true", help="run a tiny shape on the CPU")
     group_arguments(parser, groups=0)
@@ -159,32 +157,6 @@ def restart_peak(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def profile(function: Callable[[], object], wall_s: float, world: World, *, rows: int = 22) -> None:
-    """Print the kernels of a pass by time, and the total time that the device is busy.
-
-    A pass that takes much longer than its kernels waits for the CPU to launch them.
-    """
-    kinds = [torch.profiler.ProfilerActivity.CPU]
-    if world.device.type == "cuda":
-        kinds.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=kinds) as profiler:
-        function()
-        synchronize(world.device)
-    if world.rank:
-        return
-    averages = profiler.key_averages()
-    on_cpu = torch.autograd.DeviceType.CPU
-    kernels = [e for e in averages if e.self_device_time_total > 0 and e.device_type != on_cpu]
-    busy_s = sum(e.self_device_time_total for e in kernels) / 1e6
-    num = sum(e.count for e in kernels)
-    print(f"a pass takes {wall_s * 1e3:.1f} ms unprofiled; {num} kernels, {busy_s * 1e3:.1f} ms")
-    for event in sorted(kernels, key=lambda e: -e.self_device_time_total)[:rows]:
-        print(f"  {event.self_device_time_total / 1e3:8.2f} ms {event.count:6d} x {event.key[:90]}")
-    print("on the CPU, without the time of called functions:")
-    for event in sorted(averages, key=lambda e: -e.self_cpu_time_total)[: rows // 2]:
-        print(f"  {event.self_cpu_time_total / 1e3:8.2f} ms {event.count:6d} x {event.key[:90]}")
-
-
 def measure(
     name: str, tokens: int, options: argparse.Namespace, world: World, *, liger: bool,
     checkpointing: str, share: bool, peak_flops: float,
@@ -228,8 +200,6 @@ def measure(
         forward_s = timed(lambda: [*map(forward, batches)], device, num=options.steps)
     pass_s = timed(lambda: forward_backward(batches), device, num=options.steps)
     peak_pass_gib, loss = peak_gib(device), losses[-1]
-    if options.profile:
-        profile(lambda: forward_backward(batches), pass_s, world)
     alone = [pack(samples[:1], device=device)]
     launch_s = timed(lambda: forward_backward(alone), device, num=options.steps)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
