@@ -1,4 +1,4 @@
-"""Adapters between this package's games and other libraries' environments (docs/bridges.md).
+"""Adapters to other libraries' games (docs/bridges.md).
 
 Each module imports one library, an optional dependency, and is loaded only by name.
 """
