@@ -1,8 +1,9 @@
-"""Settings as YAML text, and the differences between two runs' settings."""
+"""Settings as YAML text, and how they differ from the defaults or from another run's."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,20 @@ def difference(a: Any, b: Any, name: str = "") -> list[str]:
     keys = dict.fromkeys([*a, *b])
     lines = [difference(a.get(key), b.get(key), f"{name}.{key}".lstrip(".")) for key in keys]
     return [line for each in lines for line in each]
+
+
+def changed(given: Any, default: Any, name: str = "") -> list[tuple[str, str, str]]:
+    """(dotted key, default, value) of each setting that differs from its default. A section that is
+    absent by default, or a game's options of another kind, is compared with its own defaults; an
+    absent one that holds just those is {}."""
+    if not is_dataclass(given) or isinstance(given, type):
+        return [] if given == default else [(name, show(default), show(given))]
+    home = default if type(default) is type(given) else type(given)()
+    found: list[tuple[str, str, str]] = []
+    for last in (field.name for field in fields(given)):
+        key = f"{name}.{last}".lstrip(".")
+        found += changed(getattr(given, last), getattr(home, last), key)
+    return found or ([(name, show(None), "{}")] if default is None else [])
 
 
 def _yaml(value: Any, **style: Any) -> str:

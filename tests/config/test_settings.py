@@ -14,7 +14,7 @@ from selfplay.config import COMMON, load_config
 from selfplay.config import Config as RunConfig
 from selfplay.config.load import load
 from selfplay.config.schema import RULES, describe, described, names_of
-from selfplay.config.text import difference, dump
+from selfplay.config.text import changed, difference, dump
 from selfplay.errors import SettingsError
 from selfplay.preflight.command_line import shipped_configs
 
@@ -249,6 +249,17 @@ def test_difference_names_each_key_with_both_values() -> None:
         "words: [] -> [x]",
         "rollout.talk: loud -> low",
         "model.scratch: null -> {family: qwen2, width: 64}",
+    ]
+
+
+def test_changed_settings_are_compared_with_the_defaults_of_their_own_kind() -> None:
+    """Another game's options have no defaults of matching, and an absent section may be given."""
+    words = ["model.path=x", "game={name: planning, options: {slots: 1}}", "model.lora={}"]
+    assert changed(load_config(None, words), RunConfig()) == [
+        ("game.name", "matching", "planning"),
+        ("game.options.slots", "3", "1"),
+        ("model.path", "null", "x"),
+        ("model.lora", "null", "{}"),
     ]
 
 

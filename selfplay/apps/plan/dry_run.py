@@ -60,7 +60,8 @@ def dry_run(config: Config, *, gpu_gb: float | None) -> None:
     print(estimate(demand).table())
     why = why_not(demand)
     if why is not None:
-        raise SettingsError(f"{why}; {advice(demand, described)}")
+        words = remedy(demand) or ["more GPUs, adapters (model.lora) or a smaller model"]
+        raise SettingsError(f"{why}; it fits with {' '.join(words)}")
     print("it fits")
 
 
@@ -99,46 +100,3 @@ def _gib(gpu_gb: float | None) -> float | None:
     if not torch.cuda.is_available():
         return None
     return torch.cuda.get_device_properties(0).total_memory / 2**30
-
-
-def advice(demand: Demand, described: PretrainedConfig) -> str:
-    """What makes the run fit: overrides, bf16, Muon in the warm start, more GPUs, adapters."""
-    words = remedy(demand)
-    if words:
-        return f"it fits with {' '.join(words)}"
-    choices = []
-    lower = [] if demand.dtype == "bfloat16" else ["model.dtype=bfloat16"]
-    if lower:
-        cure = _cure(replace(demand, dtype="bfloat16"))
-        if cure is not None:
-            choices.append(" ".join([*lower, *cure]))
-    if demand.imitates and not demand.muon:
-        cure = _cure(replace(demand, muon=True))
-        if cure is not None:
-            words = ["warm_start.optimizer=muon", *cure]
-            choices.append(f"{' '.join(words)} (with a larger warm_start.lr)")
-    more = demand.ranks * 2
-    while more <= _MOST_RANKS:
-        cure = _cure(replace(demand, ranks=more))
-        if cure is not None:
-            choices.append(f"{more} such GPUs{' and ' if cure else ''}{' '.join(cure)}")
-            break
-        more *= 2
-    if demand.adaptable and not demand.shape.adapters:
-        adapted = replace(
-            demand,
-            shape=model_shape(described, LoraConfig()),
-            optim=replace(demand.optim, master_dtype="bfloat16"),
-            dtype="bfloat16",
-        )
-        cure = _cure(adapted)
-        if cure is not None:
-            words = ["model.lora.rank=16", *lower, "optim.master_dtype=bfloat16", *cure]
-            choices.append(f"adapters: {' '.join(words)}")
-    return f"it fits with {', or with '.join(choices)}" if choices else "use a smaller model"
-
-
-def _cure(demand: Demand) -> list[str] | None:
-    """Overrides with which the run fits, [] if it fits as it is; None if no override helps."""
-    words = remedy(demand)
-    return words if words or why_not(demand) is None else None

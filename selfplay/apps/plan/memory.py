@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from selfplay.config import Config, EngineConfig, LoraConfig, OptimConfig, ParallelConfig
+from selfplay.config import Config, EngineConfig, OptimConfig, ParallelConfig
 from selfplay.distributed.shard import ONE_UNIT
 from selfplay.learner.optimizer import MOST_AT_ONCE
 
@@ -62,8 +62,8 @@ class Shape:
 class Demand:
     """The memory demand of a run on `ranks` GPUs with `total` GiB each. `kl`: the loss has a KL to
     a reference. `critic`: there is one. `imitates`: a warm start comes first.
-    `muon`: the optimizer is Muon. `adaptable`, `offloadable`: the other settings allow adapters,
-    and master weights on the host."""
+    `muon`: the optimizer is Muon. `offloadable`: the other settings allow master weights on the
+    host."""
 
     shape: Shape
     ranks: int
@@ -78,13 +78,15 @@ class Demand:
     imitates: bool
     muon: bool
     max_game_tokens: int
-    adaptable: bool
     offloadable: bool
 
     @classmethod
     def of(cls, config: Config, shape: Shape, *, total: float) -> Demand:
-        adapted = replace(config.model, lora=LoraConfig())
-        offloaded = replace(config.parallel, offload="all")
+        try:
+            replace(config, parallel=replace(config.parallel, offload="all"))
+            offloadable = True
+        except ValueError:
+            offloadable = False
         return cls(
             shape=shape,
             ranks=config.parallel.tp * (config.parallel.fsdp or 1),
@@ -99,8 +101,7 @@ class Demand:
             imitates=config.warm_start.imitates,
             muon=config.warm_start.optimizer == "muon",
             max_game_tokens=config.rollout.max_game_tokens,
-            adaptable=_allowed(config, model=adapted),
-            offloadable=_allowed(config, parallel=offloaded),
+            offloadable=offloadable,
         )
 
 
@@ -333,15 +334,6 @@ def remedy(demand: Demand) -> list[str]:
             chosen["engine.mem_fraction"] = share
         return [f"{name}={str(value).lower()}" for name, value in chosen.items()]
     return []
-
-
-def _allowed(config: Config, **changed: Any) -> bool:
-    """Whether these sections go with the other settings."""
-    try:
-        replace(config, **changed)
-    except ValueError:
-        return False
-    return True
 
 
 def _fractions(engine: EngineConfig) -> Sequence[float]:

@@ -17,9 +17,9 @@ import yaml
 from huggingface_hub import EvalResult, ModelCardData
 
 from dialop.shown import escaped, fenced
-from selfplay.config import Config, GameConfig, RolloutConfig, load_config
+from selfplay.config import Config, GameConfig, RolloutConfig
 from selfplay.config.player_spec import SELF
-from selfplay.config.text import difference
+from selfplay.config.text import changed
 from selfplay.errors import SettingsError
 from selfplay.metrics.step_log import plain_json
 from selfplay.metrics.tables import COLUMNS, game_text, score_table, table
@@ -89,6 +89,7 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
     game = config.game.kit.TITLE
     base = config.model.path
     sampled = results.after["sampled"]
+    settings = [f"{key}={value}" for key, _, value in changed(config, Config()) if key != "out"]
     start = "random weights" if base is None else escaped(Path(base).name)
     if _on_hub(base):
         start = f"[{base}](https://huggingface.co/{base})"
@@ -118,7 +119,7 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
     parts += [
         "## Settings",
         "What differs from the defaults; `selfplay.yaml` in this repository holds all settings.",
-        fenced("\n".join(_settings(config)) or "nothing"),
+        fenced("\n".join(settings) or "nothing"),
         "Code and versions:",
         fenced(code),
         "## Play",
@@ -213,10 +214,3 @@ def _table(rows: Rows) -> str:
     columns = [(measure, headings[measure]) for measure in _SHOWN if measure in measured]
     named = [(escaped(without_paths(name)), row) for name, row in rows.items()]
     return table(*score_table(named, columns))
-
-
-def _settings(config: Config) -> list[str]:
-    """The settings that differ from the defaults, as `key=value` words."""
-    default = load_config(None, ["model.path=x"])
-    changed = (re.split(r": | -> ", line, maxsplit=2) for line in difference(default, config))
-    return [f"{key}={value}" for key, _, value in changed if key != "out"]

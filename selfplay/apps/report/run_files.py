@@ -7,17 +7,15 @@ is named in `problems`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from dialop.kit import Kit
 from dialop.shown import on_one_line
 from selfplay.config import Config
 from selfplay.config.load import load
-from selfplay.config.text import dump
+from selfplay.config.text import changed
 from selfplay.errors import SettingsError
 from selfplay.metrics.step_log import plain_json
 
@@ -69,7 +67,7 @@ def read_run(folder: Path) -> RunFiles:
         name=folder.resolve().name,
         folder=folder,
         kit=config.game.kit if config else None,
-        settings=changed_settings(config) if config else [],
+        settings=changed(config, Config()) if config else [],
         steps=list(_steps(folder, problems)),
         rows=list(_rows(folder, problems)),
         crossplay={
@@ -92,40 +90,6 @@ def told_apart(runs: Sequence[RunFiles]) -> list[RunFiles]:
         return "/".join(own[-num:])
 
     return [replace(run, name=name(run.folder.resolve().parts)) for run in runs]
-
-
-def changed_settings(config: Config) -> list[tuple[str, str, str]]:
-    """(dotted key, default, value) of each setting that differs from its default."""
-    return [
-        (name, _shown(default), _shown(given))
-        for name, default, given in _changed(config, Config(), "")
-    ]
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "none"
-    return yaml.safe_dump(value, default_flow_style=True, width=1e9).split("\n")[0]
-
-
-def _changed(given: Any, default: Any, name: str) -> Iterator[tuple[str, Any, Any]]:
-    """A section that is absent by default is compared with the defaults of its kind, and named
-    itself where it holds just those."""
-    if is_dataclass(given) and not isinstance(given, type):
-        home = default if type(default) is type(given) else type(given)()
-        parts = [
-            part
-            for entry in fields(given)
-            for part in _changed(
-                getattr(given, entry.name), getattr(home, entry.name), f"{name}.{entry.name}"
-            )
-        ]
-        own_game = name == ".game.options"
-        yield from parts or (
-            [(name[1:], None, "with its defaults")] if default is None and not own_game else []
-        )
-    elif given != default:
-        yield name[1:], yaml.safe_load(dump(default)), yaml.safe_load(dump(given))
 
 
 def _config(path: Path, problems: list[str]) -> Config | None:
