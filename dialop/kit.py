@@ -223,10 +223,6 @@ class Kit:
         """The measures of one recorded game, as in `Game.measures`, and its `score`."""
         return dict(self._required("recorded_tally")(record, instance))
 
-    def recorded_messages(self, record: Mapping[str, Any]) -> list[str]:
-        """The texts of one recorded game's messages."""
-        return list(self._required("recorded_messages")(record))
-
     def described(self, instances: Sequence[Any], options: Any) -> dict[str, Any]:
         """Facts about the instances and options for a report, as plain values."""
         if self.has("described"):

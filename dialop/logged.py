@@ -94,8 +94,15 @@ class LoggedGame(Game):
         return mover
 
     def _open(self, move: Any) -> None:
-        """Make one move of the opening."""
+        """Make one move of the opening.
+
+        In recorded games people also wrote messages while a proposal was pending. After such a
+        message its answer is still due.
+        """
+        answers = self.seat_to_move if self.answer_due else None
         self._make(move)
+        if move.kind == "message" and answers is not None:
+            self._play.to_move = answers
 
     def _make(self, move: Any) -> Sequence[str]:
         """Make a legal move; return what each seat reads of it."""

@@ -120,17 +120,6 @@ class MatchingGame(LoggedGame):
         proposed = [action.pairs for action in self._play.log if action.pairs is not None]
         return self._outcome(inst.value, proposed, {"best": float(inst.best), **solo})
 
-    def _open(self, move: Action) -> None:
-        """Make one move of the opening.
-
-        In recorded games people also wrote messages while a proposal was pending. After such a
-        message the answer to the proposal is still due.
-        """
-        answer_still_due = move.kind == "message" and self._play.pending is not None
-        self._make(move)
-        if answer_still_due and self._play.pending_seat is not None:
-            self._play.to_move = 1 - self._play.pending_seat
-
     def _read(self, seat: int, text: str) -> Action:
         """Parse a seat's text as a legal move. Raises PlayerError for any other text."""
         self._check_turn(seat)

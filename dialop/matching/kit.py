@@ -32,7 +32,6 @@ make_script = scripted.make_scripted
 restore = MatchingGame.from_state
 read, write, digest = store.read_instances, store.write_instances, people.board_digest
 rescore, read_recorded = recorded.rescore, recorded.read_recorded
-recorded_messages = starts.recorded_messages
 board, picture, forms, talk = pages.board, pages.picture, pages.forms, pages.talk
 
 
@@ -132,7 +131,7 @@ def recorded_tally(record: Mapping[str, Any], instance: MatchingInstance) -> dic
     log, accepted = record["action_log"], recorded.agreed(record)
     score = instance.norm(float(record["proposal_reward"])) if accepted else 0.0
     proposals = sum(entry["type"] == "proposal" for entry in log)
-    said = recorded_messages(record)
+    said = starts.recorded_messages(record)
     return starts.tally(score, said, accepted=accepted, proposals=proposals, turns=len(log))
 
 

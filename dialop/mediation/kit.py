@@ -30,7 +30,6 @@ generate_instance = generate.generate_instance
 make_script = scripted.make_scripted
 restore = MediationGame.from_state
 rescore, read_recorded = recorded.rescore, recorded.read_recorded
-recorded_messages = starts.recorded_messages
 
 
 @dataclass(frozen=True)

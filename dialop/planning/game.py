@@ -143,16 +143,6 @@ class PlanningGame(LoggedGame):
     def _total(self, plan: Plan) -> int:
         return sheet_of(self.instance.sites, self.instance.preferences, plan).total
 
-    def _open(self, move: Action) -> None:
-        """Make one move of the opening.
-
-        In recorded games people also wrote messages while a plan was pending. After such a message
-        the answer is still due.
-        """
-        self._make(move)
-        if move.kind == "message" and self._play.pending is not None:
-            self._play.to_move = USER
-
     def _read(self, seat: int, text: str) -> Action:
         """Parse a seat's text as a legal move. Raises PlayerError for any other text."""
         self._check_turn(seat)

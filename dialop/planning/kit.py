@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dialop import rows, starts
+from dialop import rows
 from dialop.forms import ACCEPT_OR_REJECT, Form, say, worth
 from dialop.logged import part_of
 from dialop.planning import generate, recorded, scripted, texts
@@ -36,7 +36,7 @@ generate_instance = generate.generate_instance
 make_script = scripted.make_scripted
 restore = PlanningGame.from_state
 rescore, read_recorded = recorded.rescore, recorded.read_recorded
-recorded_messages, recorded_tally = starts.recorded_messages, recorded.recorded_tally
+recorded_tally = recorded.recorded_tally
 
 
 @dataclass(frozen=True)
