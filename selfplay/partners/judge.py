@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from dialop.kit import Kit
-from selfplay.config import Config
+from selfplay.config import EndpointConfig, RewardConfig
 from selfplay.config.player_spec import parse_spec
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World
@@ -28,21 +28,23 @@ class Judge:
     endpoint: Endpoint
 
 
-def make_judge(config: Config, world: World, *, cleanup: ExitStack) -> Judge | None:
-    """The judge that `reward.judge` names; None for the game's own rule and on ranks that play no
-    games.
+def make_judge(
+    reward: RewardConfig, settings: EndpointConfig, kit: Kit, world: World, *, cleanup: ExitStack
+) -> Judge | None:
+    """The judge of the game that `reward.judge` names; None for the game's own rule and on ranks
+    that play no games.
 
     `cleanup` ends its threads. Raises SettingsError if the variable with the API key is not set.
     """
-    if config.reward.judge == "rubric":
+    if reward.judge == "rubric":
         return None
-    key = endpoint_key(config.endpoint)
+    key = endpoint_key(settings)
     if not world.replica.leads:
         return None
-    model, url = parse_spec(config.reward.judge).address
-    endpoint = Endpoint(model, url, settings=config.endpoint, key=key)
+    model, url = parse_spec(reward.judge).address
+    endpoint = Endpoint(model, url, settings=settings, key=key)
     cleanup.callback(endpoint.close)
-    return Judge(config.game.kit, endpoint)
+    return Judge(kit, endpoint)
 
 
 def judge_games(episodes: list[Episode], judge: Judge | None) -> list[Episode]:

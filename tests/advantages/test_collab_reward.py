@@ -101,7 +101,9 @@ def test_a_judge_marks_games_and_their_continuations() -> None:
     point = BranchPoint(turn=0, seat=1)
     point.continuations[1, 0] = guessed
     with chat_server(marks) as server, ExitStack() as cleanup:
-        judge = make_judge(judged_config(server.url), init_world(device="cpu"), cleanup=cleanup)
+        config, world = judged_config(server.url), init_world(device="cpu")
+        kit = config.game.kit
+        judge = make_judge(config.reward, config.endpoint, kit, world, cleanup=cleanup)
         (judged,) = judge_games([replace(asked, branches=(point,))], judge)
     (unmarked,) = judged.branches[0].continuations.values()
     assert len(server.bodies) == 2
