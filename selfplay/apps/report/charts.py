@@ -1,4 +1,4 @@
-"""Draws line charts and stacked areas as SVG, for a page with a light and a dark theme, and figures
+"""Draws line charts as SVG, for a page with a light and a dark theme, and figures
 of several runs for documents.
 
 Texts stay texts. Ink and grid take the page's colours through CSS variables; legends are the page's
@@ -123,20 +123,6 @@ def line_chart(
                     markersize=2.6,
                 )
         return _chart(title, figure, axes, lines, levels, note)
-
-
-def area_chart(title: str, lines: Sequence[Line], *, note: str = "") -> Chart | None:
-    """Values on top of each other over the steps that all curves share; None for a single step."""
-    lines = [line for line in lines if len(line.points) > 1]
-    if not lines:
-        return None
-    with mpl.rc_context(_STYLE):
-        figure, axes = _axes()
-        x = [step for step, _ in thinned(lines[0].points)]
-        heights = [[value for _, value in thinned(line.points)] for line in lines]
-        axes.stackplot(x, heights, colors=[line.colour for line in lines], alpha=0.8, linewidth=0)
-        axes.set_ylim(bottom=0)
-        return _chart(title, figure, axes, lines, (), note)
 
 
 def curves_svg(runs: Mapping[str, Sequence[Mapping[str, Any]]], *, y: str, title: str) -> str:

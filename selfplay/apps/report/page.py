@@ -21,7 +21,6 @@ from selfplay.apps.report.charts import (
     Chart,
     Level,
     Line,
-    area_chart,
     line_chart,
     smoothed,
 )
@@ -95,7 +94,6 @@ def page_html(runs: Sequence[RunFiles]) -> str:
         charts=charts,
         svg=Markup,
         table=scores_table(runs),
-        errors=errors_table(runs),
         times=[(run.name, times_table(run)) for run in runs],
         crossplay=[table for run in runs for table in crossplay_tables(run)],
         settings=settings_table(runs),
@@ -229,18 +227,6 @@ def run_charts(run: RunFiles) -> list[Chart]:
         for i, kind in enumerate(kinds)
     ]
     charts.insert(3, line_chart("Errors by kind", every, note="refused moves a game"))
-    stages = [(name, seconds) for name, seconds in mean_seconds(run).items() if name != "step"]
-    areas = [
-        Line(
-            stage.replace("_", " "),
-            smoothed(points := [(s["step"], s.get(f"{stage}_s") or 0.0) for s in run.steps]),
-            COLOURS[i % len(COLOURS)],
-            tooltip=points,
-        )
-        for i, (stage, seconds) in enumerate(sorted(stages, key=lambda item: -item[1])[:7])
-        if seconds
-    ]
-    charts.append(area_chart("Time of a step", areas, note="seconds by stage"))
     return [chart for chart in charts if chart]
 
 
@@ -307,25 +293,6 @@ def _repeated(run: RunFiles, row: Row) -> bool:
     """Whether a scripted row before self-play stands after it as well: the same games."""
     after = run.row("after", row.name)
     return row.source == "before" and not _is_policy(row) and after is not None
-
-
-def errors_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
-    """Refused moves per game by kind, of each evaluation that had any."""
-    prefix = "errors_"
-    rows = [
-        (run, row, {k: v for k, v in row.measures.items() if k.startswith(prefix)})
-        for run in runs
-        for row in run.rows
-    ]
-    kinds = sorted({kind for _, _, errors in rows for kind in errors})
-    return {
-        "kinds": [kind.removeprefix(prefix).replace("_", " ") for kind in kinds],
-        "rows": [
-            (run.name, row.source, row.name, [f"{errors.get(k, 0):.3f}" for k in kinds])
-            for run, row, errors in rows
-            if any(errors.values())
-        ],
-    }
 
 
 def mean_seconds(run: RunFiles) -> dict[str, float]:
