@@ -200,7 +200,7 @@ def play_here(session: Session, out: Path) -> int:
             print("\nThe game ended without a result.")
             return 0
         keep_game(episode, session.game.kit, out)
-        print(f"\n{ending_text(episode)}\nkept in {out}", flush=True)
+        print(f"\n{ending_text(episode, session.game.kit)}\nkept in {out}", flush=True)
     return 0
 
 

@@ -130,7 +130,33 @@ def keep_game(episode: Episode, kit: Kit, path: Path) -> None:
         file.write(json.dumps(record) + "\n")
 
 
-def ending_text(episode: Episode) -> str:
-    """How a game ended, for a terminal."""
+def ending_text(episode: Episode, kit: Kit) -> str:
+    """How a game ended, for a terminal, with the table of its picture."""
+    score = f"{episode.outcome.score_norm:.3f} of the best"
     ended = "agreed" if episode.outcome.agreed else f"no agreement ({episode.ended})"
-    return f"The game is over: {ended}, {episode.outcome.score_norm:.3f} of the best."
+    lines = [f"The game is over: {ended}, {score}."]
+    game = drawn_game(game_record(episode, step=0), "", 0, Texts(), kit=kit)
+    if "board" in game:
+        lines += ["", *_table_lines(game)]
+    return "\n".join(lines)
+
+
+def _table_lines(game: dict[str, Any]) -> Sequence[str]:
+    board = game["board"]
+    proposals = [turn["proposal"] for turn in game["turns"] if "proposal" in turn]
+    last = proposals[-1] if proposals else {}
+    chosen = {(row, column) for row, column, _ in last.get("cells", ())}
+    best = {tuple(cell) for cell in last.get("best", board.get("best", ()))}
+    width = max(len(name) for name in board["columns"]) + 3
+    first = max(len(name) for name in board["rows"]) + 1
+    lines = [f"{board.get('title', 'The table')} ([ ] the last proposal, * a best one):"]
+    lines.append(" " * first + "".join(f"{name:>{width}}" for name in board["columns"]))
+    for r, name in enumerate(board["rows"]):
+        cells = []
+        for c, value in enumerate(board["cells"][r]):
+            shown = f"[{value}]" if (r, c) in chosen else f"{'·' if value is None else value} "
+            cells.append(f"{shown + ('*' if (r, c) in best else ' '):>{width}}")
+        lines.append(f"{name:{first}}" + "".join(cells))
+    notes = [board.get("note", ""), f"last proposal {last['label']}" if "label" in last else ""]
+    lines += [f"{'; '.join(filter(None, notes))}."] if any(notes) else []
+    return [line.rstrip() for line in lines]

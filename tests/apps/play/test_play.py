@@ -278,7 +278,7 @@ def test_the_terminal_plays_the_same_game(
     assert dialop(["replay", str(out)]) == 0
     monkeypatch.undo()
     said = screen.getvalue()
-    assert "The game is over: agreed, 1.000 of the best." in said
+    assert "Both tables together" in said and "best 12; last proposal 12 (1.000)." in said
     (record,) = [json.loads(line) for line in out.read_text().splitlines()]
     assert record["players"] == ["person", "scripted:honest"] and record["proposal_reward"] == 12
 
