@@ -52,10 +52,9 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--turn-tokens", type=int, default=64, help="tokens sampled per move")
     add("--mean", type=int, help="mean tokens of a turn of natural length")
     add("--steps", type=int, default=2, help="timed steps, after one for warm-up")
-    add("--mem-fraction", type=float, help="default: 0.3, or 0.25 for 7B on one GPU")
+    add("--mem-fraction", type=float, help="default: that of --config, or 0.3")
     add("--attention", default="triton", help="the engine's attention backend")
     add("--engine", choices=["sglang", "hf"], help="default: hf in a dry run")
-    add("--checkpointing", help="none or full; default: full for 7B on one GPU")
     add("--set", nargs="*", default=[], metavar="key=value", help="override any setting")
     add("--out", type=Path, help="append one JSON line to this file")
     add("--dry-run", action="store_true", help="run a tiny shape on the CPU")
@@ -115,13 +114,6 @@ SCRATCH = [
     "model.path=null",
     "model.scratch={vocab_size: 8000, tokenizer_games: 40, max_positions: 8192}",
 ]
-# Settings for a 7B on one GPU, from configs/qwen2.5_7b.yaml. The command line overrides them.
-LONE_7B = [
-    "parallel.checkpointing=full",
-    "optim.master_dtype=bfloat16",
-    "engine.mem_fraction=0.25",
-    "optim.tokens_per_microbatch=8192",
-]
 
 
 def settings(
@@ -129,14 +121,9 @@ def settings(
 ) -> Config:
     """A run's settings for this shape in `folder`, from `weights`. Without them `model.scratch`
     makes the tokenizer."""
-    lone_7b = options.shape == "7B" and num_ranks == 1
     group_size = min(8, options.games)
     engine_tp = options.engine_tp or options.tp
-    optional = {
-        "engine.mem_fraction": options.mem_fraction,
-        "parallel.checkpointing": options.checkpointing,
-    }
-    own = ["engine.mem_fraction=0.3", f"parallel.tp={options.tp}", *(LONE_7B if lone_7b else [])]
+    own = ["engine.mem_fraction=0.3", f"parallel.tp={options.tp}"]
     return load_config(
         options.config,
         [
@@ -157,7 +144,7 @@ def settings(
             f"engine.tp_size={engine_tp}",
             "engine.max_mismatch=0.5",  # random weights give large logits, imprecise in bf16
             *(own if options.config is None else []),
-            *(f"{key}={value}" for key, value in optional.items() if value is not None),
+            *([f"engine.mem_fraction={options.mem_fraction}"] if options.mem_fraction else []),
             *options.set,
         ],
     )

@@ -18,7 +18,7 @@ and turns/s over the whole step, the ratio of the step and of its middle (20 to 
 to the ceiling, the seconds after which 1, 20, 60, 80, 95 and 100 % of the turns had ended, the
 share of prompt tokens that were cached, and the load: CPU seconds per second of each scheduler, of
 the driver (games, rendering) and of the front (SGLang's part of the trainer's process), and the
-GPU's mean utilisation. Last, the mismatch of the engine's log-probs with the model's own.
+GPU's mean utilisation. bench.loop has the mismatch of its log-probs.
 """
 
 from __future__ import annotations
@@ -78,7 +78,6 @@ import torch
 from bench import loop
 from bench.shapes import qwen2_config, random_model
 from bench.talks import GROUP, TURNS, Watched, talks
-from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import Config, load_config
 from selfplay.data.stream import TrainStream
@@ -86,9 +85,7 @@ from selfplay.distributed import World, close_world, init_world
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.errors import EngineFault
-from selfplay.learner.batch import micro_batches
 from selfplay.model.hub import local_folder
-from selfplay.model.policy import policy_logprobs
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
 from selfplay.rollout.players import opening_ids
@@ -97,7 +94,6 @@ from selfplay.setup import make_tokenizer
 from selfplay.weight_sync.push import push
 from selfplay.weight_sync.start import load_engine
 
-BUDGET = 16_384  # packed tokens of a forward pass
 ENDED = (1, 20, 60, 80, 95, 100)  # percent of the turns
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -336,38 +332,8 @@ class Bench:
                 (engine.counters.num_cached_tokens - served.num_cached_tokens) / prompts, 3
             ),
             **figures,
-            **self.mismatch(episodes[:8]),
         }
         return row, episodes
-
-    def mismatch(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """How far the engine's log-probs of whole games are from the model's own, in nats."""
-        if self.model is None:
-            return {}
-        transcripts = [t for e in episodes for t in e.transcripts if t is not None]
-        samples = [
-            Sample(str(place), t.ids, t.mask, t.logprobs, [0.0] * len(t.ids))
-            for place, t in enumerate(transcripts)
-        ]
-        own_M, engine_M = both_logprobs(self.model, samples, self.world.device)
-        every = (own_M - engine_M).abs()
-        return {
-            "mismatch_mean": round(every.mean().item(), 5),
-            "mismatch_max": round(every.max().item(), 4),
-        }
-
-
-@torch.no_grad()
-def both_logprobs(
-    model: torch.nn.Module, samples: Sequence[Sample], device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The model's own log-probs of the trained tokens [M] and the samples', in doubles."""
-    pairs = []
-    for _, batch in micro_batches(samples, init_world(device=device.type), budget=BUDGET):
-        own_M, _ = policy_logprobs(model, batch.row, batch.targets_M, temperature=1.0)
-        pairs.append((own_M.double(), batch.old_logprobs_M.double()))
-    own_M, engine_M = (torch.cat(side) for side in zip(*pairs, strict=True))
-    return own_M, engine_M
 
 
 LIMITS = Limits(TURNS, max_retries=50)
