@@ -24,7 +24,7 @@ from selfplay.apps.report.charts import (
     line_chart,
     smoothed,
 )
-from selfplay.apps.report.games import UNREADABLE, safe_json, viewer_data
+from selfplay.apps.report.games import safe_json, viewer_data
 from selfplay.apps.report.run_files import STAGES, Row, RunFiles, told_apart
 from selfplay.atomic import write_atomically
 from selfplay.metrics.tables import (
@@ -95,7 +95,6 @@ def page_html(runs: Sequence[RunFiles]) -> str:
         svg=Markup,
         table=scores_table(runs),
         times=[(run.name, times_table(run)) for run in runs],
-        crossplay=[table for run in runs for table in crossplay_tables(run)],
         settings=settings_table(runs),
         num_games=len(games["games"]),
         num_left_out=games["num_left_out"],
@@ -316,47 +315,6 @@ def times_table(run: RunFiles) -> list[tuple[str, str, str, str]]:
         (name.replace("_", " "), f"{s:.3f}", f"{s / step:.1%}", f"width:{100 * s / step:.1f}%")
         for name, s in [*ranked, ("other", max(0.0, step - sum(seconds.values())))]
     ]
-
-
-def crossplay_tables(run: RunFiles) -> Iterator[dict[str, Any]]:
-    """The matrices of a run; one that cannot be read is named in the run's problems."""
-    for folder, page in run.crossplay.items():
-        try:
-            yield crossplay_table(page)
-        except UNREADABLE as error:
-            run.problems.append(f"{folder}/evaluation.json: {error!r}")
-
-
-def crossplay_table(page: dict[str, Any]) -> dict[str, Any]:
-    """The matrix of an evaluation: each row's player in seat 0, then in seat 1."""
-    matrix = page["matrix"]
-    cells = {
-        (cell["seat_0"], cell["seat_1"]): page["rows"][cell["row"]]["interval"]
-        for cell in matrix["cells"]
-    }
-    means = [interval[0] for interval in cells.values()]
-    low, high = min(means, default=0.0), max(means, default=1.0)
-
-    def cell(one: str, other: str) -> dict[str, str] | None:
-        if (one, other) not in cells:
-            return None
-        mean, start, end = cells[one, other]
-        heat = (mean - low) / max(high - low, 1e-9)
-        return {
-            "mean": f"{mean:.3f}",
-            "interval": f"[{start:.3f}, {end:.3f}]",
-            "heat": f"--heat:{100 * heat:.0f}%",
-        }
-
-    return {
-        "columns": matrix["columns"],
-        "games": page.get("games", ""),
-        "rows": [
-            (row, seat, [cell(*((row, c) if seat == 0 else (c, row))) for c in matrix["columns"]])
-            for row in matrix["rows"]
-            for seat in (0, 1)
-        ],
-    }
 
 
 def settings_table(runs: Sequence[RunFiles]) -> list[tuple[str, str, list[str], bool]]:

@@ -1,4 +1,4 @@
-"""Reads a run folder for its page: settings, steps, evaluations, cross-play, games.
+"""Reads a run folder for its page: settings, steps, evaluations, games.
 
 A file that is missing or half written leaves its part of the page empty; a file that cannot be read
 is named in `problems`.
@@ -47,7 +47,6 @@ class RunFiles:
     settings: list[tuple[str, str, str]]
     steps: list[dict[str, Any]]
     rows: list[Row]
-    crossplay: dict[str, dict[str, Any]]  # by folder
     games: list[dict[str, Any]]
     problems: list[str] = field(default_factory=list)
 
@@ -70,11 +69,6 @@ def read_run(folder: Path) -> RunFiles:
         settings=changed(config, Config()) if config else [],
         steps=list(_steps(folder, problems)),
         rows=list(_rows(folder, problems)),
-        crossplay={
-            path.parent.name: page
-            for path in sorted(folder.glob("crossplay*/evaluation.json"))
-            if {"rows", "matrix"} <= (page := _json(path, problems)).keys()
-        },
         games=list(_spread(folder / "games.jsonl", problems)),
         problems=problems,
     )

@@ -194,11 +194,6 @@ def test_a_game_without_a_picture_keeps_its_talk(run: Path) -> None:
         ("games.jsonl", '{"instance": "i7", "step": 1}\n', "training game i7: KeyError"),
         ("eval_x/evaluation.json", "{", "eval_x/evaluation.json: Expecting"),
         ("held_out_after.json", '{"sampled": {"interval": [1, 1, 1], "scores": []}}', "no scores"),
-        (
-            "crossplay/evaluation.json",
-            '{"rows": {}, "matrix": {"cells": [{"seat_0": "a", "seat_1": "a", "row": "a"}]}}',
-            "crossplay/evaluation.json: KeyError('a')",
-        ),
     ],
 )
 def test_an_odd_file_costs_only_itself(
