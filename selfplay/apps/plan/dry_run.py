@@ -60,8 +60,9 @@ def dry_run(config: Config, *, gpu_gb: float | None) -> None:
     print(estimate(demand).table())
     why = why_not(demand)
     if why is not None:
-        words = remedy(demand) or ["more GPUs, adapters (model.lora) or a smaller model"]
-        raise SettingsError(f"{why}; it fits with {' '.join(words)}")
+        words = remedy(demand)
+        needs = "it needs more GPUs, adapters (model.lora) or a smaller model"
+        raise SettingsError(f"{why}; {'it fits with ' + ' '.join(words) if words else needs}")
     print("it fits")
 
 
