@@ -171,8 +171,9 @@ def fuzz(num: int, *, seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_twenty_thousand_texts_raise_nothing() -> None:
-    fuzz(20_000, seed=0)
+@pytest.mark.parametrize("num", [2_000, pytest.param(20_000, marks=pytest.mark.nightly)])
+def test_texts_raise_nothing(num: int) -> None:
+    fuzz(num, seed=0)
 
 
 # --- long texts ---------------------------------------------------------------------------------
