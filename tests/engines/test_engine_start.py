@@ -28,22 +28,6 @@ def arguments_of(folder: str = "folder", **options: Any) -> dict[str, Any]:
     )
 
 
-def test_a_gpu_engine_starts_without_features_with_known_bugs() -> None:
-    """docs/engine.md says what goes wrong without each of these settings."""
-    arguments = arguments_of()
-    assert arguments["disable_prefill_cuda_graph"]
-    assert arguments["disable_custom_all_reduce"]
-    assert arguments["enforce_disable_flashinfer_allreduce_fusion"]
-    assert arguments["sleep_on_idle"]
-    assert arguments["skip_tokenizer_init"]
-    assert arguments["enable_memory_saver"]
-    assert arguments["cuda_graph_max_bs_decode"] == 96
-    assert arguments["random_seed"] == 3
-    assert arguments["base_gpu_id"] == 4
-    assert "disable_cuda_graph" not in arguments
-    assert "context_length" not in arguments, "SGLang chooses its own default"
-
-
 @pytest.mark.parametrize(
     ("vocab_size", "dtype", "device", "exact"),
     [
@@ -61,20 +45,6 @@ def test_a_small_vocabulary_s_logits_are_not_rounded_to_bf16(
     )
     arguments = arguments_of(str(tmp_path), device=device, dtype=dtype)
     assert arguments.get("enable_fp32_lm_head", False) is exact
-
-
-def test_prefill_graphs_are_captured_if_asked_for() -> None:
-    arguments = arguments_of(prefill_graphs=True)
-    assert "disable_prefill_cuda_graph" not in arguments
-    assert arguments["cuda_graph_backend_prefill"] == "breakable"
-    assert max(arguments["cuda_graph_bs_prefill"]) == 2048
-
-
-def test_a_cpu_engine_has_no_graphs_to_capture() -> None:
-    arguments = arguments_of(device="cpu")
-    assert arguments["disable_cuda_graph"]
-    assert "cuda_graph_max_bs_decode" not in arguments
-    assert not arguments["enable_memory_saver"]
 
 
 def test_a_restarted_engine_has_the_first_ones_memory_beside_the_trainer() -> None:

@@ -57,66 +57,11 @@ def test_a_turn_continues_the_session_whose_prompt_and_answer_it_begins_with() -
     assert (process.held, pool.free_slots, pool.num_tokens) == (set(), 4, 0)
 
 
-def test_a_first_prompt_counts_once_and_a_turn_holds_its_limit_until_it_ends() -> None:
-    pool, _ = pool_of(9, 100)
-    one, two = GameSessions(pool), GameSessions(pool)
-    with one.turn(PROMPT, 5) as session:
-        assert pool.num_tokens == 10 + 5
-        assert session is not None
-        pool.end_turn(session, (*PROMPT, 1, 2))
-    assert pool.num_tokens == 10 + 2
-    play(two, PROMPT, [1])
-    assert pool.num_tokens == 10 + 2 + 1
-    one.close()
-    assert pool.num_tokens == 10 + 1
-    two.close()
-    assert pool.num_tokens == 0
-
-
-def test_a_session_that_outgrows_the_pool_while_all_others_play_goes_on_without_one() -> None:
-    """So does every game whose partner answers at once: its session never waits for others."""
-    pool, process = pool_of(9, 60)
-    games = [GameSessions(pool) for _ in range(3)]
-    prompts = [[n] * 10 for n in range(3)]
-    with contextlib.ExitStack() as playing:
-        running = [
-            playing.enter_context(sessions.turn(ids, 5))
-            for sessions, ids in zip(games[:2], prompts, strict=False)
-        ]
-        assert pool.num_tokens == 30 and all(running)
-        name = play(games[2], prompts[2], [7])
-        assert name in process.held and pool.num_tokens == 30 + 11
-        assert play(games[2], [*prompts[2], 7, *[8] * 20], [7]) is None
-        assert name not in process.held and pool.num_tokens == 30
-        for session, ids in zip(running, prompts, strict=False):
-            assert session is not None
-            pool.end_turn(session, (*ids, 7))
-    again = play(games[2], [*prompts[2], 7, *[8] * 20, 7], [7])
-    assert again in process.held, "32 + 5 tokens fit beside 22"
-    for sessions in games:
-        sessions.close()
-    assert (process.held, pool.free_slots, pool.num_tokens) == (set(), 9, 0)
-
-
 @given(cache=st.integers(1, 10_000), context=st.integers(1, 10_000))
 def test_a_request_without_a_session_fits_beside_all_sessions(cache: int, context: int) -> None:
     limit = max_session_tokens(cache, context)
     assert limit <= 0.8 * cache
     assert limit == 0 or cache - limit > context
-
-
-def test_a_new_session_takes_what_is_free_and_a_growing_one_closes_the_longest_waiting() -> None:
-    pool, process = pool_of(9, 50)
-    games = [GameSessions(pool) for _ in range(4)]
-    prompts = [[n] * 10 for n in range(4)]
-    names = [play(sessions, ids, [7]) for sessions, ids in zip(games, prompts, strict=True)]
-    assert None not in names[:3] and names[3] is not None and pool.num_tokens == 44
-    assert play(GameSessions(pool), [9] * 10, [7]) is None  # 44 + 15 > 50
-    grown = play(games[1], [*prompts[1], 7, 1, 2], [8])  # 44 + 2 + 5 > 50: the first is closed
-    assert grown == names[1] and names[0] not in process.held
-    assert pool.num_tokens == 44 - 11 + 3
-    again = play(games[0], [*prompts[0], 7, 3], [8])  # does without one, or opens a new one
-    assert again is None or again != names[0]
 
 
 @given(

@@ -95,6 +95,7 @@ def test_a_private_code_stops_the_run(tmp_path: Path) -> None:
     assert "eval_score_with_partner" not in validation(context, None)
 
 
+@pytest.mark.slow
 def test_a_run_measures_both_and_trains_as_without_it(tmp_path: Path) -> None:
     """A resumed run measures the same."""
     run = finished(*RUNS["fixed partner"])

@@ -12,7 +12,6 @@ import torch
 
 from selfplay.config import AlgorithmConfig
 from selfplay.learner.loss import (
-    aggregation_weights,
     cispo,
     clipped_surrogate,
     gspo,
@@ -23,37 +22,6 @@ from selfplay.learner.loss import (
 from tests.helpers.tolerance import near
 
 LOW, HIGH = 0.2, 0.3
-
-
-def naive(logprob: float, old: float, advantage: float) -> tuple[float, bool]:
-    """PPO's clip, case by case: the loss, and whether the clip removed its gradient."""
-    ratio = math.exp(logprob - old)
-    if advantage > 0 and ratio > 1 + HIGH:
-        return -(1 + HIGH) * advantage, True
-    if advantage < 0 and ratio < 1 - LOW:
-        return -(1 - LOW) * advantage, True
-    return -ratio * advantage, False
-
-
-# Ratios below, at and above the clip range, with advantages of both signs and none.
-CASES = [(-1.0 + gap, -1.0, a) for gap in (-0.9, -0.1, 0.0, 0.1, 0.9) for a in (-2.0, 0.0, 1.5)]
-
-
-def test_clipped_surrogate_is_the_naive_loop() -> None:
-    logprobs_M, old_M, advantages_M = torch.tensor(CASES).unbind(1)
-    logprobs_M.requires_grad_()
-    losses_M, ratios_M, cut_M = clipped_surrogate(
-        logprobs_M, old_M, advantages_M, clip_low=LOW, clip_high=HIGH
-    )
-    losses_M.sum().backward()
-    for place, case in enumerate(CASES):
-        loss, gone = naive(*case)
-        assert losses_M[place].item() == near(loss, 16)
-        # The gradient of an unclipped loss is the loss itself, since d ratio / d logprob = ratio.
-        assert logprobs_M.grad[place].item() == near(0.0 if gone else loss, 16)
-        assert bool(cut_M[place]) == gone
-        assert ratios_M[place].item() == near(math.exp(case[0] - case[1]), 16)
-    assert cut_M.sum() == 2, "one case of each sign is clipped"
 
 
 def test_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
@@ -132,16 +100,6 @@ def test_reinforce_ignores_the_ratio() -> None:
     assert losses_M.tolist() == pytest.approx([-2 * math.log(0.1), math.log(0.4)])
     assert grad_M.tolist() == [-2.0, 1.0] and not cut_M.any()
     assert ratios_M.tolist() == pytest.approx([0.5, 2.0])
-
-
-def test_aggregation_weights_by_hand() -> None:
-    def weights(aggregation: str, length: int = 0) -> list[float]:
-        found_M = aggregation_weights(SAMPLE, aggregation=aggregation, constant_length=length)
-        return [round(w, 6) for w in found_M.tolist()]
-
-    assert weights("token_mean") == [1, 1, 1, 1, 1]
-    assert weights("sequence_mean") == [0.5, 0.5, 0.333333, 0.333333, 0.333333]
-    assert weights("constant", 8) == [0.125] * 5
 
 
 # --- the KL of two known distributions ----------------------------------------------------------

@@ -68,6 +68,7 @@ def test_on_fp32_weights_it_is_torchs_adamw() -> None:
     assert_near(mine, yours, 20 * 8)  # 20 steps of 8 roundings
 
 
+@pytest.mark.slow
 def test_a_bf16_run_ends_with_bf16_weights() -> None:
     held = load_file(finished(*RUNS["bf16"]) / "final" / "model.safetensors")
     assert {tensor.dtype for tensor in held.values()} == {torch.bfloat16}

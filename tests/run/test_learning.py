@@ -1,6 +1,6 @@
 """Learning curves: over five seeds, policies that hardly know the rules improve.
 
-A test compares the last ten steps of a run with its first five. The mean rise over seeds must be at
+A test compares the last steps of a run with its first. The mean rise over seeds must be at
 least `STANDARD_ERRORS` standard errors above zero (below, for errors). Each docstring gives the
 numbers of one processor; another rounds differently and plays other games, so no test depends on a
 single seed.
@@ -50,10 +50,10 @@ def trained(folder: Path, *settings: str, num_seeds: int = 5, steps: int = 40) -
 
 
 def test_reward_rises(tmp_path: Path) -> None:
-    """In 24 steps score +0.114, 4.8 standard errors above zero; errors a game -0.188, 5.8 below."""
-    runs = trained(tmp_path, *UNSURE, *GROUPS, "optim.lr=3.0e-3", steps=24)
-    assert in_standard_errors(rises(runs, "score")) > STANDARD_ERRORS
-    assert in_standard_errors(rises(runs, "errors")) < -STANDARD_ERRORS
+    """In 12 steps score +0.089, 6.7 standard errors above zero; errors a game -0.159, 5.3 below."""
+    runs = trained(tmp_path, *UNSURE, *GROUPS, "optim.lr=3.0e-3", steps=12)
+    assert in_standard_errors(rises(runs, "score", first=4, last=4)) > STANDARD_ERRORS
+    assert in_standard_errors(rises(runs, "errors", first=4, last=4)) < -STANDARD_ERRORS
 
 
 @pytest.mark.nightly

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from selfplay.config import load_config
 from selfplay.evaluation.evaluate import evaluate_scripted
 from selfplay.metrics.tables import paired_change
 from tests.helpers.run_folders import make_run, write_lines
-from tests.helpers.tiny_run import RUNS, run_warm
+from tests.helpers.tiny_run import RUNS, finished, run_tiny
 
 generate = load_kit("matching").generate
 
@@ -59,6 +60,12 @@ class Parts(HTMLParser):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("report") / "run")
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two games. Copy it to write to it."""
+    return make_run(tmp_path_factory.mktemp("small") / "run", num_games=2)
 
 
 def data_of(html: str) -> dict[str, Any]:
@@ -197,9 +204,9 @@ def test_a_game_without_a_picture_keeps_its_talk(run: Path) -> None:
     ],
 )
 def test_an_odd_file_costs_only_itself(
-    file: str, text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    file: str, text: str, told: str, tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = make_run(tmp_path / "run", num_games=2)
+    folder = shutil.copytree(small, tmp_path / "run")
     (folder / file).parent.mkdir(exist_ok=True)
     (folder / file).write_bytes(text.encode(errors="surrogateescape"))
     assert main([str(folder)]) == 0
@@ -211,10 +218,10 @@ def test_an_odd_file_costs_only_itself(
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "1" + 400 * "0", "1" + 5000 * "0", "1e308"])
 @pytest.mark.parametrize("share", [0.03, 1.0])
 def test_numbers_beyond_every_bound_cost_only_their_place(
-    share: float, number: str, tmp_path: Path
+    share: float, number: str, tmp_path: Path, small: Path
 ) -> None:
     """Steps, held-out games, training games and evaluations in which they stand for others."""
-    folder = make_run(tmp_path / "run", num_games=2)
+    folder = shutil.copytree(small, tmp_path / "run")
     (folder / "eval_x").mkdir()
     rows = (folder / "held_out_after.json").read_text()
     (folder / "eval_x" / "evaluation.json").write_text(f'{{"rows": {rows}}}')
@@ -244,18 +251,18 @@ def test_the_limit_of_a_page_counts_the_texts_of_its_games(
     assert len(json.dumps(data)) <= games.MAX_BYTES + 1000
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_runs_of_one_name_are_told_apart(tmp_path: Path, small: Path) -> None:
     paths = ("a/s1/tiny", "a/s2/tiny", "b/s2/tiny", "a/other")
-    runs = [read_run(make_run(tmp_path / path, num_games=2)) for path in paths]
+    runs = [read_run(shutil.copytree(small, tmp_path / path)) for path in paths]
     data = data_of(page_html(runs))
     assert data["runs"] == ["s1/tiny", "a/s2/tiny", "b/s2/tiny", "other"]
     assert data_of(page_html([runs[0], runs[0]]))["runs"] == ["tiny", "tiny"]
 
 
 def test_a_page_that_cannot_be_written_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = make_run(tmp_path / "run", num_games=2)
+    folder = shutil.copytree(small, tmp_path / "run")
     (folder / "report.html").mkdir()
     refresh_report(folder, rank=1)
     assert capsys.readouterr().err == ""
@@ -268,8 +275,8 @@ def test_a_page_that_cannot_be_written_is_one_line(
     )
 
 
-def test_a_young_page_is_not_drawn_again(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", num_games=2)
+def test_a_young_page_is_not_drawn_again(tmp_path: Path, small: Path) -> None:
+    folder = shutil.copytree(small, tmp_path / "run")
     (folder / "report.html").write_text("young")
     refresh_report(folder, rank=0, min_age_s=600.0)
     assert (folder / "report.html").read_text() == "young"
@@ -292,7 +299,8 @@ def test_several_runs_in_one_page(
 
 
 def test_a_finished_run_has_its_page(tmp_path: Path) -> None:
-    folder = run_warm(tmp_path / "run", *RUNS["branches"], page=True)
+    folder = shutil.copytree(finished(*RUNS["branches"]), tmp_path / "run")
+    assert run_tiny(folder, *RUNS["branches"], page=True) == 0
     data = data_of((folder / "report.html").read_text())
     turns = [turn for game in data["games"] for turn in game["turns"]]
     branches = [turn["branch"] for turn in turns if "branch" in turn]

@@ -26,22 +26,25 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return commands
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return untrained_run(tmp_path_factory.mktemp("runs") / "my run", SETTINGS)
+
+
 @pytest.mark.parametrize(("name", "near"), [("my run", "my_run"), ("run@x", "run_x")])
 def test_a_name_that_no_partner_can_have_is_refused(
-    name: str, near: str, started: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, near: str, started: list[Any], run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = untrained_run(tmp_path / name, SETTINGS)
-    for words in ([str(run)], [str(run), "--name", name]):
-        assert serve.main(words) == 2
-        said = capsys.readouterr().err
-        assert f"--name must have no @ and no blanks, got {name!r}; nearest: {near}" in said
+    """The folder's own name is the default."""
+    assert serve.main([str(run), *([] if name == run.name else ["--name", name])]) == 2
+    said = capsys.readouterr().err
+    assert f"--name must have no @ and no blanks, got {name!r}; nearest: {near}" in said
     assert not started
 
 
 def test_the_printed_partner_is_one_word(
-    started: list[list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    started: list[list[str]], run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = untrained_run(tmp_path / "run", SETTINGS)
     with pytest.raises(InterruptedError):
         serve.main([str(run), "--name", "it's"])
     assert "it's" in started[0]
