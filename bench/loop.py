@@ -105,8 +105,8 @@ from selfplay.learner.update import update_policy
 from selfplay.metrics.step_log import Stopwatch
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, Limits
-from selfplay.setup import Run, make_tokenizer
-from selfplay.step import Rollout
+from selfplay.setup import make_tokenizer
+from selfplay.step import Rollout, Run
 from selfplay.step import _play_instances as play_instances
 
 PHASES = ("play", "update", "push")

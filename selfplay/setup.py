@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import sys
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,30 +23,22 @@ from selfplay.config import Config
 from selfplay.config.player_spec import parse_shares
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, barrier, gather_objects, init_world, on_first_rank
+from selfplay.engines.base import Engine
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang.processes import Signals
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import fixed_partner, held_out_at_start
-from selfplay.learner.learner import Learner, make_critic
-from selfplay.learner.optimizer import make_optimizer
+from selfplay.learner.learner import Learner, make_learner
 from selfplay.metrics.monitors import Monitors
 from selfplay.metrics.run_folder import hold_run, open_run
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.model.hub import local_folder
-from selfplay.model.lora import Adapters
-from selfplay.model.policy import (
-    DTYPES,
-    end_ids,
-    export,
-    liger_is_here,
-    load_sharded,
-    scratch_model,
-)
-from selfplay.partners.judge import Judge, make_judge
+from selfplay.model.policy import end_ids, export, scratch_model
+from selfplay.partners.judge import make_judge
 from selfplay.partners.partners import Partners
-from selfplay.preflight.model import check_model
-from selfplay.rollout.seating import Partner
+from selfplay.preflight.model import StartCheck, check_model
+from selfplay.step import Run
 from selfplay.warm_start import (
     progress_folder,
     scratch_tokenizer,
@@ -74,31 +65,6 @@ def open_world(config: Config) -> World:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The parts of a run. `baselines` are the moving averages of the method ema after the steps
-    that are finished, `timed` has the seconds of the step's stages."""
-
-    config: Config
-    folder: Path
-    world: World
-    stream: TrainStream
-    tokenizer: PreTrainedTokenizerBase
-    rendering: Rendering
-    learner: Learner
-    supervisor: PolicySupervisor
-    partners: Partners
-    judge: Judge | None
-    evaluation: EvaluationContext
-    fixed_partner: Partner | None
-    monitors: Monitors
-    sync_check: SyncCheck
-    journal: Journal
-    timed: Stopwatch
-    first_step: int
-    baselines: dict[str, float]
-
-
 def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     """Make or resume the run in `config.out`: warm start, engine, learner, held-out games before
     the first step. `cleanup` closes what is started here. Every rank must call.
@@ -111,38 +77,17 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     signals = Signals()
     signals.take()
     cleanup.callback(signals.restore)
-    folder = Path(config.out)
-    on_first_rank(lambda: cleanup.callback(hold_run(folder).close), world)
-    on_first_rank(partial(open_run, folder, config), world)
-    check_shared(folder, world)
-    on_first_rank(partial(repair_folder, folder, imitation=progress_folder(folder)), world)
+    folder = _open_folder(config, world, cleanup)
     stream = cleanup.enter_context(closing(TrainStream(config)))
     tokenizer = make_tokenizer(config, folder, world)
-    path = config.model.path
-    rendering = make_rendering(
-        tokenizer,
-        template_kwargs=config.model.chat_template,
-        ends=() if path is None else end_ids(local_folder(path)),
-    )
-    warn_of_template(rendering, tokenizer.name_or_path, world)
+    rendering = _rendering(config, tokenizer, world)
     start_check = check_model(config, tokenizer, rendering, world)
     weights = first_weights(config, folder, tokenizer, rendering, world)
     shares = parse_shares(config.rollout.partners)
     partners = Partners(shares, config, rendering=rendering, world=world)
     cleanup.callback(partners.close)
     eval_partner = fixed_partner(config.eval, config.game, weights=weights, partners=partners)
-    # Without sharding the hf engine generates with the learner's own parameters, not a copy.
-    shares_policy = config.engine.kind == "hf" and world.mesh is None
-    engine = None
-    if not shares_policy:
-        # The engine starts before the learner because its memory is a share of the free memory.
-        engine = load_engine(config, weights, world, cleanup=cleanup)
-        start_check.sample(engine, EngineSupervisor(engine, world).retry)
-        sleep_or_close(engine)
-    learner = make_learner(config, weights, world)
-    if shares_policy:
-        engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
-    start_check.compare(learner, engine, weights)
+    engine, learner = _start_models(config, weights, world, start_check, cleanup)
     supervisor = PolicySupervisor(
         learner,
         engine,
@@ -204,6 +149,48 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         first_step=first_step,
         baselines=state.get("baselines", {}),
     )
+
+
+def _open_folder(config: Config, world: World, cleanup: ExitStack) -> Path:
+    """The run's folder, locked until `cleanup`, with the settings and what a kill left repaired."""
+    folder = Path(config.out)
+    on_first_rank(lambda: cleanup.callback(hold_run(folder).close), world)
+    on_first_rank(partial(open_run, folder, config), world)
+    check_shared(folder, world)
+    on_first_rank(partial(repair_folder, folder, imitation=progress_folder(folder)), world)
+    return folder
+
+
+def _rendering(config: Config, tokenizer: PreTrainedTokenizerBase, world: World) -> Rendering:
+    """The rendering of the model's chat template; warns of what it cannot do."""
+    path = config.model.path
+    rendering = make_rendering(
+        tokenizer,
+        template_kwargs=config.model.chat_template,
+        ends=() if path is None else end_ids(local_folder(path)),
+    )
+    warn_of_template(rendering, tokenizer.name_or_path, world)
+    return rendering
+
+
+def _start_models(
+    config: Config, weights: Path, world: World, start_check: StartCheck, cleanup: ExitStack
+) -> tuple[Engine | None, Learner]:
+    """This rank's engine, asleep, and the learner, both with the first weights and checked.
+
+    Without sharding the hf engine generates with the learner's own parameters, not a copy.
+    """
+    if config.engine.kind == "hf" and world.mesh is None:
+        learner = make_learner(config, weights, world)
+        engine: Engine | None = HFEngine(learner.model, max_batch=config.engine.max_batch)
+    else:
+        # The engine starts before the learner because its memory is a share of the free memory.
+        engine = load_engine(config, weights, world, cleanup=cleanup)
+        start_check.sample(engine, EngineSupervisor(engine, world).retry)
+        sleep_or_close(engine)
+        learner = make_learner(config, weights, world)
+    start_check.compare(learner, engine, weights)
+    return engine, learner
 
 
 def check_shared(folder: Path, world: World) -> None:
@@ -281,43 +268,6 @@ def first_weights(
         export_atomically(learner.model, tokenizer, warm, world=world)
         on_first_rank(partial(discard, progress_folder(folder)), world)
     return warm
-
-
-def make_learner(
-    config: Config, weights: Path, world: World, *, imitation: bool = False
-) -> Learner:
-    """The sharded policy, its optimizer and what the method needs: a reference for the KL, a critic
-    for PPO. With adapters only they are trained, and the reference is the same model without them.
-    For `imitation` all weights are trained, without reference or critic.
-    """
-    lora = None if imitation else config.model.lora
-    load = partial(
-        load_sharded,
-        str(weights),
-        world,
-        dtype=DTYPES[config.optim.master_dtype],
-        param_dtype=DTYPES[config.model.dtype],
-        recompute=config.parallel.checkpointing == "full",
-        seed=config.seed,
-        liger=config.model.liger and world.device.type == "cuda" and liger_is_here(),
-    )
-    model = load(lora=lora).eval()
-    reference = critic = None
-    if config.algorithm.kl > 0 and not imitation:
-        reference = load().requires_grad_(False) if lora is None else model
-    kind = config.warm_start.optimizer if imitation else "adamw"
-    optimizer = make_optimizer(model, config.optim, seed=config.seed, kind=kind)
-    if config.algorithm.method == "ppo" and not imitation:
-        critic = make_critic(load(), config=config.critic, optim=config.optim, world=world)
-    return Learner(
-        model=model,
-        optimizer=optimizer,
-        world=world,
-        compute_dtype=DTYPES[config.model.dtype],
-        reference=reference,
-        critic=critic,
-        adapters=None if lora is None else Adapters(lora, weights),
-    )
 
 
 def _own_weights(

@@ -9,23 +9,61 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from selfplay.advantages.advantages import CreditStats, compute_advantages, reward_samples
 from selfplay.advantages.sample import Sample
+from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint, finish
-from selfplay.distributed import all_reduce_sum, barrier
+from selfplay.config import Config
+from selfplay.data.stream import TrainStream
+from selfplay.distributed import World, all_reduce_sum, barrier
 from selfplay.engines.base import Sampling
+from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import validation
 from selfplay.learner.batch import balance_tokens
+from selfplay.learner.learner import Learner
 from selfplay.learner.update import update_policy
+from selfplay.metrics.monitors import Monitors
 from selfplay.metrics.step import step_metrics
-from selfplay.partners.judge import judge_games
+from selfplay.metrics.step_log import Journal, Stopwatch
+from selfplay.partners.judge import Judge, judge_games
+from selfplay.partners.partners import Partners
 from selfplay.rollout.driver import RolloutStats, first_turns
 from selfplay.rollout.episode import Episode, limits_of
-from selfplay.rollout.seating import self_play_games
-from selfplay.setup import Run
+from selfplay.rollout.seating import Partner, self_play_games
 from selfplay.warm_start import auxiliary_imitation
+from selfplay.weight_sync.supervisor import PolicySupervisor
+from selfplay.weight_sync.sync_check import SyncCheck
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The parts of a run, which `setup.set_up` makes, in the order in which a step uses them."""
+
+    config: Config
+    folder: Path
+    world: World  # the ranks: processes, their device, the engine's replica
+    stream: TrainStream  # the instances of each step
+    partners: Partners  # who else plays, and the policy pool
+    tokenizer: PreTrainedTokenizerBase
+    rendering: Rendering  # texts as exact tokens
+    # Plays and pushes through its `engine`, an SGLangEngine or an HFEngine; None on a rank that
+    # shares another rank's. `runner` is that engine, or an EngineRouter over it and the partners'.
+    supervisor: PolicySupervisor
+    judge: Judge | None
+    baselines: dict[str, float]  # the moving averages of the method ema after the finished steps
+    learner: Learner  # the policy, sharded, and its optimizer
+    sync_check: SyncCheck  # the log-probs of engine and trainer after a push
+    evaluation: EvaluationContext
+    fixed_partner: Partner | None  # of `eval.partner`
+    monitors: Monitors
+    journal: Journal
+    timed: Stopwatch  # the seconds of the step's stages
+    first_step: int
 
 
 @dataclass(frozen=True, slots=True)

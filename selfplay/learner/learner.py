@@ -11,12 +11,14 @@ Shapes: M trained tokens of a micro-batch, D width of the hidden state.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from selfplay.config import CriticConfig, OptimConfig
+from selfplay.config import Config, CriticConfig, OptimConfig
 from selfplay.distributed import (
     World,
     all_reduce_max,
@@ -27,7 +29,13 @@ from selfplay.distributed import (
 from selfplay.learner.batch import MicroBatch
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.model.lora import Adapters, without_adapters
-from selfplay.model.policy import hidden_states, policy_logprobs
+from selfplay.model.policy import (
+    DTYPES,
+    hidden_states,
+    liger_is_here,
+    load_sharded,
+    policy_logprobs,
+)
 
 
 @dataclass(slots=True)
@@ -55,6 +63,43 @@ class Learner:
     reference: PreTrainedModel | None = None
     critic: Critic | None = None
     adapters: Adapters | None = None
+
+
+def make_learner(
+    config: Config, weights: Path, world: World, *, imitation: bool = False
+) -> Learner:
+    """The sharded policy, its optimizer and what the method needs: a reference for the KL, a critic
+    for PPO. With adapters only they are trained, and the reference is the same model without them.
+    For `imitation` all weights are trained, without reference or critic.
+    """
+    lora = None if imitation else config.model.lora
+    load = partial(
+        load_sharded,
+        str(weights),
+        world,
+        dtype=DTYPES[config.optim.master_dtype],
+        param_dtype=DTYPES[config.model.dtype],
+        recompute=config.parallel.checkpointing == "full",
+        seed=config.seed,
+        liger=config.model.liger and world.device.type == "cuda" and liger_is_here(),
+    )
+    model = load(lora=lora).eval()
+    reference = critic = None
+    if config.algorithm.kl > 0 and not imitation:
+        reference = load().requires_grad_(False) if lora is None else model
+    kind = config.warm_start.optimizer if imitation else "adamw"
+    optimizer = make_optimizer(model, config.optim, seed=config.seed, kind=kind)
+    if config.algorithm.method == "ppo" and not imitation:
+        critic = make_critic(load(), config=config.critic, optim=config.optim, world=world)
+    return Learner(
+        model=model,
+        optimizer=optimizer,
+        world=world,
+        compute_dtype=DTYPES[config.model.dtype],
+        reference=reference,
+        critic=critic,
+        adapters=None if lora is None else Adapters(lora, weights),
+    )
 
 
 def make_critic(

@@ -25,8 +25,9 @@ from selfplay.evaluation.games import find_games
 from selfplay.evaluation.held_out import EvaluationContext, held_out
 from selfplay.evaluation.plan import find_config, report_folder
 from selfplay.evaluation.report import Report, fenced, markdown, table_text
+from selfplay.learner.learner import make_learner
 from selfplay.partners.checkpoints import Source, find_source
-from selfplay.setup import make_learner, make_tokenizer
+from selfplay.setup import make_tokenizer
 from selfplay.weight_sync.supervisor import EngineSupervisor
 from tests.helpers.dialop_boards import SMALL, human_games, record_of
 from tests.helpers.family_models import random_folder

@@ -13,10 +13,9 @@ from selfplay.config import Config, load_config
 from selfplay.distributed import init_world
 from selfplay.engines.hf import HFEngine
 from selfplay.errors import SettingsError
-from selfplay.learner.learner import Learner
+from selfplay.learner.learner import Learner, make_learner
 from selfplay.model.policy import load_model
 from selfplay.preflight.model import StartCheck, check_model, num_words
-from selfplay.setup import make_learner
 from tests.helpers.family_models import random_folder
 from tests.helpers.tiny_run import run_tiny, write_tiny
 

@@ -14,8 +14,8 @@ from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.sglang import buckets
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.learner.learner import make_learner
 from selfplay.model.lora import add_adapters
-from selfplay.setup import make_learner
 from selfplay.weight_sync import push as sync
 from selfplay.weight_sync.offload import Offload
 from selfplay.weight_sync.supervisor import PolicySupervisor
