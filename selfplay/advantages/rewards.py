@@ -18,7 +18,8 @@ from dataclasses import replace
 
 from selfplay.advantages.sample import Sample
 from selfplay.config import AlgorithmConfig, RewardConfig
-from selfplay.rollout.episode import BranchPoint, Episode, siblings_of
+from selfplay.rollout.branches import siblings_of
+from selfplay.rollout.episode import BranchPoint, Episode
 
 UNACCEPTED = 0.5  # with `regret`, the fraction of its value that an unaccepted proposal pays
 

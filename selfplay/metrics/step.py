@@ -12,8 +12,9 @@ from typing import Any
 from selfplay.advantages.advantages import CreditStats
 from selfplay.config.player_spec import SELF
 from selfplay.distributed import World, gather_objects
+from selfplay.rollout.branches import siblings_of
 from selfplay.rollout.driver import RolloutStats
-from selfplay.rollout.episode import BranchPoint, Episode, siblings_of
+from selfplay.rollout.episode import BranchPoint, Episode
 
 _GAMES_WITH = "games with "  # prefix of the counts of games by partner and seat
 

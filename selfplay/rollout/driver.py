@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
 from selfplay.engines.base import Completion, GameRunner, Generate, Request, Sampling
 from selfplay.errors import EngineFault
-from selfplay.rollout.episode import VOID, Episode, GameSetup, Limits, play_game
+from selfplay.rollout.branches import play_branched
+from selfplay.rollout.episode import VOID, Episode, GameSetup, Limits, Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +94,27 @@ def play_games(
         return [], RolloutStats(0, 0, 0.0)
     finished = FinishedGames() if finished is None else finished
 
-    async def play(index: int, generate: Generate) -> None:
-        counting = _Counting(generate, version)
-        episode = await play_game(setups[index].copy(), limits, counting.generate)
+    async def play_game(index: int, generate: Generate) -> None:
+        setup, counting = setups[index].copy(), _Counting(generate, version)
+        position = Position(setup, limits)
+        if setup.branching is not None:
+            episode = await play_branched(position, setup.branching, counting.generate)
+        else:
+            while position.ended is None:
+                await position.turn(counting.generate)
+            episode = position.episode()
         finished.games[index] = FinishedGame(
             episode, counting.num_prompt_tokens, counting.num_generated_tokens
         )
         if on_end is not None:
             on_end()
 
-    games = [partial(play, index) for index in range(len(setups)) if index not in finished.games]
-    if games:
+    unfinished = [index for index in range(len(setups)) if index not in finished.games]
+    if unfinished:
         began_s = time.perf_counter()
         try:
             with engine.rollout():
-                engine.run_games(games, sampling)
+                engine.run_games([partial(play_game, index) for index in unfinished], sampling)
         finally:
             finished.engine_s += time.perf_counter() - began_s
     return finished.result(len(setups))
@@ -162,10 +170,11 @@ def play_scripted(setups: Sequence[GameSetup], *, limits: Limits) -> list[Episod
 
     episodes = []
     for setup in setups:
-        try:
-            play_game(setup, limits, no_engine).send(None)  # it awaits nothing, so it ends at once
-        except StopIteration as stop:
-            episodes.append(stop.value)
+        position = Position(setup, limits)
+        while position.ended is None:
+            with suppress(StopIteration):
+                position.turn(no_engine).send(None)  # it awaits nothing, so it ends at once
+        episodes.append(position.episode())
     return episodes
 
 

@@ -1,18 +1,8 @@
-"""One game: its records, how it is played turn by turn, and its branch points.
-
-A game is a coroutine that awaits its turns. A running game can be forked: before chosen turns
-(branch points) sibling turns are sampled from the same state, and each sibling is played on to the
-end, in the same batches as all other games. Draws of a fork are named (..., episode, "branch",
-turn, sibling, continuation), so the game itself is exactly what it would be without branches.
-Whether a turn becomes a branch point never depends on what follows it; otherwise the siblings would
-not be fair samples of the policy.
-"""
+"""One game: its records, and how it is played turn by turn. `branches` plays its branch points."""
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import random
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +11,6 @@ from dialop.game import Game, Outcome, Prompt
 from dialop.tags import split_message
 from selfplay.chat.transcript import Transcript
 from selfplay.config import RolloutConfig
-from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Generate
 from selfplay.errors import SettingsError
 from selfplay.rollout.players import Move, Player
@@ -261,90 +250,6 @@ class Position:
             self.ended = "retries"
 
 
-async def play_game(setup: GameSetup, limits: Limits, generate: Generate) -> Episode:
-    """Play a game to its end, and its branches to theirs.
-
-    Sibling 0 of a branch point is the turn that the game itself took, and its continuation 0 is the
-    game itself. A turn that ends the game has no other continuation.
-    """
-    position, branching = Position(setup, limits), setup.branching
-    if branching is None:
-        return await _play_on(position, generate)
-    points: list[BranchPoint] = []
-    try:
-        async with asyncio.TaskGroup() as branches:
-            while position.ended is None:
-                if _is_branch_point(position, branching, len(points)):
-                    points.append(_branch_point(position))
-                    await _branch(position, points[-1], branching, branches, generate)
-                else:
-                    await position.turn(generate)
-    except BaseExceptionGroup as errors:  # of this game or of one of its branches
-        raise errors.exceptions[0] from None
-    # Drop branch points whose seat had no tokens left for a turn.
-    taken = tuple(point for point in points if point.turn < len(position.turns))
-    return replace(position.episode(), branches=taken)
-
-
-async def _play_on(position: Position, generate: Generate) -> Episode:
-    while position.ended is None:
-        await position.turn(generate)
-    return position.episode()
-
-
-def _branch_point(position: Position) -> BranchPoint:
-    seat = position.setup.game.seat_to_move
-    assert seat is not None
-    return BranchPoint(turn=len(position.turns), seat=seat)
-
-
-async def _branch(
-    position: Position,
-    point: BranchPoint,
-    branching: Branching,
-    branches: asyncio.TaskGroup,
-    generate: Generate,
-) -> None:
-    """Start the siblings of the next turn, take the turn, and start its other continuations."""
-    for sibling in range(1, branching.siblings):
-        twin = position.fork("branch", point.turn, sibling)
-        branches.create_task(
-            _play_sibling(twin, point, sibling, branching.continuations, branches, generate)
-        )
-    await position.turn(generate)
-    if position.ended is None:
-        for number in range(1, branching.continuations):
-            twin = position.fork("branch", point.turn, 0, number)
-            branches.create_task(_play_continuation(twin, point, (0, number), generate))
-
-
-async def _play_sibling(
-    twin: Position,
-    point: BranchPoint,
-    sibling: int,
-    num_continuations: int,
-    branches: asyncio.TaskGroup,
-    generate: Generate,
-) -> None:
-    """A sibling turn from the same state, then its continuations."""
-    await twin.turn(generate)
-    if twin.ended is None:
-        for number in range(1, num_continuations):
-            fork = twin.fork(number)
-            branches.create_task(_play_continuation(fork, point, (sibling, number), generate))
-        twin = twin.fork(0)
-    await _play_continuation(twin, point, (sibling, 0), generate)
-
-
-async def _play_continuation(
-    twin: Position, point: BranchPoint, key: tuple[int, int], generate: Generate
-) -> None:
-    """Play a forked game to its end and keep it at `point.continuations[key]`."""
-    episode = await _play_on(twin, generate)
-    if episode.ended != VOID:  # a void game has no score to average
-        point.continuations[key] = episode
-
-
 def _try_move(game: Game, seat: int, move: Move) -> Turn:
     """Apply one try at a move to the game."""
     if not move.complete:
@@ -362,47 +267,3 @@ def _try_move(game: Game, seat: int, move: Move) -> Turn:
         move.num_tokens,
         step.rewards,
     )
-
-
-def _is_branch_point(position: Position, branching: Branching, num_points: int) -> bool:
-    """Whether the next turn is a branch point. Only the policy's turns can be."""
-    game = position.setup.game
-    if game.seat_to_move is None or position.setup.players[game.seat_to_move].transcript is None:
-        return False
-    match branching.rule:
-        case "all":
-            return True
-        case "random":
-            return len(position.turns) in branching.drawn
-        case "first":
-            return num_points < branching.most
-        case "decisions":
-            return num_points < branching.most and game.answer_due
-    raise ValueError(f"a branch plan must be all, random, first or decisions, got {branching.rule}")
-
-
-def branching_of(rollout: RolloutConfig, names: tuple[object, ...]) -> Branching | None:
-    """A game's branch plan; None without branching. `names` seed its random choice of turns."""
-    branch = rollout.branch
-    if branch.turns == "none":
-        return None
-    drawn: frozenset[int] = frozenset()
-    if branch.turns == "random":
-        generator = random.Random(named_seed(*names, "branch turns"))
-        num = min(branch.per_game, rollout.max_turns)
-        drawn = frozenset(generator.sample(range(rollout.max_turns), num))
-    return Branching(
-        rule=branch.turns,
-        most=branch.per_game,
-        drawn=drawn,
-        siblings=branch.siblings,
-        continuations=branch.continuations,
-    )
-
-
-def siblings_of(episode: Episode, point: BranchPoint) -> list[list[Episode]]:
-    """The continuations of each sibling turn, those of the game's own turn first."""
-    siblings: dict[int, list[Episode]] = {0: [episode]}
-    for (sibling, _), continuation in sorted(point.continuations.items(), key=lambda item: item[0]):
-        siblings.setdefault(sibling, []).append(continuation)
-    return [siblings[sibling] for sibling in sorted(siblings)]

@@ -16,7 +16,8 @@ from selfplay.config import COMPARED_IN_GROUPS, Config, GameConfig, RolloutConfi
 from selfplay.config.player_spec import POOL, SCRIPTED, SELF, Spec, parse_shares, parse_spec
 from selfplay.data.seeds import named_seed, pick
 from selfplay.errors import SettingsError
-from selfplay.rollout.episode import GameSetup, branching_of
+from selfplay.rollout.branches import branching_of
+from selfplay.rollout.episode import GameSetup
 from selfplay.rollout.players import Player, PolicyPlayer, ScriptedPartner, Teacher
 
 MAX_WEIGHT = 1e6  # of a teacher in the mixture

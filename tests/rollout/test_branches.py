@@ -17,8 +17,9 @@ from selfplay.config import AlgorithmConfig, RewardConfig, load_config
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Generate, Request
 from selfplay.metrics.step import branch_metrics, branch_records, branch_tally, turn_values
+from selfplay.rollout.branches import branching_of, siblings_of
 from selfplay.rollout.driver import play_games
-from selfplay.rollout.episode import Branching, Episode, GameSetup, branching_of, siblings_of
+from selfplay.rollout.episode import Branching, Episode, GameSetup
 from selfplay.rollout.players import Move, Player, ScriptedPartner
 from tests.helpers.dialop_boards import BEST, BRIEF, SMALL, WORST
 from tests.helpers.hand_episodes import with_advantages
