@@ -8,8 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfplay.engines.sglang.fast import GameSessions, SessionPool
-from selfplay.engines.sglang.requests import max_session_tokens
+from selfplay.engines.sglang.sessions import GameSessions, SessionPool, max_session_tokens
 
 PROMPT = list(range(10))
 

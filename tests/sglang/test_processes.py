@@ -56,7 +56,7 @@ def test_a_group_s_games_share_a_process_its_cache_and_the_true_logprobs(
 ) -> None:
     by_process: list[list[Any]] = [[], []]
     counts = []
-    for sender, of_process in zip(engine._senders, by_process, strict=True):
+    for sender, of_process in zip(engine.senders, by_process, strict=True):
         send = sender.send
 
         async def noted(
@@ -83,7 +83,7 @@ def test_a_group_s_games_share_a_process_its_cache_and_the_true_logprobs(
     for turns in played:
         for ids, completion in turns:
             assert tiny.worst_mismatch(policy, ids, completion) < ROUNDING
-    for sender in engine._senders:
+    for sender in engine.senders:
         del sender.send  # type: ignore[attr-defined]
 
 

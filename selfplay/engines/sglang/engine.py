@@ -27,10 +27,16 @@ import torch
 from selfplay.config import EngineConfig
 from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling, run_all
 from selfplay.engines.sglang import buckets, launch
+from selfplay.engines.sglang.bursts import Bursts
 from selfplay.engines.sglang.event_loop import EngineLoop
-from selfplay.engines.sglang.fast import GameSessions
 from selfplay.engines.sglang.processes import Signals
-from selfplay.engines.sglang.requests import Bursts, GameRouter, RequestCounters, RequestSender
+from selfplay.engines.sglang.requests import GameRouter, RequestCounters, RequestSender
+from selfplay.engines.sglang.sessions import (
+    GameSessions,
+    SessionPool,
+    max_session_tokens,
+    max_sessions,
+)
 from selfplay.errors import EngineFault
 
 TAGS = ("kv_cache", "weights")  # the memory that `sleep` releases; CUDA graphs stay
@@ -118,16 +124,18 @@ class SGLangEngine:
         self.cache_tokens = self.cache_tokens or started.cache_tokens
         self._loop = EngineLoop(started, signals, timeout_s=self._timeout_s)
         self.counters = RequestCounters()
-        self._senders = [
-            RequestSender(
-                self._loop,
-                process,
-                bursts,
-                self.counters,
-                session_slots=self._session_slots(),
-                cache_tokens=self.cache_tokens,
-            )
+        self.senders = [
+            RequestSender(self._loop, process, bursts, self.counters)
             for process, bursts in enumerate(self.bursts)
+        ]
+        self.session_pools = [
+            SessionPool(
+                sender.client,
+                slots=max_sessions(arguments, self.cache_tokens),
+                max_tokens=max_session_tokens(self.cache_tokens, sender.context_length),
+            )
+            for sender in self.senders
+            if self.sessions
         ]
         self.start_s = self._warm_up(started, patience_s=max(self._timeout_s, 600.0))
         seconds = ", ".join(f"{name} {took_s:.1f} s" for name, took_s in self.start_s.items())
@@ -137,21 +145,13 @@ class SGLangEngine:
             flush=True,
         )
 
-    def _session_slots(self) -> int:
-        """The sessions that one process may hold: two for each running request."""
-        if not self.sessions:
-            return 0
-        # SGLang has at most one request slot for two tokens of the cache.
-        slots = min(self._arguments["max_running_requests"], self.cache_tokens // 2)
-        return max(0, slots - self._arguments["pp_max_micro_batch_size"])
-
     def _warm_up(self, started: launch.Started, *, patience_s: float) -> dict[str, float]:
         """Answer one request, which compiles kernels; return the start's seconds by phase."""
         began_s = time.perf_counter()
         parameters = self.parameters(Request([1, 2, 3, 4], 2, 0), Sampling(1.0, ()))
 
         async def answer_once() -> None:
-            for sender in self._senders:
+            for sender in self.senders:
                 await sender.send([1, 2, 3, 4], parameters, version=self.version)
 
         self._loop.run(answer_once(), what="the first answer", timeout_s=patience_s)
@@ -202,9 +202,14 @@ class SGLangEngine:
         RuntimeError while it has no valid weights or cache (it sleeps, or a push is incomplete).
         """
         self._check_awake()
-        router = GameRouter(self._senders)
-        playing = (_GameRequests(self, router, sampling, partners).play(game) for game in games)
-        return self._loop.run(self._play_all(playing), what="generation")
+        router = GameRouter(self.num_processes)
+
+        def begin(game: GameCoroutine) -> Coroutine[Any, Any, Any]:
+            requests = _GameRequests(self, router, sampling, partners)
+            playing = game(requests.generate)
+            return requests.close_sessions_after(playing) if self.sessions else playing
+
+        return self._loop.run(self._play_all(map(begin, games)), what="generation")
 
     async def _play_all(self, playing: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
         try:
@@ -223,7 +228,7 @@ class SGLangEngine:
 
         async def score(number: int, ids: Sequence[int]) -> list[float]:
             parameters = {"max_new_tokens": 1, "temperature": 1.0}
-            sender = self._senders[number % self.num_processes]
+            sender = self.senders[number % self.num_processes]
             answer = await sender.send(ids, parameters, version=self.version, score=True)
             logprobs = [x for x in answer.prompt_logprobs[1:] if x is not None]
             if len(logprobs) != len(ids) - 1:
@@ -390,33 +395,34 @@ class _GameRequests:
     ) -> None:
         self._engine, self._router = engine, router
         self._sampling, self._partners = sampling, partners
-        self._sender: RequestSender | None = None
+        self._process: int | None = None
         self._sessions: GameSessions | None = None
-
-    async def play(self, game: GameCoroutine) -> Any:
-        """Run the game; its sessions end with it."""
-        try:
-            return await game(self.generate)
-        finally:
-            if self._sessions is not None:
-                self._sessions.close()
 
     async def generate(self, request: Request) -> Completion:
         """The completion of one request. A turn is complete if it ends with a stop token: SGLang
         tests the length first, so a stop token at the limit would count as cut off."""
         if request.model and self._partners is not None:
             return await self._partners(request)
-        if self._sender is None:
-            self._sender = self._router.sender_for(request.prompt_ids)
-            if self._engine.sessions:
-                self._sessions = self._sender.new_sessions()
-        version = self._engine.version
-        answer = await self._sender.send(
+        engine = self._engine
+        if self._process is None:
+            self._process = self._router.process_for(request.prompt_ids)
+            if engine.sessions:
+                self._sessions = GameSessions(engine.session_pools[self._process])
+        version = engine.version
+        answer = await engine.senders[self._process].send(
             request.prompt_ids,
-            self._engine.parameters(request, self._sampling),
+            engine.parameters(request, self._sampling),
             version=version,
             sessions=self._sessions,
         )
         stopped = bool(answer.ids) and answer.ids[-1] in self._sampling.stop_ids
         finish = "stop" if stopped else answer.finish
         return Completion(answer.ids, answer.logprobs, finish, version)
+
+    async def close_sessions_after(self, playing: Coroutine[Any, Any, Any]) -> Any:
+        """The result of the game; its sessions end with it."""
+        try:
+            return await playing
+        finally:
+            if self._sessions is not None:
+                self._sessions.close()

@@ -1,7 +1,8 @@
 """What is changed inside SGLang's scheduler process: two fixes and two speed-ups.
 
-Imports SGLang only inside the functions, in the process that they change. Written for SGLang
-0.5.17.
+`launch` starts each scheduler with `processes.run_scheduler`, which calls `apply`; the trainer's
+side of `accept_lists` is `scheduler_client.SchedulerClient`. Imports SGLang only inside the
+functions, in the process that they change. Written for SGLang 0.5.17.
 """
 
 from __future__ import annotations
@@ -154,8 +155,8 @@ def _append(requests: list[Any], tokens: list[int], logprobs_R: Any) -> list[int
     """Append each token and its log-prob to its request; the indices of the requests that SGLang
     has to handle, because they end.
 
-    All requests are those of `fast.SchedulerClient`: ids and log-probs, without stop strings,
-    grammars or streams.
+    All requests are those of `scheduler_client.SchedulerClient`: ids and log-probs, without stop
+    strings, grammars or streams.
     """
     left = []
     for index, (request, token, logprob) in enumerate(

@@ -1,27 +1,20 @@
-"""The fast path to one SGLang process: token requests on its scheduler's socket, in sessions.
+"""A client of one SGLang scheduler: token requests on its socket, past SGLang's front end.
 
-SGLang's front end (`Engine.async_generate`) serves strings, images and streams. Its Python costs
-about as much time per turn as the game does, and token requests do not need it. Here requests that
-are sent at the same moment go in one list (`patches.accept_lists`). Control calls and the socket
-stay with the front end.
+The front end (`Engine.async_generate`) serves strings, images and streams. Its Python costs about
+as much time per turn as the game does, and token requests do not need it. Here requests that are
+sent at the same moment go in one list. Control calls and the socket stay with the front end.
 
-Without a session a turn sends its whole prompt. SGLang looks it up in the prefix cache, and enters
-prompt and answer there when the turn ends, which is Python for each turn. In a streaming session
-SGLang keeps the seat's tokens and its KV cache from turn to turn, so a turn sends only what is new.
-A session's first prompt still shares the prefix cache with other games. Sampling is the same.
-SGLang cannot evict a session from the KV cache, so `SessionPool` counts it.
-
-Written for SGLang 0.5.17. Sizes in tokens.
+SGLang is changed on both sides of the socket: here the front end's receiver is replaced, and
+`patches.accept_lists` lets the scheduler read lists (`launch` starts `processes.run_scheduler`,
+which applies the patches). Written for SGLang 0.5.17. Sizes in tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from array import array
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,7 +73,7 @@ class SchedulerClient:
 
         In a session `ids` are those after the last answer's. If the caller is cancelled, the
         process drops the request. Raises ValueError for ids that are not in the vocabulary and for
-        parameters that SGLang refuses.
+        parameters that SGLang refuses, EngineFault if the process aborts the request.
         """
         from sglang.srt.managers.io_struct import (
             AbortReq,
@@ -111,11 +104,14 @@ class SchedulerClient:
         opened = self._open[rid] = _OpenRequest(asyncio.get_running_loop().create_future())
         self._enqueue(request)
         try:
-            return await opened.answer
+            answer = await opened.answer
         except asyncio.CancelledError:
             if rid in self._open:
                 self._enqueue(AbortReq(rid=rid))
             raise
+        if answer.finish not in ("stop", "length"):
+            raise EngineFault(f"the engine ended a request with {answer.finish}")
+        return answer
 
     def open_session(self, session: str) -> None:
         """Create a session, before its first request; requests of a missing one are aborted."""
@@ -187,120 +183,3 @@ class SchedulerClient:
                     num_cached,
                 )
             )
-
-
-@dataclass(slots=True, eq=False)
-class Session:
-    """One seat's context: the ids of its last prompt and of the answer to it."""
-
-    name: str
-    first_prompt: tuple[int, ...]
-    ids: tuple[int, ...] = ()
-    reserved: int = 0  # tokens that the session may hold after its first prompt
-    closed: bool = False
-
-
-class SessionPool:
-    """The sessions of one process, at most `slots`, which hold at most `max_tokens`.
-
-    A first prompt is counted once for all sessions that begin with it. A new session takes what is
-    free. A session that grows closes those that are idle longest, or itself if none is idle.
-    """
-
-    def __init__(self, client: SchedulerClient, *, slots: int, max_tokens: int) -> None:
-        self._client, self.free_slots, self.max_tokens = client, slots, max_tokens
-        self.num_tokens = 0  # that all sessions hold or may come to hold in their turns
-        self._idle: dict[Session, None] = {}  # those between two turns, the longest first
-        self._first_prompts: Counter[tuple[int, ...]] = Counter()
-        self._counter = itertools.count()
-
-    def is_idle(self, session: Session) -> bool:
-        """Whether the session is open and between two turns."""
-        return session in self._idle
-
-    def open(self, ids: Sequence[int], num_new: int) -> Session | None:
-        """A session for this first prompt and its answer, or None if none is free."""
-        first = tuple(ids)
-        prompt = 0 if self._first_prompts[first] else len(first)
-        if not self.free_slots or self.num_tokens + prompt + num_new > self.max_tokens:
-            return None
-        self.free_slots -= 1
-        self._first_prompts[first] += 1
-        self.num_tokens += prompt + num_new
-        session = Session(f"session-{next(self._counter)}", first, reserved=num_new)
-        self._client.open_session(session.name)
-        return session
-
-    def begin_turn(self, session: Session, num: int) -> bool:
-        """An idle session begins a turn, after which it holds at most `num` tokens. If that is too
-        many although no other session is idle, it is closed, and the result is False."""
-        del self._idle[session]
-        self._resize(session, num)
-        while self.num_tokens > self.max_tokens and self._idle:
-            self.close(next(iter(self._idle)))
-        if self.num_tokens > self.max_tokens:
-            self.close(session)
-        return not session.closed
-
-    def end_turn(self, session: Session, ids: tuple[int, ...]) -> None:
-        """The turn has ended; `ids` are its prompt and answer."""
-        session.ids = ids
-        self._resize(session, len(ids))
-        self._idle[session] = None
-
-    def _resize(self, session: Session, num: int) -> None:
-        reserved = num - len(session.first_prompt)
-        self.num_tokens += reserved - session.reserved
-        session.reserved = reserved
-
-    def close(self, session: Session) -> None:
-        """Free the session's cache, once."""
-        if session.closed:
-            return
-        session.closed = True
-        self._client.close_session(session.name)
-        self._idle.pop(session, None)
-        self.num_tokens -= session.reserved
-        self.free_slots += 1
-        self._first_prompts[session.first_prompt] -= 1
-        if not self._first_prompts[session.first_prompt]:
-            del self._first_prompts[session.first_prompt]
-            self.num_tokens -= len(session.first_prompt)
-
-
-class GameSessions:
-    """The sessions of one game. Close them when the game ends."""
-
-    def __init__(self, pool: SessionPool) -> None:
-        self.pool = pool
-        self._sessions: list[Session] = []
-
-    @contextlib.contextmanager
-    def turn(self, ids: Sequence[int], num_new: int) -> Iterator[Session | None]:
-        """The session that these prompt ids continue, or a new one; None if none is free.
-
-        Inside the block call `SessionPool.end_turn` with the answer. If that does not happen, the
-        session is closed, since what the process holds is then unknown.
-        """
-        self._sessions = [session for session in self._sessions if not session.closed]
-        session = next((s for s in self._sessions if self._continues(ids, s)), None)
-        if session is None:
-            session = self.pool.open(ids, num_new)
-            if session is not None:
-                self._sessions.append(session)
-        elif not self.pool.begin_turn(session, len(ids) + num_new):
-            session = None
-        try:
-            yield session
-        finally:
-            if session is not None and not self.pool.is_idle(session):
-                self.pool.close(session)
-
-    def close(self) -> None:
-        """Free the cache of all sessions of the game."""
-        for session in self._sessions:
-            self.pool.close(session)
-
-    def _continues(self, ids: Sequence[int], session: Session) -> bool:
-        num, idle = len(session.ids), self.pool.is_idle(session)
-        return idle and num < len(ids) and session.ids == tuple(ids[:num])
