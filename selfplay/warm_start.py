@@ -21,6 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
+from dialop.game import Instance
 from dialop.starts import PeoplesGame
 from selfplay.advantages.advantages import imitation_samples
 from selfplay.advantages.sample import Sample
@@ -28,9 +29,10 @@ from selfplay.atomic import atomic_folder, damage, write_atomically
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.checkpoint import resume, save_checkpoint
-from selfplay.config import Config, ModelConfig, WarmStartConfig
+from selfplay.config import Config, GameConfig, ModelConfig, WarmStartConfig
+from selfplay.config.player_spec import SCRIPTED
 from selfplay.data.instances import TEACHERS, TOKENIZER, generated, imitated_people
-from selfplay.data.seeds import named_seed
+from selfplay.data.seeds import named_seed, pick
 from selfplay.distributed import World, barrier
 from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
@@ -42,8 +44,9 @@ from selfplay.metrics.step_log import StepLog
 from selfplay.model.hub import local_folder
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import GameSetup, Limits, limits_of
-from selfplay.rollout.players import Teacher
-from selfplay.rollout.seating import scripted_games, teacher_games, teacher_mixture
+from selfplay.rollout.players import Player, ScriptedPartner, Teacher
+from selfplay.rollout.seat_rules import teacher_mixture
+from selfplay.rollout.seating import game_setup, scripted_games
 
 LOG_EVERY = 50  # optimizer steps per line of the warm start's log
 SAVE_EVERY = 200  # optimizer steps between the checkpoints from which it resumes
@@ -316,6 +319,40 @@ def auxiliary_imitation(
     return [
         LossTerm(samples[world.dp_rank :: world.dp_size], "imitation", weight=warm.auxiliary_weight)
     ]
+
+
+def teacher_games(
+    instances: Sequence[Instance],
+    *,
+    teachers: Sequence[str],
+    game: GameConfig,
+    seed: int,
+    rendering: Rendering,
+) -> list[GameSetup]:
+    """One game of each instance between teachers. Each seat's teacher is drawn from those in the
+    warm start's mixture that can play it. If none can, the game chooses the seat's player."""
+    mixture = list(zip(*teacher_mixture(teachers, game), strict=True))
+    kit, setups = game.kit, []
+    for instance in instances:
+        players: list[Player] = []
+        for seat in range(len(kit.ROLES)):
+            able = [entry for entry in mixture if kit.seated(entry[0])[seat] == entry[0]]
+            specs, weights = zip(*(able or mixture), strict=True)
+            spec = pick(specs, weights, named_seed(seed, "teacher", instance.key, seat))
+            spec = kit.seated(spec)[seat]
+            script = kit.make_script(
+                spec, seed=named_seed(seed, "teacher's words", instance.key, seat)
+            )
+            # Only seats that the policy can have are imitated.
+            imitated = seat in kit.POLICY_SEATS
+            name = f"{SCRIPTED}:{spec}"
+            players.append(
+                Teacher(script, rendering, name=name)
+                if imitated
+                else ScriptedPartner(script, name=name)
+            )
+        setups.append(game_setup(instance, tuple(players), game))
+    return setups
 
 
 def teacher_samples(config: Config, rendering: Rendering, *, start: int, num: int) -> list[Sample]:

@@ -20,7 +20,8 @@ from selfplay.evaluation.evaluate import EvaluationContext, evaluate, evaluate_s
 from selfplay.evaluation.report import rows_json, table_text
 from selfplay.metrics.tables import columns_of, paired_change, show_change, show_interval
 from selfplay.partners.partners import Partners, check_spec
-from selfplay.rollout.seating import Partner, chosen_seats, read_spec
+from selfplay.rollout.seat_rules import chosen_seats, read_spec
+from selfplay.rollout.seating import Partner
 
 
 def held_out(stage: str, context: EvaluationContext, *, folder: Path) -> None:

@@ -33,7 +33,7 @@ from selfplay.partners.checkpoints import (
     part_of_run,
     template_of,
 )
-from selfplay.rollout.seating import chosen_seats, read_spec
+from selfplay.rollout.seat_rules import chosen_seats, read_spec
 
 # Policies come first, because the engine of a match's first player runs its games.
 _RANK = (CHECKPOINT, SCRIPTED, ENDPOINT)

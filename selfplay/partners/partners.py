@@ -34,7 +34,8 @@ from selfplay.model.policy import DTYPES, empty_model, end_ids, load_model
 from selfplay.model.stored import Stored
 from selfplay.partners.checkpoints import Source, check_same_game, find_source, template_of
 from selfplay.rollout.players import FrozenPlayer, Player, PolicyPlayer
-from selfplay.rollout.seating import SELF_PLAY, Partner, chosen_seats, scripted_partner
+from selfplay.rollout.seat_rules import chosen_seats
+from selfplay.rollout.seating import SELF_PLAY, Partner, scripted_partner
 from selfplay.rollout.text_players import EndpointPlayer
 
 POOL_SEED = "past self"  # an older word for the policy pool; it keeps the draws of old runs

@@ -31,7 +31,7 @@ from selfplay.model.hub import check_weights, described_in, local_folder
 from selfplay.model.policy import end_ids, scratch_config
 from selfplay.partners.checkpoints import find_source
 from selfplay.partners.partners import check_partners
-from selfplay.rollout.seating import check_players
+from selfplay.rollout.seat_rules import check_players
 
 
 def check_run(config: Config, *, here: bool = True) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from selfplay.config import load_config
 from selfplay.errors import SettingsError
-from selfplay.rollout.seating import check_players
+from selfplay.rollout.seat_rules import check_players
 
 BASE = ("model.scratch={}", "rollout.max_game_tokens=1000", "game.options.scale=false")
 BRANCH = "rollout.branch.turns=decisions"

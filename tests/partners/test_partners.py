@@ -25,12 +25,8 @@ from selfplay.partners.partners import check_partners, joined, snapshot_folder, 
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import GameSetup, Position
 from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
-from selfplay.rollout.seating import (
-    SELF_PLAY,
-    Partner,
-    read_spec,
-    scripted_partner,
-)
+from selfplay.rollout.seat_rules import read_spec
+from selfplay.rollout.seating import SELF_PLAY, Partner, scripted_partner
 from tests.helpers.chat_families import tokenizer_of
 from tests.helpers.scripted_engine import WaveEngine
 from tests.helpers.small_games import (

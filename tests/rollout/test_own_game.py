@@ -13,14 +13,9 @@ from selfplay.config.text import dump
 from selfplay.errors import SettingsError
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, Limits, limits_of
-from selfplay.rollout.seating import (
-    Partner,
-    check_players,
-    policy_seats_in,
-    scripted_games,
-    scripted_partner,
-    teacher_games,
-)
+from selfplay.rollout.seat_rules import check_players
+from selfplay.rollout.seating import Partner, policy_seats_in, scripted_games, scripted_partner
+from selfplay.warm_start import teacher_games
 from tests.helpers import three_rooms
 from tests.helpers.hand_episodes import with_advantages
 from tests.helpers.small_games import games_of, play_one

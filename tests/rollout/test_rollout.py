@@ -18,7 +18,7 @@ from selfplay.engines.base import Completion, Request
 from selfplay.metrics.step import tally
 from selfplay.rollout.driver import first_turns, play_games, play_scripted
 from selfplay.rollout.episode import Episode, Limits
-from selfplay.rollout.seating import teacher_games
+from selfplay.warm_start import teacher_games
 from tests.helpers.dialop_boards import BEST, BRIEF, SMALL
 from tests.helpers.scripted_engine import CUT, StreamEngine, WaveEngine
 from tests.helpers.small_games import (

@@ -24,7 +24,7 @@ from selfplay.errors import SettingsError
 from selfplay.metrics.step_log import plain_json
 from selfplay.metrics.tables import COLUMNS, game_text, score_table, table
 from selfplay.model.hub import is_hub_name
-from selfplay.rollout.seating import chosen_seats
+from selfplay.rollout.seat_rules import chosen_seats
 
 Rows = Mapping[str, Mapping[str, Any]]
 _MALFORMED = (

@@ -1,0 +1,144 @@
+"""The seats that the policy can have, and the checks of players and partners before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dialop.specs import nearest
+from selfplay.config import COMPARED_IN_GROUPS, Config, GameConfig, RolloutConfig
+from selfplay.config.player_spec import POOL, SCRIPTED, SELF, Spec, parse_shares, parse_spec
+from selfplay.errors import SettingsError
+
+MAX_WEIGHT = 1e6  # of a teacher in the mixture
+
+
+def chosen_seats(game: GameConfig, rollout: RolloutConfig) -> tuple[int, ...] | None:
+    """The seats that the policy has in every game, fewer than all; None if it can have all.
+
+    Raises SettingsError for roles that the game lacks or that the policy cannot have.
+    """
+    kit = game.kit
+    able = [kit.ROLES[seat] for seat in kit.POLICY_SEATS]
+    for role in rollout.policy_seats:
+        if role not in able:
+            raise SettingsError(
+                f"rollout.policy_seats must be roles that the policy can play in {game.name} "
+                f"({', '.join(dict.fromkeys(able))}), got {role}{nearest(role, able)}"
+            )
+    if rollout.policy_seats:
+        seats = tuple(s for s in kit.POLICY_SEATS if kit.ROLES[s] in rollout.policy_seats)
+        return None if len(seats) == len(kit.ROLES) else seats
+    return None if len(able) == len(kit.ROLES) else kit.POLICY_SEATS
+
+
+def read_spec(
+    text: str, game: GameConfig, *, what: str, seats: tuple[int, ...] | None = None
+) -> Spec:
+    """Parse a partner spec. `seats` are those that the policy always has; None means those that the
+    game allows it.
+
+    Raises SettingsError, which begins with `what`, for an invalid spec, a script that the game does
+    not have, or a partner that can play none of the other seats.
+    """
+    kit = game.kit
+    if seats is None and len(kit.POLICY_SEATS) < len(kit.ROLES):
+        seats = kit.POLICY_SEATS
+    try:
+        spec = parse_spec(text, kit.SCRIPT_NAMES)
+        if spec.kind == SCRIPTED:
+            kit.make_script(spec.argument, seed=0)
+    except ValueError as error:
+        raise SettingsError(f"{what}: {error}") from None
+    if seats is None:
+        return spec
+    others = [seat for seat in range(len(kit.ROLES)) if seat not in seats]
+    if spec.kind == SELF:
+        names = [f"{seat} ({kit.ROLES[seat]})" for seat in others]
+        raise SettingsError(
+            f"{what} must not be the policy in {game.name} for seat {', '.join(names)}, which it "
+            f"does not play, got {text!r}"
+        )
+    limited = not set(others) & set(kit.POLICY_SEATS)
+    if spec.kind == POOL and limited:
+        raise SettingsError(
+            f"{what} must not be the policy in {game.name}, where it can have only "
+            f"seat {', '.join(map(str, kit.POLICY_SEATS))}, got {text!r}"
+        )
+    if spec.kind == SCRIPTED:
+        seated = kit.seated(spec.argument)
+        if all(seated[seat] != spec.argument for seat in others):
+            raise SettingsError(
+                f"{what}: partner {text!r} cannot have seat {', '.join(map(str, others))} of "
+                f"{game.name}"
+            )
+    return spec
+
+
+def check_players(config: Config) -> None:
+    """Raise SettingsError for a teacher or scripted partner that does not exist, and for seats or
+    groups that do not fit the game."""
+    warm = config.warm_start
+    if warm.num_games or warm.auxiliary_weight or config.model.scratch:
+        teacher_mixture(warm.teachers, config.game)
+    if warm.first_games:
+        teacher_mixture(warm.first_teachers, config.game, key="warm_start.first_teachers")
+    rollout, game = config.rollout, config.game
+    seats = chosen_seats(game, rollout)
+    specs = [
+        read_spec(spec.text, game, what="rollout.partners", seats=seats)
+        for spec, _ in parse_shares(rollout.partners)
+    ]
+    if seats is None and any(spec.kind != SELF for spec in specs):
+        _check_groups(
+            config.rollout.group_size, config.algorithm.method, num_seats=len(game.kit.ROLES)
+        )
+
+
+def _check_groups(size: int, method: str, *, num_seats: int) -> None:
+    """Raise SettingsError unless the policy can have each seat in equally many games of a group."""
+    most = "half" if num_seats == 2 else f"1 of {num_seats}"
+    if size % num_seats:
+        rule = "even" if num_seats == 2 else f"a multiple of {num_seats}"
+        raise SettingsError(
+            f"rollout.group_size must be {rule} with another partner than self (the policy plays "
+            f"each seat in {most} of the games), got {size}; nearest: "
+            f"{size + num_seats - size % num_seats}"
+        )
+    if method in COMPARED_IN_GROUPS and size < 2 * num_seats:
+        raise SettingsError(
+            f"rollout.group_size must be at least {2 * num_seats} for {method} with another "
+            f"partner than self ({most} of the games form the group of each seat), got {size}; "
+            f"nearest: {2 * num_seats}"
+        )
+
+
+def teacher_mixture(
+    teachers: Sequence[str], game: GameConfig, *, key: str = "warm_start.teachers"
+) -> tuple[list[str], list[float]]:
+    """Specs and weights of "spec*weight" teachers; the weight defaults to 1.
+
+    Raises SettingsError, which names `key`, for a teacher that does not exist or cannot teach.
+    """
+    kit = game.kit
+    specs, weights = [], []
+    for entry in teachers:
+        spec, _, weight = entry.partition("*")
+        try:
+            weights.append(float(weight) if weight else 1.0)
+        except ValueError:
+            raise SettingsError(
+                f"{key}: the weight in {entry!r} must be a number, as in 'solo*0.5'"
+            ) from None
+        if not 0 <= weights[-1] <= MAX_WEIGHT:
+            raise SettingsError(f"{key}: the weight in {entry!r} must be from 0 to {MAX_WEIGHT:g}")
+        try:
+            kit.make_script(spec, seed=0)
+        except ValueError as error:
+            raise SettingsError(f"{key}: {error}") from None
+        specs.append(spec)
+    if sum(weights) <= 0:
+        raise SettingsError(f"{key} needs one positive weight, got {list(teachers)}")
+    if not any(kit.seated(spec)[seat] == spec for spec in specs for seat in kit.POLICY_SEATS):
+        seats = ", ".join(map(str, kit.POLICY_SEATS))
+        raise SettingsError(f"{key} must play seat {seats}, the policy's, got {list(teachers)}")
+    return specs, weights
