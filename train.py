@@ -68,12 +68,13 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
         with ending.before_update(partial(save_and_sleep, run, step, trainer_state(run)), step):
             rollout = play(run, step)
             batch = credit(run, rollout)
-            learnt, skipped = update(run, batch, step)
+            learnt, skipped = update(run, rollout, batch, step)
         # The weights have changed; the engine sleeps until the push.
         num_done = step + 1
         saves = num_done % config.save_every == 0 or num_done == config.steps
         checkpoint = save_learner(run, num_done) if saves else None
-        metrics = measure(run, num_done, rollout, batch, learnt)
+        run.partners.add_to_pool(num_done, run.learner, run.tokenizer)
+        metrics = measure(run, rollout, batch, learnt)
         evaluates = config.eval.every > 0 and num_done % config.eval.every == 0
         with ending.after_update():
             metrics |= push(run, num_done)

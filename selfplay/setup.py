@@ -112,7 +112,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         offloaded=config.parallel.offload == "all",
     )
     sync_check.restore(state.get("sync_check", {}))
-    supervisor.push_weights(first_step)
+    supervisor.push_and_wake(first_step)
     if first_step >= config.steps and world.rank == 0:
         print(
             f"{folder} has made {first_step} steps, and steps is {config.steps}: nothing to train; "

@@ -106,8 +106,6 @@ def play(run: Run, step: int) -> Rollout:
             rollout = Rollout(rollout.episodes + newest.episodes, rollout.stats + newest.stats)
             num_played += num_more
         barrier(world)  # so that the wait for the last games is timed as play
-        run.sync_check.keep_turns(first_turns(rollout.episodes, run.sync_check.num_turns))
-        run.sync_check.measure_floor()
     return rollout
 
 
@@ -158,14 +156,18 @@ def credit(run: Run, rollout: Rollout) -> Batch:
     return Batch(samples, stats)
 
 
-def update(run: Run, batch: Batch, step: int) -> tuple[dict[str, float], list[str]]:
+def update(
+    run: Run, rollout: Rollout, batch: Batch, step: int
+) -> tuple[dict[str, float], list[str]]:
     """Put the engine to sleep, then make the step's optimizer steps.
 
     Returns metrics, and why optimizer steps were skipped. Raises EngineDisagrees, before any weight
     changes, if the log-probs of engine and trainer differ by more than noise.
     """
+    with run.timed("sync_check"):
+        run.sync_check.before_update(first_turns(rollout.episodes, run.sync_check.num_turns))
     with run.timed("sleep"):
-        run.supervisor.sleep()
+        run.supervisor.sleep_and_onload()
     with run.timed("update"):
         auxiliary = auxiliary_imitation(run.config, run.rendering, step=step, world=run.world)
         return update_policy(
@@ -178,15 +180,12 @@ def update(run: Run, batch: Batch, step: int) -> tuple[dict[str, float], list[st
         )
 
 
-def measure(
-    run: Run, num_done: int, rollout: Rollout, batch: Batch, learnt: dict[str, float]
-) -> dict[str, float]:
+def measure(run: Run, rollout: Rollout, batch: Batch, learnt: dict[str, float]) -> dict[str, float]:
     """The metrics of the step over all ranks: games, groups, update, endpoints' usage.
 
-    `num_done` counts the finished steps. The policy joins the pool here when it is due."""
-    usage = run.partners.finish_step(num_done, run.learner, run.tokenizer)
-    metrics = step_metrics(rollout.episodes, rollout.stats, batch.stats, learnt | usage, run.world)
-    # Those of the last push and evaluation are among them.
+    Restarts are counted since the last call, those of the last push and evaluation included."""
+    learnt = learnt | run.partners.take_usage()
+    metrics = step_metrics(rollout.episodes, rollout.stats, batch.stats, learnt, run.world)
     return metrics | {"num_engine_restarts": run.supervisor.take_num_restarts()}
 
 
@@ -195,7 +194,7 @@ def push(run: Run, version: int) -> dict[str, float]:
 
     Raises EngineLost or EngineDisagrees."""
     with run.timed("push"):
-        run.supervisor.push_weights(version)
+        run.supervisor.push_and_wake(version)
     with run.timed("sync_check"):
         return run.sync_check.after_push(version=version)
 
@@ -214,13 +213,13 @@ def save_learner(run: Run, num_done: int) -> OpenCheckpoint:
 
 def save_and_sleep(run: Run, num_done: int, state: Mapping[str, Any]) -> None:
     """Save the run after `num_done` steps where a check ends it: the engine sleeps for good."""
-    run.supervisor.sleep()
+    run.supervisor.sleep_and_onload()
     save_learner(run, num_done).finish(state, keep=run.config.keep_checkpoints)
 
 
 def export_final(run: Run) -> None:
     """Export the policy after the last step to `final/`; the engine goes to sleep for good."""
-    run.supervisor.sleep()
+    run.supervisor.sleep_and_onload()
     step = max(run.first_step, run.config.steps)
     finish(run.folder, run.learner, run.tokenizer, step=step)
 

@@ -108,13 +108,14 @@ class Partners:
         if self._pool_share and not self._members:
             self._join(0, learner, tokenizer)
 
-    def finish_step(
-        self, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase
-    ) -> dict[str, float]:
-        """Every `policy_pool.every` steps, add the policy after `step` steps to the pool. Returns
-        the endpoints' usage as metrics. Every rank must call."""
+    def add_to_pool(self, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Every `policy_pool.every` steps, add the policy after `step` steps to the pool. Every
+        rank must call."""
         if self._pool_share and step % self._config.policy_pool.every == 0:
             self._join(step, learner, tokenizer)
+
+    def take_usage(self) -> dict[str, float]:
+        """All ranks' endpoint usage since the last call, as metrics. Every rank must call."""
         if not self._endpoints:  # they are the same on every rank
             return {}
         return add_up(gather_objects(self._usage(), self._world))

@@ -148,14 +148,14 @@ class PolicySupervisor(EngineSupervisor):
         self._learner, self._offload, self._config = learner, offload, config
         self._version = 0  # of the last push
 
-    def sleep(self) -> None:
-        """Put the engine to sleep, then onload what was offloaded, for an update or a save."""
+    def sleep_and_onload(self) -> None:
+        """Put every engine to sleep, then onload what was offloaded, for an update or a save."""
         sleep_or_close(self.engine)
         barrier(self._world)
         self._offload.onload()
 
-    def push_weights(self, version: int) -> None:
-        """Wake the engine with the learner's weights as `version`, equal bit for bit.
+    def push_and_wake(self, version: int) -> None:
+        """Push the learner's weights as `version`, compare some bit for bit, and wake the engine.
 
         A failed engine is restarted first. Raises EngineLost after the last failure in a row, with
         every engine asleep and nothing offloaded, and EngineDisagrees if the engine's weights still
@@ -248,12 +248,12 @@ class PolicySupervisor(EngineSupervisor):
     def _recover(self, failed: EnginesFailed, number: int) -> None:
         """A restarted engine gets the weights of the last push."""
         self._restart_asleep(failed, number)
-        self.push_weights(self._version)
+        self.push_and_wake(self._version)
 
     def _restart_asleep(self, failed: EnginesFailed, number: int) -> None:
         """Restart the failed engines; all engines sleep and nothing is offloaded afterwards."""
         self._restart(failed, number)
-        self.sleep()
+        self.sleep_and_onload()
         _check_not_last(failed, number)
 
 

@@ -115,13 +115,10 @@ class SyncCheck:
         self._floor.add(state.get("floor", []))
         self._healthy = bool(state.get("healthy", False))
 
-    def keep_turns(self, turns: Sequence[Turn]) -> None:
-        """Keep a step's turns, which `after_push` scores again with the new weights."""
+    def before_update(self, turns: Sequence[Turn]) -> None:
+        """Keep a step's turns, which `after_push` scores with the new weights. Measure the noise
+        floor on them, unless it is known: engine and trainer have equal weights."""
         self._turns = turns
-
-    def measure_floor(self) -> None:
-        """Measure the noise floor on the turns kept, unless it is known: before a run's first
-        update, with equal weights in engine and trainer."""
         if not self._off and not self._floor.mismatches:
             self._add_to_floor(self._mismatches(self._turns[:MIN_TURNS]))
 
@@ -146,7 +143,7 @@ class SyncCheck:
             try:
                 self._push_again(turns[-RECHECK_TURNS * num :], version)
             except EnginesFailed:
-                self._supervisor.push_weights(version)
+                self._supervisor.push_and_wake(version)
             return metrics | {"num_suspected": 1.0}
         self._add_to_floor(first)
         self._add_to_floor(second)

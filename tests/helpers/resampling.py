@@ -55,10 +55,7 @@ def play_rounds(
         rounds.append(list(numbers))
         return played_games(has_variance, numbers)
 
-    check = SimpleNamespace(num_turns=0, keep_turns=lambda _turns: None, measure_floor=lambda: None)
-    run: Any = SimpleNamespace(
-        config=config_of(resample), world=world, timed=Stopwatch(), sync_check=check
-    )
+    run: Any = SimpleNamespace(config=config_of(resample), world=world, timed=Stopwatch())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step, "_play_instances", play_instances)
         return rounds, step.play(run, 0)

@@ -88,7 +88,7 @@ def supervised(engine: Any) -> PolicySupervisor:
     learner = learner_of(tiny_model())
     offload = Offload(learner, ParallelConfig())
     supervisor = PolicySupervisor(learner, engine, offload, config=config_of().engine)
-    supervisor.push_weights(3)
+    supervisor.push_and_wake(3)
     return supervisor
 
 
@@ -278,7 +278,7 @@ def test_weights_that_were_not_all_compared_end_the_run(
     supervisor = supervised(engine)
     few = Compared(63, 0)
     monkeypatch.setattr("selfplay.weight_sync.supervisor.compare", lambda *_, **__: few)
-    for push in (supervisor.push_weights, supervisor.push_again):
+    for push in (supervisor.push_and_wake, supervisor.push_again):
         with pytest.raises(EngineDisagrees, match="were not compared"):
             push(4)
         assert re.search(r"compared 63 of \d+ elements", capsys.readouterr().err)

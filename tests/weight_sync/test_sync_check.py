@@ -167,8 +167,7 @@ def checked(engine: PreTrainedModel) -> tuple[SyncCheck, Learner]:
         token_budget=config.optim.tokens_per_microbatch,
         offloaded=False,
     )
-    check.keep_turns(spoken(model, MIN_TURNS, seed=0))
-    check.measure_floor()
+    check.before_update(spoken(model, MIN_TURNS, seed=0))
     policy_engine.engine = Scorer(engine)  # type: ignore[assignment]
     return check, learner
 
@@ -179,8 +178,7 @@ def test_equal_weights_in_bf16_are_never_suspected() -> None:
     check, learner = checked(tiny_model())
     for step in range(1, 21):
         assert check.bound == config_of().engine.max_mismatch
-        check.keep_turns(spoken(learner.model, check.num_turns, seed=step))
-        check.measure_floor()
+        check.before_update(spoken(learner.model, check.num_turns, seed=step))
         assert check.after_push(version=step)["num_suspected"] == 0.0
 
 
@@ -202,8 +200,7 @@ def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothi
             policy_engine.engine = Scorer(learner.model)  # type: ignore[assignment]
 
     monkeypatch.setattr(PolicySupervisor, "push_again", push_again)
-    check.keep_turns(spoken(learner.model, check.num_turns, seed=1))
-    check.measure_floor()
+    check.before_update(spoken(learner.model, check.num_turns, seed=1))
     if mended:
         assert check.after_push(version=7)["num_suspected"] == 1.0
         assert check.after_push(version=8)["num_suspected"] == 0.0
@@ -218,8 +215,7 @@ def test_noise_that_grows_raises_the_bound_of_the_rollout_after_the_first() -> N
     check, learner = checked(tiny_model())
     assert check.bound == check._config.max_mismatch == 0.05
     check._floor.add([0.2, math.inf])
-    check.keep_turns(spoken(learner.model, check.num_turns, seed=0))
-    check.measure_floor()
+    check.before_update(spoken(learner.model, check.num_turns, seed=0))
     assert check.bound == 0.05, "no comparison yet"
     check.after_push(version=1)
     assert check.bound == FACTOR * 0.2
@@ -252,13 +248,13 @@ def test_one_missed_push_is_made_again_and_two_end_the_run(
 
     monkeypatch.setattr(supervisor, "push", push)
     if missed == 1:
-        policy_engine.push_weights(3)
+        policy_engine.push_and_wake(3)
         assert capsys.readouterr().err
         weights = dict(engine.model.named_parameters())
         assert all(torch.equal(weights[n], p) for n, p in model.named_parameters())
     else:
         with pytest.raises(EngineDisagrees, match="version 3"):
-            policy_engine.push_weights(3)
+            policy_engine.push_and_wake(3)
 
 
 # --- what a run leaves behind -------------------------------------------------------------------
@@ -282,7 +278,7 @@ def test_a_run_that_its_checks_end_saves_first_and_goes_on_from_there(
     ends it, and that step is saved. The final weights are those of an uninterrupted run."""
     full, broken, quick = finished(), tmp_path / "run", ("save_every=100", "eval.final_games=1")
     begin_warm(broken, *quick)
-    real_learn, real_push = step_verbs.update_policy, PolicySupervisor.push_weights
+    real_learn, real_push = step_verbs.update_policy, PolicySupervisor.push_and_wake
 
     def learn_ended(*args: Any, step: int, **named: Any) -> Any:
         if step == 2:
@@ -300,11 +296,11 @@ def test_a_run_that_its_checks_end_saves_first_and_goes_on_from_there(
     assert [p.name for p in checkpoints(broken)] == ["step_000002"]
     assert len(metrics_of(broken)) == 2
     monkeypatch.setattr(step_verbs, "update_policy", real_learn)
-    monkeypatch.setattr(PolicySupervisor, "push_weights", push_ended)
+    monkeypatch.setattr(PolicySupervisor, "push_and_wake", push_ended)
     assert run_tiny(broken, *quick) == 1
     assert "step 4" in capsys.readouterr().err
     assert len(metrics_of(broken)) == 3
-    monkeypatch.setattr(PolicySupervisor, "push_weights", real_push)
+    monkeypatch.setattr(PolicySupervisor, "push_and_wake", real_push)
     assert run_tiny(broken, *quick) == 0
     ends = [(folder / "final" / "model.safetensors").read_bytes() for folder in (full, broken)]
     assert ends[0] == ends[1]
