@@ -83,28 +83,12 @@ class Batch:
 
 
 def play(run: Run, step: int) -> Rollout:
-    """Play `rollout.group_size` games of each of the step's instances.
-
-    With dynamic sampling (`algorithm.resample`; DAPO, arXiv 2503.14476, section 3.2) more instances
-    are played in place of those whose groups have zero variance, until as many groups have variance
-    as the first round has groups. All ranks play the same number of rounds.
-    """
+    """Play `rollout.group_size` games of each of the step's instances."""
     num, world = run.config.rollout.instances, run.world
     with run.timed("play"):
-        rollout = newest = _play_instances(run, step, world.replica.share(num))
-        num_played, limit = num, num + run.config.algorithm.resample
-        num_wanted, num_useful = 0.0, 0.0
-        while num_played < limit:
-            num_groups, num_new = all_reduce_sum(_count_groups(run, newest), world)
-            num_wanted, num_useful = num_wanted or num_groups, num_useful + num_new
-            if num_useful >= num_wanted:
-                break
-            num_missing = math.ceil((num_wanted - num_useful) * num / num_wanted)
-            num_more = min(num_missing, limit - num_played)
-            numbers = [num_played + i for i in world.replica.share(num_more)]
-            newest = _play_instances(run, step, numbers)
-            rollout = Rollout(rollout.episodes + newest.episodes, rollout.stats + newest.stats)
-            num_played += num_more
+        rollout = _play_instances(run, step, world.replica.share(num))
+        if run.config.algorithm.resample:
+            rollout = _resample(run, step, rollout)
         barrier(world)  # so that the wait for the last games is timed as play
     return rollout
 
@@ -128,6 +112,28 @@ def _play_instances(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
         version=step,
     )
     return Rollout(judge_games(episodes, run.judge), stats)
+
+
+def _resample(run: Run, step: int, rollout: Rollout) -> Rollout:
+    """Dynamic sampling (`algorithm.resample`; DAPO, arXiv 2503.14476, section 3.2): play more
+    instances in place of those whose groups have zero variance, until as many groups have variance
+    as the first round, `rollout`, has groups. All ranks play the same number of rounds.
+    """
+    num, world, newest = run.config.rollout.instances, run.world, rollout
+    num_played, limit = num, num + run.config.algorithm.resample
+    num_wanted, num_useful = 0.0, 0.0
+    while num_played < limit:
+        num_groups, num_new = all_reduce_sum(_count_groups(run, newest), world)
+        num_wanted, num_useful = num_wanted or num_groups, num_useful + num_new
+        if num_useful >= num_wanted:
+            break
+        num_missing = math.ceil((num_wanted - num_useful) * num / num_wanted)
+        num_more = min(num_missing, limit - num_played)
+        numbers = [num_played + i for i in world.replica.share(num_more)]
+        newest = _play_instances(run, step, numbers)
+        rollout = Rollout(rollout.episodes + newest.episodes, rollout.stats + newest.stats)
+        num_played += num_more
+    return rollout
 
 
 def _count_groups(run: Run, rollout: Rollout) -> list[float]:
