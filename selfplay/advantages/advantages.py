@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, compress
+from itertools import compress
 from typing import TypeVar
 
 from selfplay.advantages.rewards import (
@@ -26,7 +26,7 @@ from selfplay.distributed import World, gather_objects
 from selfplay.rollout.episode import Episode
 
 T = TypeVar("T")
-ZERO_VARIANCE = 1e-9  # a group whose rewards differ by less has zero variance
+ZERO_VARIANCE = 1e-9  # a group has zero variance if its returns' standard deviation is smaller
 EMA_DECAY = 0.8  # a step's weight in the moving average of `ema` is 1 - EMA_DECAY
 
 
@@ -65,7 +65,9 @@ def reward_samples(
     # With a critic the baseline is the critic's estimate, so no group counts as zero-variance.
     critic = algorithm.method == "ppo"
     zero_variance = {
-        name for name, group in groups.items() if not critic and _has_zero_variance(group)
+        name
+        for name, group in groups.items()
+        if not critic and group_std(sample_statistics(group)) < ZERO_VARIANCE
     }
     dropped = zero_variance if algorithm.method in COMPARED_IN_GROUPS else set()
     samples = [s for name, group in groups.items() if name not in dropped for s in group]
@@ -86,7 +88,7 @@ def compute_advantages(
 ) -> tuple[list[Sample], dict[str, float]]:
     """This rank's samples with advantages, and the moving-average baselines (ema) of the next step,
     which are equal on every rank. Every rank must call: a group may lie on several ranks."""
-    by_rank = gather_objects(sample_statistics(samples, algorithm=algorithm), world)
+    by_rank = gather_objects(sample_statistics(samples), world)
     # A sample that several ranks hold counts once.
     statistics = list({one.name: one for of_rank in by_rank for one in of_rank}.values())
     with_advantages = assign_advantages(
@@ -114,7 +116,7 @@ def assign_advantages(
     for sample in samples:
         if sample.group:
             baseline, divisor = scales[sample.name]
-            returns_T = token_returns(sample, algorithm)
+            returns_T = token_returns(sample)
             advantages_T = [0.0] * len(returns_T)
             for start, end in trained_stretches(sample.mask):
                 advantages_T[start:end] = [(g - baseline) / divisor for g in returns_T[start:end]]
@@ -123,14 +125,12 @@ def assign_advantages(
     return with_advantages
 
 
-def sample_statistics(
-    samples: Sequence[Sample], *, algorithm: AlgorithmConfig
-) -> list[SampleStatistics]:
+def sample_statistics(samples: Sequence[Sample]) -> list[SampleStatistics]:
     """The statistics of every sample that belongs to a group."""
     statistics = []
     for sample in samples:
         if sample.group:
-            returns_K = list(compress(token_returns(sample, algorithm), sample.mask))
+            returns_K = list(compress(token_returns(sample), sample.mask))
             mean, variance = _mean_and_variance(returns_K)
             statistics.append(
                 SampleStatistics(
@@ -140,13 +140,10 @@ def sample_statistics(
     return statistics
 
 
-def token_returns(sample: Sample, algorithm: AlgorithmConfig) -> list[float]:
-    """Each token's return [T]: the sum of all rewards (reinforce_pp: of those from the token on),
-    plus the moves' rewards from the token on, minus the penalty of the token's turn."""
-    if algorithm.method == "reinforce_pp":
-        returns_T = list(accumulate(reversed(sample.rewards)))[::-1]
-    else:
-        returns_T = [sum(sample.rewards)] * len(sample.rewards)
+def token_returns(sample: Sample) -> list[float]:
+    """Each token's return [T]: the final reward, plus the moves' rewards from the token on, minus
+    the penalty of the token's turn."""
+    returns_T = [sample.reward] * len(sample.ids)
     for start, end, penalty in sample.penalties:
         returns_T[start:end] = [g - penalty for g in returns_T[start:end]]
     for token, reward in sample.move_rewards:
@@ -305,10 +302,3 @@ def _mean_and_variance(values: Sequence[float]) -> tuple[float, float]:
         return values[0], 0.0
     mean = sum(values) / len(values)
     return mean, sum((value - mean) ** 2 for value in values) / len(values)
-
-
-def _has_zero_variance(group: Sequence[Sample]) -> bool:
-    """Whether all samples of a group have the same reward, and no penalty or reward of one turn."""
-    rewards = [sum(sample.rewards) for sample in group]
-    by_turn = any(sample.penalties or sample.move_rewards for sample in group)
-    return max(rewards) - min(rewards) < ZERO_VARIANCE and not by_turn

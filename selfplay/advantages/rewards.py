@@ -180,18 +180,17 @@ def _rewarded(
     With `error_credit: turn` each refused turn has its own penalty; otherwise the final reward
     includes all of them. No reward is clamped at 0.
     """
-    rewards = [0.0] * len(sample.ids)
     last = len(sample.mask) - 1 - sample.mask[::-1].index(1)
-    rewards[last] = final_reward(episode, seat, config=config)
+    reward = final_reward(episode, seat, config=config)
     penalties: tuple[tuple[int, int, float], ...] = ()
     if algorithm.error_credit == "turn":
         all_penalties = turn_penalties(episode, seat, config=config)
         penalties = tuple(penalty for penalty in all_penalties if sample.mask[penalty[0]])
     else:
-        rewards[last] -= config.error_penalty * episode.num_errors(seat)
+        reward -= config.error_penalty * episode.num_errors(seat)
     return replace(
         sample,
-        rewards=rewards,
+        reward=reward,
         penalties=penalties,
         move_rewards=_move_tokens(episode, seat, config, last=last),
         role=role_of(episode, seat),
@@ -242,7 +241,7 @@ def _turn_sample(
         old_logprobs=sample.old_logprobs[:end],
         advantages=sample.advantages[:end],
         starts=tuple(start for start in sample.starts if start < end),
-        rewards=[0.0] * (end - 1) + [value],
+        reward=value,
         role=role_of(episode, seat),
     )
 

@@ -15,12 +15,12 @@ class Sample:
     - `name` is unique within a step.
     - `old_logprobs` are the engine's log-probs at the sampling temperature.
     - `advantages` are 0 where the mask is 0.
-    - `rewards` hold the seat's final reward at its last trained token.
+    - `reward` is the seat's final reward; it belongs to the last trained token.
     - `move_rewards` are (token, reward) of single moves; the token is the seat's last sampled one
-      up to the move. They are not in `rewards`.
-    - `penalties` are (start, end, penalty) of single refused turns; they are not in `rewards`.
+      up to the move. They are not in `reward`.
+    - `penalties` are (start, end, penalty) of single refused turns; they are not in `reward`.
     - `group` is the key of the samples it is compared with; `role` is the seat and, if there is
-      one, the partner. Imitation samples have no group, no role and no rewards.
+      one, the partner. Imitation samples have no group, no role and no reward.
     - `importance` is each token's weight in the loss, which corrects the mismatch of engine and
       trainer log-probs; 0 rejects the token. Empty means weight 1 everywhere.
     - `starts` are the positions after 0 where a separate sequence begins (`Transcript.starts`).
@@ -34,7 +34,7 @@ class Sample:
     mask: list[int]
     old_logprobs: list[float]
     advantages: list[float]
-    rewards: list[float] = field(default_factory=list)
+    reward: float = 0.0
     penalties: tuple[tuple[int, int, float], ...] = ()
     move_rewards: tuple[tuple[int, float], ...] = ()
     group: str = ""
@@ -59,8 +59,10 @@ class Sample:
         return max((end - start for start, end in self.sequences()), default=0)
 
     def token_rewards(self) -> list[float]:
-        """`rewards` and `move_rewards`, minus each penalty at the last token of its turn."""
-        rewards = list(self.rewards)
+        """Each token's reward: `reward` at the last trained token, `move_rewards` at theirs, minus
+        each penalty at the last token of its turn."""
+        rewards = [0.0] * len(self.ids)
+        rewards[len(self.mask) - 1 - self.mask[::-1].index(1)] = self.reward
         for _, end, penalty in self.penalties:
             rewards[end - 1] -= penalty
         for token, reward in self.move_rewards:

@@ -117,14 +117,34 @@ def test_reinforce_pp_normalizes_over_all_tokens_of_the_batch() -> None:
     assert [s.advantages[-1] for s in equal] == [0.0, 0.0]
 
 
-def test_reinforce_pp_credits_a_token_with_the_rewards_from_it_on() -> None:
-    """Values 1 - 0.5 and 1, mean 0.75, standard deviation 0.25."""
-    episodes = [episode((1.0, 1.0), 0, transcripts=(None, said(20, num=2)))]
-    algorithm = AlgorithmConfig(method="reinforce_pp", advantage_eps=0.0)
-    (sample,), _ = reward_samples(episodes, algorithm=algorithm, reward=RewardConfig())
-    penalized = replace(sample, rewards=[0.0, 0.0, -0.5, 1.0])
-    (sample,) = with_advantages([penalized], algorithm=algorithm)
-    assert sample.advantages == [0.0, 0.0, -1.0, 1.0]
+def moving(index: int, *, move: float, end: float, last: bool) -> Episode:
+    """Seat 0 makes two moves of one token. The game pays `move` for one of them, its last or its
+    first, and `end` at the end."""
+    transcript = Transcript()
+    for token in (10, 11):
+        transcript.observe([1])
+        transcript.act([token], logprobs=[-0.5])
+    moves = [Turn(0, "?", "message", None, None, ("", ""), 1) for _ in range(2)]
+    moves[last] = replace(moves[last], rewards=(move, 0.0))
+    played = episode((end, end), index, transcripts=(transcript, None))
+    return replace(played, turns=tuple(moves))
+
+
+def test_a_group_has_zero_variance_if_all_its_tokens_have_the_same_return() -> None:
+    """Equal rewards of the last move count for both tokens: every return is 0.25 + 0.5, also where
+    one game has 0.5 + 0.25. Those of the first move count for the first token alone, which then has
+    0.75 and the second 0.5, around the baseline 0.625."""
+    algorithm, reward = AlgorithmConfig(method="dr_grpo"), RewardConfig()
+    equal = [
+        moving(0, move=0.25, end=0.5, last=True),
+        moving(1, move=0.5, end=0.25, last=True),
+    ]
+    samples, stats = reward_samples(equal, algorithm=algorithm, reward=reward)
+    assert samples == [] and stats.num_zero_variance_groups == 1
+    early = [moving(index, move=0.25, end=0.5, last=False) for index in (0, 1)]
+    samples, stats = credited(early, algorithm=algorithm, reward=reward)
+    assert stats.num_zero_variance_groups == 0
+    assert [s.advantages for s in samples] == [[0.0, 0.125, 0.0, -0.125]] * 2
 
 
 def test_a_moving_average_is_kept_for_each_role() -> None:
@@ -280,7 +300,7 @@ def test_a_group_on_several_ranks_has_one_baseline(monkeypatch: pytest.MonkeyPat
     samples, _ = reward_samples(episodes, algorithm=NO_STD, reward=RewardConfig())
     alone = {s.name: s.advantages for s in with_advantages(samples, algorithm=NO_STD)}
     parts = [samples[:2], samples[2:], samples[2:]]
-    everyone = [sample_statistics(part, algorithm=NO_STD) for part in parts]
+    everyone = [sample_statistics(part) for part in parts]
     monkeypatch.setattr(advantages, "gather_objects", lambda own, world: everyone)
     for part in parts:
         for sample in with_advantages(part, algorithm=NO_STD):

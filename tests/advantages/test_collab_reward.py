@@ -76,9 +76,7 @@ def test_the_reward_of_a_reply_is_the_mean_over_its_continuations() -> None:
     algorithm = load_config(None, ["model.scratch={}", "rollout.max_game_tokens=1000"]).algorithm
     samples = branch_samples([game], algorithm=algorithm, reward=reward)
     values = {
-        s.name.rpartition("turn 0 ")[2]: sum(s.rewards)
-        for s in samples
-        if "continuation" not in s.name
+        s.name.rpartition("turn 0 ")[2]: s.reward for s in samples if "continuation" not in s.name
     }
     assert values == pytest.approx({"sibling 0": 1.0, "sibling 1": 0.0})
 

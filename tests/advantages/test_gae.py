@@ -36,11 +36,15 @@ def test_lambda_1_is_the_return_minus_the_value() -> None:
 
 def test_tokens_that_the_seat_reads_are_no_steps() -> None:
     """Between two turns, tokens of the other seat and of the game do not decay."""
-    without_reading = Sample(
-        "a", [7] * 4, [0, 1, 1, 1], [0.0] * 4, [0.0] * 4, [0.0, 0.0, -0.1, 1.0]
+    mask = [0, 1, 0, 0, 0, 1, 0, 1]
+    without_reading, with_reading = (
+        Sample(
+            *("", [7] * len(mask), mask, [0.0] * len(mask), [0.0] * len(mask)),
+            reward=1.0,
+            move_rewards=((move, -0.1),),
+        )
+        for mask, move in (([0, 1, 1, 1], 2), (mask, 5))
     )
-    mask, rewards = [0, 1, 0, 0, 0, 1, 0, 1], [0.0, 0.0, 9.0, 9.0, 9.0, -0.1, 9.0, 1.0]
-    with_reading = Sample("b", [7] * 8, mask, [0.0] * 8, [0.0] * 8, rewards)
     short = with_gae(without_reading, [0.0, 0.5, 0.2, 0.6], lam=0.5)
     values = [0.0, 0.5, 0.0, 0.0, 0.0, 0.2, 0.0, 0.6]
     long = with_gae(with_reading, values, lam=0.5)
@@ -51,7 +55,7 @@ def test_tokens_that_the_seat_reads_are_no_steps() -> None:
 
 def test_the_target_of_a_value_is_advantage_plus_value() -> None:
     """With lambda 1 that is the sum of the rewards to come."""
-    sample = Sample("a", [7] * 3, [0, 1, 1], [0.0] * 3, [0.0] * 3, [0.0, 0.25, 0.5])
+    sample = Sample("a", [7] * 3, [0, 1, 1], [0.0] * 3, [0.0] * 3, 0.5, move_rewards=((1, 0.25),))
     sample = with_gae(sample, [0.0, 0.9, -0.3], lam=1.0)
     assert sample.returns == pytest.approx([0.0, 0.75, 0.5])
     assert sample.values == [0.0, 0.9, -0.3]

@@ -53,7 +53,7 @@ def some_samples(model: PreTrainedModel, num: int = 8, *, shift: float = 0.1) ->
 def rewarded(samples: Sequence[Sample]) -> list[Sample]:
     """The samples with a random reward at the last token, which is trained."""
     rng = random.Random(1)
-    return [replace(s, rewards=[0.0] * (len(s.ids) - 1) + [rng.uniform(0, 1)]) for s in samples]
+    return [replace(s, reward=rng.uniform(0, 1)) for s in samples]
 
 
 def group_samples(model: PreTrainedModel) -> list[Sample]:
@@ -73,9 +73,9 @@ def group_samples(model: PreTrainedModel) -> list[Sample]:
         true = iter(trainer_logprobs(model, [sample], temperature=1.0).tolist())
         old = [next(true) + rng.uniform(-0.1, 0.1) if m else 0.0 for m in mask]
         advantage = rng.uniform(-2, 2)
-        rewards = [0.0] * (len(ids) - 1) + [rng.uniform(0, 1)]
+        reward = rng.uniform(0, 1)
         advantages = [advantage * m for m in mask]
-        samples.append(replace(sample, old_logprobs=old, advantages=advantages, rewards=rewards))
+        samples.append(replace(sample, old_logprobs=old, advantages=advantages, reward=reward))
     return samples
 
 
