@@ -20,6 +20,7 @@ from typing import Any
 
 from dialop.game import Game, Outcome, Step
 from dialop.kit import Kit
+from dialop.shown import error_line
 from dialop.tags import split_move
 
 NUM_INSTANCES = 4
@@ -91,7 +92,7 @@ def check_kit(kit: Kit, options: Any, *, seed: int = 0) -> list[Result]:
         instances = tuple(kit.generate(options, seed=seed, num=NUM_INSTANCES))
         plays = tuple(_plays(kit, options, instances, seed))
     except Exception as error:  # noqa: BLE001 (any code of the game may raise anything)
-        problem = f"scripted players cannot play: {_in_one_line(error)}"
+        problem = f"scripted players cannot play: {error_line(error)}"
         return [*results, Result("play", _PLAY, problem)]
     return results + check_plays(Case(kit, options, instances, plays))
 
@@ -111,11 +112,7 @@ def _run(name: str, promise: str, check: Callable[[], Iterator[str]]) -> Result:
     except Unchecked as error:
         return Result(name, promise, unchecked=str(error))
     except Exception as error:  # noqa: BLE001 (any code of the game may raise anything)
-        return Result(name, promise, f"raised {_in_one_line(error)}")
-
-
-def _in_one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return Result(name, promise, f"raised {error_line(error)}")
 
 
 def _plays(kit: Kit, options: Any, instances: Sequence[Any], seed: int) -> Iterator[Played]:
@@ -378,7 +375,7 @@ def _fuzz(case: Case) -> Iterator[str]:
             try:
                 step = game.step(seat, text)
             except Exception as error:  # noqa: BLE001 (that is the question)
-                yield f"step({seat}, {text[:60]!r}) raised {_in_one_line(error)}"
+                yield f"step({seat}, {text[:60]!r}) raised {error_line(error)}"
                 return
             problem = _wrong_outcome(game, game.outcome())
             if step.error is None:

@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING, Any
 
 from dialop.forms import Form, tag_forms
 from dialop.game import Game, Prompt, Script
+from dialop.shown import error_line
 from dialop.specs import choices, nearest, parse_spec
 from dialop.starts import PeoplesGame, RecordedGame, replay
 from dialop.turns import FunctionScript
@@ -376,8 +377,7 @@ def _imported(module: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(f"game.name {name} cannot be imported: {reason}") from error
+        raise ValueError(f"game.name {name} cannot be imported: {error_line(error)}") from error
 
 
 def _check_options(name: str, options: Any) -> None:

@@ -12,6 +12,7 @@ from reprlib import repr as short
 from typing import Any, TypeVar
 
 from dialop.game import Instance
+from dialop.shown import error_line
 
 T = TypeVar("T", bound=Instance)
 
@@ -134,5 +135,5 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                         yield location_of(path, number), row
                         number += 1
         except Exception as error:  # noqa: BLE001 (a damaged file may raise anything)
-            why = " ".join(str(error).split())[:200]
+            why = error_line(error)
             raise ValueError(f"{path}: not a readable parquet file ({why})") from None

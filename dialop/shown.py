@@ -21,6 +21,11 @@ def on_one_line(text: str) -> str:
     return " ".join(printable(text).split("\n"))
 
 
+def error_line(error: BaseException) -> str:
+    """The error's type and message on one line, at most 500 characters of it."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+
+
 def fenced(text: str) -> str:
     """Text as a Markdown code block whose fence is longer than any in the text."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)

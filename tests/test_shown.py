@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dialop.matching.game import MatchingGame
-from dialop.shown import on_one_line, printable
+from dialop.shown import error_line, on_one_line, printable
 from selfplay.apps.report.charts import curves_svg
 from selfplay.config import EndpointConfig
 from selfplay.engines.base import Completion, Message, Request
@@ -51,6 +51,12 @@ def test_what_is_no_printed_character_is_a_dot() -> None:
     assert printable("a\x1b[2J\tb\r\nc\u202ed\n") == "a·[2J    b\nc·d\n"
     assert on_one_line("a\nb\x07") == "a b·"
     assert printable("Zoë, 李, 😀 – «é»") == "Zoë, 李, 😀 – «é»"
+
+
+def test_an_error_is_one_line_of_at_most_500_characters() -> None:
+    assert error_line(KeyError("no\n  such key")) == "KeyError: 'no\\n such key'"
+    assert error_line(ValueError("one\n\ttwo")) == "ValueError: one two"
+    assert len(error_line(ValueError("x" * 999))) == 500
 
 
 def test_a_game_is_shown_and_draws_no_rule_of_its_own() -> None:

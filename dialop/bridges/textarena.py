@@ -20,6 +20,7 @@ from typing import Any
 import textarena
 
 from dialop.game import Game, Outcome, Prompt, Step
+from dialop.shown import error_line
 from dialop.tags import indent_further
 
 PREFIX = "textarena:"
@@ -183,8 +184,9 @@ def module_of(env_id: str) -> SimpleNamespace:
     try:
         game = TextArenaGame(env_id, Instance("", 0))
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise ValueError(f"game.name {PREFIX}{env_id} cannot be played by two: {reason}") from error
+        raise ValueError(
+            f"game.name {PREFIX}{env_id} cannot be played by two: {error_line(error)}"
+        ) from error
     if not isinstance(game._env.state, textarena.TwoPlayerState):
         raise ValueError(f"game.name {PREFIX}{env_id} must be a game of two players")
 

@@ -20,6 +20,7 @@ from huggingface_hub.constants import HF_HOME
 from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from dialop.shown import error_line
 from selfplay.atomic import atomic_folder
 from selfplay.chat.rendering import make_rendering
 from selfplay.errors import SettingsError
@@ -75,7 +76,7 @@ def converted(file: Path, *, what: str, cache: Path = CACHE) -> Path:
                 except Exception as error:
                     raise SettingsError(
                         f"{what} must be a GGUF file of a model that transformers can convert, got "
-                        f"{file}: {type(error).__name__}: {error}"
+                        f"{file}: {error_line(error)}"
                     ) from error
     return folder
 

@@ -38,6 +38,7 @@ from transformers.utils.logging import (
     set_verbosity_error,
 )
 
+from dialop.shown import error_line
 from selfplay.config import LoraConfig, ScratchConfig
 from selfplay.distributed import World, fill_shards, run_as_forward, shard, vocab_shard
 from selfplay.errors import SettingsError
@@ -98,8 +99,7 @@ def load_model(
     except OSError:
         raise
     except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise SettingsError(f"{name_or_folder} cannot be loaded: {reason}") from error
+        raise SettingsError(f"{name_or_folder} cannot be loaded: {error_line(error)}") from error
     for name, stored, told in sorted(found["mismatched_keys"]):
         check_shape(base, name, stored, told)
     if missing:
@@ -386,9 +386,8 @@ def end_ids(weights: Path) -> tuple[int, ...]:
         try:
             given.append(GenerationConfig.from_pretrained(folder).eos_token_id)
         except Exception as error:
-            reason = " ".join(str(error).split())
             raise SettingsError(
-                f"{folder / 'generation_config.json'} cannot be read: {reason}"
+                f"{folder / 'generation_config.json'} cannot be read: {error_line(error)}"
             ) from error
     ids = [i for each in given for i in (each if isinstance(each, list | tuple) else [each])]
     if wrong := [i for i in ids if i is not None and type(i) is not int]:

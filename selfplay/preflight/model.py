@@ -28,6 +28,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from dialop.shown import error_line
 from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
@@ -143,8 +144,8 @@ def _refusal(
         with tempfile.TemporaryDirectory() as name:
             export_settings(skeleton, tokenizer, Path(name), dtype=torch.float32)
     except Exception as error:  # noqa: BLE001 — transformers checks much only when it saves
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return f"model.path must have configs and a tokenizer that can be saved, got {reason}"
+        why = error_line(error)
+        return f"model.path must have configs and a tokenizer that can be saved, got {why}"
     return None
 
 
@@ -155,7 +156,7 @@ def skeleton_of(described: PretrainedConfig) -> PreTrainedModel:
     except Exception as error:
         raise SettingsError(
             f"model.path must be a family that can be trained, got {described.model_type}: it "
-            f"cannot be built with packed attention ({type(error).__name__}: {error})"
+            f"cannot be built with packed attention ({error_line(error)})"
         ) from error
 
 

@@ -17,6 +17,7 @@ from jinja2.exceptions import TemplateError
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from dialop.kit import switch
+from dialop.shown import error_line
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, ModelConfig
@@ -182,8 +183,7 @@ def _tokenizer(
     except SettingsError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())
-        raise SettingsError(f"model.path: {folder} cannot be read: {reason}") from error
+        raise SettingsError(f"model.path: {folder} cannot be read: {error_line(error)}") from error
     if described != folder and not adapters:
         raise SettingsError(
             f"model.path must be a full model to train, got adapters: {folder}; nearest: the "

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from dialop.shown import error_line
 from selfplay.distributed import fill_shards
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.hf import HFEngine
@@ -160,8 +161,8 @@ def check_copy(config: PretrainedConfig, *, engine: bool) -> str | None:
             plain = _plain_copy(config, Path(name))
             alone = [eager_logprobs(plain, ids, last=len(ids) - 1) for ids in texts]
         except Exception as error:  # noqa: BLE001 — the reason is printed
-            reason = f"{type(error).__name__}: {error}"
-            print(f"start check: cannot make a small copy of {config.model_type} ({reason})")
+            why = error_line(error)
+            print(f"start check: cannot make a small copy of {config.model_type} ({why})")
             return None
         return _compared(Path(name), plain, texts, alone, engine=engine)
 
@@ -194,7 +195,7 @@ def _compared(
         try:
             difference = _largest(packed_logprobs(read(folder), texts) - expected)
         except Exception as error:  # noqa: BLE001 — the reason is returned
-            return f"{what} cannot be computed ({type(error).__name__}: {error})"
+            return f"{what} cannot be computed ({error_line(error)})"
         if not difference <= bound:
             return f"{what} differ by {difference:.2g} nats from its eager forward pass"
     return _engine_differs(whole_copy(folder), plain, texts, bound=bound) if engine else None
@@ -209,7 +210,7 @@ def _engine_differs(
             requests, Sampling(temperature=1.0, stop_ids=())
         )
     except Exception as error:  # noqa: BLE001 — the reason is returned
-        return f"the hf engine cannot generate ({type(error).__name__}: {error})"
+        return f"the hf engine cannot generate ({error_line(error)})"
     difference = 0.0
     for ids, completion in zip(texts[:2], completions, strict=True):
         eager = eager_logprobs(plain, [*ids, *completion.ids], last=len(completion.ids))

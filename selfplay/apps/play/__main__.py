@@ -11,6 +11,7 @@ go to RUN/played.jsonl.
 
 from __future__ import annotations
 
+from dialop.shown import error_line
 from dialop.terminal import open_terminal
 
 open_terminal("selfplay.apps.play")  # before the imports, which take seconds
@@ -229,7 +230,7 @@ def play_on_page(session: Session, out: Path, sock: socket.socket) -> int:
                 keep_game(episode, session.game.kit, out)
                 table.finish(result_of(episode, session))
             except Exception as error:  # noqa: BLE001 the page tells it and can start another game
-                reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                reason = error_line(error)
                 print(f"{PROGRAM}: {reason}", file=sys.stderr, flush=True)
                 table.finish({"error": f"The game failed: {reason}"})
 
