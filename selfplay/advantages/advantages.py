@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import compress
 from typing import TypeVar
 
+from selfplay.advantages.branches import branch_samples
 from selfplay.advantages.rewards import (
-    branch_samples,
     episode_samples,
     seat_sample,
     trained_seats,

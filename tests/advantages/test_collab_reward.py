@@ -10,7 +10,8 @@ import pytest
 
 from dialop.collab.judge import read_mark
 from dialop.game import Prompt
-from selfplay.advantages.rewards import branch_samples, seat_reward
+from selfplay.advantages.branches import branch_samples
+from selfplay.advantages.rewards import seat_reward
 from selfplay.chat.transcript import Transcript
 from selfplay.config import Config, RewardConfig, load_config
 from selfplay.distributed import init_world

@@ -10,7 +10,8 @@ from dialop.game import Game
 from dialop.matching.game import MatchingGame
 from dialop.matching.scripted import make_scripted
 from selfplay.advantages.advantages import CreditStats, reward_samples
-from selfplay.advantages.rewards import branch_samples, episode_samples
+from selfplay.advantages.branches import branch_samples
+from selfplay.advantages.rewards import episode_samples
 from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering
 from selfplay.config import AlgorithmConfig, RewardConfig, load_config

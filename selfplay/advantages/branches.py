@@ -1,0 +1,115 @@
+"""Samples of branch points: sibling turns, and the games after them.
+
+Each sibling turn is one sample, rewarded with the mean of its continuations, and the siblings form
+a group. The continuations share a state as the games of an instance do, so they form groups too,
+seat by seat; they train the turns after the sibling. A token is trained in at most one sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from selfplay.advantages.rewards import (
+    game_return,
+    move_rewards,
+    name_of,
+    rewarded,
+    role_of,
+    seat_reward,
+    seat_sample,
+    spans_until,
+    trained_seats,
+    turn_penalties,
+)
+from selfplay.advantages.sample import Sample
+from selfplay.config import AlgorithmConfig, RewardConfig
+from selfplay.rollout.branches import siblings_of
+from selfplay.rollout.episode import BranchPoint, Episode
+
+
+def branch_samples(
+    episodes: Sequence[Episode], *, algorithm: AlgorithmConfig, reward: RewardConfig
+) -> list[Sample]:
+    """Samples of each sibling turn, with the mean reward of its continuations, and of each
+    continuation's later turns.
+
+    The played game is sibling 0, continuation 0. It already trains as a game of its instance, so
+    its later turns give no sample here.
+    """
+    samples = []
+    for episode in episodes:
+        for point in episode.branches:
+            for sibling, continuations in enumerate(siblings_of(episode, point)):
+                sibling_name = f"turn {point.turn} sibling {sibling}"
+                turn = _turn_sample(continuations, point, algorithm, reward)
+                turn = replace(
+                    turn,
+                    name=f"{name_of(episode)} {sibling_name}",
+                    group=f"turn {point.turn} of {name_of(episode)}",
+                )
+                samples.append(turn)
+                for number, continuation in enumerate(continuations):
+                    if continuation is not episode:
+                        name = f"{sibling_name} continuation {number}"
+                        samples += _after(continuation, point, name, algorithm, reward)
+    return samples
+
+
+def _turn_sample(
+    continuations: Sequence[Episode],
+    point: BranchPoint,
+    algorithm: AlgorithmConfig,
+    config: RewardConfig,
+) -> Sample:
+    """The turn alone, rewarded with the mean reward of its continuations.
+
+    With `error_credit: turn` only its own penalty is subtracted, and no other turn's.
+    """
+    episode, seat = continuations[0], point.seat
+    span = spans_until(episode, seat, point.turn + 1)[-1]
+    start, end = span.start, span.end
+    sample = seat_sample(episode, seat)
+    per_turn = algorithm.error_credit == "turn"
+    reward_of = game_return if per_turn else seat_reward
+    value = sum(reward_of(c, seat, config=config) for c in continuations) / len(continuations)
+    # Rewards of earlier moves are equal in all continuations and not part of this turn's return.
+    before = move_rewards(episode, seat, config=config).items()
+    value -= sum(reward for number, reward in before if number < point.turn)
+    if per_turn:
+        penalties = turn_penalties(episode, seat, config=config)
+        value -= sum(penalty for first, _, penalty in penalties if first == start)
+    return replace(
+        sample,
+        ids=sample.ids[:end],  # tokens after the last trained one are not needed
+        mask=[0] * start + sample.mask[start:end],
+        old_logprobs=sample.old_logprobs[:end],
+        advantages=sample.advantages[:end],
+        starts=tuple(start for start in sample.starts if start < end),
+        reward=value,
+        role=role_of(episode, seat),
+    )
+
+
+def _after(
+    episode: Episode,
+    point: BranchPoint,
+    name: str,
+    algorithm: AlgorithmConfig,
+    config: RewardConfig,
+) -> list[Sample]:
+    """The turns after the sibling turn, one sample for each seat that had any."""
+    samples = []
+    for seat in trained_seats(episode):
+        sample = seat_sample(episode, seat)
+        until = spans_until(episode, seat, point.turn + 1)
+        start = until[-1].end if until else 0
+        sample = replace(
+            sample,
+            name=f"{name_of(episode)} {name} seat {seat}",
+            mask=[0] * start + sample.mask[start:],
+            group=f"seat {seat} after turn {point.turn} of {name_of(episode)}",
+        )
+        if 1 in sample.mask:
+            samples.append(rewarded(sample, episode, seat, algorithm, config))
+    return samples
