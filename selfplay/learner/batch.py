@@ -27,7 +27,7 @@ from selfplay.advantages.sample import Sample
 from selfplay.distributed import World, all_reduce_max, exchange_objects, gather_objects
 from selfplay.model.attention import PackedRow, Prefixes
 
-# A rank with fewer micro-batches than others makes its last passes on this sample, with weight 0,
+# A rank with fewer micro-batches than others makes its last passes on this sample, without a loss,
 # because every rank must join the collectives of each pass.
 DUMMY = Sample(name="", ids=[0, 0], mask=[0, 1], old_logprobs=[0.0, 0.0], advantages=[0.0, 0.0])
 # Sharing must save at least this fraction of the tokens, or gathering keys costs more.
@@ -55,9 +55,10 @@ class MicroBatch:
     names: tuple[str, ...]
 
     @property
-    def weight(self) -> float:
-        """1; 0 for the dummy batch of a rank that has fewer batches than others."""
-        return 0.0 if self.names == (DUMMY.name,) else 1.0
+    def is_dummy(self) -> bool:
+        """Whether it stands in for a batch that other ranks have and this one has not; its values
+        count nowhere."""
+        return self.names == (DUMMY.name,)
 
 
 def micro_batches(

@@ -177,15 +177,16 @@ class TokenMeans:
         self._largest: dict[str, Tensor] = {}
 
     def add(self, values: dict[str, Tensor], batch: MicroBatch) -> None:
-        """Add values [M] under their names; those of a dummy batch are ignored."""
+        """Add values [M] under their names; those of a dummy batch count as no value."""
         for name, values_M in values.items():
-            total = batch.weight * values_M.detach().sum().double()
+            total = values_M.detach().sum().double() * (not batch.is_dummy)
+            num = 0 if batch.is_dummy else values_M.numel()
             self._sums[name] = self._sums[name] + total if name in self._sums else total
-            self._counts[name] = self._counts.get(name, 0.0) + batch.weight * values_M.numel()
+            self._counts[name] = self._counts.get(name, 0.0) + num
 
     def add_largest(self, name: str, values_M: Tensor, batch: MicroBatch) -> None:
         """Keep the largest of all values under this name, at least 0."""
-        value = batch.weight * values_M.detach().max()
+        value = values_M.detach().max() * (not batch.is_dummy)
         before = self._largest.get(name)
         self._largest[name] = value if before is None else torch.maximum(before, value)
 

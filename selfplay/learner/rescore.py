@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import compress
 
 import torch
 from torch import Tensor
 
 from selfplay.advantages.advantages import with_gae
 from selfplay.advantages.sample import Sample
-from selfplay.config import AlgorithmConfig, Config
+from selfplay.config import AlgorithmConfig, Config, OptimConfig
 from selfplay.distributed import World, all_reduce_sum
 from selfplay.errors import EngineDisagrees
 from selfplay.learner.batch import MicroBatch, micro_batches
@@ -43,7 +45,7 @@ def recompute_logprobs(
         return logprobs_M
 
     recomputed = []
-    logprobs = token_values(learner, samples, policy_logprobs, config=config)
+    logprobs = token_values(learner, samples, policy_logprobs, optim=config.optim)
     for sample, by_trainer in zip(samples, logprobs, strict=True):
         importance = _importance(sample, by_trainer, algorithm)
         recomputed.append(replace(sample, old_logprobs=by_trainer, importance=importance))
@@ -56,7 +58,7 @@ def token_values(
     samples: Sequence[Sample],
     function: Callable[[MicroBatch], Tensor],
     *,
-    config: Config,
+    optim: OptimConfig,
 ) -> list[list[float]]:
     """The values of `function`, [M] for a micro-batch, as one float for each token of each sample.
 
@@ -67,8 +69,8 @@ def token_values(
     for indices, batch in micro_batches(
         samples,
         learner.world,
-        budget=config.optim.tokens_per_microbatch,
-        share_prefixes=config.optim.share_prefixes,
+        budget=optim.tokens_per_microbatch,
+        share_prefixes=optim.share_prefixes,
     ):
         with torch.no_grad():
             values_M = iter(function(batch).tolist())
@@ -95,11 +97,8 @@ def _importance(
     """An importance weight for each token, 0 where it is not trained; [] without importance."""
     if algorithm.importance == "none":
         return []
-    log_ratios_K = [
-        new - old
-        for new, old, m in zip(by_trainer, sample.old_logprobs, sample.mask, strict=True)
-        if m
-    ]
+    pairs = zip(by_trainer, sample.old_logprobs, strict=True)
+    log_ratios_K = [new - old for new, old in compress(pairs, sample.mask)]
     weights_K = importance_weights(
         log_ratios_K, level=algorithm.importance, cap=algorithm.importance_cap
     )
@@ -108,7 +107,7 @@ def _importance(
 
 def _importance_metrics(samples: Sequence[Sample], world: World) -> dict[str, float]:
     """The mean importance of all ranks' trained tokens; {} without importance."""
-    weights = [w for s in samples for w, m in zip(s.importance, s.mask, strict=False) if m]
+    weights = [weight for s in samples for weight in compress(s.importance, s.mask)]
     total, num = all_reduce_sum([sum(weights), float(len(weights))], world)
     return {"importance_mean": total / num} if num else {}
 
@@ -131,13 +130,13 @@ def estimate_values(
     1 - Var(return - value) / Var(return); it is missing if all returns are equal.
     """
     world = learner.world
-    values = token_values(learner, samples, lambda b: batch_values(learner, b), config=config)
+    values = token_values(learner, samples, partial(batch_values, learner), optim=config.optim)
     valued = [
         with_gae(sample, of_sample, lam=config.critic.lam)
         for sample, of_sample in zip(samples, values, strict=True)
     ]
-    returns_K = [g for s in valued for g, m in zip(s.returns, s.mask, strict=True) if m]
-    values_K = [v for s in valued for v, m in zip(s.values, s.mask, strict=True) if m]
+    returns_K = [g for s in valued for g in compress(s.returns, s.mask)]
+    values_K = [v for s in valued for v in compress(s.values, s.mask)]
     return_mean, return_variance = moments(returns_K, world)
     metrics = {"return_mean": return_mean}
     if return_variance > 0.0:
@@ -148,19 +147,14 @@ def estimate_values(
 
 def whitened(samples: Sequence[Sample], world: World) -> list[Sample]:
     """The samples with advantages of mean 0 and variance 1 over the trained tokens of all ranks."""
-    mean, variance = moments(
-        [a for s in samples for a, m in zip(s.advantages, s.mask, strict=True) if m], world
-    )
+    mean, variance = moments([a for s in samples for a in compress(s.advantages, s.mask)], world)
     scale = 1.0 / math.sqrt(variance + WHITE_EPS)
-    return [
-        replace(
-            s,
-            advantages=[
-                (a - mean) * scale if m else 0.0 for a, m in zip(s.advantages, s.mask, strict=True)
-            ],
-        )
-        for s in samples
-    ]
+
+    def white(sample: Sample) -> list[float]:
+        whitened_K = ((a - mean) * scale for a in compress(sample.advantages, sample.mask))
+        return _at_trained_tokens(whitened_K, sample)
+
+    return [replace(sample, advantages=white(sample)) for sample in samples]
 
 
 def moments(values_K: Sequence[float], world: World) -> tuple[float, float]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from selfplay.advantages.sample import Sample
-from selfplay.config import AlgorithmConfig, Config
+from selfplay.config import AlgorithmConfig, Config, CriticConfig
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, all_reduce_sum, clip_grad_norm, gather_objects
 from selfplay.errors import RunEnds
@@ -99,7 +99,7 @@ def update_policy(
     )
     per_step, skipped = list[dict[str, float]](), list[str]()
     for minibatch in minibatches(samples, step=step, config=config):
-        terms = loss_terms(learner, minibatch, auxiliary, step=step, config=config)
+        terms = loss_terms(learner, minibatch, auxiliary, step=step, config=config.critic)
         try:
             metrics = optimizer_step(
                 learner,
@@ -134,7 +134,7 @@ def loss_terms(
     auxiliary: Sequence[LossTerm],
     *,
     step: int,
-    config: Config,
+    config: CriticConfig,
 ) -> list[LossTerm]:
     """The terms of an optimizer step. With a critic its value loss is one of them, and during the
     critic's warm-up the only one, so the policy does not change."""
@@ -142,7 +142,7 @@ def loss_terms(
     if learner.critic is None:
         return terms
     value = LossTerm(minibatch, "value", weight=VALUE_WEIGHT)
-    return [value] if step < config.critic.warmup_steps else [*terms, value]
+    return [value] if step < config.warmup_steps else [*terms, value]
 
 
 def optimizer_step(
@@ -296,7 +296,7 @@ def term_loss(
         )
         token_means.add({"value_loss": losses_M, "value_clip_share": cut_M}, batch)
     # A dummy's advantages are 0, but its KL term is not.
-    return losses_M * batch.weight
+    return losses_M * (not batch.is_dummy)
 
 
 def _surrogate_loss(

@@ -220,7 +220,7 @@ class SyncCheck:
         for _, batch in micro_batches(own, world, budget=self._token_budget):
             with torch.no_grad():
                 logprobs_M, _ = batch_logprobs(learner, learner.model, batch, temperature=1.0)
-            if batch.weight:
+            if not batch.is_dummy:
                 for index, logprob in zip(
                     batch.sample_M.tolist(), logprobs_M.tolist(), strict=True
                 ):

@@ -87,7 +87,7 @@ def critic_steps(
     judged = list(samples)
     for step in range(3):
         judged, found = estimate_values(learner, samples, config=config)
-        terms = loss_terms(learner, judged, [], step=step, config=config)
+        terms = loss_terms(learner, judged, [], step=step, config=config.critic)
         metrics = found | optimizer_step(learner, terms, lr=0.1, config=config)
     return [s.advantages for s in judged], metrics
 
@@ -213,7 +213,7 @@ def one_step(learner: Learner) -> None:
     if learner.critic is not None:
         config = config_of(*PPO)
         mine, _ = estimate_values(learner, mine, config=config)
-    terms = loss_terms(learner, mine, [], step=0, config=config)
+    terms = loss_terms(learner, mine, [], step=0, config=config.critic)
     optimizer_step(learner, terms, lr=LR, config=config)
 
 

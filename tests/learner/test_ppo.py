@@ -127,7 +127,7 @@ def changes(
     learner, config = a_learner(), config_of(*PPO, *overrides)
     modules = (learner.model, learner.critic.module)
     before = [{n: p.detach().clone() for n, p in m.named_parameters()} for m in modules]
-    terms = loss_terms(learner, samples, [], step=step, config=config)
+    terms = loss_terms(learner, samples, [], step=step, config=config.critic)
     metrics = optimizer_step(learner, terms, lr=1.0, config=config)
     policy, critic = (
         {name: p.detach() - was[name] for name, p in module.named_parameters()}
