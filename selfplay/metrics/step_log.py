@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -79,8 +78,6 @@ class Journal:
     ) -> None:
         self._pieces = pieces
         self._num_steps, self._log_games_every, self._rank = num_steps, log_games_every, rank
-        if rank == 0 and after_step:
-            _warn_of_gaps(folder, after_step)
         self._metrics = StepLog(folder / "metrics.jsonl", after_step=after_step, rank=rank)
         self._games = StepLog(folder / "games.jsonl", after_step=after_step, rank=rank)
         self._tracker = Tracker(folder, track, after_step=after_step, rank=rank)
@@ -114,27 +111,6 @@ class Journal:
         self._metrics.close()
         self._games.close()
         self._tracker.close()
-
-
-def _warn_of_gaps(folder: Path, after_step: int) -> None:
-    """Print, in a line each, which logs of a run that goes on after this step are gone, and what
-    metrics.jsonl lacks or has twice: it should have each step once, in order."""
-    for name in ("games.jsonl", "held_out_before.json"):
-        if not (folder / name).exists():
-            print(f"warning: {folder / name} is gone; the run goes on without it", file=sys.stderr)
-    path = folder / "metrics.jsonl"
-    steps = [json.loads(line)["step"] for line in _lines_until(path, after_step)]
-    counts = Counter(steps)
-    lacks = [step for step in range(1, after_step + 1) if step not in counts]
-    twice = [step for step, count in counts.items() if count > 1 or step < 1]
-    told = [f"no line of step {lacks[0]}"] if lacks else []
-    told += [f"several of step {twice[0]}"] if twice else []
-    if told or steps != sorted(steps):
-        print(
-            f"warning: {path} must have each step from 1 to {after_step} once, in order, got "
-            f"{' and '.join(told) or 'another order'}; the run goes on, its curves are not whole",
-            file=sys.stderr,
-        )
 
 
 class StepLog:

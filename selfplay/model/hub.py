@@ -25,11 +25,6 @@ FETCHED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken
 NOT_FETCHED = ["*/*", "consolidated*"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 BASE = "base.json"  # in a folder of adapters: where their base weights are, and their digest
-SIZES = (
-    *("hidden_size", "head_dim", "intermediate_size", "vocab_size", "max_position_embeddings"),
-    *("num_attention_heads", "num_key_value_heads", "num_hidden_layers"),
-    *("n_embd", "n_head", "n_layer", "n_positions"),  # GPT-2's names
-)
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -74,7 +69,6 @@ def check_weights(folder: Path, *, what: str) -> None:
     set of readable safetensors files."""
     if not any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
         raise SettingsError(f"{what}: {folder} must hold config.json of a Hugging Face model")
-    _check_sizes(folder / "config.json", what=what)
     files = set(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
     if index.exists():
@@ -98,19 +92,6 @@ def check_weights(folder: Path, *, what: str) -> None:
             raise SettingsError(
                 f"{what}: {file} is not a readable safetensors file: {error}"
             ) from error
-
-
-def _check_sizes(config: Path, *, what: str) -> None:
-    """Raise SettingsError, which begins with `what`, for a size below 1, by which transformers
-    divides or of which it makes an empty model."""
-    try:
-        given = json.loads(config.read_text(encoding="utf-8"))
-        parts = [given, *(part for part in given.values() if isinstance(part, dict))]
-    except (OSError, ValueError, AttributeError):  # reported where transformers reads it
-        return
-    for key, value in ((key, part[key]) for part in parts for key in SIZES if key in part):
-        if isinstance(value, (int, float)) and value < 1:
-            raise SettingsError(f"{what}: {key} in {config} must be at least 1, got {value}")
 
 
 def check_one_set(folder: Path, *, what: str) -> None:

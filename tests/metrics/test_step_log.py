@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -71,52 +70,3 @@ def test_the_journal_writes_each_step_on_rank_0_alone(
         (line,) = lines(tmp_path / "metrics.jsonl")
         assert line.keys() == {"step", "score", "step_s"} and line["score"] == 0.5
         assert "1/3" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("steps", "told"),
-    [
-        (None, "no line of step 1"),
-        ([], "no line of step 1"),
-        ([1, 2, 3, 4, 1, 2, 3, 4], "several of step 1"),
-        ([1, 2, 4], "no line of step 3"),
-        ([1, 2, 2, 3, 4], "several of step 2"),
-        ([0, 1, 2, 3, 4], "several of step 0"),
-        ([1, 1, 3, 4], "no line of step 2 and several of step 1"),
-        ([4, 3, 2, 1], "another order"),
-        ([1, 2, 3, 4], ""),
-        ([1, 2, 3, 4, 5, 6], ""),  # after a kill; steps 5 and 6 are played again
-    ],
-)
-def test_a_run_that_goes_on_says_what_its_logs_lack(
-    steps: list[int] | None, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("games.jsonl", "held_out_before.json"):
-        (tmp_path / name).touch()
-    if steps is not None:
-        lines = [json.dumps({"step": step}) + "\n" for step in steps]
-        (tmp_path / "metrics.jsonl").write_text("".join(lines))
-    resumed(tmp_path, after_step=4)
-    said = capsys.readouterr().err
-    assert said.count("\n") == bool(told)
-    assert not told or f"must have each step from 1 to 4 once, in order, got {told};" in said
-
-
-@pytest.mark.parametrize("name", ["games.jsonl", "held_out_before.json"])
-def test_a_log_that_is_gone_is_named(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    resumed(tmp_path, after_step=0)
-    assert not capsys.readouterr().err, "a new run has none"
-    for other in {"games.jsonl", "held_out_before.json"} - {name}:
-        (tmp_path / other).touch()
-    (tmp_path / name).unlink(missing_ok=True)
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    resumed(tmp_path, after_step=1)
-    said = capsys.readouterr().err
-    assert f"{name} is gone; the run goes on without it" in said and said.count("\n") == 1
-
-
-def resumed(folder: Path, *, after_step: int) -> None:
-    options: Any = {"num_steps": 9, "log_games_every": 1, "rank": 0}
-    Journal(folder, "none", after_step=after_step, **options).close()

@@ -17,7 +17,6 @@ from transformers import (
 from selfplay.config import ScratchConfig
 from selfplay.errors import SettingsError
 from selfplay.model.attention import PackedRow
-from selfplay.model.hub import check_weights
 from selfplay.model.policy import (
     empty_model,
     export,
@@ -195,20 +194,3 @@ def test_tensors_that_the_config_does_not_tell_are_named_in_one_line(
     load_model(str(tmp_path), device="cpu", dtype=torch.float32)
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("warning: ") and "among them model.layers.1." in line
-
-
-SIZES = ("num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size", "head_dim")
-
-
-@pytest.mark.parametrize("arch", ["qwen2", "qwen3", "llama"])
-@pytest.mark.parametrize("key", SIZES)
-def test_a_size_below_1_is_refused_by_its_name(tmp_path: Path, key: str, arch: str) -> None:
-    """transformers and the engines divide by some of them."""
-    export(scratch_model(replace(SHAPE, arch=arch), seed=5), None, tmp_path)
-    config = tmp_path / "config.json"
-    settings = json.loads(config.read_text())
-    for value, given in ((0, settings), (-4, settings), (0.5, {"text_config": {}})):
-        within = given.get("text_config", given) | {key: value}
-        config.write_text(json.dumps({"text_config": within} if within == {key: value} else within))
-        with pytest.raises(SettingsError, match=rf"x: {key} in .* must be at least 1, got {value}"):
-            check_weights(tmp_path, what="x")
