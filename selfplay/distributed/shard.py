@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from types import MethodType
-from typing import TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,8 @@ from selfplay.distributed.tensor_parallel import divide, partial_parameters
 from selfplay.distributed.world import World
 
 T = TypeVar("T")
+M = TypeVar("M", bound=nn.Module)
+P = ParamSpec("P")
 
 # A model of at most this many bytes in its compute dtype is one FSDP unit. The hooks around each
 # layer's pass take more CPU time than a small layer's kernels take on a GPU, and there is little
@@ -93,24 +96,24 @@ def _sum_gradients(model: nn.Module) -> None:
             module.set_force_sum_reduction_for_comms(True)
 
 
-def run_as_forward(
-    model: nn.Module, function: Callable[..., T], *args: object, **kwargs: object
-) -> T:
-    """`function(model, *args, **kwargs)`, run as FSDP runs `forward`.
+def as_forward(function: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T]:
+    """The function of a model and other arguments, run as FSDP runs `forward`: FSDP gathers the
+    parameters around the call and reduces their gradients. Without FSDP it is a plain call."""
 
-    FSDP gathers the parameters around the call and reduces their gradients. Without FSDP this is a
-    plain call.
-    """
-    if not isinstance(model, FSDPModule):
-        return function(model, *args, **kwargs)
-    name = f"fsdp_{function.__name__}"
-    if not hasattr(model, name):
-        setattr(model, name, MethodType(function, model))
-        register_fsdp_forward_method(model, name)
-    result: T = getattr(model, name)(*args, **kwargs)
-    if not torch.is_grad_enabled():
-        reshard(model)  # no backward pass reshards, and gathered values are stale after a step
-    return result
+    @wraps(function)
+    def run(model: M, *args: P.args, **kwargs: P.kwargs) -> T:
+        if not isinstance(model, FSDPModule):
+            return function(model, *args, **kwargs)
+        name = f"fsdp_{function.__name__}"
+        if not hasattr(model, name):
+            setattr(model, name, MethodType(function, model))
+            register_fsdp_forward_method(model, name)
+        result: T = getattr(model, name)(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            reshard(model)  # no backward pass reshards, and gathered values are stale after a step
+        return result
+
+    return run
 
 
 def reshard(model: nn.Module) -> None:

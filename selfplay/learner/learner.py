@@ -23,7 +23,7 @@ from selfplay.distributed import (
     World,
     all_reduce_max,
     all_reduce_sum,
-    run_as_forward,
+    as_forward,
     shard_alone,
 )
 from selfplay.learner.batch import MicroBatch
@@ -152,9 +152,10 @@ def batch_values(learner: Learner, batch: MicroBatch) -> Tensor:
     assert critic is not None
     with _autocast(learner):
         hidden_MD = hidden_states(critic.backbone, batch.row)
-    return run_as_forward(critic.head, _head_values, hidden_MD.float())
+    return _head_values(critic.head, hidden_MD.float())
 
 
+@as_forward
 def _head_values(head: nn.Linear, hidden_MD: Tensor) -> Tensor:
     values_M1: Tensor = nn.Linear.forward(head, hidden_MD)
     return values_M1[:, 0]

@@ -40,7 +40,7 @@ from transformers.utils.logging import (
 
 from dialop.shown import error_line
 from selfplay.config import LoraConfig, ScratchConfig
-from selfplay.distributed import World, fill_shards, run_as_forward, shard, vocab_shard
+from selfplay.distributed import World, as_forward, fill_shards, shard, vocab_shard
 from selfplay.errors import SettingsError
 from selfplay.model.attention import NAME as PACKED
 from selfplay.model.attention import PackedRow, packed_kwargs, register_packed_attention
@@ -89,16 +89,14 @@ def load_model(
             if base != Path(name_or_folder):
                 adapters = model.load_adapter(name_or_folder)
                 missing, unread = adapters.missing_keys | missing, adapters.unexpected_keys | unread
-    except RuntimeError as error:
-        if "ignore_mismatched_sizes" not in str(error):
-            raise
-        raise SettingsError(
-            f"{name_or_folder} must hold adapters of the shapes that its adapter_config.json and "
-            "its base tell, got others"
-        ) from None
     except OSError:
         raise
     except Exception as error:
+        if "ignore_mismatched_sizes" in str(error):  # which transformers says of adapters
+            raise SettingsError(
+                f"{name_or_folder} must hold adapters of the shapes that its adapter_config.json "
+                "and its base tell, got others"
+            ) from None
         raise SettingsError(f"{name_or_folder} cannot be loaded: {error_line(error)}") from error
     for name, stored, told in sorted(found["mismatched_keys"]):
         check_shape(base, name, stored, told)
@@ -252,6 +250,7 @@ def _ending(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
     return model
 
 
+@as_forward
 def policy_logprobs(
     model: PreTrainedModel,
     row: PackedRow,
@@ -266,19 +265,6 @@ def policy_logprobs(
     Logits exist only at those positions, one chunk at a time. Under FSDP all ranks must call
     together; the ranks of a tensor-parallel group call with the same tokens.
     """
-    return run_as_forward(
-        model, _policy_logprobs, row, targets_M, temperature=temperature, entropy_grad=entropy_grad
-    )
-
-
-def _policy_logprobs(
-    model: PreTrainedModel,
-    row: PackedRow,
-    targets_M: torch.Tensor,
-    *,
-    temperature: float,
-    entropy_grad: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
     hidden_MD = _hidden_states(model, row)
     head = model.get_output_embeddings()
     weight_VD, rows = vocab_shard(head.weight)
@@ -301,9 +287,10 @@ def _policy_logprobs(
     )
 
 
+@as_forward
 def hidden_states(model: PreTrainedModel, row: PackedRow) -> torch.Tensor:
     """The last hidden states [M, D] at the row's `predict_M`."""
-    return run_as_forward(model, _hidden_states, row)
+    return _hidden_states(model, row)
 
 
 def _hidden_states(model: PreTrainedModel, row: PackedRow) -> torch.Tensor:
