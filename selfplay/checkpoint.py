@@ -98,10 +98,10 @@ def begin_checkpoint(
         dcp.save(
             learner_state(learner), checkpoint_id=partial / "state", no_dist=world.mesh is None
         )
-        if policy and learner.adapters is None:
-            export(learner.model, tokenizer, partial / "hf", world=world)
+        if policy and (adapters := learner.adapters) is not None:
+            export_adapters(learner.model, adapters, tokenizer, partial / "hf", world=world)
         elif policy:
-            _export_adapters(learner, tokenizer, partial / "hf")
+            export(learner.model, tokenizer, partial / "hf", world=world)
     return opened
 
 
@@ -287,9 +287,9 @@ def finish(
         export(learner.model, tokenizer, partial, world=learner.world)
         if learner.world.rank == 0:
             (partial / "progress.json").write_text(json.dumps({"step": step}))
-    if learner.adapters is not None:
+    if (adapters := learner.adapters) is not None:
         with atomic_folder(folder / "final_adapters", learner.world) as partial:
-            _export_adapters(learner, tokenizer, partial)
+            export_adapters(learner.model, adapters, tokenizer, partial, world=learner.world)
 
 
 def export_atomically(
@@ -312,15 +312,6 @@ def export_once(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
         except OSError:
             if not folder.exists():
                 raise
-
-
-def _export_adapters(
-    learner: Learner, tokenizer: PreTrainedTokenizerBase | None, folder: Path
-) -> None:
-    assert learner.adapters is not None
-    export_adapters(learner.model, learner.adapters, folder, world=learner.world)
-    if learner.world.rank == 0 and tokenizer is not None:
-        tokenizer.save_pretrained(folder)
 
 
 def _options(learner: Learner) -> StateDictOptions:

@@ -87,42 +87,30 @@ def compute_advantages(
     world: World,
 ) -> tuple[list[Sample], dict[str, float]]:
     """This rank's samples with advantages, and the moving-average baselines (ema) of the next step,
-    which are equal on every rank. Every rank must call: a group may lie on several ranks."""
+    which are equal on every rank. Samples without a group keep their advantages.
+
+    `baselines` are the moving averages of earlier steps by role. Every rank must call: a group may
+    lie on several ranks."""
+    if algorithm.method == "ppo":
+        return list(samples), {}  # the critic's values give the advantages later (`with_gae`)
     by_rank = gather_objects(sample_statistics(samples), world)
     # A sample that several ranks hold counts once.
     statistics = list({one.name: one for of_rank in by_rank for one in of_rank}.values())
-    with_advantages = assign_advantages(
-        samples, statistics, algorithm=algorithm, baselines=baselines
-    )
+    scales = baselines_and_divisors(statistics, baselines, algorithm=algorithm)
+    with_advantages = [
+        _with_advantages(sample, *scales[sample.name]) if sample.group else sample
+        for sample in samples
+    ]
     return with_advantages, updated_baselines(baselines, statistics, algorithm=algorithm)
 
 
-def assign_advantages(
-    samples: Sequence[Sample],
-    statistics: Sequence[SampleStatistics],
-    *,
-    algorithm: AlgorithmConfig,
-    baselines: Mapping[str, float] | None = None,
-) -> list[Sample]:
-    """The samples with an advantage on every trained token: (return - baseline) / divisor.
-
-    `statistics` are those of all ranks' samples, `baselines` the moving averages of earlier steps
-    by role. Samples without a group keep their advantages.
-    """
-    if algorithm.method == "ppo":
-        return list(samples)  # the critic's values give the advantages later (`with_gae`)
-    scales = baselines_and_divisors(statistics, baselines or {}, algorithm=algorithm)
-    with_advantages = []
-    for sample in samples:
-        if sample.group:
-            baseline, divisor = scales[sample.name]
-            returns_T = token_returns(sample)
-            advantages_T = [0.0] * len(returns_T)
-            for start, end in trained_stretches(sample.mask):
-                advantages_T[start:end] = [(g - baseline) / divisor for g in returns_T[start:end]]
-            sample = replace(sample, advantages=advantages_T)
-        with_advantages.append(sample)
-    return with_advantages
+def _with_advantages(sample: Sample, baseline: float, divisor: float) -> Sample:
+    """The sample with (return - baseline) / divisor on every trained token."""
+    returns_T = token_returns(sample)
+    advantages_T = [0.0] * len(returns_T)
+    for start, end in trained_stretches(sample.mask):
+        advantages_T[start:end] = [(g - baseline) / divisor for g in returns_T[start:end]]
+    return replace(sample, advantages=advantages_T)
 
 
 def sample_statistics(samples: Sequence[Sample]) -> list[SampleStatistics]:
@@ -177,19 +165,14 @@ def baselines_and_divisors(
         elif method == "rloo":
             baselines_G = leave_one_out(means_G)
         elif method in ("grpo", "dr_grpo"):
-            baselines_G = group_mean(means_G)
+            # The group's mean (arXiv 2402.03300, section 4.1.2).
+            baselines_G = [sum(means_G) / len(means_G)] * len(means_G)
         else:
             raise ValueError(f"algorithm.method {method} has no baseline in {__name__}")
         if method == "grpo":
             divisor = group_std(group) + eps
         scales |= {one.name: (b, divisor) for one, b in zip(group, baselines_G, strict=True)}
     return scales
-
-
-def group_mean(means_G: Sequence[float]) -> list[float]:
-    """The group's mean as each sample's baseline (GRPO, arXiv 2402.03300, section 4.1.2)."""
-    mean = sum(means_G) / len(means_G)
-    return [mean] * len(means_G)
 
 
 def group_std(group: Sequence[SampleStatistics]) -> float:

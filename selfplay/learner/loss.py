@@ -189,11 +189,6 @@ def clipped_value_loss(
     return torch.maximum(losses_M, near_losses_M), cut_M.float()
 
 
-def imitation(logprobs_M: Tensor, weights_M: Tensor) -> Tensor:
-    """Cross-entropy of a teacher's tokens: minus the weighted log-prob."""
-    return -weights_M * logprobs_M
-
-
 def aggregation_weights(sample_M: Tensor, *, aggregation: str, constant_length: int = 0) -> Tensor:
     """The weight of each token's loss [M], before the sum is divided by the global denominator.
 

@@ -34,7 +34,6 @@ from selfplay.learner.learner import (
 from selfplay.learner.loss import (
     aggregation_weights,
     clipped_value_loss,
-    imitation,
     kl_estimate,
     kl_losses,
     policy_losses,
@@ -288,7 +287,7 @@ def term_loss(
     elif term.objective == "imitation":
         # A teacher's tokens were not sampled, so the rollout's temperature does not apply.
         logprobs_M, _ = batch_logprobs(learner, learner.model, batch, temperature=1.0)
-        losses_M = imitation(logprobs_M, batch.advantages_M)
+        losses_M = -batch.advantages_M * logprobs_M  # cross-entropy: their advantage is 1
         token_means.add({"imitation_loss": losses_M}, batch)
     else:
         losses_M, cut_M = clipped_value_loss(

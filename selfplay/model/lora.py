@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfplay.config import LoraConfig
 from selfplay.data.seeds import named_seed
@@ -146,11 +146,16 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 
 def export_adapters(
-    model: PreTrainedModel, adapters: Adapters, folder: Path, *, world: World
+    model: PreTrainedModel,
+    adapters: Adapters,
+    tokenizer: PreTrainedTokenizerBase | None,
+    folder: Path,
+    *,
+    world: World,
 ) -> None:
     """Write the adapters in peft's format, which names the folder of their base weights, so that
-    transformers loads both from this folder, and the base's digest. All ranks must call; rank 0
-    writes."""
+    transformers loads both from this folder, the base's digest, and the tokenizer. All ranks must
+    call; rank 0 writes."""
     tensors = {}
     for name, parameter in model.named_parameters():
         if is_adapter(name):
@@ -165,6 +170,8 @@ def export_adapters(
     exported.save_pretrained(str(folder))
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     write_base(folder, adapters.base)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
 
 
 def peft_config(config: LoraConfig) -> Any:

@@ -14,7 +14,6 @@ import copy
 import math
 import tempfile
 from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,11 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from dialop.shown import error_line
+from selfplay.advantages.sample import Sample
 from selfplay.distributed import fill_shards
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.hf import HFEngine
-from selfplay.model.attention import PackedRow
+from selfplay.learner.batch import pack
 from selfplay.model.policy import empty_model, load_model, loading_quietly, policy_logprobs
 from selfplay.model.stored import Stored
 
@@ -104,25 +104,11 @@ def eager_logprobs(
     return logprobs[:, 0].cpu()
 
 
-def packed_logprobs(
-    model: PreTrainedModel, texts: Sequence[Sequence[int]], *, grad: bool = False
-) -> Tensor:
+def packed_logprobs(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Tensor:
     """The trainer's log-probs of all tokens except each text's first, in one packed row."""
-    ids_N = torch.tensor([token for text in texts for token in text])
-    positions_N = torch.cat([torch.arange(len(text)) for text in texts])
-    bounds = [0, *accumulate(len(text) for text in texts)]
-    first_N = torch.zeros(len(ids_N), dtype=torch.bool)
-    first_N[bounds[:-1]] = True
-    targets_M = (~first_N).nonzero()[:, 0]
-    with torch.set_grad_enabled(grad):
-        row = PackedRow(
-            ids_N,
-            positions_N,
-            torch.tensor(bounds, dtype=torch.int32),
-            max(map(len, texts)),
-            targets_M - 1,
-        )
-        logprobs_M, _ = policy_logprobs(model, row, ids_N[targets_M], temperature=1.0)
+    samples = [Sample("text", [*ids], [0] + [1] * (len(ids) - 1), [], []) for ids in texts]
+    batch = pack(samples, device=torch.device("cpu"), share_prefixes=False)
+    logprobs_M, _ = policy_logprobs(model, batch.row, batch.targets_M, temperature=1.0)
     return logprobs_M
 
 
@@ -193,7 +179,8 @@ def _compared(
     ways = {"the trainer's packed rows": whole_copy, "weights that are read in shards": in_shards}
     for what, read in ways.items():
         try:
-            difference = _largest(packed_logprobs(read(folder), texts) - expected)
+            with torch.no_grad():
+                difference = _largest(packed_logprobs(read(folder), texts) - expected)
         except Exception as error:  # noqa: BLE001 — the reason is returned
             return f"{what} cannot be computed ({error_line(error)})"
         if not difference <= bound:

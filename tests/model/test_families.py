@@ -60,7 +60,7 @@ BOUND = 1e-4
 
 
 def largest_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    return float((ours - theirs).abs().max())
+    return float((ours - theirs).detach().abs().max())
 
 
 def refusal(name: str, **changes: Any) -> str | None:

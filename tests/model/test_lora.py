@@ -141,7 +141,8 @@ def test_exports_reload_with_transformers_and_with_peft(tmp_path: Path) -> None:
     model, world = adapted(), init_world(device="cpu")
     export(tiny_model(), None, tmp_path / "base")
     export(model, None, tmp_path / "merged", world=world)
-    export_adapters(model, Adapters(SMALL, tmp_path / "base"), tmp_path / "peft", world=world)
+    adapters = Adapters(SMALL, tmp_path / "base")
+    export_adapters(model, adapters, None, tmp_path / "peft", world=world)
     wanted = model(torch.tensor([[1, 2, 3, 4]])).logits
     by_merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     by_peft = PeftModel.from_pretrained(
