@@ -6,6 +6,7 @@ drawn before. Instances have their game's own type.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -88,10 +89,7 @@ def read_file(game: GameConfig, name: str, source: str) -> tuple[Any, ...]:
     path = Path(source)
     if not path.is_file():
         raise SettingsError(f"{name} must be 'generated' or an existing file, got {path}")
-    try:
-        instances = tuple(game.kit.read(path))
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{name}: {error}") from None
+    instances = _read(game.kit.read, name, path)
     if not instances:
         raise SettingsError(f"{name}: {path} contains no instances")
     return instances
@@ -104,8 +102,13 @@ def read_recorded(game: GameConfig, name: str, source: str) -> tuple[RecordedGam
     Raises:
         SettingsError: if the file is unreadable or the game has no recordings.
     """
+    return _read(game.kit.read_recorded, name, Path(source))
+
+
+def _read(read: Callable[[Path], Iterable[T]], name: str, path: Path) -> tuple[T, ...]:
+    """What `read` gives of a file. Raises SettingsError, which begins with `name`."""
     try:
-        return tuple(game.kit.read_recorded(Path(source)))
+        return tuple(read(path))
     except (OSError, ValueError) as error:
         raise SettingsError(f"{name}: {error}") from None
 
@@ -123,10 +126,7 @@ def imitated_people(
     path = Path(recorded)
     if not path.is_file():
         raise SettingsError(f"{name} must be a .jsonl of recorded games, got {path}")
-    try:
-        games = kit.read_people(path)
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"{name}: {error}") from None
+    games = _read(kit.read_people, name, path)
     evaluated = {
         kit.digest(instance)
         for key, source in (_source(data, purpose) for purpose in (VALIDATION, HELD_OUT))

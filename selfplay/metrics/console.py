@@ -58,18 +58,14 @@ def clock(seconds: float) -> str:
     return f"{rounded // 3600}h{rounded % 3600 // 60:02d}m"
 
 
-def progress(
-    items: Iterable[Any] | int, label: str, *, total: int | None = None, rank: int = 0
-) -> tqdm[Any]:
+def progress(items: Iterable[Any] | int, label: str, *, rank: int = 0) -> tqdm[Any]:
     """A progress bar with the remaining time, on standard error; ranks above 0 show none.
 
     Iterate over it, or pass a count as `items` and call `bar.update(k)` inside
     `with progress(count, …) as bar:`. Without a terminal it prints a line at most every ten
     seconds, and none in the first ten.
     """
-    iterable: Iterable[Any] | None = None if isinstance(items, int) else items
-    if isinstance(items, int):
-        total = items
+    iterable, total = (None, items) if isinstance(items, int) else (items, None)
     if rank or sys.stderr.isatty():
         return tqdm(iterable, label, total, leave=False, dynamic_ncols=True, disable=bool(rank))
     form = "{desc} {n_fmt}/{total_fmt}, {elapsed} gone, {remaining} left"

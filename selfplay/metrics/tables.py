@@ -37,6 +37,7 @@ COLUMNS = (
 _NO_COLUMN = re.compile("score|proposals|rejections|errors_.*|score/.*|num_.*")
 _DRAWS = 10_000  # of weights, for an interval
 _MAX_WEIGHTS = 4_000_000  # drawn at a time, 32 MB
+_WIDTH = 100  # columns of a game as text
 _ROUNDING = 1e-9  # by which a value may miss its limits
 
 
@@ -54,9 +55,9 @@ def columns_of(rows: Iterable[Collection[str]]) -> list[tuple[str, str, str]]:
 
 
 def mean_interval(
-    values: Sequence[float] | NDArray[np.float64], *, lowest: float = 0.0, highest: float = 1.0
+    values: Sequence[float] | NDArray[np.float64], *, lowest: float = 0.0
 ) -> tuple[float, float, float]:
-    """The mean of `values`, which lie between `lowest` and `highest`, and its 95 % confidence
+    """The mean of `values`, which lie between `lowest` and 1, and its 95 % confidence
     interval: (mean, low, high).
 
     Each end is Gaffke's bound at 97.5 % (N. Gaffke 2005, "Three test statistics for a nonparametric
@@ -78,12 +79,10 @@ def mean_interval(
     sample = np.asarray(values, dtype=np.float64)
     if sample.ndim != 1 or sample.size == 0:
         raise ValueError(f"an interval needs at least 1 value in 1 dimension, got {sample.shape}")
-    outside = sample[~((sample >= lowest - _ROUNDING) & (sample <= highest + _ROUNDING))]
+    outside = sample[~((sample >= lowest - _ROUNDING) & (sample <= 1 + _ROUNDING))]
     if outside.size:
-        raise ValueError(
-            f"an interval needs values from {lowest:g} to {highest:g}, got {outside[0]:g}"
-        )
-    levels, counts = np.unique(sample.clip(lowest, highest), return_counts=True)
+        raise ValueError(f"an interval needs values from {lowest:g} to 1, got {outside[0]:g}")
+    levels, counts = np.unique(sample.clip(lowest, 1.0), return_counts=True)
     rng = np.random.default_rng(named_seed("interval"))
     size = max(1, _MAX_WEIGHTS // len(levels))
     sizes = (min(size, _DRAWS - start) for start in range(0, _DRAWS, size))
@@ -91,7 +90,7 @@ def mean_interval(
     means = np.concatenate([rng.dirichlet(counts, size=num) @ levels for num in sizes])
     others = ((np.arange(_DRAWS) + 0.5) / _DRAWS) ** (1 / sample.size)
     low = np.quantile(lowest + others * (means - lowest), 0.025)
-    high = np.quantile(highest - others * (highest - means), 0.975)
+    high = np.quantile(1.0 - others * (1.0 - means), 0.975)
     return float(sample.mean()), float(low), float(high)
 
 
@@ -164,8 +163,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, style: str = "p
     return tabulate(rows, head, tablefmt=style, disable_numparse=True, colalign=sides)
 
 
-def game_text(record: Mapping[str, Any], *, width: int = 100) -> str:
-    """One record of games.jsonl as text in lines of at most `width` columns: rules, private views,
+def game_text(record: Mapping[str, Any]) -> str:
+    """One record of games.jsonl as text in lines of at most _WIDTH columns: rules, private views,
     turns, outcome.
 
     A refused move is marked with ✗ and followed by its error. Control characters, which could act
@@ -177,27 +176,27 @@ def game_text(record: Mapping[str, Any], *, width: int = 100) -> str:
     lines = [f"Game {name}, episode {record['episode']}, step {record['step']}", ""]
     shared = len({seat["system"] for seat in seats}) == 1
     if shared and seats[0]["system"]:
-        lines += [_rule("rules", width), *_wrapped(seats[0]["system"], width)]
+        lines += [_rule("rules"), *_wrapped(seats[0]["system"])]
     for name, seat in zip(names, seats, strict=True):
         view = seat["user"] if shared else f"{seat['system']}\n\n{seat['user']}".strip()
-        lines += [_rule(f"{name} sees", width), *_wrapped(view, width)]
-    lines += [_rule("talk", width)]
+        lines += [_rule(f"{name} sees"), *_wrapped(view)]
+    lines += [_rule("talk")]
     margin = max(map(len, names)) + 4
     for turn in record["turns"]:
-        text = _wrapped(turn["text"] or "(nothing)", max(20, width - margin))
+        text = _wrapped(turn["text"] or "(nothing)", max(20, _WIDTH - margin))
         if turn["error"]:
-            text += _wrapped(f"refused: {turn['error']}", max(20, width - margin))
+            text += _wrapped(f"refused: {turn['error']}", max(20, _WIDTH - margin))
         head = f"{names[turn['seat']]} {'✗' if turn['error'] else ''}".ljust(margin)
         lines += [head + text[0], *(" " * margin + line for line in text[1:])]
-    lines += [_rule("outcome", width), *_wrapped(_outcome(record), width)]
+    lines += [_rule("outcome"), *_wrapped(_outcome(record))]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _rule(title: str, width: int) -> str:
-    return f"── {title} ".ljust(width, "─")
+def _rule(title: str) -> str:
+    return f"── {title} ".ljust(_WIDTH, "─")
 
 
-def _wrapped(text: str, width: int) -> list[str]:
+def _wrapped(text: str, width: int = _WIDTH) -> list[str]:
     """Lines of at most `width` columns, with the text's own line breaks, without control characters
     and without the character of `_rule`."""
     lines = printable(text).replace("─", "-").split("\n")

@@ -1,7 +1,7 @@
 """Sends metrics, settings and games to an experiment tracker: W&B or TensorBoard.
 
-A tracker gets the lines of metrics.jsonl under their own names, the settings as keys, and the games
-of games.jsonl as rows of a table. The library that `track` names is imported only here.
+A tracker gets the lines of metrics.jsonl under their own names, the settings, and the games of
+games.jsonl as rows of a table. The library that `track` names is imported only here.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Tracker:
         if rank or track == "none":
             return
         with self._survived():
-            config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+            settings = (folder / "config.yaml").read_text(encoding="utf-8")
             if track == "tensorboard":
-                self._run = _TensorBoard(folder, config, after_step=after_step)
+                self._run = _TensorBoard(folder, settings, after_step=after_step)
             else:
-                self._run = _Wandb(folder, config)
+                self._run = _Wandb(folder, yaml.safe_load(settings))
 
     def step(self, step: int, metrics: Mapping[str, float], games: Sequence[Record]) -> None:
         """Send the metrics of step number `step` and its games, records of games.jsonl."""
@@ -118,7 +118,7 @@ class _TensorBoard:
     A resumed run tells TensorBoard to forget the steps that are played again.
     """
 
-    def __init__(self, folder: Path, config: Record, *, after_step: int) -> None:
+    def __init__(self, folder: Path, settings: str, *, after_step: int) -> None:
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.plugins.text.summary_v2 import text_pb
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -127,7 +127,7 @@ class _TensorBoard:
         self._writer = EventFileWriter(str(folder / "tensorboard"))
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._writer.add_event(self._event(step=after_step + 1, session_log=start))
-        self._add(0, text_pb("settings", fenced(_lines(flat(config)))))
+        self._add(0, text_pb("settings", fenced(settings)))
 
     def step(self, step: int, metrics: Mapping[str, float], rows: Sequence[Record]) -> None:
         scalars = [
@@ -137,8 +137,8 @@ class _TensorBoard:
         ]
         self._add(step, self._summary(value=scalars))
         if rows:
-            text = "\n\n".join(fenced(_lines(row)) for row in rows)
-            self._add(step, self._text("games", text))
+            texts = ("\n".join(f"{name}: {value}" for name, value in row.items()) for row in rows)
+            self._add(step, self._text("games", "\n\n".join(map(fenced, texts))))
         self._writer.flush()
 
     def close(self) -> None:
@@ -185,16 +185,3 @@ def game_row(record: Record) -> dict[str, Any]:
         "players": ", ".join(seat["player"] for seat in record["seats"]),
         "game": game_text(record),
     }
-
-
-def flat(config: Record, prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted key, such as `rollout.group_size`."""
-    keys: dict[str, Any] = {}
-    for name, value in config.items():
-        inside = isinstance(value, Mapping) and value
-        keys |= flat(value, f"{prefix}{name}.") if inside else {f"{prefix}{name}": value}
-    return keys
-
-
-def _lines(values: Record) -> str:
-    return "\n".join(f"{name}: {value}" for name, value in values.items())

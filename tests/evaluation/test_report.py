@@ -6,8 +6,8 @@ from tests.helpers.run_folders import record, turn
 
 def test_a_game_as_text() -> None:
     """The rules once, each seat's view, every turn with its seat, the outcome."""
-    text = game_text(record(), width=80)
-    assert text.count("Match them.") == 1 and max(map(len, text.splitlines())) <= 80
+    text = game_text(record())
+    assert text.count("Match them.") == 1 and max(map(len, text.splitlines())) <= 100
     in_order = ("g12", "Match them.", "X 4 .", "X . 2", "[message] X A 4", "[propose] X")
     in_order += ("Error: one line a paper.", "A: X", "[accept]", "0.970")
     places = [text.index(part) for part in in_order]
@@ -19,7 +19,7 @@ def test_a_game_as_text() -> None:
 def test_different_rules_are_shown_with_each_seats_view() -> None:
     game = record()
     game["seats"][1]["system"] = "You advise."
-    text = game_text(game, width=80)
+    text = game_text(game)
     assert "── rules" not in text and "Match them.\n\n  A B" in text and "You advise.\n\n" in text
 
 

@@ -124,7 +124,7 @@ def test_tensorboard_shows_each_step_once_after_a_resume(folder: Path) -> None:
     assert game.step == 2 and "B: 4" in text and "\x1b" not in text
     assert text.startswith("````text\n"), "the fence is longer than the one in a view"
     settings_text = shown.Tensors("settings")[0].tensor_proto.string_val[0].decode()
-    assert "\nrollout.group_size: " in settings_text and "\nseed: 3\n" in settings_text
+    assert "\n  group_size: " in settings_text and "\nseed: 3\n" in settings_text
 
 
 def offline_records(folder: Path) -> Iterator[Any]:
