@@ -123,9 +123,8 @@ def described_in(weights: Path) -> Path:
     if not adapters.exists():
         return weights
     named = Path(json.loads(adapters.read_text(encoding="utf-8"))["base_model_name_or_path"])
-    if not (weights / BASE).exists():  # another program, or an older version, wrote the adapters
-        runs = [run for run in weights.absolute().parents[:3] if (run / "config.yaml").exists()]
-        return next((run / named.name for run in runs if (run / named.name).is_dir()), named)
+    if not (weights / BASE).exists():  # another program wrote the adapters
+        return named
     base = json.loads((weights / BASE).read_text(encoding="utf-8"))
     for folder in (Path(os.path.normpath(weights.absolute() / base["folder"])), named):
         with suppress(OSError, ValueError):  # no base is there
