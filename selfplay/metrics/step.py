@@ -165,7 +165,6 @@ def step_metrics(
 
     `engine_s` is the mean over replicas. Every rank must call.
     """
-    of_games = tally(episodes)
     of_step = {
         "num_instances": float(len({episode.instance for episode in episodes})),
         "num_groups": float(credited.num_groups),
@@ -174,23 +173,19 @@ def step_metrics(
         "num_prompt_tokens": float(played.num_prompt_tokens),
         "num_void": float(len(played.void)),
         "engine_s": played.engine_s,
-        **branch_tally(episodes, credited),
     }
-    every = gather_objects((of_games, of_step), world)  # apart: a game may choose any name
-    sums = add_up(games for games, _ in every)
-    counts = add_up(step for _, step in every)
-    engine_s = counts["engine_s"] / world.replica.num
+    # Apart, because a game may choose any name.
+    apart = (tally(episodes), of_step, branch_tally(episodes, credited))
+    games, counts, branches = map(add_up, zip(*gather_objects(apart, world), strict=True))
+    engine_s = counts.pop("engine_s") / world.replica.num
+    num_zero_variance = counts.pop("num_zero_variance_groups")
     return {
-        **game_measures(sums),
+        **game_measures(games),
         **learnt,
-        "zero_variance_groups": counts["num_zero_variance_groups"] / max(1, counts["num_groups"]),
-        "num_games": sums["games"],
-        "num_void": counts["num_void"],
-        "num_instances": counts["num_instances"],
-        "num_groups": counts["num_groups"],
-        **branch_metrics(counts),
-        "num_prompt_tokens": counts["num_prompt_tokens"],
-        "num_generated_tokens": counts["num_generated_tokens"],
+        "zero_variance_groups": num_zero_variance / max(1, counts["num_groups"]),
+        "num_games": games["games"],
+        **counts,
+        **branch_metrics(branches),
         "engine_s": engine_s,
         "tokens_per_s": counts["num_generated_tokens"] / engine_s if engine_s else 0.0,
     }
