@@ -119,11 +119,14 @@ def _resample(run: Run, step: int, rollout: Rollout) -> Rollout:
     instances in place of those whose groups have zero variance, until as many groups have variance
     as the first round, `rollout`, has groups. All ranks play the same number of rounds.
     """
-    num, world, newest = run.config.rollout.instances, run.world, rollout
-    num_played, limit = num, num + run.config.algorithm.resample
+    config, world, newest = run.config, run.world, rollout
+    num = num_played = config.rollout.instances
+    limit = num + config.algorithm.resample
     num_wanted, num_useful = 0.0, 0.0
     while num_played < limit:
-        num_groups, num_new = all_reduce_sum(_count_groups(run, newest), world)
+        _, own = reward_samples(newest.episodes, algorithm=config.algorithm, reward=config.reward)
+        counts = [float(own.num_groups), float(own.num_groups - own.num_zero_variance_groups)]
+        num_groups, num_new = all_reduce_sum(counts, world)
         num_wanted, num_useful = num_wanted or num_groups, num_useful + num_new
         if num_useful >= num_wanted:
             break
@@ -134,13 +137,6 @@ def _resample(run: Run, step: int, rollout: Rollout) -> Rollout:
         rollout = Rollout(rollout.episodes + newest.episodes, rollout.stats + newest.stats)
         num_played += num_more
     return rollout
-
-
-def _count_groups(run: Run, rollout: Rollout) -> list[float]:
-    """The number of this rank's groups, and of those with variance."""
-    config = run.config
-    _, stats = reward_samples(rollout.episodes, algorithm=config.algorithm, reward=config.reward)
-    return [float(stats.num_groups), float(stats.num_groups - stats.num_zero_variance_groups)]
 
 
 def credit(run: Run, rollout: Rollout) -> Batch:

@@ -8,12 +8,10 @@ as one batch (`waves`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
-
-import torch
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,23 +129,4 @@ class Engine(GameRunner, Protocol):
 
     def close(self) -> None:
         """End the engine and everything it started."""
-        ...
-
-
-@runtime_checkable
-class CopiesWeights(Protocol):
-    """An engine in this process, which takes weights by name."""
-
-    def update_weights(
-        self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int
-    ) -> None:
-        """Generate with these weights (Hugging Face names) from the next request on."""
-        ...
-
-    def shares(self, model: torch.nn.Module) -> bool:
-        """Whether the engine generates with the parameters of this model itself."""
-        ...
-
-    def held_weights(self) -> Mapping[str, torch.Tensor]:
-        """The engine's own tensors by name, for a comparison."""
         ...

@@ -182,9 +182,11 @@ class HFEngine:
         self.version = version
 
     def shares(self, model: torch.nn.Module) -> bool:
+        """Whether the engine generates with the parameters of this model itself."""
         return self.model is model
 
     def held_weights(self) -> dict[str, Tensor]:
+        """The engine's own tensors by name, for a comparison."""
         return dict(self.model.named_parameters())
 
     def sleep(self) -> None:

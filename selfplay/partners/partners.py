@@ -22,7 +22,7 @@ from selfplay.config import Config, GameConfig
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, POOL, SELF, Spec, parse_shares
 from selfplay.data.seeds import named_seed, pick
 from selfplay.distributed import World, gather_objects, on_first_rank
-from selfplay.engines.base import CopiesWeights, GameRunner
+from selfplay.engines.base import GameRunner
 from selfplay.engines.endpoint import Endpoint, endpoint_key
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.router import EngineRouter, Frozen
@@ -176,7 +176,7 @@ class Partners:
             self._frozen[POOL] = self._load("the policy pool", folder, self._rendering)
         elif self._plays and member != self._loaded:
             engine = self._frozen[POOL].engine
-            assert isinstance(engine, CopiesWeights)
+            assert isinstance(engine, HFEngine)
             engine.update_weights(snapshot_weights(folder), member)
         self._loaded = member
         name = f"{POOL}:{member}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from selfplay.config import RolloutConfig
 from selfplay.data.seeds import named_seed
@@ -45,11 +45,11 @@ async def play_branched(position: Position, branching: Branching, generate: Gene
     """
     points: list[BranchPoint] = []
     try:
-        async with asyncio.TaskGroup() as branches:
+        async with asyncio.TaskGroup() as tasks:
+            branches = _Branches(branching, generate, tasks)
             while position.ended is None:
                 if _is_branch_point(position, branching, len(points)):
-                    points.append(_branch_point(position))
-                    await _branch(position, points[-1], branching, branches, generate)
+                    points.append(await branches.take_turn(position))
                 else:
                     await position.turn(generate)
     except BaseExceptionGroup as errors:  # of this game or of one of its branches
@@ -57,6 +57,48 @@ async def play_branched(position: Position, branching: Branching, generate: Gene
     # Drop branch points whose seat had no tokens left for a turn.
     taken = tuple(point for point in points if point.turn < len(position.turns))
     return replace(position.episode(), branches=taken)
+
+
+@dataclass(frozen=True, slots=True)
+class _Branches:
+    """The forks of one game, each played in a task."""
+
+    branching: Branching
+    generate: Generate
+    tasks: asyncio.TaskGroup
+
+    async def take_turn(self, position: Position) -> BranchPoint:
+        """Start the siblings of the next turn, take the turn, and start its other continuations."""
+        seat = position.setup.game.seat_to_move
+        assert seat is not None
+        point = BranchPoint(turn=len(position.turns), seat=seat)
+        for sibling in range(1, self.branching.siblings):
+            twin = position.fork("branch", point.turn, sibling)
+            self.tasks.create_task(self._play_sibling(twin, point, sibling))
+        await position.turn(self.generate)
+        if position.ended is None:
+            for number in range(1, self.branching.continuations):
+                twin = position.fork("branch", point.turn, 0, number)
+                self.tasks.create_task(self._play_on(twin, point, (0, number)))
+        return point
+
+    async def _play_sibling(self, twin: Position, point: BranchPoint, sibling: int) -> None:
+        """A sibling turn from the same state, then its continuations."""
+        await twin.turn(self.generate)
+        if twin.ended is None:
+            for number in range(1, self.branching.continuations):
+                fork = twin.fork(number)
+                self.tasks.create_task(self._play_on(fork, point, (sibling, number)))
+            twin = twin.fork(0)
+        await self._play_on(twin, point, (sibling, 0))
+
+    async def _play_on(self, twin: Position, point: BranchPoint, key: tuple[int, int]) -> None:
+        """Play a forked game to its end and keep it at `point.continuations[key]`."""
+        while twin.ended is None:
+            await twin.turn(self.generate)
+        episode = twin.episode()
+        if episode.ended != VOID:  # a void game has no score to average
+            point.continuations[key] = episode
 
 
 def _is_branch_point(position: Position, branching: Branching, num_points: int) -> bool:
@@ -74,61 +116,6 @@ def _is_branch_point(position: Position, branching: Branching, num_points: int) 
         case "decisions":
             return num_points < branching.most and game.answer_due
     raise ValueError(f"a branch plan must be all, random, first or decisions, got {branching.rule}")
-
-
-def _branch_point(position: Position) -> BranchPoint:
-    seat = position.setup.game.seat_to_move
-    assert seat is not None
-    return BranchPoint(turn=len(position.turns), seat=seat)
-
-
-async def _branch(
-    position: Position,
-    point: BranchPoint,
-    branching: Branching,
-    branches: asyncio.TaskGroup,
-    generate: Generate,
-) -> None:
-    """Start the siblings of the next turn, take the turn, and start its other continuations."""
-    for sibling in range(1, branching.siblings):
-        twin = position.fork("branch", point.turn, sibling)
-        branches.create_task(
-            _play_sibling(twin, point, sibling, branching.continuations, branches, generate)
-        )
-    await position.turn(generate)
-    if position.ended is None:
-        for number in range(1, branching.continuations):
-            twin = position.fork("branch", point.turn, 0, number)
-            branches.create_task(_play_continuation(twin, point, (0, number), generate))
-
-
-async def _play_sibling(
-    twin: Position,
-    point: BranchPoint,
-    sibling: int,
-    num_continuations: int,
-    branches: asyncio.TaskGroup,
-    generate: Generate,
-) -> None:
-    """A sibling turn from the same state, then its continuations."""
-    await twin.turn(generate)
-    if twin.ended is None:
-        for number in range(1, num_continuations):
-            fork = twin.fork(number)
-            branches.create_task(_play_continuation(fork, point, (sibling, number), generate))
-        twin = twin.fork(0)
-    await _play_continuation(twin, point, (sibling, 0), generate)
-
-
-async def _play_continuation(
-    twin: Position, point: BranchPoint, key: tuple[int, int], generate: Generate
-) -> None:
-    """Play a forked game to its end and keep it at `point.continuations[key]`."""
-    while twin.ended is None:
-        await twin.turn(generate)
-    episode = twin.episode()
-    if episode.ended != VOID:  # a void game has no score to average
-        point.continuations[key] = episode
 
 
 def siblings_of(episode: Episode, point: BranchPoint) -> list[list[Episode]]:

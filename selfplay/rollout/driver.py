@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from random import Random
 
@@ -28,42 +29,29 @@ class RolloutStats:
 
     def __add__(self, other: RolloutStats) -> RolloutStats:
         """The statistics of two rollouts, one after the other."""
-        return RolloutStats(
-            self.num_prompt_tokens + other.num_prompt_tokens,
-            self.num_generated_tokens + other.num_generated_tokens,
-            self.engine_s + other.engine_s,
-            self.void + other.void,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedGame:
-    """A game with its branches, and the tokens of all of them."""
-
-    episode: Episode
-    num_prompt_tokens: int
-    num_generated_tokens: int
+        return RolloutStats(*map(operator.add, astuple(self), astuple(other)))
 
 
 @dataclass(slots=True)
 class FinishedGames:
-    """The games of a rollout that have ended, by their index in `setups`, and the engine's seconds.
+    """The games of a rollout that have ended with their tokens, by their index in `setups`, and the
+    engine's seconds.
 
     After an EngineFault, call `play_games` again with the same record. It plays only the unfinished
     games, from their start.
     """
 
-    games: dict[int, FinishedGame] = field(default_factory=dict)
+    games: dict[int, tuple[Episode, _Counting]] = field(default_factory=dict)
     engine_s: float = 0.0
 
     def result(self, num: int) -> tuple[list[Episode], RolloutStats]:
         """The episodes of all `num` games in order, without void ones, and their statistics."""
         games = [self.games[index] for index in range(num)]
-        return [game.episode for game in games if game.episode.ended != VOID], RolloutStats(
-            num_prompt_tokens=sum(game.num_prompt_tokens for game in games),
-            num_generated_tokens=sum(game.num_generated_tokens for game in games),
+        return [episode for episode, _ in games if episode.ended != VOID], RolloutStats(
+            num_prompt_tokens=sum(tokens.num_prompt_tokens for _, tokens in games),
+            num_generated_tokens=sum(tokens.num_generated_tokens for _, tokens in games),
             engine_s=self.engine_s,
-            void=tuple(index for index, game in enumerate(games) if game.episode.ended == VOID),
+            void=tuple(index for index, (game, _) in enumerate(games) if game.ended == VOID),
         )
 
 
@@ -103,9 +91,7 @@ def play_games(
             while position.ended is None:
                 await position.turn(counting.generate)
             episode = position.episode()
-        finished.games[index] = FinishedGame(
-            episode, counting.num_prompt_tokens, counting.num_generated_tokens
-        )
+        finished.games[index] = episode, counting
         if on_end is not None:
             on_end()
 

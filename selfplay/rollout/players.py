@@ -61,7 +61,7 @@ class Player(Protocol):
 
 
 class _SeatText:
-    """What a seat has read and said, as exact tokens.
+    """What a seat has read and said, as exact tokens; `answers` are its own turns as texts.
 
     If the chat template rewrites old turns, each turn is a separate sequence of the transcript: its
     prompt is the template's rendering of the conversation so far.
@@ -69,7 +69,7 @@ class _SeatText:
 
     def __init__(self, rendering: Rendering) -> None:
         self.transcript, self._rendering = Transcript(), rendering
-        self._system, self._users, self._answers = "", list[str](), list[str]()
+        self._system, self._users, self.answers = "", list[str](), list[str]()
 
     def read(self, game: Game, seat: int, observation: str) -> None:
         """Append what the seat reads before its next turn: the opening prompt, or what happened
@@ -78,26 +78,22 @@ class _SeatText:
         if not transcript.ids:
             prompt = game.prompt(seat)
             self._system = prompt.system
-            self._users, self._answers = prompt.read(observation)
+            self._users, self.answers = prompt.read(observation)
             transcript.observe(opening_ids(rendering, prompt, observation))
         elif rendering.rewritten:
             self._users.append(observation)
             transcript.begin()
-            transcript.observe(rendering.conversation(self._system, self._users, self._answers))
+            transcript.observe(rendering.conversation(self._system, self._users, self.answers))
         else:
             last = transcript.spans[-1]
             closed = rendering.ends_turn(transcript.ids[last.start : last.end])
             transcript.observe(rendering.following(observation, closed=closed))
 
-    def add_own(self, text: str) -> None:
-        """Keep the sampled turn as text too, for templates that rewrite old turns."""
-        self._answers.append(text)
-
     def fork(self) -> _SeatText:
         """An independent copy."""
         twin = copy.copy(self)
         twin.transcript = self.transcript.fork()
-        twin._users, twin._answers = list(self._users), list(self._answers)
+        twin._users, twin.answers = list(self._users), list(self.answers)
         return twin
 
 
@@ -144,7 +140,7 @@ class PolicyPlayer:
         )
         self.transcript.act(completion.ids, logprobs=completion.logprobs)
         text = self._rendering.decode(completion.ids)
-        self._text.add_own(text)
+        self._text.answers.append(text)
         complete = completion.finish == "stop"
         return Move(
             text=text,
@@ -226,7 +222,7 @@ class Teacher:
                 self._rendering.token_ranges(lesson.text, lesson.detours) if lesson.detours else ()
             ),
         )
-        self._text.add_own(lesson.text)
+        self._text.answers.append(lesson.text)
         return Move(text=lesson.text, complete=True, num_tokens=len(ids))
 
     def refused(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from selfplay.distributed import full_tensor, gather_flat
-from selfplay.engines.base import CopiesWeights, Engine
+from selfplay.engines.base import Engine
+from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang import buckets
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.errors import EngineFault
@@ -66,7 +67,7 @@ def push(
     """
     weights = dict(named_weights(model))
     if engine is not None and not isinstance(engine, SGLangEngine):
-        _copy_weights(model, engine, weights, version=version, dtype=dtype)
+        _copy_weights(model, cast(HFEngine, engine), weights, version=version, dtype=dtype)
         return
     if engine is None and group is None:
         raise ValueError("a rank without an engine must name its replica's group, got None")
@@ -101,7 +102,7 @@ def _num_payloads(engine: SGLangEngine | None, group: dist.ProcessGroup | None) 
 
 def _copy_weights(
     model: nn.Module,
-    engine: Engine,
+    engine: HFEngine,
     weights: dict[str, Weight],
     *,
     version: int,
@@ -109,7 +110,6 @@ def _copy_weights(
 ) -> None:
     """Push to an engine in this process, which copies tensors by name. An engine that shares the
     model's parameters only gets the version."""
-    assert isinstance(engine, CopiesWeights)
     if engine.shares(model):
         weights = {}
     named = ((name, cast_full_tensor(w.merged(), dtype)) for name, w in weights.items())
@@ -187,8 +187,9 @@ class _BucketSender:
             message = [self._fault]
             dist.broadcast_object_list(message, group=self._group, group_src=0)
             [self._fault] = message
-        device, self._buffer, self._finish = self._buffer.device, None, None
-        buckets.collect(device)
+        on_gpu, self._buffer, self._finish = self._buffer.is_cuda, None, None
+        if on_gpu:  # free IPC buffers that the engine has closed; each push would leak its buckets
+            torch.cuda.ipc_collect()
 
     def raise_fault(self) -> None:
         """Raise EngineFault if the engine failed."""
@@ -235,7 +236,7 @@ def compare(
     selected = set(names)
     weights = {name: weight for name, weight in named_weights(model) if name in selected}
     if engine is not None and not isinstance(engine, SGLangEngine):
-        return _compare_here(model, engine, weights, dtype=dtype)
+        return _compare_here(model, cast(HFEngine, engine), weights, dtype=dtype)
     shapes = {name: torch.Size(weight.base.shape) for name, weight in weights.items()}
     device = device or next(iter(weights.values())).base.device
     num_slots = _num_payloads(engine, group)
@@ -261,10 +262,9 @@ def compare(
 
 
 def _compare_here(
-    model: nn.Module, engine: Engine, weights: dict[str, Weight], *, dtype: torch.dtype
+    model: nn.Module, engine: HFEngine, weights: dict[str, Weight], *, dtype: torch.dtype
 ) -> Compared:
     """Compare with an engine in this process. One that shares the model's parameters is equal."""
-    assert isinstance(engine, CopiesWeights)
     num_elements = sum(weight.base.numel() for weight in weights.values())
     if engine.shares(model):
         return Compared(num_elements, 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -45,21 +44,18 @@ def load_engine(
     if world.device.type == "cuda":
         gc.collect()  # free the warm start's memory before the engine takes its share
         torch.cuda.empty_cache()
-    local_replica = world.local_rank // world.replica.size
-    start = partial(
-        SGLangEngine,
-        str(weights),
-        # An evaluation's policies may come from runs with other sizes than this world's engines.
-        replace(config.engine, tp_size=world.replica.size),
-        device=world.device.type,
-        dtype=config.model.dtype,
-        context_length=config.rollout.max_game_tokens + 8,
-        seed=config.seed + world.replica.index,
-        base_gpu_id=local_replica * world.replica.size,
-        load_format=load_format,
-    )
     try:
-        engine = start()
+        engine = SGLangEngine(
+            str(weights),
+            # An evaluation's policies may come from runs with engines of other sizes.
+            replace(config.engine, tp_size=world.replica.size),
+            device=world.device.type,
+            dtype=config.model.dtype,
+            context_length=config.rollout.max_game_tokens + 8,
+            seed=config.seed + world.replica.index,
+            base_gpu_id=world.local_rank // world.replica.size * world.replica.size,
+            load_format=load_format,
+        )
     except (RuntimeError, OSError) as error:  # a child has printed its own traceback
         raise EngineLost(f"the engine does not start: {error}") from error
     cleanup.callback(engine.close)

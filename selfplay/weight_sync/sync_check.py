@@ -42,10 +42,10 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import compress
-from typing import Any, Protocol
+from typing import Any, cast
 
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -53,7 +53,7 @@ from torch.distributed.fsdp import FSDPModule
 from selfplay.advantages.sample import Sample
 from selfplay.config import EngineConfig
 from selfplay.distributed import gather_objects
-from selfplay.engines.base import Engine
+from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.errors import EngineDisagrees, EngineFault
 from selfplay.learner.batch import micro_batches
 from selfplay.learner.learner import Learner, batch_logprobs
@@ -66,13 +66,7 @@ RECHECK_TURNS = 16  # in each later one
 FACTOR = 2.0
 
 # A turn: all ids up to its end, and a mask that is 1 where the policy sampled the id in this turn.
-Turn = tuple[Sequence[int], Sequence[int]]
-
-
-class ScoringEngine(Engine, Protocol):
-    """An engine that can score texts while the trainer works, see `SGLangEngine`."""
-
-    def begin_scoring(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]: ...
+ScoredTurn = tuple[Sequence[int], Sequence[int]]
 
 
 class SyncCheck:
@@ -98,7 +92,7 @@ class SyncCheck:
         self._num_processes = config.processes
         self.num_turns = (FIRST_TURNS + RECHECK_TURNS + RECHECK_TURNS) * self._num_processes
         self._floor = NoiseFloor()
-        self._turns: Sequence[Turn] = ()
+        self._turns: Sequence[ScoredTurn] = ()
         self._healthy = False  # whether a comparison after a push was
 
     @property
@@ -115,7 +109,7 @@ class SyncCheck:
         self._floor.add(state.get("floor", []))
         self._healthy = bool(state.get("healthy", False))
 
-    def before_update(self, turns: Sequence[Turn]) -> None:
+    def before_update(self, turns: Sequence[ScoredTurn]) -> None:
         """Keep a step's turns, which `after_push` scores with the new weights. Measure the noise
         floor on them, unless it is known: engine and trainer have equal weights."""
         self._turns = turns
@@ -150,7 +144,7 @@ class SyncCheck:
         self._healthy = True
         return metrics | {"num_suspected": 0.0}
 
-    def _push_again(self, turns: Sequence[Turn], version: int) -> None:
+    def _push_again(self, turns: Sequence[ScoredTurn], version: int) -> None:
         """Push and compare again. Raises EngineDisagrees if the mismatch stays."""
         self._supervisor.warn("log-prob mismatch above the noise floor: weights are pushed again")
         self._supervisor.push_again(version)
@@ -174,7 +168,7 @@ class SyncCheck:
         for of_engine in mismatches.values():
             self._floor.add(of_engine)
 
-    def _mismatches(self, turns: Sequence[Turn]) -> dict[int, list[float]]:
+    def _mismatches(self, turns: Sequence[ScoredTurn]) -> dict[int, list[float]]:
         """The turns' mismatches by the process that scored them; processes are numbered over all
         ranks' engines. Equal on every rank. Engine and trainer score at the same time."""
         world = self._learner.world
@@ -185,7 +179,7 @@ class SyncCheck:
         await_scores = None
         with self._without_failed():
             if self._supervisor.engine is not None:
-                scorer: ScoringEngine = self._supervisor.engine  # type: ignore[assignment]
+                scorer = cast(SGLangEngine, self._supervisor.engine)  # the check is off with hf
                 await_scores = scorer.begin_scoring([sample.ids for sample in samples])
         by_trainer = self._trainer_logprobs(samples)
         by_engine: dict[str, list[float]] = {}

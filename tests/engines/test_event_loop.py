@@ -26,13 +26,14 @@ def engine_loop() -> Iterator[EngineLoop]:
     loop.close()
 
 
-async def answer_after(seconds: float) -> str:
-    await asyncio.sleep(seconds)
+async def due(engine_loop: EngineLoop, seconds: float) -> str:
+    with engine_loop.pending_answer():
+        await asyncio.sleep(seconds)
     return "scores"
 
 
 def test_an_answer_that_waits_while_the_trainer_is_busy_is_taken(engine_loop: EngineLoop) -> None:
     """The trainer computes for longer than the time-out; the engine answered meanwhile."""
-    wait = engine_loop.begin(engine_loop.awaiting_answer(answer_after(0.05)), what="scoring")
+    wait = engine_loop.begin(due(engine_loop, 0.05), what="scoring")
     time.sleep(0.8)
     assert wait() == "scores"

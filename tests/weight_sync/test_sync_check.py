@@ -30,8 +30,8 @@ from selfplay.weight_sync.sync_check import (
     RECHECK_TURNS,
     WINDOW_TURNS,
     NoiseFloor,
+    ScoredTurn,
     SyncCheck,
-    Turn,
     turn_mismatch,
 )
 from tests.helpers.small_updates import config_of, learner_of, some_samples
@@ -140,7 +140,7 @@ class Scorer:
 
 
 @torch.no_grad()
-def spoken(model: PreTrainedModel, num: int, *, seed: int) -> list[Turn]:
+def spoken(model: PreTrainedModel, num: int, *, seed: int) -> list[ScoredTurn]:
     """Turns of 12 ids that the model sampled itself, after prompts of 16 ids."""
     generator = torch.Generator().manual_seed(seed)
     ids_BT = torch.randint(VOCAB, (num, 16), generator=generator)

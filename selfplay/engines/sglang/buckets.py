@@ -51,12 +51,6 @@ def plan_buckets(
     return buckets
 
 
-def collect(device: torch.device) -> None:
-    """Free IPC buffers that the engine has closed; otherwise each push leaks its buckets."""
-    if device.type == "cuda":
-        torch.cuda.ipc_collect()
-
-
 def serialise(flat_N: Tensor, names: Sequence[str], shapes: Sequence[torch.Size]) -> bytes:
     """A payload of this bucket for one rank of the engine.
 

@@ -31,12 +31,7 @@ from selfplay.engines.sglang.bursts import Bursts
 from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.processes import Signals
 from selfplay.engines.sglang.requests import GameRouter, RequestCounters, RequestSender
-from selfplay.engines.sglang.sessions import (
-    GameSessions,
-    SessionPool,
-    max_session_tokens,
-    max_sessions,
-)
+from selfplay.engines.sglang.sessions import GameSessions, SessionPool, max_session_tokens
 from selfplay.errors import EngineFault
 
 TAGS = ("kv_cache", "weights")  # the memory that `sleep` releases; CUDA graphs stay
@@ -128,15 +123,14 @@ class SGLangEngine:
             RequestSender(self._loop, process, bursts, self.counters)
             for process, bursts in enumerate(self.bursts)
         ]
-        self.session_pools = [
-            SessionPool(
-                sender.client,
-                slots=max_sessions(arguments, self.cache_tokens),
-                max_tokens=max_session_tokens(self.cache_tokens, sender.context_length),
-            )
-            for sender in self.senders
-            if self.sessions
-        ]
+        if self.sessions:
+            # SGLang has at most one request slot for two tokens of the cache.
+            slots = min(arguments["max_running_requests"], self.cache_tokens // 2)
+            slots = max(0, slots - arguments["pp_max_micro_batch_size"])
+            tokens = max_session_tokens(self.cache_tokens, self.senders[0].context_length)
+            self._pools = [
+                SessionPool(s.client, slots=slots, max_tokens=tokens) for s in self.senders
+            ]
         self.start_s = self._warm_up(started, patience_s=max(self._timeout_s, 600.0))
         seconds = ", ".join(f"{name} {took_s:.1f} s" for name, took_s in self.start_s.items())
         print(
@@ -172,9 +166,10 @@ class SGLangEngine:
         """The answers of every process's front to one control call, made at the same time."""
 
         async def every() -> list[Any]:
-            return await asyncio.gather(*map(call, self._loop.managers))
+            with self._loop.pending_answer():
+                return await asyncio.gather(*map(call, self._loop.managers))
 
-        return self._loop.run(self._loop.awaiting_answer(every()), what=what)
+        return self._loop.run(every(), what=what)
 
     # Generation
 
@@ -407,7 +402,7 @@ class _GameRequests:
         if self._process is None:
             self._process = self._router.process_for(request.prompt_ids)
             if engine.sessions:
-                self._sessions = GameSessions(engine.session_pools[self._process])
+                self._sessions = GameSessions(engine._pools[self._process])
         version = engine.version
         answer = await engine.senders[self._process].send(
             request.prompt_ids,

@@ -87,11 +87,6 @@ class EngineLoop:
             work.close()
             raise EngineFault(f"the engine is gone ({dead or 'closed'}): {what} is not possible")
 
-    async def awaiting_answer(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`, which is one answer of the engine, under the time-out."""
-        with self.pending_answer():
-            return await work
-
     @contextmanager
     def pending_answer(self) -> Iterator[None]:
         """Inside this block one answer is due. The time-out runs only while an answer is due."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,11 +61,16 @@ class RequestSender:
         self.counters.num_requests += 1
         burst = contextlib.nullcontext() if score else self._bursts.admitted()
         async with burst:
-            with self._loop.pending_answer(), engine_errors():
-                if sessions is None:
-                    answer = await self.client.request(rid, ids, parameters, score=score)
-                else:
-                    answer = await sessions.request(rid, ids, parameters)
+            with self._loop.pending_answer():
+                try:
+                    if sessions is None:
+                        answer = await self.client.request(rid, ids, parameters, score=score)
+                    else:
+                        answer = await sessions.request(rid, ids, parameters)
+                except (ValueError, EngineFault):
+                    raise
+                except Exception as error:
+                    raise EngineFault(f"the engine failed in a request: {error!r}") from error
         loaded = self._manager.config_value("weight_version")
         if loaded != str(version):
             raise EngineFault(f"the engine's weights have version {loaded}, expected {version}")
@@ -88,14 +93,3 @@ class GameRouter:
         process = self._by_prompt.setdefault(tuple(first_prompt), emptiest)
         self._num_games[process] += 1
         return process
-
-
-@contextlib.contextmanager
-def engine_errors() -> Iterator[None]:
-    """Turn an error of the engine's front into an EngineFault, except one of an invalid request."""
-    try:
-        yield
-    except (ValueError, EngineFault):
-        raise
-    except Exception as error:
-        raise EngineFault(f"the engine failed in a request: {error!r}") from error

@@ -26,13 +26,6 @@ def max_session_tokens(cache_tokens: int, context_length: int) -> int:
     return max(0, min(cache_tokens * 4 // 5, cache_tokens - context_length - 1))
 
 
-def max_sessions(arguments: Mapping[str, Any], cache_tokens: int) -> int:
-    """The sessions that one process may hold: two for each running request."""
-    # SGLang has at most one request slot for two tokens of the cache.
-    slots = min(arguments["max_running_requests"], cache_tokens // 2)
-    return max(0, int(slots - arguments["pp_max_micro_batch_size"]))
-
-
 @dataclass(slots=True, eq=False)
 class Session:
     """One seat's context: the ids of its last prompt and of the answer to it."""
