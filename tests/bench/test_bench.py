@@ -36,7 +36,7 @@ def run_bench(name: str, *arguments: str, dry_run: bool = True) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", ["", "qwen2.5_0.5b"])
+@pytest.mark.parametrize("config", ["", pytest.param("qwen2.5_0.5b", marks=pytest.mark.nightly)])
 def test_the_loop_bench_measures_every_stage_of_a_step(config: str, tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     run_bench(
@@ -80,6 +80,7 @@ def test_a_load_may_have_more_games_than_a_step_of_the_config() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not() -> None:
     """Six SIGKILLs; `make soak` has 25, in every stage."""
     said = run_bench("soak", "--kills", "6", dry_run=False)

@@ -44,7 +44,9 @@ def test_a_rank_waits_while_the_others_engine_is_restarted(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("how", "told"),
     [
-        ("raises", ("exitcode  : 1", "OSError: a bug in rank 1")),
+        pytest.param(
+            *("raises", ("exitcode  : 1", "OSError: a bug in rank 1")), marks=pytest.mark.nightly
+        ),
         ("killed", ("exitcode  : -9", "Signal 9 (SIGKILL) received by PID")),
     ],
 )

@@ -40,7 +40,6 @@ from tests.helpers.dialop_boards import BEST, SMALL, WORST
 from tests.helpers.mediation_games import SMALL as CALENDARS
 from tests.helpers.planning_cities import HAND as CITY
 from tests.helpers.scripted_engine import StreamEngine, WaveEngine
-from tests.helpers.shared_work import slow_except
 from tests.helpers.small_games import SAMPLING, boards, config_of, games_of
 
 # What the parsers look for, and what has broken other parsers.
@@ -205,7 +204,13 @@ def cpu_s(read: Callable[[str], object], text: str) -> float:
     return min(seconds)
 
 
-@pytest.mark.parametrize("name", slow_except(READERS, "statements", "proposal, brief True"))
+NIGHTLY = (pytest.mark.slow, pytest.mark.nightly)
+FAST = ("statements", "proposal, brief True")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in FAST else pytest.param(n, marks=NIGHTLY) for n in READERS]
+)
 def test_time_is_at_most_linear_in_the_text(name: str) -> None:
     """From 20,000 to 40,000 characters quadratic time would grow by 4. One clock reading may be
     off, three in a row are not."""

@@ -173,6 +173,7 @@ def assert_alike(one: Any, other: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_goes_on_over_two_ranks_over_one_and_over_two_that_divide_layers(
     tmp_path: Path,
 ) -> None:

@@ -100,6 +100,7 @@ def test_a_hang_ends_at_the_time_out_and_a_stopped_engine_is_closed_and_a_failed
     assert "died during initialization" in reports["broken"]["error"]
 
 
+@pytest.mark.nightly
 def test_a_trainer_killed_while_the_engine_starts_leaves_nothing_behind(
     model: str, start: Start
 ) -> None:

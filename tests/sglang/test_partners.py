@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import pathlib
 
+import pytest
+
 from tests.helpers import processes
 from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.tiny_run import begin_warm, metrics_of, write_tiny
@@ -15,6 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAND_INS = pathlib.Path(__file__).resolve().parent / "stand_ins"
 
 
+@pytest.mark.nightly
 def test_a_run_with_every_kind_of_partner(tmp_path: pathlib.Path) -> None:
     begin_warm(tmp_path / "run")
     warm = tmp_path / "frozen"

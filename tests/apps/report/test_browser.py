@@ -119,6 +119,17 @@ def test_branch_points_and_tokens(tmp_path: Path) -> None:
         expect(page.locator("#tip")).to_contain_text("step")
 
 
+def test_the_page_has_the_systems_theme_and_fits_a_phone(address: str) -> None:
+    """Light or dark as the system is; at a phone's width nothing lies beside the screen."""
+    colours = []
+    for scheme in ("light", "dark"):
+        phone: Any = {"width": 390, "height": 800}
+        with open_page(address, color_scheme=scheme, viewport=phone) as page:
+            colours.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert colours[0] != colours[1]
+
+
 def bare(folder: Path, **fields: Any) -> dict[str, Any]:
     """A record of a run without the game's own picture and with these turns and fields."""
     turn = {"seat": 0, "action": "message", "error": None, "observations": ["", ""]}

@@ -251,6 +251,14 @@ def test_the_limit_of_a_page_counts_the_texts_of_its_games(
     assert len(json.dumps(data)) <= games.MAX_BYTES + 1000
 
 
+def test_a_page_has_240_training_games_from_all_over_the_run(tmp_path: Path, small: Path) -> None:
+    folder = shutil.copytree(small, tmp_path / "run")
+    write_lines(folder / "games.jsonl", [{"step": step} for step in range(1, 601)])
+    steps = [game["step"] for game in read_run(folder).games]
+    assert len(steps) == 240 and steps[-1] == 600
+    assert max(b - a for a, b in zip([0, *steps], steps, strict=False)) == 3  # 600 / 240 is 2.5
+
+
 def test_runs_of_one_name_are_told_apart(tmp_path: Path, small: Path) -> None:
     paths = ("a/s1/tiny", "a/s2/tiny", "b/s2/tiny", "a/other")
     runs = [read_run(shutil.copytree(small, tmp_path / path)) for path in paths]
