@@ -141,21 +141,6 @@ def test_without_a_reliable_system_role_the_system_text_joins_the_first_user_tex
     assert ("Rules.\n\nGo." in first) is folds
 
 
-@pytest.mark.parametrize(
-    ("name", "stops"),
-    [
-        ("qwen2.5", ["<|im_end|>"]),
-        ("llama3", ["<|eot_id|>"]),
-        ("mistral", ["</s>"]),
-        ("gemma", ["<end_of_turn>", "<eos>"]),
-    ],
-)
-def test_stop_ids(name: str, stops: list[str]) -> None:
-    tokenizer, rendering = tokenizer_of(name), RENDERINGS[name]
-    assert list(rendering.stop_ids) == tokenizer.convert_tokens_to_ids(stops)
-    assert rendering.end_id == rendering.stop_ids[0]
-
-
 @every_family
 def test_the_end_of_turn_comes_from_the_sample_or_from_the_following_ids(name: str) -> None:
     rendering = RENDERINGS[name]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -101,17 +99,6 @@ def test_what_a_run_computes_may_not_change(tmp_path: Path) -> None:
         told = str(refusal.value)
         assert f" {word.split('=')[0]}" in told and "threads" not in told, word
     assert load(Config, tmp_path / "config.yaml").threads == 0
-
-
-def test_a_folder_is_locked_until_the_file_is_closed(tmp_path: Path) -> None:
-    first = hold_run(tmp_path / "run")
-    with pytest.raises(SettingsError) as refusal:
-        hold_run(tmp_path / "run")
-    for part in (str(tmp_path / "run"), f"pid {os.getpid()}", socket.gethostname()):
-        assert part in str(refusal.value)
-    hold_run(tmp_path / "another").close()
-    first.close()
-    hold_run(tmp_path / "run").close()
 
 
 HOLD = """

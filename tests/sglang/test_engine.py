@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import pathlib
 from typing import Any
 
 import pytest
 import torch
 
-from selfplay.config import LoraConfig, ParallelConfig, load_config
-from selfplay.distributed import init_world
-from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.config import LoraConfig
+from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang import buckets
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.learner.learner import make_learner
 from selfplay.model.lora import add_adapters
 from selfplay.weight_sync import push as sync
-from selfplay.weight_sync.offload import Offload
-from selfplay.weight_sync.supervisor import PolicySupervisor
-from selfplay.weight_sync.sync_check import FIRST_TURNS, SyncCheck
 from tests.helpers.rare_tokens import rare_draws
 from tests.sglang import tiny
 
@@ -63,16 +57,6 @@ def test_scoring_gives_the_full_softmax_s_logprobs_and_returns_at_once(
         assert scored == pytest.approx(wanted, abs=1e-4)
 
 
-def test_greedy_takes_the_largest_and_scores_it_at_temperature_one(
-    engine: SGLangEngine, policy: Any
-) -> None:
-    [completion] = engine.generate_batch([Request(PROMPT, 6, 0)], Sampling(0.0, ()))
-    with torch.no_grad():
-        best = policy(torch.tensor([PROMPT])).logits[0, -1].argmax().item()
-    assert completion.ids[0] == best
-    assert tiny.worst_mismatch(policy, PROMPT, completion) < 1e-4
-
-
 def test_a_completion_ends_with_its_stop_token_or_at_its_length(
     engine: SGLangEngine, policy: Any
 ) -> None:
@@ -85,21 +69,6 @@ def test_a_completion_ends_with_its_stop_token_or_at_its_length(
     assert len(cut.logprobs) == len(cut.ids)
     [exact] = engine.generate_batch([Request(PROMPT, len(cut.ids), 0)], Sampling(0.0, (stop,)))
     assert (exact.ids, exact.finish) == (cut.ids, "stop"), "the stop token is the last that fits"
-
-
-def test_the_second_turn_computes_only_its_new_tokens(engine: SGLangEngine, policy: Any) -> None:
-    """The cache has 40 prompt and 6 sampled tokens except the last, which was never an input."""
-
-    async def two_turns(generate: Any) -> tuple[Completion, Completion, list[int]]:
-        first = await generate(Request(PROMPT, 6, 0))
-        cached = engine.counters.num_cached_tokens
-        history = [*PROMPT, *first.ids, 60, 61, 62]
-        second = await generate(Request(history, 6, 0))
-        return first, second, [engine.counters.num_cached_tokens - cached, *history]
-
-    [(first, second, (num_cached, *history))] = engine.run_games([two_turns], Sampling(1.0, ()))
-    assert num_cached >= len(PROMPT) + len(first.ids) - 1
-    assert tiny.worst_mismatch(policy, history, second) < 1e-4
 
 
 def test_games_do_not_wait_for_each_other(engine: SGLangEngine, policy: Any) -> None:
@@ -119,23 +88,6 @@ def test_games_do_not_wait_for_each_other(engine: SGLangEngine, policy: Any) -> 
 
     assert engine.run_games([long, short], Sampling(1.0, ())) == ["long", "short"]
     assert ended == ["short", "long"]
-
-
-def test_a_failing_game_ends_the_others_and_leaves_the_engine_idle(
-    engine: SGLangEngine, policy: Any
-) -> None:
-    async def long(generate: Any) -> None:
-        await generate(Request(PROMPT, 400, 0))
-        raise AssertionError("should have been cancelled")
-
-    async def fails(generate: Any) -> None:
-        await generate(Request(PROMPT, 1, 0))
-        raise KeyError("a bug in game 7")
-
-    with pytest.raises(KeyError, match="game 7"):
-        engine.run_games([long, fails, long], Sampling(1.0, ()))
-    assert not engine._loop.managers[0].rid_to_state
-    assert engine.generate_batch([Request(PROMPT, 2, 0)], PLAIN)[0].ids
 
 
 def test_a_request_that_is_given_up_ends_no_other(engine: SGLangEngine, policy: Any) -> None:
@@ -160,17 +112,6 @@ def test_a_request_that_does_not_fit_is_refused_and_the_engine_stays_usable(
     assert engine.generate_batch([Request(PROMPT, 2, 0)], PLAIN)[0].ids
 
 
-def test_a_push_changes_the_weights_that_generate(engine: SGLangEngine, policy: Any) -> None:
-    other = tiny.moved(policy, seed=1)
-    version = engine.version
-    [stale] = engine.generate_batch([Request(PROMPT, 12, 0)], PLAIN)
-    sync.push(other, engine, version=version + 5, dtype=torch.float32, bucket_bytes=40_000)
-    [fresh] = engine.generate_batch([Request(PROMPT, 12, 0)], PLAIN)
-    assert (stale.version, fresh.version) == (version, version + 5)
-    assert tiny.worst_mismatch(other, PROMPT, stale) > 0.1
-    assert tiny.worst_mismatch(other, PROMPT, fresh) < 1e-4
-
-
 def test_a_push_merges_adapters(engine: SGLangEngine, policy: Any) -> None:
     """The engine has no adapters but generates like the model that has them."""
     adapted = tiny.build()
@@ -186,49 +127,6 @@ def test_a_push_merges_adapters(engine: SGLangEngine, policy: Any) -> None:
     assert tiny.worst_mismatch(policy, PROMPT, completion) > 0.1
 
 
-@pytest.mark.parametrize(
-    "wrong", ["everything is old", "model.layers.1.mlp.down_proj.weight", "all are 2 % too large"]
-)
-def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
-    engine: SGLangEngine, policy: Any, tmp_path: pathlib.Path, wrong: str
-) -> None:
-    """All weights old, one old matrix of 26, or all too large; bits are not compared here."""
-    folder = tiny.save(tmp_path)
-    config = load_config(None, ["engine.kind=sglang", f"model.path={folder}", "model.scratch=null"])
-    learner = make_learner(config, pathlib.Path(folder), init_world(device="cpu"))
-    prompts = [[*range(10 + n, 50 + n)] for n in range(36)]
-    answers = engine.generate_batch([Request(prompt, 12, 0) for prompt in prompts], PLAIN)
-    turns = [
-        ([*prompt, *completion.ids], [0] * len(prompt) + [1] * len(completion.ids))
-        for prompt, completion in zip(prompts, answers, strict=True)
-    ]
-    offload = Offload(learner, ParallelConfig())
-    check = SyncCheck(
-        learner,
-        PolicySupervisor(learner, engine, offload, config=config.engine),
-        config=config.engine,
-        token_budget=config.optim.tokens_per_microbatch,
-        offloaded=False,
-    )
-    check.before_update(turns)
-    served = engine.counters.num_requests
-    metrics = check.after_push(version=engine.version)
-    assert metrics["num_suspected"] == 0.0 and metrics["sync_check_mismatch"] < 1e-5
-    assert engine.counters.num_requests - served == FIRST_TURNS
-    held = {name: value.clone() for name, value in policy.named_parameters()}
-    if wrong == "all are 2 % too large":
-        pushed = {name: 1.02 * value for name, value in held.items()}
-    else:
-        moved = dict(tiny.moved(policy, seed=5).named_parameters())
-        learner.model.load_state_dict(moved, strict=False)
-        pushed = moved | {wrong: held[wrong]} if wrong in held else held
-    policy.load_state_dict(pushed, strict=False)
-    sync.push(policy, engine, version=engine.version + 1, dtype=torch.float32)
-    assert check.after_push(version=engine.version)["num_suspected"] == 1.0
-    metrics = check.after_push(version=engine.version)
-    assert metrics["num_suspected"] == 0.0 and metrics["sync_check_mismatch"] < 1e-5
-
-
 def test_requests_are_refused_until_a_push_is_complete(engine: SGLangEngine, policy: Any) -> None:
     named = {name: parameter.detach() for name, parameter in policy.named_parameters()}
     halves = [list(named)[:10], list(named)[10:]]
@@ -240,11 +138,4 @@ def test_requests_are_refused_until_a_push_is_complete(engine: SGLangEngine, pol
         if not is_last:
             with pytest.raises(RuntimeError, match="holds no valid weights"):
                 engine.generate_batch([Request(PROMPT, 2, 0)], PLAIN)
-    assert engine.generate_batch([Request(PROMPT, 2, 0)], PLAIN)[0].ids
-
-
-def test_on_a_cpu_sleep_and_wake_do_nothing(engine: SGLangEngine, policy: Any) -> None:
-    engine.sleep()
-    engine.wake("weights")
-    engine.wake("kv_cache")
     assert engine.generate_batch([Request(PROMPT, 2, 0)], PLAIN)[0].ids
