@@ -27,14 +27,10 @@ def is_here() -> bool:
     )
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in this hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of one engine run in one process; without an engine they are skipped."""
-    for item in items:
-        if HERE in item.path.parents:
-            shared = "shared_engine" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("shared" if shared else item.path.stem))
-            if not is_here():
+    if not is_here():
+        for item in items:
+            if HERE in item.path.parents:
                 item.add_marker(pytest.mark.skip(reason=REASON))
 
 
