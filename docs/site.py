@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -107,6 +108,13 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     if more := [page for page in pages if f"'{page}'" not in listed]:
         config.nav.append({"More": more})
     return config
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Keep the notes, what was tried and measured once, out of the search."""
+    if page.file.src_uri.startswith("notes/"):
+        page.meta["search"] = {"exclude": True}
+    return markdown
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

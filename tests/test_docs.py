@@ -13,7 +13,7 @@ import yaml
 from dialop.kit import load_kit
 from selfplay.config import Config
 from selfplay.config.schema import described
-from tests.helpers.documented import PAST, parts
+from tests.helpers.documented import parts
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -41,8 +41,6 @@ SETTING = re.compile(r"[a-z_]+(?:\.[a-z_]+)*(?==)")
 def commands() -> Iterator[tuple[str, str]]:
     """(page, command) of each documented command, with its continued lines joined."""
     for page in PAGES:
-        if page.name in PAST:
-            continue
         for part, _ in parts(page):
             if found := COMMAND.search(part):
                 yield page.name, re.split(r"\s+#\s", found[0].strip(" `|"))[0]
@@ -155,7 +153,7 @@ def test_every_setting_that_a_page_names_exists() -> None:
     parts = {key.rpartition(".")[0] for key in KEYS}
     wrong = []
     for page in PAGES:
-        if page.name in (*PAST, "coming_from.md"):
+        if page.name == "coming_from.md":
             continue
         for key in re.findall(r"`([a-z_]+\.[a-z_.]+)(?:[:=][^`]*)?`", page.read_text("utf-8")):
             other = key.endswith((".py", ".zip"))
@@ -166,7 +164,7 @@ def test_every_setting_that_a_page_names_exists() -> None:
 
 def test_every_picture_is_shown_and_every_link_leads_somewhere() -> None:
     shown: set[str] = set()
-    for page in PAGES:
+    for page in [*PAGES, *DOCS.glob("notes/*.md")]:
         for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text("utf-8")):
             if "://" in target or target in ("settings.md", "errors.md"):  # made at build time
                 continue

@@ -2,7 +2,7 @@
 
 A policy learns what a grader lets pass, so nothing is deleted between two characters: what carries
 no value becomes a blank, and numbers that a blank or a word separates stay separate. No expression
-is evaluated. docs/log.md compares this with math-verify.
+is evaluated. docs/notes/log.md compares this with math-verify.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 transformers' `base_model_tp_plan` marks each linear layer "colwise" or "rowwise". Between a colwise
 and a rowwise layer each rank computes its own heads or columns; elsewhere all ranks of a "tp" group
 hold the same hidden states. The parameters are DTensors, but the layers compute with their local
-parts: with torch's parallel styles a pass takes 2.4 times as long to launch (docs/log.md).
+parts: with torch's parallel styles a pass takes 2.4 times as long to launch (docs/notes/log.md).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Runs the commands of README.md and docs/ that work on a CPU, in a clone after `make train`, and
-prints the result of each.
+"""Runs the commands of README.md and docs/*.md that work on a CPU, in a clone after `make train`,
+and prints the result of each.
 
     git clone . ../fresh && cd ../fresh && make train ARGS="steps=2 warm_start.num_games=640"
     .venv/bin/python -m tests.helpers.documented [--only TEXT]
@@ -25,7 +25,6 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAST = ("log.md",)  # pages with past commands, under their old names
 LIMIT_S = 900
 PROGRAMS = r"(?:\w+=\S* )*(?:python|torchrun|make|pip|docker|source|tensorboard|echo|selfplay-\w+) "
 GPU_BENCHES = "loop|peers|rollout|update"
@@ -74,7 +73,7 @@ def commands() -> dict[str, str]:
     """Each command of a code block and each bench, with the first page that contains it."""
     found: dict[str, str] = {}
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
-        for part, block in parts(page) if page.name not in PAST else ():
+        for part, block in parts(page):
             command = re.split(r"\s+#\s", part)[0]
             if re.match(PROGRAMS if block else r"python -m bench\.", f"{command} "):
                 found.setdefault(command, page.name)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Each bucket has a fixed cost, so smaller buckets are slower (docs/log.md measures 0.25 to 4 GiB).
+# Each bucket has a fixed cost, so smaller ones are slower (docs/notes/log.md: 0.25 to 4 GiB).
 BUCKET_BYTES = 2 * 2**30
 LOADER = "selfplay.engines.sglang.buckets.compare"
 FOUND_BYTES = 16  # one rank's result: elements compared and elements that differ, int64 each

@@ -58,8 +58,8 @@ CPU_CACHE = 65_536  # tokens, unless engine.max_cache_tokens is set
 PREFILL_GRAPHS = (4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
 # The largest output layer, in elements, whose logits a bf16 engine computes in fp32, as the trainer
-# does. bf16 logits are the largest part of the mismatch (docs/log.md), but for fp32 SGLang copies
-# the layer in each step, which is slow for a large vocabulary.
+# does. bf16 logits are the largest part of the mismatch (docs/notes/log.md), but for fp32 SGLang
+# copies the layer in each step, which is slow for a large vocabulary.
 LARGEST_FP32_HEAD = 2**22
 
 
