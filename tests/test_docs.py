@@ -1,6 +1,7 @@
 """What the pages say and code must keep: commands, flags, settings, links, pictures."""
 
 import importlib.util
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields
@@ -14,6 +15,7 @@ from dialop.kit import load_kit
 from selfplay.config import Config
 from selfplay.config.schema import described
 from tests.helpers.documented import parts
+from tests.helpers.run_folders import make_run
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -156,7 +158,7 @@ def test_every_setting_that_a_page_names_exists() -> None:
         if page.name == "coming_from.md":
             continue
         for key in re.findall(r"`([a-z_]+\.[a-z_.]+)(?:[:=][^`]*)?`", page.read_text("utf-8")):
-            other = key.endswith((".py", ".zip"))
+            other = key.endswith((".py", ".zip", ".jsonl"))
             if key.partition(".")[0] in sections and key not in KEYS | parts and not other:
                 wrong.append((page.name, key))
     assert not wrong
@@ -189,3 +191,24 @@ def test_the_site_lists_every_page_once() -> None:
         [path.name for path in DOCS.glob("*.md")] + ["settings.md", "errors.md"]
     )
     assert config["strict"] == "true" and "omitted_files" in config["validation"]["nav"]
+
+
+def test_the_run_folder_page_has_the_keys_of_its_files(tmp_path: Path) -> None:
+    """Of a game, a turn and a row of an evaluation; the keys that not every game has stand too."""
+    page = (DOCS / "run_folder.md").read_text("utf-8")
+    parts = re.split(r"^##+ ", page, flags=re.MULTILINE)
+    tables = {
+        part.split("\n")[0]: {
+            key
+            for line in part.splitlines()
+            if line.startswith("| `")
+            for key in re.findall("`([a-z_]+)`", line.split(" | ")[0])
+        }
+        for part in parts
+    }
+    folder = make_run(tmp_path / "run", num_games=3)
+    game = json.loads((folder / "games.jsonl").read_text("utf-8").splitlines()[0])
+    row = json.loads((folder / "held_out_after.json").read_text("utf-8"))["sampled"]
+    assert tables["A game"] == {*game, "branches"}
+    assert tables["A turn"] == {*game["turns"][0], "tokens"}
+    assert tables["An evaluation"] == set(row)

@@ -5,7 +5,7 @@ and the agent. Each room has its own turn: the user begins, and a message passes
 with the turn move first, user 0 before user 1; the agent moves when it has the turn in both rooms.
 A proposal goes to both rooms; each user answers once, then it is booked or dropped. A game that is
 stopped early has no agreement. Source: Lin, Tomlin, Andreas, Eisner, "Decision-Oriented Dialogue
-for Human-AI Collaboration", TACL 12 (2024); docs/mediation.md lists what differs.
+for Human-AI Collaboration", TACL 12 (2024); docs/notes/mediation.md lists what differs.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The user (seat 0) has preferences. The agent (seat 1) can search the city's database and propose
 plans. Both are rewarded by where the agreed plan's total lies between the worst (0) and the best
 (1). A game that is stopped early has no agreement. Source: Lin, Tomlin, Andreas, Eisner,
-"Decision-Oriented Dialogue for Human-AI Collaboration", TACL 12 (2024). docs/planning.md lists
-where these rules differ from the released code.
+"Decision-Oriented Dialogue for Human-AI Collaboration", TACL 12 (2024).
+docs/notes/planning.md lists where these rules differ from the released code.
 """
 
 from __future__ import annotations

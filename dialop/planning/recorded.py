@@ -1,7 +1,7 @@
 """Reads recorded human games of DialOp: cities as instances, logs as moves, and rescored results.
 
 A record is one JSON object of the published file: `events`, `preferences`, `action_log`, `result`.
-Totals are in points. docs/planning.md lists where the recorded rules differ from this game's.
+Totals are in points. docs/notes/planning.md lists where the recorded rules differ from this game's.
 """
 
 from __future__ import annotations

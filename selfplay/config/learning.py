@@ -30,7 +30,7 @@ class WarmStartConfig:
     """the teachers of the first games"""
     recorded: str | None = None
     """a .jsonl of recorded human games to imitate as well, both seats of each; evaluations
-    leave out the boards that were imitated (docs/real_models.md)"""
+    leave out the boards that were imitated (docs/recorded_games.md)"""
     recorded_share: float = Field(default=0.5, ge=0.01, le=1.0)
     """share of the recorded boards that are imitated, selected by a board's digest; the others
     can be used for evaluation"""

@@ -105,7 +105,7 @@ def test_times_clash_if_one_begins_inside_the_other() -> None:
 
 
 def test_how_often_the_released_rounding_of_prices_differs() -> None:
-    """The figures of docs/mediation.md: 368 of 48.9 million."""
+    """The figures of docs/notes/mediation.md: 368 of 48.9 million."""
     num_all = num_other = 0
     weights = np.arange(1, 21)[:, None]
     for mean in range(50, 1000):
