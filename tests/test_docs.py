@@ -212,3 +212,11 @@ def test_the_run_folder_page_has_the_keys_of_its_files(tmp_path: Path) -> None:
     assert tables["A game"] == {*game, "branches"}
     assert tables["A turn"] == {*game["turns"][0], "tokens"}
     assert tables["An evaluation"] == set(row)
+
+
+def test_the_game_on_the_front_page_is_that_of_the_example() -> None:
+    example = (ROOT / "examples" / "meeting" / "meeting.py").read_text("utf-8").splitlines()
+    for page in (ROOT / "README.md", DOCS / "your_game.md"):
+        shown = page.read_text("utf-8").split("```python\n")[1].split("```")[0].splitlines()
+        assert "class Meeting(TurnGame):" in shown
+        assert [line for line in shown if line not in example] == []
