@@ -1,6 +1,6 @@
 """Makes docs/figures/viewer.webp, the film of a run's page, in Chromium.
 
-    .venv/bin/python -m tests.helpers.film runs/talk
+.venv/bin/python -m tests.helpers.film runs/talk
 """
 
 from __future__ import annotations
