@@ -55,7 +55,8 @@ class Talk(Game):
         return None
 
     def outcome(self) -> Outcome:
-        return Outcome(self._num >= TURNS, False, 0.0, 0.0, (0.0, 0.0), {})
+        over = self._num >= TURNS
+        return Outcome(over=over, agreed=False, score=0.0, score_norm=0.0, rewards=(0.0, 0.0))
 
     def state(self) -> dict[str, Any]:
         return {}

@@ -53,11 +53,13 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """A game that scripted players have played: its instance and their legal moves."""
+    """A game that scripted players have played: its instance and their legal moves. `last` is the
+    last try and what the game answered to it."""
 
     instance: Any
     moves: tuple[tuple[int, str], ...]
     over: bool
+    last: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +128,18 @@ def play_scripts(kit: Kit, options: Any, instance: Any, spec: str, *, seed: int)
     game = kit.new_game(instance, options)
     scripts = [kit.make_script(each, seed=seed + n) for n, each in enumerate(kit.seated(spec))]
     moves: list[tuple[int, str]] = []
+    last = ""
     for _ in range(MAX_MOVES):
         seat = game.seat_to_move
         if seat is None:
             break
         text = scripts[seat].act(game.view(seat))
-        if game.step(seat, text).error is None:
+        step = game.step(seat, text)
+        if step.error is None:
             moves.append((seat, text))
-    return Played(instance, tuple(moves), game.seat_to_move is None)
+        refusal = "was legal" if step.error is None else f"was refused: {step.error[:200]}"
+        last = f"the last move of {spec}, {text[:80]!r} of seat {seat}, {refusal}"
+    return Played(instance, tuple(moves), game.seat_to_move is None, last)
 
 
 # --- the checks: each yields what is wrong ------------------------------------------------------
@@ -165,7 +171,8 @@ def _play(case: Case) -> Iterator[str]:
         raise Unchecked("the module names no SCRIPTS, so the other checks play no move")
     for played in case.plays:
         if not played.over:
-            yield f"scripted players made {len(played.moves)} legal moves and the game goes on"
+            num = f"{len(played.moves)} of {MAX_MOVES} moves of scripted players were legal"
+            yield f"{num} and the game goes on; {played.last}"
         game = case.new(played)
         for seat in range(game.num_seats):
             prompt = game.prompt(seat)

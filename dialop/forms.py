@@ -45,11 +45,16 @@ def say(hint: str = "Say something") -> Form:
 
 
 def tag_forms(game: Game) -> list[Form]:
-    """A form for each tag of a game; one for any text if its tags are not known."""
-    tags = getattr(game, "tags", ())
-    return [Form(tag, f"[{tag}] ", hint=f"the words after [{tag}]") for tag in tags] or [
-        Form("Move", hint="Your move, beginning with its [tag]")
+    """A form for each tag of a game, a button for a bare one; one for any text if its tags are not
+    known."""
+    tags, bare = getattr(game, "tags", ()), getattr(game, "bare", ())
+    forms = [
+        Form(tag, f"[{tag}]", button=True)
+        if tag in bare
+        else Form(tag, f"[{tag}] ", hint=f"the words after [{tag}]")
+        for tag in tags
     ]
+    return forms or [Form("Move", hint="Your move, beginning with its [tag]")]
 
 
 def worth(points: float, place: float) -> list[Any]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 
@@ -81,10 +81,10 @@ class Step:
     rewards: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The result of a game so far. In games that need an agreement, score, score_norm and rewards
-    are 0 without one.
+    """The result of a game so far, built by names. In games that need an agreement, score,
+    score_norm and rewards are 0 without one.
 
     `score` is in the game's own units. `score_norm` is its share of the best possible score, in
     [0, 1]. `rewards[seat]` is each seat's final reward; it may be negative, and the seats' rewards
@@ -100,7 +100,7 @@ class Outcome:
     score: float
     score_norm: float
     rewards: tuple[float, ...]
-    facts: dict[str, float]
+    facts: dict[str, float] = field(default_factory=dict)
     proposal_norm: float = 0.0
     seat_scores: tuple[float, ...] = ()
 

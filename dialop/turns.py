@@ -37,11 +37,13 @@ class TurnGame(Game):
     """A game of moves that all seats read.
 
     A subclass sets `num_seats`, `tags`, `rules` and the types of its instance and options, and
-    defines `sees`, `play` and `outcome`. `play` may change only plain attributes of the game that
-    `begin` sets. Error kinds: over, not_your_turn, no_tag, empty, and those of `play`.
+    defines `sees`, `play` and `outcome`. A move whose tag is in `bare` needs no content. `play` may
+    change only plain attributes of the game that `begin` sets. Error kinds: over, not_your_turn,
+    no_tag, empty, and those of `play`.
     """
 
     tags: ClassVar[tuple[str, ...]]
+    bare: ClassVar[tuple[str, ...]] = ()
     rules: ClassVar[str] = ""
     instance_type: ClassVar[type[Any]]
     options_type: ClassVar[type[Any]]
@@ -112,7 +114,7 @@ class TurnGame(Game):
         if tag not in self.tags:
             valid = " or ".join(f"[{each}]" for each in self.tags)
             raise PlayerError("no_tag", f"start with {valid}")
-        if not content:
+        if not content and tag not in self.bare:
             raise PlayerError("empty", f"nothing after [{tag}]")
         return tag, content
 

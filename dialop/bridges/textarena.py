@@ -111,7 +111,14 @@ class TextArenaGame(Game):
         scores = tuple(min(1.0, max(0.0, (reward + 1) / 2)) for reward in rewards)
         seat_scores = scores if over else (0.0, 0.0)
         mean = sum(seat_scores) / 2
-        return Outcome(over, over, mean, mean, rewards, {}, seat_scores=seat_scores)
+        return Outcome(
+            over=over,
+            agreed=over,
+            score=mean,
+            score_norm=mean,
+            rewards=rewards,
+            seat_scores=seat_scores,
+        )
 
     def state(self) -> dict[str, Any]:
         """The seed and the moves, which are played again to restore the game."""

@@ -100,9 +100,15 @@ class CollabGame(LoggedGame):
             moves = [move.text for move in log if move.seat == seat]
             facts[f"{name}_moves"] = float(len(moves))
             facts[f"{name}_words"] = float(sum(len(text.split()) for text in moves))
-        over = self._play.to_move is None
         reward = options.accuracy * score + options.interactivity * facts["interactivity"]
-        return Outcome(over, bool(answers), score, score, (reward, reward), facts)
+        return Outcome(
+            over=self._play.to_move is None,
+            agreed=bool(answers),
+            score=score,
+            score_norm=score,
+            rewards=(reward, reward),
+            facts=facts,
+        )
 
     def measures(self, seats: Collection[int]) -> dict[str, float]:
         """Questions of these seats, the user's words, and the rating of interactivity."""

@@ -37,8 +37,9 @@ class Meeting(TurnGame):
         return None if self.day else 1 - seat  # who moves next
 
     def outcome(self):
-        score = float(all(self.day in days for days in self.instance.free))
-        return Outcome(bool(self.day), bool(self.day), score, score, (score, score), {})
+        over, score = bool(self.day), float(all(self.day in days for days in self.instance.free))
+        both = (score, score)
+        return Outcome(over=over, agreed=over, score=score, score_norm=score, rewards=both)
 
     def measures(self, seats):  # for metrics and reports: the days that these players have named
         texts = [text for seat, tag, text in self.log if tag == "message" and seat in seats]

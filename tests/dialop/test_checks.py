@@ -1,5 +1,6 @@
 """`python -m dialop check`: games of this package pass; each check finds a game that breaks it."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
@@ -145,6 +146,21 @@ class Forgeable(ThreeRooms):
         if text.startswith("[message]") and seat == self.play.to_move != CLERK:
             return "message", text.removeprefix("[message] ")
         return super()._read(seat, text)
+
+
+class Deaf(ThreeRooms):
+    """The clerk's moves are refused."""
+
+    def step(self, seat: int, text: str) -> Step:
+        if seat == CLERK:
+            return Step(seat, None, "Error: speak up", "no_voice", ("", "", ""))
+        return super().step(seat, text)
+
+
+def test_a_game_that_does_not_end_tells_its_last_move_and_the_refusal() -> None:
+    problem = results_of(**broken(Deaf))["play"].problem
+    assert " of 400 moves of scripted players were legal and the game goes on; " in problem
+    assert re.search(r"the last move of \w+, '.+' of seat 2, was refused: Error: speak up", problem)
 
 
 def forgetful(state: Any) -> ThreeRooms:

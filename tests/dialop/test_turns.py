@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from dialop.forms import tag_forms
 from dialop.game import Outcome, PlayerError
 from dialop.turns import TurnGame
 
@@ -39,11 +40,33 @@ class Whisper(TurnGame):
 
     def outcome(self) -> Outcome:
         over = self.seat_to_move is None
-        return Outcome(over, over, 0.0, 0.0, (0.0, 0.0), {})
+        return Outcome(over=over, agreed=over, score=0.0, score_norm=0.0, rewards=(0.0, 0.0))
 
 
 def game() -> Whisper:
     return Whisper(Instance("w", ("red", "blue")), Options())
+
+
+class Deal(Whisper):
+    """Seat 0 speaks; seat 1 takes what it hears, without a word."""
+
+    tags, bare = ("message", "take"), ("take",)
+
+    def play(self, seat: int, tag: str, content: str) -> int | None:
+        return None if tag == "take" else 1 - seat
+
+
+def test_a_bare_move_needs_no_content_and_is_a_button() -> None:
+    deal = Deal(Instance("d", ()), Options())
+    assert deal.step(0, "[message]").error_kind == "empty"
+    deal.step(0, "[message] three apples")
+    assert [(form.before, form.button) for form in tag_forms(deal)] == [
+        ("[message] ", False),
+        ("[take]", True),
+    ]
+    step = deal.step(1, "[take]")
+    assert step.action == "take" and step.observations == ("seat 1: [take]", "")
+    assert deal.log[-1] == (1, "take", "") and Deal.from_state(deal.state()).log == deal.log
 
 
 def test_a_private_answer_is_read_by_its_seat_and_the_turn_stays() -> None:

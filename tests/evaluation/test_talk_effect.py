@@ -62,7 +62,8 @@ class Pointing(TurnGame):
 
     def outcome(self) -> Outcome:
         score = min(1.0, sum(guess == str(self.instance) for guess in self.guesses) / 2)
-        return Outcome(len(self.guesses) == 2, True, score, score, (score,) * 3, {})
+        over = len(self.guesses) == 2
+        return Outcome(over=over, agreed=True, score=score, score_norm=score, rewards=(score,) * 3)
 
 
 @dataclass

@@ -46,7 +46,9 @@ def episode(
         turns=tuple(turns),
         transcripts=transcripts or (said(10 + index), said(20 + index, num=2)),
         views=(game.view(0), game.view(1)),
-        outcome=Outcome(True, agreed, 0.0, rewards[0], rewards, {}),
+        outcome=Outcome(
+            over=True, agreed=agreed, score=0.0, score_norm=rewards[0], rewards=rewards
+        ),
         ended="finished",
     )
 

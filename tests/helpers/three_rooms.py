@@ -137,7 +137,12 @@ class ThreeRooms(Game):
         score = float(right)
         over = answer is not None
         return Outcome(
-            over, over, score, score, rewards, {"sum": float(sum(self.instance.numbers))}
+            over=over,
+            agreed=over,
+            score=score,
+            score_norm=score,
+            rewards=rewards,
+            facts={"sum": float(sum(self.instance.numbers))},
         )
 
     def state(self) -> dict[str, Any]:
