@@ -1,4 +1,4 @@
-"""`python -m dialop`: generate instances, rescore recorded games, check a game."""
+"""`python -m dialop`: begin a game, check it, generate instances, rescore recorded games."""
 
 from __future__ import annotations
 

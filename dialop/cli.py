@@ -6,7 +6,9 @@ JSON lines go to standard output, everything else to standard error.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -14,6 +16,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from dialop import scaffold
 from dialop.checks import check_kit
 from dialop.kit import SWITCHES, Kit, games, load_kit
 from dialop.rows import read_records
@@ -21,11 +24,12 @@ from dialop.specs import choices
 from dialop.terminal import open_terminal
 
 _EPILOG = """examples:
+  python -m dialop new my_game.py
+  python -m dialop check my_game.py
   python -m dialop generate --game matching --num 1000 --size 8 --seed 7 --out games.parquet
   python -m dialop generate --game matching --help
   python -m dialop replay optimization.jsonl
   python -m dialop generate --game collab --num 100 --max-value 10 --out tasks.parquet
-  python -m dialop check my_game.py
 """
 
 
@@ -38,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 is success, 1 means that a rescored game differs from its record, 2 means bad input.
     """
     open_terminal("python -m dialop")
-    commands = {"generate": _generate, "replay": _replay, "check": _check}
+    commands = {"new": _new, "check": _check, "generate": _generate, "replay": _replay}
     try:
         args = _parser(load_kit(_game_of(argv))).parse_args(argv)
         return commands[args.command](args)
@@ -57,11 +61,18 @@ def _game_of(argv: Sequence[str] | None) -> str:
 def _parser(kit: Kit) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m dialop",
-        description="Generate instances, rescore recorded games, check a game.",
+        description="Begin a game, check it, generate instances, rescore recorded games.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    new = commands.add_parser(
+        "new",
+        help="write a small game that passes the checks, to begin from",
+        description="Write a small game that passes `check`, with each part that a game needs.",
+    )
+    new.add_argument("file", type=Path, help="the .py file to write; it must not exist")
 
     make = commands.add_parser(
         "generate",
@@ -117,6 +128,21 @@ def _options(kit: Kit, args: argparse.Namespace) -> Any:
     """The game's options from the arguments. Raises ValueError for a value out of bounds."""
     names = {each.name for each in fields(kit.Options)}
     return kit.Options(**{name: value for name, value in vars(args).items() if name in names})
+
+
+def _new(args: argparse.Namespace) -> int:
+    file: Path = args.file
+    if file.suffix != ".py" or not file.stem.isidentifier():
+        near = re.sub(r"\W", "_", f"_{file.stem}" if file.stem[:1].isdigit() else file.stem)
+        raise ValueError(
+            f"the file must be one that Python can import, got {file}; nearest is {near}.py"
+        )
+    if importlib.util.find_spec(file.stem) is not None and not file.exists():
+        raise ValueError(f"the file must have a name that no other module has, got {file}")
+    with file.open("x", encoding="utf-8") as written:
+        written.write(Path(scaffold.__file__).read_text(encoding="utf-8"))
+    print(f"{file}: a game to change. Check it: python -m dialop check {file}", file=sys.stderr)
+    return 0
 
 
 def _generate(args: argparse.Namespace) -> int:

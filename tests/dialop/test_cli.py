@@ -1,5 +1,6 @@
 """The commands of `python -m dialop`: output, exit status, one line for bad input."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,31 @@ def test_replay_reports_every_game(
     captured = capsys.readouterr()
     assert len(captured.out.splitlines()) == num
     assert captured.err == f"{agreeing} of {num} games agree\n"
+
+
+def test_a_new_game_passes_every_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a_game_of_my_own.py"
+    assert main(["new", str(file)]) == 0
+    assert capsys.readouterr().err.endswith(f"python -m dialop check {file}\n")
+    assert main(["check", str(file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10 and all(line.startswith("ok ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("my-game.py", "one that Python can import, got .*my-game.py; nearest is my_game.py"),
+        ("my_game.txt", "one that Python can import"),
+        ("random.py", "a name that no other module has, got .*random.py"),
+        ("taken.py", "File exists"),
+    ],
+)
+def test_a_new_game_is_a_new_module(
+    name: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken.py").write_text("mine")
+    assert main(["new", str(tmp_path / name)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(told, line)
+    assert (tmp_path / "taken.py").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
