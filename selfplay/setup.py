@@ -87,7 +87,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     partners = Partners(shares, config, rendering=rendering, world=world)
     cleanup.callback(partners.close)
     eval_partner = fixed_partner(config.eval, config.game, weights=weights, partners=partners)
-    engine, learner = _start_models(config, weights, world, start_check, cleanup)
+    engine, learner, start_bound = _start_models(config, weights, world, start_check, cleanup)
     supervisor = PolicySupervisor(
         learner,
         engine,
@@ -108,6 +108,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         learner,
         supervisor,
         config=config.engine,
+        start_bound=start_bound,
         token_budget=config.optim.tokens_per_microbatch,
         offloaded=config.parallel.offload == "all",
     )
@@ -175,8 +176,9 @@ def _rendering(config: Config, tokenizer: PreTrainedTokenizerBase, world: World)
 
 def _start_models(
     config: Config, weights: Path, world: World, start_check: StartCheck, cleanup: ExitStack
-) -> tuple[Engine | None, Learner]:
-    """This rank's engine, asleep, and the learner, both with the first weights and checked.
+) -> tuple[Engine | None, Learner, float]:
+    """This rank's engine, asleep, and the learner, both with the first weights and checked, and the
+    start check's bound on their mismatch.
 
     Without sharding the hf engine generates with the learner's own parameters, not a copy.
     """
@@ -189,8 +191,7 @@ def _start_models(
         start_check.sample(engine, EngineSupervisor(engine, world).retry)
         sleep_or_close(engine)
         learner = make_learner(config, weights, world)
-    start_check.compare(learner, engine, weights)
-    return engine, learner
+    return engine, learner, start_check.compare(learner, engine, weights)
 
 
 def check_shared(folder: Path, world: World) -> None:

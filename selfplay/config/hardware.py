@@ -144,8 +144,8 @@ class EngineConfig:
     engine is restarted"""
     max_mismatch: float = Field(default=0.05, ge=0.0, le=1000.0)
     """largest mean log-prob mismatch |engine - trainer| over the games of a step, in nats per
-    token; if it is above this and above the measured noise floor, the run saves its state and
-    stops"""
+    token; if it is above this and above the noise measured at the start and in play, the run
+    saves its state and stops"""
 
     @model_validator(mode="after")
     def check(self) -> Self:

@@ -210,13 +210,13 @@ def check_mismatch(metrics: Mapping[str, float], bound: float) -> None:
     Raises EngineDisagrees if it is above `bound` (`SyncCheck.bound`), in nats a token. The
     standard deviation of a token's difference is near 0.05 in bf16, so the standard error over
     10,000 tokens is 0.0005: a healthy mean of 0.02 is 60 standard errors below a bound of 0.05. A
-    false alarm needs a model whose noise reaches `engine.max_mismatch`, and happens in the first
-    step; noise that grows later raises the bound.
+    model with more noise raises the bound, in the first step by the noise that the start check
+    measures, later by that of its turns.
     """
     mismatch = metrics.get("mismatch_mean", 0.0)
     if not mismatch <= bound:  # also true for NaN
         raise EngineDisagrees(
             f"the mean log-prob mismatch of this step's games is {mismatch:.4f} nats a token, "
-            f"above {bound:.4g}, the larger of engine.max_mismatch and what the noise floor "
+            f"above {bound:.4g}, the larger of engine.max_mismatch and what the measured noise "
             "allows: the engine's weights are not the trainer's"
         )

@@ -208,30 +208,34 @@ class StartCheck:
         longest = min(self.max_game_tokens, MOST_TOKENS)
         return max(2, min(longest - NUM_SAMPLED, max(256, window + NUM_COMPARED)))
 
-    def compare(self, learner: Learner, engine: Engine | None, weights: Path) -> None:
+    def compare(self, learner: Learner, engine: Engine | None, weights: Path) -> float:
         """Compare trainer, engine and plain transformers, all with the weights of this folder, on
         the engine's text. Every rank must call. An engine that has not sampled yet must be awake.
 
-        Raises SettingsError on every rank; the message names the part at fault.
+        Returns the bound on the mean mismatch that follows from the measured noise, in nats per
+        token. Raises SettingsError on every rank; the message names the part at fault.
         """
         if not self._ids:
             self.sample(engine)
         packed = _packed_pass(learner, self._ids)
         unpacked = _unpacked_pass(learner, self._ids)
-        problem = None
+        problem, bound = None, 0.0
         if self.world.rank == 0:
             plain = plain_pass(weights, self._ids, learner.world, learner.compute_dtype)
-            problem = self._problem(packed, unpacked, plain)
-        problem = broadcast_object(problem, self.world)
+            noise = self.max_mismatch / NOISES if plain is None else plain[1]
+            bound = max(BOUND, torch.finfo(self.dtype).eps, NOISES * noise)
+            problem = self._problem(packed, unpacked, plain and plain[0], bound)
+        problem, bound = broadcast_object((problem, bound), self.world)
         if problem is not None:
             raise SettingsError(problem)
+        return bound
 
     def _problem(
-        self, packed: Tensor, unpacked: Tensor | None, plain: PlainPass | None
+        self, packed: Tensor, unpacked: Tensor | None, plain: Tensor | None, bound: float
     ) -> str | None:
-        """The message that names the part at fault; None if all agree within the bound."""
-        truth, noise = (unpacked, self.max_mismatch / NOISES) if plain is None else plain
-        bound = max(BOUND, torch.finfo(self.dtype).eps, NOISES * noise)
+        """The message that names the part at fault; None if all agree within the bound. `plain`
+        holds the plain pass's log-probs."""
+        truth = unpacked if plain is None else plain
         engine = torch.tensor(self._engine_logprobs)
         mismatches: dict[str, float] = {}
         if truth is not None:
@@ -248,7 +252,9 @@ class StartCheck:
         # "not <=" instead of ">", so that a NaN is a fault.
         if not mismatches.get("trainer", 0.0) <= bound:
             fault = "the trainer's packed attention or logits"
-            if plain and (unpacked is None or not _mean_mismatch(unpacked, plain[0]) <= bound):
+            if plain is not None and (
+                unpacked is None or not _mean_mismatch(unpacked, plain) <= bound
+            ):
                 fault = "the trainer's weights or their sharding"
         elif not mismatches.get("engine", 0.0) <= bound:
             fault = "the engine"

@@ -4,7 +4,7 @@ The supervisor compares the weights of each push bit for bit. This check finds w
 cannot show: a stale cache, a wrong kernel, a wrong buffer. It scores a few turns of each engine. If
 they are suspicious, it scores more, other turns. If these are suspicious too, it pushes again,
 compares all weights and scores a third set. The run ends only if that set is suspicious and its
-mismatch is above `engine.max_mismatch`.
+mismatch is above `engine.max_mismatch` and the start check's bound.
 
 **What is compared.** Engine and trainer score the same sampled turns after their true prefixes. A
 turn's mismatch is the mean of |engine - trainer| over the tokens that the policy sampled, in nats.
@@ -73,9 +73,10 @@ class SyncCheck:
     """The comparison after each push, with its noise floor.
 
     It is off with the hf engine, whose parameters are the policy's own or a copy that is compared
-    bit for bit, and with `offloaded` parameters, which cannot score. `token_budget` is that of a
-    micro-batch. Every rank must call each method. `turns` are this rank's, at most `num_turns`.
-    Each of an engine's processes scores its own turns and is compared like an engine.
+    bit for bit, and with `offloaded` parameters, which cannot score. `start_bound` is the start
+    check's, from the noise that it measured. `token_budget` is that of a micro-batch. Every rank
+    must call each method. `turns` are this rank's, at most `num_turns`. Each of an engine's
+    processes scores its own turns and is compared like an engine.
     """
 
     def __init__(
@@ -84,10 +85,12 @@ class SyncCheck:
         supervisor: PolicySupervisor,
         *,
         config: EngineConfig,
+        start_bound: float,
         token_budget: int,
         offloaded: bool,
     ) -> None:
-        self._learner, self._supervisor, self._config = learner, supervisor, config
+        self._learner, self._supervisor = learner, supervisor
+        self._least = max(config.max_mismatch, start_bound)
         self._token_budget, self._off = token_budget, config.kind == "hf" or offloaded
         self._num_processes = config.processes
         self.num_turns = (FIRST_TURNS + RECHECK_TURNS + RECHECK_TURNS) * self._num_processes
@@ -97,9 +100,10 @@ class SyncCheck:
 
     @property
     def bound(self) -> float:
-        """The largest accepted mean mismatch of a rollout, in nats per token: the setting, or the
-        noise floor's bound if that is larger and a comparison has been healthy."""
-        return max(self._config.max_mismatch, self._floor.bound if self._healthy else 0.0)
+        """The largest accepted mean mismatch of a rollout, in nats per token: the largest of the
+        setting, the start check's bound and, once a comparison has been healthy, the noise
+        floor's."""
+        return max(self._least, self._floor.bound if self._healthy else 0.0)
 
     def state(self) -> dict[str, Any]:
         """The part of the trainer state that `restore` takes, as plain values."""
@@ -153,12 +157,12 @@ class SyncCheck:
             self._add_to_floor(third)
             return
         worst = max(sum(of_engine) / len(of_engine) for of_engine in third.values())
-        bound = self._config.max_mismatch
-        if worst > bound:
+        if worst > self._least:
             raise EngineDisagrees(
                 f"sync check failed: with equal weights the log-prob mismatch is {worst:.4f} nats "
-                f"a token, above engine.max_mismatch, {bound:g}, and above the noise floor, whose "
-                f"largest turn has {self._floor.largest:.4f}"
+                f"a token, above {self._least:.4g}, the larger of engine.max_mismatch and the "
+                "start check's bound, and above the noise floor, whose largest turn has "
+                f"{self._floor.largest:.4f}"
             )
         self._supervisor.warn(f"the noise floor has risen to {worst:.4f} nats a token")
         self._floor.forget()

@@ -55,7 +55,7 @@ def test_trainer_engine_and_transformers_agree(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     learner, start = parts(folder)
-    start.compare(learner, HFEngine(learner.model), folder)
+    assert start.compare(learner, HFEngine(learner.model), folder) == 1e-4
     message = capsys.readouterr().out
     assert "start check: trainer" in message and "engine" in message
     assert "288 tokens" in message  # 256 of the text and 32 that the engine samples

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from selfplay.config import LoraConfig
+from selfplay.config import LoraConfig, ParallelConfig, load_config
+from selfplay.distributed import init_world
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang import buckets
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.learner.learner import make_learner
 from selfplay.model.lora import add_adapters
 from selfplay.weight_sync import push as sync
+from selfplay.weight_sync.offload import Offload
+from selfplay.weight_sync.supervisor import PolicySupervisor
+from selfplay.weight_sync.sync_check import FIRST_TURNS, SyncCheck
 from tests.helpers.rare_tokens import rare_draws
 from tests.sglang import tiny
 
@@ -125,6 +131,48 @@ def test_a_push_merges_adapters(engine: SGLangEngine, policy: Any) -> None:
     [completion] = engine.generate_batch([Request(PROMPT, 12, 0)], PLAIN)
     assert tiny.worst_mismatch(adapted, PROMPT, completion) < 1e-4
     assert tiny.worst_mismatch(policy, PROMPT, completion) > 0.1
+
+
+@pytest.mark.parametrize("wrong", ["model.layers.1.mlp.down_proj.weight", "all are 2 % too large"])
+def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
+    engine: SGLangEngine, policy: Any, tmp_path: Path, wrong: str
+) -> None:
+    """One old matrix of 26, or all too large; bits are not compared here."""
+    folder = tiny.save(tmp_path)
+    config = load_config(None, ["engine.kind=sglang", f"model.path={folder}", "model.scratch=null"])
+    learner = make_learner(config, Path(folder), init_world(device="cpu"))
+    prompts = [[*range(10 + n, 50 + n)] for n in range(36)]
+    answers = engine.generate_batch([Request(prompt, 12, 0) for prompt in prompts], PLAIN)
+    turns = [
+        ([*prompt, *completion.ids], [0] * len(prompt) + [1] * len(completion.ids))
+        for prompt, completion in zip(prompts, answers, strict=True)
+    ]
+    offload = Offload(learner, ParallelConfig())
+    check = SyncCheck(
+        learner,
+        PolicySupervisor(learner, engine, offload, config=config.engine),
+        config=config.engine,
+        start_bound=0.0,
+        token_budget=config.optim.tokens_per_microbatch,
+        offloaded=False,
+    )
+    check.before_update(turns)
+    served = engine.counters.num_requests
+    metrics = check.after_push(version=engine.version)
+    assert metrics["num_suspected"] == 0.0 and metrics["sync_check_mismatch"] < 1e-5
+    assert engine.counters.num_requests - served == FIRST_TURNS
+    held = {name: value.clone() for name, value in policy.named_parameters()}
+    if wrong == "all are 2 % too large":
+        pushed = {name: 1.02 * value for name, value in held.items()}
+    else:
+        moved = dict(tiny.moved(policy, seed=5).named_parameters())
+        learner.model.load_state_dict(moved, strict=False)
+        pushed = moved | {wrong: held[wrong]} if wrong in held else held
+    policy.load_state_dict(pushed, strict=False)
+    sync.push(policy, engine, version=engine.version + 1, dtype=torch.float32)
+    assert check.after_push(version=engine.version)["num_suspected"] == 1.0
+    metrics = check.after_push(version=engine.version)
+    assert metrics["num_suspected"] == 0.0 and metrics["sync_check_mismatch"] < 1e-5
 
 
 def test_requests_are_refused_until_a_push_is_complete(engine: SGLangEngine, policy: Any) -> None:

@@ -150,7 +150,7 @@ def spoken(model: PreTrainedModel, num: int, *, seed: int) -> list[ScoredTurn]:
     return [(ids, [0] * 16 + [1] * 12) for ids in ids_BT.tolist()]
 
 
-def checked(engine: PreTrainedModel) -> tuple[SyncCheck, Learner]:
+def checked(engine: PreTrainedModel, *, start_bound: float = 0.0) -> tuple[SyncCheck, Learner]:
     """A check whose floor was measured with equal weights, and its learner in bf16."""
     model = tiny_model()
     learner = learner_of(model)
@@ -164,6 +164,7 @@ def checked(engine: PreTrainedModel) -> tuple[SyncCheck, Learner]:
         learner,
         policy_engine,
         config=config.engine,
+        start_bound=start_bound,
         token_budget=config.optim.tokens_per_microbatch,
         offloaded=False,
     )
@@ -213,13 +214,42 @@ def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothi
 def test_noise_that_grows_raises_the_bound_of_the_rollout_after_the_first() -> None:
     """The floor's largest turn is at 0.2 nats; a NaN or a floor without turns raises nothing."""
     check, learner = checked(tiny_model())
-    assert check.bound == check._config.max_mismatch == 0.05
+    assert check.bound == 0.05
     check._floor.add([0.2, math.inf])
     check.before_update(spoken(learner.model, check.num_turns, seed=0))
     assert check.bound == 0.05, "no comparison yet"
     check.after_push(version=1)
     assert check.bound == FACTOR * 0.2
     assert NoiseFloor().bound == 0.0
+
+
+def test_noise_at_the_start_raises_the_bound_of_the_first_rollout() -> None:
+    """Random 7B weights differ by 0.051 to 0.055 nats in bf16, above the setting."""
+    check, learner = checked(tiny_model(), start_bound=0.14)
+    assert check.bound == 0.14
+    check.before_update(spoken(learner.model, check.num_turns, seed=0))
+    check.after_push(version=1)
+    assert check.bound == 0.14, "the floor's largest turn is far below"
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 0.008), ("float32", 1e-4)])
+def test_a_run_whose_engine_rounds_as_measured_passes_its_first_step(
+    dtype: str, bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With engine.max_mismatch=0 the start check's bound is the only one: at least the relative
+    step of bf16, at most what a wrong engine would show."""
+    bounds: list[float] = []
+    real_update = step_verbs.update_policy
+
+    def update(*args: Any, max_mismatch: float, **named: Any) -> Any:
+        bounds.append(max_mismatch)
+        return real_update(*args, max_mismatch=max_mismatch, **named)
+
+    monkeypatch.setattr(step_verbs, "update_policy", update)
+    quick = ("steps=1", "eval.final_games=1", "engine.max_mismatch=0", f"model.dtype={dtype}")
+    begin_warm(tmp_path / "run", *quick)
+    assert run_tiny(tmp_path / "run", *quick) == 0
+    assert bound * 0.97 <= bounds[0] < 0.05
 
 
 # --- a missed push ----------------------------------------------------------------------------
