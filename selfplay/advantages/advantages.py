@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import TypeVar
 
@@ -33,12 +33,14 @@ EMA_DECAY = 0.8  # a step's weight in the moving average of `ema` is 1 - EMA_DEC
 @dataclass(frozen=True, slots=True)
 class CreditStats:
     """How many groups a step had and how many of them had zero variance; those of branch points are
-    counted separately."""
+    counted separately. `rewards` has (total reward, mean return of a trained token) of each seat's
+    game by the name of its sample, those of dropped groups included."""
 
     num_groups: int
     num_zero_variance_groups: int
     num_branch_groups: int = 0
     num_zero_variance_branch_groups: int = 0
+    rewards: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,11 @@ def reward_samples(
     games = _grouped(episode_samples(episodes, algorithm=algorithm, reward=reward), by="group")
     turns = _grouped(branch_samples(episodes, algorithm=algorithm, reward=reward), by="group")
     groups = games | turns
+    rewards = {
+        sample.name: (sample.total_reward, one.mean)
+        for group in games.values()
+        for sample, one in zip(group, sample_statistics(group), strict=True)
+    }
     # With a critic the baseline is the critic's estimate, so no group counts as zero-variance.
     critic = algorithm.method == "ppo"
     zero_variance = {
@@ -76,6 +83,7 @@ def reward_samples(
         num_zero_variance_groups=len(zero_variance & games.keys()),
         num_branch_groups=len(turns),
         num_zero_variance_branch_groups=len(zero_variance & turns.keys()),
+        rewards=rewards,
     )
 
 

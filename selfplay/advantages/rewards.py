@@ -118,7 +118,7 @@ def seat_sample(episode: Episode, seat: int) -> Sample:
     transcript = episode.transcripts[seat]
     assert transcript is not None
     return Sample(
-        name=f"{name_of(episode)} seat {seat}",
+        name=sample_name(episode, seat),
         ids=transcript.ids,
         mask=transcript.mask,
         old_logprobs=transcript.logprobs,
@@ -185,3 +185,8 @@ def spans_until(episode: Episode, seat: int, num: int) -> list[Span]:
 
 def name_of(episode: Episode) -> str:
     return f"instance {episode.instance} episode {episode.index}"
+
+
+def sample_name(episode: Episode, seat: int) -> str:
+    """The name of the sample of a seat's game."""
+    return f"{name_of(episode)} seat {seat}"

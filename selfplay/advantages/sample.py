@@ -58,6 +58,13 @@ class Sample:
         """The number of tokens of the longest sequence."""
         return max((end - start for start, end in self.sequences()), default=0)
 
+    @property
+    def total_reward(self) -> float:
+        """The seat's reward for the game: the final one and those of single moves, minus all
+        penalties."""
+        moves = sum(reward for _, reward in self.move_rewards)
+        return self.reward + moves - sum(penalty for *_, penalty in self.penalties)
+
     def token_rewards(self) -> list[float]:
         """Each token's reward: `reward` at the last trained token, `move_rewards` at theirs, minus
         each penalty at the last token of its turn."""

@@ -20,7 +20,7 @@ from selfplay.engines.base import Sampling
 from selfplay.evaluation.plan import ITSELF, EvalPlan
 from selfplay.evaluation.talk_effect import TalkEffect, talk_effect
 from selfplay.metrics.console import progress
-from selfplay.metrics.step import Pieces, add_up, game_measures, game_record, tally
+from selfplay.metrics.step import Pieces, add_up, game_measures, game_record, seat_rewards, tally
 from selfplay.metrics.tables import mean_interval
 from selfplay.partners.partners import Partners
 from selfplay.rollout.driver import play_scripted
@@ -281,8 +281,9 @@ def _evaluation(
 ) -> Evaluation:
     """This rank's games, by the index of their instance, joined with those of all other ranks.
     `world` None means that `games` are all games."""
+    played = list(games.values())
     own_scores = {index: episode.score for index, episode in games.items()}
-    by_rank = _gather((own_scores, tally(list(games.values())), num_void), world)
+    by_rank = _gather((own_scores, tally(played) | seat_rewards(played), num_void), world)
     all_scores: dict[int, float] = {}
     for rank_scores, _, _ in by_rank:
         all_scores |= rank_scores

@@ -32,6 +32,8 @@ def step_line(
     for name, label, form in _COLUMNS:
         if metrics.get(name) is not None:
             parts.append(f"{label} {metrics[name]:{form}}")
+        if name == "score" and metrics.get("reward") is not None:
+            parts.append(_reward(metrics))
     if metrics.get("num_void"):
         parts.append(f"void {metrics['num_void']:.0f}")
     if metrics.get("tokens_per_s") is not None:
@@ -46,6 +48,14 @@ def step_line(
     while len(" ".join(parts)) > 120:
         parts.pop()
     return " ".join(parts)
+
+
+def _reward(metrics: Mapping[str, Any]) -> str:
+    """The reward's mean and standard deviation, as in "reward 0.65±0.2 (0.72 0.58)": in brackets
+    the mean of each seat, where they differ."""
+    seats = [f"{m:.3g}" for name, m in metrics.items() if name.startswith("reward/")]
+    text = f"reward {metrics['reward']:.3g}±{metrics['reward_std']:.2g}"
+    return f"{text} ({' '.join(seats)})" if len(set(seats)) > 1 else text
 
 
 def clock(seconds: float) -> str:

@@ -5,11 +5,13 @@ docs/metrics.md gives the formula and the warning signs of each.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from selfplay.advantages.advantages import CreditStats
+from selfplay.advantages.rewards import sample_name
 from selfplay.config.player_spec import SELF
 from selfplay.distributed import World, gather_objects
 from selfplay.rollout.branches import siblings_of
@@ -17,6 +19,8 @@ from selfplay.rollout.driver import RolloutStats
 from selfplay.rollout.episode import BranchPoint, Episode
 
 _GAMES_WITH = "games with "  # prefix of the counts of games by partner and seat
+_REWARD_OF = "reward/"  # prefix of rewards by seat
+_UNEQUAL = "unequal rewards"  # the number of games that do not pay all seats the same
 
 
 def tally(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -31,6 +35,7 @@ def tally(episodes: Sequence[Episode]) -> dict[str, float]:
         policy = set(episode.policy_seats)
         turns = [t for t in episode.turns if not policy or t.seat in policy]
         counts["agreement"] += episode.outcome.agreed
+        score_sums["score_if_agreed"] += episode.score if episode.outcome.agreed else 0.0
         counts["optimal"] += episode.score > 1 - 1e-9
         counts["messages"] += sum(turn.action == "message" for turn in turns)
         counts["turns"] += len(episode.turns)
@@ -71,7 +76,8 @@ def game_measures(sums: Mapping[str, float]) -> dict[str, float]:
     """Means over games; empty without games.
 
     `honesty` is the share of stated cell values that are true in the speaker's own table; it is
-    missing if nothing was stated. Scores by partner and seat are added if there was a partner.
+    missing if nothing was stated, and `score_if_agreed` without an agreement. Scores by partner and
+    seat are added if there was a partner.
     """
     if not sums.get("games"):
         return {}
@@ -80,7 +86,10 @@ def game_measures(sums: Mapping[str, float]) -> dict[str, float]:
         for name, num in sums.items()
         if name.startswith(_GAMES_WITH)
     }
-    no_means = {"games", "true_statements", *(f"score/{partner}" for partner in num_games)}
+    no_means = {"games", "true_statements", "score_if_agreed", _UNEQUAL}
+    no_means |= {f"score/{partner}" for partner in num_games}
+    if not sums.get(_UNEQUAL):
+        no_means |= {name for name in sums if name.startswith(_REWARD_OF)}
     means = {
         name: value / sums["games"]
         for name, value in sums.items()
@@ -90,7 +99,56 @@ def game_measures(sums: Mapping[str, float]) -> dict[str, float]:
         means |= {f"score/{p}": sums[f"score/{p}"] / num for p, num in num_games.items()}
     if sums.get("statements"):
         means["honesty"] = sums["true_statements"] / sums["statements"]
+    if sums.get("agreement") and "score_if_agreed" in sums:
+        means["score_if_agreed"] = sums["score_if_agreed"] / sums["agreement"]
     return means
+
+
+# --- rewards: what the game pays, and what a step trains on
+
+
+def seat_rewards(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Sums over games of what the game itself pays each seat at the end and for single moves, for
+    `add_up` and `game_measures`, which leaves them out if no game pays its seats differently."""
+    sums: Counter[str] = Counter()
+    for episode in episodes:
+        paid = [episode.outcome.rewards, *(turn.rewards for turn in episode.turns if turn.rewards)]
+        rewards = [sum(of_seat) for of_seat in zip(*paid, strict=True)]
+        sums[_UNEQUAL] += len(set(rewards)) > 1
+        for seat, reward in enumerate(rewards):
+            sums[f"{_REWARD_OF}{seat}"] += reward
+    return dict(sums)
+
+
+def reward_tally(episodes: Sequence[Episode], credited: CreditStats) -> dict[str, float]:
+    """Sums over the trained seats of games, as their samples are rewarded, over all of them and
+    seat by seat; `add_up` adds them over ranks."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for episode in episodes:
+        for seat in episode.policy_seats:
+            if (name := sample_name(episode, seat)) in credited.rewards:
+                reward, _ = credited.rewards[name]
+                sums["num"] += 1
+                sums["squares"] += reward**2
+                sums[f"num/{seat}"] += 1
+                sums[f"{_REWARD_OF}{seat}"] += reward
+    return dict(sums)
+
+
+def reward_metrics(sums: Mapping[str, float]) -> dict[str, float]:
+    """The mean and standard deviation of the reward over trained seats of games, and the mean of
+    each seat if there are several; empty without a trained seat."""
+    if not sums:
+        return {}
+    by_seat = {name: total for name, total in sums.items() if name.startswith(_REWARD_OF)}
+    mean = sum(by_seat.values()) / sums["num"]
+    variance = max(0.0, sums["squares"] / sums["num"] - mean**2)
+    means = {name: by_seat[name] / sums[f"num/{name[len(_REWARD_OF) :]}"] for name in by_seat}
+    return {
+        "reward": mean,
+        "reward_std": math.sqrt(variance),
+        **(dict(sorted(means.items())) if len(means) > 1 else {}),
+    }
 
 
 Pieces = Callable[[Sequence[int]], list[str]]  # the text of each token
@@ -175,12 +233,18 @@ def step_metrics(
         "engine_s": played.engine_s,
     }
     # Apart, because a game may choose any name.
-    apart = (tally(episodes), of_step, branch_tally(episodes, credited))
-    games, counts, branches = map(add_up, zip(*gather_objects(apart, world), strict=True))
+    apart = (
+        tally(episodes),
+        reward_tally(episodes, credited),
+        of_step,
+        branch_tally(episodes, credited),
+    )
+    games, rewards, counts, branches = map(add_up, zip(*gather_objects(apart, world), strict=True))
     engine_s = counts.pop("engine_s") / world.replica.num
     num_zero_variance = counts.pop("num_zero_variance_groups")
     return {
         **game_measures(games),
+        **reward_metrics(rewards),
         **learnt,
         "zero_variance_groups": num_zero_variance / max(1, counts["num_groups"]),
         "num_games": games["games"],

@@ -17,6 +17,7 @@ from selfplay.data.seeds import named_seed
 # Measure, heading, meaning. A table has the columns that at least one of its rows has.
 COLUMNS = (
     ("agreement", "agreement", "share of games that end with an accepted proposal or an answer"),
+    ("score_if_agreed", "if agreed", "score of the games that end with one alone"),
     ("optimal", "optimal", "share of games that end with a best possible plan"),
     ("turns", "turns", "tries at a move, including refused ones"),
     ("messages", "messages", "legal messages"),
@@ -48,10 +49,19 @@ def columns_of(rows: Iterable[Collection[str]]) -> list[tuple[str, str, str]]:
     known = [column for column in COLUMNS if column[0] in present]
     own = present.keys() - {name for name, _, _ in COLUMNS}
     return known + [
-        (name, name.replace("_", " "), "the game's own measure")
+        (name, heading, meaning)
         for name in present
         if name in own and not _NO_COLUMN.fullmatch(name)
+        for heading, meaning in [_own_column(name)]
     ]
+
+
+def _own_column(name: str) -> tuple[str, str]:
+    """The heading and meaning of a measure that only some games have."""
+    if name.startswith("reward/"):
+        seat = name.removeprefix("reward/")
+        return f"reward {seat}", f"what the game pays seat {seat}"
+    return name.replace("_", " "), "the game's own measure"
 
 
 def mean_interval(
