@@ -28,7 +28,7 @@ from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang.processes import Signals
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import EvaluationContext
-from selfplay.evaluation.held_out import fixed_partner, held_out_at_start
+from selfplay.evaluation.held_out import fixed_partners, held_out_at_start
 from selfplay.learner.learner import Learner, make_learner
 from selfplay.metrics.monitors import Monitors
 from selfplay.metrics.run_folder import hold_run, open_run
@@ -86,7 +86,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     shares = parse_shares(config.rollout.partners)
     partners = Partners(shares, config, rendering=rendering, world=world)
     cleanup.callback(partners.close)
-    eval_partner = fixed_partner(config.eval, config.game, weights=weights, partners=partners)
+    eval_partners = fixed_partners(config.eval, config.game, weights=weights, partners=partners)
     engine, learner, start_bound = _start_models(config, weights, world, start_check, cleanup)
     supervisor = PolicySupervisor(
         learner,
@@ -142,7 +142,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         partners=partners,
         judge=judge,
         evaluation=evaluation,
-        fixed_partner=eval_partner,
+        fixed_partners=eval_partners,
         monitors=monitors,
         sync_check=sync_check,
         journal=journal,

@@ -59,7 +59,7 @@ class Run:
     learner: Learner  # the policy, sharded, and its optimizer
     sync_check: SyncCheck  # the log-probs of engine and trainer after a push
     evaluation: EvaluationContext
-    fixed_partner: Partner | None  # of `eval.partner`
+    fixed_partners: list[Partner]  # of `eval.partners`
     monitors: Monitors
     journal: Journal
     timed: Stopwatch  # the seconds of the step's stages
@@ -202,9 +202,9 @@ def push(run: Run, version: int) -> dict[str, float]:
 
 
 def evaluate(run: Run) -> dict[str, float]:
-    """Play the validation games, and once more with `eval.partner`, if any."""
+    """Play the validation games, and once more with each of `eval.partners`."""
     with run.timed("eval"):
-        return validation(run.evaluation, run.fixed_partner)
+        return validation(run.evaluation, run.fixed_partners)
 
 
 def save_learner(run: Run, num_done: int) -> OpenCheckpoint:

@@ -2,7 +2,8 @@
 
 stop if entropy < 0.05 over 5
 warn if score/scripted:* falls 0.2 over 10
-stop if eval_score_with_partner falls 0.03 over 3 while eval_score rises
+warn if messages loses 75% over 10
+stop if eval_score/* falls 0.03 over 3 while eval_score rises
 """
 
 from __future__ import annotations
@@ -16,24 +17,27 @@ DEFAULT_MONITORS = (
     "warn if ratio_mean < 0.5 over 10",
     "warn if ratio_mean > 1.5 over 10",
     "warn if score < 0.001 over 10",
+    "warn if messages loses 75% over 10",
+    "warn if agreement loses 50% over 10",
     "warn if honesty falls 0.2 over 10",
     "warn if score/scripted:* falls 0.2 over 10",
     "warn if score/checkpoint:* falls 0.2 over 10",
     "warn if score/endpoint:* falls 0.2 over 10",
-    "warn if eval_score_with_partner falls 0.03 over 3 while eval_score rises",
+    "warn if eval_score/* falls 0.03 over 3 while eval_score rises",
 )
 _NUMBER = r"(\d+\.?\d*|\.\d+)(e[-+]?\d+)?"
 _SHAPE = re.compile(
     rf"(?P<action>warn|stop) if (?P<metric>\S+) ((?P<relation><|>) (?P<bound>-?{_NUMBER})|"
-    rf"falls (?P<fall>{_NUMBER}))( over (?P<window>[1-9]\d{{0,5}}))?"
+    rf"loses (?P<loss>\d{{1,2}})%|falls (?P<fall>{_NUMBER}))( over (?P<window>[1-9]\d{{0,5}}))?"
     r"(?(fall)( while (?P<rising>\S+) rises)?)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`action` if the mean of `metric` over its last `window` values is `<` or `>` than `bound`, or
-    `falls` more than `bound` below the largest such mean so far.
+    """`action` if the mean of `metric` over its last `window` values is `<` or `>` than `bound`,
+    `loses` more than the share `bound` of its first such mean, or `falls` more than `bound` below
+    the largest such mean so far.
 
     `metric` may contain `*`: every metric that matches has its own mean. With `rising` the rule
     also needs this second metric's mean to be above what it was at the first one's largest mean.
@@ -54,16 +58,17 @@ def parse_rule(text: str) -> Rule:
     found = _SHAPE.fullmatch(words)
     if found is None:
         raise ValueError(
-            "monitors: a rule must be 'warn|stop if METRIC <|> NUMBER [over STEPS]' or 'warn|stop "
-            "if METRIC falls NUMBER [over STEPS] [while METRIC rises]', as in 'stop if entropy < "
-            f"0.05 over 5', got {text!r}"
+            "monitors: a rule must be 'warn|stop if METRIC <|> NUMBER [over STEPS]', 'warn|stop if "
+            "METRIC loses PERCENT% [over STEPS]' or 'warn|stop if METRIC falls NUMBER [over STEPS] "
+            f"[while METRIC rises]', as in 'stop if entropy < 0.05 over 5', got {text!r}"
         )
+    loss = found["loss"]
     return Rule(
         words,
         found["action"],
         found["metric"],
-        found["relation"] or "falls",
-        float(found["bound"] or found["fall"]),
+        found["relation"] or ("loses" if loss else "falls"),
+        float(loss) / 100 if loss else float(found["bound"] or found["fall"]),
         int(found["window"] or 1),
         found["rising"],
     )

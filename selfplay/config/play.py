@@ -248,24 +248,25 @@ class EvalConfig:
     talk_games: int = Field(default=256, ge=0, le=MAX_GAMES)
     """of these and of eval.py's games, how many are played again, once with messages of other
     games and once with blank ones, to measure the talk effect (docs/metrics.md); 0 measures none"""
-    partner: str | None = None
-    """a partner that does not change: evaluations during training play the games once more with
-    it and log eval_score_with_partner. warm_start (the policy at the start of self-play, a
-    second copy of the model in memory), scripted:NAME or checkpoint:PATH"""
+    partners: tuple[str, ...] = ()
+    """partners that do not change: evaluations during training play the games once more with each
+    and log eval_score/PARTNER. warm_start (the policy at the start of self-play, a second copy of
+    the model in memory), scripted:NAME or checkpoint:PATH"""
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        if self.partner is None:
-            return self
-        if not self.every:
-            raise ValueError(f"eval.every must be at least 1 with eval.partner, got {self.every}")
-        try:
-            kind = parse_spec(self.partner).kind if self.partner != WARM_START else CHECKPOINT
-        except ValueError as error:
-            raise ValueError(f"eval.partner: {error}; or warm_start") from None
-        if kind not in (SCRIPTED, CHECKPOINT):
-            raise ValueError(
-                "eval.partner must be warm_start, scripted:NAME or checkpoint:PATH (a partner that "
-                f"does not change), got {self.partner!r}"
-            )
+        if self.partners and not self.every:
+            raise ValueError(f"eval.every must be at least 1 with eval.partners, got {self.every}")
+        for number, partner in enumerate(self.partners):
+            try:
+                kind = parse_spec(partner).kind if partner != WARM_START else CHECKPOINT
+            except ValueError as error:
+                raise ValueError(f"eval.partners: {error}; or warm_start") from None
+            if kind not in (SCRIPTED, CHECKPOINT):
+                raise ValueError(
+                    "eval.partners must be warm_start, scripted:NAME or checkpoint:PATH (partners "
+                    f"that do not change), got {partner!r}"
+                )
+            if partner in self.partners[:number]:
+                raise ValueError(f"eval.partners must name {partner!r} only once")
         return self

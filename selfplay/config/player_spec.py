@@ -19,7 +19,7 @@ from selfplay.config.secrets import check_url
 
 SELF, SCRIPTED, CHECKPOINT = "self", "scripted", "checkpoint"
 POOL, ENDPOINT = "pool", "endpoint"
-WARM_START = "warm_start"  # the policy at the start of self-play; only in eval.partner
+WARM_START = "warm_start"  # the policy at the start of self-play; only in eval.partners
 MAX_SHARE = 1e6
 _SHAPES = {
     SELF: "self",

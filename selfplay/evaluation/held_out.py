@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,9 +99,9 @@ def what_changed(folder: Path) -> str:
     )
 
 
-def validation(context: EvaluationContext, fixed: Partner | None) -> dict[str, float]:
-    """Play the validation instances, sampled as in training, and once more with the partner
-    `fixed`, if any. Returns metrics with the prefix `eval_`. Every rank must call."""
+def validation(context: EvaluationContext, fixed: Sequence[Partner] = ()) -> dict[str, float]:
+    """Play the validation instances, sampled as in training, and once more with each of the
+    partners `fixed`. Returns metrics with the prefix `eval_`. Every rank must call."""
     config = context.config
     instances = evaluation_instances(
         VALIDATION, num=config.eval.num_games, game=config.game, data=config.data
@@ -110,36 +111,38 @@ def validation(context: EvaluationContext, fixed: Partner | None) -> dict[str, f
     metrics = {f"eval_{name}": value for name, value in measures.items()}
     names = ("eval_score", "eval_score_low", "eval_score_high")
     metrics |= dict(zip(names, row.interval, strict=True))
-    if fixed is not None:
-        with_partner = evaluate(instances, replace(context, partner=fixed))
-        metrics["eval_score_with_partner"] = with_partner.interval[0]
+    for partner in fixed:
+        with_partner = evaluate(instances, replace(context, partner=partner))
+        metrics[f"eval_score/{partner.name}"] = with_partner.interval[0]
     return metrics
 
 
-def fixed_partner(
+def fixed_partners(
     settings: EvalConfig, game: GameConfig, *, weights: Path, partners: Partners
-) -> Partner | None:
-    """The partner that `eval.partner` names, loaded here; None if it names none. `weights` is the
-    folder that self-play starts from."""
-    if settings.partner is None:
-        return None
-    if settings.partner == WARM_START:
-        return partners.add(Spec(CHECKPOINT, str(weights), WARM_START))
-    return partners.add(read_spec(settings.partner, game, what="eval.partner"))
+) -> list[Partner]:
+    """The partners that `eval.partners` names, loaded here. `weights` is the folder that self-play
+    starts from."""
+    return [
+        partners.add(
+            Spec(CHECKPOINT, str(weights), WARM_START)
+            if name == WARM_START
+            else read_spec(name, game, what="eval.partners")
+        )
+        for name in settings.partners
+    ]
 
 
-def check_fixed_partner(
+def check_fixed_partners(
     settings: EvalConfig, game: GameConfig, rollout: RolloutConfig, *, out: str
 ) -> None:
-    """Raise SettingsError, before anything starts, if the partner of evaluations during training
-    is missing or cannot play this game."""
-    if settings.partner is None:
-        return
-    if chosen_seats(game, rollout) is not None:
+    """Raise SettingsError, before anything starts, if a partner of evaluations during training is
+    missing or cannot play this game."""
+    if settings.partners and chosen_seats(game, rollout) is not None:
         raise SettingsError(
-            f"eval.partner must be null for {game.name} where the policy does not play all seats "
-            f"and there is no self-play, got {settings.partner}"
+            f"eval.partners must be [] for {game.name} where the policy does not play all seats "
+            f"and there is no self-play, got [{', '.join(settings.partners)}]"
         )
-    if settings.partner != WARM_START:
-        spec = read_spec(settings.partner, game, what="eval.partner")
-        check_spec(spec, game, out=out, what="eval.partner")
+    for name in settings.partners:
+        if name != WARM_START:
+            spec = read_spec(name, game, what="eval.partners")
+            check_spec(spec, game, out=out, what="eval.partners")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -27,7 +27,8 @@ class _Series:
 
     values: list[float] = field(default_factory=list)
     rising: list[float] = field(default_factory=list)  # of the metric that must rise, if any
-    best: float | None = None  # the largest mean over a full window
+    first: float | None = None  # the first mean over a full window
+    best: float | None = None  # the largest such mean
     rising_at_best: float = 0.0
     holds: bool = False  # whether the rule held at the last value
 
@@ -35,11 +36,14 @@ class _Series:
 class Monitors:
     """The rules of a run. Every rank calls with the same metrics and gets the same verdict."""
 
-    def __init__(self, rules: Sequence[str], *, rank: int) -> None:
+    def __init__(
+        self, rules: Sequence[str], *, rank: int, say: Callable[[str], object] | None = None
+    ) -> None:
+        """`say` gets each warning; None prints it to standard error."""
         self._rules = [parse_rule(text) for text in rules]
         self._series: dict[tuple[str, str], _Series] = {}  # by the rule's text and the metric
         self._unmatched = [rule for rule in self._rules if rule.text not in DEFAULT_MONITORS]
-        self._rank = rank
+        self._rank, self._say = rank, say or _print_warning
 
     def check(self, step: int, metrics: Mapping[str, float], skipped: Sequence[str] = ()) -> None:
         """Read the metrics after `step` steps. `skipped` says why optimizer steps were skipped.
@@ -84,6 +88,7 @@ class Monitors:
         if len(series.values) < rule.window:
             return ""
         mean, rising_mean = _mean(series.values), _mean(series.rising)
+        series.first = mean if series.first is None else series.first
         if series.best is None or mean >= series.best:
             series.best, series.rising_at_best = mean, rising_mean
         held, series.holds = series.holds, _holds(rule, series, mean, rising_mean)
@@ -91,6 +96,8 @@ class Monitors:
             return ""
         over = f" over {rule.window} steps" if rule.window > 1 else ""
         problem = f"the mean of {name}{over} is {mean:.4g}"
+        if rule.relation == "loses":
+            problem += f", {1 - mean / series.first:.0%} below its first, {series.first:.4g}"
         if rule.relation == "falls":
             problem += f", {series.best - mean:.4g} below its best"
         if rule.rising:
@@ -111,7 +118,23 @@ class Monitors:
 
     def _warn(self, text: str) -> None:
         if self._rank == 0:
-            print(f"warning: {text}", file=sys.stderr)
+            self._say(text)
+
+
+def _print_warning(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+def warnings_of(rules: Sequence[str], steps: Iterable[Mapping[str, float]]) -> list[str]:
+    """What the rules warn of in the lines of a run's metrics.jsonl, until one stops the run."""
+    said: list[str] = []
+    monitors = Monitors(rules, rank=0, say=said.append)
+    for line in steps:
+        try:
+            monitors.check(int(line["step"]), line)
+        except MonitorStop as stop:
+            return [*said, str(stop)]
+    return said
 
 
 def _holds(rule: Rule, series: _Series, mean: float, rising_mean: float) -> bool:
@@ -119,7 +142,9 @@ def _holds(rule: Rule, series: _Series, mean: float, rising_mean: float) -> bool
         return mean < rule.bound
     if rule.relation == ">":
         return mean > rule.bound
-    assert series.best is not None
+    assert series.best is not None and series.first is not None
+    if rule.relation == "loses":
+        return mean < series.first * (1 - rule.bound)
     falls = series.best - mean > rule.bound
     return falls and (rule.rising is None or rising_mean > series.rising_at_best)
 

@@ -26,7 +26,7 @@ from selfplay.data.instances import TOKENIZER, check_files, generated, imitated_
 from selfplay.distributed.tensor_parallel import why_undivided
 from selfplay.engines.endpoint import check_address, endpoint_key
 from selfplay.errors import SettingsError
-from selfplay.evaluation.held_out import check_fixed_partner
+from selfplay.evaluation.held_out import check_fixed_partners
 from selfplay.metrics.tracker import check_tracker
 from selfplay.model.hub import check_weights, described_in, local_folder
 from selfplay.model.policy import end_ids, scratch_config
@@ -43,7 +43,7 @@ def check_run(config: Config, *, here: bool = True) -> None:
     """
     check_players(config)
     check_partners(config.rollout.partners, config.game, out=config.out)
-    check_fixed_partner(config.eval, config.game, config.rollout, out=config.out)
+    check_fixed_partners(config.eval, config.game, config.rollout, out=config.out)
     check_files(config.game, config.data)
     if here:
         check_folder(Path(config.out), what="out")

@@ -79,20 +79,18 @@ def test_a_private_code_stops_the_run(tmp_path: Path) -> None:
     world = init_world(device="cpu")
     context = EvaluationContext(config, EngineSupervisor(router, world), rendering, world)
     fixed = Partner("warm_start", sit)
-    monitors = Monitors(
-        ["stop if eval_score_with_partner falls 0.03 while eval_score rises"], rank=0
-    )
-    measured = validation(context, fixed)
+    monitors = Monitors(["stop if eval_score/* falls 0.03 while eval_score rises"], rank=0)
+    measured = validation(context, [fixed])
     # One word for all boards: two are played best, two at 8 of 12.
-    assert measured["eval_score"] == measured["eval_score_with_partner"] == pytest.approx(10 / 12)
+    assert measured["eval_score"] == measured["eval_score/warm_start"] == pytest.approx(10 / 12)
     monitors.check(10, measured)
     policy.version = 1
-    measured = validation(context, fixed)
+    measured = validation(context, [fixed])
     assert measured["eval_score"] == pytest.approx(1.0)
-    assert measured["eval_score_with_partner"] == 0.0
-    with pytest.raises(MonitorStop, match=r"with_partner is 0, .* from 0\.8333 to 1;"):
+    assert measured["eval_score/warm_start"] == 0.0
+    with pytest.raises(MonitorStop, match=r"eval_score/warm_start is 0, .* from 0\.8333 to 1;"):
         monitors.check(20, measured)
-    assert "eval_score_with_partner" not in validation(context, None)
+    assert "eval_score/warm_start" not in validation(context)
 
 
 @pytest.mark.slow
@@ -100,8 +98,10 @@ def test_a_run_measures_both_and_trains_as_without_it(tmp_path: Path) -> None:
     """A resumed run measures the same."""
     run = finished(*RUNS["fixed partner"])
     lines = metrics_of(run)
-    scores = [line.pop("eval_score_with_partner", None) for line in lines]
+    scores = [line.pop("eval_score/warm_start", None) for line in lines]
     assert scores[0] is scores[2] is None and 0.0 < scores[1] < 1.0
+    solo = [line.pop("eval_score/scripted:solo", None) for line in lines]
+    assert solo[0] is solo[2] is None and 0.0 < solo[1] < 1.0
     assert lines == metrics_of(finished("eval.every=2"))
     go_on_from(run, tmp_path / "run", *RUNS["fixed partner"])
     assert metrics_of(tmp_path / "run") == metrics_of(run)

@@ -95,7 +95,7 @@ def run_tiny(folder: Path, *overrides: str, page: bool = False) -> int:
 
 # A run under these settings may begin from a warm start that was made without them.
 LATER = (
-    *("steps=", "save_every=", "log_games_every=", "keep_checkpoints=", "eval.", "policy_pool."),
+    *("steps=", "save_every=", "log_", "keep_checkpoints=", "eval.", "policy_pool."),
     *("critic", "algorithm", "reward", "endpoint."),
     *("data.start", "data.train", "engine.", "model.lora", "model.dtype", "optim.master_dtype"),
     *("rollout.partners", "rollout.instances", "rollout.group_size", "rollout.branch"),
@@ -139,7 +139,7 @@ PPO_RUN = (
 )
 RUNS: dict[str, tuple[str, ...]] = {
     "plain": (),
-    "fixed partner": ("eval.every=2", "eval.partner=warm_start"),
+    "fixed partner": ("eval.every=2", "eval.partners=[warm_start,scripted:solo]"),
     # A third of the games beside itself; the second step may meet the first's weights.
     "pool": (
         *("rollout.partners=[self,pool*2]", "policy_pool.every=1", "rollout.instances=6"),

@@ -14,7 +14,7 @@ from selfplay import step as step_verbs
 from selfplay.advantages.sample import Sample
 from selfplay.checkpoint import checkpoints
 from selfplay.config.monitors import DEFAULT_MONITORS, parse_rule
-from selfplay.metrics.monitors import Monitors, MonitorStop
+from selfplay.metrics.monitors import Monitors, MonitorStop, warnings_of
 from tests.helpers.tiny_run import begin_warm, finished, metrics_of, run_tiny, same_weights
 
 HEALTHY = {
@@ -22,6 +22,8 @@ HEALTHY = {
     "ratio_mean": 1.0,
     "score": 0.8,
     "honesty": 0.95,
+    "messages": 0.69,
+    "agreement": 0.96,
     "score/scripted:honest/0": 0.9,
     "num_optimizer_steps": 1.0,
 }
@@ -32,10 +34,12 @@ PROVOKED = {
     "ratio_mean": (9.0, 1),
     "score": (0.0, 10),
     "honesty": (0.5, 5),
+    "messages": (0.04, 8),
+    "agreement": (0.3, 8),
     "score/scripted:honest/0": (0.45, 5),
 }
 STOPPING = [rule.replace("warn if", "stop if") for rule in DEFAULT_MONITORS]
-FALLS = "stop if eval_score_with_partner falls 0.05 over 2 while eval_score rises"
+FALLS = "stop if eval_score/* falls 0.05 over 2 while eval_score rises"
 
 
 def stopped(steps: Sequence[Mapping[str, float]], *rules: str) -> int | None:
@@ -84,11 +88,33 @@ def test_healthy_steps_fire_no_default_rule() -> None:
             "ratio_mean": 1 + rng.gauss(0, 0.05),
             "score": mean(0.6, 16),
             "honesty": mean(0.95, 12),
+            "messages": mean(0.4, 16),
+            "agreement": mean(0.9, 16),
             "score/scripted:honest/0": mean(0.97, 16),
         }
         for _ in range(10_000)
     ]
     assert stopped(steps, *STOPPING) is None
+
+
+def test_a_loss_is_measured_against_the_first_steps_and_not_the_best() -> None:
+    """Messages may double and come back. At 0 from the start there is nothing to lose."""
+    rule = "stop if messages loses 75% over 2"
+
+    def steps(*values: float) -> list[dict[str, float]]:
+        return [{"step": n, "messages": value} for n, value in enumerate(values, 1)]
+
+    assert stopped(steps(0.4, 0.4, 0.8, 0.8, 0.15, 0.15), rule) is None
+    # Means 0.4, 0.4, 0.24, 0.08: the last is below a quarter of the first.
+    assert stopped(steps(0.4, 0.4, 0.4, 0.08, 0.08), rule) == 5
+    assert stopped(steps(0, 0, 0, 0), rule) is None
+    falling = steps(0.4, 0.4, 0.4, 0.08, 0.08, 0.0)
+    (said,) = warnings_of([rule.replace("stop", "warn")], falling)
+    assert said.endswith(
+        "step 5: the mean of messages over 2 steps is 0.08, 80% below its first, 0.4"
+    )
+    (said,) = warnings_of([rule], falling)
+    assert "stopped the run after step 5" in said
 
 
 @pytest.mark.parametrize(
@@ -108,7 +134,7 @@ def test_a_score_that_falls_while_another_rises(
     alone: Sequence[float], paired: Sequence[float], step: int | None
 ) -> None:
     steps = [
-        {"eval_score": a, "eval_score_with_partner": p} for a, p in zip(alone, paired, strict=True)
+        {"eval_score": a, "eval_score/warm_start": p} for a, p in zip(alone, paired, strict=True)
     ]
     assert stopped(steps, FALLS) == step
 
@@ -140,6 +166,7 @@ def test_a_metric_that_does_not_exist_is_told_once(capsys: pytest.CaptureFixture
     [
         "entropy < 0.05: stop",
         "warn if score > 1 over 0",
+        "warn if score loses 100%",
         "warn if score > 1 while eval_score rises",
     ],
 )

@@ -19,7 +19,7 @@ from selfplay.engines.base import Completion, Request
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.router import EngineRouter, Frozen
 from selfplay.errors import SettingsError
-from selfplay.evaluation.held_out import check_fixed_partner
+from selfplay.evaluation.held_out import check_fixed_partners
 from selfplay.metrics.step import game_measures, tally
 from selfplay.partners.partners import check_partners, joined, snapshot_folder, snapshot_weights
 from selfplay.rollout.driver import play_games
@@ -350,7 +350,7 @@ def test_a_run_with_a_frozen_checkpoint_and_a_script(
         assert line["mismatch_max"] < RUN_GAP and line["num_groups"] > 8
 
 
-@pytest.mark.parametrize("partner", ["rollout.partners=[{}]", "eval.partner={}"])
+@pytest.mark.parametrize("partner", ["rollout.partners=[{}]", "eval.partners=[{}]"])
 def test_a_partner_of_another_game_ends_at_once(
     partner: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -377,4 +377,4 @@ def test_a_partner_of_another_game_ends_at_once(
     (other / "config.yaml").write_text(older)
     config = config_of(*evaluating, sits, run, "game.options.private_reasoning=true")
     check_partners(config.rollout.partners, config.game, out=config.out)
-    check_fixed_partner(config.eval, config.game, config.rollout, out=config.out)
+    check_fixed_partners(config.eval, config.game, config.rollout, out=config.out)

@@ -162,9 +162,10 @@ TRAIN: list[tuple[str, str]] = [
     ("rollout.partners=[self, checkpoint:god]", "got god; nearest is good"),
     ("rollout.instance=3", "nearest is rollout.instances"),
     ("game.brief=true", "nearest is game.options.brief"),
-    ("eval.partner=warm_start", "eval.every"),
-    ("eval={every: 2, partner: honest}", "eval.partner"),
-    ("eval={every: 2, partner: 'scripted:honst'}", "is honest"),
+    ("eval.partners=[warm_start]", "eval.every"),
+    ("eval={every: 2, partners: [honest]}", "eval.partners"),
+    ("eval={every: 2, partners: ['scripted:honst']}", "is honest"),
+    ("eval={every: 2, partners: [warm_start, warm_start]}", "only once"),
     ("monitors=[stop if entropy]", "monitors"),
     (
         "--config run.yaml rollout.partners=[self, pool*2]",

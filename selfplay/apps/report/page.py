@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from selfplay.apps.report.charts import (
     line_chart,
     smoothed,
 )
-from selfplay.apps.report.games import safe_json, viewer_data
+from selfplay.apps.report.games import safe_json, seat_names, viewer_data
 from selfplay.apps.report.run_files import STAGES, Row, RunFiles, told_apart
 from selfplay.atomic import write_atomically
 from selfplay.metrics.tables import (
@@ -44,8 +45,13 @@ _CURVES = (
     ("Talk", (("messages", "messages a game"), ("statements", "values stated a game")), ""),
     (
         "Agreement and honesty",
-        (("agreement", "agreement"), ("optimal", "optimal"), ("honesty", "honesty")),
-        "shares of games; honesty: share of stated values that are true",
+        (
+            ("agreement", "agreement"),
+            ("score_if_agreed", "score if agreed"),
+            ("optimal", "optimal"),
+            ("honesty", "honesty"),
+        ),
+        "agreement, optimal: shares of games; honesty: share of stated values that are true",
     ),
     ("Entropy", (("entropy", "entropy"),), "nats a token"),
     (
@@ -54,15 +60,11 @@ _CURVES = (
         "nats a token",
     ),
     ("Groups without signal", (("zero_variance_groups", "zero-variance groups"),), "share"),
-    (
-        "A fixed partner",
-        (("eval_score", "by itself"), ("eval_score_with_partner", "with eval.partner")),
-        "score on validation games",
-    ),
     ("Speed", (("tokens_per_s", "tokens a second"),), "of the engine"),
 )
 # The curves of several runs, one line a run.
 _COMPARED = (
+    ("reward", "Reward"),
     ("messages", "Messages a game"),
     ("honesty", "Honesty"),
     ("errors", "Refused moves a game"),
@@ -194,26 +196,49 @@ def reference_levels(run: RunFiles) -> list[Level]:
     return list(levels.values())
 
 
-def run_charts(run: RunFiles) -> list[Chart]:
-    """The charts of one run; those without data are left out."""
-    note = "share of the best value, 95 % intervals; dashed: other players"
-    charts = [
-        line_chart("Score", list(score_lines(run, COLOURS[0])), reference_levels(run), note=note)
+def metric_lines(run: RunFiles, metrics: Iterable[tuple[str, str]]) -> list[Line]:
+    """A line for each of these (metric, name) that the run has."""
+    had = [(name, points) for metric, name in metrics if (points := points_of(run, metric))]
+    return [
+        Line(name, smoothed(points), COLOURS[i % len(COLOURS)], faint=points)
+        for i, (name, points) in enumerate(had)
     ]
+
+
+def partner_lines(run: RunFiles) -> list[Line]:
+    """The score on validation games with each of `eval.partners`; none without one."""
+    prefix = "eval_score/"
+    partners = sorted({name for step in run.steps for name in step if name.startswith(prefix)})
+    with_each = [(name, f"with {name.removeprefix(prefix)}") for name in partners]
+    return metric_lines(run, [*with_each, ("eval_score", "by itself")] if partners else [])
+
+
+def reward_lines(run: RunFiles) -> list[Line]:
+    """The reward of each seat, or of all seats where the policy plays one; its spread dashed."""
+    numbers = sorted({name for step in run.steps for name in step if name.startswith("reward/")})
+    called = dict(enumerate(seat_names(run.kit.ROLES) if run.kit else ()))
+    seats = [(name, int(name.removeprefix("reward/"))) for name in numbers]
+    lines = metric_lines(run, [(name, called.get(n, f"seat {n}")) for name, n in seats])
+    lines = lines or metric_lines(run, [("reward", "reward")])
+    spread = metric_lines(run, [("reward_std", "standard deviation of all")])
+    return lines + [replace(line, colour=COLOURS[-1], faint=(), dashed=True) for line in spread]
+
+
+def run_charts(run: RunFiles) -> list[Chart]:
+    """The charts of one run; those without data are left out. Where seats have different rewards,
+    scores with partners that do not change and the seats' rewards come first."""
+    note = "share of the best value, 95 % intervals; dashed: other players"
+    score = line_chart(
+        "Score", list(score_lines(run, COLOURS[0])), reference_levels(run), note=note
+    )
+    partners = line_chart(
+        "Score with partners that do not change", partner_lines(run), note="validation games"
+    )
+    reward = line_chart("Reward", reward_lines(run), note="of the policy's seats, in training")
+    charts = [partners, reward, score] if run.unequal else [score, partners, reward]
+    num_first = len(charts)
     for title, metrics, note in _CURVES:
-        if title == "A fixed partner" and not points_of(run, "eval_score_with_partner"):
-            continue
-        charts.append(
-            line_chart(
-                title,
-                [
-                    Line(name, smoothed(points), colour, faint=points)
-                    for (metric, name), colour in zip(metrics, COLOURS, strict=False)
-                    if (points := points_of(run, metric))
-                ],
-                note=note,
-            )
-        )
+        charts.append(line_chart(title, metric_lines(run, metrics), note=note))
     kinds = sorted({name for step in run.steps for name in step if name.startswith("errors_")})
     every = [
         Line(
@@ -225,7 +250,7 @@ def run_charts(run: RunFiles) -> list[Chart]:
         )
         for i, kind in enumerate(kinds)
     ]
-    charts.insert(3, line_chart("Errors by kind", every, note="refused moves a game"))
+    charts.insert(num_first + 2, line_chart("Errors by kind", every, note="refused moves a game"))
     return [chart for chart in charts if chart]
 
 

@@ -50,6 +50,13 @@ class RunFiles:
     games: list[dict[str, Any]]
     problems: list[str] = field(default_factory=list)
 
+    @property
+    def unequal(self) -> bool:
+        """Whether some game here pays its seats different rewards, as in mixed-motive and zero-sum
+        games."""
+        records = (*self.games, *(game for row in self.rows for game in row.games))
+        return any(len(set(map(str, game.get("rewards") or ()))) > 1 for game in records)
+
     def row(self, source: str, name: str) -> Row | None:
         return next((r for r in self.rows if (r.source, r.name) == (source, name)), None)
 
