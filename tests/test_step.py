@@ -51,7 +51,7 @@ def test_two_ranks_play_the_rounds_of_one_and_give_its_advantages() -> None:
     assert rounds == [[0, 1, 2, 3], [4, 5], [6]]
     assert [rank["asked"] for rank in ranks] == [[[0, 2], [4], [6]], [[1, 3], [5], []]]
     for method in METHODS:
-        algorithm = AlgorithmConfig(method=method)
+        algorithm = AlgorithmConfig(advantage=method)
         samples, _ = reward_samples(rollout.episodes, algorithm=algorithm, reward=RewardConfig())
         alone = with_advantages(samples, algorithm=algorithm, baselines={"seat 0": 0.25})
         first, second = (rank[method] for rank in ranks)

@@ -70,13 +70,13 @@ def reward_samples(
         for sample, one in zip(group, sample_statistics(group), strict=True)
     }
     # With a critic the baseline is the critic's estimate, so no group counts as zero-variance.
-    critic = algorithm.method == "ppo"
+    critic = algorithm.advantage == "ppo"
     zero_variance = {
         name
         for name, group in groups.items()
         if not critic and group_std(sample_statistics(group)) < ZERO_VARIANCE
     }
-    dropped = zero_variance if algorithm.method in COMPARED_IN_GROUPS else set()
+    dropped = zero_variance if algorithm.advantage in COMPARED_IN_GROUPS else set()
     samples = [s for name, group in groups.items() if name not in dropped for s in group]
     return samples, CreditStats(
         num_groups=len(games),
@@ -99,7 +99,7 @@ def compute_advantages(
 
     `baselines` are the moving averages of earlier steps by role. Every rank must call: a group may
     lie on several ranks."""
-    if algorithm.method == "ppo":
+    if algorithm.advantage == "ppo":
         return list(samples), {}  # the critic's values give the advantages later (`with_gae`)
     by_rank = gather_objects(sample_statistics(samples), world)
     # A sample that several ranks hold counts once.
@@ -157,7 +157,7 @@ def baselines_and_divisors(
     algorithm: AlgorithmConfig,
 ) -> dict[str, tuple[float, float]]:
     """Each sample's baseline and divisor, by its name."""
-    method, eps = algorithm.method, algorithm.advantage_eps
+    method, eps = algorithm.advantage, algorithm.advantage_eps
     scales: dict[str, tuple[float, float]] = {}
     if method == "reinforce_pp" and statistics:
         mean, std = batch_moments(statistics)
@@ -176,7 +176,7 @@ def baselines_and_divisors(
             # The group's mean (arXiv 2402.03300, section 4.1.2).
             baselines_G = [sum(means_G) / len(means_G)] * len(means_G)
         else:
-            raise ValueError(f"algorithm.method {method} has no baseline in {__name__}")
+            raise ValueError(f"algorithm.advantage {method} has no baseline in {__name__}")
         if method == "grpo":
             divisor = group_std(group) + eps
         scales |= {one.name: (b, divisor) for one, b in zip(group, baselines_G, strict=True)}
@@ -221,7 +221,7 @@ def updated_baselines(
     """Each role's moving average after a step, EMA_DECAY * old + (1 - EMA_DECAY) * mean, at first
     the mean itself; {} unless the method is ema (role-conditioned advantage estimation, SPIRAL,
     arXiv 2506.24119)."""
-    if algorithm.method != "ema":
+    if algorithm.advantage != "ema":
         return {}
     updated = dict(baselines)
     for role, samples in _grouped(statistics, by="role").items():

@@ -70,9 +70,9 @@ def final_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:
     words of its messages, without tags and private reasoning.
     """
     outcome, reward = episode.outcome, episode.outcome.rewards[seat]
-    if config.kind == "accept":
+    if config.function == "accept":
         reward = float(outcome.agreed)
-    elif config.kind == "regret" and not outcome.agreed:
+    elif config.function == "regret" and not outcome.agreed:
         reward = UNACCEPTED * outcome.proposal_norm
     num_tokens = sum(turn.num_tokens for turn in episode.turns if turn.seat == seat)
     cost = config.token_cost * num_tokens
@@ -86,7 +86,7 @@ def move_rewards(episode: Episode, seat: int, *, config: RewardConfig) -> dict[i
 
     Empty with the kind accept, which does not use the game's own rewards.
     """
-    if config.kind == "accept":
+    if config.function == "accept":
         return {}
     return {
         number: turn.rewards[seat]

@@ -57,8 +57,8 @@ COMMON = (
     *("warm_start.num_games", "warm_start.teachers", "warm_start.epochs", "warm_start.lr"),
     *("rollout.instances", "rollout.group_size", "rollout.max_turns", "rollout.max_new_tokens"),
     *("rollout.max_game_tokens", "rollout.partners"),
-    *("reward.kind", "algorithm.method", "algorithm.loss", "algorithm.kl", "algorithm.minibatches"),
-    *("optim.lr", "optim.schedule", "optim.tokens_per_microbatch"),
+    *("reward.function", "algorithm.advantage", "algorithm.loss", "algorithm.kl"),
+    *("algorithm.minibatches", "optim.lr", "optim.schedule", "optim.tokens_per_microbatch"),
     *("engine.kind", "engine.mem_fraction", "parallel.tp", "parallel.fsdp"),
     *("eval.every", "eval.num_games", "eval.final_games", "track"),
 )
@@ -136,20 +136,20 @@ class Config:
             )
 
     def _check_method(self) -> None:
-        method, size = self.algorithm.method, self.rollout.group_size
+        method, size = self.algorithm.advantage, self.rollout.group_size
         if (method == "ppo" or self.model.lora is not None) and self.parallel.tp > 1:
             raise ValueError(
-                f"parallel.tp must be 1 with algorithm.method ppo and with model.lora, got "
+                f"parallel.tp must be 1 with algorithm.advantage ppo and with model.lora, got "
                 f"{self.parallel.tp}: critics and adapters do not support tensor parallel; use "
                 "parallel.fsdp"
             )
         if method != "ppo" and self.critic != CriticConfig():
-            raise ValueError(f"critic.* needs algorithm.method ppo, got {method}")
+            raise ValueError(f"critic.* needs algorithm.advantage ppo, got {method}")
         in_groups = method in COMPARED_IN_GROUPS
         branch_turns = self.rollout.branch.turns
         if branch_turns != "none" and not in_groups:
             raise ValueError(
-                f"algorithm.method must be one of {', '.join(COMPARED_IN_GROUPS)} with "
+                f"algorithm.advantage must be one of {', '.join(COMPARED_IN_GROUPS)} with "
                 "rollout.branch, whose baseline is the mean over the turns of a branch point, got "
                 f"{method}"
             )

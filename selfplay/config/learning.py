@@ -80,7 +80,7 @@ class WarmStartConfig:
 class AlgorithmConfig:
     """How rewards become advantages, and advantages a loss."""
 
-    method: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "ema", "ppo"] = "grpo"
+    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "ema", "ppo"] = "grpo"
     """advantage estimator: grpo (group mean and standard deviation), dr_grpo (group mean), rloo
     (mean of the other group members), reinforce_pp (batch mean and standard deviation), ema
     (moving average for each role), ppo (critic and GAE)"""
@@ -172,7 +172,7 @@ class AlgorithmConfig:
 
 @dataclass(frozen=True, slots=True, config=RULES)
 class CriticConfig:
-    """PPO's value function, and the advantages computed from it; used only with algorithm.method
+    """PPO's value function, and the advantages computed from it; used only with algorithm.advantage
     ppo."""
 
     lam: float = Field(default=0.95, ge=0.0, le=1.0)

@@ -204,7 +204,7 @@ class EndpointConfig:
 class RewardConfig:
     """The reward of an episode."""
 
-    kind: Literal["score_norm", "accept", "regret"] = "score_norm"
+    function: Literal["score_norm", "accept", "regret"] = "score_norm"
     """score_norm: the game's own rewards, such as the score divided by the best possible score;
     accept: 1 for any agreement; regret: as score_norm, but without an agreement half the
     score_norm of the last proposal"""

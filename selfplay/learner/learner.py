@@ -89,7 +89,7 @@ def make_learner(
         reference = load().requires_grad_(False) if lora is None else model
     kind = config.warm_start.optimizer if imitation else "adamw"
     optimizer = make_optimizer(model, config.optim, seed=config.seed, kind=kind)
-    if config.algorithm.method == "ppo" and not imitation:
+    if config.algorithm.advantage == "ppo" and not imitation:
         critic = make_critic(load(), config=config.critic, optim=config.optim, world=world)
     return Learner(
         model=model,

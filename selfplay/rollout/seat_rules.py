@@ -90,7 +90,7 @@ def check_players(config: Config) -> None:
     ]
     if seats is None and any(spec.kind != SELF for spec in specs):
         _check_groups(
-            config.rollout.group_size, config.algorithm.method, num_seats=len(game.kit.ROLES)
+            config.rollout.group_size, config.algorithm.advantage, num_seats=len(game.kit.ROLES)
         )
 
 

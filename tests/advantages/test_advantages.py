@@ -28,7 +28,7 @@ from selfplay.rollout.episode import Episode, Turn
 from tests.helpers.dialop_boards import BEST, BRIEF, SMALL, WORST
 from tests.helpers.hand_episodes import episode, said, with_advantages
 
-NO_STD = AlgorithmConfig(method="dr_grpo")
+NO_STD = AlgorithmConfig(advantage="dr_grpo")
 
 
 def credited(
@@ -48,7 +48,7 @@ def test_seats_share_the_score_and_pay_for_their_own_errors() -> None:
 
 
 def test_kind_accept_rewards_any_agreement() -> None:
-    config = RewardConfig(kind="accept", error_penalty=0.25)
+    config = RewardConfig(function="accept", error_penalty=0.25)
     assert seat_reward(episode((0.1, 0.1), errors=(1, 0)), 0, config=config) == 0.75
     assert seat_reward(episode((0.0, 0.0), agreed=False), 0, config=config) == 0.0
 
@@ -58,7 +58,7 @@ def by_method(
 ) -> list[float]:
     """Seat 0's advantages in one group whose episodes have these rewards and `num` tokens each."""
     algorithm = AlgorithmConfig(advantage_eps=eps)
-    object.__setattr__(algorithm, "method", method)  # which may be none of the settings' choices
+    object.__setattr__(algorithm, "advantage", method)  # which may be none of the settings' choices
     episodes = [
         episode((r, r), i, transcripts=(said(10, num=num[i] if num else 1), None))
         for i, r in enumerate(rewards)
@@ -88,9 +88,9 @@ def test_leave_one_out_by_hand() -> None:
 
 def test_every_method_of_the_settings_has_a_baseline_and_no_other_name_has() -> None:
     """A choice that `baselines_and_divisors` does not know must not train as dr_grpo."""
-    for name in get_args(get_type_hints(AlgorithmConfig)["method"]):
+    for name in get_args(get_type_hints(AlgorithmConfig)["advantage"]):
         assert len(by_method(name, [0.0, 1.0], eps=1.0)) == 2
-    with pytest.raises(ValueError, match="method unheard_of has no baseline"):
+    with pytest.raises(ValueError, match="advantage unheard_of has no baseline"):
         by_method("unheard_of", [0.0, 1.0])
 
 
@@ -107,12 +107,12 @@ def test_reinforce_pp_normalizes_over_all_tokens_of_the_batch() -> None:
         for name, r in (("good", 1.0), ("bad", 0.0))
         for i in (0, 1)
     ]
-    algorithm = AlgorithmConfig(method="reinforce_pp", advantage_eps=0.0)
+    algorithm = AlgorithmConfig(advantage="reinforce_pp", advantage_eps=0.0)
     samples, stats = credited(episodes, algorithm=algorithm, reward=RewardConfig())
     assert stats.num_zero_variance_groups == 2
     assert [s.advantages[-1] for s in samples] == [1.0, 1.0, -1.0, -1.0]
     equal, _ = credited(
-        episodes[:2], algorithm=AlgorithmConfig(method="reinforce_pp"), reward=RewardConfig()
+        episodes[:2], algorithm=AlgorithmConfig(advantage="reinforce_pp"), reward=RewardConfig()
     )
     assert [s.advantages[-1] for s in equal] == [0.0, 0.0]
 
@@ -134,7 +134,7 @@ def test_a_group_has_zero_variance_if_all_its_tokens_have_the_same_return() -> N
     """Equal rewards of the last move count for both tokens: every return is 0.25 + 0.5, also where
     one game has 0.5 + 0.25. Those of the first move count for the first token alone, which then has
     0.75 and the second 0.5, around the baseline 0.625."""
-    algorithm, reward = AlgorithmConfig(method="dr_grpo"), RewardConfig()
+    algorithm, reward = AlgorithmConfig(advantage="dr_grpo"), RewardConfig()
     equal = [
         moving(0, move=0.25, end=0.5, last=True),
         moving(1, move=0.5, end=0.25, last=True),
@@ -150,7 +150,7 @@ def test_a_group_has_zero_variance_if_all_its_tokens_have_the_same_return() -> N
 def test_a_moving_average_is_kept_for_each_role() -> None:
     """The baselines of step 1 are its own means, 0.5 and 0.25. Step 2 uses these, then moves them a
     fifth of the way to its own means."""
-    algorithm, world = AlgorithmConfig(method="ema"), init_world(device="cpu")
+    algorithm, world = AlgorithmConfig(advantage="ema"), init_world(device="cpu")
 
     def step(
         rewards: list[tuple[float, float]], baselines: dict[str, float]
@@ -186,7 +186,7 @@ def erring(index: int, reward: float, *, errors: int) -> Episode:
 def test_with_turn_credit_only_the_refused_turn_is_penalized() -> None:
     """Episode 0: a refused turn, then 1.0; episode 1: 0.5. Penalty 0.25. Values 0.75, 1.0 | 0.5, so
     means 0.875 and 0.5, baseline 0.6875."""
-    algorithm = AlgorithmConfig(method="dr_grpo", error_credit="turn")
+    algorithm = AlgorithmConfig(advantage="dr_grpo", error_credit="turn")
     episodes = [erring(0, 1.0, errors=1), erring(1, 0.5, errors=0)]
     reward = RewardConfig(error_penalty=0.25)
     samples, _ = reward_samples(episodes, algorithm=algorithm, reward=reward)
@@ -194,7 +194,7 @@ def test_with_turn_credit_only_the_refused_turn_is_penalized() -> None:
     found = with_advantages(samples, algorithm=algorithm)
     assert [s.advantages for s in found] == [[0.0, 0.0625, 0.0, 0.3125], [0.0, -0.1875]]
     # grpo divides by the standard deviation of the values, with equal weight for each episode.
-    grpo = replace(algorithm, method="grpo", advantage_eps=0.0)
+    grpo = replace(algorithm, advantage="grpo", advantage_eps=0.0)
     divisor = math.sqrt(((0.1875**2 + 0.125**2) + 0.1875**2) / 2)
     (first, _) = with_advantages(samples, algorithm=grpo)
     assert first.advantages == pytest.approx([0.0, 0.0625 / divisor, 0.0, 0.3125 / divisor])
@@ -222,7 +222,7 @@ def test_turn_credit_learns_from_equal_scores_and_changes_nothing_without_errors
 def test_kind_regret_rewards_a_pending_proposal_less_than_an_accepted_one() -> None:
     """SMALL's best is 12. Without a proposal 0; then half of the last proposal's score; once it is
     accepted, all of it."""
-    config = RewardConfig(kind="regret")
+    config = RewardConfig(function="regret")
     game = MatchingGame(SMALL, BRIEF)
 
     def reward() -> float:

@@ -69,7 +69,7 @@ def test_both_seats_train_on_the_win_and_on_the_loss(rendering: Rendering) -> No
     assert [turn.error_kind for turn in episode.turns].count("invalid") == 1
     assert episode.outcome.rewards == (1.0, -1.0) and episode.outcome.seat_scores == (1.0, 0.0)
     samples, _ = reward_samples(
-        [episode], algorithm=AlgorithmConfig(method="ppo"), reward=RewardConfig()
+        [episode], algorithm=AlgorithmConfig(advantage="ppo"), reward=RewardConfig()
     )
     assert [sample.reward for sample in samples] == [1.0, -1.0]
     assert all(1 in sample.mask for sample in samples)

@@ -25,12 +25,12 @@ REFUSED: list[tuple[str, ...]] = [
     ("group_size", BESIDE, "rollout.group_size=5"),
     ("group_size", BESIDE, "rollout.group_size=2"),
     (r"rollout\.partners", "rollout.partners=[honest]"),
-    ("grpo.*nearest is rloo", "algorithm.method=rlo"),
-    (r"parallel\.tp", "algorithm.method=ppo", "parallel.tp=2"),
+    ("grpo.*nearest is rloo", "algorithm.advantage=rlo"),
+    (r"parallel\.tp", "algorithm.advantage=ppo", "parallel.tp=2"),
     (r"parallel\.tp", "model.lora={}", "parallel.tp=2"),
     (r"model\.lora\.targets must name", "model.lora.targets=[]"),
     ("critic", "critic.lam=0.5"),
-    (r"rollout\.branch.*ema", BRANCH, "algorithm.method=ema"),
+    (r"rollout\.branch.*ema", BRANCH, "algorithm.advantage=ema"),
     ("group_size", BRANCH, "rollout.group_size=1"),
     (r"game\.name", BRANCH, "game.name=collab", "game.options=null"),
     (r"game\.name must be a valid string, got 3", "game.name=3"),
@@ -50,12 +50,12 @@ REFUSED: list[tuple[str, ...]] = [
     (r"parallel\.offload", "parallel.offload=all", BESIDE),
 ]
 ACCEPTED: list[tuple[str, ...]] = [
-    ("algorithm.method=ppo", "rollout.group_size=1"),
-    ("algorithm.method=ppo", "rollout.group_size=2", HONEST),
+    ("algorithm.advantage=ppo", "rollout.group_size=1"),
+    ("algorithm.advantage=ppo", "rollout.group_size=2", HONEST),
     ("rollout.branch.turns=all", "rollout.group_size=1"),
     ("model.lora={}",),
     ("track=none",),
-    ("algorithm.method=ema", "rollout.group_size=1"),
+    ("algorithm.advantage=ema", "rollout.group_size=1"),
     ("engine.sessions=true",),
 ]
 

@@ -16,7 +16,7 @@ from tests.helpers.tiny_run import GRADIENT, VOCAB, trainer_logprobs
 from tests.helpers.tolerance import assert_all_near
 
 FREE = 1e6  # a bound on the gradient's norm that never binds
-PPO = ("algorithm.method=ppo",)
+PPO = ("algorithm.advantage=ppo",)
 
 
 def config_of(*overrides: str) -> Config:

@@ -134,7 +134,7 @@ def finished(*overrides: str) -> Path:
 # tests of a feature read the finished one.
 LORA = ("model.lora.rank=4", "model.lora.alpha=8", "optim.lr=1.0e-2", "algorithm.kl=0.01")
 PPO_RUN = (
-    *("algorithm.method=ppo", "rollout.group_size=1", "rollout.instances=12"),
+    *("algorithm.advantage=ppo", "rollout.group_size=1", "rollout.instances=12"),
     *("algorithm.minibatches=2", "critic.warmup_steps=3", "critic.lr=1.0e-3"),
 )
 RUNS: dict[str, tuple[str, ...]] = {
@@ -155,8 +155,8 @@ RUNS: dict[str, tuple[str, ...]] = {
         *("steps=5", "save_every=4"),
     ),
     "baselines": (
-        *("algorithm.method=ema", "optim.schedule=constant"),
-        *("reward={kind: regret, error_penalty: 0.1}", "algorithm.error_credit=turn"),
+        *("algorithm.advantage=ema", "optim.schedule=constant"),
+        *("reward={function: regret, error_penalty: 0.1}", "algorithm.error_credit=turn"),
     ),
     "critic": PPO_RUN,
     # With a reference and two optimizer steps a rollout.

@@ -265,10 +265,10 @@ def filled_up(world: World) -> list[dict[str, object]]:
     rounds, rollout = resampling.play_rounds(resampling.has_variance, resample=20, world=world)
     report: dict[str, object] = {"asked": rounds}
     for method in resampling.METHODS:
-        algorithm = AlgorithmConfig(method=method)
+        algorithm = AlgorithmConfig(advantage=method)
         samples, _ = reward_samples(rollout.episodes, algorithm=algorithm, reward=RewardConfig())
         mine = balance_tokens(samples, world)
-        config = resampling.config_of(0, f"algorithm.method={method}")
+        config = resampling.config_of(0, f"algorithm.advantage={method}")
         found, baselines = compute_advantages(
             mine, {"seat 0": 0.25}, algorithm=config.algorithm, world=world
         )

@@ -159,7 +159,7 @@ def test_sibling_turns_form_a_group_and_so_do_their_continuations(rendering: Ren
     """The answers have values 1, 2/3 and 0, mean 5/9, and only their own tokens train. After
     the two rejections seat 0 got 2/3 or 0: 1/3 above and below the mean."""
     episode, _ = played(rendering, DECISIONS, ANSWERS)
-    samples, stats = credited(episode, algorithm=AlgorithmConfig(method="dr_grpo"))
+    samples, stats = credited(episode, algorithm=AlgorithmConfig(advantage="dr_grpo"))
     turns = [samples.pop(f"turn 2 sibling {k}") for k in (0, 1, 2)]
     answers = ("[accept]", "[reject]", "[reject]")
     for sample, text, value in zip(turns, answers, (1.0, 8 / 12, 0.0), strict=True):
@@ -191,7 +191,7 @@ def test_a_refused_turn_is_penalized_and_equal_turns_are_dropped(rendering: Rend
     }
     episode, _ = played(rendering, DECISIONS, texts)
     for credit in ("turn", "episode"):
-        algorithm = AlgorithmConfig(method="dr_grpo", error_credit=credit)
+        algorithm = AlgorithmConfig(advantage="dr_grpo", error_credit=credit)
         samples, _ = credited(episode, algorithm=algorithm, penalty=0.25)
         advantages = [samples[f"turn 2 sibling {k}"].advantages[-1] for k in (0, 1, 2)]
         assert advantages == pytest.approx([1 / 12, -1 / 6, 1 / 12])
@@ -204,7 +204,7 @@ def test_the_continuations_of_one_point_form_a_group(rendering: Rendering) -> No
     """Turns of value 5/6 and 1/3. After them seat 0 got 2/3 twice and 0 once, mean 4/9; seat 1 had
     a turn in one of the three games only. The rest of the played game is in neither group."""
     episode, _ = played(rendering, SECOND, PROPOSALS)
-    samples, stats = credited(episode, algorithm=AlgorithmConfig(method="dr_grpo"))
+    samples, stats = credited(episode, algorithm=AlgorithmConfig(advantage="dr_grpo"))
     assert {name: s.advantages[-1] for name, s in samples.items()} == {
         "turn 1 sibling 0": pytest.approx(1 / 4),
         "turn 1 sibling 1": pytest.approx(-1 / 4),
@@ -361,7 +361,7 @@ def test_a_copied_partner_draws_anew_and_its_turns_are_no_branch_points(
 def test_metrics_by_hand(rendering: Rendering) -> None:
     """Values 5/6 and 1/3 are 1/4 from their mean: variance 1/16."""
     episode, _ = played(rendering, SECOND, PROPOSALS)
-    _, stats = credited(episode, algorithm=AlgorithmConfig(method="dr_grpo"))
+    _, stats = credited(episode, algorithm=AlgorithmConfig(advantage="dr_grpo"))
     size = {text: len(rendering.action_ids(text)) for text in (WORST, "[accept]", "[reject]", "hm")}
     continuations = size["[reject]"] + size[WORST] + 2 * size["[accept]"] + 2 * size["hm"]
     assert branch_metrics(branch_tally([episode], stats)) == {
@@ -400,5 +400,5 @@ def test_a_void_continuation_has_no_value(rendering: Rendering) -> None:
     )
     (point,) = episode.branches
     assert turn_values(episode, point) == pytest.approx([1.0, 8 / 12])
-    samples, _ = credited(episode, algorithm=AlgorithmConfig(method="dr_grpo"))
+    samples, _ = credited(episode, algorithm=AlgorithmConfig(advantage="dr_grpo"))
     assert [s.advantages[-1] for s in samples.values()] == pytest.approx([1 / 6, -1 / 6])

@@ -95,7 +95,7 @@ def test_a_moves_reward_is_a_return_of_its_own_and_earlier_tokens(rendering: Ren
         play(rendering, RIGHT),
         play(rendering, [*RIGHT[:2], (CLERK, "[answer] 4")], index=1),
     ]
-    algorithm = AlgorithmConfig(method="dr_grpo")
+    algorithm = AlgorithmConfig(advantage="dr_grpo")
     samples, _ = reward_samples(episodes, algorithm=algorithm, reward=RewardConfig())
     clerks = [s for s in samples if s.role == f"seat {CLERK}"]
     assert [sum(s.token_rewards()) for s in clerks] == [0.75, -1.0]
@@ -117,7 +117,7 @@ def test_a_reward_before_a_seats_first_move_is_left_out(rendering: Rendering) ->
     early = replace(episode.turns[0], rewards=(0.5, 7.0, 7.0))
     episode = replace(episode, turns=(early, *episode.turns[1:]))
     samples, _ = reward_samples(
-        [episode], algorithm=AlgorithmConfig(method="ppo"), reward=RewardConfig()
+        [episode], algorithm=AlgorithmConfig(advantage="ppo"), reward=RewardConfig()
     )
     assert [sum(s.token_rewards()) for s in samples] == [1.0, 0.5, 0.75]
 
@@ -125,7 +125,9 @@ def test_a_reward_before_a_seats_first_move_is_left_out(rendering: Rendering) ->
 def test_other_kinds_of_reward_leave_the_moves_rewards_out(rendering: Rendering) -> None:
     episode = play(rendering, RIGHT)
     samples, _ = reward_samples(
-        [episode], algorithm=AlgorithmConfig(method="ppo"), reward=RewardConfig(kind="accept")
+        [episode],
+        algorithm=AlgorithmConfig(advantage="ppo"),
+        reward=RewardConfig(function="accept"),
     )
     assert [sum(s.token_rewards()) for s in samples] == [1.0, 1.0, 1.0]
 

@@ -47,7 +47,7 @@ BRANCHES = ("branch_variance", "num_branch_points", "num_branch_games", "zero_va
 MESHES = (
     *("save_every=1", "keep_checkpoints=9", "optim.schedule=constant", "rollout.instances=6"),
     *("rollout.partners=[self,pool*2]", "policy_pool.every=1"),
-    *("algorithm={method: ema, kl: 0.1}", "optim.tokens_per_microbatch=256"),
+    *("algorithm={advantage: ema, kl: 0.1}", "optim.tokens_per_microbatch=256"),
 )
 
 

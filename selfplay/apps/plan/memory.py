@@ -97,7 +97,7 @@ class Demand:
             dtype=config.model.dtype,
             liger=config.model.liger,
             kl=config.algorithm.kl > 0,
-            critic=config.algorithm.method == "ppo",
+            critic=config.algorithm.advantage == "ppo",
             imitates=config.warm_start.imitates,
             muon=config.warm_start.optimizer == "muon",
             max_game_tokens=config.rollout.max_game_tokens,

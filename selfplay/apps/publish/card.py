@@ -97,8 +97,8 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
         f"---\n{_front_matter(name, config.game, config.model.path, sampled).to_yaml()}\n---",
         f"# {name.split('/')[1]}",
         f"One policy for {seats_of(config.game, config.rollout)} of {game}, trained from {start} "
-        f"by self-play ({step} steps of {config.algorithm.method}). It talks in the texts of its "
-        "game and is no general chat model.",
+        f"by self-play ({step} steps of {config.algorithm.advantage}). It talks in the texts of "
+        "its game and is no general chat model.",
         "## Held-out games",
         f"{len(sampled['scores'])} instances that training never drew. The score is the share of "
         "the best possible value, 0 without an agreement, with a 95 % interval over "
