@@ -31,19 +31,16 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dialop.forms import Form, tag_forms
 from dialop.game import Game, Prompt, Script
-from dialop.shown import error_line
+from dialop.modules import own_module
 from dialop.specs import choices, nearest, parse_spec
 from dialop.starts import PeoplesGame, RecordedGame, replay
 from dialop.turns import FunctionScript
@@ -117,6 +114,7 @@ class Kit:
 
     def __init__(self, name: str, module: Any) -> None:
         self.name, self._module = name, module
+        self.file: str | None = getattr(module, "__file__", None)
         missing = [each for each in _REQUIRED if not hasattr(module, each)]
         if missing:
             raise ValueError(f"game {name} must define {', '.join(missing)} (dialop/kit.py)")
@@ -324,60 +322,17 @@ def load_kit(name: str) -> Kit:
                 "requirements/bridges.txt` installs it"
             ) from error
         return Kit(name, module_of(name.partition(":")[2]))
-    if name.endswith(".py") or "/" in name:
-        return Kit(name, _from_file(name))
-    if not all(part.isidentifier() for part in name.split(".")) or not _exists(name):
-        raise ValueError(
-            f"game.name must be one of {', '.join(games())}, a module such as my_package.my_game, "
-            f"the path of a .py file or textarena:ID, got {name!r}{nearest(name, games())}"
-        )
-    return Kit(name, _imported(name, name))
+    expected = (
+        f"one of {', '.join(games())}, a module such as my_package.my_game, the path of a .py file "
+        f"or textarena:ID, got {name!r}{nearest(name, games())}"
+    )
+    return Kit(name, own_module(name, what="game.name", expected=expected))
 
 
 @lru_cache(maxsize=1)
 def games() -> tuple[str, ...]:
     """The names of this package's games: its folders that have a kit.py."""
     return tuple(sorted(path.parent.name for path in _HERE.glob("*/kit.py")))
-
-
-def _exists(name: str) -> bool:
-    """Whether there is a module of this name; False if its parent package is missing."""
-    try:
-        return importlib.util.find_spec(name) is not None
-    except (ImportError, ValueError):
-        return False
-
-
-def _from_file(name: str) -> ModuleType:
-    """The module in a .py file.
-
-    Its folder joins the module path, so that other processes can import it by its name.
-    """
-    path = Path(name).resolve()
-    if path.suffix != ".py" or not path.is_file():
-        near = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        raise ValueError(
-            f"game.name must be an existing .py file, got {name}{nearest(path.name, near)}"
-        )
-    if not path.stem.isidentifier():
-        raise ValueError(f"game.name must be a file that Python can import, got {name}")
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    module = _imported(path.stem, name)
-    found = getattr(module, "__file__", None)
-    if found is None or Path(found).resolve() != path:
-        raise ValueError(
-            f"game.name must be a file whose name no other module has, got {name}: "
-            f"{path.stem} is {found or 'a part of Python'}; rename the file"
-        )
-    return module
-
-
-def _imported(module: str, name: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except Exception as error:
-        raise ValueError(f"game.name {name} cannot be imported: {error_line(error)}") from error
 
 
 def _check_options(name: str, options: Any) -> None:

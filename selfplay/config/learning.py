@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
+from selfplay.config.plugins import check_name
 from selfplay.config.schema import RULES
 
 # Methods whose baseline is of the sample's own group. Their groups need two members, and those with
@@ -101,9 +102,10 @@ class AlgorithmConfig:
     (needs recomputed old_logprobs): off, per token, or per sequence"""
     importance_cap: float = Field(default=2.0, ge=0.01, le=1e6)
     """importance ratios are truncated at this value"""
-    loss: Literal["clip", "gspo", "cispo", "reinforce"] = "clip"
+    loss: str = "clip"
     """policy loss: clip (PPO's clipped token ratios), gspo (clipped sequence ratios), cispo
-    (clipped ratios as constant weights), reinforce (no ratios)"""
+    (clipped ratios as constant weights), reinforce (no ratios), or a function of your own as
+    my_file.py:name (docs/your_method.md)"""
     clip_low: float = Field(default=0.2, ge=0.0, le=1.0)
     """lower clip range: ratios are clipped below at 1 - clip_low"""
     clip_high: float = Field(default=0.2, ge=0.0, le=1e6)
@@ -128,6 +130,13 @@ class AlgorithmConfig:
     """minibatches, each one optimizer step, that a rollout is split into"""
     epochs: int = Field(default=1, ge=1, le=1_000_000)
     """passes over each rollout"""
+    options: dict[str, object] = Field(default_factory=dict)
+    """settings of a loss or advantage of your own, which reads them as algorithm.options[NAME]"""
+
+    @field_validator("loss")
+    @classmethod
+    def _function(cls, name: str, info: ValidationInfo) -> str:
+        return check_name(f"algorithm.{info.field_name}", name)
 
     @model_validator(mode="after")
     def check(self) -> Self:

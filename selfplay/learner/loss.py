@@ -4,10 +4,11 @@ Every function returns per-token values [M]; the caller weighs them (`aggregatio
 divides by one denominator that all micro-batches and ranks agreed on before the first backward
 pass, so the gradient does not depend on how the batch was cut.
 
-A policy loss returns three things: per-token losses, the ratios it worked with (no gradient), and a
-0/1 mask of tokens whose gradient it removed. pi is the policy being trained, pi_old the one that
-sampled, r = pi / pi_old, A a token's advantage. Shapes: M trained tokens of S samples; `sample_M`
-numbers the sample of each token, and no sample is cut in two.
+A policy loss is a function (logprobs_M, batch, algorithm), found by `algorithm.loss`, that returns
+per-token losses and metrics: the ratios it worked with, and a 0/1 mask of tokens whose gradient it
+removed. pi is the policy being trained, pi_old the one that sampled, r = pi / pi_old, A a token's
+advantage. Shapes: M trained tokens of S samples; `sample_M` numbers the sample of each token, and
+no sample is cut in two.
 
 Log-ratios are clamped to [-LARGEST_LOG, LARGEST_LOG] before `exp`; a token beyond has the ratio of
 the bound and no gradient. Without the clamp a log-ratio of +99 is an infinite ratio and a NaN
@@ -22,6 +23,7 @@ from torch import Tensor
 from selfplay.config import AlgorithmConfig
 from selfplay.learner.batch import MicroBatch
 
+Losses = tuple[Tensor, dict[str, Tensor]]  # losses [M], metrics [M] by name
 LARGEST_LOG = 20.0  # nats; exp(20) is 4.9e8. verl clamps log-ratios to the same range
 
 
@@ -30,33 +32,7 @@ def ratio(logs: Tensor) -> Tensor:
     return logs.clamp(-LARGEST_LOG, LARGEST_LOG).exp()
 
 
-def policy_losses(
-    logprobs_M: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The losses, ratios and 0/1 clip mask of `algorithm.loss`, each [M]."""
-    old_M, advantages_M = batch.old_logprobs_M, batch.advantages_M
-    clip = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high}
-    if algorithm.loss == "reinforce":
-        return reinforce(logprobs_M, old_M, advantages_M)
-    if algorithm.loss == "cispo":
-        return cispo(logprobs_M, old_M, advantages_M, **clip)
-    clip["dual_clip"] = algorithm.dual_clip
-    if algorithm.loss == "gspo":
-        return gspo(logprobs_M, old_M, advantages_M, batch.sample_M, **clip)
-    if algorithm.loss == "clip":
-        return clipped_surrogate(logprobs_M, old_M, advantages_M, **clip)
-    raise ValueError(f"algorithm.loss {algorithm.loss} has no function in {__name__}")
-
-
-def clipped_surrogate(
-    logprobs_M: Tensor,
-    old_logprobs_M: Tensor,
-    advantages_M: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor]:
+def clipped_surrogate(logprobs_M: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig) -> Losses:
     """PPO's clipped objective, negated: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
 
     arXiv 1707.06347 eq. 7, with separate bounds as in arXiv 2503.14476 eq. 10. With `dual_clip` c
@@ -64,20 +40,11 @@ def clipped_surrogate(
     a token that became far more likely cannot outweigh the batch; 0 turns dual clip off. At ratio 1
     the gradient is REINFORCE's: -A times the gradient of the log-prob.
     """
-    ratios_M = ratio(logprobs_M - old_logprobs_M)
-    return _clipped(ratios_M, advantages_M, low=clip_low, high=clip_high, dual_clip=dual_clip)
+    ratios_M = ratio(logprobs_M - batch.old_logprobs_M)
+    return _clipped(ratios_M, batch.advantages_M, algorithm)
 
 
-def gspo(
-    logprobs_M: Tensor,
-    old_logprobs_M: Tensor,
-    advantages_M: Tensor,
-    sample_M: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor]:
+def gspo(logprobs_M: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig) -> Losses:
     """The same clip with one ratio per sequence, s = (product of r over its tokens)^(1 / tokens).
 
     arXiv 2507.18071 in its token form, eq. 13 and 14: a token's ratio has the value s and the
@@ -85,17 +52,17 @@ def gspo(
     loss and gradient are those of the sequence form (eq. 5 and 7); otherwise each token keeps its
     own. A sequence holds all tokens of one seat in a game.
     """
+    sample_M = batch.sample_M
     num_M = torch.bincount(sample_M)[sample_M]
-    logs_M = logprobs_M.detach() - old_logprobs_M
+    logs_M = logprobs_M.detach() - batch.old_logprobs_M
     sums_S = logs_M.new_zeros(int(sample_M.max()) + 1).index_add_(0, sample_M, logs_M)
     # exp(x - x.detach()) is 1 and carries the gradient.
     ratios_M = ratio(sums_S[sample_M] / num_M + logprobs_M - logprobs_M.detach())
-    return _clipped(ratios_M, advantages_M, low=clip_low, high=clip_high, dual_clip=dual_clip)
+    return _clipped(ratios_M, batch.advantages_M, algorithm)
 
 
-def _clipped(
-    ratios_M: Tensor, advantages_M: Tensor, *, low: float, high: float, dual_clip: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _clipped(ratios_M: Tensor, advantages_M: Tensor, algorithm: AlgorithmConfig) -> Losses:
+    low, high, dual_clip = algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip
     clipped_M = ratios_M.clamp(1.0 - low, 1.0 + high)
     losses_M = torch.maximum(-advantages_M * ratios_M, -advantages_M * clipped_M)
     cut_M = torch.where(advantages_M > 0, ratios_M > 1.0 + high, ratios_M < 1.0 - low)
@@ -103,37 +70,33 @@ def _clipped(
         bounded_M = torch.minimum(losses_M, -dual_clip * advantages_M)
         losses_M = torch.where(advantages_M < 0, bounded_M, losses_M)
         cut_M = cut_M | ((advantages_M < 0) & (ratios_M > dual_clip))
-    return losses_M, ratios_M.detach(), (cut_M & (advantages_M != 0)).float()
+    return losses_M, _metrics(ratios_M, cut_M & (advantages_M != 0))
 
 
-def cispo(
-    logprobs_M: Tensor,
-    old_logprobs_M: Tensor,
-    advantages_M: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+def cispo(logprobs_M: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig) -> Losses:
     """REINFORCE with a clipped ratio as a constant weight: -clip(r, 1 - low, 1 + high) A log pi.
 
     arXiv 2506.13585 eq. 4 and 5. Every token keeps its gradient; the mask marks those whose weight
     was clipped. The paper has no lower bound, which is `clip_low` 1.
     """
-    ratios_M = ratio(logprobs_M - old_logprobs_M).detach()
-    weights_M = ratios_M.clamp(1.0 - clip_low, 1.0 + clip_high)
+    advantages_M = batch.advantages_M
+    ratios_M = ratio(logprobs_M - batch.old_logprobs_M).detach()
+    weights_M = ratios_M.clamp(1.0 - algorithm.clip_low, 1.0 + algorithm.clip_high)
     clipped_M = (weights_M != ratios_M) & (advantages_M != 0)
-    return -weights_M * advantages_M * logprobs_M, ratios_M, clipped_M.float()
+    return -weights_M * advantages_M * logprobs_M, _metrics(ratios_M, clipped_M)
 
 
-def reinforce(
-    logprobs_M: Tensor, old_logprobs_M: Tensor, advantages_M: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def reinforce(logprobs_M: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig) -> Losses:
     """-A log pi (REINFORCE, Williams 1992), as if the policy being trained had sampled the tokens.
 
     No term corrects for weights that changed since sampling; the ratios are only a metric.
     """
-    ratios_M = ratio(logprobs_M - old_logprobs_M).detach()
-    return -advantages_M * logprobs_M, ratios_M, torch.zeros_like(ratios_M)
+    ratios_M = ratio(logprobs_M - batch.old_logprobs_M)
+    return -batch.advantages_M * logprobs_M, _metrics(ratios_M, torch.zeros_like(ratios_M))
+
+
+def _metrics(ratios_M: Tensor, cut_M: Tensor) -> dict[str, Tensor]:
+    return {"ratio_mean": ratios_M.detach(), "clip_share": cut_M.float()}
 
 
 def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, *, estimator: str) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from selfplay.advantages.sample import Sample
 from selfplay.config import AlgorithmConfig, Config, CriticConfig
+from selfplay.config.plugins import function_of
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, all_reduce_sum, clip_grad_norm, gather_objects
 from selfplay.errors import RunEnds
@@ -36,7 +37,6 @@ from selfplay.learner.loss import (
     clipped_value_loss,
     kl_estimate,
     kl_losses,
-    policy_losses,
 )
 from selfplay.learner.optimizer import learning_rate
 from selfplay.learner.rescore import (
@@ -311,10 +311,10 @@ def _surrogate_loss(
         temperature=temperature,
         entropy_grad=algorithm.entropy > 0,
     )
-    losses_M, ratios_M, cut_M = policy_losses(logprobs_M, batch, algorithm)
+    policy_loss = function_of("algorithm.loss", algorithm.loss)
+    losses_M, metrics = policy_loss(logprobs_M, batch, algorithm)
     losses_M = losses_M * batch.importance_M
-    metrics = {"policy_loss": losses_M, "ratio_mean": ratios_M, "clip_share": cut_M}
-    metrics["entropy"] = entropies_M
+    metrics = {**metrics, "policy_loss": losses_M, "entropy": entropies_M}
     if algorithm.old_logprobs == "engine":
         add_mismatch(token_means, logprobs_M, batch)
     if learner.reference is not None:

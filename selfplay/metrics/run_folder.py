@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TextIO
 
 import selfplay
+from dialop.kit import games
 from selfplay.atomic import write_atomically
 from selfplay.config import Config
 from selfplay.config.load import load
+from selfplay.config.plugins import digest_of, file_digest, own_functions
 from selfplay.config.text import difference, dump
 from selfplay.errors import SettingsError
 
@@ -76,7 +78,8 @@ def hold_run(folder: Path) -> TextIO:
 def open_run(folder: Path, config: Config) -> None:
     """Create the run's folder, or open an existing run to resume it. Only rank 0 calls this.
 
-    Writes `config.yaml`, which loads back to an equal `config`, and appends to `code.txt`. If
+    Writes `config.yaml`, which loads back to an equal `config`, and appends to `code.txt` what code
+    runs, with the digests of the user's own files; says if one differs from the last start. If
     nothing was trained yet, any settings are accepted. Otherwise only settings of the run's length,
     its logs and where things are computed may change; changes of the last kind are printed. Raises
     SettingsError if others differ or the saved ones are gone.
@@ -116,8 +119,24 @@ def open_run(folder: Path, config: Config) -> None:
         )
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(saved, dump(config))
-    with (folder / "code.txt").open("a", encoding="utf-8") as file:
-        file.write(_describe_code() + "\n")
+    own = _own_files(config)
+    with (folder / "code.txt").open("a+", encoding="utf-8") as file:
+        file.seek(0)
+        before = dict(line.rpartition(" sha256 ")[::2] for line in file.read().splitlines())
+        for what, digest in own.items():
+            if trained and before.get(what, digest) != digest:
+                print(f"{folder} goes on with another {what} than it had before", flush=True)
+        lines = "".join(f"{what} sha256 {digest}\n" for what, digest in own.items())
+        file.write(_describe_code() + lines + "\n")
+
+
+def _own_files(config: Config) -> dict[str, str]:
+    """The digest of each file of the user's own that the settings name, under its key and name."""
+    own = {f"{key} {name}": digest_of(key, name) for key, name in own_functions(config)}
+    game = config.game
+    if game.name not in games() and game.kit.file:
+        own[f"game.name {game.name}"] = file_digest(game.kit.file)
+    return own
 
 
 def _among(keys: Collection[str], line: str) -> bool:

@@ -20,6 +20,7 @@ from dialop.kit import switch
 from dialop.shown import error_line
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
+from selfplay.check import check_functions
 from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, ModelConfig
 from selfplay.config.player_spec import ENDPOINT, Spec, parse_shares, parse_spec
 from selfplay.data.instances import TOKENIZER, check_files, generated, imitated_people
@@ -41,6 +42,7 @@ def check_run(config: Config, *, here: bool = True) -> None:
     Without `here` the run is for another machine: folder, device, engine and W&B's key are not
     checked.
     """
+    check_functions(config)
     check_players(config)
     check_partners(config.rollout.partners, config.game, out=config.out)
     check_fixed_partners(config.eval, config.game, config.rollout, out=config.out)

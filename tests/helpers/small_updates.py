@@ -3,6 +3,8 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -95,3 +97,9 @@ def change(
 def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
     """Two gradients read off weights of at most 2 as a difference."""
     assert_all_near(one, other, GRADIENT, held=2.0)
+
+
+def batch_of(old_M: torch.Tensor, advantages_M: torch.Tensor, sample_M: Any = None) -> Any:
+    """What the losses read of a micro-batch: by default its tokens are of one sample."""
+    sample_M = torch.zeros(len(old_M), dtype=torch.long) if sample_M is None else sample_M
+    return SimpleNamespace(old_logprobs_M=old_M, advantages_M=advantages_M, sample_M=sample_M)

@@ -1,9 +1,7 @@
 """The losses against a plain loop, and their gradients by hand."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,46 +9,32 @@ import pytest
 import torch
 
 from selfplay.config import AlgorithmConfig
-from selfplay.learner.loss import (
-    cispo,
-    clipped_surrogate,
-    gspo,
-    kl_estimate,
-    kl_losses,
-    reinforce,
-)
+from selfplay.config.plugins import PLUGINS, function_of
+from selfplay.learner.loss import kl_estimate, kl_losses
+from tests.helpers.small_updates import batch_of
 from tests.helpers.tolerance import near
 
-LOW, HIGH = 0.2, 0.3
+CLIPPED = AlgorithmConfig(clip_low=0.2, clip_high=0.3)
+
+
+def loss_of(
+    name: str, logprobs_M: torch.Tensor, batch: Any, algorithm: AlgorithmConfig = CLIPPED
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Losses, ratios and clip mask [M] of the loss that settings call `name`."""
+    losses_M, metrics = function_of("algorithm.loss", name)(logprobs_M, batch, algorithm)
+    return losses_M, metrics["ratio_mean"], metrics["clip_share"]
 
 
 def test_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
     """Ratio 5 against A = -2: PPO's loss is 10, with c = 3 it is 6 and has no gradient."""
     logprobs_M = torch.log(torch.tensor([0.5, 0.2, 0.5])).requires_grad_()
     old_M = torch.log(torch.tensor([0.1, 0.1, 0.1]))
-    losses_M, _, cut_M = clipped_surrogate(
-        logprobs_M,
-        old_M,
-        torch.tensor([-2.0, -2.0, 2.0]),
-        clip_low=LOW,
-        clip_high=HIGH,
-        dual_clip=3.0,
-    )
+    batch = batch_of(old_M, torch.tensor([-2.0, -2.0, 2.0]))
+    losses_M, _, cut_M = loss_of("clip", logprobs_M, batch, replace(CLIPPED, dual_clip=3.0))
     (grad_M,) = torch.autograd.grad(losses_M.sum(), logprobs_M)
     assert losses_M.tolist() == near([6.0, 4.0, -2.6], 16)
     assert grad_M.tolist() == near([0.0, 4.0, 0.0], 16)
     assert cut_M.tolist() == [1, 0, 1]
-
-
-ONE_SAMPLE = torch.tensor([0, 0])
-CLIPS = {"clip_low": LOW, "clip_high": HIGH}
-LOSSES: dict[str, Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]] = {
-    "clipped": partial(clipped_surrogate, **CLIPS),
-    "dual": partial(clipped_surrogate, **CLIPS, dual_clip=3.0),
-    "cispo": partial(cispo, **CLIPS),
-    "reinforce": reinforce,
-    "gspo": partial(gspo, sample_M=ONE_SAMPLE, **CLIPS),
-}
 
 
 # Two sequences of two and three tokens: log-ratios 0.2, 0.4 and -0.3, 0.0, 0.6.
@@ -64,9 +48,8 @@ def test_gspo_has_one_ratio_a_sequence() -> None:
     old_M = torch.full((5,), -1.0)
     logprobs_M = (old_M + LOG_RATIOS).requires_grad_()
     advantages_M = torch.tensor([1.0, 1.0, -2.0, -2.0, 0.5])
-    losses_M, ratios_M, cut_M = gspo(
-        logprobs_M, old_M, advantages_M, SAMPLE, clip_low=LOW, clip_high=HIGH
-    )
+    batch = batch_of(old_M, advantages_M, SAMPLE)
+    losses_M, ratios_M, cut_M = loss_of("gspo", logprobs_M, batch)
     s = math.exp(0.1)
     (grad_M,) = torch.autograd.grad(losses_M.sum(), logprobs_M)
     assert ratios_M.tolist() == near([math.exp(0.3)] * 2 + [s] * 3, 16)
@@ -79,9 +62,8 @@ def test_cispo_keeps_every_gradient_and_bounds_its_weight() -> None:
     """Ratios 0.5, 1, 2 under bounds 0.8 and 1.3: weights 0.8, 1, 1.3."""
     logprobs_M = torch.log(torch.tensor([0.1, 0.2, 0.4])).requires_grad_()
     old_M = torch.log(torch.tensor([0.2, 0.2, 0.2]))
-    losses_M, ratios_M, cut_M = cispo(
-        logprobs_M, old_M, torch.tensor([1.0, -1.0, 2.0]), clip_low=LOW, clip_high=HIGH
-    )
+    batch = batch_of(old_M, torch.tensor([1.0, -1.0, 2.0]))
+    losses_M, ratios_M, cut_M = loss_of("cispo", logprobs_M, batch)
     (grad_M,) = torch.autograd.grad(losses_M.sum(), logprobs_M)
     assert ratios_M.tolist() == pytest.approx([0.5, 1.0, 2.0])
     assert grad_M.tolist() == pytest.approx([-0.8, 1.0, -2.6])
@@ -93,9 +75,8 @@ def test_cispo_keeps_every_gradient_and_bounds_its_weight() -> None:
 
 def test_reinforce_ignores_the_ratio() -> None:
     logprobs_M = torch.log(torch.tensor([0.1, 0.4])).requires_grad_()
-    losses_M, ratios_M, cut_M = reinforce(
-        logprobs_M, torch.log(torch.tensor([0.2, 0.2])), torch.tensor([2.0, -1.0])
-    )
+    batch = batch_of(torch.log(torch.tensor([0.2, 0.2])), torch.tensor([2.0, -1.0]))
+    losses_M, ratios_M, cut_M = loss_of("reinforce", logprobs_M, batch)
     (grad_M,) = torch.autograd.grad(losses_M.sum(), logprobs_M)
     assert losses_M.tolist() == pytest.approx([-2 * math.log(0.1), math.log(0.4)])
     assert grad_M.tolist() == [-2.0, 1.0] and not cut_M.any()
@@ -186,14 +167,18 @@ def test_the_ratio_corrects_k3_for_an_engine_with_other_probabilities() -> None:
 
 @pytest.mark.parametrize("log_ratio", [-99.0, 99.0, 1e4])
 @pytest.mark.parametrize("advantage", [-1.0, 1.0])
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(
+    ("loss", "dual_clip"),
+    [*((loss, 0.0) for loss in PLUGINS["algorithm.loss"].built_in), ("clip", 3.0)],
+)
 def test_a_log_ratio_far_beyond_exp_has_a_finite_loss_and_gradient(
-    loss: str, advantage: float, log_ratio: float
+    loss: str, dual_clip: float, advantage: float, log_ratio: float
 ) -> None:
     """The other token, at ratio 1, keeps its gradient unless the ratio is that of the sequence."""
     logprobs_M = torch.tensor([-1.0, -1.0], requires_grad=True)
-    old_M = torch.tensor([-1.0 - log_ratio, -1.0])
-    losses_M, ratios_M, _ = LOSSES[loss](logprobs_M, old_M, torch.tensor([advantage] * 2))
+    batch = batch_of(torch.tensor([-1.0 - log_ratio, -1.0]), torch.tensor([advantage] * 2))
+    algorithm = replace(CLIPPED, dual_clip=dual_clip)
+    losses_M, ratios_M, _ = loss_of(loss, logprobs_M, batch, algorithm)
     losses_M.sum().backward()
     assert losses_M.isfinite().all() and ratios_M.isfinite().all()
     assert logprobs_M.grad is not None and logprobs_M.grad.isfinite().all()

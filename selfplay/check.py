@@ -1,0 +1,161 @@
+"""Checks a function of your own before a run, with hand-made inputs (docs/your_method.md).
+
+    python -m selfplay.check my_loss.py:loss [key=value ...]
+
+Its parameters say what it is. Prints a line for each check, and ends at the first that fails. A run
+with the function makes the same checks before it starts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from dialop.shown import error_line
+from selfplay.advantages.sample import Sample
+from selfplay.config import Config
+from selfplay.config.load import load
+from selfplay.config.plugins import function_of, key_of, own_functions
+from selfplay.learner.batch import MicroBatch, pack
+
+FAR = 99.0  # nats; exp of it overflows float32
+
+
+def check_functions(config: Config) -> None:
+    """Check every function of one's own that the settings name. Raises ValueError as `findings`."""
+    for key, name in own_functions(config):
+        for _ in findings(key, name, config):
+            pass
+
+
+def findings(key: str, name: str, config: Config) -> Iterator[str]:
+    """A line for each check that the function passes.
+
+    Raises:
+        ValueError: one line for the first check that it does not pass.
+    """
+    function = function_of(key, name)
+    try:
+        yield from _CHECKS[key](function, config)
+    except Exception as error:
+        line = str(error) if isinstance(error, _Wrong) else error_line(error)
+        raise ValueError(f"{key} {name}: {line}") from error
+
+
+class _Wrong(ValueError):
+    """A check that failed."""
+
+
+def _require(right: bool, rule: str) -> None:
+    if not right:
+        raise _Wrong(rule)
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+def _check_loss(loss: Callable[..., Any], config: Config) -> Iterator[str]:
+    samples = [_sample(0, [1.0, 1.0, 1.0]), _sample(1, [-0.5, -0.5]), _sample(2, [0.0, 2.0, -1.0])]
+    batch = pack(samples, device=torch.device("cpu"))
+    moved_M = torch.tensor([0.0, 0.3, -0.3, 0.1, -0.1, 0.0, 0.5, -0.5])
+    logprobs_M = (batch.old_logprobs_M + moved_M).requires_grad_()
+    before = [batch.old_logprobs_M.clone(), batch.advantages_M.clone()]
+    losses_M, metrics = _losses(loss, logprobs_M, batch, config)
+    yield f"shapes: losses and metrics {', '.join(sorted(metrics)) or '(none)'} of each token"
+
+    same = zip(before, (batch.old_logprobs_M, batch.advantages_M), strict=True)
+    _require(all(map(torch.equal, *zip(*same, strict=True))), "it must not change its batch")
+    for far in (-FAR, FAR):
+        far_M = (batch.old_logprobs_M + far).requires_grad_()
+        _gradient(_losses(loss, far_M, batch, config)[0], far_M)
+    gradient_M = _gradient(losses_M, logprobs_M)
+    yield f"finite: losses and gradients, also {FAR:g} nats from the old log-probs"
+
+    _require(bool(gradient_M.any()), "its losses must depend on logprobs_M, got a gradient of 0")
+    yield f"gradient: {gradient_M[0]:g} for advantage 1 at ratio 1 (REINFORCE has -1)"
+
+    _require(
+        torch.equal(losses_M, _losses(loss, logprobs_M, batch, config)[0]),
+        "it must be deterministic, got other losses from the same batch",
+    )
+    yield "deterministic: the same losses twice"
+
+    parts, start = [], 0
+    for sample in samples:
+        part = pack([sample], device=torch.device("cpu"))
+        own_M = logprobs_M[start : start + sum(sample.mask)]
+        parts.append(_losses(loss, own_M, part, config)[0])
+        start += sum(sample.mask)
+    _require(
+        torch.allclose(torch.cat(parts), losses_M, rtol=1e-4, atol=1e-6),
+        "a token's loss must not depend on other samples, because micro-batches cut between them",
+    )
+    yield "cut: the same losses if each sample is a micro-batch of its own"
+
+
+def _sample(number: int, advantages_K: Sequence[float]) -> Sample:
+    """A prompt of two tokens, then one sampled token for each advantage."""
+    num = len(advantages_K)
+    return Sample(
+        name=f"sample {number}",
+        ids=[1, 2, *range(10 * number + 3, 10 * number + 3 + num)],
+        mask=[0, 0, *[1] * num],
+        old_logprobs=[0.0, 0.0, *[-0.5 - 0.25 * k for k in range(num)]],
+        advantages=[0.0, 0.0, *advantages_K],
+    )
+
+
+def _losses(
+    loss: Callable[..., Any], logprobs_M: torch.Tensor, batch: MicroBatch, config: Config
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Losses and metrics, whose shapes are checked."""
+    result = loss(logprobs_M, batch, config.algorithm)
+    is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
+    _require(is_pair, f"it must return (losses_M, metrics), got {type(result).__name__}")
+    losses_M, metrics = result
+    for name, values_M in {"losses_M": losses_M, **metrics}.items():
+        is_tensor = isinstance(values_M, torch.Tensor)
+        shape = tuple(values_M.shape) if is_tensor else type(values_M).__name__
+        _require(
+            is_tensor and values_M.shape == logprobs_M.shape,
+            f"{name} must have the shape [M] of logprobs_M, {tuple(logprobs_M.shape)}, got {shape}",
+        )
+    return losses_M, metrics
+
+
+def _gradient(losses_M: torch.Tensor, logprobs_M: torch.Tensor) -> torch.Tensor:
+    """The gradient of the losses' sum, which is checked to be finite, as are they."""
+    _require(bool(losses_M.isfinite().all()), f"its losses must be finite, got {losses_M.tolist()}")
+    _require(losses_M.requires_grad, "its losses must depend on logprobs_M, got no gradient")
+    (gradient_M,) = torch.autograd.grad(losses_M.sum(), logprobs_M, retain_graph=True)
+    _require(
+        bool(gradient_M.isfinite().all()), f"its gradient must be finite, got {gradient_M.tolist()}"
+    )
+    return gradient_M
+
+
+_CHECKS: dict[str, Callable[[Callable[..., Any], Config], Iterator[str]]] = {
+    "algorithm.loss": _check_loss,
+}
+
+
+def main(words: Sequence[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0
+    try:
+        key = key_of(words[0])
+        for line in findings(key, words[0], load(Config, None, words[1:])):
+            print(f"ok  {line}", flush=True)
+    except ValueError as error:
+        print(f"selfplay.check: error: {error}", file=sys.stderr)
+        return 2
+    print(f"use it as {key}={words[0]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

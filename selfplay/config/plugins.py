@@ -1,0 +1,129 @@
+"""The keys that take a function: a built-in name, or your own as module:name or file.py:name.
+
+Built-in names stand for import paths, so that both are found by the same `function_of`.
+docs/your_method.md describes the signatures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from dialop.modules import own_module
+from dialop.specs import nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """What a key takes: the first parameters of its function, and the built-in ones by name."""
+
+    parameters: tuple[str, ...]
+    built_in: Mapping[str, str]
+
+
+_LOSS, _ADVANTAGES = "selfplay.learner.loss", "selfplay.advantages.advantages"
+PLUGINS = {
+    "algorithm.loss": Plugin(
+        ("logprobs_M", "batch", "algorithm"),
+        {
+            "clip": f"{_LOSS}:clipped_surrogate",
+            "gspo": f"{_LOSS}:gspo",
+            "cispo": f"{_LOSS}:cispo",
+            "reinforce": f"{_LOSS}:reinforce",
+        },
+    ),
+}
+
+
+def check_name(key: str, name: str) -> str:
+    """The value of a key that takes a function. Opens no file.
+
+    Raises:
+        ValueError: for a text that is neither a built-in name nor of the form module:name.
+    """
+    built_in = PLUGINS[key].built_in
+    module, colon, attribute = name.rpartition(":")
+    if name not in built_in and not (colon and module and attribute.isidentifier()):
+        raise ValueError(
+            f"{key} must be one of {', '.join(built_in)}, or a function as my_module:name or "
+            f"my_file.py:name, got {name!r}{nearest(name, built_in)}"
+        )
+    return name
+
+
+class WrongParameters(ValueError):
+    """A function takes other parameters than those that its key needs."""
+
+
+@lru_cache(maxsize=64)
+def function_of(key: str, name: str) -> Callable[..., Any]:
+    """The function that a key names.
+
+    Raises:
+        ValueError: one line, if its module cannot be imported or it takes other parameters.
+    """
+    expected = PLUGINS[key].parameters
+    path = PLUGINS[key].built_in.get(name, name)
+    module_name, _, attribute = path.rpartition(":")
+    module = _module_of(key, module_name)
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        names = [each for each, value in vars(module).items() if callable(value)]
+        raise ValueError(
+            f"{key} must name a function of {module.__name__}, got {attribute!r}"
+            f"{nearest(attribute, names)}"
+        )
+    parameters = inspect.signature(function).parameters.values()
+    required = [each.name for each in parameters if each.default is each.empty]
+    if tuple(required) != expected:
+        raise WrongParameters(
+            f"{key} must be a function of ({', '.join(expected)}), got {attribute}"
+            f"({', '.join(required)})"
+        )
+    return function
+
+
+def key_of(name: str) -> str:
+    """The key that takes the function of this name, by its parameters.
+
+    Raises:
+        ValueError: one line, if there is no such function or its parameters are those of no key.
+    """
+    for key in PLUGINS:
+        with suppress(WrongParameters):
+            function_of(key, check_name(key, name))
+            return key
+    rules = "; ".join(f"{key} ({', '.join(each.parameters)})" for key, each in PLUGINS.items())
+    raise ValueError(f"{name} must take the parameters of one of {rules}")
+
+
+def own_functions(config: Any) -> Iterator[tuple[str, str]]:
+    """Each key of the settings whose function is not built in, and its value."""
+    for key, plugin in PLUGINS.items():
+        section, field = key.split(".")
+        name = getattr(getattr(config, section), field)
+        if name not in plugin.built_in:
+            yield key, name
+
+
+def digest_of(key: str, name: str) -> str:
+    """The sha256 of the file that holds a function of one's own."""
+    file = _module_of(key, name.rpartition(":")[0]).__file__
+    return file_digest(file) if file else "unknown"
+
+
+def file_digest(file: str) -> str:
+    """The sha256 of a file."""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+def _module_of(key: str, name: str) -> ModuleType:
+    expected = f"a function as my_module:name or my_file.py:name; there is no module {name}"
+    return own_module(name, what=key, expected=expected)
