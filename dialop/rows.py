@@ -91,7 +91,7 @@ def write_rows(path: str | Path, rows: list[dict[str, Any]]) -> None:
 
 
 def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a .jsonl file, one per line.
+    """Yield the JSON objects of a .jsonl file, one per line; blank lines may end the file.
 
     Raises:
         ValueError: for a line that is not a JSON object; names the file and the line (from 1).
@@ -99,6 +99,8 @@ def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
     """
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
+            if not line.strip() and not file.read().strip():
+                return  # only blank lines follow
             try:
                 record = parse_json(line)
             except ValueError as error:

@@ -1,7 +1,7 @@
-"""Imitation of scripted players and of people: a scratch model's tokenizer, the warm start before
-self-play, and the auxiliary imitation loss during it.
+"""Imitation of scripted players, of people and of chats: a scratch model's tokenizer, the warm
+start before self-play, and the auxiliary imitation loss during it.
 
-The teachers' games become the same transcripts as self-play and train through the same update.
+Games and chats become the same transcripts as self-play and train through the same update.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -28,9 +28,11 @@ from selfplay.advantages.sample import Sample
 from selfplay.atomic import atomic_folder, damage, write_atomically
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
+from selfplay.chat.transcript import Transcript
 from selfplay.checkpoint import resume, save_checkpoint
 from selfplay.config import Config, GameConfig, ModelConfig, WarmStartConfig
 from selfplay.config.player_spec import SCRIPTED
+from selfplay.data.chats import Chat, read_chats
 from selfplay.data.instances import TEACHERS, TOKENIZER, generated, imitated_people
 from selfplay.data.seeds import named_seed, pick
 from selfplay.distributed import World, barrier
@@ -107,7 +109,7 @@ def progress_folder(folder: Path) -> Path:
 def warm_start(
     learner: Learner, config: Config, rendering: Rendering, *, folder: Path
 ) -> dict[str, float]:
-    """Train the learner, in place, to imitate the teachers. Every rank must call.
+    """Train the learner, in place, to imitate games and chats. Every rank must call.
 
     Writes `warm_start.jsonl` to the run's `folder`. For a restart it saves the games, and a
     checkpoint every SAVE_EVERY optimizer steps, in `progress_folder`. Returns the
@@ -115,10 +117,14 @@ def warm_start(
     """
     warm, world = config.warm_start, learner.world
     stages = saved_samples(config, rendering, folder=folder, world=world)
+    files = list[Sample]()
     if warm.recorded is not None:
-        people = _people(config, rendering, folder=folder, rank=world.rank)
+        files += _people(config, rendering, folder=folder, rank=world.rank)
+    if warm.chats is not None:
+        files += chat_samples(config, rendering, rank=world.rank)
+    if files:
         last = stages.pop() if warm.num_games > warm.first_games else []
-        stages.append(last + people)
+        stages.append(last + files)
     batches = warm_start_batches(stages, warm, seed=config.seed)
     unfinished = progress_folder(folder)
     first, state = resume(unfinished, learner)
@@ -284,6 +290,67 @@ def people_samples(
         limits = Limits(max_turns=len(game.moves), max_retries=0)
         samples += imitation_samples(play_scripted([setup], limits=limits))
     return _fitting(samples, "the recorded games", limit=config.rollout.max_game_tokens)
+
+
+def chat_samples(config: Config, rendering: Rendering, *, rank: int) -> list[Sample]:
+    """The transcripts of the warm start's chats. Those above `rollout.max_game_tokens` are left
+    out; rank 0 prints how many.
+
+    Raises SettingsError if the chats cannot be read or all are too long.
+    """
+    warm, limit = config.warm_start, config.rollout.max_game_tokens
+    assert warm.chats is not None
+    samples = []
+    for chat in read_chats(warm.chats, warm.chat_roles):
+        text = chat_transcript(rendering, chat, warm.chat_roles)
+        weights = [float(trained) for trained in text.mask]
+        starts = tuple(text.starts)
+        samples.append(
+            Sample(chat.name, text.ids, text.mask, text.logprobs, weights, starts=starts)
+        )
+    fitting = [sample for sample in samples if sample.longest <= limit]
+    longest = max(sample.longest for sample in samples)
+    if not fitting:
+        raise SettingsError(
+            f"rollout.max_game_tokens must hold a chat of {warm.chats}, got {limit}; the longest "
+            f"has {longest} tokens"
+        )
+    if rank == 0:
+        line = f"warm start: {len(fitting)} chats of {warm.chats}"
+        if len(fitting) < len(samples):
+            line += (
+                f"; {len(samples) - len(fitting)} others are left out, which have more tokens than "
+                f"rollout.max_game_tokens {limit}, the longest {longest}"
+            )
+        print(line, flush=True)
+    return fitting
+
+
+def chat_transcript(rendering: Rendering, chat: Chat, roles: Collection[str]) -> Transcript:
+    """A chat as a policy would have read and sampled it; the turns of `roles`, each with its
+    end-of-turn token, are trained."""
+    transcript = Transcript()
+
+    def add(ids: list[int], start: int, end: int) -> None:
+        """Append ids, of which those from `start` to `end` are trained."""
+        untrained = ((0, start), (end, len(ids)))
+        transcript.act(ids, logprobs=[0.0] * len(ids), untrained=untrained)
+
+    for number, user in enumerate(chat.users):
+        if rendering.rewritten:
+            transcript.begin()
+            users, answers = chat.users[: number + 1], chat.answers[:number]
+            prompt = rendering.conversation(chat.system, users, answers)
+        elif number:
+            prompt = rendering.following(user, closed=True)
+        else:
+            prompt = rendering.first(system=chat.system, user=user)
+        first, last = rendering.last_user(user) if "user" in roles else (0, 0)
+        add(prompt, len(prompt) + first, len(prompt) + last)
+        if number < len(chat.answers):
+            answer = rendering.answer_ids(chat.answers[number])
+            add(answer, 0, len(answer) if "assistant" in roles else 0)
+    return transcript
 
 
 def warm_start_batches(

@@ -19,7 +19,7 @@ from os.path import commonprefix
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerFast
 
-from selfplay.chat.markers import Markers, private_markers
+from selfplay.chat.markers import THOUGHT, Markers, private_markers
 from selfplay.chat.template import (
     CLOSE,
     RewritesHistory,
@@ -71,6 +71,7 @@ class Rendering:
     _user_alone: Slot
     _user_later: Slot
     _tail: str
+    _answer: Slot
     _before_answer: str  # what a policy samples before an answer, such as blanks
     _end: str
     _header: str
@@ -113,7 +114,7 @@ class Rendering:
     def _old_answer(self, answer: str) -> str:
         """An old answer as the template shows it, after its header. Markers in the header have
         their secret spelling; those in the answer are plain text."""
-        shown = self._shown(answer.encode("utf-8", "replace").decode("utf-8"))
+        shown = self._shown(_encodable(answer))
         opened = commonprefix([shown, self._header])
         return self._markers.hide(opened) + shown[len(opened) :]
 
@@ -131,7 +132,26 @@ class Rendering:
 
         They end with the end-of-turn token.
         """
-        answer = self._before_answer + text.encode("utf-8", "replace").decode("utf-8") + self._end
+        return self._sampled(self._before_answer + _encodable(text))
+
+    def answer_ids(self, text: str) -> list[int]:
+        """As `action_ids`, for an answer of a recorded chat: trimmed as the template trims answers,
+        and the tags of a thought that it begins with are the tokens that a policy samples."""
+        text = self._answer.fill(text)
+        opening, closing = THOUGHT
+        thought, closed, said = text.partition(closing)
+        if not (closed and thought.startswith(opening)):
+            return self.action_ids(text)
+        thought = thought.removeprefix(opening)
+        if self._opened:  # by the prompt, which ends with a line end
+            thought = thought.removeprefix("\n")
+        else:
+            thought = self._markers.hide(opening) + thought
+        return self._sampled(thought + self._markers.hide(closing) + said)
+
+    def _sampled(self, answer: str) -> list[int]:
+        """The ids of a text after a generation prompt, and of the end of its turn."""
+        answer += self._end
         prompt_ids = self._markers.encode(self._tail)
         ids = self._markers.encode(self._tail + answer)
         if ids[: len(prompt_ids)] == prompt_ids:
@@ -160,6 +180,17 @@ class Rendering:
             ]
             token_ranges.append((overlapping[0], overlapping[-1] + 1))
         return token_ranges
+
+    def last_user(self, user: str) -> tuple[int, int]:
+        """The last user text of a prompt as a range of tokens, counted from the prompt's end: -9
+        and -4 are `prompt[-9:-4]`. It includes the end-of-turn token, if users' turns have one."""
+        text = self._user_later.fill(user)
+        encoded = self._markers.backend.encode(text + self._tail, add_special_tokens=False)
+        start = len(self._user_later.before)
+        end = len(text) + len(self._end) * self._tail.startswith(self._end)
+        inside = [i for i, (a, b) in enumerate(encoded.offsets) if a < end and b > start]
+        first, last = (inside[0], inside[-1] + 1) if inside else (0, 0)
+        return first - len(encoded.ids), last - len(encoded.ids)
 
     def spelt(self, ids: Sequence[int]) -> str:
         """Ids as text in which every marker has its public spelling, for a reader."""
@@ -195,6 +226,11 @@ class Rendering:
                     texts[at:end] = [joined, *[""] * (len(ids[at:end]) - 1)]
                     break
         return texts
+
+
+def _encodable(text: str) -> str:
+    """The text with question marks for lone surrogates, which no tokenizer accepts."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def make_rendering(
@@ -282,6 +318,7 @@ def _make_rendering(
         _user_alone=markers.hide_slot(user_alone),
         _user_later=markers.hide_slot(user_later),
         _tail=markers.hide(tail),
+        _answer=template.answer(),
         _before_answer=before_answer,
         _end=markers.hide(end),
         _header=header,

@@ -201,6 +201,11 @@ class Template:
             raise ValueError(f"an old answer must stand between two user texts, got {text!r}")
         return shown
 
+    def answer(self) -> Slot:
+        """Which sides of an answer the template trims; without template text before it."""
+        shown = self.old_answer(f"{_PAD_LEFT}x{_PAD_RIGHT}")
+        return Slot("", f"{_PAD_LEFT}x" not in shown, f"x{_PAD_RIGHT}" not in shown)
+
     @cached_property
     def _after_answer(self) -> str:
         """The template text between an answer and the next user text."""

@@ -143,6 +143,8 @@ class Config:
                 f"{self.parallel.tp}: critics and adapters do not support tensor parallel; use "
                 "parallel.fsdp"
             )
+        if self.warm_start.lora and self.model.lora is None:
+            raise ValueError("warm_start.lora needs model.lora, which sets the adapters, got null")
         if method != "ppo" and self.critic != CriticConfig():
             raise ValueError(f"critic.* needs algorithm.advantage ppo, got {method}")
         in_groups = method in COMPARED_IN_GROUPS

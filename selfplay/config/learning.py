@@ -18,10 +18,11 @@ COMPARED_IN_GROUPS = ("grpo", "dr_grpo", "rloo")
 
 @dataclass(frozen=True, slots=True, config=RULES)
 class WarmStartConfig:
-    """Supervised imitation of scripted players and of people before self-play."""
+    """Supervised imitation (SFT) of scripted players, of people and of your own chats before
+    self-play; `warm_start: off` turns off what a base file sets."""
 
     num_games: int = Field(default=0, ge=0, le=10_000_000)
-    """scripted games to imitate; 0 without recorded games skips the warm start"""
+    """scripted games to imitate; 0 without recorded games and chats skips the warm start"""
     teachers: tuple[str, ...] = ("honest",)
     """scripted players as 'name:option=value*weight'; each seat samples one by weight"""
     first_games: int = Field(default=0, ge=0, le=10_000_000)
@@ -37,13 +38,23 @@ class WarmStartConfig:
     can be used for evaluation"""
     recorded_repeats: int = Field(default=1, ge=1, le=1_000)
     """how often each pass contains each recorded game; it contains a scripted game once"""
+    chats: str | None = None
+    """your own chats to imitate as well: a .jsonl or .parquet file, or a folder that `datasets`
+    saved, whose rows have `messages` (docs/your_data.md); each pass contains a chat once"""
+    chat_roles: tuple[Literal["assistant", "user"], ...] = Field(
+        default=("assistant",), min_length=1
+    )
+    """whose turns in the chats are imitated; the others are context"""
     batch_size: int = Field(default=16, ge=1, le=100_000)
     """transcripts per optimizer step"""
     epochs: int = Field(default=1, ge=1, le=1_000)
-    """passes over the scripted games"""
+    """passes over the transcripts"""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """muon: orthogonal steps for the matrices inside the model, which learn faster from random
     weights; AdamW for the rest"""
+    lora: bool = False
+    """train only adapters like those of model.lora, which are then merged into the weights that
+    self-play starts from; false trains all weights"""
     lr: float = Field(default=1e-3, ge=0.0, le=10.0)
     """peak learning rate"""
     warmup_steps: int = Field(default=50, ge=0, le=10_000_000)
@@ -60,10 +71,12 @@ class WarmStartConfig:
     @property
     def imitates(self) -> bool:
         """Whether there is a warm start."""
-        return self.num_games > 0 or self.recorded is not None
+        return self.num_games > 0 or self.recorded is not None or self.chats is not None
 
     @model_validator(mode="after")
     def check(self) -> Self:
+        if self.lora and self.optimizer == "muon":
+            raise ValueError("warm_start.optimizer must be adamw with warm_start.lora, got muon")
         if (self.first_games > 0) != bool(self.first_teachers):
             raise ValueError(
                 "warm_start.first_teachers and warm_start.first_games must be set together, "

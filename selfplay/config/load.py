@@ -29,6 +29,7 @@ C = TypeVar("C")
 Origins = dict[str, str]  # where each key was given: "FILE:LINE" or "override 'key=value'"
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+_SWITCHED = "warm_start"  # a section that `off`, which YAML reads as false, sets to its defaults
 _MEANT = {"gpu": "cuda"}  # words that are spelt like another choice
 
 
@@ -39,6 +40,8 @@ def load(cls: type[C], path: Path | None, overrides: Sequence[str] = ()) -> C:
         SettingsError: for unreadable files, unknown keys, invalid values and contradictions.
     """
     values, origins = _read_all(path, overrides)
+    if values.get(_SWITCHED) is False:
+        values[_SWITCHED] = {}
     declared = [(cls, "")]  # a game adds the class of its options, and their name
     try:
         return TypeAdapter(cls).validate_json(json.dumps(values), context=declared)

@@ -70,9 +70,10 @@ def make_learner(
 ) -> Learner:
     """The sharded policy, its optimizer and what the method needs: a reference for the KL, a critic
     for PPO. With adapters only they are trained, and the reference is the same model without them.
-    For `imitation` all weights are trained, without reference or critic.
+    For `imitation` there is neither reference nor critic, and all weights are trained unless
+    `warm_start.lora` is set.
     """
-    lora = None if imitation else config.model.lora
+    lora = None if imitation and not config.warm_start.lora else config.model.lora
     load = partial(
         load_sharded,
         str(weights),

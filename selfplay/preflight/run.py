@@ -23,6 +23,7 @@ from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.check import check_functions
 from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, ModelConfig
 from selfplay.config.player_spec import ENDPOINT, Spec, parse_shares, parse_spec
+from selfplay.data.chats import read_chats
 from selfplay.data.instances import TOKENIZER, check_files, generated, imitated_people
 from selfplay.distributed.tensor_parallel import why_undivided
 from selfplay.engines.endpoint import check_address, endpoint_key
@@ -59,6 +60,8 @@ def check_run(config: Config, *, here: bool = True) -> None:
         share = config.warm_start.recorded_share
         recorded = config.warm_start.recorded
         imitated_people(config.game, config.data, recorded=recorded, share=share)
+    if config.warm_start.chats is not None:
+        read_chats(config.warm_start.chats, config.warm_start.chat_roles)
     rendering = read_rendering(config.model, config.game, seed=config.seed, adapters=False)
     if rendering.rewritten and config.engine.sessions:
         raise SettingsError(

@@ -21,6 +21,7 @@ from selfplay.apps.plan.memory import (
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, OptimConfig, load_config
 from selfplay.learner.optimizer import make_optimizer
+from selfplay.model.lora import add_adapters
 from selfplay.warm_start import scratch_tokenizer
 from tests.helpers.run_folders import untrained_run
 from tests.helpers.tiny_run import TINY, tiny_model
@@ -135,6 +136,22 @@ def test_static_memory_is_the_exact_sum_of_bytes() -> None:
         static = sum(update[part] for part in ("weights", "gradients", "moments"))
         assert static == pytest.approx(gib, abs=0.1)
     assert set(SHAPES) >= {"0.5B", "1.5B", "7B"}
+
+
+def test_a_warm_start_of_adapters_is_estimated_with_their_gradients_and_moments() -> None:
+    model, words = tiny_model(), ["model.path=x", "model.lora.rank=4", "warm_start.num_games=8"]
+    full, lora = (load_config(None, [*words, f"warm_start.lora={on}"]) for on in ("false", "true"))
+    shape = model_shape(model.config, lora.model.lora)
+    added = model.num_parameters()
+    add_adapters(model, lora.model.lora, seed=0)
+    added = model.num_parameters() - added
+    of_all, of_adapters = (
+        estimate(Demand.of(config, shape, total=H100)).phases["imitation"]
+        for config in (full, lora)
+    )
+    assert of_adapters["gradients"] * GIB == 4 * added < of_all["gradients"] * GIB
+    assert of_adapters["moments"] * GIB == 8 * added
+    assert (of_adapters["weights"] - of_all["weights"]) * GIB == pytest.approx(4 * added)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])

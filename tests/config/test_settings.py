@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from selfplay.config import COMMON, load_config
+from selfplay.config import COMMON, WarmStartConfig, load_config
 from selfplay.config import Config as RunConfig
 from selfplay.config.load import load
 from selfplay.config.schema import RULES, describe, described, names_of
@@ -122,6 +122,21 @@ def test_null_removes_a_section_and_an_empty_one_has_defaults(tmp_path: Path) ->
     path = write(tmp_path, "model:\n  scratch: {width: 32}\nrollout: {}\n")
     assert load(Config, path, ["model.scratch=null"]) == Config()
     assert load(Config, None, ["model.scratch.width=16"]).model.scratch == Shape(width=16)
+
+
+def test_off_switches_the_warm_start_of_a_base_file_off(tmp_path: Path) -> None:
+    """In a file, in one that extends it, and on the command line; later keys count again."""
+    base = tmp_path / "base.yaml"
+    base.write_text("warm_start: {num_games: 8, recorded: people.jsonl, auxiliary_weight: 0.5}\n")
+    over = tmp_path / "over.yaml"
+    over.write_text("base: base.yaml\nwarm_start: off\n")
+    assert load(RunConfig, base).warm_start.imitates
+    for config in (load(RunConfig, over), load(RunConfig, base, ["warm_start=off"])):
+        assert config.warm_start == WarmStartConfig() and not config.warm_start.imitates
+    config = load(RunConfig, over, ["warm_start.chats=mine.jsonl"])
+    assert config.warm_start == WarmStartConfig(chats="mine.jsonl") and config.warm_start.imitates
+    with pytest.raises(SettingsError, match=r"override 'warm_start=on': warm_start must be "):
+        load(RunConfig, base, ["warm_start=on"])
 
 
 def test_a_section_is_frozen_and_checked_whenever_it_is_made() -> None:

@@ -54,16 +54,16 @@ class Shape:
 
     @property
     def trained(self) -> int:
-        """The weights that self-play trains; a warm start trains those of the model."""
+        """The weights that self-play trains."""
         return self.adapters or self.base
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
     """The memory demand of a run on `ranks` GPUs with `total` GiB each. `kl`: the loss has a KL to
-    a reference. `critic`: there is one. `imitates`: a warm start comes first.
-    `muon`: the optimizer is Muon. `offloadable`: the other settings allow master weights on the
-    host."""
+    a reference. `critic`: there is one. `imitates`: a warm start comes first, which trains all
+    weights if `imitates_all`, else adapters. `muon`: its optimizer is Muon. `offloadable`: the
+    other settings allow master weights on the host."""
 
     shape: Shape
     ranks: int
@@ -76,6 +76,7 @@ class Demand:
     kl: bool
     critic: bool
     imitates: bool
+    imitates_all: bool
     muon: bool
     max_game_tokens: int
     offloadable: bool
@@ -99,6 +100,7 @@ class Demand:
             kl=config.algorithm.kl > 0,
             critic=config.algorithm.advantage == "ppo",
             imitates=config.warm_start.imitates,
+            imitates_all=not config.warm_start.lora,
             muon=config.warm_start.optimizer == "muon",
             max_game_tokens=config.rollout.max_game_tokens,
             offloadable=offloadable,
@@ -153,8 +155,8 @@ def gpu_gib(sold_gb: float) -> float:
 def estimate(demand: Demand) -> Memory:
     """The memory of each phase of a step on one GPU, and of the warm start before the first.
 
-    The warm start trains the model's own weights, without adapters, reference, critic or engine.
-    Muon keeps one moment per matrix.
+    The warm start has no reference, critic or engine; without `warm_start.lora` it has no adapters
+    and trains the model's own weights. Muon keeps one moment per matrix.
     """
     shape, ranks, optim, parallel = demand.shape, demand.ranks, demand.optim, demand.parallel
     master, computed = _BYTES[optim.master_dtype], _BYTES[demand.dtype]
@@ -197,11 +199,14 @@ def estimate(demand: Demand) -> Memory:
     }
     phases = {"play": in_play, "update": update, "push": push}
     if demand.imitates:
-        of_moments = 8 * shape.base - (4 * shape.matrices if demand.muon else 0)
+        held, trained = shape.parameters, shape.trained
+        if demand.imitates_all:
+            held = trained = shape.base
+        of_moments = 8 * trained - (4 * shape.matrices if demand.muon else 0)
         imitation = {
             "context": CONTEXT,
-            "weights": master * shape.base / ranks / GIB,
-            "gradients": master * shape.base / ranks / GIB,
+            "weights": master * held / ranks / GIB,
+            "gradients": master * trained / ranks / GIB,
             "moments": of_moments / ranks / GIB,
             **_pass(demand),
             "copies in the compute dtype": copy,

@@ -1,0 +1,133 @@
+"""Reads the chats that a warm start imitates: rows with `messages`, each a role and its content.
+
+A file is .jsonl or .parquet; a folder is what `save_to_disk` of `datasets` writes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from reprlib import repr as short
+from typing import Any
+
+from dialop.rows import location_of, read_rows
+from dialop.shown import error_line
+from selfplay.errors import SettingsError
+
+_KEY = "warm_start.chats"
+# What a message may hold beside its text that would be lost without a word.
+_NOT_TEXT = ("tool_calls", "reasoning_content", "thinking")
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation: the system text ("" for none), the user's texts, and the answers to them.
+
+    There are as many answers as user texts, or one less. `name` is the row's place in its file.
+    """
+
+    name: str
+    system: str
+    users: tuple[str, ...]
+    answers: tuple[str, ...]
+
+
+@lru_cache(maxsize=1)
+def read_chats(source: str, roles: Collection[str]) -> tuple[Chat, ...]:
+    """The chats of a file or folder. A last user text is left out if `roles`, whose turns are
+    imitated, has no "user".
+
+    Raises:
+        SettingsError: one line, for a source that cannot be read or is empty, and for the first row
+            that is no chat; names the file and the row.
+    """
+    path, chats = Path(source), []
+    try:
+        for location, row in _rows(path):
+            try:
+                chats.append(_chat(row, roles, name=location))
+            except ValueError as error:
+                raise ValueError(f"{location}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{_KEY}: {error}") from None
+    if not chats:
+        raise SettingsError(f"{_KEY}: {path} contains no chats")
+    return tuple(chats)
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    if (path / "state.json").is_file():
+        return _saved_rows(path)
+    if (path / "dataset_dict.json").is_file():
+        splits = sorted(str(state.parent) for state in path.glob("*/state.json"))
+        raise ValueError(f"must be one split, got all of {path}: one of {', '.join(splits)}")
+    if not path.is_file() or path.suffix not in (".jsonl", ".parquet"):
+        raise ValueError(
+            f"must be a .jsonl or .parquet file or a folder that `datasets` saved, got {path}"
+        )
+    return read_rows(path)
+
+
+def _saved_rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a folder that `Dataset.save_to_disk` wrote: Arrow streams, listed in a file."""
+    from pyarrow import ipc  # takes a while, and most runs read no chats
+
+    number = 0
+    try:
+        listed = json.loads((folder / "state.json").read_bytes())["_data_files"]
+        for name in (entry["filename"] for entry in listed):
+            with (folder / name).open("rb") as file, ipc.open_stream(file) as stream:
+                for batch in stream:
+                    for row in batch.to_pylist():
+                        yield location_of(folder, number), row
+                        number += 1
+    except Exception as error:  # noqa: BLE001 (a damaged file may raise anything)
+        raise ValueError(f"{folder}: not a readable dataset ({error_line(error)})") from None
+
+
+def _chat(row: Mapping[str, Any], roles: Collection[str], *, name: str) -> Chat:
+    """The chat of a row. Raises ValueError for messages that some chat templates refuse."""
+    if "messages" not in row:
+        raise ValueError(f"must have messages, got {', '.join(map(str, row)) or 'no column'}")
+    messages = row["messages"]
+    if not isinstance(messages, list) or not messages:
+        raise ValueError(f"messages must be a list of messages, got {short(messages)}")
+    texts = [_text(message, number) for number, message in enumerate(messages)]
+    system = texts.pop(0)[1] if texts[0][0] == "system" else ""
+    skipped = len(messages) - len(texts)
+    for number, (role, _) in enumerate(texts):
+        expected = ("user", "assistant")[number % 2]
+        if role != expected:
+            raise ValueError(
+                "messages must be at most one system message, then user and assistant in turns: "
+                f"message {number + skipped} must be {expected}, got {role}"
+            )
+    if "user" not in roles:
+        texts = texts[: len(texts) // 2 * 2]
+    if not texts:
+        raise ValueError(f"messages must have a turn to imitate ({', '.join(roles)}), got none")
+    said = [text for _, text in texts]
+    return Chat(name, system, tuple(said[0::2]), tuple(said[1::2]))
+
+
+def _text(message: Any, number: int) -> tuple[str, str]:
+    """Role and content of a message."""
+    if not isinstance(message, Mapping):
+        raise ValueError(f"message {number} must have a role and a content, got {short(message)}")
+    role, content = message.get("role"), message.get("content")
+    if role not in ("system", "user", "assistant"):
+        raise ValueError(
+            f"the role of message {number} must be system, user or assistant, got {short(role)}"
+        )
+    if not isinstance(content, str):
+        raise ValueError(f"the content of message {number} must be text, got {short(content)}")
+    for key in _NOT_TEXT:
+        if message.get(key):
+            raise ValueError(
+                f"message {number} must be text alone, got {key}; write what the model should "
+                "write into its content (a thought between <think> and </think>)"
+            )
+    return role, content

@@ -1,0 +1,141 @@
+"""Files of chats: what is read, and the one line that names the file and the row of what is not."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from selfplay.data.chats import Chat, read_chats
+from selfplay.errors import SettingsError
+
+ASSISTANT = ("assistant",)
+
+
+def message(role: Any, content: Any, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **more}
+
+
+TALK = [
+    message("system", "Be brief."),
+    message("user", "Hi"),
+    message("assistant", "Grüße"),
+    message("user", "Bye"),
+    message("assistant", "So long"),
+]
+ROWS = [{"messages": TALK, "id": 1}, {"messages": TALK[1:3], "id": 2}]
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), "utf-8")
+    return path
+
+
+def texts(chats: tuple[Chat, ...]) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    return [(chat.system, chat.users, chat.answers) for chat in chats]
+
+
+READ = [("Be brief.", ("Hi", "Bye"), ("Grüße", "So long")), ("", ("Hi",), ("Grüße",))]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "datasets"])
+def test_each_form_gives_the_same_chats(form: str, tmp_path: Path) -> None:
+    path = tmp_path / f"chats.{form}"
+    if form == "jsonl":
+        write(path, ROWS)
+    elif form == "parquet":
+        parquet.write_table(pa.Table.from_pylist(ROWS), path)
+    else:
+        datasets = pytest.importorskip("datasets")
+        datasets.Dataset.from_list(ROWS[:1] * 2 + ROWS).select([0, 3]).save_to_disk(path)
+    chats = read_chats(str(path), ASSISTANT)
+    assert texts(chats) == READ
+    assert chats[1].name == f"{path} {'line 2' if form == 'jsonl' else 'row 1'}"
+
+
+def test_byte_order_marks_line_ends_of_windows_and_blank_last_lines_are_read(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path / "chats.jsonl", ROWS)
+    text = path.read_bytes().replace(b"\n", b"\r\n")
+    path.write_bytes(b"\xef\xbb\xbf" + text + b"\r\n  \n\n")
+    assert texts(read_chats(str(path), ASSISTANT)) == READ
+
+
+def test_a_last_user_text_is_read_only_if_it_is_imitated(tmp_path: Path) -> None:
+    path = str(write(tmp_path / "chats.jsonl", [{"messages": TALK[:4]}]))
+    assert texts(read_chats(path, ASSISTANT)) == [("Be brief.", ("Hi",), ("Grüße",))]
+    assert texts(read_chats(path, ("user",))) == [("Be brief.", ("Hi", "Bye"), ("Grüße",))]
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "no messages": ({"text": "hi", "id": 3}, "must have messages, got text, id"),
+    "no list": ({"messages": "hi"}, "messages must be a list of messages, got 'hi'"),
+    "empty": ({"messages": []}, "messages must be a list of messages, got []"),
+    "text": ({"messages": ["hi"]}, "message 0 must have a role and a content, got 'hi'"),
+    "role": (
+        {"messages": [message("human", "hi")]},
+        "the role of message 0 must be system, user or assistant, got 'human'",
+    ),
+    "content": (
+        {"messages": [message("user", None)]},
+        "the content of message 0 must be text, got None",
+    ),
+    "parts": (
+        {"messages": [message("user", [{"type": "text"}])]},
+        "the content of message 0 must be text, got [{'type': 'text'}]",
+    ),
+    "order": (
+        {"messages": [TALK[0], TALK[1], TALK[1]]},
+        "message 2 must be assistant, got user",
+    ),
+    "late system": ({"messages": [*TALK, TALK[0]]}, "message 5 must be user, got system"),
+    "tools": (
+        {"messages": [TALK[1], message("assistant", "", tool_calls=[{"id": 1}])]},
+        "message 1 must be text alone, got tool_calls",
+    ),
+    "nothing said": ({"messages": TALK[:2]}, "must have a turn to imitate (assistant), got none"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_row_is_named_in_one_line(name: str, tmp_path: Path) -> None:
+    row, rule = BAD[name]
+    path = write(tmp_path / "chats.jsonl", [*ROWS, row])
+    line = rf"^warm_start\.chats: {re.escape(str(path))} line 3: .*{re.escape(rule)}[^\n]*$"
+    with pytest.raises(SettingsError, match=line):
+        read_chats(str(path), ASSISTANT)
+
+
+def test_a_blank_line_between_rows_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text(f"\n{json.dumps(ROWS[0])}\n")
+    with pytest.raises(SettingsError, match="line 1: not valid JSON"):
+        read_chats(str(path), ASSISTANT)
+
+
+def test_what_is_no_source_of_chats_is_refused(tmp_path: Path) -> None:
+    csv = tmp_path / "chats.csv"
+    csv.write_text("a,b\n")
+    for path in (csv, tmp_path, tmp_path / "none.jsonl"):
+        with pytest.raises(SettingsError, match=r"chats: must be a \.jsonl or \.parquet .*, got "):
+            read_chats(str(path), ASSISTANT)
+    with pytest.raises(SettingsError, match="contains no chats"):
+        read_chats(str(write(tmp_path / "empty.jsonl", [])), ASSISTANT)
+
+
+def test_a_folder_of_splits_names_them_and_a_damaged_one_the_damage(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    split, home = datasets.Dataset.from_list(ROWS), tmp_path / "all"
+    datasets.DatasetDict(train=split, test=split).save_to_disk(home)
+    splits = f"one of {home}/test, {home}/train"
+    with pytest.raises(SettingsError, match=f"must be one split, got all of {home}: {splits}"):
+        read_chats(str(home), ASSISTANT)
+    assert texts(read_chats(str(home / "train"), ASSISTANT)) == READ
+    (saved,) = (home / "test").glob("*.arrow")
+    saved.write_bytes(saved.read_bytes()[:100])
+    with pytest.raises(SettingsError, match=f"{home}/test: not a readable dataset"):
+        read_chats(str(home / "test"), ASSISTANT)

@@ -1,0 +1,154 @@
+"""SFT on one's own chats: a tiny model learns them by heart, alone or beside scripted games."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from selfplay.chat.rendering import Rendering, make_rendering
+from selfplay.config import Config, load_config
+from selfplay.distributed import init_world
+from selfplay.errors import SettingsError
+from selfplay.learner.update import LossTerm
+from selfplay.preflight.run import check_run
+from selfplay.setup import first_weights, make_tokenizer
+from selfplay.warm_start import chat_samples, scratch_tokenizer
+from tests.helpers.tiny_run import weights_of
+
+SHAPE = "{width: 64, layers: 2, heads: 4, kv_heads: 4, mlp_width: 128, vocab_size: 400"
+BASE = (
+    f"model.scratch={SHAPE}, tokenizer_games: 20, max_positions: 256}}",
+    "game={options: {size: 2, scale: false, brief: true}}",
+    "rollout.max_game_tokens=256",
+    "threads=1",
+    "device=cpu",
+)
+WORDS = ("red", "blue", "green", "gold")
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    """Twenty chats; what is answered to a number follows from nothing but the chat itself."""
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"number {i}?"},
+                {"role": "assistant", "content": f"{WORDS[i * i % 4]} {7 * i % 20}"},
+                {"role": "user", "content": "and?"},
+                {"role": "assistant", "content": WORDS[i // 5]},
+            ]
+        }
+        for i in range(20)
+    ]
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def settings(chats: Path, *overrides: str) -> Config:
+    return load_config(None, [*BASE, f"warm_start.chats={chats}", *overrides])
+
+
+@pytest.fixture(scope="module")
+def rendering() -> Rendering:
+    return make_rendering(scratch_tokenizer(load_config(None, BASE)))
+
+
+def imitated(run: Path, config: Config) -> Path:
+    """The weights after the warm start of a run in this folder."""
+    run.mkdir()
+    world = init_world(device="cpu")
+    tokenizer = make_tokenizer(config, run, world)
+    return first_weights(config, run, tokenizer, make_rendering(tokenizer), world)
+
+
+def share_by_heart(weights: Path, chats: Path) -> float:
+    """The share of answers that transformers' greedy decoding writes word for word, each after the
+    template's own prompt."""
+    model = AutoModelForCausalLM.from_pretrained(weights)
+    tokenizer = AutoTokenizer.from_pretrained(weights)
+    right = []
+    for row in map(json.loads, chats.read_text().splitlines()):
+        for number in (1, 3):
+            prompt = tokenizer.apply_chat_template(
+                row["messages"][:number],
+                add_generation_prompt=True,
+                return_tensors="pt",
+                return_dict=True,
+            )
+            ids = model.generate(**prompt, do_sample=False, max_new_tokens=24)
+            said = tokenizer.decode(ids[0, prompt["input_ids"].shape[1] :])
+            right.append(said == row["messages"][number]["content"] + "<|im_end|>")
+    return sum(right) / len(right)
+
+
+HEART = "batch_size: 20, lr: 6.0e-3, warmup_steps: 10"
+
+
+def test_a_tiny_model_learns_twenty_chats_by_heart_and_its_adapters_alone_others(
+    chats: Path, tmp_path: Path
+) -> None:
+    """The adapters are merged: only what they adapt has changed."""
+    first = imitated(tmp_path / "full", settings(chats, f"warm_start={{{HEART}, epochs: 80}}"))
+    assert share_by_heart(first, chats) == 1.0
+    others = tmp_path / "others.jsonl"
+    others.write_text(chats.read_text().replace("red", "new").replace("gold", "old"))
+    lora = ("model.lora={rank: 16, alpha: 32}", f"warm_start={{{HEART}, epochs: 40, lora: true}}")
+    model = ("model.scratch=null", f"model.path={first}")
+    second = imitated(tmp_path / "lora", settings(others, *model, *lora))
+    assert share_by_heart(first, others) == 0.5
+    assert share_by_heart(second, others) == 1.0
+    before, after = weights_of(first), weights_of(second)
+    changed = {name for name in before if not before[name].equal(after[name])}
+    assert changed == {name for name in before if "_proj.weight" in name}
+
+
+def test_chats_come_once_a_pass_beside_the_games_that_are_not_first(
+    chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two first games have 4 transcripts; two others and 20 chats have 24: 2 and 12 batches."""
+    games = "num_games: 4, first_games: 2, first_teachers: [solo], keep: all"
+    config = settings(chats, f"warm_start={{{games}, epochs: 2, batch_size: 4}}")
+    steps: list[list[str]] = []
+
+    def record(learner: Any, terms: list[LossTerm], **_: Any) -> dict[str, float]:
+        steps.append([sample.name for sample in terms[0].samples])
+        return {"imitation_loss": 0.0}
+
+    monkeypatch.setattr("selfplay.warm_start.optimizer_step", record)
+    imitated(tmp_path / "run", config)
+    from_file = [[name for name in step if name.startswith(str(chats))] for step in steps]
+    assert len(steps) == 2 + 12 and not any(from_file[:2])
+    for a_pass in (from_file[2:8], from_file[8:]):
+        assert sorted(name for step in a_pass for name in step) == sorted(
+            f"{chats} line {i}" for i in range(1, 21)
+        )
+
+
+def test_chats_that_are_too_long_are_counted_once_and_left_out(
+    chats: Path, rendering: Rendering, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples = chat_samples(settings(chats), rendering, rank=0)
+    assert capsys.readouterr().out == f"warm start: 20 chats of {chats}\n"
+    lengths = sorted(len(sample.ids) for sample in samples)
+    num = sum(length > lengths[10] for length in lengths)
+    config = settings(chats, f"rollout.max_game_tokens={lengths[10]}")
+    assert len(chat_samples(config, rendering, rank=0)) == 20 - num and 0 < num < 10
+    line = f"{20 - num} chats of {chats}; {num} others are left out, which have more tokens than "
+    line += f"rollout.max_game_tokens {lengths[10]}, the longest {lengths[-1]}\n"
+    assert capsys.readouterr().out == f"warm start: {line}"
+    chat_samples(config, rendering, rank=1)
+    assert capsys.readouterr().out == ""
+    none = settings(chats, "rollout.max_game_tokens=20")
+    with pytest.raises(SettingsError, match=r"max_game_tokens must hold a chat of .*, got 20; the"):
+        chat_samples(none, rendering, rank=0)
+
+
+def test_bad_chats_are_refused_before_a_run_creates_anything(chats: Path, tmp_path: Path) -> None:
+    chats.write_text(chats.read_text() + '{"messages": [{"role": "bot", "content": "hi"}]}\n')
+    config = settings(chats, f"out={tmp_path / 'run'}")
+    with pytest.raises(SettingsError, match=r"line 21: the role of message 0 .*, got 'bot'$"):
+        check_run(config)
+    assert not (tmp_path / "run").exists()
