@@ -141,6 +141,7 @@ def test_static_memory_is_the_exact_sum_of_bytes() -> None:
 def test_a_warm_start_of_adapters_is_estimated_with_their_gradients_and_moments() -> None:
     model, words = tiny_model(), ["model.path=x", "model.lora.rank=4", "warm_start.num_games=8"]
     full, lora = (load_config(None, [*words, f"warm_start.lora={on}"]) for on in ("false", "true"))
+    assert lora.model.lora is not None
     shape = model_shape(model.config, lora.model.lora)
     added = model.num_parameters()
     add_adapters(model, lora.model.lora, seed=0)

@@ -1,11 +1,13 @@
 """Chats become the tokens and the mask of each family's own template, as TRL trains on them."""
 
 import importlib.util
+import re
 from itertools import compress
 from pathlib import Path
 
 import pytest
 
+from bench.chat_templates import stand_in
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.template import CHATML, CLOCK, think
 from selfplay.chat.transcript import Transcript
@@ -13,6 +15,7 @@ from selfplay.data.chats import Chat
 from selfplay.warm_start import chat_transcript
 from tests.chat.test_chat import ANEW_RENDERINGS, CHANGES_HISTORY, RENDERINGS
 from tests.helpers.chat_families import ANEW, FAMILIES, Family, make_tokenizer, tokenizer_of
+from tests.helpers.shared_work import slow_except
 
 USERS = ("Who are you?", "And now, user?", " Grüße, 世界 12 ")
 ANSWERS = ("I, 12.\n\nassistant", "The other\tone.", "No.")
@@ -108,49 +111,48 @@ def test_where_a_template_drops_thoughts_each_answer_follows_the_templates_own_p
         assert mask == [0] * len(prompt) + [1] * (len(answer) + 1)
 
 
-# TRL's templates, each with a family whose tokens it writes and what it needs.
-TRL = {
-    "qwen2_5": ("qwen2.5", {}),
-    "qwen3": ("qwen3, tags unflagged", {"enable_thinking": False}),
-    "qwen3_instruct_2507": ("qwen2.5", {}),
-    "llama3": ("llama3", {}),
-    "gemma": ("gemma", {}),
-    "glm4moe": ("glm 4.5 without thinking", {"enable_thinking": False}),
-}
-
-
-def trl_template(name: str) -> str:
-    """A template that TRL ships; read as a file, because importing TRL takes long."""
+def trl_templates() -> dict[str, str]:
+    """TRL's templates by file name; read as files, because importing TRL takes long."""
     found = importlib.util.find_spec("trl")
     assert found is not None and found.submodule_search_locations
     folder = Path(found.submodule_search_locations[0]) / "chat_templates"
-    return (folder / f"{name}.jinja").read_text("utf-8")
+    return {path.stem: path.read_text("utf-8") for path in folder.glob("*.jinja")}
 
 
-@pytest.mark.parametrize("name", TRL)
+TRL = trl_templates()
+# Those that `make_rendering` refuses, and two that drop thoughts and have no switch for them.
+OTHERS = ("gptoss", "idefics3", "llava_next", "muse_glimmer", "smolvlm")
+OTHERS += ("deepseek_r1_distill", "deepseekv3")
+PAIRS = sorted(name for name in TRL if f"{name}_training" in TRL and name not in OTHERS)
+FAST = ("qwen2_5", "qwen3", "llama3", "gemma", "glm4moe", "phi3")
+
+
+@pytest.mark.parametrize("name", slow_except(PAIRS, *FAST))
 def test_tokens_and_mask_are_those_of_trls_assistant_only_loss(name: str) -> None:
-    """TRL also trains on what the template writes around an answer: line ends and the empty thought
-    that a prompt without thinking ends with. No policy samples these, so they have no loss here."""
-    family, kwargs = TRL[name]
-    tokenizer = make_tokenizer(FAMILIES[family])
-    tokenizer.chat_template = trl_template(name)
+    """TRL also trains on what its template writes around an answer: line ends, the end of a text,
+    and the empty thought that a prompt without thinking ends with. No policy samples these after a
+    prompt and before its end of turn, so they have no loss here."""
+    tokenizer = stand_in(TRL[name])
+    thinks = "enable_thinking" in TRL[name]
+    kwargs = {"enable_thinking": False} if thinks else {}
     rendering = make_rendering(tokenizer, template_kwargs=kwargs)
     chat = chat_of(rendering)
     got = chat_transcript(rendering, chat, ("assistant",))
     theirs = tokenizer.apply_chat_template(
         messages(chat),
-        chat_template=trl_template(f"{name}_training"),
+        chat_template=TRL[f"{name}_training"],
         return_dict=True,
         return_assistant_tokens_mask=True,
         **kwargs,
     )
+    ids, mask = theirs["input_ids"], theirs["assistant_masks"]
     num = len(got)
-    assert got.ids == theirs["input_ids"][:num]
-    mask = theirs["assistant_masks"]
-    assert all(a <= b for a, b in zip(got.mask, mask, strict=False))
-    more = [i for at, i in enumerate(theirs["input_ids"]) if mask[at] > [*got.mask, 0, 0][at]]
+    assert got.ids == ids[:num]
+    assert all(a <= b for a, b in zip(got.mask, mask[:num], strict=True))
+    untrained = [*got.mask, *[0] * (len(ids) - num)]
+    more = [i for i, a, b in zip(ids, untrained, mask, strict=True) if a < b]
     text = str(tokenizer.decode(more, skip_special_tokens=False))
-    assert not text.replace("<think>", "").replace("</think>", "").strip()
+    assert not re.sub(r"</?think>|<\|end\|>|<\|END_OF_TURN_TOKEN\|>", "", text).strip()
 
 
 def test_a_typed_marker_is_text_and_trims_are_the_templates_own() -> None:
