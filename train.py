@@ -42,6 +42,7 @@ from selfplay.step import (
     credit,
     evaluate,
     export_final,
+    log_groups,
     measure,
     play,
     push,
@@ -81,6 +82,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
             if evaluates:
                 metrics |= evaluate(run)
             run.monitors.check(num_done, metrics, skipped)
+        log_groups(run, rollout, batch, num_done)
         run.journal.step(num_done, metrics, rollout.episodes, run.timed)
         if evaluates:
             refresh_report(run.folder, rank=world.rank, min_age_s=30.0)

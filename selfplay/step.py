@@ -20,13 +20,14 @@ from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint, finish
 from selfplay.config import Config
 from selfplay.data.stream import TrainStream
-from selfplay.distributed import World, all_reduce_sum, barrier
+from selfplay.distributed import World, all_reduce_sum, barrier, gather_objects
 from selfplay.engines.base import Sampling
 from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import validation
 from selfplay.learner.batch import balance_tokens
 from selfplay.learner.learner import Learner
 from selfplay.learner.update import update_policy
+from selfplay.metrics.groups import group_records, mean_advantages
 from selfplay.metrics.monitors import Monitors
 from selfplay.metrics.step import step_metrics
 from selfplay.metrics.step_log import Journal, Stopwatch
@@ -189,6 +190,24 @@ def measure(run: Run, rollout: Rollout, batch: Batch, learnt: dict[str, float]) 
     learnt = learnt | run.partners.take_usage()
     metrics = step_metrics(rollout.episodes, rollout.stats, batch.stats, learnt, run.world)
     return metrics | {"num_engine_restarts": run.supervisor.take_num_restarts()}
+
+
+def log_groups(run: Run, rollout: Rollout, batch: Batch, num_done: int) -> None:
+    """Write the games of all ranks to groups.jsonl, if the settings choose step number `num_done`
+    (1 after the first update)."""
+    every, method = run.config.log_groups_every, run.config.algorithm.method
+    if not every or (num_done - 1) % every:
+        return
+    # Samples may have moved to other ranks. The critic of ppo gives advantages in the update only.
+    own = {} if method == "ppo" else mean_advantages(batch.samples)
+    advantages = {
+        name: mean for rank in gather_objects(own, run.world) for name, mean in rank.items()
+    }
+    own_records = group_records(
+        rollout.episodes, batch.stats, advantages, step=num_done, pieces=run.rendering.pieces
+    )
+    every_rank = gather_objects(own_records, run.world)
+    run.journal.groups([record for records in every_rank for record in records])
 
 
 def push(run: Run, version: int) -> dict[str, float]:

@@ -80,6 +80,9 @@ class Config:
     """how many of the newest checkpoints are kept"""
     log_games_every: int = Field(default=50, ge=1, le=10_000_000)
     """write every n-th game in full to games.jsonl"""
+    log_groups_every: int = Field(default=50, ge=0, le=10_000_000)
+    """write all games of step 1 and of every n-th step from there to groups.jsonl, instance by
+    instance, with each seat's reward, return and advantage; 0 writes none"""
     threads: int = Field(default=0, ge=0, le=256)
     """CPU threads of PyTorch; 0 keeps PyTorch's default"""
     monitors: tuple[str, ...] = DEFAULT_MONITORS

@@ -25,7 +25,7 @@ from selfplay.errors import SettingsError
 
 # Settings that may change when a run resumes: first those of its length and logs.
 _LENGTH = (
-    *("out", "steps", "save_every", "keep_checkpoints", "log_games_every"),
+    *("out", "steps", "save_every", "keep_checkpoints", "log_games_every", "log_groups_every"),
     *("eval", "monitors", "track"),
 )
 # Settings of where and how things are computed. Results stay equal up to rounding or, with SGLang,

@@ -80,7 +80,14 @@ class Journal:
         self._num_steps, self._log_games_every, self._rank = num_steps, log_games_every, rank
         self._metrics = StepLog(folder / "metrics.jsonl", after_step=after_step, rank=rank)
         self._games = StepLog(folder / "games.jsonl", after_step=after_step, rank=rank)
+        self._groups = StepLog(folder / "groups.jsonl", after_step=after_step, rank=rank)
         self._tracker = Tracker(folder, track, after_step=after_step, rank=rank)
+
+    def groups(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Write the groups of a step (`group_records`), before `step` writes its line."""
+        for record in records:
+            self._groups.append(record)
+        self._groups.sync()
 
     def step(
         self,
@@ -110,6 +117,7 @@ class Journal:
     def close(self) -> None:
         self._metrics.close()
         self._games.close()
+        self._groups.close()
         self._tracker.close()
 
 

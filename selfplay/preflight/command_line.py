@@ -24,7 +24,8 @@ from selfplay.errors import SettingsError
 _Append = argparse._AppendAction
 # Keys and sections that only train.py reads. A key does not declare its readers: add new ones here.
 _OF_TRAINING = {
-    *("out", "steps", "save_every", "keep_checkpoints", "log_games_every", "monitors", "track"),
+    *("out", "steps", "save_every", "keep_checkpoints", "log_games_every", "log_groups_every"),
+    *("monitors", "track"),
     *("warm_start", "policy_pool", "reward", "algorithm", "critic", "optim"),
 }
 _DASHES = "-\N{EN DASH}\N{EM DASH}"  # editors make the others of two hyphens

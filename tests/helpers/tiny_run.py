@@ -191,7 +191,8 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
 def assert_same_run(one: Path, other: Path) -> None:
     """Metrics, games, weights and held-out results are the same, bit for bit."""
     assert metrics_of(one) == metrics_of(other)
-    assert (one / "games.jsonl").read_text() == (other / "games.jsonl").read_text()
+    for name in ("games.jsonl", "groups.jsonl"):
+        assert (one / name).read_text() == (other / name).read_text()
     assert same_weights(one / "final", other / "final")
     held_out = [json.loads((run / "held_out_after.json").read_text()) for run in (one, other)]
     assert held_out[0] == held_out[1]
