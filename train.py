@@ -84,7 +84,7 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
             run.monitors.check(num_done, metrics, skipped)
         log_groups(run, rollout, batch, num_done)
         run.journal.step(num_done, metrics, rollout.episodes, run.timed)
-        if evaluates:
+        if evaluates or saves:
             refresh_report(run.folder, rank=world.rank, min_age_s=30.0)
         if checkpoint is not None:
             checkpoint.finish(trainer_state(run), keep=config.keep_checkpoints)

@@ -144,7 +144,7 @@ def _holds(rule: Rule, series: _Series, mean: float, rising_mean: float) -> bool
         return mean > rule.bound
     assert series.best is not None and series.first is not None
     if rule.relation == "loses":
-        return mean < series.first * (1 - rule.bound)
+        return series.first > 0 and mean < series.first * (1 - rule.bound)
     falls = series.best - mean > rule.bound
     return falls and (rule.rising is None or rising_mean > series.rising_at_best)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Collection
 from importlib import metadata
@@ -16,6 +18,7 @@ from typing import TextIO
 
 import selfplay
 from dialop.kit import games
+from dialop.shown import on_one_line
 from selfplay.atomic import write_atomically
 from selfplay.config import Config
 from selfplay.config.load import load
@@ -73,6 +76,18 @@ def hold_run(folder: Path) -> TextIO:
     file.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
     file.flush()
     return file
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a trainer of this machine holds the folder now (`hold_run`)."""
+    try:
+        with (folder / ".lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def open_run(folder: Path, config: Config) -> None:
@@ -146,7 +161,8 @@ def _among(keys: Collection[str], line: str) -> bool:
 
 
 def _describe_code() -> str:
-    """The start time, the git commit of a clone and whether files differ from it, and versions."""
+    """The start time, the git commit of a clone and whether files differ from it, the command, and
+    versions."""
     root = Path(__file__).resolve().parents[2]
     # An installed copy may lie inside someone else's repository.
     commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else ""
@@ -159,7 +175,11 @@ def _describe_code() -> str:
         except metadata.PackageNotFoundError:
             continue
     started = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    return f"started {started}\ncommit {commit or 'unknown'}\n{', '.join(versions)}\n"
+    name = Path(sys.argv[0]).name
+    words = [*(["python"] if name.endswith(".py") else []), name, *sys.argv[1:]]
+    command = on_one_line(shlex.join(words))
+    lines = [f"started {started}", f"commit {commit or 'unknown'}", f"command {command}"]
+    return "\n".join([*lines, ", ".join(versions), ""])
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -183,7 +183,8 @@ def smoothed(points: Sequence[Point], *, share: float = 0.05) -> list[Point]:
     places = np.arange(len(points))
     first, end = np.maximum(0, places - half), np.minimum(len(points), places + half + 1)
     means = (sums[end] - sums[first]) / (end - first)
-    return [(x, float(mean)) for (x, _), mean in zip(points, means, strict=True)]
+    # Rounded, so that equal values stay equal and the axis does not show their rounding.
+    return [(x, float(f"{mean:.10g}")) for (x, _), mean in zip(points, means, strict=True)]
 
 
 def _axes() -> tuple[Figure, Axes]:

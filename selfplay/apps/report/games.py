@@ -20,6 +20,7 @@ from selfplay.apps.report.run_files import RunFiles
 MAX_BYTES = 12_000_000  # of the viewer's data as JSON
 TRAINING = "training"
 SHOWN_ROWS = ("sampled", "policy")  # rows of an evaluation whose games are shown, by their start
+_CREDIT = ("reward", "return", "advantage")  # of a seat, in the games of groups
 _KEPT = ("episode", "step", "score_norm", "agreed", "ended", "facts", "rewards", "seat_scores")
 
 # What a record of another version, or a damaged one, raises where it is read.
@@ -123,6 +124,7 @@ def drawn_game(
             {
                 "player": on_one_line(str(seat["player"])),
                 **({"role": role} if role else {}),
+                **{n: seat[n] for n in _CREDIT if isinstance(seat.get(n), int | float)},
                 "system": texts.number(seat["system"]),
                 "user": texts.number(seat["user"]),
             }

@@ -1,5 +1,7 @@
-// The page of runs: charts under the pointer, the list of games, keys.
+// The page of runs: charts under the pointer, the list of games, links to games, keys.
 const data = JSON.parse(find("data").textContent);
+
+const nearest = (values, at) => (values.length ? values.reduce((a, b) => (Math.abs(b - at) < Math.abs(a - at) ? b : a)) : undefined);
 
 // --- charts
 for (const figure of document.querySelectorAll(".chart")) {
@@ -7,12 +9,15 @@ for (const figure of document.querySelectorAll(".chart")) {
   const plot = figure.querySelector(".plot"), svg = plot.querySelector("svg"), rule = make("div", { class: "rule", hidden: true });
   const [, , width, height] = svg.getAttribute("viewBox").split(" ").map(Number);
   plot.append(rule);
-  plot.addEventListener("pointermove", (event) => {
-    const area = svg.getBoundingClientRect(), scale = area.width / width, [left, top, right, bottom] = chart.box;
+  const stepAt = (event) => {
+    const area = svg.getBoundingClientRect(), scale = area.width / width, [left, , right] = chart.box;
     const at = chart.x[0] + ((event.clientX - area.left) / scale - left) / (right - left) * (chart.x[1] - chart.x[0]);
-    const steps = chart.lines.flatMap((line) => line.points.map((point) => point[0]));
-    if (!steps.length || at < chart.x[0] || at > chart.x[1]) { rule.hidden = true; hideTip(); return; }
-    const step = steps.reduce((a, b) => (Math.abs(b - at) < Math.abs(a - at) ? b : a));
+    return at < chart.x[0] || at > chart.x[1] ? undefined : nearest(chart.lines.flatMap((line) => line.points.map((point) => point[0])), at);
+  };
+  plot.addEventListener("click", (event) => { const step = stepAt(event); if (step !== undefined) openStep(step); });
+  plot.addEventListener("pointermove", (event) => {
+    const scale = svg.getBoundingClientRect().width / width, [left, top, right, bottom] = chart.box, step = stepAt(event);
+    if (step === undefined) { rule.hidden = true; hideTip(); return; }
     const rows = chart.lines.map((line) => {
       const point = line.points.find((p) => p[0] === step), band = line.band.find((p) => p[0] === step);
       return point && `${line.name}  ${short(point[1])}${band ? ` [${short(band[1])}, ${short(band[2])}]` : ""}`;
@@ -21,7 +26,7 @@ for (const figure of document.querySelectorAll(".chart")) {
     rule.style.left = `${(left + (step - chart.x[0]) / (chart.x[1] - chart.x[0]) * (right - left)) * scale}px`;
     rule.style.top = `${top * scale}px`;
     rule.style.height = `${(bottom - top) * scale}px`;
-    showTip(event, [`step ${step}`, ...rows].join("\n"));
+    showTip(event, [`step ${step}`, ...rows, games.some((game) => game.source === "training") && "click: its games"].filter(Boolean).join("\n"));
   });
   plot.addEventListener("pointerleave", () => { rule.hidden = true; hideTip(); });
 }
@@ -41,14 +46,21 @@ const orders = {
   best: (a, b) => b.score_norm - a.score_norm,
   changed: (a, b) => Math.abs(b.change || 0) - Math.abs(a.change || 0),
   latest: (a, b) => b.step - a.step,
+  group: (a, b) => !credited(a) - !credited(b) || a.step - b.step || (a.instance < b.instance ? -1 : a.instance > b.instance ? 1 : a.episode - b.episode),
 };
+// A game of a group: its seats have reward, return and advantage.
+const credited = (game) => game.seats.some((seat) => seat.reward !== undefined);
+const groupOf = (game) => (credited(game) ? games.map((_, place) => place).filter((place) => {
+  const other = games[place];
+  return credited(other) && ["run", "step", "instance", "source"].every((name) => other[name] === game[name]);
+}).sort((a, b) => games[a].episode - games[b].episode) : []);
 const sourceOf = (game) => (data.runs.length > 1 ? `${data.runs[game.run]}: ${game.source}` : game.source);
 
 function refilter(keep) {
-  const source = find("source").value, words = find("search").value.trim().toLowerCase(), order = find("order").value;
+  const source = find("source").value, words = find("search").value.trim().toLowerCase(), order = find("order").value, step = find("step").value.trim();
   const chosen = games.map((game, place) => place).filter((place) => {
     const game = games[place];
-    return (source === "all" || sourceOf(game) === source) && shows[find("show").value](game)
+    return (source === "all" || sourceOf(game) === source) && (!step || game.step === Number(step)) && shows[find("show").value](game)
       && (order !== "changed" || game.change !== undefined) && (!words || talkOf(game).includes(words));
   });
   chosen.sort((a, b) => orders[order](games[a], games[b]) || a - b);
@@ -56,7 +68,7 @@ function refilter(keep) {
   find("count").textContent = `${chosen.length} of ${games.length} games`;
   find("list").replaceChildren(...chosen.map((place, index) => {
     const game = games[place];
-    return make("li", { "data-place": place, on: { click: () => open(place, true) } },
+    return make("li", { "data-place": place, on: { click: () => pick(place) } },
       make("b", {}, share(game.score_norm)),
       make("span", {},
         game.change ? make("em", { class: game.change > 0 ? "up" : "down" }, `${signed(game.change)} `) : null,
@@ -70,7 +82,43 @@ function refilter(keep) {
   else { state.current = -1; find("game").replaceChildren(make("p", { class: "panel quiet" }, "No game fits these filters.")); }
 }
 
-function open(place, scroll) {
+// A game that the reader chose: the page's address leads to it from now on.
+function pick(place) {
+  open(place);
+  history.replaceState(null, "", `#game=${encodeURIComponent(nameOf(games[place]))}`);
+  if (innerWidth < 760) find("game").scrollIntoView();
+}
+const nameOf = (game) => [sourceOf(game), game.step, game.instance, game.episode].join("/");
+
+// The game that the page's address names, whatever the filters.
+function openLinked() {
+  if (!location.hash.startsWith("#game=") || !find("list")) return;
+  let name = "";
+  try { name = decodeURIComponent(location.hash.slice(6)); } catch { return; }
+  const place = games.findIndex((game) => nameOf(game) === name);
+  if (place < 0) return;
+  find("source").value = sourceOf(games[place]);
+  for (const id of ["search", "step"]) find(id).value = "";
+  find("show").value = "all";
+  refilter();
+  open(place);
+  if (performance.getEntriesByType("navigation")[0]?.type !== "reload") find("games").scrollIntoView();
+}
+
+// The games of training nearest to a step, from a point of a curve.
+function openStep(step) {
+  const kept = nearest(games.filter((game) => game.source === "training").map((game) => game.step), step);
+  if (kept === undefined) return;
+  find("source").value = data.runs.length > 1 ? "all" : "training";
+  find("step").value = kept;
+  find("show").value = "all";
+  find("search").value = "";
+  find("order").value = "group";
+  refilter();
+  find("games").scrollIntoView();
+}
+
+function open(place) {
   state.current = place;
   const proposals = proposalsOf(games[place]);
   state.proposal = proposals.length - 1;
@@ -82,20 +130,53 @@ function open(place, scroll) {
     if (here) list.scrollTop = Math.max(Math.min(list.scrollTop, item.offsetTop), item.offsetTop + item.offsetHeight - list.clientHeight);
   }
   draw();
-  if (scroll && innerWidth < 760) find("game").scrollIntoView();
 }
 
 function move(by) {
   if (!state.shown.length) return;
   const index = state.shown.indexOf(state.current);
-  open(state.shown[Math.max(0, Math.min(state.shown.length - 1, index + by))]);
+  const place = state.shown[Math.max(0, Math.min(state.shown.length - 1, index + by))];
+  if (place !== state.current) pick(place);
 }
 
 // --- one game
 function draw() {
   const game = games[state.current];
-  const pick = (number) => { state.proposal = number; draw(); };
-  find("game").replaceChildren(headline(game), ...gamePanels(game, data.texts, state.proposal, pick));
+  const choose = (number) => { state.proposal = number; draw(); };
+  find("game").replaceChildren(headline(game), ...group(game), ...gamePanels(game, data.texts, state.proposal, choose));
+  // Scrolls the group alone, not the page.
+  const strip = document.querySelector(".group"), card = strip?.querySelector("[aria-current=true]");
+  if (card) strip.scrollLeft = card.offsetLeft - (strip.clientWidth - card.clientWidth) / 2;
+}
+
+// All games of the instance in this step, side by side: what each seat got, what that was worth to
+// the update, and the talk in short.
+function group(game) {
+  const places = groupOf(game);
+  if (places.length < 2) return [];
+  const seats = game.seats.map((_, seat) => seat).filter((seat) => places.some((place) => games[place].seats[seat].reward !== undefined));
+  const means = seats.map((seat) => {
+    const rewards = places.map((place) => games[place].seats[seat].reward).filter((reward) => reward !== undefined);
+    return `${seatName(game, seat)} ${short(rewards.reduce((a, b) => a + b, 0) / rewards.length)}`;
+  });
+  return [make("div", { class: "panel" },
+    make("div", { class: "who" }, `The ${places.length} games of this instance in step ${game.step}`, make("small", {}, `mean reward: ${means.join(", ")}`)),
+    make("div", { class: "group" }, places.map((place) => {
+      const one = games[place];
+      return make("div", { class: "card", "aria-current": String(place === state.current), on: { click: () => pick(place) } },
+        make("div", { class: "headline" }, make("button", { type: "button" }, `game ${one.episode}`), make("span", { class: `pill ${one.agreed ? "" : "bad"}` }, share(one.score_norm))),
+        make("table", {}, make("tr", {}, ["", "reward", "return", "adv."].map((name) => make("th", { class: name && "num" }, name))),
+          seats.map((seat) => make("tr", { class: seatClass(seat) }, make("td", { class: "who" }, seatName(one, seat)),
+            make("td", { class: "num" }, short(one.seats[seat].reward)), make("td", { class: "num" }, short(one.seats[seat].return)),
+            worth(one.seats[seat].advantage)))),
+        one.turns.map((turn) => make("div", { class: `line ${seatClass(turn.seat)} ${turn.error ? "refused" : ""}`, title: turn.text }, turn.text || "(nothing)")));
+    })),
+    make("p", { class: "key" }, "Return: mean over the seat's sampled tokens of what was still to come. Advantage: mean over the same tokens; – where the seat's games here all returned the same and train nothing, or where a critic gives it."))];
+}
+
+function worth(advantage) {
+  if (advantage === undefined) return make("td", { class: "num" }, "–");
+  return make("td", { class: `num worth ${advantage < 0 ? "less" : "more"}`, style: { "--v": `${Math.min(60, 30 * Math.abs(advantage))}%` } }, (advantage > 0 ? "+" : "") + advantage.toFixed(2));
 }
 
 function headline(game) {
@@ -112,7 +193,7 @@ function headline(game) {
       make("span", { class: `pill ${good ? "good" : game.agreed ? "" : "bad"}` }, `score ${share(game.score_norm)}`),
       make("h3", {}, game.source === "training" ? `${sourceOf(game)}, step ${game.step}` : `${sourceOf(game)} self-play`.replace(/(: .*) self-play$/, "$1")),
       twin ? make("span", { class: "quiet" }, game.source === "after" ? `was ${share(twin.score_norm)} before` : `becomes ${share(twin.score_norm)} after`) : null,
-      twin ? make("button", { type: "button", id: "twin", on: { click: () => open(game.twin) } }, game.source === "after" ? "the same instance before" : "the same instance after") : null),
+      twin ? make("button", { type: "button", id: "twin", on: { click: () => pick(game.twin) } }, game.source === "after" ? "the same instance before" : "the same instance after") : null),
     make("div", { class: "facts" }, make("span", {}, `instance ${game.instance}`), facts.filter(Boolean).map((fact) => make("span", {}, fact))));
 }
 
@@ -123,7 +204,7 @@ function cycle(select) {
 }
 const keys = {
   j: () => move(1), k: () => move(-1), f: () => cycle(find("show")), o: () => cycle(find("order")),
-  b: () => { const twin = games[state.current]?.twin; if (twin !== undefined) open(twin); },
+  b: () => { const twin = games[state.current]?.twin; if (twin !== undefined) pick(twin); },
   p: () => { const num = state.current < 0 ? 0 : proposalsOf(games[state.current]).length; if (num) { state.proposal = (state.proposal + 1) % num; draw(); } },
   t: () => find("game").classList.toggle("heatmap"),
   "/": () => find("search").focus(),
@@ -133,7 +214,7 @@ if (find("list")) {
   find("source").append(...["all", ...sources].map((name) => make("option", { value: name }, name)));
   find("source").value = sources.find((name) => /(^|: )after$/.test(name)) || "all";
   for (const id of ["source", "show", "order"]) find(id).addEventListener("change", () => refilter());
-  find("search").addEventListener("input", () => refilter());
+  for (const id of ["search", "step"]) find(id).addEventListener("input", () => refilter());
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") event.target.blur();
     if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
@@ -142,3 +223,19 @@ if (find("list")) {
   });
   refilter();
 }
+openLinked();
+addEventListener("hashchange", openLinked);
+
+// --- a page of a run that goes on: how old it is, and the next one as soon as nobody reads this one
+const opened = Date.now();
+let touched = 0;
+for (const event of ["pointermove", "keydown", "wheel", "touchstart"]) addEventListener(event, () => { touched = Date.now(); }, { passive: true });
+function age() {
+  const minutes = Math.floor((Date.now() / 1000 - data.drawn) / 60);
+  const news = minutes < 1 ? "" : minutes < 120 ? `(${minutes} min ago)` : `(${Math.floor(minutes / 60)} h ago)`;
+  for (const node of document.querySelectorAll(".age")) node.textContent = news;
+  for (const node of document.querySelectorAll(".state.running")) node.textContent = minutes < 60 ? "running" : "was running";
+  if (data.running && document.visibilityState === "visible" && Date.now() - Math.max(opened, touched) > 60_000) location.reload();
+}
+age();
+setInterval(age, 10_000);

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -86,6 +87,9 @@ def page_html(runs: Sequence[RunFiles]) -> str:
     runs = told_apart(runs)
     charts = run_charts(runs[0]) if len(runs) == 1 else compared_charts(runs)
     games = viewer_data(runs)
+    drawn = time.time()
+    live = {"drawn": drawn, "running": any(run.state == "running" for run in runs)}
+    shown = {**games, **live, "charts": [hover_data(chart) for chart in charts]}
     return fill(
         _HERE / "page.html.j2",
         scripts=[_HERE / "game.js", _HERE / "page.js"],
@@ -100,7 +104,8 @@ def page_html(runs: Sequence[RunFiles]) -> str:
         settings=settings_table(runs),
         num_games=len(games["games"]),
         num_left_out=games["num_left_out"],
-        data=Markup(safe_json({**games, "charts": [hover_data(chart) for chart in charts]})),
+        drawn=time.strftime("%Y-%m-%d %H:%M", time.localtime(drawn)),
+        data=Markup(safe_json(shown)),
     )
 
 

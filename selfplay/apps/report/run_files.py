@@ -17,9 +17,12 @@ from selfplay.config import Config
 from selfplay.config.load import load
 from selfplay.config.text import changed
 from selfplay.errors import SettingsError
+from selfplay.metrics.monitors import warnings_of
+from selfplay.metrics.run_folder import is_held
 from selfplay.metrics.step_log import plain_json
 
 MAX_TRAINING_GAMES = 240  # games of games.jsonl that a page holds, evenly spread over the file
+MAX_GROUPS = 32  # of groups.jsonl, each all games of one instance in a step
 STAGES = ("before", "after")
 
 
@@ -39,16 +42,29 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """What a run folder holds. `settings` are (key, default, value) where the two differ."""
+    """What a run folder holds. `settings` are (key, default, value) where the two differ; `about`
+    says model, game, start and command as (name, value); `games` begin with those of groups, whose
+    seats have reward, return and advantage."""
 
     name: str
     folder: Path
-    kit: Kit | None  # None if the settings cannot be read
+    config: Config | None  # None if the settings cannot be read
     settings: list[tuple[str, str, str]]
+    about: list[tuple[str, str]]
+    state: str  # running, stopped or finished
     steps: list[dict[str, Any]]
     rows: list[Row]
     games: list[dict[str, Any]]
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def kit(self) -> Kit | None:
+        return self.config.game.kit if self.config else None
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the run's monitors warn of in its steps."""
+        return warnings_of(self.config.monitors, self.steps) if self.config else []
 
     @property
     def unequal(self) -> bool:
@@ -72,11 +88,13 @@ def read_run(folder: Path) -> RunFiles:
     return RunFiles(
         name=folder.resolve().name,
         folder=folder,
-        kit=config.game.kit if config else None,
+        config=config,
         settings=changed(config, Config()) if config else [],
+        about=list(_about(folder, config)),
+        state=_state(folder),
         steps=list(_steps(folder, problems)),
         rows=list(_rows(folder, problems)),
-        games=list(_spread(folder / "games.jsonl", problems)),
+        games=list(_training_games(folder, problems)),
         problems=problems,
     )
 
@@ -99,6 +117,32 @@ def _config(path: Path, problems: list[str]) -> Config | None:
     except SettingsError as error:
         problems.append(on_one_line(str(error)))
         return None
+
+
+def _about(folder: Path, config: Config | None) -> Iterator[tuple[str, str]]:
+    """Model and game of the settings; the first start and the newest command of code.txt."""
+    if config is not None:
+        shape = config.model.scratch
+        scratch = f"from scratch, {shape.arch} of width {shape.width}" if shape else ""
+        adapters = f", LoRA of rank {config.model.lora.rank}" if config.model.lora else ""
+        yield "model", f"{config.model.path or scratch}{adapters}"
+        yield "game", config.game.name
+    path = folder / "code.txt"
+    text = path.read_text("utf-8", errors="replace") if path.is_file() else ""
+    lines = [line.partition(" ") for line in text.splitlines()]
+    starts, commands = (
+        [value for name, _, value in lines if name == wanted] for wanted in ("started", "command")
+    )
+    if starts:
+        yield "started", on_one_line(starts[0])
+    if commands:
+        yield "command", on_one_line(commands[-1])
+
+
+def _state(folder: Path) -> str:
+    if (folder / "held_out_after.json").exists():
+        return "finished"
+    return "running" if is_held(folder) else "stopped"
 
 
 def _json(path: Path, problems: list[str]) -> dict[str, Any]:
@@ -146,16 +190,35 @@ def _line(line: bytes, where: str, problems: list[str]) -> Iterator[dict[str, An
         yield value
 
 
-def _spread(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
-    """At most MAX_TRAINING_GAMES lines of a file, evenly spread, the last one included."""
+def _training_games(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """The games of groups.jsonl, then those of games.jsonl that are not among them."""
+    seen: set[tuple[str, ...]] = set()
+
+    def key(game: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(str(game.get(name)) for name in ("step", "instance", "episode"))
+
+    for group in _spread(folder / "groups.jsonl", problems, most=MAX_GROUPS):
+        games = group.get("games")
+        if not (isinstance(games, list) and all(isinstance(game, dict) for game in games)):
+            problems.append(f"groups.jsonl: games must be a list of objects, got {games!r:.80}")
+            continue
+        seen |= {key(game) for game in games}
+        yield from games
+    for game in _spread(folder / "games.jsonl", problems, most=MAX_TRAINING_GAMES):
+        if key(game) not in seen:
+            yield game
+
+
+def _spread(path: Path, problems: list[str], *, most: int) -> Iterator[dict[str, Any]]:
+    """At most `most` lines of a file, evenly spread, the last one included."""
     if not path.is_file():
         return
     with path.open("rb") as file:
         num = sum(1 for _ in file)
-        kept = {round((i + 1) * num / MAX_TRAINING_GAMES) - 1 for i in range(MAX_TRAINING_GAMES)}
+        kept = {round((i + 1) * num / most) - 1 for i in range(most)}
         file.seek(0)
         for number, line in enumerate(file):
-            if num <= MAX_TRAINING_GAMES or number in kept:
+            if num <= most or number in kept:
                 yield from _line(line, f"{path.name} line {number + 1}", problems)
 
 

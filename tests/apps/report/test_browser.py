@@ -8,6 +8,7 @@ from playwright.sync_api import Page, expect
 
 from selfplay.apps.report.page import write_report
 from selfplay.apps.report.run_files import read_run
+from selfplay.metrics.run_folder import hold_run
 from tests.helpers.browser import open_page
 from tests.helpers.run_folders import make_run, write_lines
 from tests.helpers.tiny_run import RUNS, finished
@@ -128,6 +129,63 @@ def test_the_page_has_the_systems_theme_and_fits_a_phone(address: str) -> None:
             colours.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert colours[0] != colours[1]
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of a run that keeps the groups of its steps 1 and 4."""
+    page = tmp_path_factory.mktemp("groups") / "groups.html"
+    write_report([read_run(finished("log_groups_every=3"))], page)
+    return page.as_uri()
+
+
+def test_a_point_of_a_curve_leads_to_its_games_and_a_link_to_one_survives_a_reload(
+    grouped: str,
+) -> None:
+    with open_page(grouped) as page:
+        plot = page.locator(".plot").first
+        box = plot.bounding_box()
+        assert box
+        plot.click(position={"x": box["width"] * 0.97, "y": box["height"] / 2})
+        expect(page.locator("#step")).to_have_value("4")
+        expect(page.locator("#count")).to_contain_text("16 of")
+        assert "step 4" in page.locator("#game h3").inner_text()
+        cards = page.locator(".group .card")
+        expect(cards).to_have_count(4)
+        cards.nth(2).click()
+        expect(cards.nth(2)).to_have_attribute("aria-current", "true")
+        assert page.url.endswith("%2F2") and "#game=training%2F4%2F" in page.url
+        shown = page.locator("#game").inner_text()
+        page.reload()
+        expect(page.locator(".group .card").nth(2)).to_have_attribute("aria-current", "true")
+        assert page.locator("#game").inner_text() == shown
+        page.evaluate("location.hash = location.hash.replace(/2$/, '0')")
+        expect(page.locator(".group .card").first).to_have_attribute("aria-current", "true")
+        page.evaluate("location.hash = '#game=nothing%'")
+        expect(page.locator(".group .card").first).to_have_attribute("aria-current", "true")
+
+
+def test_the_page_of_a_run_that_goes_on_reloads_while_nobody_reads(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", num_games=1)
+    for running in (True, False):
+        if running:
+            (folder / "held_out_after.json").rename(tmp_path / "after.json")
+            with hold_run(folder):
+                write_report([read_run(folder)], folder / "report.html")
+        else:
+            (tmp_path / "after.json").rename(folder / "held_out_after.json")
+            write_report([read_run(folder)], folder / "report.html")
+        with open_page((folder / "report.html").as_uri()) as page:
+            page.clock.install()
+            page.reload()
+            page.evaluate("window.same = true")
+            page.clock.fast_forward(40_000)
+            page.keyboard.press("Escape")
+            page.clock.fast_forward(50_000)
+            assert page.evaluate("window.same")  # somebody pressed a key 50 seconds ago
+            expect(page.locator(".age")).to_have_text("(1 min ago)")
+            page.clock.fast_forward(30_000)
+            page.wait_for_function(f"Boolean(window.same) === {str(not running).lower()}")
 
 
 def bare(folder: Path, **fields: Any) -> dict[str, Any]:
