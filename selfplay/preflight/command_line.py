@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dialop.specs import nearest
+from selfplay import __version__
 from selfplay.config import COMMON, Config, load_config
 from selfplay.config.load import read_value, shipped
 from selfplay.config.play import GameConfig, options_of
@@ -31,18 +32,50 @@ _OF_TRAINING = {
 _DASHES = "-\N{EN DASH}\N{EM DASH}"  # editors make the others of two hyphens
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser that raises ValueError for an invalid command line. `about` is shown as
-    it is written."""
+def typed(program: str) -> str:
+    """The command that was typed: the installed one (selfplay-train), else `program`."""
+    name = Path(sys.argv[0]).name
+    return name if name.startswith("selfplay-") else program
 
-    def __init__(self, program: str, about: str | None, **more: Any) -> None:
+
+class _Completion(argparse.Action):
+    """`--completion` prints what bash or zsh reads to complete the installed command's words."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        assert isinstance(parser, Parser)
+        words = [word for word in parser._option_string_actions if word.startswith("--")]
+        if parser.takes_settings:
+            trains = parser.program == "train.py"
+            keys = [entry.name for entry in described(Config) if entry.kind is not None]
+            words += [f"{k}=" for k in keys if trains or k.partition(".")[0] not in _OF_TRAINING]
+        words += [path.stem for path in sorted(shipped("configs").glob("*.yaml"))]
+        name = f"selfplay-{Path(parser.program).stem.rpartition('.')[2]}"
+        print(f"complete -o default -o nospace -W '{' '.join(words)}' {name}")
+        parser.exit()
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises ValueError for an invalid command line.
+
+    `program` is a file such as train.py, or a module. `about` is shown with the command that was
+    typed in place of `python FILE` or `python -m MODULE`.
+    """
+
+    def __init__(
+        self, program: str, about: str | None, *, takes_settings: bool = True, **more: Any
+    ) -> None:
+        by_python = f"python {program}" if program.endswith(".py") else f"python -m {program}"
+        self.program, self.takes_settings = program, takes_settings
         super().__init__(
-            prog=program,
-            description=about,
+            prog=typed(by_python),
+            description=(about or "").replace(by_python, typed(by_python)),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
             **more,
         )
+        self.add_argument("--version", action="version", version=f"selfplay {__version__}")
+        completion = "print a line for bash or zsh that completes the installed command's words"
+        self.add_argument("--completion", action=_Completion, nargs=0, help=completion)
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -92,7 +125,7 @@ def refused(program: str, error: Exception, *, status: int = 2) -> int:
 
     The line and its end are one write: the lines of several ranks never run into each other.
     """
-    sys.stderr.write(f"{program}: {' '.join(str(error).split())[:1500]}\n")
+    sys.stderr.write(f"{typed(program)}: {' '.join(str(error).split())[:1500]}\n")
     return status
 
 
@@ -102,7 +135,7 @@ def parse_train(words: Sequence[str], about: str) -> tuple[argparse.Namespace, C
     Raises:
         SettingsError, ValueError: for a word or a setting that cannot be used.
     """
-    usage = "train.py --config FILE [key=value ...] [--dry-run [--gpu GB]]"
+    usage = "%(prog)s --config FILE [key=value ...] [--dry-run [--gpu GB]]"
     parser = Parser("train.py", about, usage=usage, add_help=False)
     add = parser.add_argument
     add("--config", type=Path, help="a YAML file with what differs from the defaults")
@@ -132,7 +165,7 @@ def parse_train(words: Sequence[str], about: str) -> tuple[argparse.Namespace, C
 def parse_eval(words: Sequence[str], about: str) -> argparse.Namespace:
     """Parse the command line, with `key=value` words anywhere (`overrides`). Ends the process after
     --help. Raises ValueError for words that cannot be used."""
-    usage = "eval.py --checkpoint RUN_OR_FOLDER --games FILE|generated [options] [key=value ...]"
+    usage = "%(prog)s --checkpoint RUN_OR_FOLDER --games FILE|generated [options] [key=value ...]"
     parser = Parser("eval.py", about, usage=usage)
     add = parser.add_argument
     add(

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from selfplay.preflight.command_line import parse_eval, parse_train
+from selfplay import __version__
+from selfplay.preflight.command_line import Parser, parse_eval, parse_train, refused
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOW = ("torch", "transformers", "pyarrow", "scipy")  # the game's options need numpy, 0.1 s
@@ -41,6 +42,7 @@ print(config.steps, [name for name in {SLOW} if name in sys.modules])
         ("--help rollout", 0, "rollout.branch.siblings"),
         ("--help game --config tiny_planning", 0, "game.options.sites"),
         ("--list", 0, "tiny_ppo"),
+        ("--version", 0, f"selfplay {__version__}\n"),
         ("--config tiny rollout.group_sise=4", 2, "nearest is rollout.group_size"),
     ],
 )
@@ -93,3 +95,46 @@ def test_what_may_be_repeated_or_refined_is_taken() -> None:
     words = ["--temperature", "1", "--temperature", "0", "seed=3", "game.options.size=2"]
     args = parse_eval([*EVAL, *words, "game={name: matching}", "data.start=null"], "")
     assert args.temperature == [1.0, 0.0] and len(args.overrides) == 4
+
+
+@pytest.mark.parametrize(
+    ("typed", "usage", "error"),
+    [
+        ("/venv/bin/selfplay-play", "selfplay-play", "selfplay-play"),
+        ("selfplay/apps/play/__main__.py", "python -m selfplay.apps.play", "selfplay.apps.play"),
+    ],
+)
+def test_usage_and_errors_name_the_command_that_was_typed(
+    typed: str,
+    usage: str,
+    error: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", [typed])
+    parser = Parser("selfplay.apps.play", "Play.\n\n    python -m selfplay.apps.play runs/a\n")
+    said = parser.format_help()
+    assert said.startswith(f"usage: {usage} [-h]") and f"\n    {usage} runs/a\n" in said
+    refused("selfplay.apps.play", ValueError("no"))
+    assert capsys.readouterr().err == f"{error}: no\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "begun", "wanted"),
+    [
+        ("train.py", "rollout.gr", ["rollout.group_size="]),
+        ("train.py", "--dry", ["--dry-run"]),
+        ("train.py", "mediation_", ["mediation_h200"]),
+        ("eval.py", "rollout.gr", ["rollout.group_size="]),
+        ("eval.py", "optim.", []),
+    ],
+)
+def test_bash_completes_what_is_begun(program: str, begun: str, wanted: list[str]) -> None:
+    """bash itself reads the line, and its `compgen` completes by it."""
+    done, _ = answer(program, "--completion")
+    line = done.stdout.strip()
+    assert line.endswith(f"selfplay-{program.removesuffix('.py')}")
+    words = line[line.index("'") : line.rindex("'") + 1]
+    script = f"{line}\ncomplete -p {line.split()[-1]} >/dev/null && compgen -W {words} -- {begun}"
+    shell = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert (shell.stdout.split(), shell.stderr) == (wanted, "")

@@ -63,7 +63,7 @@ PAGE_PACKAGES = ("starlette", "uvicorn")  # the extra `play`, which --terminal d
 
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser(f"python -m {PROGRAM}", __doc__)
+    parser = Parser(PROGRAM, __doc__)
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, help="a run, a Hugging Face folder or name")
     add("--partner", default=SELF, help="who plays the other seat (default: the policy)")

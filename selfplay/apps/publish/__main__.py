@@ -45,7 +45,7 @@ from selfplay.preflight.run import check_folder
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     """Raises ValueError for a mistake."""
-    parser = Parser("selfplay.apps.publish", __doc__)
+    parser = Parser("selfplay.apps.publish", __doc__, takes_settings=False)
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="the folder of a finished run")
     add("name", metavar="ORG/NAME", help="the repository on the hub")

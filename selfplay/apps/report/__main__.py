@@ -14,7 +14,6 @@ open_terminal("selfplay.apps.report")  # before the imports, which take seconds
 
 # isort: split
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,27 +21,23 @@ from pathlib import Path
 from selfplay.apps.report import REPORT
 from selfplay.apps.report.page import write_report
 from selfplay.apps.report.run_files import read_run
+from selfplay.preflight.command_line import Parser, refused
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m selfplay.apps.report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("selfplay.apps.report", __doc__, takes_settings=False)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
     parser.add_argument("--out", type=Path, help="the .html file to write")
-    args = parser.parse_args(arguments)
-    out: Path = args.out or (args.runs[0] / REPORT if len(args.runs) == 1 else Path(REPORT))
     try:
+        args = parser.parse_args(arguments)
+        out: Path = args.out or (args.runs[0] / REPORT if len(args.runs) == 1 else Path(REPORT))
         if out.suffix != ".html":
             raise ValueError(f"--out must end in .html, got {out}")
         runs = [read_run(folder) for folder in args.runs]
         out.parent.mkdir(parents=True, exist_ok=True)
         write_report(runs, out)
     except (ValueError, OSError) as error:
-        print(f"selfplay.apps.report: {error}", file=sys.stderr)
-        return 2
+        return refused("selfplay.apps.report", error)
     for run in runs:
         for problem in run.problems:
             print(f"selfplay.apps.report: {run.folder}: {problem}", file=sys.stderr)
