@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import yaml
@@ -193,6 +193,21 @@ def test_the_site_lists_every_page_once() -> None:
         [path.name for path in DOCS.glob("*.md")] + ["settings.md", "errors.md"]
     )
     assert config["strict"] == "true" and "omitted_files" in config["validation"]["nav"]
+
+
+def test_notes_are_outside_the_sites_navigation_and_search(site: ModuleType) -> None:
+    config = yaml.load((ROOT / "mkdocs.yml").read_text("utf-8"), yaml.BaseLoader)
+    assert config["not_in_nav"] == "/notes/"
+    for name, meta in {"notes/log.md": {"search": {"exclude": True}}, "methods.md": {}}.items():
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=name), meta={})
+        assert site.on_page_markdown("text", page, None, None) == "text"
+        assert page.meta == meta
+
+
+def test_the_pages_for_users_have_at_most_3000_lines() -> None:
+    """All but those about the code. What was measured once belongs into docs/notes."""
+    pages = {path for path in DOCS.glob("*.md") if path.name not in ("design.md", "trust.md")}
+    assert sum(len(page.read_text("utf-8").splitlines()) for page in pages) <= 3000
 
 
 def test_the_run_folder_page_has_the_keys_of_its_files(tmp_path: Path) -> None:
