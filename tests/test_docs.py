@@ -26,6 +26,7 @@ OPTIONS = {
 KEYS = {entry.name for entry in described(Config)} | OPTIONS
 FREE = {entry.name for entry in described(Config) if (entry.kind or "").startswith("dict[")}
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+CODE = ("bench", "configs", "dialop", "examples", "selfplay", "tests")
 # Where a command's flags are declared.
 SOURCES = {
     "train.py": ("train.py", "selfplay/preflight/*.py", "selfplay/config/*.py"),
@@ -176,6 +177,18 @@ def test_every_picture_is_shown_and_every_link_leads_somewhere() -> None:
             assert path.exists(), (page.name, target)
             shown.add(path.name)
     assert {path.name for path in (DOCS / "figures").iterdir()} <= shown
+
+
+def test_every_page_that_code_names_exists() -> None:
+    files = [path for folder in CODE for path in (ROOT / folder).rglob("*.*") if path.is_file()]
+    named = {
+        (path.name, page)
+        for path in [*files, ROOT / "train.py", ROOT / "eval.py", ROOT / "Makefile"]
+        if path.suffix in (".py", ".yaml", "")
+        for page in re.findall(r"docs/[\w/]+\.md", path.read_text("utf-8"))
+    }
+    assert len(named) > 20
+    assert {(name, page) for name, page in named if not (ROOT / page).exists()} == set()
 
 
 def test_a_link_to_a_page_made_at_build_time_says_that_a_clone_lacks_it() -> None:
