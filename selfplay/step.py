@@ -195,7 +195,7 @@ def measure(run: Run, rollout: Rollout, batch: Batch, learnt: dict[str, float]) 
 def log_groups(run: Run, rollout: Rollout, batch: Batch, num_done: int) -> None:
     """Write the games of all ranks to groups.jsonl, if the settings choose step number `num_done`
     (1 after the first update)."""
-    every, method = run.config.log_groups_every, run.config.algorithm.method
+    every, method = run.config.log_groups_every, run.config.algorithm.advantage
     if not every or (num_done - 1) % every:
         return
     # Samples may have moved to other ranks. The critic of ppo gives advantages in the update only.

@@ -17,7 +17,7 @@ PAID = ((0.0, 0.5), (0.0, 0.0))  # what two moves of seat 1 are paid
 def test_games_of_an_instance_stand_side_by_side_with_what_they_were_worth() -> None:
     """Seat 0 has rewards 1 and 0, seat 1 twice 0.5: its group trains nothing."""
     games = [episode((1.0, 0.5)), episode((0.0, 0.5), index=1), episode((1.0, 1.0), instance="b")]
-    algorithm = AlgorithmConfig(method="dr_grpo")
+    algorithm = AlgorithmConfig(advantage="dr_grpo")
     samples, stats = reward_samples(games, algorithm=algorithm, reward=RewardConfig())
     advantages = mean_advantages(with_advantages(samples, algorithm=algorithm))
     first, second = group_records(games, stats, advantages, step=7)
