@@ -8,6 +8,7 @@ with the function makes the same checks before it starts.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from dialop.shown import error_line
+from selfplay.advantages.advantages import SampleStatistics
 from selfplay.advantages.sample import Sample
 from selfplay.config import Config
 from selfplay.config.load import load
@@ -137,8 +139,61 @@ def _gradient(losses_M: torch.Tensor, logprobs_M: torch.Tensor) -> torch.Tensor:
     return gradient_M
 
 
+# --- advantages -----------------------------------------------------------------------------------
+
+
+def _check_advantage(advantage: Callable[..., Any], config: Config) -> Iterator[str]:
+    rewards = {"a": (0.0, 0.5, 1.0), "b": (0.25, 0.25), "c": (-1.0,)}
+    samples = [
+        SampleStatistics(f"{group} {i}", group, "seat 0", 4, reward, 0.0)
+        for group, of_group in rewards.items()
+        for i, reward in enumerate(of_group)
+    ]
+    state: dict[str, float] = {}
+    scales = _scales(advantage, samples, state, config)
+    yield "shapes: a baseline and a divisor for each sample"
+
+    plain = all(isinstance(k, str) and type(v) in (int, float) for k, v in state.items())
+    _require(plain, f"its state must be numbers by name, got {state!r}")
+    later = dict(state)
+    _scales(advantage, samples, later, config)
+    kept = f"state {', '.join(state)}" if state else "no state"
+    yield f"finite: also in groups of equal returns and of one, and in a second step; {kept}"
+
+    again: dict[str, float] = {}
+    _require(
+        (scales, state) == (_scales(advantage, samples, again, config), again),
+        "it must be deterministic, because every rank computes it, got other numbers",
+    )
+    yield "deterministic: the same numbers twice"
+    shown = [f"{(one.mean - b) / d:.3g}" for one, (b, d) in zip(samples, scales, strict=True)]
+    yield f"advantages: {', '.join(shown[:3])} for a group of rewards 0, 0.5, 1"
+
+
+def _scales(
+    advantage: Callable[..., Any],
+    samples: Sequence[SampleStatistics],
+    state: dict[str, float],
+    config: Config,
+) -> list[tuple[float, float]]:
+    """Baselines and divisors, which are checked to be finite numbers, one pair a sample."""
+    scales = list(advantage(samples, state, config.algorithm))
+    _require(
+        len(scales) == len(samples) and all(len(scale) == 2 for scale in scales),
+        f"it must return (baseline, divisor) for each of {len(samples)} samples, got {scales!r}",
+    )
+    for one, (baseline, divisor) in zip(samples, scales, strict=True):
+        _require(
+            math.isfinite(baseline) and math.isfinite(divisor) and divisor > 0,
+            f"baselines must be finite and divisors above 0, got {baseline} and {divisor} in a "
+            f"group of {sum(other.group == one.group for other in samples)}",
+        )
+    return scales
+
+
 _CHECKS: dict[str, Callable[[Callable[..., Any], Config], Iterator[str]]] = {
     "algorithm.loss": _check_loss,
+    "algorithm.advantage": _check_advantage,
 }
 
 

@@ -56,7 +56,7 @@ class Run:
     # shares another rank's. `runner` is that engine, or an EngineRouter over it and the partners'.
     supervisor: PolicySupervisor
     judge: Judge | None
-    baselines: dict[str, float]  # the moving averages of the method ema after the finished steps
+    baselines: dict[str, float]  # the state of `algorithm.advantage` after the finished steps
     learner: Learner  # the policy, sharded, and its optimizer
     sync_check: SyncCheck  # the log-probs of engine and trainer after a push
     evaluation: EvaluationContext
@@ -144,7 +144,7 @@ def credit(run: Run, rollout: Rollout) -> Batch:
     """Turn the games into samples with rewards, and rewards into advantages over all ranks' groups.
 
     Samples move between ranks until all have about as many tokens. Updates `run.baselines`, the
-    moving averages of the method ema.
+    state of `algorithm.advantage`.
     """
     algorithm = run.config.algorithm
     with run.timed("credit"):

@@ -9,7 +9,7 @@ Shapes: G samples of a group, B samples of a batch, T tokens of a sample, K of t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import TypeVar
@@ -22,6 +22,7 @@ from selfplay.advantages.rewards import (
 )
 from selfplay.advantages.sample import Sample, trained_stretches
 from selfplay.config import COMPARED_IN_GROUPS, AlgorithmConfig, RewardConfig
+from selfplay.config.plugins import function_of
 from selfplay.distributed import World, gather_objects
 from selfplay.rollout.episode import Episode
 
@@ -54,6 +55,11 @@ class SampleStatistics:
     num_tokens: int
     mean: float
     variance: float
+
+
+Statistics = Sequence[SampleStatistics]  # of all samples of a step, over all ranks
+# Each sample's baseline and divisor: a token's advantage is (its return - baseline) / divisor.
+Scales = list[tuple[float, float]]
 
 
 def reward_samples(
@@ -89,27 +95,28 @@ def reward_samples(
 
 def compute_advantages(
     samples: Sequence[Sample],
-    baselines: Mapping[str, float],
+    state: Mapping[str, float],
     *,
     algorithm: AlgorithmConfig,
     world: World,
 ) -> tuple[list[Sample], dict[str, float]]:
-    """This rank's samples with advantages, and the moving-average baselines (ema) of the next step,
-    which are equal on every rank. Samples without a group keep their advantages.
+    """This rank's samples with advantages, and the next step's state of `algorithm.advantage`, such
+    as moving averages, equal on every rank. Samples without a group keep their advantages.
 
-    `baselines` are the moving averages of earlier steps by role. Every rank must call: a group may
-    lie on several ranks."""
-    if algorithm.advantage == "ppo":
-        return list(samples), {}  # the critic's values give the advantages later (`with_gae`)
+    Every rank must call: a group may lie on several ranks."""
     by_rank = gather_objects(sample_statistics(samples), world)
     # A sample that several ranks hold counts once.
     statistics = list({one.name: one for of_rank in by_rank for one in of_rank}.values())
-    scales = baselines_and_divisors(statistics, baselines, algorithm=algorithm)
+    if not statistics:
+        return list(samples), dict(state)
+    state, advantage = dict(state), function_of("algorithm.advantage", algorithm.advantage)
+    scales = advantage(statistics, state, algorithm)
+    scale_of = {one.name: scale for one, scale in zip(statistics, scales, strict=True)}
     with_advantages = [
-        _with_advantages(sample, *scales[sample.name]) if sample.group else sample
+        _with_advantages(sample, *scale_of[sample.name]) if sample.group else sample
         for sample in samples
     ]
-    return with_advantages, updated_baselines(baselines, statistics, algorithm=algorithm)
+    return with_advantages, state
 
 
 def _with_advantages(sample: Sample, baseline: float, divisor: float) -> Sample:
@@ -147,52 +154,81 @@ def token_returns(sample: Sample) -> list[float]:
     return returns_T
 
 
-# --- baselines and divisors -----------------------------------------------------------------------
+# --- baselines and divisors: functions for `algorithm.advantage` ----------------------------------
 
 
-def baselines_and_divisors(
-    statistics: Sequence[SampleStatistics],
-    baselines: Mapping[str, float],
-    *,
-    algorithm: AlgorithmConfig,
-) -> dict[str, tuple[float, float]]:
-    """Each sample's baseline and divisor, by its name."""
-    method, eps = algorithm.advantage, algorithm.advantage_eps
+def grpo(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfig) -> Scales:
+    """The group's mean and standard deviation (arXiv 2402.03300, section 4.1.2)."""
+    return _per_group(
+        samples,
+        lambda group: [(_mean(group), group_std(group) + algorithm.advantage_eps)] * len(group),
+    )
+
+
+def dr_grpo(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfig) -> Scales:
+    """The group's mean (Dr. GRPO, arXiv 2503.20783)."""
+    return _per_group(samples, lambda group: [(_mean(group), 1.0)] * len(group))
+
+
+def rloo(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfig) -> Scales:
+    """The mean of the other samples of the group (RLOO, arXiv 2402.14740)."""
+    return _per_group(
+        samples, lambda group: [(b, 1.0) for b in leave_one_out([one.mean for one in group])]
+    )
+
+
+def reinforce_pp(
+    samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfig
+) -> Scales:
+    """The batch's mean and standard deviation over tokens (REINFORCE++, arXiv 2501.03262)."""
+    mean, std = batch_moments(samples)
+    return [(mean, std + algorithm.advantage_eps)] * len(samples)
+
+
+def ema(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfig) -> Scales:
+    """The role's moving average (role-conditioned advantage estimation, SPIRAL, arXiv 2506.24119).
+
+    The baselines are of earlier steps only, because this step's rewards would bias the gradient;
+    the first step has no others. The averages are the state: EMA_DECAY * old + (1 - EMA_DECAY) *
+    mean, at first the mean itself.
+    """
+    baselines = {}
+    for role, of_role in _grouped(samples, by="role").items():
+        mean = _mean(of_role)
+        baselines[role] = old = state.get(role, mean)
+        state[role] = EMA_DECAY * old + (1.0 - EMA_DECAY) * mean if role in state else mean
+    return [(baselines[one.role], 1.0) for one in samples]
+
+
+def ppo(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfig) -> Scales:
+    """No baseline: in the update the critic's values give other advantages (`with_gae`)."""
+    return [(0.0, 1.0)] * len(samples)
+
+
+def _per_group(
+    samples: Statistics, scales_of: Callable[[list[SampleStatistics]], Scales]
+) -> Scales:
+    """Each sample's baseline and divisor, which `scales_of` gives for a group at a time."""
     scales: dict[str, tuple[float, float]] = {}
-    if method == "reinforce_pp" and statistics:
-        mean, std = batch_moments(statistics)
-        return {one.name: (mean, std + eps) for one in statistics}
-    for key, group in _grouped(statistics, by="role" if method == "ema" else "group").items():
-        means_G = [one.mean for one in group]
-        divisor = 1.0
-        if method == "ema":
-            # Only earlier steps' rewards, because this step's would bias the gradient; the first
-            # step has no others.
-            start = baselines[key] if key in baselines else sum(means_G) / len(means_G)
-            baselines_G = [start] * len(group)
-        elif method == "rloo":
-            baselines_G = leave_one_out(means_G)
-        elif method in ("grpo", "dr_grpo"):
-            # The group's mean (arXiv 2402.03300, section 4.1.2).
-            baselines_G = [sum(means_G) / len(means_G)] * len(means_G)
-        else:
-            raise ValueError(f"algorithm.advantage {method} has no baseline in {__name__}")
-        if method == "grpo":
-            divisor = group_std(group) + eps
-        scales |= {one.name: (b, divisor) for one, b in zip(group, baselines_G, strict=True)}
-    return scales
+    for group in _grouped(samples, by="group").values():
+        scales |= {one.name: s for one, s in zip(group, scales_of(group), strict=True)}
+    return [scales[one.name] for one in samples]
 
 
-def group_std(group: Sequence[SampleStatistics]) -> float:
+def _mean(group: Statistics) -> float:
+    return sum(one.mean for one in group) / len(group)
+
+
+def group_std(group: Statistics) -> float:
     """The population standard deviation of the group's returns. Every sample has equal weight,
     whatever its length."""
-    mean = sum(one.mean for one in group) / len(group)
+    mean = _mean(group)
     squares = [(one.mean - mean) ** 2 + one.variance for one in group]
     return math.sqrt(sum(squares) / len(squares))
 
 
 def leave_one_out(means_G: Sequence[float]) -> list[float]:
-    """The mean of the other samples as each one's baseline (RLOO, arXiv 2402.14740).
+    """The mean of the other samples as each one's baseline.
 
     It does not depend on the sample itself, so the gradient stays unbiased. The only sample of a
     group is its own baseline.
@@ -203,32 +239,13 @@ def leave_one_out(means_G: Sequence[float]) -> list[float]:
     return [(total - mean) / (len(means_G) - 1) for mean in means_G]
 
 
-def batch_moments(batch: Sequence[SampleStatistics]) -> tuple[float, float]:
+def batch_moments(batch: Statistics) -> tuple[float, float]:
     """Mean and standard deviation of the returns of all tokens of a batch, with equal weight for
-    every token (REINFORCE++, arXiv 2501.03262, global advantage normalization)."""
+    every token."""
     num_tokens = sum(one.num_tokens for one in batch)
     mean = sum(one.num_tokens * one.mean for one in batch) / num_tokens
     squares = [one.num_tokens * ((one.mean - mean) ** 2 + one.variance) for one in batch]
     return mean, math.sqrt(sum(squares) / num_tokens)
-
-
-def updated_baselines(
-    baselines: Mapping[str, float],
-    statistics: Sequence[SampleStatistics],
-    *,
-    algorithm: AlgorithmConfig,
-) -> dict[str, float]:
-    """Each role's moving average after a step, EMA_DECAY * old + (1 - EMA_DECAY) * mean, at first
-    the mean itself; {} unless the method is ema (role-conditioned advantage estimation, SPIRAL,
-    arXiv 2506.24119)."""
-    if algorithm.advantage != "ema":
-        return {}
-    updated = dict(baselines)
-    for role, samples in _grouped(statistics, by="role").items():
-        mean = sum(one.mean for one in samples) / len(samples)
-        old = baselines.get(role)
-        updated[role] = mean if old is None else EMA_DECAY * old + (1.0 - EMA_DECAY) * mean
-    return updated
 
 
 # --- advantages from a critic, and of teachers ----------------------------------------------------

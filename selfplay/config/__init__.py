@@ -152,7 +152,7 @@ class Config:
             raise ValueError(f"critic.* needs algorithm.advantage ppo, got {method}")
         in_groups = method in COMPARED_IN_GROUPS
         branch_turns = self.rollout.branch.turns
-        if branch_turns != "none" and not in_groups:
+        if branch_turns != "none" and not self.algorithm.groups:
             raise ValueError(
                 f"algorithm.advantage must be one of {', '.join(COMPARED_IN_GROUPS)} with "
                 "rollout.branch, whose baseline is the mean over the turns of a branch point, got "
@@ -179,7 +179,7 @@ class Config:
                 f"{self.algorithm.resample}: it replaces groups of games, and these are groups of "
                 "turns; nearest: decisions"
             )
-        if self.algorithm.resample and not in_groups:
+        if self.algorithm.resample and not self.algorithm.groups:
             raise ValueError(
                 f"algorithm.resample must be 0 for {method}, which drops no zero-variance groups, "
                 f"got {self.algorithm.resample}"

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
-from selfplay.config.plugins import check_name
+from selfplay.config.plugins import PLUGINS, check_name
 from selfplay.config.schema import RULES
 
 # Methods whose baseline is of the sample's own group. Their groups need two members, and those with
@@ -94,10 +94,11 @@ class WarmStartConfig:
 class AlgorithmConfig:
     """How rewards become advantages, and advantages a loss."""
 
-    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "ema", "ppo"] = "grpo"
+    advantage: str = "grpo"
     """advantage estimator: grpo (group mean and standard deviation), dr_grpo (group mean), rloo
     (mean of the other group members), reinforce_pp (batch mean and standard deviation), ema
-    (moving average for each role), ppo (critic and GAE)"""
+    (moving average for each role), ppo (critic and GAE), or a function of your own as
+    my_file.py:name (docs/your_method.md)"""
     advantage_eps: float = Field(default=1e-4, ge=0.0, le=1000.0)
     """added to the standard deviation that divides advantages; a larger value damps groups with
     almost no variance"""
@@ -146,10 +147,16 @@ class AlgorithmConfig:
     options: dict[str, object] = Field(default_factory=dict)
     """settings of a loss or advantage of your own, which reads them as algorithm.options[NAME]"""
 
-    @field_validator("loss")
+    @field_validator("advantage", "loss")
     @classmethod
     def _function(cls, name: str, info: ValidationInfo) -> str:
         return check_name(f"algorithm.{info.field_name}", name)
+
+    @property
+    def groups(self) -> bool:
+        """Whether samples are compared within their groups, as a function of one's own may do."""
+        built_in = PLUGINS["algorithm.advantage"].built_in
+        return self.advantage in COMPARED_IN_GROUPS or self.advantage not in built_in
 
     @model_validator(mode="after")
     def check(self) -> Self:

@@ -39,6 +39,13 @@ PLUGINS = {
             "reinforce": f"{_LOSS}:reinforce",
         },
     ),
+    "algorithm.advantage": Plugin(
+        ("samples", "state", "algorithm"),
+        {
+            name: f"{_ADVANTAGES}:{name}"
+            for name in ("grpo", "dr_grpo", "rloo", "reinforce_pp", "ema", "ppo")
+        },
+    ),
 }
 
 

@@ -1,15 +1,18 @@
 """Functions of one's own: what settings accept, what the check says of right and wrong ones, the
 examples by hand, and a run with them."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from selfplay.advantages.advantages import reward_samples
 from selfplay.check import findings, main
-from selfplay.config import Config
+from selfplay.config import Config, RewardConfig
 from selfplay.config.load import load
 from selfplay.config.plugins import PLUGINS, function_of
+from tests.helpers.hand_episodes import episode, with_advantages
 from tests.helpers.small_updates import batch_of
 
 METHOD = Path(__file__).resolve().parents[2] / "examples" / "method"
@@ -45,13 +48,39 @@ def raises(logprobs_M, batch, algorithm):
 def other(logprobs, batch):
     return -logprobs, {}
 """
+ADVANTAGES = """
+import random
+
+def short(samples, state, algorithm):
+    return [(0.0, 1.0)]
+
+def divides(samples, state, algorithm):
+    return [(one.mean, one.variance) for one in samples]
+
+def draws(samples, state, algorithm):
+    return [(random.random(), 1.0) for one in samples]
+
+def hoards(samples, state, algorithm):
+    state["last"] = samples
+    return [(0.0, 1.0)] * len(samples)
+"""
+
+
+def refusal(key: str, name: str) -> str:
+    """Why the check refuses the function: one line that begins with its key and name."""
+    with pytest.raises(ValueError, match=f"^{key} {name}: ") as caught:
+        list(findings(key, name, settings()))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 @pytest.fixture(scope="module")
-def own_losses(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("own") / "own_losses.py"
-    path.write_text(LOSSES)
-    return path
+def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of files with functions of one's own."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own_losses.py").write_text(LOSSES)
+    (folder / "own_advantages.py").write_text(ADVANTAGES)
+    return folder
 
 
 def settings(*overrides: str) -> Config:
@@ -71,15 +100,23 @@ def settings(*overrides: str) -> Config:
         ("raises", "AttributeError: .*advantage_M"),
     ],
 )
-def test_a_loss_that_cannot_train_is_refused_in_one_line(
-    own_losses: Path, name: str, rule: str, capsys: pytest.CaptureFixture[str]
+def test_a_loss_that_cannot_train_is_refused_in_one_line(own: Path, name: str, rule: str) -> None:
+    assert re.search(rule, refusal("algorithm.loss", f"{own}/own_losses.py:{name}"))
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("short", r"\(baseline, divisor\) for each of 6 samples, got \[\(0.0, 1.0\)\]"),
+        ("divides", "divisors above 0, got 0.0 and 0.0 in a group of 3"),
+        ("draws", "must be deterministic"),
+        ("hoards", "state must be numbers by name"),
+    ],
+)
+def test_an_advantage_that_cannot_train_is_refused_in_one_line(
+    own: Path, name: str, rule: str
 ) -> None:
-    assert main([f"{own_losses}:{name}"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"selfplay.check: error: algorithm.loss {own_losses}:{name}: ")
-    assert said.count("\n") == 1
-    with pytest.raises(ValueError, match=rule):
-        list(findings("algorithm.loss", f"{own_losses}:{name}", settings()))
+    assert re.search(rule, refusal("algorithm.advantage", f"{own}/own_advantages.py:{name}"))
 
 
 @pytest.mark.parametrize("key", PLUGINS)
@@ -88,7 +125,10 @@ def test_the_built_in_functions_pass_the_checks_of_ones_own(key: str) -> None:
         assert len(list(findings(key, name, settings()))) >= 3
 
 
-def test_a_name_that_is_no_function_is_refused_before_a_run(own_losses: Path) -> None:
+def test_a_name_that_is_no_function_is_refused_before_a_run(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_losses = own / "own_losses.py"
     for name, rule in {
         "cisp": "must be one of clip, gspo, cispo, reinforce, or .*nearest is cispo",
         "own_losses.py": "my_file.py:name, got 'own_losses.py'",
@@ -105,6 +145,8 @@ def test_a_name_that_is_no_function_is_refused_before_a_run(own_losses: Path) ->
         with pytest.raises(ValueError, match=f"algorithm.loss .*{rule}"):
             function_of("algorithm.loss", settings(f"algorithm.loss={name}").algorithm.loss)
     assert main([f"{own_losses}:other"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"selfplay.check: error: {own_losses}:other must take the parameters")
 
 
 # --- the examples, by hand ------------------------------------------------------------------------
@@ -124,3 +166,14 @@ def test_the_example_loss(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([LOSS, "algorithm.options.tau=0.1"]) == 0
     assert capsys.readouterr().out.endswith(f"use it as algorithm.loss={LOSS}\n")
     assert main([LOSS]) == 2 and "KeyError: 'tau'" in capsys.readouterr().err
+
+
+def test_the_example_advantage() -> None:
+    """Rewards 0, 0.25 and 1 have the median 0.25; the other seat's group has its own."""
+    name = f"{METHOD / 'median.py'}:advantage"
+    episodes = [episode((r, 1.0), i) for i, r in enumerate((0.0, 0.25, 1.0))]
+    algorithm = settings(f"algorithm.advantage={name}").algorithm
+    samples, _ = reward_samples(episodes, algorithm=algorithm, reward=RewardConfig())
+    advantages = [s.advantages[-1] for s in with_advantages(samples, algorithm=algorithm)]
+    assert advantages == [-0.25, 0.0, 0.75, 0.0, 0.0, 0.0]
+    assert main([name]) == 0
