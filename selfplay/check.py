@@ -8,6 +8,7 @@ with the function makes the same checks before it starts.
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,12 +18,18 @@ import torch
 
 from dialop.shown import error_line
 from selfplay.advantages.advantages import SampleStatistics
+from selfplay.advantages.rewards import game_return, with_rewards
 from selfplay.advantages.sample import Sample
-from selfplay.config import Config
+from selfplay.config import Config, RewardConfig
 from selfplay.config.load import load
 from selfplay.config.plugins import function_of, key_of, own_functions
+from selfplay.errors import SettingsError
 from selfplay.learner.batch import MicroBatch, pack
+from selfplay.rollout.driver import play_scripted
+from selfplay.rollout.episode import limits_of
+from selfplay.rollout.seating import scripted_games
 
+NUM_GAMES = 8
 FAR = 99.0  # nats; exp of it overflows float32
 
 
@@ -43,7 +50,8 @@ def findings(key: str, name: str, config: Config) -> Iterator[str]:
     try:
         yield from _CHECKS[key](function, config)
     except Exception as error:
-        line = str(error) if isinstance(error, _Wrong) else error_line(error)
+        own = isinstance(error, _Wrong | SettingsError)
+        line = str(error) if own else error_line(error)
         raise ValueError(f"{key} {name}: {line}") from error
 
 
@@ -191,9 +199,38 @@ def _scales(
     return scales
 
 
+# --- rewards --------------------------------------------------------------------------------------
+
+
+def _check_reward(reward: Callable[..., Any], config: Config) -> Iterator[str]:
+    kit, options = config.game.kit, config.game.options
+    if not kit.SCRIPT_NAMES:
+        yield f"nothing checked: {config.game.name} has no scripted players to play a game"
+        return
+    spec = (*kit.BASELINES, *kit.SCRIPT_NAMES)[0]
+    instances = kit.generate(kit.easy(options), seed=0, num=NUM_GAMES)
+    games = scripted_games(instances, spec=spec, game=config.game)
+    episodes = play_scripted(games, limits=limits_of(config.rollout))
+    before = copy.deepcopy(episodes)
+    paid = with_rewards(episodes, config.reward)
+    moves = sum(any(turn.rewards) for episode in paid for turn in episode.turns)
+    yield (
+        f"shapes: a finite number a seat in {NUM_GAMES} games of {config.game.name} between "
+        f"scripted players ({spec}), and for {moves} of their turns"
+    )
+    _require(episodes == before, "it must not change the episode")
+    _require(paid == with_rewards(episodes, config.reward), "it must be deterministic")
+    yield "deterministic: the same rewards twice"
+    for seat in range(len(kit.ROLES)):
+        total = [game_return(episode, seat, config=RewardConfig()) for episode in paid]
+        mean = sum(total) / len(total)
+        yield f"seat {seat}: mean {mean:.3g}, from {min(total):.3g} to {max(total):.3g}"
+
+
 _CHECKS: dict[str, Callable[[Callable[..., Any], Config], Iterator[str]]] = {
     "algorithm.loss": _check_loss,
     "algorithm.advantage": _check_advantage,
+    "reward.function": _check_reward,
 }
 
 
@@ -203,7 +240,8 @@ def main(words: Sequence[str]) -> int:
         return 0
     try:
         key = key_of(words[0])
-        for line in findings(key, words[0], load(Config, None, words[1:])):
+        config = load(Config, None, [*words[1:], f"{key}={words[0]}"])
+        for line in findings(key, words[0], config):
             print(f"ok  {line}", flush=True)
     except ValueError as error:
         print(f"selfplay.check: error: {error}", file=sys.stderr)

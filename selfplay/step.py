@@ -15,6 +15,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from selfplay.advantages.advantages import CreditStats, compute_advantages, reward_samples
+from selfplay.advantages.rewards import with_rewards
 from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint, finish
@@ -112,7 +113,7 @@ def _play_instances(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
         limits=limits_of(config.rollout),
         version=step,
     )
-    return Rollout(judge_games(episodes, run.judge), stats)
+    return Rollout(with_rewards(judge_games(episodes, run.judge), config.reward), stats)
 
 
 def _resample(run: Run, step: int, rollout: Rollout) -> Rollout:

@@ -74,7 +74,7 @@ def _turn_sample(
     reward_of = game_return if per_turn else seat_reward
     value = sum(reward_of(c, seat, config=config) for c in continuations) / len(continuations)
     # Rewards of earlier moves are equal in all continuations and not part of this turn's return.
-    before = move_rewards(episode, seat, config=config).items()
+    before = move_rewards(episode, seat).items()
     value -= sum(reward for number, reward in before if number < point.turn)
     if per_turn:
         penalties = turn_penalties(episode, seat, config=config)

@@ -8,12 +8,15 @@ elsewhere (`branches.py`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from selfplay.advantages.sample import Sample
 from selfplay.chat.transcript import Span
 from selfplay.config import AlgorithmConfig, RewardConfig
+from selfplay.config.plugins import function_of
+from selfplay.errors import SettingsError
 from selfplay.rollout.episode import Episode
 
 UNACCEPTED = 0.5  # with `regret`, the fraction of its value that an unaccepted proposal pays
@@ -39,6 +42,71 @@ def episode_samples(
     return samples
 
 
+# --- the rewards of a game: functions for `reward.function` ---------------------------------------
+
+# Of each seat at the end of the game, and of each seat for each turn, () for none.
+Rewards = tuple[Sequence[float], Sequence[Sequence[float]]]
+
+
+def score_norm(episode: Episode) -> Rewards:
+    """The game's own rewards, of any sign; in a cooperative game in [0, 1]."""
+    return episode.outcome.rewards, [turn.rewards for turn in episode.turns]
+
+
+def accept(episode: Episode) -> Rewards:
+    """1 for any agreement; none of the game's own rewards."""
+    return [float(episode.outcome.agreed)] * len(episode.outcome.rewards), ()
+
+
+def regret(episode: Episode) -> Rewards:
+    """The game's own rewards after an agreement, else half of what the last proposal would have
+    given, so accepting it always gives more."""
+    rewards, moves = score_norm(episode)
+    if not episode.outcome.agreed:
+        rewards = [UNACCEPTED * episode.outcome.proposal_norm] * len(rewards)
+    return rewards, moves
+
+
+def with_rewards(episodes: Sequence[Episode], config: RewardConfig) -> list[Episode]:
+    """The games with the rewards of `reward.function` in their outcomes and turns, including the
+    continuations of branch points.
+
+    Raises SettingsError if the function does not give one finite number a seat.
+    """
+    return [_with_rewards(episode, config.function) for episode in episodes]
+
+
+def _with_rewards(episode: Episode, name: str) -> Episode:
+    rewards, moves = function_of("reward.function", name)(episode)
+    moves = moves or [()] * len(episode.turns)
+    num = len(episode.outcome.rewards)
+    lists = [rewards, *(of_seats for of_seats in moves if len(of_seats))]
+    numbers = [number for of_seats in lists for number in of_seats]
+    right = all(len(of_seats) == num for of_seats in lists) and all(map(math.isfinite, numbers))
+    if not right or len(moves) != len(episode.turns):
+        raise SettingsError(
+            f"reward.function {name} must give a finite number for each of {num} seats at the end, "
+            f"and for none or each of {len(episode.turns)} turns, got {rewards!r} and {moves!r} "
+            f"({name_of(episode)})"
+        )
+    turns = zip(episode.turns, moves, strict=True)
+    branches = (
+        replace(
+            point,
+            continuations={
+                key: _with_rewards(game, name) for key, game in point.continuations.items()
+            },
+        )
+        for point in episode.branches
+    )
+    return replace(
+        episode,
+        outcome=replace(episode.outcome, rewards=tuple(rewards)),
+        turns=tuple(replace(turn, rewards=tuple(of_seats)) for turn, of_seats in turns),
+        branches=tuple(branches),
+    )
+
+
 # --- the reward of a seat -------------------------------------------------------------------------
 
 
@@ -53,41 +121,26 @@ def seat_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:
 
 def game_return(episode: Episode, seat: int, *, config: RewardConfig) -> float:
     """The seat's return from the game: its final reward and its rewards of single moves."""
-    moves = move_rewards(episode, seat, config=config)
+    moves = move_rewards(episode, seat)
     return final_reward(episode, seat, config=config) + sum(moves.values())
 
 
 def final_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:
     """The seat's reward at the end of the game, minus the cost of what it wrote.
 
-    - `score_norm`: the game's own reward, of any sign; in a cooperative game in [0, 1].
-    - `accept`: 1 for any agreement.
-    - `regret`: the game's own reward after an agreement, else half of what the last proposal would
-      have given, so accepting it always gives more.
-
     The cost is min(1, token_cost * tokens + message_cost * words): of all tokens that the seat
     sampled, refused turns included (Wu et al., CollabLLM, arXiv 2502.00640, section 3), and of the
     words of its messages, without tags and private reasoning.
     """
-    outcome, reward = episode.outcome, episode.outcome.rewards[seat]
-    if config.function == "accept":
-        reward = float(outcome.agreed)
-    elif config.function == "regret" and not outcome.agreed:
-        reward = UNACCEPTED * outcome.proposal_norm
     num_tokens = sum(turn.num_tokens for turn in episode.turns if turn.seat == seat)
     cost = config.token_cost * num_tokens
     if config.message_cost:
         cost += config.message_cost * sum(len(m.split()) for m in episode.messages([seat]))
-    return reward - min(1.0, cost)
+    return episode.outcome.rewards[seat] - min(1.0, cost)
 
 
-def move_rewards(episode: Episode, seat: int, *, config: RewardConfig) -> dict[int, float]:
-    """The seat's rewards of single moves, by the number of turns before it.
-
-    Empty with the kind accept, which does not use the game's own rewards.
-    """
-    if config.function == "accept":
-        return {}
+def move_rewards(episode: Episode, seat: int) -> dict[int, float]:
+    """The seat's rewards of single moves, by the number of turns before it."""
     return {
         number: turn.rewards[seat]
         for number, turn in enumerate(episode.turns)
@@ -159,17 +212,15 @@ def rewarded(
         sample,
         reward=reward,
         penalties=penalties,
-        move_rewards=_move_tokens(episode, seat, config, last=last),
+        move_rewards=_move_tokens(episode, seat, last=last),
         role=role_of(episode, seat),
     )
 
 
-def _move_tokens(
-    episode: Episode, seat: int, config: RewardConfig, *, last: int
-) -> tuple[tuple[int, float], ...]:
+def _move_tokens(episode: Episode, seat: int, *, last: int) -> tuple[tuple[int, float], ...]:
     """The seat's rewards of single moves as (token, reward); no token is after `last`."""
     rewards: dict[int, float] = {}
-    for number, reward in move_rewards(episode, seat, config=config).items():
+    for number, reward in move_rewards(episode, seat).items():
         if spans := spans_until(episode, seat, number + 1):
             token = min(spans[-1].end - 1, last)
             rewards[token] = rewards.get(token, 0.0) + reward

@@ -25,6 +25,7 @@ from selfplay.config.player_spec import (
     parse_shares,
     parse_spec,
 )
+from selfplay.config.plugins import check_name
 from selfplay.config.schema import RULES, Described, described
 from selfplay.config.secrets import check_body
 
@@ -204,10 +205,11 @@ class EndpointConfig:
 class RewardConfig:
     """The reward of an episode."""
 
-    function: Literal["score_norm", "accept", "regret"] = "score_norm"
+    function: str = "score_norm"
     """score_norm: the game's own rewards, such as the score divided by the best possible score;
     accept: 1 for any agreement; regret: as score_norm, but without an agreement half the
-    score_norm of the last proposal"""
+    score_norm of the last proposal; or a function of your own as my_file.py:name
+    (docs/your_method.md)"""
     judge: str = "rubric"
     """who rates games that are rated: rubric (the game's own rule) or endpoint:MODEL@URL, a
     model that is called with the settings of `endpoint`"""
@@ -218,6 +220,11 @@ class RewardConfig:
     together"""
     error_penalty: float = Field(default=0.0, ge=0.0, le=1000.0)
     """penalty for each refused move of the seat, subtracted from its reward"""
+
+    @field_validator("function")
+    @classmethod
+    def _function(cls, name: str) -> str:
+        return check_name("reward.function", name)
 
     @model_validator(mode="after")
     def check(self) -> Self:

@@ -29,6 +29,7 @@ class Plugin:
 
 
 _LOSS, _ADVANTAGES = "selfplay.learner.loss", "selfplay.advantages.advantages"
+_REWARDS = "selfplay.advantages.rewards"
 PLUGINS = {
     "algorithm.loss": Plugin(
         ("logprobs_M", "batch", "algorithm"),
@@ -45,6 +46,9 @@ PLUGINS = {
             name: f"{_ADVANTAGES}:{name}"
             for name in ("grpo", "dr_grpo", "rloo", "reinforce_pp", "ema", "ppo")
         },
+    ),
+    "reward.function": Plugin(
+        ("episode",), {name: f"{_REWARDS}:{name}" for name in ("score_norm", "accept", "regret")}
     ),
 }
 

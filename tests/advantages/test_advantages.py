@@ -18,7 +18,7 @@ from selfplay.advantages.advantages import (
     reward_samples,
     sample_statistics,
 )
-from selfplay.advantages.rewards import seat_reward
+from selfplay.advantages.rewards import seat_reward, with_rewards
 from selfplay.advantages.sample import Sample
 from selfplay.chat.transcript import Transcript
 from selfplay.config import AlgorithmConfig, RewardConfig
@@ -48,8 +48,10 @@ def test_seats_share_the_score_and_pay_for_their_own_errors() -> None:
 
 def test_kind_accept_rewards_any_agreement() -> None:
     config = RewardConfig(function="accept", error_penalty=0.25)
-    assert seat_reward(episode((0.1, 0.1), errors=(1, 0)), 0, config=config) == 0.75
-    assert seat_reward(episode((0.0, 0.0), agreed=False), 0, config=config) == 0.0
+    (erred,) = with_rewards([episode((0.1, 0.1), errors=(1, 0))], config)
+    assert seat_reward(erred, 0, config=config) == 0.75
+    (open_ended,) = with_rewards([episode((0.3, 0.3), agreed=False)], config)
+    assert seat_reward(open_ended, 0, config=config) == 0.0
 
 
 def by_method(
@@ -216,7 +218,7 @@ def test_kind_regret_rewards_a_pending_proposal_less_than_an_accepted_one() -> N
     game = MatchingGame(SMALL, BRIEF)
 
     def reward() -> float:
-        played = replace(episode((0.0, 0.0)), outcome=game.outcome())
+        (played,) = with_rewards([replace(episode((0.0, 0.0)), outcome=game.outcome())], config)
         return seat_reward(played, 0, config=config)
 
     assert reward() == 0.0

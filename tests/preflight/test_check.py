@@ -2,16 +2,19 @@
 examples by hand, and a run with them."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from selfplay.advantages.advantages import reward_samples
+from selfplay.advantages.rewards import seat_reward, with_rewards
 from selfplay.check import findings, main
 from selfplay.config import Config, RewardConfig
 from selfplay.config.load import load
 from selfplay.config.plugins import PLUGINS, function_of
+from selfplay.rollout.episode import BranchPoint
 from tests.helpers.hand_episodes import episode, with_advantages
 from tests.helpers.small_updates import batch_of
 
@@ -64,12 +67,34 @@ def hoards(samples, state, algorithm):
     state["last"] = samples
     return [(0.0, 1.0)] * len(samples)
 """
+REWARDS = """
+import random
+
+def one(episode):
+    return [1.0], ()
+
+def infinite(episode):
+    return [float("inf")] * 2, ()
+
+def of_one_turn(episode):
+    return [1.0, 1.0], [[0.5, 0.5]]
+
+def alone(episode):
+    return [1.0, 1.0]
+
+def draws(episode):
+    return [random.random()] * 2, ()
+
+def counts(episode):
+    episode.measures["seen"] = 1.0
+    return [1.0, 1.0], ()
+"""
 
 
 def refusal(key: str, name: str) -> str:
     """Why the check refuses the function: one line that begins with its key and name."""
     with pytest.raises(ValueError, match=f"^{key} {name}: ") as caught:
-        list(findings(key, name, settings()))
+        list(findings(key, name, settings(f"{key}={name}")))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -80,6 +105,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
     (folder / "own_losses.py").write_text(LOSSES)
     (folder / "own_advantages.py").write_text(ADVANTAGES)
+    (folder / "own_rewards.py").write_text(REWARDS)
     return folder
 
 
@@ -119,10 +145,27 @@ def test_an_advantage_that_cannot_train_is_refused_in_one_line(
     assert re.search(rule, refusal("algorithm.advantage", f"{own}/own_advantages.py:{name}"))
 
 
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("one", r"finite number for each of 2 seats at the end.*got \[1.0\] and"),
+        ("infinite", "finite number for each of 2 seats"),
+        ("of_one_turn", r"none or each of [2-9] turns, got \[1.0, 1.0\] and \[\[0.5, 0.5\]\]"),
+        ("alone", "TypeError"),
+        ("draws", "must be deterministic"),
+        ("counts", "must not change the episode"),
+    ],
+)
+def test_a_reward_that_cannot_be_paid_is_refused_in_one_line(
+    own: Path, name: str, rule: str
+) -> None:
+    assert re.search(rule, refusal("reward.function", f"{own}/own_rewards.py:{name}"))
+
+
 @pytest.mark.parametrize("key", PLUGINS)
 def test_the_built_in_functions_pass_the_checks_of_ones_own(key: str) -> None:
     for name in PLUGINS[key].built_in:
-        assert len(list(findings(key, name, settings()))) >= 3
+        assert len(list(findings(key, name, settings(f"{key}={name}")))) >= 3
 
 
 def test_a_name_that_is_no_function_is_refused_before_a_run(
@@ -176,4 +219,20 @@ def test_the_example_advantage() -> None:
     samples, _ = reward_samples(episodes, algorithm=algorithm, reward=RewardConfig())
     advantages = [s.advantages[-1] for s in with_advantages(samples, algorithm=algorithm)]
     assert advantages == [-0.25, 0.0, 0.75, 0.0, 0.0, 0.0]
+    assert main([name]) == 0
+
+
+def test_the_example_reward() -> None:
+    """Seat 0 says "?" three times and pays 0.1 for the second and the third; seat 1 says it once.
+    A continuation of a branch point is paid alike."""
+    name = f"{METHOD / 'no_repeats.py'}:reward"
+    config = settings(f"reward.function={name}").reward
+    repeated = episode((0.5, 0.75), errors=(3, 1))
+    point = BranchPoint(turn=0, seat=0, continuations={(1, 0): repeated})
+    (paid,) = with_rewards([replace(episode((0.5, 0.75)), branches=(point,))], config)
+    assert paid.outcome.rewards == (0.5, 0.75)
+    (game,) = paid.branches[0].continuations.values()
+    assert [turn.rewards for turn in game.turns] == [(0, 0), (-0.1, 0), (-0.1, 0), (0, 0)]
+    assert [seat_reward(game, seat, config=config) for seat in (0, 1)] == pytest.approx([0.3, 0.75])
+    assert repeated.turns[1].rewards == (), "the input is not changed"
     assert main([name]) == 0

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from selfplay.advantages.advantages import reward_samples
+from selfplay.advantages.rewards import with_rewards
 from selfplay.chat.rendering import Rendering
 from selfplay.config import AlgorithmConfig, Config, RewardConfig, load_config
 from selfplay.config.text import dump
@@ -123,12 +124,9 @@ def test_a_reward_before_a_seats_first_move_is_left_out(rendering: Rendering) ->
 
 
 def test_other_kinds_of_reward_leave_the_moves_rewards_out(rendering: Rendering) -> None:
-    episode = play(rendering, RIGHT)
-    samples, _ = reward_samples(
-        [episode],
-        algorithm=AlgorithmConfig(advantage="ppo"),
-        reward=RewardConfig(function="accept"),
-    )
+    config = RewardConfig(function="accept")
+    episodes = with_rewards([play(rendering, RIGHT)], config)
+    samples, _ = reward_samples(episodes, algorithm=AlgorithmConfig(advantage="ppo"), reward=config)
     assert [sum(s.token_rewards()) for s in samples] == [1.0, 1.0, 1.0]
 
 

@@ -1,0 +1,16 @@
+"""A reward of your own: the game's, and less for a seat that says the same thing again.
+
+    python -m selfplay.check examples/method/no_repeats.py:reward game.name=my_game.py
+    python train.py --config configs/tiny.yaml out=runs/no_repeats \
+        reward.function=examples/method/no_repeats.py:reward
+"""
+
+
+def reward(episode):
+    """The game's rewards at its end, and -0.1 for each turn that repeats one of the same seat."""
+    said, moves = set(), []
+    for turn in episode.turns:
+        repeats = (turn.seat, turn.text) in said
+        said.add((turn.seat, turn.text))
+        moves.append([-0.1 if repeats and seat == turn.seat else 0.0 for seat in (0, 1)])
+    return episode.outcome.rewards, moves
