@@ -88,13 +88,20 @@ def what_changed(folder: Path) -> str:
     change = f"{new[0] - old[0]:+.3f}"
     if paired := paired_change(before["scores"], after["scores"]):
         change = f"{show_change(paired)} on the same {len(after['scores']):,} games"
+    seats = [name for name in before["measures"] if name.startswith("reward/")]
+    rewards = "".join(
+        f", the reward of seat {name.removeprefix('reward/')} from "
+        f"{before['measures'][name]:.3f} to {after['measures'][name]:.3f}"
+        for name in seats
+        if name in after["measures"]
+    )
     talk = ""
     if before.get("talk") and after.get("talk"):
         effects = (show_change(tuple(row["talk"]["effect"])) for row in (before, after))
         talk = f", the talk effect from {' to '.join(effects)}"
     return (
         f"self-play took the score from {show_interval(old)} to {show_interval(new)} ({change})"
-        f"{talk} and messages a game from {before['measures']['messages']:.2f} to "
+        f"{rewards}{talk} and messages a game from {before['measures']['messages']:.2f} to "
         f"{after['measures']['messages']:.2f}; the policy is in {folder / 'final'}"
     )
 

@@ -12,9 +12,9 @@ from selfplay.evaluation import held_out as held_out_module
 from selfplay.evaluation.held_out import what_changed
 
 
-def write(folder: Path, stage: str, scores: list[float], messages: float) -> None:
-    mean = sum(scores) / len(scores)
-    row = {"interval": [mean, mean, mean], "scores": scores, "measures": {"messages": messages}}
+def write(folder: Path, stage: str, scores: list[float], messages: float, **others: float) -> None:
+    mean, measures = sum(scores) / len(scores), {"messages": messages, **others}
+    row = {"interval": [mean, mean, mean], "scores": scores, "measures": measures}
     (folder / f"held_out_{stage}.json").write_text(json.dumps({"sampled": row}))
 
 
@@ -25,6 +25,17 @@ def test_the_change_has_an_interval_over_the_same_games(tmp_path: Path) -> None:
     # No game changed otherwise, so the ends lie within 1 - 0.025^(1/400) = 0.0092 of the range.
     assert "(+0.250 [+0.239, +0.257] on the same 400 games)" in said
     assert "messages a game from 0.50 to 1.25" in said and str(tmp_path / "final") in said
+
+
+def test_the_reward_of_each_seat_stands_beside_the_score(tmp_path: Path) -> None:
+    """A negotiation whose score hides that one seat rises and the other falls."""
+    write(tmp_path, "before", [0.6], 0.69, **{"reward/0": 0.585, "reward/1": 0.615})
+    write(tmp_path, "after", [0.6], 0.04, **{"reward/0": 0.723, "reward/1": 0.477})
+    said = what_changed(tmp_path)
+    assert (
+        ", the reward of seat 0 from 0.585 to 0.723, the reward of seat 1 from 0.615 to 0.477 and "
+        "messages a game from 0.69 to 0.04"
+    ) in said
 
 
 def test_a_damaged_file_of_before_costs_its_sentence_and_not_the_policy(

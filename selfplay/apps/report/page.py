@@ -144,9 +144,13 @@ def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
             old, new = (row.talk["effect"] for row in (before, after))
             meaning = f"after {show_change(new)}: score lost with messages of other games"
             yield "talk effect", f"{old[0]:+.2f} → {new[0]:+.2f}", meaning
-        for measure, name, meaning in (
-            ("messages", "messages a game", "before → after"),
-            ("errors", "refused moves a game", "before → after"),
+        called = seat_names(run.kit.ROLES) if run.kit else []
+        rewards = [(f"reward/{i}", f"reward of {name}") for i, name in enumerate(called)]
+        meaning = "before → after"
+        for measure, name in (
+            *rewards,
+            ("messages", "messages a game"),
+            ("errors", "refused moves a game"),
         ):
             if measure in before.measures and measure in after.measures:
                 old, new = before.measures[measure], after.measures[measure]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from selfplay.apps.report.games import viewer_data
-from selfplay.apps.report.page import page_html, run_charts
+from selfplay.apps.report.page import page_html, run_charts, tiles
 from selfplay.apps.report.run_files import read_run
 from selfplay.metrics.run_folder import hold_run
 from tests.helpers.run_folders import make_run, step_line, write_lines
@@ -45,6 +45,17 @@ def test_seats_with_different_rewards_are_the_first_curves(equal: bool, folder: 
     lines = {chart.title: [line["name"] for line in chart.lines] for chart in charts}
     assert lines[partners] == ["with scripted:fair", "by itself"]
     assert lines[reward] == ["player 0", "player 1", "standard deviation of all"]
+
+
+def test_the_reward_of_each_seat_before_and_after_stands_beside_the_score(folder: Path) -> None:
+    for stage, paid in (("before", (0.585, 0.615)), ("after", (0.723, 0.477))):
+        path = folder / f"held_out_{stage}.json"
+        rows = json.loads(path.read_text())
+        rows["sampled"]["measures"] |= {f"reward/{seat}": one for seat, one in enumerate(paid)}
+        path.write_text(json.dumps(rows))
+    shown = {name: value for name, value, _ in tiles(read_run(folder))}
+    assert shown["reward of player 0"] == "0.58 → 0.72"
+    assert shown["reward of player 1"] == "0.61 → 0.48"
 
 
 def test_the_page_says_whose_run_it_is_and_whether_it_goes_on(folder: Path) -> None:
