@@ -13,8 +13,8 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
+import selfplay
 from dialop.specs import nearest
-from selfplay import __version__
 from selfplay.config import COMMON, Config, load_config
 from selfplay.config.load import read_value, shipped
 from selfplay.config.play import GameConfig, options_of
@@ -73,7 +73,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             **more,
         )
-        self.add_argument("--version", action="version", version=f"selfplay {__version__}")
+        self.add_argument("--version", action="version", version=f"selfplay {selfplay.__version__}")
         completion = "print a line for bash or zsh that completes the installed command's words"
         self.add_argument("--completion", action=_Completion, nargs=0, help=completion)
 
