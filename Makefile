@@ -40,7 +40,7 @@ gpu: python  ## check driver, CUDA and Python of a GPU host, then install what G
 	@echo 'Ready: make train CONFIG=configs/qwen2.5_0.5b.yaml'
 
 real: $(VENV)/.gguf $(SMOLLM2)  ## SmolLM2-135M-Instruct in English on 2x2 boards: before, after imitation, after self-play
-	$(VENV)/bin/python eval.py --checkpoint $(SMOLLM2) --config configs/smollm2_tiny.yaml \
+	$(VENV)/bin/python eval.py $(SMOLLM2) --config configs/smollm2_tiny.yaml \
 		--games generated --num 16 --out runs/smollm2_tiny_untrained $(ARGS)
 	$(VENV)/bin/python train.py --config configs/smollm2_tiny.yaml $(ARGS)
 

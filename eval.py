@@ -1,11 +1,11 @@
 """Evaluate a trained policy on held-out games, next to scripted players on the same instances.
 
-    python eval.py --checkpoint runs/talk --games generated --num 1024
-    python eval.py --checkpoint runs/talk/warm_start --games generated --temperature 0
-    python eval.py --checkpoint ORG/NAME --games generated --num 64 [key=value ...]
-    python eval.py --checkpoint FOLDER_OR_FILE.gguf --config configs/qwen2.5_0.5b.yaml \\
+    python eval.py runs/talk --games generated --num 1024
+    python eval.py runs/talk/warm_start --games generated --temperature 0
+    python eval.py ORG/NAME --games generated --num 64 [key=value ...]
+    python eval.py FOLDER_OR_FILE.gguf --config configs/qwen2.5_0.5b.yaml \\
         --games generated --partner scripted:honest --out FOLDER
-    python eval.py --checkpoint runs/a --checkpoint runs/b --partners scripted:honest,runs/c \\
+    python eval.py runs/a runs/b --partners scripted:honest,runs/c \\
         --games generated --num 256
 
 Prints tables, and writes them with example games to `evaluation.md` and `evaluation.json`. The
@@ -69,7 +69,7 @@ def main(words: list[str] | None = None) -> int:
         args = PARSED or parse_eval(words or [], __doc__ or "")
         options = options_of(args)
         plan = plan_evaluation(
-            args.checkpoint,
+            args.runs,
             args.partners,
             partner=args.partner,
             games=args.games,
@@ -113,7 +113,7 @@ def main(words: list[str] | None = None) -> int:
             rows[spec] = evaluate_scripted(
                 games.instances, spec=spec, game=config.game, rollout=config.rollout
             )
-        title = "Cross-play" if plan.rows else f"Evaluation of {args.checkpoint[0]}"
+        title = "Cross-play" if plan.rows else f"Evaluation of {args.runs[0]}"
         matrix = (plan.rows, plan.columns) if plan.rows else None
         report = Report(title, facts_of(args, plan, games), rows, matrix)
         try:
@@ -176,7 +176,7 @@ def facts_of(args: argparse.Namespace, plan: EvalPlan, games: Games) -> dict[str
     """What the report says above its tables."""
     weights = {p.label: str(p.source.weights) for p in plan.players if p.source}
     own = {
-        "checkpoint": str(args.checkpoint[0]) if args.checkpoint else None,
+        "checkpoint": str(args.runs[0]) if args.runs else None,
         "weights": next(iter(weights.values()), None),
         "partner": plan.matches[0].other.spec.text,
     }

@@ -120,7 +120,7 @@ def test_an_installed_copy_trains_and_evaluates_from_another_folder(
     assert train.returncode == 0, train.stderr
     assert (tmp_path / "runs/tiny/final/model.safetensors").exists()
     assert "commit unknown" in (tmp_path / "runs/tiny/code.txt").read_text()
-    words = ("--checkpoint", "runs/tiny", "--games", "generated", "--num", "8")
+    words = ("runs/tiny", "--games", "generated", "--num", "8")
     done = run_in(tmp_path, installed, command.format("evaluate"), *words)
     assert done.returncode == 0 and "policy" in done.stdout, done.stderr
 
@@ -188,6 +188,6 @@ def test_the_page_without_its_extra_ends_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert play.main(["--checkpoint", "nowhere"]) == 2
+    assert play.main(["nowhere"]) == 2
     message = capsys.readouterr().err
     assert "pip install 'selfplay-lm[play]'" in message and message.count("\n") == 1

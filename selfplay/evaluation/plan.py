@@ -113,9 +113,9 @@ def plan_evaluation(
     Raises:
         SettingsError, ValueError: for players or settings that cannot be used.
     """
-    what = "--checkpoint and --partners" if partners and checkpoints else "--partners"
+    what = "RUN and --partners" if partners and checkpoints else "--partners"
     sources: list[Source | None] = [
-        find_source(path, what=what if partners else "--checkpoint") for path in checkpoints
+        find_source(path, what=what if partners else "RUN") for path in checkpoints
     ]
     sources += [_source_of(entry, what=what) for entry in partners]
     policies = [source for source in sources if source is not None]
@@ -181,9 +181,7 @@ def _pairs_of_matrix(players: Sequence[MatrixPlayer], rows: Sequence[MatrixPlaye
     kinds = {player.spec.kind for player in rows}
     with_endpoint = any(player.spec.kind == ENDPOINT for player in players)
     if ENDPOINT in kinds or (SCRIPTED in kinds and with_endpoint):
-        raise ValueError(
-            "--partners: only checkpoints can play with an endpoint; give them with --checkpoint"
-        )
+        raise ValueError("--partners: only checkpoints can play with an endpoint; give them as RUN")
     return [
         (one, other, seat)
         for number, one in enumerate(players)
@@ -218,7 +216,7 @@ def find_config(source: Source, given: Path | None, overrides: Sequence[str]) ->
     for key in ("model.path", "model.scratch"):
         if (value := read_value(None, overrides, key)) is not None:
             raise SettingsError(
-                f"{key} must not be given, because --checkpoint names the model, got {value}"
+                f"{key} must not be given, because RUN names the model, got {value}"
             )
     path = given or source.settings
     config = load_config(path, [*ONE_PROCESS, *overrides, *model_words(source)])

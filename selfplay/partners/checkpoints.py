@@ -33,8 +33,8 @@ class Source:
     hub: str | None = None
 
 
-def find_source(checkpoint: Path, *, what: str = "--checkpoint") -> Source:
-    """The policy that --checkpoint, or another argument `what`, names.
+def find_source(checkpoint: Path, *, what: str = "RUN") -> Source:
+    """The policy that a command's RUN, or another argument `what`, names.
 
     It can be a run folder (the newest weights of its final export or checkpoints, else its warm
     start), a part of a run folder, any Hugging Face folder, a .gguf file, or a name on the hub,

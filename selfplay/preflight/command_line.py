@@ -165,16 +165,11 @@ def parse_train(words: Sequence[str], about: str) -> tuple[argparse.Namespace, C
 def parse_eval(words: Sequence[str], about: str) -> argparse.Namespace:
     """Parse the command line, with `key=value` words anywhere (`overrides`). Ends the process after
     --help. Raises ValueError for words that cannot be used."""
-    usage = "%(prog)s --checkpoint RUN_OR_FOLDER --games FILE|generated [options] [key=value ...]"
+    usage = "%(prog)s RUN --games FILE|generated [options] [key=value ...]"
     parser = Parser("eval.py", about, usage=usage)
     add = parser.add_argument
-    add(
-        "--checkpoint",
-        type=Path,
-        action="append",
-        default=[],
-        help="a run, a Hugging Face folder or name; with --partners may be repeated, one row each",
-    )
+    run = "a run, a Hugging Face folder or name; with --partners also several, one row each"
+    add("words", nargs="*", metavar="RUN", help=run)
     add("--games", required=True, help="'generated', a .parquet of instances or recorded .jsonl")
     add("--num", type=int, help="games (default: eval.final_games, or all of the file)")
     add("--partner", help="see docs/partners.md (default: self, or the run's if seats are unequal)")
@@ -182,7 +177,7 @@ def parse_eval(words: Sequence[str], about: str) -> argparse.Namespace:
         "--partners",
         type=split_list,
         default=[],
-        help="cross-play: folders and players, comma-separated; without --checkpoint also the rows",
+        help="cross-play: folders and players, comma-separated; without a RUN also the rows",
     )
     add(
         "--start",
@@ -197,13 +192,13 @@ def parse_eval(words: Sequence[str], about: str) -> argparse.Namespace:
         help="0 is greedy; may be repeated (default: rollout.temperature, as in training)",
     )
     add("--config", type=Path, help="settings file (default: the run's own)")
-    args, rest = parser.parse_known_args(words)
-    parser.check_settings(rest, trains=False)
-    args.overrides, args.temperature = rest, args.temperature or []
-    if len(args.checkpoint) != 1 and not args.partners:
-        raise ValueError(
-            f"--checkpoint must be given once without --partners, got {len(args.checkpoint)}"
-        )
+    args, rest = parser.parse_known_intermixed_args(words)
+    args.runs = [Path(word) for word in args.words if _names_run(word)]
+    args.overrides = [*rest, *(word for word in args.words if not _names_run(word))]
+    parser.check_settings(args.overrides, trains=False)
+    args.temperature = args.temperature or []
+    if len(args.runs) != 1 and not args.partners:
+        raise ValueError(f"RUN must be given once without --partners, got {len(args.runs)}")
     if args.partners and (args.partner or len(args.temperature) > 1):
         raise ValueError("--partners needs no --partner and at most one --temperature")
     if not all(t == 0 or 0.01 <= t <= 100 for t in args.temperature):
@@ -211,6 +206,15 @@ def parse_eval(words: Sequence[str], about: str) -> argparse.Namespace:
             f"--temperature must be 0 (greedy) or from 0.01 to 100, got {args.temperature}"
         )
     return args
+
+
+def _names_run(word: str) -> bool:
+    """Whether a word is a RUN: neither an option nor a setting, whose name has no slash."""
+    name, equals, _ = word.partition("=")
+    section = name.partition(".")[0] in {field.name for field in fields(Config)}
+    return word[:1] not in _DASHES and (
+        "/" in name or not (equals or (section and not Path(word).exists()))
+    )
 
 
 def split_list(text: str) -> list[str]:

@@ -36,7 +36,7 @@ def test_both_programs_refuse_a_template_in_one_line(
         ),
         "eval.py": lambda: evaluation.main(
             [
-                *("--checkpoint", str(model), "--config", str(tmp_path / "tiny.yaml"), thinking),
+                *(str(model), "--config", str(tmp_path / "tiny.yaml"), thinking),
                 *("--games", "generated", "--num", "2"),
             ]
         ),

@@ -59,7 +59,7 @@ def test_eval_refuses_a_key_in_a_partner(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str
 ) -> None:
     (tmp_path / "run").mkdir()
-    words = ["--checkpoint", str(tmp_path / "run"), "--games", "generated"]
+    words = [str(tmp_path / "run"), "--games", "generated"]
     assert evaluation.main([*words, "--partner", PARTNER.format(url)]) == 2
     shown = capsys.readouterr()
     assert KEY not in shown.out + shown.err

@@ -208,11 +208,11 @@ def train(name: str, *keys: str) -> Callable[[Path], int]:
 
 
 def evaluation(kind: str) -> Callable[[Path], int]:
-    return lambda path: eval_door.main(["--checkpoint", kind, "--games", str(path)])
+    return lambda path: eval_door.main([kind, "--games", str(path)])
 
 
 def crossplay(path: Path) -> int:
-    words = ["--checkpoint", "matching", "--partners", "scripted:honest"]
+    words = ["matching", "--partners", "scripted:honest"]
     return eval_door.main([*words, "--games", str(path)])
 
 

@@ -87,7 +87,7 @@ def test_a_run_that_starts_from_what_people_said(file: Path, tmp_path: Path) -> 
     shown = [json.loads(line) for line in (folder / "games.jsonl").read_text().splitlines()]
     assert all("I see 7" in game["seats"][0]["user"] for game in shown)
 
-    words = ["--checkpoint", str(folder), "--games", str(file), "--out"]
+    words = [str(folder), "--games", str(file), "--out"]
     assert door.main([*words, str(tmp_path / "begun"), "--start", "5"]) == 0
     page = evaluated(tmp_path / "begun")
     assert page["start"] == "5" and page["rows"]["people"]["scores"]

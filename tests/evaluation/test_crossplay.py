@@ -78,7 +78,7 @@ def test_each_policy_keeps_the_chat_template_of_its_training(tmp_path: Path) -> 
 def test_scripted_players_score_as_their_rules_imply(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two honest players find the best plan, other pairs lose value; without --checkpoint the list
+    """Two honest players find the best plan, other pairs lose value; without a RUN the list
     gives rows and columns."""
     config = write_tiny(tmp_path / "run")
     names = ["scripted:honest", "scripted:solo", "scripted:random"]
@@ -107,7 +107,7 @@ def test_policies_play_in_both_seats_on_the_games_of_a_plain_evaluation(
     runs: Path, tmp_path: Path
 ) -> None:
     games = ["--games", "generated", "--num", "12", "eval.final_games=12"]
-    rows = ["--checkpoint", str(runs / "a"), "--checkpoint", str(runs / "b")]
+    rows = [str(runs / "a"), str(runs / "b")]
     partners = ["--partners", f"{runs / 'twin'},scripted:honest", "--out", str(tmp_path)]
     assert run_eval([*rows, *partners, *games]) == 0
     matrix, cells = played(tmp_path)
@@ -122,7 +122,7 @@ def test_policies_play_in_both_seats_on_the_games_of_a_plain_evaluation(
     assert cells["a", "twin"]["scores"] == cells["twin", "a"]["scores"] == alone
     assert cells["b", "b"]["scores"] != alone
 
-    plain = ["--checkpoint", str(runs / "a"), *games, "--out", str(tmp_path / "plain")]
+    plain = [str(runs / "a"), *games, "--out", str(tmp_path / "plain")]
     assert run_eval(plain) == 0
     assert run_eval([*plain[:-1], str(tmp_path / "honest"), "--partner", "scripted:honest"]) == 0
     rows = {name: evaluated(tmp_path / name)["rows"] for name in ("plain", "honest")}
@@ -173,9 +173,9 @@ def test_runs_of_two_games_are_refused(
     saved = b / "config.yaml"
     saved.write_text(re.sub(r"(?m)^( +)messages: .*", r"\1messages: false", saved.read_text()))
     games = ["--games", "generated", "--num", "2", "--out", str(tmp_path / "out")]
-    first = ["--checkpoint", str(runs / "a")]
+    first = [str(runs / "a")]
     for second in (
-        ["--checkpoint", str(b), "--partners", "scripted:solo"],
+        [str(b), "--partners", "scripted:solo"],
         ["--partners", str(b)],
         ["--partner", f"checkpoint:{b}"],
     ):

@@ -65,7 +65,7 @@ def test_it_measures_what_the_run_measured(run: Path, tmp_path: Path) -> None:
     held_out("after", context, folder=tmp_path)
     saved = json.loads((tmp_path / "held_out_after.json").read_text(encoding="utf-8"))
 
-    words = ["--checkpoint", str(run), "--games", "generated", "--out", str(tmp_path / "out")]
+    words = [str(run), "--games", "generated", "--out", str(tmp_path / "out")]
     assert run_eval([*words, "--temperature", "1", "--temperature", "0"]) == 0
     page = evaluated(tmp_path / "out")
 
@@ -85,7 +85,7 @@ def test_it_measures_what_the_run_measured(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_scripted_partner_alternates_seats(run: Path, tmp_path: Path) -> None:
-    words = ["--checkpoint", str(run), "--games", "generated", "--num", "4"]
+    words = [str(run), "--games", "generated", "--num", "4"]
     assert run_eval([*words, "--out", str(tmp_path), "--partner", "scripted:honest"]) == 0
     games = evaluated(tmp_path)["rows"]["policy with scripted:honest"]["games"]
     assert [[seat["player"] for seat in game["seats"]] for game in games] == [
@@ -95,7 +95,7 @@ def test_a_scripted_partner_alternates_seats(run: Path, tmp_path: Path) -> None:
 
 
 def test_overrides_are_told_and_replace_no_other_answer(run: Path) -> None:
-    words = ["--checkpoint", str(run), "--games", "generated", "--num", "2"]
+    words = [str(run), "--games", "generated", "--num", "2"]
     assert run_eval(words) == 0
     assert run_eval([*words, "game.options.p_observed=1.0"]) == 0
     assert "overrides" not in evaluated(run / "eval_generated_num=2")
@@ -110,7 +110,7 @@ def test_overrides_are_told_and_replace_no_other_answer(run: Path) -> None:
 def test_it_plays_the_instances_that_people_played(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--checkpoint", str(run), "--games", str(human_games()), "--num", "18"]
+    words = [str(run), "--games", str(human_games()), "--num", "18"]
     assert run_eval([*words, "--out", str(tmp_path), "rollout.max_game_tokens=1000"]) == 0
     page = evaluated(tmp_path)
     assert (page["num_games"], page["board_sizes"]) == (18, [8])
@@ -199,7 +199,7 @@ def test_a_run_gives_its_final_model_else_its_newest_checkpoint_else_its_warm_st
 def test_a_folder_outside_a_run_takes_its_game_from_config(run: Path, tmp_path: Path) -> None:
     model = tmp_path / "elsewhere" / "model"
     shutil.copytree(run / "final", model)
-    words = ["--checkpoint", str(model), "--games", "generated", "--num", "2"]
+    words = [str(model), "--games", "generated", "--num", "2"]
     assert run_eval(words) == 2
     assert run_eval([*words, "--config", str(run / "given.yaml"), "game.options.size=3"]) == 0
     page = evaluated(model / "eval_generated_config=given_num=2_game.options.size=3")
@@ -221,7 +221,7 @@ def test_an_evaluation_ignores_the_number_of_ranks_in_training(run: Path) -> Non
 
 
 def test_a_model_outside_a_run_is_a_baseline_of_the_full_game(tmp_path: Path) -> None:
-    """`eval.py --checkpoint ORG/NAME --games generated` needs neither settings nor a folder."""
+    """`eval.py ORG/NAME --games generated` needs neither settings nor a folder."""
     source = Source(tmp_path, tmp_path, None, hub="Qwen/Qwen2.5-0.5B-Instruct")
     config = find_config(source, None, ["rollout.max_turns=9"])
     rules = config.game.options
@@ -273,7 +273,7 @@ def test_results_that_cannot_be_written_are_printed(
 
     for module in ("eval", "selfplay.evaluation.report"):
         monkeypatch.setattr(f"{module}.write_atomically", full)
-    words = ["--checkpoint", str(run), "--games", "generated", "--num", "2"]
+    words = [str(run), "--games", "generated", "--num", "2"]
     assert run_eval([*words, "--out", str(tmp_path)]) == 1
     shown = capsys.readouterr()
     assert "| honest " in shown.out
@@ -288,7 +288,7 @@ def test_a_family_that_the_engine_cannot_play_is_refused_in_one_line(
     shutil.copytree(run / "final", folder, ignore=shutil.ignore_patterns("*.safetensors", "*.yaml"))
     words = json.loads((folder / "config.json").read_text("utf-8"))["vocab_size"]
     random_folder("stablelm", folder, vocab_size=words)
-    command = ["--checkpoint", str(folder), "--games", "generated", "--config"]
+    command = [str(folder), "--games", "generated", "--config"]
     assert run_eval([*command, str(run / "config.yaml")]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert f"{folder} is a stablelm, which engine.kind=hf cannot play: " in line

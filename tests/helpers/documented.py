@@ -44,10 +44,10 @@ NEEDS = {
 STAND_INS = {
     r"runs/no_kl/checkpoints/\w+": "runs/no_kl",
     r"\bRUN(?=[/ …]|$)…?": "runs/talk",
-    r"--checkpoint FOLDER": "--checkpoint runs/talk",
+    r"eval.py FOLDER": "eval.py runs/talk",
     r"--out FOLDER": "--out runs/out",
     r"--config CONFIG": "--config configs/talk.yaml",
-    r"MODEL.ORG/NAME|((?:--checkpoint |checkpoint:))ORG/NAME": r"\1runs/talk/hub",
+    r"MODEL.ORG/NAME|((?:eval.py |checkpoint:))ORG/NAME": r"\1runs/talk/hub",
     r"\bORG/NAME": "me/talk",
     r"rows\.jsonl": "examples/collab/tasks.jsonl",
     r" \[key=value …\]": "",

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
@@ -190,15 +191,15 @@ TRAIN: list[tuple[str, str]] = [
 
 UNUSABLE = ("hollow", "cut", "mute", "wordless")
 
-# Arguments after `eval.py --games generated --num 2`; --checkpoint good is added if missing.
+# Arguments after `eval.py --games generated --num 2`; the run good is added if none is named.
 EVAL: list[tuple[str, str]] = [
-    ("--checkpoint nowhere", "--checkpoint"),
-    ("--checkpoint Nobody/nothing-of-this-name", "Nobody/nothing-of-this-name"),
-    *((f"--checkpoint {name} --config run.yaml", name) for name in UNUSABLE),
-    ("--checkpoint god", "nearest is good"),
-    ("--checkpoint good/finl", "nearest is good/final"),
+    ("nowhere", "RUN must be"),
+    ("Nobody/nothing-of-this-name", "Nobody/nothing-of-this-name"),
+    *((f"--config run.yaml {name}", name) for name in UNUSABLE),
+    ("god", "nearest is good"),
+    ("good/finl", "nearest is good/final"),
     ("--game.options.size=3", "write game.options.size=3"),
-    ("--checkpoint good --checkpoint good", "--checkpoint"),
+    ("--num 2 good good", "RUN must be given once"),
     ("--games nowhere.parquet", "--games"),
     ("--games generatd", "nearest is generated"),
     ("--num 0", "--num"),
@@ -213,8 +214,8 @@ EVAL: list[tuple[str, str]] = [
     ("--partners self --config run.yaml", "--partners"),
     ("--partners honest --config run.yaml", "nearest is scripted:honest"),
     ("--partners ./god --config run.yaml", "nearest is good"),
-    ("--checkpoint good --partners scripted:solo --partner self", "--partner"),
-    ("--checkpoint good --partners scripted:solo --temperature 1 --temperature 0", "--temperature"),
+    ("--partners scripted:solo good --partner self", "needs no --partner"),
+    ("--partners scripted:solo good --temperature 1 --temperature 0", "one --temperature"),
     ("--out file", "--out"),
     ("--start often", "--start"),
     ("--config nowhere.yaml", "nowhere.yaml"),
@@ -224,7 +225,7 @@ EVAL: list[tuple[str, str]] = [
     ("game.options.size=9", "game.options.size"),
     ("model.path=good/final", "model.path must not be given"),
     ("model.scratch.layers=3", "model.scratch must not be given"),
-    ("--checkpoint emptied", "emptied/config.yaml"),
+    ("emptied", "emptied/config.yaml"),
     ("--partner checkpoint:emptied", "emptied/config.yaml"),
     ("game.options.size=8", "rollout.max_game_tokens"),
     ("rollout.max_game_tokens=2000", "rollout.max_game_tokens"),
@@ -272,10 +273,11 @@ def test_eval_refuses_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = _split(words)
+    plain = [word for before, word in pairwise(["", *given]) if before[:2] != "--" != word[:2]]
+    if "--partners" not in given and not any("=" not in word for word in plain):
+        given += ["good"]
     for option, value in (("--games", "generated"), ("--num", "2")):
         given += [] if option in given else [option, value]
-    if not words.startswith(("--checkpoint", "--partners")):
-        given += ["--checkpoint", "good"]
     check_refused(lambda: evaluation.main(given))
     assert_one_line(capsys.readouterr().err, "eval.py", named)
 
@@ -309,7 +311,7 @@ def test_good_settings_reach_the_run(check_refused: object) -> None:
         with pytest.raises(AssertionError, match="the run started"):
             train.main(["--config", "run.yaml", "out=fresh/run", *more])
     with pytest.raises(AssertionError, match="the run started"):
-        evaluation.main(["--checkpoint", "good", "--games", "generated", "--num", "2"])
+        evaluation.main(["good", "--games", "generated", "--num", "2"])
 
 
 @pytest.mark.slow
@@ -368,7 +370,7 @@ def test_eval_takes_a_model_by_its_name_on_the_hub(
     (cache / "refs" / "main").write_text("a" * 40)
     monkeypatch.setattr("huggingface_hub._snapshot_download.constants.HF_HUB_CACHE", cache.parent)
     monkeypatch.chdir(tmp_path)
-    words = ["--checkpoint", "org/name", "--games", "generated", "--num", "2"]
+    words = ["org/name", "--games", "generated", "--num", "2"]
     words += ["--config", str(run / "given.yaml")]
     cached = sorted(cache.rglob("*"))
     assert evaluation.main(words) == 0

@@ -56,7 +56,7 @@ def test_a_question_or_a_typo_is_answered_before_torch_is_imported(
     assert cpu_s < CPU_S
 
 
-EVAL = ["--checkpoint", "runs/a", "--games", "generated"]
+EVAL = ["runs/a", "--games", "generated"]
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_an_evaluation_with_an_endpoint_counts_its_void_games(run: Path, tmp_pat
     answers = [Answer("[accept]"), Answer(status=404)]
     with chat_server(lambda body, number: answers[number % 2]) as server:
         spec = f"endpoint:small@{server.url}"
-        words = ["--checkpoint", str(run), "--games", "generated", "--num", "12"]
+        words = [str(run), "--games", "generated", "--num", "12"]
         words += ["--partner", spec, "--out", str(tmp_path), "endpoint.concurrency=1"]
         assert door.main([*words, "endpoint.retries=0"]) == 0
     row = evaluated(tmp_path)["rows"][f"policy with {spec}"]
@@ -96,7 +96,7 @@ def test_an_evaluation_with_a_dead_endpoint_scores_nothing(
     """No server listens at that port, and the endpoint moves first: no score of 0 is written."""
     file = tmp_path / "one.parquet"
     write_instances(file, [replace(SMALL, first_seat=1)])
-    words = ["--checkpoint", str(run), "--games", str(file), "--out", str(tmp_path / "out")]
+    words = [str(run), "--games", str(file), "--out", str(tmp_path / "out")]
     dead = ["--partner", "endpoint:small@http://127.0.0.1:9/v1", "endpoint.retries=0"]
     assert door.main([*words, *dead]) == 1
     output = capsys.readouterr().err
@@ -107,7 +107,7 @@ def test_an_evaluation_with_a_dead_endpoint_scores_nothing(
 def test_an_evaluation_with_a_checkpoint_has_the_score_of_each_seat(
     run: Path, tmp_path: Path
 ) -> None:
-    words = ["--checkpoint", str(run), "--games", "generated", "--num", "6"]
+    words = [str(run), "--games", "generated", "--num", "6"]
     spec = f"checkpoint:{run}/warm_start"
     assert door.main([*words, "--partner", spec, "--out", str(tmp_path)]) == 0
     row = evaluated(tmp_path)["rows"][f"policy with {spec}"]

@@ -21,7 +21,7 @@ def test_the_policy_alone_and_with_a_partner_plays_the_hf_engine_s_greedy_games(
     greedy = json.loads((run / "held_out_after.json").read_text())["greedy"]
     out = tmp_path / "out"
     shutil.copytree(run / "final", tmp_path / "partner")
-    words = ["--checkpoint", str(run), "--partners", str(tmp_path / "partner")]
+    words = [str(run), "--partners", str(tmp_path / "partner")]
     words += ["--games", "generated", "--temperature", "0", "--out", str(out)]
     assert evaluation.main([*words, "engine.kind=sglang", "engine.max_cache_tokens=16384"]) == 0
     assert capfd.readouterr().out.count("engine up") == 1

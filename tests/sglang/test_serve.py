@@ -61,7 +61,7 @@ def test_greedy_games_with_the_served_policy_are_those_of_self_play(
     run: pathlib.Path, partner: str, tmp_path: pathlib.Path
 ) -> None:
     greedy: Any = json.loads((run / "held_out_after.json").read_text())["greedy"]
-    words = ["--checkpoint", str(run), "--games", "generated", "--temperature", "0"]
+    words = [str(run), "--games", "generated", "--temperature", "0"]
     settings = ["endpoint.max_new_tokens=24", "endpoint.body={temperature: 0}"]
     assert (
         evaluation.main([*words, "--partner", partner, "--out", str(tmp_path / "out"), *settings])

@@ -293,7 +293,7 @@ def evaluate_with(faults: Faults, out: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("selfplay.weight_sync.start.HFEngine", FaultyHF)
     monkeypatch.setattr(FaultyHF, "faults", faults)
     run = str(finished(*QUICK))
-    words = ["--checkpoint", run, "--games", "generated", "--temperature", "0", "--out", str(out)]
+    words = [run, "--games", "generated", "--temperature", "0", "--out", str(out)]
     return evaluation.main(words)
 
 
@@ -337,7 +337,7 @@ def test_an_engine_that_does_not_start_is_one_line(
         begin_warm(tmp_path / "run", *QUICK)
         status = run_tiny(tmp_path / "run", *QUICK, "engine.kind=sglang")
     else:
-        words = ["--checkpoint", str(finished(*QUICK)), "--games", "generated"]
+        words = [str(finished(*QUICK)), "--games", "generated"]
         status = evaluation.main([*words, "--out", str(tmp_path), "engine.kind=sglang"])
     assert status == 1
     last = capsys.readouterr().err.strip().splitlines()[-1]

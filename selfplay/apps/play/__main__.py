@@ -1,9 +1,9 @@
 """Play against a trained policy, a script or a chat model, on a local page or in the terminal.
 
-    python -m selfplay.apps.play --checkpoint runs/talk
-    python -m selfplay.apps.play --checkpoint runs/talk --partner scripted:honest
-    python -m selfplay.apps.play --checkpoint runs/talk --partner endpoint:MODEL@http://127.0.0.1:8000/v1
-    python -m selfplay.apps.play --checkpoint runs/talk --terminal
+    python -m selfplay.apps.play runs/talk
+    python -m selfplay.apps.play runs/talk --partner scripted:honest
+    python -m selfplay.apps.play runs/talk --partner endpoint:MODEL@http://127.0.0.1:8000/v1
+    python -m selfplay.apps.play runs/talk --terminal
 
 The page is for this machine alone: the printed address holds a token of this start. Finished games
 go to RUN/played.jsonl.
@@ -65,7 +65,7 @@ PAGE_PACKAGES = ("starlette", "uvicorn")  # the extra `play`, which --terminal d
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(PROGRAM, __doc__)
     add = parser.add_argument
-    add("--checkpoint", type=Path, required=True, help="a run, a Hugging Face folder or name")
+    add("run", type=Path, metavar="RUN", help="a run, a Hugging Face folder or name")
     add("--partner", default=SELF, help="who plays the other seat (default: the policy)")
     add("--games", default="generated", help="'generated', a .parquet or recorded .jsonl")
     add("--num", type=int, help=f"instances (default: {NUM_GAMES}, or all of the file)")
@@ -115,7 +115,7 @@ def main(words: Sequence[str] | None = None) -> int:
                     f"the page needs {' and '.join(PAGE_PACKAGES)}: pip install "
                     "'selfplay-lm[play]', or play with --terminal"
                 )
-            source = find_source(args.checkpoint)
+            source = find_source(args.run)
             config = find_config(source, args.config, args.overrides)
             played = args.config or source.settings or source.home
             # The policy is welcome in every game here: the person takes a seat that it leaves.

@@ -73,7 +73,7 @@ def write_folder(run: Path, name: str, out: Path) -> None:
     """
     if not (run / "config.yaml").is_file():
         raise ValueError(f"RUN must be a run folder with config.yaml, got {run}")
-    weights = find_source(run, what="RUN").weights
+    weights = find_source(run).weights
     if weights.name != "final" or not (run / "held_out_after.json").is_file():
         raise ValueError(f"RUN must be finished, with final/ and held_out_after.json, got {run}")
     if out.exists() and not (out / SETTINGS).is_file() and any(out.iterdir()):

@@ -124,8 +124,7 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
         fenced(code),
         "## Play",
         fenced(
-            f"selfplay-eval --checkpoint {name} --games generated --num 256 --out {name}\n"
-            f"selfplay-serve {name}"
+            f"selfplay-eval {name} --games generated --num 256 --out {name}\nselfplay-serve {name}"
         ),
         "## Games to read",
     ]

@@ -44,7 +44,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     """Raises ValueError for a mistake."""
     parser = Parser("selfplay.apps.serve", __doc__)
     add = parser.add_argument
-    add("policy", type=Path, metavar="RUN", help="a run folder, or a Hugging Face folder or name")
+    add("run", type=Path, metavar="RUN", help="a run, a Hugging Face folder or name")
     add("--port", type=int, default=30_000, help="port on 127.0.0.1 (default 30000)")
     add("--name", help="the model's name in requests (default: the folder's name)")
     add("overrides", nargs="*", metavar="key=value", help="settings that win over the run's")
@@ -87,9 +87,9 @@ def main(words: Sequence[str] | None = None) -> int:
     """Become the server. Returns only for bad arguments, with the exit status 2."""
     try:
         args = read_arguments(words)
-        source = find_source(args.policy, what="RUN")
+        source = find_source(args.run)
         config = find_config(source, None, [*args.overrides, "engine.kind=sglang"])
-        name = args.name or (args.policy if source.hub else source.home.resolve()).name
+        name = args.name or (args.run if source.hub else source.home.resolve()).name
         if re.search(r"[@\s]", name):
             near = re.sub(r"[@\s]+", "_", name)
             raise ValueError(f"--name must have no @ and no blanks, got {name!r}; nearest: {near}")
@@ -114,7 +114,7 @@ def main(words: Sequence[str] | None = None) -> int:
     partner = shlex.quote(f"endpoint:{name}@http://{HOST}:{args.port}/v1")
     print(f"weights: {source.weights}")
     print(
-        "play against it, once it is up: python eval.py --checkpoint RUN --games generated "
+        "play against it, once it is up: python eval.py RUN --games generated "
         f"--partner {partner} {' '.join(needs)}",
         flush=True,
     )

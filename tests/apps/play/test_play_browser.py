@@ -24,7 +24,7 @@ EVIL = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\x1b[31mre
 @contextmanager
 def started(out: Path, *words: str) -> Iterator[str]:
     """The address that the command prints; the command ends with the block."""
-    command = [sys.executable, "-m", "selfplay.apps.play", "--checkpoint", str(finished())]
+    command = [sys.executable, "-m", "selfplay.apps.play", str(finished())]
     command += ["--port", "0", "--out", str(out), "rollout.max_turns=30", *words]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as program:
         try:
