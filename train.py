@@ -15,7 +15,7 @@ from functools import partial
 
 import selfplay  # noqa: F401  it sets how OpenMP waits, which torch reads when it is imported
 from dialop.terminal import open_terminal
-from selfplay.preflight.command_line import parse_train, refused
+from selfplay.preflight.command_line import last_line, parse_train, refused
 
 PARSED = None
 if __name__ == "__main__":  # --help, --list and a typo are answered before torch is imported
@@ -30,7 +30,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 from dialop.game import MachineError
 from selfplay.apps.plan.dry_run import dry_run
-from selfplay.apps.report import refresh_report
+from selfplay.apps.report import REPORT, refresh_report
 from selfplay.atomic import REFUSALS
 from selfplay.config import Config
 from selfplay.distributed import World, close_world
@@ -96,6 +96,8 @@ def train(config: Config, world: World, cleanup: ExitStack) -> None:
     held_out("after", run.evaluation, folder=run.folder)
     refresh_report(run.folder, rank=world.rank)
     export_final(run)
+    if world.rank == 0:
+        print(last_line(run.folder, page=run.folder / REPORT), flush=True)
 
 
 def main(words: list[str] | None = None) -> int:

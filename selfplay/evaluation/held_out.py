@@ -102,7 +102,7 @@ def what_changed(folder: Path) -> str:
     return (
         f"self-play took the score from {show_interval(old)} to {show_interval(new)} ({change})"
         f"{rewards}{talk} and messages a game from {before['measures']['messages']:.2f} to "
-        f"{after['measures']['messages']:.2f}; the policy is in {folder / 'final'}"
+        f"{after['measures']['messages']:.2f}"
     )
 
 

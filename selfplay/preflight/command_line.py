@@ -38,6 +38,13 @@ def typed(program: str) -> str:
     return name if name.startswith("selfplay-") else program
 
 
+def last_line(folder: Path, *, page: Path) -> str:
+    """The last line of a run: where its policy and its page are, and how to play with it."""
+    play = "python -m selfplay.apps.play"
+    play = play if typed(play) == play else "selfplay-play"
+    return f"the policy is in {folder / 'final'}, the page is {page}; to play: {play} {folder}"
+
+
 class _Completion(argparse.Action):
     """`--completion` prints what bash or zsh reads to complete the installed command's words."""
 

@@ -108,6 +108,10 @@ def test_a_finished_run_started_again_is_unchanged(
     shutil.copytree(straight, folder)
     times = {p: p.stat().st_mtime_ns for p in (folder / "checkpoints").rglob("*") if p.is_file()}
     assert run_tiny(folder) == 0
-    assert "has made 4 steps, and steps is 4: nothing to train" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "has made 4 steps, and steps is 4: nothing to train" in said
+    last = said.splitlines()[-1]
+    assert last.startswith(f"the policy is in {folder}/final, the page is {folder}/report.html; ")
+    assert last.endswith(f"python -m selfplay.apps.play {folder}")
     assert_same_run(straight, folder)
     assert all(path.stat().st_mtime_ns == time for path, time in times.items())
