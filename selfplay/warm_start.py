@@ -265,9 +265,9 @@ def _people(config: Config, rendering: Rendering, *, folder: Path, rank: int) ->
         write_atomically(folder / IMITATED_BOARDS, json.dumps(boards) + "\n")
         num_moves = sum(len(game.moves) + game.left_out for game in played)
         print(
-            f"warm start: {len(samples)} transcripts of {len(played)} recorded games on "
-            f"{len(boards)} boards; {sum(game.left_out for game in played)} of {num_moves} moves "
-            "have no place in the game's turns",
+            f"warm start: {len(samples)} transcripts of {len(played)} recorded games of "
+            f"{len(boards)} instances; {sum(game.left_out for game in played)} of {num_moves} "
+            "moves have no place in the game's turns",
             flush=True,
         )
     return samples * warm.recorded_repeats

@@ -37,7 +37,7 @@ class ScratchConfig:
     """scripted games whose text trains the tokenizer"""
     split_lines: bool = False
     """make a line of a proposal, such as "column: row", two tokens instead of one where the
-    game's texts are short; small models on large boards then see which row is taken"""
+    game's texts are short; small models then see which row of a large table is taken"""
 
     @model_validator(mode="after")
     def check(self) -> Self:

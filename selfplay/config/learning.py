@@ -32,10 +32,10 @@ class WarmStartConfig:
     """the teachers of the first games"""
     recorded: str | None = None
     """a .jsonl of recorded human games to imitate as well, both seats of each; evaluations
-    leave out the boards that were imitated (docs/recorded_games.md)"""
+    leave out the instances that were imitated (docs/recorded_games.md)"""
     recorded_share: float = Field(default=0.5, ge=0.01, le=1.0)
-    """share of the recorded boards that are imitated, selected by a board's digest; the others
-    can be used for evaluation"""
+    """share of the recorded instances that are imitated, selected by an instance's digest; the
+    others can be used for evaluation"""
     recorded_repeats: int = Field(default=1, ge=1, le=1_000)
     """how often each pass contains each recorded game; it contains a scripted game once"""
     chats: str | None = None

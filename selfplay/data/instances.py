@@ -142,7 +142,7 @@ def imitated_people(
     if not imitated:
         raise SettingsError(
             f"{name} must hold games to imitate, got {path} with {len(games)} readable games: "
-            f"recorded_share {share:g} selects {len(drawn)} of them, all on boards of data.test or "
+            f"recorded_share {share:g} selects {len(drawn)} of them, all on those of data.test or "
             "data.validation"
         )
     return imitated

@@ -98,7 +98,7 @@ def imitated_boards(sources: Sequence[Source]) -> set[str]:
         try:
             digests |= set(json.loads(file.read_bytes()))
         except (ValueError, TypeError, RecursionError) as error:
-            raise ValueError(f"{file} must hold the digests of boards: {error!r}") from None
+            raise ValueError(f"{file} must hold the digests of instances: {error!r}") from None
     return digests
 
 

@@ -25,7 +25,7 @@ COLUMNS = (
     ("statements", "statements", "facts stated in a wording that scripted players can parse"),
     ("searches", "searches", "answered tool calls"),
     ("errors", "errors", "refused moves"),
-    ("honesty", "honesty", "share of stated cell values that are true in the speaker's own table"),
+    ("honesty", "honesty", "share of the checkable statements in messages that are true"),
     ("questions", "questions", "messages that ask something"),
     ("interactivity", "interact.", "share of messages that got something out of the user"),
     ("tokens", "tokens", "tokens that the policy sampled"),

@@ -16,8 +16,9 @@ from selfplay.rollout.players import Move, PartnerPlayer
 
 _WELCOME = """\
 === a new game; you are seat {seat} ===
-A move is one line that starts with its [tag]. After [propose] go on, and end with a blank line.
+A move is one line that starts with its [tag].{lines}
 End the input to leave."""
+_LINES = " After [propose] go on, and end with a blank line."
 
 
 class EndpointPlayer(PartnerPlayer):
@@ -75,7 +76,9 @@ class PersonPlayer(PartnerPlayer):
         texts = [observation]
         if not self._opened:
             prompt, self._opened = game.prompt(seat), True
-            texts = [_WELCOME.format(seat=seat), prompt.system, prompt.user, observation]
+            lines = _LINES if "[propose]" in prompt.system + prompt.user else ""
+            welcome = _WELCOME.format(seat=seat, lines=lines)
+            texts = [welcome, prompt.system, prompt.user, observation]
         self._print("\n\n".join(text for text in texts if text))
         text = self._read()
         if text is None:

@@ -1,9 +1,11 @@
-"""Play against a trained policy, a script or a chat model, on a local page or in the terminal.
+"""Play against a trained policy, a script or a chat model, on a local page or in the terminal, or
+watch two of them.
 
     python -m selfplay.apps.play runs/talk
     python -m selfplay.apps.play runs/talk --partner scripted:honest
     python -m selfplay.apps.play runs/talk --partner endpoint:MODEL@http://127.0.0.1:8000/v1
     python -m selfplay.apps.play runs/talk --terminal
+    python -m selfplay.apps.play runs/talk --partner checkpoint:runs/other --watch
 
 The page is for this machine alone: the printed address holds a token of this start. Finished games
 go to RUN/played.jsonl.
@@ -37,6 +39,7 @@ from selfplay.apps.play.games import (
     keep_game,
     result_of,
     seats_for_a_person,
+    talk_text,
 )
 from selfplay.apps.play.table import SeatedPerson, Table
 from selfplay.config import Config
@@ -72,6 +75,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add("--seat", type=int, help="your seat (default: each in turn)")
     add("--port", type=int, help="of the page (default: 8765); 0 takes a free one")
     add("--terminal", action="store_true", help="play in the terminal, without a page")
+    add("--watch", action="store_true", help="the policy plays with --partner; you read, in turn")
     add(
         "--out", type=Path, help=f"the .jsonl file that keeps the games (default: RUN/{GAMES_FILE})"
     )
@@ -79,17 +83,22 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add("overrides", nargs="*", metavar="key=value", help="settings that win over the file's")
     args = parser.parse_intermixed_args(words)
     parser.check_settings(args.overrides, trains=False)
-    if args.terminal and args.port is not None:
-        raise ValueError("--port has no effect with --terminal; leave one out")
+    if args.watch and args.seat is not None:
+        raise ValueError("--seat has no effect with --watch; leave one out")
+    if (args.terminal or args.watch) and args.port is not None:
+        which = "--watch" if args.watch else "--terminal"
+        raise ValueError(f"--port has no effect with {which}; leave one out")
+    args.terminal = args.terminal or args.watch
     args.port = 8765 if args.port is None else args.port
     return args
 
 
 def find_opponent(
-    spec: Spec, config: Config, source: Source, *, world: World, cleanup: ExitStack
+    spec: Spec, config: Config, source: Source, *, world: World, cleanup: ExitStack, watched: bool
 ) -> Opponent:
-    """The partner with its engine; weights are loaded here. A scripted partner needs none."""
-    if spec.kind == SCRIPTED:
+    """The partner with its engine; weights are loaded here. A scripted partner needs none, unless
+    the policy's games with it are `watched`."""
+    if spec.kind == SCRIPTED and not watched:
         return Opponent(
             spec.text,
             None,
@@ -143,7 +152,9 @@ def main(words: Sequence[str] | None = None) -> int:
                 args.games, num, game=config.game, data=config.data, eval_settings=config.eval
             )
             world = open_world(config)
-            opponent = find_opponent(spec, config, source, world=world, cleanup=cleanup)
+            opponent = find_opponent(
+                spec, config, source, world=world, cleanup=cleanup, watched=args.watch
+            )
             if opponent.rendering is not None:
                 check_room(
                     games.instances,
@@ -166,6 +177,8 @@ def main(words: Sequence[str] | None = None) -> int:
             sock = None if args.terminal else bound(args.port)
         except (SettingsError, RunEnds, ValueError, OSError) as error:
             return refused(PROGRAM, error)
+        if args.watch:
+            return watch_here(session, out)
         if sock is None:
             return play_here(session, out)
         return play_on_page(session, out, sock)
@@ -186,11 +199,11 @@ def bound(port: int) -> socket.socket:
 
 def play_here(session: Session, out: Path) -> int:
     """Play in the terminal until the input ends or Ctrl-C."""
-    name = session.opponent.name
+    name, about = session.opponent.name, session.introduction()
     for number in count():
         person = PersonPlayer(name="person", lines_in=sys.stdin, lines_out=sys.stdout)
         begin = lambda game, seat, rules: print(  # noqa: E731
-            f"\nYou play with {name}.",
+            f"\nYou play {about['title']} with {name}. {about['understands']}",
             *([rules] if switch(session.game.options, "brief") else []),
             sep="\n\n",
         )
@@ -201,7 +214,25 @@ def play_here(session: Session, out: Path) -> int:
             print("\nThe game ended without a result.")
             return 0
         keep_game(episode, session.game.kit, out)
-        print(f"\n{ending_text(episode, session.game.kit)}\nkept in {out}", flush=True)
+        seat = session.seats[number % len(session.seats)]
+        ending = ending_text(episode, session.game.kit, own=seat)
+        print(f"\n{ending}\nkept in {out}", flush=True)
+    return 0
+
+
+def watch_here(session: Session, out: Path) -> int:
+    """Show games of the policy and its partner in the terminal, one for each line of input."""
+    kit = session.game.kit
+    for number in count():
+        episode = session.watch(number)
+        if episode is None:
+            print("\nThe game ended without a result.")
+        else:
+            keep_game(episode, kit, out)
+            print(f"\n{talk_text(episode, kit)}\n\n{ending_text(episode, kit)}\nkept in {out}")
+        print("Enter shows another game; end the input to leave.", flush=True)
+        if not sys.stdin.readline():
+            return 0
     return 0
 
 
@@ -213,7 +244,8 @@ def play_on_page(session: Session, out: Path, sock: socket.socket) -> int:
 
     table = Table(session.game.kit, session.suggested)
     token, port = secrets.token_urlsafe(24), sock.getsockname()[1]
-    app = make_app(table, token=token, port=port, opponent=session.opponent.name)
+    facts = {"opponent": session.opponent.name, **session.introduction()}
+    app = make_app(table, token=token, port=port, facts=facts)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
     )

@@ -15,7 +15,8 @@ from typing import Any
 
 from dialop.game import Game, Instance
 from dialop.kit import Kit, switch
-from selfplay.apps.report.games import Texts, drawn_game
+from dialop.shown import printable
+from selfplay.apps.report.games import Texts, drawn_game, seat_names
 from selfplay.chat.rendering import Rendering
 from selfplay.config import GameConfig, RolloutConfig
 from selfplay.engines.base import GameRunner, Sampling
@@ -23,7 +24,13 @@ from selfplay.metrics.step import game_record
 from selfplay.rollout.driver import play_games, play_scripted
 from selfplay.rollout.episode import VOID, Episode, GameSetup, limits_of
 from selfplay.rollout.players import Player
-from selfplay.rollout.seating import MakePlayer, policy_player, scripted_partner
+from selfplay.rollout.seating import (
+    MakePlayer,
+    Partner,
+    policy_player,
+    scripted_partner,
+    seat_players,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +73,34 @@ class Session:
         instance has other draws.
         """
         instance = self.instances[number % len(self.instances)]
-        own, opponent = self.seats[number % len(self.seats)], self.opponent
-        kit = self.game.kit
-        options = self.game.options
-        game = kit.new_game(instance, options)
+        own, kit = self.seats[number % len(self.seats)], self.game.kit
+        game = kit.new_game(instance, self.game.options)
         names = (self.seed, "with a person", instance.key, number)
         players = tuple(
             person if seat == own else self._other(names, seat) for seat in range(len(kit.ROLES))
         )
         setup = GameSetup(game=game, players=players, instance=instance.key, index=number)
-        full = game
-        if switch(options, "brief"):
-            full = kit.new_game(instance, replace(options, brief=False))
-        begin(game, own, full.prompt(own).system)
-        limits = limits_of(self.rollout)
+        begin(game, own, self._rules(game, instance, own))
+        return self._played(setup)
+
+    def watch(self, number: int) -> Episode | None:
+        """Play game `number` between the policy and the opponent, who change seats from game to
+        game; None if it ended without a result. The opponent needs the policy's engine."""
+        instance, opponent = self.instances[number % len(self.instances)], self.opponent
+        assert opponent.rendering is not None
+        players = seat_players(
+            (self.seed, "watched", instance.key, number),
+            Partner(opponent.name, opponent.make_player),
+            index=number,
+            game=self.game,
+            rollout=self.rollout,
+            rendering=opponent.rendering,
+        )
+        game = self.game.kit.new_game(instance, self.game.options)
+        return self._played(GameSetup(game, players, instance.key, number))
+
+    def _played(self, setup: GameSetup) -> Episode | None:
+        limits, opponent = limits_of(self.rollout), self.opponent
         if opponent.engine is None or opponent.rendering is None:
             episodes = play_scripted([setup], limits=limits)
         else:
@@ -88,6 +109,30 @@ class Session:
             )
             episodes, _ = play_games([setup], opponent.engine, sampling=sampling, limits=limits)
         return next((episode for episode in episodes if episode.ended != VOID), None)
+
+    def introduction(self) -> dict[str, str]:
+        """What a person reads before the first game: its title, what it is about and what the
+        opponent understands."""
+        instance, seat = self.instances[0], self.seats[0]
+        game = self.game.kit.new_game(instance, self.game.options)
+        if self.opponent.rendering is None:
+            understands = "It is a script and understands what scripts write."
+        elif switch(self.game.options, "brief"):
+            understands = "It knows the short style that scripts write, and no sentences."
+        else:
+            understands = "It reads the rules in words, and sentences."
+        return {
+            "title": self.game.kit.TITLE,
+            "rules": printable(self._rules(game, instance, seat)),
+            "understands": understands,
+        }
+
+    def _rules(self, game: Game, instance: Instance, seat: int) -> str:
+        """A seat's rules, in words also where the players read them in the brief style."""
+        options = self.game.options
+        if switch(options, "brief"):
+            game = self.game.kit.new_game(instance, replace(options, brief=False))
+        return game.prompt(seat).system
 
     def suggested(self, game: Game, seat: int) -> str:
         """The move that a scripted player would make in a seat whose move it is; "" where the game
@@ -130,14 +175,30 @@ def keep_game(episode: Episode, kit: Kit, path: Path) -> None:
         file.write(json.dumps(record) + "\n")
 
 
-def ending_text(episode: Episode, kit: Kit) -> str:
-    """How a game ended, for a terminal, with the table of its picture."""
-    score = f"{episode.outcome.score_norm:.3f} of the best"
+def talk_text(episode: Episode, kit: Kit) -> str:
+    """All tries at a move in a finished game, for a terminal."""
+    names = seat_names(kit.ROLES)
+    lines = []
+    for turn in episode.turns:
+        lines.append(f"{names[turn.seat]} ({episode.players[turn.seat]}): {printable(turn.text)}")
+        lines += [f"  refused: {printable(turn.error)}"] if turn.error else []
+    return "\n".join(lines)
+
+
+def ending_text(episode: Episode, kit: Kit, *, own: int | None = None) -> str:
+    """How a game ended, for a terminal, and what was hidden from the seat `own` (None: from each):
+    the table of its picture, or what the other seats alone read."""
+    scores = episode.outcome.seat_scores or (episode.outcome.score_norm,)
+    score = ", ".join(f"{each:.3f}" for each in scores) + " of the best"
     ended = "agreed" if episode.outcome.agreed else f"no agreement ({episode.ended})"
     lines = [f"The game is over: {ended}, {score}."]
     game = drawn_game(game_record(episode, step=0), "", 0, Texts(), kit=kit)
     if "board" in game:
-        lines += ["", *_table_lines(game)]
+        return "\n".join([*lines, "", *_table_lines(game)])
+    names = seat_names(kit.ROLES)
+    for seat, prompt in enumerate(episode.prompts):
+        if seat != own:
+            lines += ["", f"What {names[seat]} (seat {seat}) alone read:", printable(prompt.user)]
     return "\n".join(lines)
 
 
@@ -149,7 +210,9 @@ def _table_lines(game: dict[str, Any]) -> Sequence[str]:
     best = {tuple(cell) for cell in last.get("best", board.get("best", ()))}
     width = max(len(name) for name in board["columns"]) + 3
     first = max(len(name) for name in board["rows"]) + 1
-    lines = [f"{board.get('title', 'The table')} ([ ] the last proposal, * a best one):"]
+    legend = ["[ ] the last proposal"] * bool(chosen) + ["* a best one"] * bool(best)
+    title = board.get("title", "The table")
+    lines = [f"{title} ({', '.join(legend)}):" if legend else f"{title}:"]
     lines.append(" " * first + "".join(f"{name:>{width}}" for name in board["columns"]))
     for r, name in enumerate(board["rows"]):
         cells = []

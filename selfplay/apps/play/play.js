@@ -34,6 +34,7 @@ function show(state) {
   find("welcome").hidden = playing;
   find("playing").hidden = !playing;
   find("ending").hidden = state.phase !== "over";
+  if (find("about")) find("about").hidden = state.phase === "over";
   find("status").textContent = { idle: "", yours: "Your move", theirs: `${partners(state)} thinking …`, over: "The game is over" }[state.phase];
   // Where the seat's own part is short, what it needs is in the rules.
   if (fresh && playing) document.querySelector(".rules").open = !state.board && state.prompt.user.length < 200;
@@ -136,7 +137,7 @@ function drawBoard(state) {
   find("own").replaceChildren(
     make("div", { class: "who" }, "Your table", make("small", {}, `you are ${state.names[state.seat]}`), board.note ? make("small", {}, board.note) : null),
     table,
-    make("p", { class: "key" }, (board.marks || []).length ? "Framed: the proposal on the table." : "A dot: you do not see this value.", board.key ? ` ${board.key}` : ""));
+    make("p", { class: "key" }, (board.marks || []).length ? "Framed: the proposal on the table." : board.cells.flat().includes(null) ? "A dot: you do not see this value." : "", board.key ? ` ${board.key}` : ""));
   drawBuilder(state, form);
 }
 

@@ -11,7 +11,7 @@ import json
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +65,9 @@ class Rate:
         return True
 
 
-def make_app(table: Table, *, token: str, port: int, opponent: str) -> Starlette:
-    """The page and its three addresses: `/state`, `/start` and `/move`."""
+def make_app(table: Table, *, token: str, port: int, facts: Mapping[str, str]) -> Starlette:
+    """The page and its three addresses: `/state`, `/start` and `/move`. `facts` are the opponent's
+    name, and the title, rules and style that it understands, of `Session.introduction`."""
     hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
     requests, moves = Rate(MAX_REQUESTS, PER_S), Rate(MAX_MOVES, PER_S)
 
@@ -83,7 +84,7 @@ def make_app(table: Table, *, token: str, port: int, opponent: str) -> Starlette
 
     async def index(request: Request) -> Response:
         check(request, request.query_params.get("token", ""), changes=False)
-        return HTMLResponse(play_page(token=token, opponent=opponent))
+        return HTMLResponse(play_page(token=token, facts=facts))
 
     async def state(request: Request) -> Response:
         check(request, request.headers.get(TOKEN_HEADER, ""), changes=False)
@@ -130,14 +131,14 @@ def make_app(table: Table, *, token: str, port: int, opponent: str) -> Starlette
     )
 
 
-def play_page(*, token: str, opponent: str) -> str:
+def play_page(*, token: str, facts: Mapping[str, str]) -> str:
     """The page as text. Its script is the only one that the browser runs."""
     return report.fill(
         _HERE / "play.html.j2",
         scripts=[_REPORT / "game.js", _HERE / "play.js"],
         styles=[_REPORT / "page.css", _HERE / "play.css"],
         token=token,
-        opponent=opponent,
+        **facts,
         max_text=MAX_TEXT - 100,  # of a person's words, without a move's tag
     )
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -24,11 +24,20 @@ from dialop.matching.recorded import (
     record_of,
 )
 from dialop.matching.store import read_instances
+from dialop.scaffold import Instance as SumOfTwo
 from selfplay.apps.play.__main__ import bound, play_here
 from selfplay.apps.play.games import Opponent, Session, keep_game, result_of, seats_for_a_person
-from selfplay.apps.play.server import MAX_BODY, MAX_MOVES, MAX_TEXT, TOKEN_HEADER, make_app
+from selfplay.apps.play.server import (
+    MAX_BODY,
+    MAX_MOVES,
+    MAX_TEXT,
+    TOKEN_HEADER,
+    make_app,
+    play_page,
+)
 from selfplay.apps.play.table import NotNow, SeatedPerson, Table
 from selfplay.apps.play.talk import own_move, spoken, tags_of
+from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, load_config
 from selfplay.rollout.players import ScriptedPartner
 from selfplay.rollout.seating import scripted_partner
@@ -36,6 +45,7 @@ from tests.helpers.dialop_boards import BEST, FULL, SCALED, SMALL, WORST
 from tests.helpers.run_folders import settings
 
 TOKEN = "the-token"
+FACTS = {"opponent": "honest", "title": "A game", "rules": "<b>Talk.</b>", "understands": "All."}
 EVIL = "</script><script>alert(1)</script>\x1b[2J\u202e"
 
 
@@ -71,7 +81,7 @@ class Running:
         socket = bound(0)
         self.port = socket.getsockname()[1]
         self.here = f"http://127.0.0.1:{self.port}"
-        app = make_app(self.table, token=TOKEN, port=self.port, opponent="scripted:honest")
+        app = make_app(self.table, token=TOKEN, port=self.port, facts=FACTS)
         self.server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
         self.serving = threading.Thread(target=self.server.run, kwargs={"sockets": [socket]})
         self.client = httpx.Client(base_url=self.here, timeout=120, trust_env=False)
@@ -180,7 +190,7 @@ def test_sizes_and_rates_are_limited(running: Running) -> None:
 def test_a_page_that_is_closed_while_it_sends_is_no_fault(
     path: str, sent: list[bytes], config: Config
 ) -> None:
-    app = make_app(Table(config.game.kit, lambda *_: ""), token=TOKEN, port=1, opponent="honest")
+    app = make_app(Table(config.game.kit, lambda *_: ""), token=TOKEN, port=1, facts=FACTS)
     said = iter([{"type": "http.request", "body": part, "more_body": True} for part in sent])
     answers: list[Any] = []
 
@@ -281,6 +291,41 @@ def test_the_terminal_plays_the_same_game(
     assert "Both tables together" in said and "best 12; last proposal 12 (1.000)." in said
     (record,) = [json.loads(line) for line in out.read_text().splitlines()]
     assert record["players"] == ["person", "scripted:honest"] and record["proposal_reward"] == 12
+
+
+def test_the_terminal_tells_what_was_hidden_in_a_game_without_a_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each player sees a number; nothing that is printed speaks of another game's moves."""
+    config = load_config(None, ["model.path=x", "game.name=dialop.scaffold"])
+    instance = SumOfTwo("a", (4, 7))
+    screen = io.StringIO()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setattr("sys.stdin", io.StringIO("[message] what is yours?\n[answer] 11\n"))
+    assert play_here(session(config, instance, honest(config)), tmp_path / "games.jsonl") == 0
+    monkeypatch.undo()
+    before, _, after = screen.getvalue().partition("The game is over: agreed, 1.000 of the best.")
+    assert "You play dialop.scaffold with scripted:honest. It is a script" in before
+    assert "your number: 4" in before and "your number: 7" not in before
+    assert "What player 1 (seat 1) alone read:\nyour number: 7\n" in after
+    assert "propos" not in before + after
+
+
+@pytest.mark.parametrize(("brief", "words"), [("true", "short style"), ("false", "sentences")])
+def test_the_page_says_which_game_it_is_what_for_and_what_the_policy_understands(
+    brief: str, words: str, config: Config
+) -> None:
+    policy = Opponent("the policy", None, cast(Rendering, object()))
+    game = load_config(None, ["model.path=x", f"game.options.brief={brief}"]).game
+    facts = Session([SMALL], policy, [0], game, config.rollout, 0).introduction()
+    assert facts["title"] == game.kit.TITLE and words in facts["understands"]
+    assert "[propose]" in facts["rules"] and len(facts["rules"].split()) > 50
+    page = play_page(token=TOKEN, facts={**FACTS, **facts, "opponent": "the policy"})
+    assert (
+        f"You play <b>{game.kit.TITLE}</b> with <b>the policy</b>. {facts['understands']}" in page
+    )
+    assert "<summary>The rules</summary>" in page
+    assert "&lt;b&gt;Talk" in play_page(token=TOKEN, facts=FACTS)
 
 
 def test_a_game_of_another_kind_is_kept_whole(tmp_path: Path) -> None:

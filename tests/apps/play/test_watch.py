@@ -1,0 +1,47 @@
+"""Two policies that a person watches: who plays, what is shown, what is refused."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from selfplay.apps.play.__main__ import main
+from tests.helpers.tiny_run import finished
+
+
+@pytest.mark.parametrize(
+    ("partner", "players"),
+    [
+        ("self", [["policy", "policy"], ["policy", "policy"]]),
+        ("scripted:solo", [["policy", "scripted:solo"], ["scripted:solo", "policy"]]),
+    ],
+)
+def test_the_policy_plays_with_its_partner_in_each_seat_and_every_move_is_shown(
+    partner: str,
+    players: list[list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "watched.jsonl"
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    words = [str(finished()), "--partner", partner, "--watch", "--out", str(out)]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    games = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [game["players"] for game in games] == players
+    assert shown.count("The game is over: ") == shown.count("Enter shows another") == 2
+    for game in games:
+        for name in set(game["players"]):
+            assert f"player 0 ({name}): [" in shown or f"player 1 ({name}): [" in shown
+
+
+@pytest.mark.parametrize("option", ["--seat=0", "--port=0"])
+def test_what_watching_has_no_use_for_is_refused(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["runs/any", "--watch", option]) == 2
+    assert capsys.readouterr().err == (
+        f"selfplay.apps.play: {option[:6]} has no effect with --watch; leave one out\n"
+    )
