@@ -1,4 +1,4 @@
-"""Makes docs/figures/viewer.webp, the film of a run's page, in Chromium.
+"""Makes the film of a run's page and its pictures in docs/figures, in Chromium.
 
 .venv/bin/python -m tests.helpers.film runs/talk
 """
@@ -15,9 +15,15 @@ from playwright.sync_api import Page
 
 from tests.helpers.browser import open_page
 
-OUT = Path(__file__).resolve().parents[2] / "docs" / "figures" / "viewer.webp"
+FIGURES = Path(__file__).resolve().parents[2] / "docs" / "figures"
 SIZE, SHOWN_SIZE = {"width": 1280, "height": 800}, (960, 600)
 SHOWN_MS = 2000  # of each picture
+# Each still picture: its width and height in pixels, its theme, the section that it begins with.
+STILLS = {
+    "report_light": (1180, 760, "light", ".tiles"),
+    "report_dark": (1180, 860, "dark", "#games"),
+    "report_phone": (390, 844, "light", "#game"),
+}
 
 
 def scenes(page: Page) -> Iterator[None]:
@@ -25,7 +31,7 @@ def scenes(page: Page) -> Iterator[None]:
     yield
     page.mouse.wheel(0, 700)
     yield
-    page.locator("#games").evaluate("part => part.scrollIntoView()")
+    page.locator("#games").evaluate("part => part.scrollIntoView({behavior: 'instant'})")
     page.select_option("#order", "changed")
     for key in ("b", "b", "j", "b", "b", "t"):  # before, after; the next game; its log-probs
         page.keyboard.press(key)
@@ -47,9 +53,24 @@ def film(run: Path, out: Path) -> None:
     print(f"{out}: {len(pictures)} pictures, {out.stat().st_size / 1e6:.1f} MB")
 
 
+def stills(run: Path, folder: Path) -> None:
+    """Write the pictures of STILLS, of the game that self-play changed most."""
+    for name, (width, height, theme, section) in STILLS.items():
+        size = {"width": width, "height": height}
+        address = (run / "report.html").resolve().as_uri()
+        with open_page(address, viewport=size, color_scheme=theme) as page:
+            page.select_option("#order", "changed")
+            if section != ".tiles":
+                page.locator(section).evaluate("part => part.scrollIntoView({behavior: 'instant'})")
+            page.wait_for_timeout(200)
+            page.screenshot(path=folder / f"{name}.png")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=Path, help="a run folder with report.html")
-    film(parser.parse_args().run, OUT)
+    given = parser.parse_args()
+    film(given.run, FIGURES / "viewer.webp")
+    stills(given.run, FIGURES)
