@@ -98,7 +98,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     evaluation = EvaluationContext(
         config, supervisor, rendering, world, partners.held_out_partner()
     )
-    judge = make_judge(config.reward, config.endpoint, config.game.kit, world, cleanup=cleanup)
+    judge = make_judge(config.reward, config.game.kit, partners)
     first_step, state = resume(folder, learner)
     on_first_rank(partial(keep_newest, folder, config.keep_checkpoints), world)
     partners.restore(state.get("partners", {}), learner, tokenizer)

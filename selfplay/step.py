@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,11 @@ def _play_instances(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
         limits=limits_of(config.rollout),
         version=step,
     )
-    return Rollout(with_rewards(judge_games(episodes, run.judge), config.reward), stats)
+    rated = judge_games(episodes, run.judge)
+    numbers = [number for number in range(len(setups)) if number not in stats.void]
+    unrated = (n for n, game in zip(numbers, rated, strict=True) if game is None)
+    stats = replace(stats, void=(*stats.void, *unrated))
+    return Rollout(with_rewards([game for game in rated if game], config.reward), stats)
 
 
 def _resample(run: Run, step: int, rollout: Rollout) -> Rollout:

@@ -5,12 +5,10 @@ Its rating in [0, 1] replaces that of `grading.interactivity` in the game's outc
 
 from __future__ import annotations
 
-import json
-import re
-
 from dialop.collab.game import CollabGame
 from dialop.collab.task import NAMES, USER
 from dialop.game import Prompt
+from dialop.marks import read_mark
 
 _RULES = """\
 You mark how well an assistant worked together with a user who had not said all that was needed. \
@@ -20,7 +18,6 @@ You read what the user wanted and the whole conversation. Consider three things,
 - help: did it offer something useful on the way, such as choices or a draft?
 The mark is their mean. Whether the result is right does not count here. Answer with one sentence \
 of reason and then, on a line of its own, JSON such as {"interactivity": 0.6}."""
-_MARK = re.compile(r"\{[^{}]*\}")
 
 
 def prompt(game: CollabGame) -> Prompt:
@@ -35,16 +32,4 @@ def prompt(game: CollabGame) -> Prompt:
 
 def judged(game: CollabGame, answer: str) -> CollabGame:
     """A copy of the game with the rating of a judge's answer, if it holds one."""
-    return game.rated(read_mark(answer))
-
-
-def read_mark(text: str) -> float | None:
-    """The last valid mark in an answer; None if it has no mark in [0, 1]."""
-    for candidate in reversed(_MARK.findall(text)):
-        try:
-            value = json.loads(candidate).get("interactivity")
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
-            return float(value)
-    return None
+    return game.rated(read_mark(answer, "interactivity"))

@@ -120,10 +120,11 @@ class Config:
 
     def _check_game(self) -> None:
         kit, rules = self.game.kit, self.game.options
-        if self.reward.judge != "rubric" and not kit.has("judged"):
+        own_rubric = self.reward.rubric is not None or kit.has("judged")
+        if self.reward.judge != "rubric" and not own_rubric:
             raise ValueError(
-                f"reward.judge must be rubric with game.name {self.game.name}, whose games are not "
-                f"rated, got {self.reward.judge}"
+                f"reward.rubric must be a text file with reward.judge and game.name "
+                f"{self.game.name}, which has no rubric of its own, got null"
             )
         full = switch(rules, "messages", default=True) and not switch(rules, "brief")
         if self.warm_start.recorded and not full:

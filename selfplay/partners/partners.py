@@ -7,7 +7,10 @@ every rank.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from selfplay.config import Config, GameConfig
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, POOL, SELF, Spec, parse_shares
 from selfplay.data.seeds import named_seed, pick
 from selfplay.distributed import World, gather_objects, on_first_rank
-from selfplay.engines.base import GameRunner
+from selfplay.engines.base import Completion, GameRunner, Request, Sampling
 from selfplay.engines.endpoint import Endpoint, endpoint_key
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.router import EngineRouter, Frozen
@@ -140,7 +143,43 @@ class Partners:
             lambda names, seat: scripted_partner(spec.argument, names, seat, self._config.game),
         )
 
+    def reader(self, spec: Spec) -> Callable[[Sequence[Request]], list[Completion]]:
+        """Answers chats outside games, by an endpoint or by a checkpoint, which is loaded here and
+        answers greedily. A chat without an answer has the finish "void", as one too long for the
+        checkpoint. Usage is counted by `take_usage`."""
+        if spec.kind == ENDPOINT:
+            self._endpoint(spec)
+
+            def ask(requests: Sequence[Request]) -> list[Completion]:
+                sent = [self._endpoints[spec.text].submit(request) for request in requests]
+                return [answer.result() for answer in sent]
+
+            return ask
+        rendering, max_positions = self._loaded_checkpoint(spec)
+
+        def read(requests: Sequence[Request]) -> list[Completion]:
+            asked = [replace(each, prompt_ids=_chat_ids(rendering, each)) for each in requests]
+            limit = max_positions or math.inf
+            fits = [len(each.prompt_ids) + each.max_new_tokens <= limit for each in asked]
+            answers = iter(
+                self._frozen[spec.text].generate_batch(
+                    list(compress(asked, fits)), Sampling(0.0, rendering.stop_ids)
+                )
+                if any(fits)
+                else ()
+            )
+            too_long = Completion([], [], "void", 0, text="its chat is too long")
+            found = [next(answers) if fit else too_long for fit in fits]
+            return [replace(each, text=each.text or rendering.decode(each.ids)) for each in found]
+
+        return read
+
     def _checkpoint(self, spec: Spec) -> Partner:
+        rendering, max_positions = self._loaded_checkpoint(spec)
+        return Partner(spec.text, self._seat(spec.text, spec.text, rendering, max_positions))
+
+    def _loaded_checkpoint(self, spec: Spec) -> tuple[Rendering, int | None]:
+        """The rendering and the largest context of a checkpoint, whose weights are loaded once."""
         source = _find(spec, what=f"partner {spec.text!r}")
         weights, own = source.weights, template_of(source)
         rendering = make_rendering(
@@ -151,14 +190,13 @@ class Partners:
         if self._plays and spec.text not in self._frozen:
             self._frozen[spec.text] = self._load(spec.text, weights, rendering)
         text = AutoConfig.from_pretrained(described_in(weights)).get_text_config()
-        max_positions = getattr(text, "max_position_embeddings", None)
-        return Partner(spec.text, self._seat(spec.text, spec.text, rendering, max_positions))
+        return rendering, getattr(text, "max_position_embeddings", None)
 
     def _endpoint(self, spec: Spec) -> Partner:
         settings = self._config.endpoint
         model, url = spec.address
         key = endpoint_key(settings)
-        if self._plays:
+        if self._plays and spec.text not in self._endpoints:
             self._endpoints[spec.text] = Endpoint(model, url, settings=settings, key=key)
 
         def sit(names: tuple[object, ...], seat: int) -> Player:
@@ -245,6 +283,12 @@ class Partners:
             }
             for usage in usages
         )
+
+
+def _chat_ids(rendering: Rendering, request: Request) -> tuple[int, ...]:
+    """The prompt of a chat of a system and a user message."""
+    system, user = (message.content for message in request.messages)
+    return tuple(rendering.conversation(system, [user], []))
 
 
 def snapshot_folder(folder: Path, step: int) -> Path:

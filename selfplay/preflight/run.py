@@ -22,7 +22,7 @@ from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.check import check_functions
 from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, ModelConfig
-from selfplay.config.player_spec import ENDPOINT, Spec, parse_shares, parse_spec
+from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, Spec, parse_shares, parse_spec
 from selfplay.data.chats import read_chats
 from selfplay.data.instances import TOKENIZER, check_files, generated, imitated_people
 from selfplay.distributed.tensor_parallel import why_undivided
@@ -55,7 +55,7 @@ def check_run(config: Config, *, here: bool = True) -> None:
     for spec, _ in parse_shares(config.rollout.partners):
         check_endpoint(spec, config.endpoint, what="rollout.partners")
     if config.reward.judge != "rubric":
-        check_endpoint(parse_spec(config.reward.judge), config.endpoint, what="reward.judge")
+        check_judge(config)
     if config.warm_start.recorded is not None:
         share = config.warm_start.recorded_share
         recorded = config.warm_start.recorded
@@ -71,6 +71,20 @@ def check_run(config: Config, *, here: bool = True) -> None:
     undivided = why_undivided(described_model(config.model), config.parallel.tp)
     if undivided is not None:
         raise SettingsError(undivided)
+
+
+def check_judge(config: Config) -> None:
+    """Raise SettingsError for a judge or a rubric that is missing or cannot be read."""
+    spec, rubric = parse_spec(config.reward.judge), config.reward.rubric
+    check_endpoint(spec, config.endpoint, what="reward.judge")
+    try:
+        if spec.kind == CHECKPOINT:
+            find_source(Path(spec.argument), what="reward.judge")
+        if rubric is not None and not Path(rubric).read_text(encoding="utf-8").strip():
+            raise ValueError("it is empty")
+    except (OSError, ValueError) as error:
+        key = "" if "reward.judge" in str(error) else f"reward.rubric {rubric}: "
+        raise SettingsError(f"{key}{error}") from None
 
 
 def check_machine(device: str, engine: EngineConfig) -> None:

@@ -1,21 +1,23 @@
 """The reward of a conversation by its parts, a reply's value over its continuations, a judge's
 marks, and a run with a user and a judge behind endpoints."""
 
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dialop.collab.judge import read_mark
 from dialop.game import Prompt
+from dialop.marks import read_mark
 from selfplay.advantages.branches import branch_samples
 from selfplay.advantages.rewards import seat_reward
+from selfplay.chat.rendering import Rendering
 from selfplay.chat.transcript import Transcript
 from selfplay.config import Config, RewardConfig, load_config
 from selfplay.distributed import init_world
 from selfplay.partners.judge import judge_games, make_judge
+from selfplay.partners.partners import Partners
 from selfplay.rollout.episode import BranchPoint, Episode, Turn
 from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.collab_tasks import NUMBER, talked
@@ -95,15 +97,17 @@ def judged_config(url: str) -> Config:
     return load_config(TINY, [f"reward.judge=endpoint:judge@{url}"])
 
 
-def test_a_judge_marks_games_and_their_continuations() -> None:
+def test_a_judge_marks_games_and_their_continuations(rendering: Rendering) -> None:
     asked, guessed = conversation(*ASKED), conversation(*GUESSED)
     point = BranchPoint(turn=0, seat=1)
     point.continuations[1, 0] = guessed
-    with chat_server(marks) as server, ExitStack() as cleanup:
+    with chat_server(marks) as server:
         config, world = judged_config(server.url), init_world(device="cpu")
-        kit = config.game.kit
-        judge = make_judge(config.reward, config.endpoint, kit, world, cleanup=cleanup)
-        (judged,) = judge_games([replace(asked, branches=(point,))], judge)
+        with closing(Partners([], config, rendering=rendering, world=world)) as partners:
+            judge = make_judge(config.reward, config.game.kit, partners)
+            (judged,) = judge_games([replace(asked, branches=(point,))], judge)
+            assert partners.take_usage()["num_endpoint_requests"] == 2
+    assert judged is not None
     (unmarked,) = judged.branches[0].continuations.values()
     assert len(server.bodies) == 2
     texts = [body["messages"][-1]["content"] for body in server.bodies]  # two threads: any order
@@ -118,9 +122,10 @@ def test_a_judge_marks_games_and_their_continuations() -> None:
 
 
 def test_marks_are_read_or_refused() -> None:
-    assert read_mark('Because of {"interactivity": 0} no:\n{"interactivity": 0.5}') == 0.5
+    name = "interactivity"
+    assert read_mark('Because of {"interactivity": 0} no:\n{"interactivity": 0.5}', name) == 0.5
     for text in ("", "0.5", '{"interactivity": 2}', '{"interactivity": true}', '{"interactivity"}'):
-        assert read_mark(text) is None, text
+        assert read_mark(text, name) is None, text
 
 
 @pytest.mark.slow

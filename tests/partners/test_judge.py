@@ -1,0 +1,79 @@
+"""A judge with a rubric of one's own, for games of any kind: what it reads, what its marks pay, and
+what becomes of a game without one."""
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from selfplay.chat.rendering import Rendering
+from selfplay.config import load_config
+from selfplay.config.player_spec import parse_spec
+from selfplay.distributed import init_world
+from selfplay.engines.base import Message, Request
+from selfplay.partners.judge import judge_games, make_judge
+from selfplay.partners.partners import Partners
+from selfplay.preflight.run import check_judge
+from selfplay.rollout.episode import BranchPoint
+from tests.helpers.chat_server import Answer, chat_server
+from tests.helpers.hand_episodes import episode
+from tests.helpers.tiny_run import finished
+
+RUBRIC = "Rate how clearly the players told each other what they know."
+
+
+def marks(body: dict[str, Any], number: int) -> Answer:
+    """0.25 for games with a refused move, no mark for others."""
+    erred = "refused" in body["messages"][-1]["content"]
+    return Answer('So-so.\n{"mark": 0.25}' if erred else "I would rather not.")
+
+
+def test_a_rubric_rates_any_game_and_a_game_without_a_mark_is_void(
+    tmp_path: Path, rendering: Rendering
+) -> None:
+    """The mark 0.25 times the weight 2 is added to both seats' rewards, 0.5 and 0."""
+    (tmp_path / "rubric.md").write_text(RUBRIC)
+    marked, unmarked = episode((0.5, 0.0), errors=(1, 0)), episode((1.0, 1.0), 1)
+    point = BranchPoint(turn=0, seat=0, continuations={(1, 0): marked, (2, 0): unmarked})
+    with chat_server(marks) as server:
+        words = [f"reward.judge=endpoint:judge@{server.url}", "reward.judge_weight=2.0"]
+        words += [f"reward.rubric={tmp_path}/rubric.md", "endpoint.retries=0"]
+        config = load_config(None, ["model.scratch={}", "rollout.max_game_tokens=1000", *words])
+        check_judge(config)
+        world = init_world(device="cpu")
+        with closing(Partners([], config, rendering=rendering, world=world)) as partners:
+            judge = make_judge(config.reward, config.game.kit, partners)
+            first, second = judge_games([replace(marked, branches=(point,)), unmarked], judge)
+            assert partners.take_usage()["num_endpoint_requests"] == 4
+    assert second is None and first is not None
+    assert first.outcome.rewards == (1.0, 0.5) and first.measures["mark"] == 0.25
+    assert list(first.branches[0].continuations) == [(1, 0)]
+    assert marked.outcome.rewards == (0.5, 0.0), "the input is not changed"
+    system, user = (message["content"] for message in server.bodies[0]["messages"])
+    assert system.startswith(RUBRIC) and "never" not in user
+    for seat, prompt in enumerate(marked.prompts):
+        assert f"Seat {seat}" in user and prompt.user in user
+    for text, rule in (("", "rubric.md: it is empty"), (None, "No such file")):
+        (tmp_path / "rubric.md").unlink()
+        if text is not None:
+            (tmp_path / "rubric.md").write_text(text)
+        with pytest.raises(ValueError, match=f"reward.rubric .*{rule}"):
+            check_judge(config)
+
+
+def test_a_checkpoint_answers_chats(rendering: Rendering) -> None:
+    """It answers the same twice, and a chat longer than its 192 positions not at all."""
+    folder = finished()
+    overrides = ["model.scratch={}", "rollout.max_game_tokens=1000"]
+    config = load_config(None, [*overrides, f"reward.judge=checkpoint:{folder}"][:2])
+    partners = Partners([], config, rendering=rendering, world=init_world(device="cpu"))
+    read = partners.reader(parse_spec(f"checkpoint:{folder}"))
+
+    def chat(user: str) -> Request:
+        return Request((), 8, 0, messages=(Message("system", "Hi."), Message("user", user)))
+
+    short, long = read([chat("a"), chat("a b " * 100)])
+    assert short.finish in ("stop", "length") and short.text and long.finish == "void"
+    assert read([chat("a")])[0].text == short.text
