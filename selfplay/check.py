@@ -12,6 +12,7 @@ import copy
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,13 +21,16 @@ from dialop.shown import error_line
 from selfplay.advantages.advantages import SampleStatistics
 from selfplay.advantages.rewards import game_return, with_rewards
 from selfplay.advantages.sample import Sample
+from selfplay.chat.rendering import make_rendering
+from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.config import Config, RewardConfig
 from selfplay.config.load import load
 from selfplay.config.plugins import function_of, key_of, own_functions
+from selfplay.engines.base import Completion, Request
 from selfplay.errors import SettingsError
 from selfplay.learner.batch import MicroBatch, pack
 from selfplay.rollout.driver import play_scripted
-from selfplay.rollout.episode import limits_of
+from selfplay.rollout.episode import GameSetup, Position, limits_of
 from selfplay.rollout.seating import scripted_games
 
 NUM_GAMES = 8
@@ -227,10 +231,60 @@ def _check_reward(reward: Callable[..., Any], config: Config) -> Iterator[str]:
         yield f"seat {seat}: mean {mean:.3g}, from {min(total):.3g} to {max(total):.3g}"
 
 
+# --- players --------------------------------------------------------------------------------------
+
+
+def _check_player(player: Callable[..., Any], config: Config) -> Iterator[str]:
+    kit, options = config.game.kit, config.game.options
+    if not kit.SCRIPT_NAMES:
+        yield f"nothing checked: {config.game.name} has no scripted players to write its moves"
+        return
+    spec = (*kit.BASELINES, *kit.SCRIPT_NAMES)[0]
+    scripts = [kit.make_script(each, seed=0) for each in kit.seated(spec)]
+    rendering = make_rendering(train_tokenizer([], vocab_size=512, phrases=()))
+    (instance,) = kit.generate(kit.easy(options), seed=0, num=1)
+    room = {"max_new_tokens": 100_000, "max_game_tokens": 1_000_000}
+    players = tuple(player(rendering, seed_names=("check", s), **room) for s in range(len(scripts)))
+    setup = GameSetup(kit.new_game(instance, options), players, "check", 0)
+    position = Position(setup, limits_of(config.rollout))
+    prompts: list[list[list[int]]] = [[] for _ in scripts]
+
+    async def generate(request: Request) -> Completion:
+        seat = setup.game.seat_to_move or 0
+        prompts[seat].append(list(request.prompt_ids))
+        ids = rendering.action_ids(scripts[seat].act(setup.game.view(seat)))
+        return Completion(ids, [-0.5] * len(ids), "stop", 0)
+
+    while position.ended is None:
+        with suppress(StopIteration):
+            position.turn(generate).send(None)
+    for each, asked in zip(players, prompts, strict=True):
+        transcript = each.transcript
+        _require(each.name == "policy" and transcript is not None, "it must be a PolicyPlayer")
+        spans = transcript.spans
+        _require(
+            asked == [transcript.ids[: span.start] for span in spans],
+            "the engine must read exactly what the transcript has before a turn, or log-probs of "
+            "engine and trainer differ",
+        )
+        trained = sum(span.end - span.start for span in spans)
+        _require(sum(transcript.mask) == trained, "only sampled tokens may train")
+    num = len(position.turns)
+    yield f"tokens: the transcript keeps what the engine reads and writes in {num} turns"
+    twin = players[0].fork("again")
+    _require(
+        twin.transcript is not players[0].transcript
+        and twin.transcript.ids == players[0].transcript.ids,
+        "a fork must have a transcript of its own, equal so far",
+    )
+    yield "fork: an independent copy"
+
+
 _CHECKS: dict[str, Callable[[Callable[..., Any], Config], Iterator[str]]] = {
     "algorithm.loss": _check_loss,
     "algorithm.advantage": _check_advantage,
     "reward.function": _check_reward,
+    "rollout.player": _check_player,
 }
 
 

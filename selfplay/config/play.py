@@ -142,10 +142,18 @@ class RolloutConfig:
     partners: tuple[str, ...] = ("self",)
     """partners as 'spec*share' (docs/partners.md); with a partner other than self, the policy
     plays each seat equally often and the partner all others"""
+    player: str = "policy"
+    """how the policy plays a seat: policy, or a class of your own as my_file.py:Name, which may
+    change what it reads (docs/your_method.md)"""
     policy_seats: tuple[str, ...] = ()
     """roles that the policy plays in every game, such as [agent]; the partner plays the others.
     Empty: all roles without a partner, else one seat after the other"""
     branch: BranchConfig = Field(default_factory=BranchConfig)
+
+    @field_validator("player")
+    @classmethod
+    def _function(cls, name: str) -> str:
+        return check_name("rollout.player", name)
 
     @model_validator(mode="after")
     def check(self) -> Self:

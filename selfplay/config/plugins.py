@@ -47,6 +47,10 @@ PLUGINS = {
             for name in ("grpo", "dr_grpo", "rloo", "reinforce_pp", "ema", "ppo")
         },
     ),
+    "rollout.player": Plugin(
+        ("rendering", "seed_names", "max_new_tokens", "max_game_tokens"),
+        {"policy": "selfplay.rollout.players:PolicyPlayer"},
+    ),
     "reward.function": Plugin(
         ("episode",), {name: f"{_REWARDS}:{name}" for name in ("score_norm", "accept", "regret")}
     ),

@@ -13,6 +13,7 @@ from dialop.game import Instance
 from selfplay.chat.rendering import Rendering
 from selfplay.config import GameConfig, RolloutConfig
 from selfplay.config.player_spec import SCRIPTED, SELF
+from selfplay.config.plugins import function_of
 from selfplay.data.seeds import named_seed
 from selfplay.rollout.branches import branching_of
 from selfplay.rollout.episode import GameSetup
@@ -105,13 +106,14 @@ def policy_seats_in(
 def policy_player(
     names: tuple[object, ...], rollout: RolloutConfig, rendering: Rendering
 ) -> PolicyPlayer:
-    """The policy in training; `names` seed the game's random draws."""
-    return PolicyPlayer(
+    """The policy in training, as `rollout.player` plays it; `names` seed the game's draws."""
+    player: PolicyPlayer = function_of("rollout.player", rollout.player)(
         rendering,
         seed_names=names,
         max_new_tokens=rollout.max_new_tokens,
         max_game_tokens=rollout.max_game_tokens,
     )
+    return player
 
 
 def _choose_partners(

@@ -98,7 +98,13 @@ LATER = (
     *("steps=", "save_every=", "log_", "keep_checkpoints=", "eval.", "policy_pool."),
     *("critic", "algorithm", "reward", "endpoint."),
     *("data.start", "data.train", "engine.", "model.lora", "model.dtype", "optim.master_dtype"),
-    *("rollout.partners", "rollout.instances", "rollout.group_size", "rollout.branch"),
+    *(
+        "rollout.player",
+        "rollout.partners",
+        "rollout.instances",
+        "rollout.group_size",
+        "rollout.branch",
+    ),
     *("rollout.max_turns", "warm_start.auxiliary_", "optim.lr=", "optim.schedule="),
     *("optim.final_share=", "optim.tokens_per_microbatch="),
 )
