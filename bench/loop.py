@@ -5,7 +5,7 @@
     python -m bench.loop --shape 7B --config configs/qwen2.5_7b_lora.yaml      a shipped config
     python -m bench.loop --dry-run [--engine sglang]                           a tiny shape on a CPU
 
-Runs `train.py`'s own loop, without its held-out games and checkpoints, from random weights on 8x8
+Runs the trainer's own steps, without its held-out games and checkpoints, from random weights on 8x8
 games in the full style. A policy with random weights never ends a turn and never agrees. Each game
 is therefore a sequence of `--tries` refused moves of `--turn-tokens` tokens by one seat, or with
 `--mean` ten turns of two seats whose lengths are drawn from a geometric distribution; its reward is
@@ -77,7 +77,6 @@ if __name__ == "__main__":  # --help and a mistake are answered before torch is 
 # isort: split
 import torch
 
-import train
 from bench.shapes import save_random
 from bench.talks import TURNS, Watched, talks
 from bench.update import GIB, matmul_peak, operations
@@ -233,7 +232,7 @@ def run_steps(
     peaks: Peaks,
     shape: str,
 ) -> tuple[list[dict[str, float]], dict[str, float]]:
-    """Run train.py with the bench's games, without its held-out games and checkpoints.
+    """Take the steps of a run with the bench's games, without its held-out games and checkpoints.
 
     Returns the metrics and seconds of each step (rank 0), the first of which is the warm-up, and
     the seconds of the engine's start and the work of an update.
@@ -264,10 +263,17 @@ def run_steps(
             held_out_at_start=nothing,
             Stopwatch=partial(Timed, peaks),
         ),
-        patch.multiple(one_step, _play_instances=partial(play_drawn, mean), update_policy=update),
-        patch.multiple(train, save_learner=nothing, held_out=nothing, export_final=nothing),
+        patch.multiple(
+            one_step,
+            _play_instances=partial(play_drawn, mean),
+            update_policy=update,
+            save_learner=nothing,
+        ),
     ):
-        train.train(config, world, cleanup)
+        run = setup.set_up(config, world, cleanup)
+        for step in range(run.first_step, config.steps):
+            one_step.take_step(run, step)
+        run.journal.close()
     alone |= update_work(last, config, world, shape=shape)
     if world.rank:
         return [], alone

@@ -1,6 +1,16 @@
-"""The trainer: two language-model agents learn to talk by playing with themselves."""
+"""The trainer: two language-model agents learn to talk by playing with themselves.
+
+The Python API is described in docs/python.md. Its functions are imported when they are first used,
+because torch takes seconds.
+"""
 
 import os
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from selfplay.api.run import OpenRun, SavedRun, load_run, start, train
+    from selfplay.errors import RunEnds, SettingsError
 
 # OpenMP's threads sleep while they wait for each other. By default they spin, and where other work
 # has a core, two threads then take several times as long as one. torch reads this when it is first
@@ -8,3 +18,15 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    **dict.fromkeys(("OpenRun", "SavedRun", "load_run", "start", "train"), "selfplay.api.run"),
+    **dict.fromkeys(("RunEnds", "SettingsError"), "selfplay.errors"),
+}
+__all__ = ["OpenRun", "RunEnds", "SavedRun", "SettingsError", "load_run", "start", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

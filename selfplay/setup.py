@@ -51,9 +51,12 @@ from selfplay.weight_sync.supervisor import EngineSupervisor, PolicySupervisor, 
 from selfplay.weight_sync.sync_check import SyncCheck
 
 
-def open_world(config: Config) -> World:
-    """Set the thread count and join the process groups. Raises ValueError as `init_world` does."""
+def open_world(config: Config, cleanup: ExitStack | None = None) -> World:
+    """Set the thread count, until `cleanup` if it is given, and join the process groups. Raises
+    ValueError as `init_world` does."""
     if config.threads:
+        if cleanup is not None:
+            cleanup.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(config.threads)
     return init_world(
         config.parallel.tp,
@@ -73,6 +76,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     """
     # A step's games and samples stay until its end. Python collects garbage after 700 new objects
     # by default, which is nearly half of the time of credit and advantages.
+    cleanup.callback(gc.set_threshold, *gc.get_threshold())
     gc.set_threshold(20_000, 20, 20)
     signals = Signals()
     signals.take()

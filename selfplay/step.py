@@ -1,6 +1,6 @@
 """One training step, verb by verb: play, credit, update, measure, push.
 
-`train.py` calls them in this order. Each opens one room: play `rollout/`, credit `advantages/`,
+`take_step` calls them in this order. Each opens one room: play `rollout/`, credit `advantages/`,
 update `learner/`, measure `metrics/`, push `weight_sync/`. Every rank must call each.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from selfplay.config import Config
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, all_reduce_sum, barrier, gather_objects
 from selfplay.engines.base import Sampling
+from selfplay.errors import Ending
 from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import validation
 from selfplay.learner.batch import balance_tokens
@@ -82,6 +84,57 @@ class Batch:
 
     samples: list[Sample]
     stats: CreditStats
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A finished step, whose `number` counts from 1: this rank's games, the samples that it trained
+    on with their advantages, and the line of metrics.jsonl, which is over all ranks."""
+
+    number: int
+    episodes: list[Episode]
+    samples: list[Sample]
+    metrics: dict[str, Any]
+
+
+def take_step(run: Run, step: int) -> Step:
+    """Take the step after `step` finished ones: alternate play and update by GRPO (arXiv
+    2402.03300) with differences:
+
+    - All seats of the policy share one set of weights. A group is (instance, seat, partner): the
+      seats of one game share a reward, so they are never each other's baseline.
+    - Advantages are per token, so single turns can be penalised or compared (branch points).
+    - Groups without variance are dropped before the update.
+    - By default the loss is a mean over all trained tokens of all ranks (token_mean), not over
+      sequences; the ratio's denominator is the engine's own log-prob of each sampled token; and the
+      KL term is off.
+
+    Raises RunEnds for a check that fails, after the trainer's state is saved.
+    """
+    config, ending = run.config, Ending()
+    with ending.before_update(partial(save_and_sleep, run, step, trainer_state(run)), step):
+        rollout = play(run, step)
+        batch = credit(run, rollout)
+        learnt, skipped = update(run, rollout, batch, step)
+    # The weights have changed; the engine sleeps until the push.
+    num_done = step + 1
+    saves = num_done % config.save_every == 0 or num_done == config.steps
+    checkpoint = save_learner(run, num_done) if saves else None
+    run.partners.add_to_pool(num_done, run.learner, run.tokenizer)
+    metrics = measure(run, rollout, batch, learnt)
+    with ending.after_update():
+        metrics |= push(run, num_done)
+        if config.eval.every > 0 and num_done % config.eval.every == 0:
+            metrics |= evaluate(run)
+        run.monitors.check(num_done, metrics, skipped)
+    log_groups(run, rollout, batch, num_done)
+    line = run.journal.step(num_done, metrics, rollout.episodes, run.timed)
+    if checkpoint is not None:
+        checkpoint.finish(trainer_state(run), keep=config.keep_checkpoints)
+    elif ending.error is not None:
+        save_and_sleep(run, num_done, trainer_state(run))
+    ending.raise_kept(num_done)
+    return Step(num_done, rollout.episodes, batch.samples, line)
 
 
 def play(run: Run, step: int) -> Rollout:
@@ -238,16 +291,15 @@ def save_learner(run: Run, num_done: int) -> OpenCheckpoint:
 
 
 def save_and_sleep(run: Run, num_done: int, state: Mapping[str, Any]) -> None:
-    """Save the run after `num_done` steps where a check ends it: the engine sleeps for good."""
+    """Save the run after `num_done` steps; the engine goes to sleep for good."""
     run.supervisor.sleep_and_onload()
     save_learner(run, num_done).finish(state, keep=run.config.keep_checkpoints)
 
 
-def export_final(run: Run) -> None:
-    """Export the policy after the last step to `final/`; the engine goes to sleep for good."""
+def export_final(run: Run, num_done: int) -> None:
+    """Export the policy after `num_done` steps to `final/`; the engine goes to sleep for good."""
     run.supervisor.sleep_and_onload()
-    step = max(run.first_step, run.config.steps)
-    finish(run.folder, run.learner, run.tokenizer, step=step)
+    finish(run.folder, run.learner, run.tokenizer, step=num_done)
 
 
 def trainer_state(run: Run) -> dict[str, Any]:

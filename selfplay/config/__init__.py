@@ -8,9 +8,9 @@ environment variable.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -34,7 +34,7 @@ from selfplay.config.learning import (
     OptimConfig,
     WarmStartConfig,
 )
-from selfplay.config.load import load
+from selfplay.config.load import load, source_of
 from selfplay.config.monitors import DEFAULT_MONITORS, parse_rule
 from selfplay.config.play import (
     DataConfig,
@@ -200,15 +200,18 @@ class Config:
             )
 
 
-def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
-    """The settings of a file with `key=value` overrides applied in order.
+def load_config(
+    given: str | Path | Mapping[str, Any] | None, overrides: Sequence[str] = ()
+) -> Config:
+    """The settings of a file or a mapping with `key=value` overrides applied in order.
 
     Raises:
         SettingsError: with the file and line, or the override, that is at fault.
     """
-    config = load(Config, Path(path) if path else None, overrides)
+    settings = Path(given) if isinstance(given, str) and given else given or None
+    config = load(Config, settings, overrides)
     if (config.model.path is None) == (config.model.scratch is None):
         raise SettingsError(
-            f"{path or 'defaults'}: exactly one of model.path and model.scratch must be set"
+            f"{source_of(settings)}: exactly one of model.path and model.scratch must be set"
         )
     return config

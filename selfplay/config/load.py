@@ -1,9 +1,9 @@
-"""Reads settings: YAML files and `key.sub=value` overrides, checked by pydantic.
+"""Reads settings: YAML files, mappings and `key.sub=value` overrides, checked by pydantic.
 
-A file may extend another with `base: FILE`, a path relative to itself or the name of a file that
-ships with the project. Mappings merge key by key; any other value is replaced. Every mistake is a
-SettingsError of one line: the file and line or the override, the key, the rule, the value, and the
-nearest valid choice.
+A file or a mapping may extend another with `base: FILE`, a path relative to itself or the name of
+a file that ships with the project. Mappings merge key by key; any other value is replaced. Every
+mistake is a SettingsError of one line: the file and line or the override, the key, the rule, the
+value, and the nearest valid choice.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from selfplay.config.text import Loader, show
 from selfplay.errors import SettingsError
 
 C = TypeVar("C")
+Settings = Path | Mapping[str, Any]  # a file, or the values that one would hold
 Origins = dict[str, str]  # where each key was given: "FILE:LINE" or "override 'key=value'"
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -33,13 +34,13 @@ _SWITCHED = "warm_start"  # a section that `off`, which YAML reads as false, set
 _MEANT = {"gpu": "cuda"}  # words that are spelt like another choice
 
 
-def load(cls: type[C], path: Path | None, overrides: Sequence[str] = ()) -> C:
-    """Read `path` (None: defaults only), then apply `overrides` in order.
+def load(cls: type[C], given: Settings | None, overrides: Sequence[str] = ()) -> C:
+    """Read `given` (None: defaults only), then apply `overrides` in order.
 
     Raises:
         SettingsError: for unreadable files, unknown keys, invalid values and contradictions.
     """
-    values, origins = _read_all(path, overrides)
+    values, origins = _read_all(given, overrides)
     if values.get(_SWITCHED) is False:
         values[_SWITCHED] = {}
     declared = [(cls, "")]  # a game adds the class of its options, and their name
@@ -55,17 +56,38 @@ def load(cls: type[C], path: Path | None, overrides: Sequence[str] = ()) -> C:
         rule = _unknown(name, [each for section in declared for each in names_of(*section)])
     else:
         rule = _wrong(name, fault)
-    given = [origins[each] for each in named if each in origins] or [_origin_of(name, origins)]
-    raise SettingsError(f"{', '.join(dict.fromkeys(given)) or path or 'defaults'}: {rule}")
+    where = [origins[each] for each in named if each in origins] or [_origin_of(name, origins)]
+    raise SettingsError(f"{', '.join(dict.fromkeys(where)) or source_of(given)}: {rule}")
 
 
-def read_value(path: Path | None, overrides: Sequence[str], name: str) -> Any:
+def source_of(given: Settings | None) -> str:
+    """What a message calls these settings."""
+    return "settings" if isinstance(given, Mapping) else str(given or "defaults")
+
+
+def override_words(values: Mapping[str, Any]) -> list[str]:
+    """Overrides `key=value` that give these dotted keys these values.
+
+    Raises:
+        SettingsError: for a value that YAML cannot hold.
+    """
+    words = []
+    for name, value in values.items():
+        plain = str(value) if isinstance(value, Path) else value
+        try:
+            words.append(f"{name}={json.dumps(plain, ensure_ascii=False)}")
+        except (TypeError, ValueError) as error:
+            raise SettingsError(f"{name} must be plain values, as in YAML: {error}") from None
+    return words
+
+
+def read_value(given: Settings | None, overrides: Sequence[str], name: str) -> Any:
     """The value given for one dotted key, unchecked; None if it is not given.
 
     Raises:
         SettingsError: for files and overrides that cannot be read.
     """
-    value: Any = _read_all(path, overrides)[0]
+    value: Any = _read_all(given, overrides)[0]
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value
@@ -111,9 +133,14 @@ def _origin_of(name: str, origins: Origins) -> str:
 # --- files and overrides
 
 
-def _read_all(path: Path | None, overrides: Sequence[str]) -> tuple[dict[str, Any], Origins]:
-    """The values of a file with its overrides applied in order, and where they were given."""
-    values, origins = ({}, {}) if path is None else _read(find_settings(Path(path)))
+def _read_all(given: Settings | None, overrides: Sequence[str]) -> tuple[dict[str, Any], Origins]:
+    """The values given, with the overrides applied in order, and where they were given."""
+    values: dict[str, Any] = {}
+    origins: Origins = {}
+    if isinstance(given, Mapping):
+        values, origins = _based(*_of_mapping(given), Path())
+    elif given is not None:
+        values, origins = _read(find_settings(Path(given)))
     for text in overrides:
         name, equals, value = (part.strip() for part in text.partition("="))
         shown = f"{name}=…" if equals and names_key(name) else hidden(text)
@@ -139,13 +166,26 @@ def _read(path: Path, parents: tuple[Path, ...] = ()) -> tuple[dict[str, Any], O
     values, lines = _parsed(text, str(path))
     if not isinstance(values, dict | None):
         raise SettingsError(f"{path}: settings must be a mapping of keys, got {show(values)[:80]}")
-    values = values or {}
     origins = {name: f"{path}:{line}" for name, line in lines.items()}
+    return _based(values or {}, origins, path.parent, (*parents, path.resolve()))
+
+
+def _of_mapping(given: Mapping[str, Any]) -> tuple[dict[str, Any], Origins]:
+    """The values of a mapping and where they were given, as those of a file."""
+    (word,) = override_words({"settings": dict(given)})
+    values, lines = _parsed(word.partition("=")[2], "settings")
+    return values, dict.fromkeys(lines, "settings")
+
+
+def _based(
+    values: dict[str, Any], origins: Origins, folder: Path, chain: tuple[Path, ...] = ()
+) -> tuple[dict[str, Any], Origins]:
+    """The values merged over those of their `base`, a path relative to `folder`, and where both
+    were given. `chain` are the files that led here."""
     base = values.pop("base", None)
     if base is None:
         return values, origins
-    origin, chain = origins["base"], (*parents, path.resolve())
-    target = path.parent / str(base)
+    origin, target = origins["base"], folder / str(base)
     target = target if target.is_file() else find_settings(Path(str(base)))
     if not target.is_file():
         near = _nearest_shipped(target)

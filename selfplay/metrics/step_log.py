@@ -95,9 +95,10 @@ class Journal:
         metrics: dict[str, float],
         episodes: Sequence[Episode],
         stopwatch: Stopwatch,
-    ) -> None:
-        """Write and print step number `step` (1 after the first update); starts the next lap."""
-        line = {"step": step, **metrics, **stopwatch.lap()}
+    ) -> dict[str, Any]:
+        """Write and print step number `step` (1 after the first update); starts the next lap.
+        Returns the line of metrics.jsonl."""
+        line: dict[str, Any] = {"step": step, **metrics, **stopwatch.lap()}
         self._metrics.append(line)
         first = (step - 1) * len(episodes)
         logged = [
@@ -113,6 +114,7 @@ class Journal:
         remaining_s = stopwatch.remaining_s(self._num_steps - step)
         if self._rank == 0:
             print(step_line(line, num_steps=self._num_steps, remaining_s=remaining_s), flush=True)
+        return line
 
     def close(self) -> None:
         self._metrics.close()

@@ -470,8 +470,6 @@ def test_a_run_whose_sandbox_no_longer_starts_ends_in_one_line(
         raise NoSandbox("no sandbox")
 
     monkeypatch.setattr(train, "PARSED", (SimpleNamespace(dry_run=False), None))
-    monkeypatch.setattr(train, "check_run", lambda *args, **kwargs: None)
-    monkeypatch.setattr(train, "open_world", lambda *args: None)
     monkeypatch.setattr(train, "train", graded)
     assert train.main() == 1
     (line,) = capsys.readouterr().err.splitlines()

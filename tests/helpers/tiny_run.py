@@ -89,7 +89,7 @@ def run_tiny(folder: Path, *overrides: str, page: bool = False) -> int:
 
     with pytest.MonkeyPatch.context() as patch:
         if not page:
-            patch.setattr(train, "refresh_report", lambda folder, **_: None)
+            patch.setattr("selfplay.api.run.refresh_report", lambda folder, **_: None)
         return train.main(["--config", str(write_tiny(folder)), f"out={folder}", *overrides])
 
 

@@ -62,7 +62,7 @@ def check_refused(
         raise AssertionError("the run started")
 
     # These would start after all checks have passed.
-    monkeypatch.setattr(train, "train", started)
+    monkeypatch.setattr("selfplay.api.run.set_up", started)
     monkeypatch.setattr(evaluation, "play_matches", started)
     # The same messages on a machine with a GPU and SGLang.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -1,0 +1,1 @@
+"""The Python API, which `import selfplay` offers; `train.py` and `eval.py` are layers over it."""

@@ -1,0 +1,260 @@
+"""Runs from Python: one that is open takes steps, one on disk is read.
+
+Every error is an exception whose text is one line: SettingsError for what cannot be used, RunEnds
+for a check that ends a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from selfplay.apps.report import refresh_report
+from selfplay.config import Config, load_config
+from selfplay.config.load import load, override_words
+from selfplay.distributed import World, close_world
+from selfplay.errors import SettingsError
+from selfplay.evaluation.held_out import held_out
+from selfplay.metrics.step_log import plain_json
+from selfplay.partners.checkpoints import find_source
+from selfplay.preflight.run import check_run
+from selfplay.setup import open_world, set_up
+from selfplay.step import Run, Step, export_final, save_and_sleep, take_step, trainer_state
+
+
+@contextmanager
+def outside_event_loop() -> Iterator[None]:
+    """Let this thread run event loops, as games do, in a notebook too: Jupyter runs a cell inside a
+    loop of its own, and Python allows one."""
+    loop = asyncio._get_running_loop()
+    task = asyncio.current_task() if loop is not None else None
+    if loop is None or task is None:
+        yield
+        return
+    asyncio.tasks._leave_task(loop, task)
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(loop)
+        asyncio.tasks._enter_task(loop, task)
+
+
+class SavedRun:
+    """What a run has written to its `folder` so far; each property reads it anew."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.folder)!r})"
+
+    @property
+    def config(self) -> Config:
+        """The settings, every key."""
+        return load(Config, self.folder / "config.yaml")
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl, one for each finished step."""
+        return self._records("metrics.jsonl")
+
+    @property
+    def games(self) -> list[dict[str, Any]]:
+        """The lines of games.jsonl: every `log_games_every`-th training game in full."""
+        return self._records("games.jsonl")
+
+    @property
+    def before(self) -> dict[str, Any] | None:
+        """The held-out games before self-play, a row for each kind of player; None if not played:
+        "sampled" and "greedy" for the policy, and the game's scripted baselines."""
+        return self._held_out("before")
+
+    @property
+    def after(self) -> dict[str, Any] | None:
+        """The same held-out games after the last step."""
+        return self._held_out("after")
+
+    @property
+    def policy(self) -> Path:
+        """The Hugging Face folder of the newest saved weights. Raises SettingsError without one."""
+        try:
+            return find_source(self.folder, what="policy").weights
+        except ValueError as error:
+            raise SettingsError(str(error)) from None
+
+    def _records(self, name: str) -> list[dict[str, Any]]:
+        """The complete lines of a file; a run in progress may be writing the last one."""
+        path = self.folder / name
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        return [plain_json(line) for line in lines if line.endswith(b"\n")]
+
+    def _held_out(self, stage: str) -> dict[str, Any] | None:
+        path = self.folder / f"held_out_{stage}.json"
+        rows: dict[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
+        return rows
+
+
+class OpenRun(SavedRun):
+    """A run with its engine and its learner in this process, until `close` or the end of `with`.
+
+    `num_done` counts its finished steps, those before a resume included. It locks its folder.
+    """
+
+    def __init__(self, parts: Run, cleanup: ExitStack) -> None:
+        super().__init__(parts.folder)
+        self.num_done = self._num_saved = parts.first_step
+        self._parts: Run | None = parts
+        self._cleanup = cleanup
+        self._ended_by: str | None = None  # why it takes no more steps
+
+    @property
+    def parts(self) -> Run:
+        """What a step works with: `parts.learner.model` is the policy, `parts.tokenizer` its
+        tokenizer. Raises SettingsError if the run is closed."""
+        if self._parts is None:
+            raise SettingsError(f"{self.folder} is closed; start the run again to go on")
+        return self._parts
+
+    @outside_event_loop()
+    def step(self) -> Step:
+        """Take the next step: play, credit, update, measure, push (`take_step`).
+
+        Raises:
+            SettingsError: if the settings have no step left or an earlier call has ended the run.
+            RunEnds: for a check that ends the run, after its state is saved.
+        """
+        with self._ending_at_an_error("step") as parts:
+            settings = parts.config
+            if self.num_done >= settings.steps:
+                raise SettingsError(
+                    f"steps must be above {self.num_done}, which {self.folder} has made, to take "
+                    f"another step, got {settings.steps}"
+                )
+            step = take_step(parts, self.num_done)
+            self.num_done = step.number
+            every, last = settings.eval.every, step.number == settings.steps
+            if saved := step.number % settings.save_every == 0 or last:
+                self._num_saved = step.number
+            if saved or (every > 0 and step.number % every == 0):
+                refresh_report(self.folder, rank=parts.world.rank, min_age_s=30.0)
+        return step
+
+    @outside_event_loop()
+    def finish(self) -> None:
+        """End the run here: play the held-out games, draw the page, export the policy to `final/`.
+
+        If the settings have steps left, they are left for a later start: a checkpoint is saved.
+        """
+        with self._ending_at_an_error("finish") as parts:
+            parts.journal.close()
+            held_out("after", parts.evaluation, folder=self.folder)
+            refresh_report(self.folder, rank=parts.world.rank)
+            if self._num_saved != self.num_done:
+                save_and_sleep(parts, self.num_done, trainer_state(parts))
+            export_final(parts, self.num_done)
+            self._ended_by = "finish has ended it"
+
+    def close(self) -> None:
+        """Free the engine, the learner and their memory, and unlock the folder. Without `finish`
+        the steps after the last checkpoint are lost."""
+        self.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    @outside_event_loop()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._parts is not None and self._ended_by is None and kind is None:
+            self._parts.journal.close()
+        self._parts = None
+        self._cleanup.__exit__(kind, error, trace)
+
+    @contextmanager
+    def _ending_at_an_error(self, what: str) -> Iterator[Run]:
+        """The parts, for a call that leaves no usable run if it is interrupted."""
+        parts = self.parts
+        if self._ended_by is not None:
+            raise SettingsError(
+                f"{self.folder} takes no more steps, because {self._ended_by}; close it, and start "
+                "it again to go on from what was saved"
+            )
+        try:
+            yield parts
+        except SettingsError:
+            raise
+        except BaseException as error:
+            # Its text, since its traceback would hold the memory of the step.
+            self._ended_by = f"{what} was ended by {type(error).__name__}"
+            raise
+
+
+Given = Config | str | Path | Mapping[str, Any]
+
+
+@outside_event_loop()
+def start(
+    config: Given,
+    overrides: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> OpenRun:
+    """Open the run in `config.out`: check everything, warm start, start the engine, play the
+    held-out games before self-play; or go on after its last checkpoint.
+
+    `config` is a file, the name of a shipped one, or a mapping of what a file would hold.
+    `overrides` are values by dotted key, `more` those of undotted keys. Under torchrun every rank
+    must call.
+
+    Raises:
+        SettingsError: for settings, files or a machine that cannot be used.
+    """
+    if not isinstance(config, Config):
+        config = load_config(config, override_words({**(overrides or {}), **more}))
+    elif overrides or more:
+        raise SettingsError("overrides need a file, a name or a mapping, got a finished Config")
+    with ExitStack() as cleanup:
+        try:
+            check_run(config)
+            world = open_world(config, cleanup)
+        except (ValueError, OSError) as error:
+            raise SettingsError(" ".join(str(error).split())) from error
+        cleanup.push(partial(_leave, world))
+        return OpenRun(set_up(config, world, cleanup), cleanup.pop_all())
+
+
+def _leave(world: World, kind: type[BaseException] | None, *_: object) -> None:
+    """Leave the process groups at the end of a run. After an error of a rank the others may still
+    wait in them."""
+    if kind is None or world.world_size == 1:
+        close_world(world)
+
+
+def train(
+    config: Given,
+    overrides: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> SavedRun:
+    """Make all steps of the run that `start` opens with these arguments, and end it."""
+    with start(config, overrides, **more) as run:
+        while run.num_done < run.config.steps:
+            run.step()
+        run.finish()
+    return SavedRun(run.folder)
+
+
+def load_run(folder: str | Path) -> SavedRun:
+    """The run in a folder, to read. Raises SettingsError for a folder that holds none."""
+    if not (Path(folder) / "config.yaml").is_file():
+        raise SettingsError(f"{folder} must be the folder of a run, which holds config.yaml")
+    return SavedRun(Path(folder))

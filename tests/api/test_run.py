@@ -1,0 +1,197 @@
+"""Runs from Python: they are those of the command line, step by step, and leave nothing behind."""
+
+import asyncio
+import gc
+import json
+import signal
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import yaml
+
+import selfplay
+import train as program
+from tests.helpers.tiny_run import (
+    TINY,
+    assert_same_run,
+    begin_warm,
+    finished,
+    metrics_of,
+    same_weights,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS: dict[str, Any] = yaml.safe_load(TINY)  # four steps, a checkpoint every two
+
+
+@pytest.fixture(autouse=True)
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No report.html: drawing it takes longer than the run."""
+    monkeypatch.setattr("selfplay.api.run.refresh_report", lambda folder, **_: None)
+
+
+@pytest.fixture
+def warm(tmp_path: Path) -> Path:
+    """A new run folder with the warm start of the other runs."""
+    begin_warm(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_train_makes_the_run_of_the_command_line(warm: Path) -> None:
+    of_the_command = finished()
+    run = selfplay.train(SETTINGS, out=warm)
+    assert_same_run(of_the_command, run.folder)
+    assert not same_weights(run.policy, warm / "warm_start"), "nothing was learnt"
+    assert [line["step"] for line in run.metrics] == [1, 2, 3, 4]
+    assert run.before and run.after and {"sampled", "greedy"} <= run.after.keys()
+    assert run.games == selfplay.load_run(of_the_command).games
+    assert run.policy == run.folder / "final" and run.config.steps == 4
+
+
+@pytest.mark.slow
+def test_a_shipped_config_makes_the_run_of_the_command_line(tmp_path: Path) -> None:
+    less = {"warm_start.num_games": 640, "eval.final_games": 16, "rollout.instances": 4}
+    words = [f"{name}={value}" for name, value in less.items()]
+    out = [f"out={tmp_path / 'command'}", "steps=3"]
+    assert program.main(["--config", "configs/tiny.yaml", *words, *out]) == 0
+    run = selfplay.train("tiny", less, steps=3, out=tmp_path / "api")
+    assert_same_run(tmp_path / "command", run.folder)
+    assert not same_weights(run.policy, run.folder / "warm_start"), "nothing was learnt"
+
+
+def test_steps_by_hand_make_the_same_run_also_after_an_early_end(warm: Path) -> None:
+    with selfplay.start(SETTINGS, out=warm) as run:
+        first = run.step()
+        assert run.num_done == first.number == 1 and run.folder == warm
+        assert run.metrics == [json.loads(json.dumps(first.metrics))]
+        assert len(first.episodes) == 16 and not (warm / "checkpoints").exists()
+        run.finish()  # with three steps left
+    assert selfplay.load_run(warm).after is not None
+    with selfplay.start(SETTINGS, out=warm) as run:
+        assert run.num_done == 1 and run.after is None
+        while run.num_done < 4:
+            run.step()
+        run.finish()
+    assert_same_run(finished(), warm)
+
+
+def test_a_step_has_the_samples_that_it_trained_on(warm: Path) -> None:
+    """They are seats of its games, and a group's advantages add up to zero: its mean is the
+    baseline."""
+    with selfplay.start(SETTINGS, out=warm) as run:
+        step = run.step()
+    played = [t.ids for episode in step.episodes for t in episode.transcripts if t is not None]
+    assert step.samples and all(sample.ids in played for sample in step.samples)
+    for group in {sample.group for sample in step.samples}:
+        samples = [sample for sample in step.samples if sample.group == group]
+        advantages = [sample.advantages[sample.mask.index(1)] for sample in samples]
+        assert sum(advantages) == pytest.approx(0, abs=1e-6) and any(advantages)
+
+
+def test_a_closed_run_leaves_nothing_and_another_one_can_begin(warm: Path) -> None:
+    def state() -> tuple[object, ...]:
+        children = psutil.Process().children(recursive=True)
+        return gc.get_threshold(), torch.get_num_threads(), signal.getsignal(15), children
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(num_threads + 1)  # the run takes one
+    before = state()
+    for num in (1, 2):
+        run = selfplay.start(SETTINGS, out=warm, save_every=1)
+        assert state() != before
+        run.step()
+        model = weakref.ref(run.parts.learner.model)
+        assert model() is not None
+        run.close()
+        gc.collect()
+        assert model() is None, "the policy stays in memory"
+        assert state() == before
+        assert [line["step"] for line in run.metrics] == [*range(1, num + 1)]
+    torch.set_num_threads(num_threads)
+
+
+def test_an_interrupted_step_ends_the_run_and_its_restart_repeats_the_step(
+    warm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        run = selfplay.start(SETTINGS, out=warm, save_every=1)
+        run.step()
+        patch.setattr("selfplay.step.measure", _interrupted)
+        run.step()
+    for again in (run.step, run.finish):
+        with pytest.raises(selfplay.SettingsError, match="ended by KeyboardInterrupt; close it"):
+            again()
+    with pytest.raises(selfplay.SettingsError, match="in use"):
+        selfplay.start(SETTINGS, out=warm)
+    run.close()
+    with pytest.raises(selfplay.SettingsError, match="is closed"):
+        run.step()
+    with selfplay.start(SETTINGS, out=warm) as run:
+        assert run.num_done == 1
+        while run.num_done < 4:
+            run.step()
+        with pytest.raises(selfplay.SettingsError, match="steps must be above 4"):
+            run.step()
+    assert metrics_of(warm) == metrics_of(finished())
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_cell_of_a_notebook_runs_inside_an_event_loop(warm: Path) -> None:
+    async def cell() -> object:
+        with selfplay.start(SETTINGS, out=warm) as run:
+            run.step()
+        return asyncio.current_task()
+
+    async def kernel() -> None:
+        task = asyncio.create_task(cell())
+        assert await task is task
+
+    asyncio.run(kernel())
+    assert len(selfplay.load_run(warm).metrics) == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "said"),
+    [
+        ("tinny", {}, "nearest shipped file is tiny"),
+        ("tiny", {"rollout.instance": 3}, "nearest is rollout.instances"),
+        ({"base": "tiny", "step": 3}, {}, "settings: unknown key step; nearest is steps"),
+        ({"base": "tiny", "steps": {1, 2}}, {}, "settings must be plain values"),
+        ("tiny", {"device": "cuda"}, "device must be cpu"),
+        ("tiny", {"out": "."}, "out must name a folder of its own"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(
+    config: Any, overrides: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(selfplay.SettingsError, match=said) as error:
+        selfplay.train(config, overrides)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(selfplay.SettingsError, match=r"must be the folder of a run"):
+        selfplay.load_run(tmp_path)
+
+
+def test_importing_the_package_imports_no_library_and_every_name_is_there() -> None:
+    code = """
+import sys
+import selfplay
+print(sorted({"torch", "numpy", "pydantic", "yaml", "transformers", "asyncio"} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+    assert all(callable(getattr(selfplay, name)) for name in selfplay.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = selfplay.trian
