@@ -9,8 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from selfplay.api.evaluation import Evaluated, evaluate, play
     from selfplay.api.run import OpenRun, SavedRun, load_run, start, train
     from selfplay.errors import RunEnds, SettingsError
+    from selfplay.metrics.tables import game_text
 
 # OpenMP's threads sleep while they wait for each other. By default they spin, and where other work
 # has a core, two threads then take several times as long as one. torch reads this when it is first
@@ -20,10 +22,24 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 __version__ = "0.1.0"
 
 _MODULES = {
+    **dict.fromkeys(("Evaluated", "evaluate", "play"), "selfplay.api.evaluation"),
     **dict.fromkeys(("OpenRun", "SavedRun", "load_run", "start", "train"), "selfplay.api.run"),
     **dict.fromkeys(("RunEnds", "SettingsError"), "selfplay.errors"),
+    "game_text": "selfplay.metrics.tables",
 }
-__all__ = ["OpenRun", "RunEnds", "SavedRun", "SettingsError", "load_run", "start", "train"]
+__all__ = [
+    "Evaluated",
+    "OpenRun",
+    "RunEnds",
+    "SavedRun",
+    "SettingsError",
+    "evaluate",
+    "game_text",
+    "load_run",
+    "play",
+    "start",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,8 +18,10 @@ from typing import Any, Self
 from selfplay.apps.report import refresh_report
 from selfplay.config import Config, load_config
 from selfplay.config.load import load, override_words
+from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.distributed import World, close_world
 from selfplay.errors import SettingsError
+from selfplay.evaluation.evaluate import evaluate
 from selfplay.evaluation.held_out import held_out
 from selfplay.metrics.step_log import plain_json
 from selfplay.partners.checkpoints import find_source
@@ -69,6 +71,12 @@ class SavedRun:
     def games(self) -> list[dict[str, Any]]:
         """The lines of games.jsonl: every `log_games_every`-th training game in full."""
         return self._records("games.jsonl")
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """The lines of groups.jsonl: the games of every group of each `log_groups_every`-th step,
+        with their rewards, returns and advantages."""
+        return self._records("groups.jsonl")
 
     @property
     def before(self) -> dict[str, Any] | None:
@@ -145,6 +153,37 @@ class OpenRun(SavedRun):
             if saved or (every > 0 and step.number % every == 0):
                 refresh_report(self.folder, rank=parts.world.rank, min_age_s=30.0)
         return step
+
+    @outside_event_loop()
+    def evaluate(
+        self, num: int | None = None, *, temperature: float | None = None
+    ) -> dict[str, Any]:
+        """Play the first `num` held-out games with the policy as it is now; None means
+        eval.final_games. `temperature` None samples as in training, 0 is greedy.
+
+        Returns a row as those of `before` and `after`.
+        """
+        with self._ending_at_an_error("evaluate") as parts:
+            settings = parts.config
+            instances = evaluation_instances(
+                HELD_OUT,
+                num=num or settings.eval.final_games,
+                game=settings.game,
+                data=settings.data,
+            )
+            row = evaluate(
+                instances,
+                parts.evaluation,
+                temperature=temperature,
+                talk_games=settings.eval.talk_games,
+            )
+        record: dict[str, Any] = json.loads(json.dumps(asdict(row)))
+        return record
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether it is open and no call has ended it."""
+        return self._parts is not None and self._ended_by is None
 
     @outside_event_loop()
     def finish(self) -> None:
@@ -224,20 +263,10 @@ def start(
     elif overrides or more:
         raise SettingsError("overrides need a file, a name or a mapping, got a finished Config")
     with ExitStack() as cleanup:
-        try:
+        with refusing():
             check_run(config)
-            world = open_world(config, cleanup)
-        except (ValueError, OSError) as error:
-            raise SettingsError(" ".join(str(error).split())) from error
-        cleanup.push(partial(_leave, world))
+            world = join_world(config, cleanup)
         return OpenRun(set_up(config, world, cleanup), cleanup.pop_all())
-
-
-def _leave(world: World, kind: type[BaseException] | None, *_: object) -> None:
-    """Leave the process groups at the end of a run. After an error of a rank the others may still
-    wait in them."""
-    if kind is None or world.world_size == 1:
-        close_world(world)
 
 
 def train(
@@ -258,3 +287,25 @@ def load_run(folder: str | Path) -> SavedRun:
     if not (Path(folder) / "config.yaml").is_file():
         raise SettingsError(f"{folder} must be the folder of a run, which holds config.yaml")
     return SavedRun(Path(folder))
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Raise what is found to be unusable inside it as a SettingsError of one line."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        raise SettingsError(" ".join(str(error).split())) from error
+
+
+def join_world(config: Config, cleanup: ExitStack) -> World:
+    """Join the process groups until `cleanup`. After an error the ranks of several stay in them,
+    because others may still wait there."""
+    world = open_world(config, cleanup)
+
+    def leave(kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or world.world_size == 1:
+            close_world(world)
+
+    cleanup.push(leave)
+    return world

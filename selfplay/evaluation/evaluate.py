@@ -75,13 +75,15 @@ def evaluate(
     temperature: float | None = None,
     seat: int | None = None,
     talk_games: int = 0,
+    num_shown: int = NUM_SHOWN,
 ) -> Evaluation:
     """Play one game per instance, spread over the ranks. Every rank must call, also one that shares
     another rank's engine and plays no games.
 
     `temperature` None samples as in training, 0 is greedy. With a partner the policy has `seat`;
     None takes the seats in turn. Void games are left out of scores and means; the measure
-    `num_void` counts them. The talk effect is measured on the first `talk_games` games.
+    `num_void` counts them. The talk effect is measured on the first `talk_games` games; the first
+    `num_shown` are returned in full.
 
     Raises:
         AllVoid: if no game is left.
@@ -120,6 +122,7 @@ def evaluate(
         world=world,
         num_void=len(own) - len(games),
         pieces=context.rendering.pieces,
+        num_shown=num_shown,
     )
     return replace(row, talk=talk_effect(first, setups, play, world)) if talk_games else row
 
@@ -164,6 +167,7 @@ def play_matches(
     instances: Sequence[Any],
     policies: Mapping[str, tuple[Config, Rendering]],
     world: World,
+    num_shown: int = NUM_SHOWN,
 ) -> dict[str, Evaluation]:
     """Play every match on the same instances with the same seeds; the result has the matches'
     names. Every rank must call. At most two models are in memory at a time.
@@ -213,6 +217,7 @@ def play_matches(
                             temperature=match.temperature,
                             seat=match.seat,
                             talk_games=plan.talk_games,
+                            num_shown=num_shown,
                         )
                         if world.rank == 0:
                             print(f"played: {match.name}", flush=True)
@@ -278,6 +283,7 @@ def _evaluation(
     world: World | None,
     num_void: int = 0,
     pieces: Pieces | None = None,
+    num_shown: int = NUM_SHOWN,
 ) -> Evaluation:
     """This rank's games, by the index of their instance, joined with those of all other ranks.
     `world` None means that `games` are all games."""
@@ -294,7 +300,7 @@ def _evaluation(
     indices = sorted(all_scores)
     scores = tuple(all_scores[index] for index in indices)
     chosen = {label: indices[number] for label, number in example_games(scores).items()}
-    shown = {*indices[:NUM_SHOWN], *chosen.values()}
+    shown = {*indices[:num_shown], *chosen.values()}
     records: dict[int, dict[str, Any]] = {}
     own = {i: game_record(games[i], step=0, pieces=pieces) for i in shown if i in games}
     for rank_records in _gather(own, world):
@@ -305,7 +311,7 @@ def _evaluation(
         interval=mean_interval(scores),
         measures=game_measures(add_up(rank_sums for _, rank_sums, _ in by_rank))
         | ({"num_void": float(num_void)} if num_void else {}),
-        games=tuple(records[index] for index in indices[:NUM_SHOWN]),
+        games=tuple(records[index] for index in indices[:num_shown]),
         examples={label: records[index] for label, index in chosen.items()},
     )
 

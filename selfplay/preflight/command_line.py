@@ -202,17 +202,24 @@ def parse_eval(words: Sequence[str], about: str) -> argparse.Namespace:
     args, rest = parser.parse_known_intermixed_args(words)
     args.runs = [Path(word) for word in args.words if _names_run(word)]
     args.overrides = [*rest, *(word for word in args.words if not _names_run(word))]
-    parser.check_settings(args.overrides, trains=False)
+    parser.check_settings(args.overrides, trains=False)  # which names the nearest option
     args.temperature = args.temperature or []
-    if len(args.runs) != 1 and not args.partners:
-        raise ValueError(f"RUN must be given once without --partners, got {len(args.runs)}")
-    if args.partners and (args.partner or len(args.temperature) > 1):
-        raise ValueError("--partners needs no --partner and at most one --temperature")
-    if not all(t == 0 or 0.01 <= t <= 100 for t in args.temperature):
-        raise ValueError(
-            f"--temperature must be 0 (greedy) or from 0.01 to 100, got {args.temperature}"
-        )
+    check_asked(args)
     return args
+
+
+def check_asked(asked: argparse.Namespace) -> None:
+    """Raise ValueError for options of eval.py that contradict each other, or settings that an
+    evaluation does not read."""
+    Parser("eval.py", None).check_settings(asked.overrides, trains=False)
+    if len(asked.runs) != 1 and not asked.partners:
+        raise ValueError(f"RUN must be given once without --partners, got {len(asked.runs)}")
+    if asked.partners and (asked.partner or len(asked.temperature) > 1):
+        raise ValueError("--partners needs no --partner and at most one --temperature")
+    if not all(t == 0 or 0.01 <= t <= 100 for t in asked.temperature):
+        raise ValueError(
+            f"--temperature must be 0 (greedy) or from 0.01 to 100, got {asked.temperature}"
+        )
 
 
 def _names_run(word: str) -> bool:

@@ -271,7 +271,7 @@ def test_results_that_cannot_be_written_are_printed(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         write(path, text)
 
-    for module in ("eval", "selfplay.evaluation.report"):
+    for module in ("selfplay.api.evaluation", "selfplay.evaluation.report"):
         monkeypatch.setattr(f"{module}.write_atomically", full)
     words = [str(run), "--games", "generated", "--num", "2"]
     assert run_eval([*words, "--out", str(tmp_path)]) == 1

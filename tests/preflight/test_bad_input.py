@@ -63,7 +63,7 @@ def check_refused(
 
     # These would start after all checks have passed.
     monkeypatch.setattr("selfplay.api.run.set_up", started)
-    monkeypatch.setattr(evaluation, "play_matches", started)
+    monkeypatch.setattr("selfplay.api.evaluation.play_matches", started)
     # The same messages on a machine with a GPU and SGLang.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     find = importlib.util.find_spec

@@ -332,7 +332,7 @@ def test_an_engine_that_does_not_start_is_one_line(
 
     monkeypatch.setattr("selfplay.weight_sync.start.SGLangEngine", start)
     monkeypatch.setattr("selfplay.preflight.run.check_machine", lambda *_: None)
-    monkeypatch.setattr("eval.check_machine", lambda *_: None)
+    monkeypatch.setattr("selfplay.api.evaluation.check_machine", lambda *_: None)
     if program == "train.py":
         begin_warm(tmp_path / "run", *QUICK)
         status = run_tiny(tmp_path / "run", *QUICK, "engine.kind=sglang")
