@@ -43,8 +43,8 @@ class Facts:
         return all(each in self.values.get(name, {}) for each in fields)
 
 
-def facts_of(log: Sequence[Action]) -> Facts:
-    """The facts in the search results among the moves."""
+def facts_of(log: Sequence[Action], *, brief: bool = False) -> Facts:
+    """The facts in the search results among the moves, which `brief` says the style of."""
     facts = Facts()
     for action in log:
         lines = action.result.splitlines()
@@ -53,15 +53,20 @@ def facts_of(log: Sequence[Action]) -> Facts:
         header = lines[1].split("|")
         for line in lines[2:]:
             cells = line.split("|")
-            if len(cells) != len(header):
+            if len(cells) != len(header) and not brief:
                 continue
             known = facts.values.setdefault(cells[0], {})
-            for title, cell in zip(header[1:], cells[1:], strict=True):
+            rest = cells[1:]
+            for title in header[1:]:
                 if title.startswith("distance_to("):
                     pair = (cells[0], title.removeprefix("distance_to(")[:-1])
-                    facts.tenths[pair] = facts.tenths[pair[::-1]] = round(10 * float(cell))
+                    facts.tenths[pair] = facts.tenths[pair[::-1]] = round(10 * float(rest.pop(0)))
+                elif not brief:
+                    known[title] = _value(title, rest.pop(0))
+                elif rest and rest[0].startswith(f"{title} "):
+                    known[title] = _value(title, rest.pop(0).removeprefix(f"{title} "))
                 else:
-                    known[title] = _value(title, cell)
+                    known[title] = None
     return facts
 
 
@@ -132,7 +137,8 @@ def estimated_sites(names: Sequence[str], facts: Facts) -> list[Site]:
 
 def best_plan(view: PlanningView) -> Plan:
     """The full plan with the highest estimated total. Told totals of earlier plans are used."""
-    facts, stated = facts_of(view.log), stated_preferences(view.log)
+    facts = facts_of(view.log, brief=view.options.brief)
+    stated = stated_preferences(view.log)
     sites, miles_SS = estimated_sites(view.names, facts), _miles(view.names, facts)
     scored = scored_in(view.log)
     weights = estimated_weights(stated, sites, miles_SS, scored)
@@ -187,7 +193,7 @@ def estimated_weights(
 def unknown_legs(view: PlanningView, plan: Plan) -> list[int]:
     """The sites of a plan whose distance to a neighbour in the plan is unknown; those with most
     unknown legs first."""
-    facts = facts_of(view.log)
+    facts = facts_of(view.log, brief=view.options.brief)
     count: dict[int, int] = {}
     for first, second in pairwise(plan):
         if first is None or second is None:

@@ -162,7 +162,8 @@ class PlanningGame(LoggedGame):
                 raise PlayerError("nothing_pending", f"no full plan to {tag}; use {valid}")
             return Action(seat, "accept" if tag == "accept" else "reject", "")
         if filled(content, tag) and tag == "tool":
-            return Action(seat, "tool", content, result=search(content, self.instance.sites))
+            result = search(content, self.instance.sites, brief=options.brief)
+            return Action(seat, "tool", content, result=result)
         if tag == "message":
             return Action(seat, "message", content)
         names = self.instance.names

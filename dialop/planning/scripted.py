@@ -13,10 +13,10 @@ import numpy as np
 
 from dialop.game import Lesson
 from dialop.kit import option
-from dialop.planning.board import AGENT, USER, PlanningView, Site
+from dialop.planning.board import AGENT, USER, PlanningView
+from dialop.planning.city import Value
 from dialop.planning.estimate import (
     best_plan,
-    estimated_sites,
     facts_of,
     fields_of,
     sheet_items,
@@ -25,7 +25,7 @@ from dialop.planning.estimate import (
 )
 from dialop.planning.preferences import Preference
 from dialop.planning.proposal import render_plan
-from dialop.planning.score import site_points
+from dialop.planning.search import Field, cell
 from dialop.specs import ScriptedBase, made
 
 _USERS = ("teller", "silent")
@@ -34,6 +34,7 @@ GREETING = "Hello!"
 _OPENERS = ("Hi! ", "I would like this: ", "My wishes are: ", "")
 _GO_ON = "Please make a plan."
 _MAX_LEGS = 4
+_NEAR = 16  # sites that `_by_points` looks at around the best one
 _PATIENCE = 3  # the most proposals that a teller sees after its rounds
 
 
@@ -49,9 +50,8 @@ class ScriptedPlayer(ScriptedBase):
     - searcher: an agent who asks if it knows no preference, searches for the stated ones, and
       proposes its best plan. It searches for all sites with the fields that matter ("table"), or
       for the sites that meet all preferences, then fewer of them ("filter"). It looks up distances
-      at most `legs` times for each proposal. With `think` "points", before its first move after the
-      table it privately writes the number of preferences that each site meets minus the number that
-      it violates, in the order of the names, which is the same in all cities of one size.
+      at most `legs` times for each proposal. With `think` "points" it counts in private until its
+      first proposal (`_by_points`).
     - guesser: an agent who proposes random sites.
     - `slip`: the probability that it first sends a malformed move and then repairs it.
     """
@@ -124,34 +124,65 @@ def _searcher(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generat
         return _guesser(player, view, rng)
     if player.by == "filter":
         return _by_filter(view, stated)
+    proposals = sum(a.kind == "propose" for a in view.log)
+    if player.think == "points" and not proposals:
+        return _by_points(view, stated)
     if view.options.search:
-        fields, facts = fields_of(stated), facts_of(view.log)
+        fields, facts = fields_of(stated), facts_of(view.log, brief=view.options.brief)
         if fields and not all(facts.knows(name, fields) for name in view.names):
             return f"[tool] Search(fields=[{', '.join(fields)}])"
     plan = best_plan(view)
     move = f"[propose] {render_plan(plan, view.names)}"
-    proposals = sum(a.kind == "propose" for a in view.log)
     queries = sum(a.kind == "tool" and "distance_to" in a.text for a in view.log)
     if view.options.search and any(p.kind == "distance" for p in stated):
         legs = unknown_legs(view, plan)
         if legs and queries < player.legs * (1 + proposals):
             move = f"[tool] Search(sort_by=[distance_to({view.names[legs[0]]})])"
-    if player.think == "points" and not queries and not proposals:
-        sites = estimated_sites(view.names, facts_of(view.log))
-        sites.sort(key=lambda site: site.name)
-        return "".join(f"{site.name}|{_worth(site, stated)}\n" for site in sites) + move
     return move
 
 
-def _worth(site: Site, stated: tuple[Preference, ...]) -> int:
-    """The number of stated preferences that a site meets minus the number that it violates."""
-    alone = [
-        (p.kind == "category" and site.category == p.name)
-        + (p.kind == "sites" and site.name in p.sites)
-        - (p.kind == "budget" and site.price > p.budget)
-        for p in stated
-    ]
-    return site_points(site, stated) + sum(alone)
+def _by_points(view: PlanningView, stated: tuple[Preference, ...]) -> str:
+    """Count, in private text, the stated preferences that each site meets minus those that it goes
+    against; look up what is near the best site; propose it between the best two of its `_NEAR`
+    nearest ones.
+
+    The text has a line for each site, in the order of the names, which is the same in all cities of
+    one size: its name and its values as the search showed them, with the count so far after each.
+    After the distances it repeats the counts of the near sites. Prices are left out: few budgets
+    can be kept. Of equal sites the first one is taken.
+    """
+    facts = facts_of(view.log, brief=view.options.brief)
+    fields = [name for name in fields_of(stated) if name != "price"]
+    if view.options.search and not all(facts.knows(name, fields) for name in view.names):
+        return f"[tool] Search(fields=[{', '.join(fields)}])"
+    lines, points = "", {}
+    for name in sorted(view.names):
+        points[name] = sum(p.kind == "sites" and name in p.sites for p in stated)
+        lines += f"{name} {points[name]}"
+        for field, value in facts.values.get(name, {}).items():
+            if value is not None:
+                points[name] += sum(_liked(p, field, value) for p in stated)
+                lines += f"|{cell(Field(field), value)} {points[name]}"
+        lines += "\n"
+    best, *others = sorted(points, key=lambda name: -points[name])
+    far = view.options.search and any(p.kind == "distance" for p in stated)
+    if far and not facts.tenths:
+        return f"{lines}[tool] Search(sort_by=[distance_to({best})], limit={_NEAR + 1})"
+    if far:
+        near = [name for name in view.names if (name, best) in facts.tenths and name != best]
+        near.sort(key=lambda name: facts.tenths[name, best])
+        lines = "".join(f"{name} {points[name]}\n" for name in near)
+        others = sorted(near, key=lambda name: -points[name])
+    chosen = [*others[:1], best, *others[1:]] if view.slots > 1 else [best]
+    plan = tuple(view.names.index(name) for name in chosen[: view.slots])
+    return f"{lines}[propose] {render_plan(plan, view.names)}"
+
+
+def _liked(p: Preference, field: str, value: Value) -> int:
+    """1 if a preference likes the value of a field, -1 if it dislikes it, 0 otherwise."""
+    if p.kind == "category" and field == "category":
+        return int(value == p.name)
+    return (value in p.liked) - (value in p.disliked) if p.name == field else 0
 
 
 def _guesser(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generator) -> str:

@@ -83,11 +83,13 @@ class Query:
     limit: int | None = None
 
 
-def search(text: str, sites: Sequence[Site]) -> str:
+def search(text: str, sites: Sequence[Site], *, brief: bool = False) -> str:
     """Answer a query: a line with the number of results, a header, and a line for each site.
 
     Values are separated by `|`. The first column is the name, then the requested fields, then the
-    sort keys. A feature that a site does not have is shown as `-`.
+    sort keys. A feature that a site does not have is shown as `-`. In the brief style it is left
+    out, and all values but names and distances follow their field's name, as in `live music True`,
+    so that a cell means the same wherever it stands.
 
     Raises:
         PlayerError: kind "bad_query", for a query that does not parse; says why and what is valid.
@@ -107,8 +109,18 @@ def search(text: str, sites: Sequence[Site]) -> str:
     lines = [f"Search results ({count}):"]
     lines.append("|".join(_title(field, sites) for field in columns))
     for i in shown:
-        lines.append("|".join(_shown(_value(sites[i], field, sites)) for field in columns))
+        row = [(field, _value(sites[i], field, sites)) for field in columns]
+        if brief:
+            lines.append("|".join(cell(field, value) for field, value in row if value is not None))
+        else:
+            lines.append("|".join(_shown(value) for _, value in row))
     return "\n".join(lines)
+
+
+def cell(field: Field, value: Value) -> str:
+    """A value as the brief style shows it, such as `live music True`."""
+    titled = field.to is None and field.name != "name"
+    return f"{field.name} {_shown(value)}" if titled else _shown(value)
 
 
 def parse_query(text: str, names: Sequence[str]) -> Query:

@@ -13,7 +13,6 @@ from dialop.planning.board import AGENT, USER, Action, Plan, PlanningInstance, S
 from dialop.planning.city import CATEGORIES, FEATURES
 from dialop.planning.preferences import TEMPLATES, TRAVEL, Preference
 from dialop.planning.score import tenths
-from dialop.planning.search import ABSENT
 from dialop.tags import indent_further
 
 _NUMBER_WORDS = (
@@ -224,16 +223,18 @@ def brief_phrases(names: Sequence[str], features: Sequence[str]) -> list[str]:
 def brief_tables(prices: Sequence[int]) -> list[str]:
     """Further phrases for cities of all features.
 
-    Each cell of a table of search results or of private points is one token, so that its position
-    in the line gives its column. Values and the starts of sentences are separate tokens.
+    Each cell of a table of search results, field and value, is one token, and so are the counts of
+    private points. Values and the starts of sentences are separate tokens.
     """
-    values = {_shown(value) for feature in FEATURES.values() for value in feature.values}
-    numbers = {f"{n / 10:g}" for n in range(100)} | {str(n) for n in range(-10, 10)}
-    words = {value for value in values if value.isalpha()} | set(CATEGORIES)
-    cells = {*values, *map(str, prices), *CATEGORIES, *numbers, ABSENT}
+    features = [(f, _shown(v)) for f, feature in FEATURES.items() for v in feature.values]
+    words = {value for _, value in features if value.isalpha()} | set(CATEGORIES)
+    known = {f"{f} {v}" for f, v in features} | {f"category {c}" for c in CATEGORIES}
+    cells = known | {f"price {p}" for p in prices} | {f"{n / 10:g}" for n in range(100)}
     starts = (
         *("don't like", "like", "go to at least one ", "keep budget below $", TRAVEL),
-        *("heard good things about ", "definitely want to go to ", "price"),
-        "Search(sort_by=[distance_to(",
+        *("heard good things about ", "definitely want to go to ", "price", "category"),
+        *("Search(sort_by=[distance_to(", "definitely want to check out Dan's recommendations: "),
+        *(f"heard these {c}s were good: " for c in CATEGORIES),
     )
-    return [*starts, *sorted(words), *sorted(f"|{cell}" for cell in cells)]
+    counts = [f" {n}" for n in range(-9, 10)]
+    return [*starts, *sorted(words), *sorted(f"|{cell}" for cell in cells), *counts]

@@ -40,8 +40,10 @@ def played(
     return game
 
 
-def mean_score(cities: list[PlanningInstance], user: str, agent: str) -> float:
-    return statistics.fmean(played(i, user, agent).outcome().score_norm for i in cities)
+def mean_score(
+    cities: list[PlanningInstance], user: str, agent: str, options: PlanningOptions = FULL
+) -> float:
+    return statistics.fmean(played(i, user, agent, options).outcome().score_norm for i in cities)
 
 
 def test_the_best_pair_is_above_people_and_feedback_helps() -> None:
@@ -108,29 +110,49 @@ def test_an_agent_learns_from_its_searches_and_from_told_scores() -> None:
     assert len(set(best_plan(game.view(1)))) == 3
 
 
-def test_an_agent_thinks_once_and_looks_up_as_many_distances_as_allowed() -> None:
-    options = PlanningOptions(brief=True, private_reasoning=True)
-    for instance in CITIES[:5]:
-        game = played(instance, "teller", "searcher:legs=1,think=points", options)
-        plain = played(instance, "teller", "searcher:legs=1")
-        moves = [(a.kind, a.text) for a in game.view(1).log if a.seat == 1]
-        assert moves == [(a.kind, a.text) for a in plain.view(1).log if a.seat == 1]
-        assert sum("distance_to" in text for _, text in moves) <= 1
-        assert not any("|" in text for _, text in moves)
+def test_brief_cells_tell_the_same_facts() -> None:
+    query = "Search(fields=[category, live music, price, rating], sort_by=[distance_to(The Dive)])"
+    found = []
+    for brief in (False, True):
+        game = PlanningGame(CITIES[0], PlanningOptions(brief=brief))
+        play(game, (0, "[message] hi"), (1, f"[tool] {query}"))
+        found.append(facts_of(game.view(1).log, brief=brief))
+        lines = game.view(1).log[-1].result.splitlines()
+        assert brief == any("category bar" in line for line in lines[2:])
+        assert brief != any("|-|" in line for line in lines)
+    assert found[0] == found[1] and len(found[0].values) == 39
 
 
-def test_the_points_that_an_agent_writes_are_met_less_violated_preferences() -> None:
-    game = new_game(options=PlanningOptions(private_reasoning=True))
-    play(
-        game, (0, "[message] check out live music!; keep budget below $20; go to at least one bar")
-    )
+@pytest.mark.parametrize("brief", [False, True])
+def test_a_plan_by_points_is_the_best_site_between_good_ones_near_it(brief: bool) -> None:
+    options, names = PlanningOptions(brief=brief, private_reasoning=True), CITIES[0].names
+    for instance in CITIES[:8]:
+        game = played(instance, "teller", "searcher:think=points", options)
+        moves = [a.text for a in game.view(1).log if a.seat == 1]
+        assert sum("distance_to" in text for text in moves) <= 1 and "|" not in "".join(moves)
+    assert mean_score(CITIES, "teller", "searcher:think=points", options) > 0.88
+    game = PlanningGame(CITIES[0], options)
+    wanted = "check out live music!; go to at least one bar; minimize travel distance"
+    play(game, (0, f"[message] {wanted}"))
     thinker = make_scripted("searcher:think=points", seed=0)
     play(game, (1, thinker.act(game.view(1))))
     *lines, move = thinker.act(game.view(1)).splitlines()
-    points = dict(line.split("|") for line in lines)
-    # The Dive is a bar with live music at $30.
-    assert list(points) == sorted(game.instance.names) and points["The Dive"] == "1"
-    assert move.startswith("[propose] ")
+    points = {line.partition(" 0")[0]: int(line.split()[-1]) for line in lines}
+    bars = {s.name: 1 + {True: 1, None: 0, False: -1}[s.features.get("live music")]
+            for s in game.instance.sites if s.category == "bar"}  # fmt: skip
+    assert list(points) == sorted(names) and points.items() >= bars.items()
+    best = max(points, key=lambda name: points[name])
+    assert move == f"[tool] Search(sort_by=[distance_to({best})], limit=17)"
+    play(game, (1, move))
+    *lines, move = thinker.act(game.view(1)).splitlines()
+    near = [line.split("|")[0] for line in game.view(1).log[-1].result.splitlines()[3:]]
+    assert lines == [f"{name} {points[name]}" for name in near] and len(near) == 16
+    first, second = sorted(near, key=lambda name: -points[name])[:2]
+    assert move == f"[propose] [{first}, {best}, {second}]"
+
+
+def test_an_agent_that_thinks_needs_room_for_it() -> None:
+    thinker = make_scripted("searcher:think=points", seed=0)
     plain = play(new_game(), (0, "[message] check out live music!"))
     with pytest.raises(ValueError, match="needs a game with private_reasoning"):
         thinker.act(plain.view(1))
