@@ -60,14 +60,8 @@ def believed_best(view: AgentView, rng: np.random.Generator, *, listen: bool = T
     """The pair with the highest believed score, one of them at random if several have it."""
     stated = stated_by(view, listen=listen)
     first, second = (
-        _calendar(view, user, stated[user])
-        + price_points(
-            view.prices[user],
-            [(view.prices[user][pair[user]], terms.price) for pair, terms in stated[user].terms],
-            max_weight=view.max_price_pref,
-        )
-        + rng.uniform(0, _TIE, size=len(view.prices[user]))
-        for user in USERS
+        calendar + price + rng.uniform(0, _TIE, size=len(price))
+        for calendar, price in believed_points(view, stated)
     )
     gaps = [
         (abs(view.arrivals[0][pair[0]] - view.arrivals[1][pair[1]]) // 60, terms.arrival)
@@ -76,6 +70,23 @@ def believed_best(view: AgentView, rng: np.random.Generator, *, listen: bool = T
     ]
     weight = arrival_weight(gaps, max_weight=view.max_arrival_pref)
     return best_pair((first, second), view.arrivals, arrival_weight=weight)
+
+
+def believed_points(
+    view: AgentView, stated: tuple[_Stated, _Stated]
+) -> tuple[tuple[Floats, Floats], ...]:
+    """For each user the believed calendar cost and price term of each flight [F]."""
+    return tuple(
+        (
+            _calendar(view, user, stated[user]),
+            price_points(
+                view.prices[user],
+                [(view.prices[user][pair[user]], term.price) for pair, term in stated[user].terms],
+                max_weight=view.max_price_pref,
+            ),
+        )
+        for user in USERS
+    )
 
 
 def _calendar(view: AgentView, user: int, stated: _Stated) -> Floats:

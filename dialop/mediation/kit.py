@@ -105,7 +105,11 @@ def phrases(
         return []
     users = [user for instance in instances for user in instance.users]
     most_cost = max(int(-calendar_costs(user).min()) for user in users)
-    return texts.brief_phrases(most_cost)
+    return texts.brief_phrases(
+        most_cost,
+        num_flights=max(len(user.flights) for user in users),
+        hours=sorted({flight.end // 60 for user in users for flight in user.flights}),
+    )
 
 
 def is_record(record: Mapping[str, Any]) -> bool:

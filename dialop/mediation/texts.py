@@ -258,15 +258,21 @@ def booked(*, brief: bool) -> str:
     return "" if brief else "Both users accepted. The flights are booked."
 
 
-def brief_phrases(most_cost: int) -> list[str]:
+def brief_phrases(most_cost: int, *, num_flights: int, hours: Sequence[int]) -> list[str]:
     """Phrases that the brief style repeats; a tokenizer trained for it can make each one token.
 
-    `most_cost` is the largest calendar cost. Ids are digits, both in lists and in proposals.
+    `most_cost` is the largest calendar cost, `hours` those of arrivals. Ids, hours and small
+    numbers are digits unless there are so many flights that ids have two digits.
     """
+    if num_flights > 10:
+        ids = [f"{start}{i}" for start in ("\n", "id ") for i in range(num_flights)]
+        numbers = [*(f" {hour}:" for hour in hours), *(f" {digit}" for digit in range(10))]
+        proposal = ["all: [propose] user 0: ", ", user 1: ", *ids, *numbers]
+    else:
+        proposal = ["all: [propose] user 0: id ", ", user 1: id "]
     return [
         *(f"[{tag}]" for tag in ("message", "accept", "reject", "off")),
-        "all: [propose] user 0: id ",
-        ", user 1: id ",
+        *proposal,
         "Agent: [propose] ",
         *(f"{user}: [message]" for user in USERS),
         *(f"User {user}:" for user in USERS),

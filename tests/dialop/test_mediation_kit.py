@@ -15,15 +15,18 @@ from tests.helpers.dialop_boards import human_games
 KIT = load_kit("mediation")
 
 
-def test_phrases_are_found_in_the_texts_of_the_brief_style() -> None:
-    options = Options(keep_flights=3, events=2, brief=True)
+@pytest.mark.parametrize("flights", [3, 12])
+def test_phrases_are_found_in_the_texts_of_the_brief_style(flights: int) -> None:
+    options = Options(keep_flights=flights, events=2 if flights == 3 else 0, brief=True)
+    options = replace(options, private_reasoning=True)
+    think = "" if flights == 3 else ",think=values"
     instances = KIT.generate(options, seed=0, start=0, num=20)
     phrases = KIT.phrases(instances, options, split_lines=False)
     assert len(set(phrases)) == len(phrases)
     texts = []
     for instance in instances:
         game = KIT.new_game(instance, options)
-        player = KIT.make_script("honest:probe=1", seed=0)
+        player = KIT.make_script(f"honest:probe=1{think}", seed=0)
         while (seat := game.seat_to_move) is not None:
             text = player.act(game.view(seat))
             texts += [text, *game.step(seat, text).observations]

@@ -55,6 +55,42 @@ def test_what_players_tell_is_worth_something() -> None:
     assert mean_norm("solo", SILENT) == pytest.approx(solo, abs=0.005)
 
 
+def test_an_agent_that_writes_values_proposes_the_best_pair_of_them() -> None:
+    """Values are losses in steps of three points; an hour between the arrivals costs both users a
+    third of the mean weight, 11/3 points."""
+    options = Rules(brief=True, private_reasoning=True)
+    assert mean_norm("honest:think=values", options) > mean_norm("honest", options) - 0.01
+    player = make_scripted("honest:think=values", seed=0)
+    for instance in INSTANCES[:10]:
+        game = MediationGame(instance, options)
+        for _ in range(2):
+            game.step(game.seat_to_move or 0, player.act(game.view(game.seat_to_move or 0)))
+        *lines, move = player.act(game.view(AGENT)).splitlines()
+        at = lines.index("Flights 1")
+        flights = [line.split() for line in lines if line.count(" ") == 5]
+        cut = at - 1
+        hours = [int(hour[:-1]) for _, _, _, _, hour, _ in flights]
+        loss = [int(last) for *_, last in flights]
+        costs = [int(cost) for _, _, cost, *_ in flights]
+        told = [game.view(user).calendar_costs for user in (0, 1)]  # type: ignore[union-attr]
+        assert costs == [*told[0], *told[1]] and loss == [
+            min(min(round(-int(f[2]) / 3), 9) + int(f[3]), 9) for f in flights
+        ]
+        gap = [[round(11 * abs(a - b) / 9) for b in hours[cut:]] for a in hours[:cut]]
+        total = [
+            [loss[a] + loss[cut + b] + min(g, 9) for b, g in enumerate(row)]
+            for a, row in enumerate(gap)
+        ]
+        pairs = [(row.index(min(row)), min(*row, 9)) for row in total]
+        assert lines[at + 1 + len(hours) - cut :] == [
+            f"id {a}, user 1: id {b} {least}" for a, (b, least) in enumerate(pairs)
+        ]
+        best = min(range(cut), key=lambda a: pairs[a][1])
+        assert move == f"all: [propose] user 0: id {best}, user 1: id {pairs[best][0]}"
+    with pytest.raises(ValueError, match="needs a game with private_reasoning"):
+        player.act(MediationGame(INSTANCES[0], BRIEF).view(0))
+
+
 @pytest.mark.parametrize("options", [FULL, BRIEF])
 @pytest.mark.parametrize("spec", ["honest:probe=1", "honest:tell=top", "honest:tell=calendar"])
 def test_honest_users_state_only_what_is_true(spec: str, options: Rules) -> None:
