@@ -33,7 +33,7 @@ RECORDED = {"optimization": "matching", "planning": "planning", "mediation": "me
 NEEDS = {
     r"--dry-run|ORG/NAME .*--num": "a model of the hub",
     r"eval.py.*optimization\.jsonl": "a policy that reads full tables",
-    r"--nproc-per-node [48]|train.py.*_h200|[qQ]wen|-gpu|\[gpu\]": "GPUs",
+    r"--nproc-per-node [48]|train.py.*(_h200|smollm2_[14])|[qQ]wen|-gpu|\[gpu\]": "GPUs",
     rf"bench\.({GPU_BENCHES})\b": "GPUs",
     r"^docker": "a container engine",
     r"HF_TOKEN": "a token of the hub",
