@@ -52,10 +52,14 @@ MESHES = (
 
 
 def launch(
-    folder: Path, where: list[str], settings: tuple[str, ...] = SETTINGS
+    folder: Path,
+    where: list[str],
+    settings: tuple[str, ...] = SETTINGS,
+    *,
+    launcher: str = "torch.distributed.run",
 ) -> subprocess.Popen[str]:
-    """`torchrun WHERE train.py …`, from the repository's root."""
-    command = [sys.executable, "-m", "torch.distributed.run", *where, "train.py"]
+    """`torchrun WHERE train.py …`, from the repository's root, or the same by another launcher."""
+    command = [sys.executable, "-m", launcher, *where, "train.py"]
     return subprocess.Popen(
         [*command, "--config", str(write_tiny(folder)), f"out={folder}", *settings],
         cwd=ROOT,
@@ -135,6 +139,21 @@ def test_two_ranks_take_the_step_of_one_and_so_do_two_hosts(tmp_path: Path) -> N
     assert apart < 0.01 * moved
     held_out = json.loads((two / "held_out_before.json").read_text())
     assert len(held_out["sampled"]["scores"]) == 8
+
+
+@pytest.mark.slow
+def test_accelerate_launches_the_ranks_that_torchrun_launches(tmp_path: Path) -> None:
+    """Two ranks on this CPU; the metrics of all steps and the policy are equal to the last bit."""
+    begin_warm(tmp_path / "torchrun", *SETTINGS)
+    shutil.copytree(tmp_path / "torchrun", tmp_path / "accelerate")
+    run_on(2, tmp_path / "torchrun")
+    where = ["launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    where += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    module = "accelerate.commands.accelerate_cli"
+    returncode, output = ended(launch(tmp_path / "accelerate", where, launcher=module))
+    assert returncode == 0, output[-40000:]
+    assert metrics_of(tmp_path / "accelerate") == metrics_of(tmp_path / "torchrun")
+    assert same_weights(tmp_path / "torchrun/final", tmp_path / "accelerate/final")
 
 
 @pytest.mark.slow
