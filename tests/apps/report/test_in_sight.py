@@ -86,7 +86,7 @@ def test_the_page_shows_what_the_monitors_warned_of(folder: Path) -> None:
 
 def test_the_games_of_a_group_have_what_they_were_worth_and_stand_once(folder: Path) -> None:
     first, *others = read_run(folder).games
-    group: dict[str, Any] = json.loads(json.dumps([first, first | {"episode": 1}]))
+    group: list[dict[str, Any]] = json.loads(json.dumps([first, first | {"episode": 1}]))
     for number, game in enumerate(group):
         game["seats"][0] |= {"reward": 0.5 + number, "return": 0.5 + number, "advantage": None}
     record = {"step": first["step"], "instance": first["instance"], "games": group}
