@@ -123,6 +123,8 @@ def test_an_installed_copy_trains_and_evaluates_from_another_folder(
     words = ("runs/tiny", "--games", "generated", "--num", "8")
     done = run_in(tmp_path, installed, command.format("evaluate"), *words)
     assert done.returncode == 0 and "policy" in done.stdout, done.stderr
+    code = "import selfplay as s; print(s.train.__module__, len(s.load_run('runs/tiny').metrics))"
+    assert run_in(tmp_path, installed, code).stdout == "selfplay.api.run 2\n"
 
 
 @pytest.mark.parametrize(("lock", "name"), [("cpu", "requirements"), ("gpu", "gpu")])

@@ -74,8 +74,8 @@ class SavedRun:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """The lines of groups.jsonl: the games of every group of each `log_groups_every`-th step,
-        with their rewards, returns and advantages."""
+        """The lines of groups.jsonl: all games of an instance of each `log_groups_every`-th step,
+        with each seat's reward, return and advantage."""
         return self._records("groups.jsonl")
 
     @property
@@ -138,13 +138,13 @@ class OpenRun(SavedRun):
             SettingsError: if the settings have no step left or an earlier call has ended the run.
             RunEnds: for a check that ends the run, after its state is saved.
         """
+        settings = self.parts.config
+        if self.num_done >= settings.steps:
+            raise SettingsError(
+                f"steps must be above {self.num_done}, which {self.folder} has made, to take "
+                f"another step, got {settings.steps}"
+            )
         with self._ending_at_an_error("step") as parts:
-            settings = parts.config
-            if self.num_done >= settings.steps:
-                raise SettingsError(
-                    f"steps must be above {self.num_done}, which {self.folder} has made, to take "
-                    f"another step, got {settings.steps}"
-                )
             step = take_step(parts, self.num_done)
             self.num_done = step.number
             every, last = settings.eval.every, step.number == settings.steps
@@ -231,8 +231,6 @@ class OpenRun(SavedRun):
             )
         try:
             yield parts
-        except SettingsError:
-            raise
         except BaseException as error:
             # Its text, since its traceback would hold the memory of the step.
             self._ended_by = f"{what} was ended by {type(error).__name__}"
