@@ -47,7 +47,7 @@ from selfplay.setup import warn_of_template
 Policy = SavedRun | str | Path
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Evaluated:
     """A finished evaluation. It is shown as its tables, in a notebook too.
 
@@ -74,7 +74,7 @@ class Evaluated:
     def __str__(self) -> str:
         return markdown(self.report, games=False)
 
-    _repr_markdown_ = __str__
+    __repr__ = _repr_markdown_ = __str__
 
 
 @outside_event_loop()
