@@ -116,7 +116,7 @@ def test_how_often_the_released_rounding_of_prices_differs() -> None:
         num_all += exact.size
         num_other += int((released != exact).sum())
     assert (num_other, num_all) == (368, 48_896_500)
-    page = Path(__file__).resolve().parents[2] / "docs" / "mediation.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "notes" / "mediation.md"
     assert "368 of the 48.9 million combinations" in page.read_text()
 
 
