@@ -105,7 +105,8 @@ NAMES = [site.name for site in CITY.sites]
 
 
 def marks(text: str) -> None:
-    assert read_mark(text) is None or 0.0 <= (read_mark(text) or 0.0) <= 1.0
+    mark = read_mark(text, "interactivity")
+    assert mark is None or 0.0 <= mark <= 1.0
 
 
 # Every function that parses text of a model or a person.

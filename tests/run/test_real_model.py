@@ -20,7 +20,9 @@ def test_smollm2_takes_two_steps_on_the_transformers_engine(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["own_game", "own_game_lora"])
+@pytest.mark.parametrize(
+    "name", ["own_game", pytest.param("own_game_lora", marks=pytest.mark.nightly)]
+)
 def test_an_instruct_model_learns_a_game_of_ones_own(name: str, tmp_path: Path) -> None:
     """The commands of docs/your_model.md: a new game, and the shipped settings with the words that
     make them small enough for a CPU."""

@@ -142,6 +142,7 @@ def test_two_ranks_take_the_step_of_one_and_so_do_two_hosts(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_accelerate_launches_the_ranks_that_torchrun_launches(tmp_path: Path) -> None:
     """Two ranks on this CPU; the metrics of all steps and the policy are equal to the last bit."""
     begin_warm(tmp_path / "torchrun", *SETTINGS)
