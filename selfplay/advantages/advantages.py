@@ -70,17 +70,18 @@ def reward_samples(
     games = _grouped(episode_samples(episodes, algorithm=algorithm, reward=reward), by="group")
     turns = _grouped(branch_samples(episodes, algorithm=algorithm, reward=reward), by="group")
     groups = games | turns
+    statistics = {name: sample_statistics(group) for name, group in groups.items()}
     rewards = {
         sample.name: (sample.total_reward, one.mean)
-        for group in games.values()
-        for sample, one in zip(group, sample_statistics(group), strict=True)
+        for name, group in games.items()
+        for sample, one in zip(group, statistics[name], strict=True)
     }
     # With a critic the baseline is the critic's estimate, so no group counts as zero-variance.
     critic = algorithm.advantage == "ppo"
     zero_variance = {
         name
-        for name, group in groups.items()
-        if not critic and group_std(sample_statistics(group)) < ZERO_VARIANCE
+        for name, group in statistics.items()
+        if not critic and group_std(group) < ZERO_VARIANCE
     }
     dropped = zero_variance if algorithm.advantage in COMPARED_IN_GROUPS else set()
     samples = [s for name, group in groups.items() if name not in dropped for s in group]

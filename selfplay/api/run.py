@@ -274,7 +274,7 @@ def train(
 ) -> SavedRun:
     """Make all steps of the run that `start` opens with these arguments, and end it."""
     with start(config, overrides, **more) as run:
-        while run.num_done < run.config.steps:
+        while run.num_done < run.parts.config.steps:
             run.step()
         run.finish()
     return SavedRun(run.folder)
