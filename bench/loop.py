@@ -106,7 +106,7 @@ from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, Limits
 from selfplay.setup import make_tokenizer
 from selfplay.step import Rollout, Run
-from selfplay.step import _play_instances as play_instances
+from selfplay.step import play as play_instances
 
 PHASES = ("play", "update", "push")
 SCRATCH = [
@@ -205,7 +205,7 @@ class Timed(Stopwatch):
 
 
 def play_drawn(mean: int | None, run: Run, step: int, numbers: Sequence[int]) -> Rollout:
-    """Replaces `_play_instances`: games that random weights can play, with random rewards.
+    """Replaces `play`: games that random weights can play, with random rewards.
 
     The first step, a warm-up, plays one instance per rank.
     """
@@ -219,7 +219,9 @@ def play_drawn(mean: int | None, run: Run, step: int, numbers: Sequence[int]) ->
         sampling = Sampling(run.config.rollout.temperature, run.rendering.stop_ids)
         limits = Limits(TURNS, max_retries=50)
         setups = talks(run.config, run.rendering, numbers, mean, step)
-        episodes, stats = play_games(setups, player, sampling=sampling, limits=limits)
+        with run.timed("play"):
+            episodes, stats = play_games(setups, player, sampling=sampling, limits=limits)
+            barrier(run.world)
     return Rollout(with_drawn_rewards(episodes, step), stats)
 
 
@@ -265,7 +267,7 @@ def run_steps(
         ),
         patch.multiple(
             one_step,
-            _play_instances=partial(play_drawn, mean),
+            play=partial(play_drawn, mean),
             update_policy=update,
             save_learner=nothing,
         ),

@@ -29,14 +29,14 @@ from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import validation
 from selfplay.learner.batch import balance_tokens
 from selfplay.learner.learner import Learner
-from selfplay.learner.update import update_policy
+from selfplay.learner.update import LossTerm, update_policy
 from selfplay.metrics.groups import group_records, mean_advantages
 from selfplay.metrics.monitors import Monitors
 from selfplay.metrics.step import step_metrics
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.partners.judge import Judge, judge_games
 from selfplay.partners.partners import Partners
-from selfplay.rollout.driver import RolloutStats, first_turns
+from selfplay.rollout.driver import FinishedGames, RolloutStats, first_turns, play_games
 from selfplay.rollout.episode import Episode, limits_of
 from selfplay.rollout.seating import Partner, self_play_games
 from selfplay.warm_start import auxiliary_imitation
@@ -113,7 +113,9 @@ def take_step(run: Run, step: int) -> Step:
     """
     config, ending = run.config, Ending()
     with ending.before_update(partial(save_and_sleep, run, step, trainer_state(run)), step):
-        rollout = play(run, step)
+        rollout = play(run, step, run.world.replica.share(config.rollout.instances))
+        if config.algorithm.resample:
+            rollout = resample(run, step, rollout)
         batch = credit(run, rollout)
         learnt, skipped = update(run, rollout, batch, step)
     # The weights have changed; the engine sleeps until the push.
@@ -127,7 +129,8 @@ def take_step(run: Run, step: int) -> Step:
         if config.eval.every > 0 and num_done % config.eval.every == 0:
             metrics |= evaluate(run)
         run.monitors.check(num_done, metrics, skipped)
-    log_groups(run, rollout, batch, num_done)
+    if config.log_groups_every and step % config.log_groups_every == 0:
+        log_groups(run, rollout, batch, num_done)
     line = run.journal.step(num_done, metrics, rollout.episodes, run.timed)
     if checkpoint is not None:
         checkpoint.finish(trainer_state(run), keep=config.keep_checkpoints)
@@ -137,43 +140,47 @@ def take_step(run: Run, step: int) -> Step:
     return Step(num_done, rollout.episodes, batch.samples, line)
 
 
-def play(run: Run, step: int) -> Rollout:
-    """Play `rollout.group_size` games of each of the step's instances."""
-    num, world = run.config.rollout.instances, run.world
-    with run.timed("play"):
-        rollout = _play_instances(run, step, world.replica.share(num))
-        if run.config.algorithm.resample:
-            rollout = _resample(run, step, rollout)
-        barrier(world)  # so that the wait for the last games is timed as play
-    return rollout
-
-
-def _play_instances(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
-    """Play the groups of the step's instances with these numbers."""
+def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
+    """Play `rollout.group_size` games of each of the step's instances with these numbers."""
     config = run.config
-    setups = self_play_games(
-        run.stream.step(step, numbers),
-        run.partners.for_step(step),
-        step=step,
-        game=config.game,
-        rollout=config.rollout,
-        seed=config.seed,
-        rendering=run.rendering,
-    )
-    episodes, stats = run.supervisor.play(
-        setups,
-        sampling=Sampling(config.rollout.temperature, run.rendering.stop_ids),
-        limits=limits_of(config.rollout),
-        version=step,
-    )
-    rated = judge_games(episodes, run.judge)
-    numbers = [number for number in range(len(setups)) if number not in stats.void]
+    with run.timed("play"):
+        setups = self_play_games(
+            run.stream.step(step, numbers),
+            run.partners.for_step(step),
+            step=step,
+            game=config.game,
+            rollout=config.rollout,
+            seed=config.seed,
+            rendering=run.rendering,
+        )
+        games = partial(
+            play_games,
+            setups,
+            run.supervisor.runner,
+            sampling=Sampling(config.rollout.temperature, run.rendering.stop_ids),
+            limits=limits_of(config.rollout),
+            version=step,
+            finished=FinishedGames(),
+        )
+        rollout = Rollout(*run.supervisor.retry(games))
+        if run.judge is not None:
+            rollout = _judged(run.judge, rollout)
+        episodes = with_rewards(rollout.episodes, config.reward)
+        barrier(run.world)  # so that the wait for the last games is timed as play
+    return Rollout(episodes, rollout.stats)
+
+
+def _judged(judge: Judge, rollout: Rollout) -> Rollout:
+    """The games with the judge's ratings; one without a rating is void."""
+    rated = judge_games(rollout.episodes, judge)
+    void = rollout.stats.void
+    numbers = [number for number in range(len(rated) + len(void)) if number not in void]
     unrated = (n for n, game in zip(numbers, rated, strict=True) if game is None)
-    stats = replace(stats, void=(*stats.void, *unrated))
-    return Rollout(with_rewards([game for game in rated if game], config.reward), stats)
+    stats = replace(rollout.stats, void=(*void, *unrated))
+    return Rollout([game for game in rated if game is not None], stats)
 
 
-def _resample(run: Run, step: int, rollout: Rollout) -> Rollout:
+def resample(run: Run, step: int, rollout: Rollout) -> Rollout:
     """Dynamic sampling (`algorithm.resample`; DAPO, arXiv 2503.14476, section 3.2): play more
     instances in place of those whose groups have zero variance, until as many groups have variance
     as the first round, `rollout`, has groups. All ranks play the same number of rounds.
@@ -192,7 +199,7 @@ def _resample(run: Run, step: int, rollout: Rollout) -> Rollout:
         num_missing = math.ceil((num_wanted - num_useful) * num / num_wanted)
         num_more = min(num_missing, limit - num_played)
         numbers = [num_played + i for i in world.replica.share(num_more)]
-        newest = _play_instances(run, step, numbers)
+        newest = play(run, step, numbers)
         rollout = Rollout(rollout.episodes + newest.episodes, rollout.stats + newest.stats)
         num_played += num_more
     return rollout
@@ -225,18 +232,21 @@ def update(
     Returns metrics, and why optimizer steps were skipped. Raises EngineDisagrees, before any weight
     changes, if the log-probs of engine and trainer differ by more than noise.
     """
+    config = run.config
     with run.timed("sync_check"):
         run.sync_check.before_update(first_turns(rollout.episodes, run.sync_check.num_turns))
     with run.timed("sleep"):
         run.supervisor.sleep_and_onload()
     with run.timed("update"):
-        auxiliary = auxiliary_imitation(run.config, run.rendering, step=step, world=run.world)
+        others: list[LossTerm] = []
+        if config.warm_start.auxiliary_weight:
+            others = auxiliary_imitation(config, run.rendering, step=step, world=run.world)
         return update_policy(
             run.learner,
             batch.samples,
-            auxiliary,
+            others,
             step=step,
-            config=run.config,
+            config=config,
             max_mismatch=run.sync_check.bound,
         )
 
@@ -251,13 +261,9 @@ def measure(run: Run, rollout: Rollout, batch: Batch, learnt: dict[str, float]) 
 
 
 def log_groups(run: Run, rollout: Rollout, batch: Batch, num_done: int) -> None:
-    """Write the games of all ranks to groups.jsonl, if the settings choose step number `num_done`
-    (1 after the first update)."""
-    every, method = run.config.log_groups_every, run.config.algorithm.advantage
-    if not every or (num_done - 1) % every:
-        return
+    """Write the games of all ranks to groups.jsonl, after `num_done` steps."""
     # Samples may have moved to other ranks. The critic of ppo gives advantages in the update only.
-    own = {} if method == "ppo" else mean_advantages(batch.samples)
+    own = {} if run.config.algorithm.advantage == "ppo" else mean_advantages(batch.samples)
     advantages = {
         name: mean for rank in gather_objects(own, run.world) for name, mean in rank.items()
     }

@@ -377,10 +377,8 @@ def auxiliary_imitation(
     config: Config, rendering: Rendering, *, step: int, world: World
 ) -> list[LossTerm]:
     """The auxiliary imitation loss of a self-play step: this rank's part of new teachers' games,
-    weighted by `warm_start.auxiliary_weight`; [] if the weight is 0."""
+    weighted by `warm_start.auxiliary_weight`."""
     warm = config.warm_start
-    if warm.auxiliary_weight == 0.0:
-        return []
     start = warm.num_games + step * warm.auxiliary_games
     samples = teacher_samples(config, rendering, start=start, num=warm.auxiliary_games)
     return [

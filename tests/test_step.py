@@ -1,5 +1,5 @@
-"""Dynamic sampling in `play`: how many rounds, which instances, the same on all ranks; and a step
-in which all groups have zero variance."""
+"""Dynamic sampling in `resample`: how many rounds, which instances, the same on all ranks; and a
+step in which all groups have zero variance."""
 
 import json
 from pathlib import Path

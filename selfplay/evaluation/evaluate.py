@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -23,7 +24,7 @@ from selfplay.metrics.console import progress
 from selfplay.metrics.step import Pieces, add_up, game_measures, game_record, seat_rewards, tally
 from selfplay.metrics.tables import mean_interval
 from selfplay.partners.partners import Partners
-from selfplay.rollout.driver import play_scripted
+from selfplay.rollout.driver import FinishedGames, play_games, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, limits_of
 from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seating import SELF_PLAY, Partner, evaluation_games, scripted_games
@@ -104,11 +105,16 @@ def evaluate(
 
     def play(games: Mapping[int, GameSetup]) -> dict[int, Episode]:
         with progress(len(games), "evaluation", rank=world.rank) as bar:
-            episodes, stats = context.engine.play(
-                list(games.values()),
-                sampling=sampling,
-                limits=limits_of(config.rollout),
-                on_end=bar.update,
+            episodes, stats = context.engine.retry(
+                partial(
+                    play_games,
+                    list(games.values()),
+                    context.engine.runner,
+                    sampling=sampling,
+                    limits=limits_of(config.rollout),
+                    on_end=bar.update,
+                    finished=FinishedGames(),
+                )
             )
         ended = (number for index, number in enumerate(games) if index not in stats.void)
         return dict(zip(ended, episodes, strict=True))

@@ -51,14 +51,12 @@ def make_judge(reward: RewardConfig, kit: Kit, partners: Partners) -> Judge | No
     return Judge(kit, rubric, reward.judge_weight, partners.reader(parse_spec(reward.judge)))
 
 
-def judge_games(episodes: Sequence[Episode], judge: Judge | None) -> list[Episode | None]:
+def judge_games(episodes: Sequence[Episode], judge: Judge) -> list[Episode | None]:
     """The games with the judge's ratings in their outcomes and measures, including the
     continuations of branch points. All requests are sent at once.
 
     With a rubric of one's own, a game without a rating is None, and a continuation is left out.
     """
-    if judge is None:
-        return list(episodes)
     continuations = [
         game
         for episode in episodes

@@ -16,18 +16,15 @@ import gc
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TypeVar
 
 import torch
 
 from selfplay.config import EngineConfig
 from selfplay.distributed import World, all_reduce_sum, barrier, gather_objects
-from selfplay.engines.base import Engine, GameRunner, Sampling
+from selfplay.engines.base import Engine, GameRunner
 from selfplay.errors import EngineDisagrees, EngineFault, RunEnds
 from selfplay.learner.learner import Learner
-from selfplay.rollout.driver import FinishedGames, RolloutStats, play_games
-from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.weight_sync.offload import Offload
 from selfplay.weight_sync.push import compare, named_weights, push
 
@@ -52,44 +49,21 @@ class EnginesFailed(RuntimeError):
 class EngineSupervisor:
     """Supervises an engine that keeps the weights of its folder.
 
-    `engine` is None on a rank that shares another rank's. `runner` plays the games: a router over
-    this engine and the partners' (`Partners.routed`), or the engine itself.
+    `engine` is None on a rank that shares another rank's. `runner` plays games, each time inside
+    `retry`: a router over this engine and the partners' (`Partners.routed`), or the engine itself.
     """
 
     def __init__(
         self, engine: Engine | None, world: World, *, runner: GameRunner | None = None
     ) -> None:
         self.engine, self._world = engine, world
-        self._runner: GameRunner | None = engine if runner is None else runner
+        self.runner: GameRunner | None = engine if runner is None else runner
         self._num_restarts = 0
-
-    def play(
-        self,
-        setups: Sequence[GameSetup],
-        *,
-        sampling: Sampling,
-        limits: Limits,
-        version: int | None = None,
-        on_end: Callable[[], object] | None = None,
-    ) -> tuple[list[Episode], RolloutStats]:
-        """Play all games to their end, as `play_games` does. Games that have ended when an engine
-        fails are not played again. Raises EngineLost after the last failure in a row."""
-        return self.retry(
-            partial(
-                play_games,
-                setups,
-                self._runner,
-                sampling=sampling,
-                limits=limits,
-                version=version,
-                on_end=on_end,
-                finished=FinishedGames(),
-            )
-        )
 
     def retry(self, attempt: Callable[[], T]) -> T:
         """The result of `attempt`, which uses this rank's engine and no collective. If an engine
-        fails, it is restarted, and every rank repeats the attempt."""
+        fails, it is restarted, and every rank repeats the attempt. Raises EngineLost after the last
+        failure in a row."""
         for number in range(1, MAX_FAILURES + 1):
             try:
                 with raise_on_all_ranks(self._world):

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 
 import train
+from selfplay import step as step_verbs
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.weight_sync import supervisor
 from tests.helpers.processes import say
 from tests.sglang import interrupted
 
 
 def hold_memory() -> None:
-    play, held = supervisor.play_games, []
+    play, held = step_verbs.play_games, []
 
     def played(*words: Any, version: int | None, **named: Any) -> Any:
         if version is not None and not held:
@@ -31,7 +31,7 @@ def hold_memory() -> None:
             say("held", bytes=num_bytes)
         return play(*words, version=version, **named)
 
-    supervisor.play_games = played
+    step_verbs.play_games = played
 
 
 def kill_in_push() -> None:

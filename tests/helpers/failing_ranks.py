@@ -11,7 +11,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.errors import record
 
 import train
-from selfplay.weight_sync import supervisor
+from selfplay import step as step_verbs
 from tests.helpers.faulty_engine import Faults, FaultyHF
 from tests.helpers.processes import say
 
@@ -37,7 +37,7 @@ def engine_fails() -> None:
 
 def fails_in_play(how: str) -> None:
     """Rank 1 raises, or is killed, in the second step's games; rank 0 waits for it."""
-    play = supervisor.play_games
+    play = step_verbs.play_games
 
     def played(*words: Any, version: int | None, **named: Any) -> Any:
         if os.environ["RANK"] == "1" and version == 1:
@@ -48,7 +48,7 @@ def fails_in_play(how: str) -> None:
             raise OSError("a bug in rank 1")
         return play(*words, version=version, **named)
 
-    supervisor.play_games = played
+    step_verbs.play_games = played
 
 
 if __name__ == "__main__":

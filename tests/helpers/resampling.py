@@ -9,7 +9,6 @@ import pytest
 from selfplay import step
 from selfplay.config import Config, load_config
 from selfplay.distributed import World
-from selfplay.metrics.step_log import Stopwatch
 from selfplay.rollout.driver import RolloutStats
 from selfplay.rollout.episode import Episode
 from selfplay.step import Rollout
@@ -48,14 +47,15 @@ def played_games(has_variance: HasVariance, numbers: Sequence[int]) -> Rollout:
 def play_rounds(
     has_variance: HasVariance, *, resample: int, world: World
 ) -> tuple[list[list[int]], Rollout]:
-    """The instances of each round on this rank, and what `play` returns."""
+    """The instances of each round on this rank, and what `resample` returns."""
     rounds: list[list[int]] = []
 
-    def play_instances(_run: Any, _step: int, numbers: Sequence[int]) -> Rollout:
+    def play(_run: Any, _step: int, numbers: Sequence[int]) -> Rollout:
         rounds.append(list(numbers))
         return played_games(has_variance, numbers)
 
-    run: Any = SimpleNamespace(config=config_of(resample), world=world, timed=Stopwatch())
+    run: Any = SimpleNamespace(config=config_of(resample), world=world)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step, "_play_instances", play_instances)
-        return rounds, step.play(run, 0)
+        patch.setattr(step, "play", play)
+        first = play(run, 0, world.replica.share(run.config.rollout.instances))
+        return rounds, step.resample(run, 0, first)

@@ -18,14 +18,13 @@ import train
 from selfplay import step as step_verbs
 from selfplay.engines.sglang.requests import RequestSender
 from selfplay.rollout import driver
-from selfplay.weight_sync import supervisor
 from tests.helpers.processes import say
 
 STEP, NUM_ENDED = 1, 3  # the version of the weights, and how many of that step's games have ended
 
 
 def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
-    send, play = RequestSender.send, supervisor.play_games
+    send, play = RequestSender.send, step_verbs.play_games
     games: list[driver.FinishedGames] = []  # of each rollout
 
     async def sent(self: RequestSender, *words: Any, version: int, **named: Any) -> Any:
@@ -37,8 +36,6 @@ def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
         return await send(self, *words, version=version, **named)
 
     def played(setups: Any, engine: Any, *, finished: driver.FinishedGames, **named: Any) -> Any:
-        if named["version"] is None:  # an evaluation
-            return play(setups, engine, finished=finished, **named)
         if finished.games or finished.engine_s:
             say("played again", games=len(setups) - len(finished.games))
         else:
@@ -46,7 +43,7 @@ def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
         return play(setups, engine, finished=finished, **named)
 
     RequestSender.send = sent  # type: ignore[method-assign]
-    supervisor.play_games = played
+    step_verbs.play_games = played
 
 
 def stop_in_update() -> None:

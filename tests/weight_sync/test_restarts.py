@@ -20,6 +20,7 @@ from selfplay.data.seeds import named_seed
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.errors import EngineDisagrees
+from selfplay.rollout.driver import FinishedGames, play_games
 from selfplay.rollout.episode import Episode
 from selfplay.weight_sync.offload import Offload
 from selfplay.weight_sync.push import Compared
@@ -106,7 +107,7 @@ def test_a_failed_rollout_ends_as_one_without_a_fault(
     how: Any = {"sampling": SAMPLING, "limits": LIMITS, "version": 3}
     sound = engine_of(rendering, texts)
     sound.faults = Faults({})
-    wanted, wanted_stats = supervised(sound).play(setups, **how)
+    wanted, wanted_stats = play_games(setups, sound, **how)
 
     engine = engine_of(rendering, texts)
     engine.faults = Faults({("generate", number): kind})
@@ -123,7 +124,10 @@ def test_a_failed_rollout_ends_as_one_without_a_fault(
         restart()
 
     engine.restart = restarted
-    episodes, stats = supervisor.play(setups, **how, on_end=ended)
+    finished = FinishedGames()
+    episodes, stats = supervisor.retry(
+        lambda: play_games(setups, supervisor.runner, **how, on_end=ended, finished=finished)
+    )
     assert [facts(episode) for episode in episodes] == [facts(episode) for episode in wanted]
     assert stats.num_generated_tokens == wanted_stats.num_generated_tokens
     assert stats.num_prompt_tokens == wanted_stats.num_prompt_tokens
