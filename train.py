@@ -32,22 +32,12 @@ from selfplay.api.run import start
 from selfplay.apps.plan.dry_run import dry_run
 from selfplay.apps.report import REPORT
 from selfplay.atomic import REFUSALS
-from selfplay.config import Config
 from selfplay.errors import RunEnds, SettingsError
 from selfplay.preflight.run import check_run
 
 
-def train(config: Config) -> None:
-    """Set the run up or resume it, take its steps, and end it."""
-    with start(config) as run:
-        while run.num_done < config.steps:
-            run.step()  # play, credit, update, measure, push: `take_step` in selfplay/step.py
-        run.finish()  # held-out games again, report.html, the policy in final/
-        if run.parts.world.rank == 0:
-            print(last_line(run.folder, page=run.folder / REPORT), flush=True)
-
-
 def main(words: list[str] | None = None) -> int:
+    """Set a run up or resume it, take its steps, and end it. Returns the exit status."""
     try:
         asked, config = PARSED or parse_train(words or [], __doc__ or "")
         if asked.dry_run:
@@ -57,7 +47,12 @@ def main(words: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         return refused("train.py", error)
     try:
-        train(config)
+        with start(config) as run:
+            while run.num_done < config.steps:
+                run.step()  # play, credit, update, measure, push: `take_step` in selfplay/step.py
+            run.finish()  # held-out games again, report.html, the policy in final/
+            if run.parts.world.rank == 0:
+                print(last_line(run.folder, page=run.folder / REPORT), flush=True)
     except (SettingsError, RunEnds) as error:
         return refused("train.py", error, status=2 if isinstance(error, SettingsError) else 1)
     except (OSError, MachineError) as error:

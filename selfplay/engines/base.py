@@ -8,7 +8,7 @@ as one batch (`waves`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -71,8 +71,8 @@ Generate = Callable[[Request], Coroutine[Any, Any, Completion]]
 GameCoroutine = Callable[[Generate], Coroutine[Any, Any, Any]]
 
 
-async def run_all(coroutines: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Run coroutines concurrently; results in order.
+async def run_all(coroutines: Iterable[Awaitable[Any]]) -> list[Any]:
+    """Run coroutines, or tasks that run already, concurrently; results in order.
 
     The first exception cancels the others, and propagates when they have ended.
     """

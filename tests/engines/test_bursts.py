@@ -2,7 +2,7 @@
 
 import asyncio
 
-from selfplay.engines.sglang.bursts import Bursts
+from selfplay.engines.sglang.requests import Bursts
 
 
 async def hold(bursts: Bursts, name: str, log: list[str], done: asyncio.Event) -> None:

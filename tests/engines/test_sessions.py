@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selfplay.engines.sglang.scheduler_client import Answer
 from selfplay.engines.sglang.sessions import GameSessions, SessionPool, max_session_tokens
+from selfplay.errors import EngineFault
 
 PROMPT = list(range(10))
 
@@ -32,12 +35,16 @@ def pool_of(slots: int, max_tokens: int) -> tuple[SessionPool, Process]:
     return SessionPool(process, slots=slots, max_tokens=max_tokens), process
 
 
+def reply(ids: list[int], answer: list[int]) -> Answer:
+    return Answer(answer, [], [], "stop", num_prompt=len(ids), num_cached=0)
+
+
 def play(sessions: GameSessions, ids: list[int], answer: list[int]) -> str | None:
     """A turn of at most 5 new tokens; the name of its session."""
     with sessions.turn(ids, 5) as session:
         if session is None:
             return None
-        sessions.pool.end_turn(session, (*ids, *answer))
+        sessions.pool.end_turn(session, ids, reply(ids, answer))
         return session.name
 
 
@@ -53,6 +60,16 @@ def test_a_turn_continues_the_session_whose_prompt_and_answer_it_begins_with() -
     assert play(sessions, [*PROMPT, 50, 51, 7, 52], [53]) not in (first, other)
     assert play(sessions, [*PROMPT, 50, 51, 7, 53], [53]) not in (first, other)
     sessions.close()
+    assert (process.held, pool.free_slots, pool.num_tokens) == (set(), 4, 0)
+
+
+def test_a_session_whose_tokens_the_process_does_not_hold_is_closed() -> None:
+    pool, process = pool_of(4, 100)
+    sessions = GameSessions(pool)
+    fault = pytest.raises(EngineFault, match="has 9 prompt tokens, expected 10")
+    with fault, sessions.turn(PROMPT, 5) as session:
+        assert session is not None
+        pool.end_turn(session, PROMPT, reply(PROMPT[1:], [50]))
     assert (process.held, pool.free_slots, pool.num_tokens) == (set(), 4, 0)
 
 
@@ -85,7 +102,7 @@ def test_whatever_is_played_the_books_agree_with_the_process(
             if not answered:
                 raise KeyError
             if session is not None:
-                pool.end_turn(session, (*ids, *answer))
+                pool.end_turn(session, ids, reply(ids, answer))
             texts[place, seat] = [*ids, *answer, 1]
         assert pool.free_slots == slots - len(process.held) >= 0
         open_now = [s for sessions in games for s in sessions._sessions if not s.closed]

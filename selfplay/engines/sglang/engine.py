@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -27,10 +27,9 @@ import torch
 from selfplay.config import EngineConfig
 from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling, run_all
 from selfplay.engines.sglang import buckets, launch
-from selfplay.engines.sglang.bursts import Bursts
 from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.processes import Signals
-from selfplay.engines.sglang.requests import GameRouter, RequestCounters, RequestSender
+from selfplay.engines.sglang.requests import Bursts, GameRouter, RequestCounters, RequestSender
 from selfplay.engines.sglang.sessions import GameSessions, SessionPool, max_session_tokens
 from selfplay.errors import EngineFault
 
@@ -199,14 +198,15 @@ class SGLangEngine:
         self._check_awake()
         router = GameRouter(self.num_processes)
 
-        def begin(game: GameCoroutine) -> Coroutine[Any, Any, Any]:
+        def begin(game: GameCoroutine) -> asyncio.Task[Any]:
             requests = _GameRequests(self, router, sampling, partners)
-            playing = game(requests.generate)
-            return requests.close_sessions_after(playing) if self.sessions else playing
+            playing = asyncio.create_task(game(requests.generate))
+            playing.add_done_callback(requests.close_sessions)
+            return playing
 
         return self._loop.run(self._play_all(map(begin, games)), what="generation")
 
-    async def _play_all(self, playing: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+    async def _play_all(self, playing: Iterable[Awaitable[Any]]) -> list[Any]:
         try:
             return await run_all(playing)
         finally:
@@ -414,10 +414,7 @@ class _GameRequests:
         finish = "stop" if stopped else answer.finish
         return Completion(answer.ids, answer.logprobs, finish, version)
 
-    async def close_sessions_after(self, playing: Coroutine[Any, Any, Any]) -> Any:
-        """The result of the game; its sessions end with it."""
-        try:
-            return await playing
-        finally:
-            if self._sessions is not None:
-                self._sessions.close()
+    def close_sessions(self, _ended: asyncio.Task[Any]) -> None:
+        """The sessions of the game end with it."""
+        if self._sessions is not None:
+            self._sessions.close()

@@ -1,13 +1,16 @@
-"""Sends requests to a running SGLang engine and checks the answers. Sizes in tokens."""
+"""Sends requests to a running SGLang engine, in bursts, and checks the answers.
+
+Sizes in tokens, times in seconds.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from selfplay.engines.sglang.bursts import Bursts
 from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.scheduler_client import Answer, SchedulerClient
 from selfplay.engines.sglang.sessions import GameSessions
@@ -21,6 +24,53 @@ class RequestCounters:
     num_requests: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+
+
+class Bursts:
+    """Delays requests and sends them in bursts (`engine.burst_share`).
+
+    Turns end one by one. If each next request were sent at once, its prefill would stop the
+    decoding of all other games (sglang #23189). Here requests wait until they are the fraction
+    `share` of those in the engine, at most `after_s` seconds. Batching does not change the sampling
+    distribution.
+    """
+
+    def __init__(self, share: float, *, after_s: float) -> None:
+        self.share, self.after_s = share, after_s
+        self._delayed: list[asyncio.Future[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._num_running = 0
+
+    @contextlib.asynccontextmanager
+    async def admitted(self) -> AsyncIterator[None]:
+        """Wait for the next burst; inside the block the request is in the engine."""
+        if self.share:
+            loop = asyncio.get_running_loop()
+            admission = loop.create_future()
+            self._delayed.append(admission)
+            if self._timer is None:
+                self._timer = loop.call_later(self.after_s, self._send)
+            self._send_if_enough()
+            await admission
+        self._num_running += 1
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+            self._send_if_enough()
+
+    def _send_if_enough(self) -> None:
+        if self._delayed and len(self._delayed) >= self.share * self._num_running:
+            self._send()
+
+    def _send(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        delayed, self._delayed = self._delayed, []
+        for admission in delayed:
+            if not admission.done():  # its game may have been cancelled
+                admission.set_result(None)
 
 
 class RequestSender:
@@ -57,26 +107,36 @@ class RequestSender:
                 "prompt and max_new_tokens must fit the engine's context of "
                 f"{self.context_length} tokens, got {len(ids)} + {num_new}"
             )
+        # Known ids are in the session; without one the scheduler gets all.
+        turn = contextlib.nullcontext() if sessions is None else sessions.turn(ids, num_new)
         rid = f"turn-{self.counters.num_requests}."  # SGLang aborts by the start of the name
         self.counters.num_requests += 1
         burst = contextlib.nullcontext() if score else self._bursts.admitted()
         async with burst:
-            with self._loop.pending_answer():
-                try:
-                    if sessions is None:
-                        answer = await self.client.request(rid, ids, parameters, score=score)
-                    else:
-                        answer = await sessions.request(rid, ids, parameters)
-                except (ValueError, EngineFault):
-                    raise
-                except Exception as error:
-                    raise EngineFault(f"the engine failed in a request: {error!r}") from error
+            with self._loop.pending_answer(), _failures_as_faults(), turn as session:
+                known, name = (len(session.ids), session.name) if session else (0, "")
+                answer = await self.client.request(
+                    rid, ids[known:], parameters, score=score, session=name
+                )
+                if sessions is not None and session is not None:
+                    sessions.pool.end_turn(session, ids, answer)
         loaded = self._manager.config_value("weight_version")
         if loaded != str(version):
             raise EngineFault(f"the engine's weights have version {loaded}, expected {version}")
         self.counters.num_prompt_tokens += answer.num_prompt
         self.counters.num_cached_tokens += answer.num_cached
         return answer
+
+
+@contextlib.contextmanager
+def _failures_as_faults() -> Iterator[None]:
+    """Raise an error of SGLang in a request as an EngineFault."""
+    try:
+        yield
+    except (ValueError, EngineFault):
+        raise
+    except Exception as error:
+        raise EngineFault(f"the engine failed in a request: {error!r}") from error
 
 
 class GameRouter:

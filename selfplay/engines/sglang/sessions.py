@@ -12,9 +12,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from selfplay.engines.sglang.scheduler_client import Answer, SchedulerClient
 from selfplay.errors import EngineFault
@@ -79,10 +78,15 @@ class SessionPool:
             self.close(session)
         return not session.closed
 
-    def end_turn(self, session: Session, ids: tuple[int, ...]) -> None:
-        """The turn has ended; `ids` are its prompt and answer."""
-        session.ids = ids
-        self._resize(session, len(ids))
+    def end_turn(self, session: Session, ids: Sequence[int], answer: Answer) -> None:
+        """The turn with this prompt has ended. Raises EngineFault if the process does not hold the
+        session's tokens."""
+        if answer.num_prompt != len(ids):
+            raise EngineFault(
+                f"the engine's session has {answer.num_prompt} prompt tokens, expected {len(ids)}"
+            )
+        session.ids = (*ids, *answer.ids)
+        self._resize(session, len(session.ids))
         self._idle[session] = None
 
     def _resize(self, session: Session, num: int) -> None:
@@ -132,23 +136,6 @@ class GameSessions:
         finally:
             if session is not None and not self.pool.is_idle(session):
                 self.pool.close(session)
-
-    async def request(self, rid: str, ids: Sequence[int], parameters: Mapping[str, Any]) -> Answer:
-        """The answer to these prompt ids, as `SchedulerClient.request` gives it, in a session if
-        one is free. Raises EngineFault if the process does not hold the session's tokens."""
-        client = self.pool.client
-        with self.turn(ids, parameters["max_new_tokens"]) as session:
-            if session is None:
-                return await client.request(rid, ids, parameters)
-            new = ids[len(session.ids) :]
-            answer = await client.request(rid, new, parameters, session=session.name)
-            if answer.num_prompt != len(ids):
-                raise EngineFault(
-                    f"the engine's session has {answer.num_prompt} prompt tokens, "
-                    f"expected {len(ids)}"
-                )
-            self.pool.end_turn(session, (*ids, *answer.ids))
-            return answer
 
     def close(self) -> None:
         """Free the cache of all sessions of the game."""
