@@ -41,8 +41,7 @@ def main(words: list[str] | None = None) -> int:
     try:
         asked, config = PARSED or parse_train(words or [], __doc__ or "")
         if asked.dry_run:
-            check_run(config, here=False)
-            dry_run(config, gpu_gb=asked.gpu)
+            dry_run(config, check_run(config, here=False), gpu_gb=asked.gpu)
             return 0
     except (ValueError, OSError) as error:
         return refused("train.py", error)

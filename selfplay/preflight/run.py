@@ -37,8 +37,9 @@ from selfplay.partners.partners import check_partners
 from selfplay.rollout.seat_rules import check_players
 
 
-def check_run(config: Config, *, here: bool = True) -> None:
+def check_run(config: Config, *, here: bool = True) -> Rendering:
     """Raise SettingsError if `train.py` cannot use this machine, the model or the run folder.
+    Returns what `read_rendering` has read.
 
     Without `here` the run is for another machine: folder, device, engine and W&B's key are not
     checked.
@@ -71,6 +72,7 @@ def check_run(config: Config, *, here: bool = True) -> None:
     undivided = why_undivided(described_model(config.model), config.parallel.tp)
     if undivided is not None:
         raise SettingsError(undivided)
+    return rendering
 
 
 def check_judge(config: Config) -> None:

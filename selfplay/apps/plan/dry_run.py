@@ -18,7 +18,7 @@ from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.errors import SettingsError
 from selfplay.learner.optimizer import matrices_inside
 from selfplay.preflight.model import no_room, skeleton_of
-from selfplay.preflight.run import described_model, read_rendering
+from selfplay.preflight.run import described_model
 from selfplay.rollout.players import opening_ids
 from selfplay.warm_start import scratch_tokenizer
 
@@ -26,9 +26,10 @@ _MOST_RANKS = 8  # GPUs of one host
 _MOST_GB = 10_000  # of one GPU
 
 
-def dry_run(config: Config, *, gpu_gb: float | None) -> None:
-    """Print the settings, first prompt and memory of a run. `gpu_gb` is the nominal size of a GPU
-    in GB; None takes this machine's GPU, if there is one.
+def dry_run(config: Config, rendering: Rendering, *, gpu_gb: float | None) -> None:
+    """Print the settings, first prompt and memory of a run. `rendering` is what `check_run` has
+    read. `gpu_gb` is the nominal size of a GPU in GB; None takes this machine's GPU, if there is
+    one.
 
     A scratch model's tokenizer is trained as the run would train it. If prompts or memory do not
     fit, raises SettingsError with the settings that would make them fit.
@@ -42,8 +43,6 @@ def dry_run(config: Config, *, gpu_gb: float | None) -> None:
         rendering = make_rendering(
             scratch_tokenizer(alone), template_kwargs=config.model.chat_template
         )
-    else:
-        rendering = read_rendering(config.model, config.game, seed=config.seed)
     print(first_prompt(config.game, config.data, rendering))
     described = described_model(config.model)
     problem = no_room(described, rendering, config)
