@@ -68,7 +68,9 @@ def reward_samples(
     """Samples with rewards and without advantages. Zero-variance groups are dropped if the method's
     baseline is the group's own mean."""
     games = _grouped(episode_samples(episodes, algorithm=algorithm, reward=reward), by="group")
-    turns = _grouped(branch_samples(episodes, algorithm=algorithm, reward=reward), by="group")
+    turns: dict[str, list[Sample]] = {}
+    if any(episode.branches for episode in episodes):
+        turns = _grouped(branch_samples(episodes, algorithm=algorithm, reward=reward), by="group")
     groups = games | turns
     statistics = {name: sample_statistics(group) for name, group in groups.items()}
     rewards = {

@@ -237,7 +237,7 @@ def step_metrics(
         tally(episodes),
         reward_tally(episodes, credited),
         of_step,
-        branch_tally(episodes, credited),
+        branch_tally(episodes, credited) if any(one.branches for one in episodes) else {},
     )
     games, rewards, counts, branches = map(add_up, zip(*gather_objects(apart, world), strict=True))
     engine_s = counts.pop("engine_s") / world.replica.num
@@ -249,7 +249,7 @@ def step_metrics(
         "zero_variance_groups": num_zero_variance / max(1, counts["num_groups"]),
         "num_games": games["games"],
         **counts,
-        **branch_metrics(branches),
+        **(branch_metrics(branches) if branches else {}),
         "engine_s": engine_s,
         "tokens_per_s": counts["num_generated_tokens"] / engine_s if engine_s else 0.0,
     }
@@ -259,15 +259,13 @@ def step_metrics(
 
 
 def branch_tally(episodes: Sequence[Episode], credited: CreditStats) -> dict[str, float]:
-    """Sums over branch points, which can be added over ranks; empty if no game was forked.
+    """Sums over branch points, which can be added over ranks.
 
     `branch_tokens` counts the tokens sampled in sibling turns and in continuations,
     `branch_continuation_tokens` only those in continuations. Neither counts the played games' own
     tokens.
     """
     points = [(episode, point) for episode in episodes for point in episode.branches]
-    if not points:
-        return {}
     values_K = [turn_values(episode, point) for episode, point in points]
     num_turn_tokens, num_continuation_tokens = 0, 0
     for episode, point in points:
@@ -293,9 +291,7 @@ def branch_tally(episodes: Sequence[Episode], credited: CreditStats) -> dict[str
 
 
 def branch_metrics(sums: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of a step from the sums of all ranks; empty if no game was forked."""
-    if "branch_points" not in sums:
-        return {}
+    """The metrics of a step from the sums of all ranks."""
     return {
         "num_branch_points": sums["branch_points"],
         "num_branch_games": sums["branch_games"],

@@ -1,4 +1,4 @@
-"""Model families: how they transform logits, and which of them cannot be trained here.
+"""Model families: which of them cannot be trained here.
 
 When a run starts, every family is compared with transformers' own forward pass
 (`selfplay.preflight.model`); docs/models.md lists the tested ones.
@@ -11,16 +11,6 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 ATTENTION = {"full_attention", "sliding_attention"}
 CHANGING = {"dynamic", "longrope"}
-
-
-def logit_rule(config: PretrainedConfig) -> tuple[float, float | None]:
-    """(scale, cap): a logit x becomes cap * tanh(scale * x / cap), or scale * x without a cap.
-
-    Granite divides by `logits_scaling`, Cohere multiplies by `logit_scale`, Gemma caps.
-    """
-    scale = getattr(config, "logit_scale", None) or 1.0
-    divisor = getattr(config, "logits_scaling", None) or 1.0
-    return scale / divisor, getattr(config, "final_logit_softcapping", None)
 
 
 def why_not(model: PreTrainedModel, *, sharded: bool, engine: str, max_tokens: int) -> str | None:

@@ -44,7 +44,6 @@ from selfplay.distributed import World, as_forward, fill_shards, shard, vocab_sh
 from selfplay.errors import SettingsError
 from selfplay.model.attention import NAME as PACKED
 from selfplay.model.attention import PackedRow, packed_kwargs, register_packed_attention
-from selfplay.model.families import logit_rule
 from selfplay.model.hub import check_one_set, described_in, local_folder
 from selfplay.model.logprob import ALIGNMENT, token_logprobs
 from selfplay.model.lora import add_adapters, first_value, full_weights, is_adapter, plain_name
@@ -285,6 +284,16 @@ def policy_logprobs(
         shard=rows,
         cap=None if cap is None else cap / scale,
     )
+
+
+def logit_rule(config: PretrainedConfig) -> tuple[float, float | None]:
+    """(scale, cap): a logit x becomes cap * tanh(scale * x / cap), or scale * x without a cap.
+
+    Granite divides by `logits_scaling`, Cohere multiplies by `logit_scale`, Gemma caps.
+    """
+    scale = getattr(config, "logit_scale", None) or 1.0
+    divisor = getattr(config, "logits_scaling", None) or 1.0
+    return scale / divisor, getattr(config, "final_logit_softcapping", None)
 
 
 @as_forward

@@ -18,11 +18,9 @@ from selfplay.engines.base import Generate
 from selfplay.rollout.episode import VOID, Branching, BranchPoint, Episode, Position
 
 
-def branching_of(rollout: RolloutConfig, names: tuple[object, ...]) -> Branching | None:
-    """A game's branch plan; None without branching. `names` seed its random choice of turns."""
+def branching_of(rollout: RolloutConfig, names: tuple[object, ...]) -> Branching:
+    """A game's branch plan. `names` seed its random choice of turns."""
     branch = rollout.branch
-    if branch.turns == "none":
-        return None
     drawn: frozenset[int] = frozenset()
     if branch.turns == "random":
         generator = random.Random(named_seed(*names, "branch turns"))

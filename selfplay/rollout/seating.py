@@ -64,7 +64,8 @@ def self_play_games(
             players = seat_players(
                 names, partner, index=index, game=game, rollout=rollout, rendering=rendering
             )
-            branching = branching_of(rollout, names)
+            branches = rollout.branch.turns != "none"
+            branching = branching_of(rollout, names) if branches else None
             setups.append(GameSetup(new_game, players, instance.key, index, branching))
     return setups
 
