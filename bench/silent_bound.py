@@ -31,9 +31,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dialop.matching.board import unknown_value
+from dialop.matching.board import best_pairs, unknown_value
 from dialop.matching.generate import MatchingRecipe
-from dialop.matching.solve import best_pairs
 from selfplay.config import load_config
 
 Floats = NDArray[np.float64]

@@ -38,8 +38,7 @@ from selfplay.data.seeds import named_seed, pick
 from selfplay.distributed import World, barrier
 from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
-from selfplay.learner.optimizer import learning_rate
-from selfplay.learner.update import LossTerm, optimizer_step
+from selfplay.learner.update import LossTerm, learning_rate, optimizer_step
 from selfplay.metrics.console import progress
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.metrics.step_log import StepLog

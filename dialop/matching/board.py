@@ -1,4 +1,5 @@
-"""The records of a matching game: instance, options, public actions, a seat's view.
+"""The records of a matching game: instance, options, public actions, a seat's view; and the best
+matchings of a board.
 
 Values are integers from 0 up to `max_value` (exclusive). Tables are indexed [reviewer][paper];
 masks and scales are indexed by seat first. The bounds hold for what comes from files
@@ -13,13 +14,14 @@ from dataclasses import dataclass, replace
 from reprlib import repr as short
 from typing import Annotated, Literal
 
+import numpy as np
+from numpy.typing import ArrayLike
 from pydantic import Field
 
 from dialop.game import PlayerError
 from dialop.logged import Rules
 from dialop.matching.proposal import Pairs, normalise, parse_proposal, render_proposal
 from dialop.matching.roster import PAPERS, REVIEWERS, first_name, short_title
-from dialop.matching.solve import best_value, solo_value
 from dialop.values import Text
 
 Table = tuple[tuple[int, ...], ...]
@@ -169,6 +171,31 @@ class MatchingView:
 def unknown_value(max_value: int) -> int:
     """The value of a cell that neither seat sees: the middle of the value range."""
     return max_value // 2
+
+
+def best_pairs(values: ArrayLike) -> Pairs:
+    """A maximum-weight perfect matching of a square table [reviewer, paper], sorted by reviewer.
+
+    By scipy's modified Jonker-Volgenant algorithm (Crouse 2016).
+    """
+    from scipy.optimize import linear_sum_assignment  # takes a while, and settings need none
+
+    reviewers, papers = linear_sum_assignment(np.asarray(values), maximize=True)
+    return tuple((int(r), int(p)) for r, p in zip(reviewers, papers, strict=True))
+
+
+def best_value(table: Sequence[Sequence[int]]) -> int:
+    """The value of the maximum-weight perfect matching."""
+    return sum(table[r][p] for r, p in best_pairs(table))
+
+
+def solo_value(
+    table: Sequence[Sequence[int]], mask: Sequence[Sequence[int]], *, unknown: int
+) -> int:
+    """The true value of the plan that looks best when all cells outside `mask` have the value
+    `unknown`."""
+    known = np.where(np.asarray(mask, dtype=bool), np.asarray(table), unknown)
+    return sum(table[r][p] for r, p in best_pairs(known))
 
 
 def referenced(board: MatchingInstance) -> MatchingInstance:

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 
 from dialop.forms import ACCEPT_OR_REJECT, Form, say
-from dialop.matching.board import MatchingInstance
+from dialop.matching.board import MatchingInstance, best_pairs
 from dialop.matching.game import MatchingGame
 from dialop.matching.proposal import Pairs
 from dialop.matching.roster import display_names
-from dialop.matching.solve import best_pairs
 from dialop.matching.statements import stated_cells
 
 

@@ -12,9 +12,8 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from dialop.matching.board import MatchingView
+from dialop.matching.board import MatchingView, best_pairs
 from dialop.matching.proposal import Pairs
-from dialop.matching.solve import best_pairs
 from dialop.matching.statements import stated_cells
 
 Cells = dict[tuple[int, int], int]

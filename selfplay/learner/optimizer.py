@@ -1,4 +1,4 @@
-"""The optimizers, AdamW and Muon, and the learning-rate schedule.
+"""The optimizers, AdamW and Muon.
 
 bf16 weights are rounded stochastically, so that small updates are not lost: a step at lr 1e-6 moves
 a weight near 1 by 1/4,000 of the distance between two bf16 numbers, and rounding to the nearest
@@ -74,22 +74,6 @@ def matrices_inside(model: PreTrainedModel) -> list[nn.Parameter]:
     ends = {id(p) for layer in layers if layer is not None for p in layer.parameters()}
     trained = (p for p in model.parameters() if p.requires_grad)
     return [p for p in trained if p.ndim == 2 and id(p) not in ends]
-
-
-def learning_rate(
-    step: int, *, peak: float, num_steps: int, warmup_steps: int, schedule: str, final_share: float
-) -> float:
-    """The rate of a step from 0 to num_steps - 1: linear warm-up to `peak`, then constant, or a
-    linear or cosine decay to `final_share` of the peak."""
-    if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
-    done = (step - warmup_steps) / max(1, num_steps - warmup_steps)
-    left = {
-        "constant": 1.0,
-        "linear": 1.0 - done,
-        "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
-    }[schedule]
-    return peak * (left if schedule == "constant" else final_share + (1.0 - final_share) * left)
 
 
 class RoundedAdamW(torch.optim.Optimizer):

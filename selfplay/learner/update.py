@@ -38,7 +38,6 @@ from selfplay.learner.loss import (
     kl_estimate,
     kl_losses,
 )
-from selfplay.learner.optimizer import learning_rate
 from selfplay.learner.rescore import (
     MISMATCH_METRICS,
     add_mismatch,
@@ -114,6 +113,22 @@ def update_policy(
             per_step.append(metrics)
     metrics = _over_steps(per_step, num_skipped=len(skipped), epochs=config.algorithm.epochs)
     return metrics | rollout_metrics, skipped
+
+
+def learning_rate(
+    step: int, *, peak: float, num_steps: int, warmup_steps: int, schedule: str, final_share: float
+) -> float:
+    """The rate of a step from 0 to num_steps - 1: linear warm-up to `peak`, then constant, or a
+    linear or cosine decay to `final_share` of the peak."""
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    done = (step - warmup_steps) / max(1, num_steps - warmup_steps)
+    left = {
+        "constant": 1.0,
+        "linear": 1.0 - done,
+        "cosine": 0.5 * (1.0 + math.cos(math.pi * done)),
+    }[schedule]
+    return peak * (left if schedule == "constant" else final_share + (1.0 - final_share) * left)
 
 
 def minibatches(samples: Sequence[Sample], *, step: int, config: Config) -> Iterator[list[Sample]]:

@@ -51,14 +51,13 @@ def push(
     version: int,
     group: dist.ProcessGroup | None = None,
     dtype: torch.dtype = torch.bfloat16,
-    device: torch.device | None = None,
     bucket_bytes: int = buckets.BUCKET_BYTES,
 ) -> None:
     """Push this model's weights to the engine. All ranks of a sharded model call it together.
 
     `engine` is the replica's engine on its leader and None on its other ranks, which pass handles
     to their own gathered copies. `group` is the replica's gloo group, its leader first, in the
-    engine's rank order; None for a replica of one rank. `dtype` and `device` are the engine's.
+    engine's rank order; None for a replica of one rank. `dtype` is the engine's.
     The next bucket is filled while the engine loads one, so a GPU holds at most two.
 
     Raises ValueError on every rank of the replica, before anything is sent, if the model's
@@ -73,7 +72,7 @@ def push(
         raise ValueError("a rank without an engine must name its replica's group, got None")
     shapes = {name: torch.Size(weight.base.shape) for name, weight in weights.items()}
     _check_names(engine.ledger if engine is not None else None, shapes, group)
-    device = device or next(iter(weights.values())).base.device
+    device = next(iter(weights.values())).base.device
     if engine is not None:
         engine.ledger.invalidate()  # incomplete until the last bucket is loaded
     sender, num_payloads = _BucketSender(group), _num_payloads(engine, group)
@@ -222,7 +221,6 @@ def compare(
     *,
     group: dist.ProcessGroup | None = None,
     dtype: torch.dtype = torch.bfloat16,
-    device: torch.device | None = None,
     bucket_bytes: int = buckets.BUCKET_BYTES,
 ) -> Compared:
     """Compare these parameters with the engine's, bit for bit, after a push; nothing is written.
@@ -238,7 +236,7 @@ def compare(
     if engine is not None and not isinstance(engine, SGLangEngine):
         return _compare_here(model, cast(HFEngine, engine), weights, dtype=dtype)
     shapes = {name: torch.Size(weight.base.shape) for name, weight in weights.items()}
-    device = device or next(iter(weights.values())).base.device
+    device = next(iter(weights.values())).base.device
     num_slots = _num_payloads(engine, group)
     counts = torch.zeros(2, dtype=torch.int64)
     sender = _BucketSender(group)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from dialop.kit import load_kit
+from dialop.matching.board import best_pairs
 from dialop.matching.game import MatchingGame
 from dialop.matching.proposal import render_proposal
 from dialop.matching.recorded import instance_from_record, moves_from_record
 from dialop.matching.roster import PAPERS, REVIEWERS
-from dialop.matching.solve import best_pairs
 from dialop.rows import read_records
 from tests.helpers.dialop_boards import FULL, human_games, play
 from tests.helpers.recorded_games import begun

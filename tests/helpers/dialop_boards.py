@@ -9,9 +9,9 @@ import pytest
 
 from dialop.game import Game
 from dialop.logged import Rules
+from dialop.matching.board import best_pairs
 from dialop.matching.game import MatchingInstance
 from dialop.matching.roster import short_title
-from dialop.matching.solve import best_pairs
 
 # Seat 0 sees the diagonal (3 + 9 = 12), seat 1 the other one (7 + 1 = 8). The best is 12.
 SMALL = MatchingInstance(

@@ -10,8 +10,7 @@ from transformers import PreTrainedModel
 
 from selfplay.advantages.sample import Sample
 from selfplay.learner.batch import DUMMY, pack
-from selfplay.learner.optimizer import learning_rate
-from selfplay.learner.update import LossTerm, NonFinite, update_policy
+from selfplay.learner.update import LossTerm, NonFinite, learning_rate, update_policy
 from tests.helpers.small_updates import (
     assert_same,
     change,

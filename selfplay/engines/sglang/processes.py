@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+GRACE_S = 3.0  # for a handler of SIGTERM, before the process is ended
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -121,12 +122,11 @@ class Signals:
     (an ordinary exit if there was none) and SIGQUIT, which a dying child sends, to `on_death`, if
     it is given. Python runs handlers between bytecode instructions, so a trainer blocked in a
     collective would not handle SIGTERM at all: a thread ends the process if no handler has run
-    after `grace_s`.
+    after `GRACE_S`.
     """
 
-    def __init__(self, *, grace_s: float = 3.0) -> None:
+    def __init__(self) -> None:
         self._on_death: Callable[[], None] | None = None
-        self._grace_s = grace_s
         self._previous = {
             number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGQUIT)
         }
@@ -171,5 +171,5 @@ class Signals:
     def _end_if_stuck(self, reader: socket.socket) -> None:
         with reader:
             while numbers := reader.recv(16):
-                if signal.SIGTERM in numbers and not self._handler_ran.wait(self._grace_s):
+                if signal.SIGTERM in numbers and not self._handler_ran.wait(GRACE_S):
                     os._exit(128 + signal.SIGTERM)  # the kernel then ends the children

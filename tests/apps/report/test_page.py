@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from dialop.kit import load_kit
+from dialop.matching.board import best_pairs
 from dialop.matching.generate import MatchingRecipe
 from dialop.matching.pages import lost
-from dialop.matching.solve import best_pairs
 from selfplay.apps.report import games, refresh_report
 from selfplay.apps.report.__main__ import main
 from selfplay.apps.report.games import Texts, drawn_game, safe_json, seat_names, viewer_data
