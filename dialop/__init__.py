@@ -4,3 +4,5 @@ Each game has its own folder. This folder holds what the games share: the interf
 files, specs of scripted players and the command line. Nothing here sees tokens, models, tensors or
 `selfplay`.
 """
+
+__version__ = "0.1.0"

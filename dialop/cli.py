@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from dialop import scaffold
+from dialop import __version__, scaffold
 from dialop.checks import check_kit
 from dialop.kit import SWITCHES, Kit, games, load_kit
 from dialop.rows import read_records
@@ -65,6 +65,7 @@ def _parser(kit: Kit) -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"dialop {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     new = commands.add_parser(

@@ -8,6 +8,8 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dialop import __version__
+
 if TYPE_CHECKING:
     from selfplay.api.evaluation import Evaluated, evaluate, play
     from selfplay.api.run import OpenRun, SavedRun, load_run, start, train
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
 # has a core, two threads then take several times as long as one. torch reads this when it is first
 # imported, so train.py and eval.py import this package before it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-
-__version__ = "0.1.0"
 
 _MODULES = {
     **dict.fromkeys(("Evaluated", "evaluate", "play"), "selfplay.api.evaluation"),
@@ -33,6 +33,7 @@ __all__ = [
     "RunEnds",
     "SavedRun",
     "SettingsError",
+    "__version__",
     "evaluate",
     "game_text",
     "load_run",

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from dialop import __version__
 from dialop.shown import error_line
 from selfplay.advantages.advantages import SampleStatistics
 from selfplay.advantages.rewards import game_return, with_rewards
@@ -291,6 +292,9 @@ _CHECKS: dict[str, Callable[[Callable[..., Any], Config], Iterator[str]]] = {
 def main(words: Sequence[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(__doc__)
+        return 0
+    if words[0] == "--version":
+        print(f"selfplay {__version__}")
         return 0
     try:
         key = key_of(words[0])

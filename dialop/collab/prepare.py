@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dialop import __version__
 from dialop.collab.kit import write
 from dialop.collab.published import instances_of
 from dialop.collab.task import TASKS, CollabInstance
@@ -40,6 +41,7 @@ def main(words: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
+    add("--version", action="version", version=f"dialop {__version__}")
     add("--dataset", required=True, help="a .jsonl or .parquet file, or a hub id OWNER/NAME")
     add("--out", type=Path, required=True, help="folder for the three files")
     add(

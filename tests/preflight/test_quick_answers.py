@@ -1,5 +1,7 @@
 """What needs no model answers at once: `--help`, `--list`, a typo, and loading the settings."""
 
+import importlib
+import re
 import resource
 import subprocess
 import sys
@@ -117,6 +119,24 @@ def test_usage_and_errors_name_the_command_that_was_typed(
     assert said.startswith(f"usage: {usage} [-h]") and f"\n    {usage} runs/a\n" in said
     refused("selfplay.apps.play", ValueError("no"))
     assert capsys.readouterr().err == f"{error}: no\n"
+
+
+PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+TYPED = {word for page in PAGES for word in re.findall(r"python -m ([\w.]+\w)", page.read_text())}
+
+
+@pytest.mark.parametrize("module", sorted(m for m in TYPED if m.startswith(("dialop", "selfplay"))))
+def test_every_command_of_the_pages_answers_version(
+    module: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    is_package = (ROOT / module.replace(".", "/")).is_dir()
+    program = importlib.import_module(f"{module}.__main__" if is_package else module)
+    try:
+        status = program.main(["--version"])
+    except SystemExit as ended:  # of argparse
+        status = ended.code
+    name = module.partition(".")[0]
+    assert (status or 0, capsys.readouterr().out) == (0, f"{name} {__version__}\n")
 
 
 @pytest.mark.parametrize(
