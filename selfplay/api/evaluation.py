@@ -232,6 +232,11 @@ class _Plan:
                 what = "--partners" if self.plan.rows else "--partner"
                 check_endpoint(player.spec, config.endpoint, what=what)
             self.world = join_world(config, cleanup)
+            if config.engine.device_map and self.world.world_size > 1:
+                raise SettingsError(
+                    f"engine.device_map must be null with {self.world.world_size} processes, got "
+                    f"{config.engine.device_map}: each would take all GPUs"
+                )
             sources = [p.source for p in self.plan.players if p.source is not None]
             self.games = find_games(
                 asked.games,

@@ -111,6 +111,9 @@ class EngineConfig:
     max_batch: int = Field(default=512, ge=1, le=65_536)
     """most games that the hf engine plays, and most prompts that it generates, at once; most
     requests that SGLang runs at once"""
+    device_map: Literal["auto"] | None = None
+    """auto: outside of training, the hf engine's models are split by accelerate over all GPUs of
+    this process, then the host's memory and disk; null: each is on one device"""
     mem_fraction: float = Field(default=0.7, ge=0.05, le=0.95)
     """fraction of the free GPU memory that SGLang takes for weights and KV cache"""
     tp_size: int = Field(default=1, ge=1, le=1_024)
@@ -153,6 +156,11 @@ class EngineConfig:
             raise ValueError(
                 f"engine.processes must be 1 with engine.tp_size {self.tp_size}, got "
                 f"{self.processes}: several engines share one GPU only"
+            )
+        if self.device_map and self.kind == "sglang":
+            raise ValueError(
+                f"engine.device_map must be null with engine.kind sglang, got {self.device_map}: "
+                "engine.tp_size splits its model"
             )
         return self
 

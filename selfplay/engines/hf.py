@@ -349,8 +349,9 @@ class SlotLayer(CacheLayerMixin):
     def write(self, keys_NGD: Tensor, values_NGD: Tensor) -> None:
         if self._num_slots > len(self.keys):
             self.keys, self.values = (self._grown(x) for x in (self.keys, self.values))
-        self.keys.index_copy_(0, self._slots_N, keys_NGD)
-        self.values.index_copy_(0, self._slots_N, values_NGD)
+        slots_N = self._slots_N.to(self.keys.device)  # a device map gives layers their own devices
+        self.keys.index_copy_(0, slots_N, keys_NGD)
+        self.values.index_copy_(0, slots_N, values_NGD)
 
     def _grown(self, x_TGD: Tensor) -> Tensor:
         size = max(self._num_slots, len(x_TGD) * 3 // 2)
@@ -469,7 +470,7 @@ class RowLayer(CacheLayerMixin):
         )
         for x, of_slots in ((self.keys, slots.keys), (self.values, slots.values)):
             out = x[: self._num_rows].flatten(0, 1)
-            torch.index_select(of_slots, 0, slots_RL.flatten(), out=out)
+            torch.index_select(of_slots, 0, slots_RL.flatten().to(of_slots.device), out=out)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None: ...
 
@@ -485,6 +486,7 @@ class RowLayer(CacheLayerMixin):
 
     def move(self, num_rows: int, from_M: Tensor, to_M: Tensor) -> None:
         """Copy rows, all of them read before any is written."""
+        from_M, to_M = from_M.to(self.keys.device), to_M.to(self.keys.device)
         for x in (self.keys, self.values):
             x[to_M, : self.length] = x[from_M, : self.length]
         self._num_rows = num_rows

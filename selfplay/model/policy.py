@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from huggingface_hub import save_torch_state_dict
 from torch.nn.functional import pad
 from transformers import (
@@ -63,16 +64,22 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_model(
-    name_or_folder: str, *, device: torch.device | str, dtype: torch.dtype
+    name_or_folder: str, *, device: torch.device | str | dict[str, str], dtype: torch.dtype
 ) -> PreTrainedModel:
     """A Hugging Face causal model with packed attention, its weights in `dtype` on `device`. For a
     folder of adapters, its base with the adapters.
+
+    `device` may be a device map instead: "auto", or a device for each of the model's modules by
+    name. accelerate then moves what passes from module to module between their devices. Not with
+    adapters, of which transformers loses those on disk.
 
     Raises SettingsError for a folder whose tensors are not those of its config.json; transformers
     would draw what is missing at random. Also as `described_in`.
     """
     register_packed_attention()
+    device_map = device if device == "auto" or isinstance(device, dict) else None
     base = described_in(Path(name_or_folder))
+    assert device_map is None or base == Path(name_or_folder)
     for folder in {base, Path(name_or_folder)}:
         check_one_set(folder, what="model.path")
     try:
@@ -80,6 +87,7 @@ def load_model(
             model, found = AutoModelForCausalLM.from_pretrained(
                 base,
                 dtype=dtype,
+                device_map=device_map,
                 attn_implementation=PACKED,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are refused below, in one line
@@ -110,7 +118,14 @@ def load_model(
             f"tell, among them {min(unread)}; they are not read",
             file=sys.stderr,
         )
-    return _train_every_token(_ending(model, Path(name_or_folder))).to(device)
+    model = _train_every_token(_ending(model, Path(name_or_folder)))
+    if device_map is None:
+        return model.to(device)
+    # The last layer's device differs from that of the indices by which `forward` then selects the
+    # positions to score.
+    back = AlignDevicesHook(model.device, io_same_device=True, skip_keys="past_key_values")
+    add_hook_to_module(model.base_model, back, append=True)
+    return model
 
 
 @contextmanager

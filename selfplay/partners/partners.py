@@ -33,13 +33,14 @@ from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
 from selfplay.metrics.step import add_up
 from selfplay.model.hub import described_in
-from selfplay.model.policy import DTYPES, empty_model, end_ids, load_model
+from selfplay.model.policy import DTYPES, empty_model, end_ids
 from selfplay.model.stored import Stored
 from selfplay.partners.checkpoints import Source, check_same_game, find_source, template_of
 from selfplay.rollout.players import FrozenPlayer, Player, PolicyPlayer
 from selfplay.rollout.seat_rules import chosen_seats
 from selfplay.rollout.seating import SELF_PLAY, Partner, scripted_partner
 from selfplay.rollout.text_players import EndpointPlayer
+from selfplay.weight_sync.start import load_whole
 
 POOL_SEED = "past self"  # an older word for the policy pool; it keeps the draws of old runs
 
@@ -241,14 +242,14 @@ class Partners:
         return sit
 
     def _load(self, what: str, weights: Path, rendering: Rendering) -> Frozen:
-        """A complete, unsharded model on this rank's device, in `model.dtype`."""
-        device, dtype = self._world.device, DTYPES[self._config.model.dtype]
-        model = load_model(str(weights), device=device, dtype=dtype).requires_grad_(False)
+        """A complete, unsharded model, in `model.dtype`."""
+        dtype = DTYPES[self._config.model.dtype]
+        model = load_whole(weights, self._config, self._world, dtype=dtype).requires_grad_(False)
         num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
         if self._world.rank == 0:
             mib = num_bytes / 2**20
             print(
-                f"{what}: {mib:.3g} MiB of weights more on {device} for the whole run, "
+                f"{what}: {mib:.3g} MiB of weights more on {model.device} for the whole run, "
                 f"from {weights}",
                 flush=True,
             )

@@ -44,6 +44,11 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     Without `here` the run is for another machine: folder, device, engine and W&B's key are not
     checked.
     """
+    if config.engine.device_map:
+        raise SettingsError(
+            f"engine.device_map must be null in training, got {config.engine.device_map}; "
+            "parallel.fsdp and parallel.tp split a model that trains"
+        )
     check_functions(config)
     check_players(config)
     check_partners(config.rollout.partners, config.game, out=config.out)

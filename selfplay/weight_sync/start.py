@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from selfplay.chat.tokenizer import load_tokenizer
 from selfplay.checkpoint import export_once
@@ -36,7 +37,7 @@ def load_engine(
     """
     if config.engine.kind == "hf":
         # The hf engine cannot generate with sharded parameters, so each rank's has a full copy.
-        copy = load_model(str(weights), device=world.device, dtype=torch.float32)
+        copy = load_whole(weights, config, world, dtype=torch.float32)
         return HFEngine(copy.requires_grad_(False), max_batch=config.engine.max_batch)
     weights = merged_folder(weights, world, config.optim)
     if not world.replica.leads:
@@ -60,6 +61,16 @@ def load_engine(
         raise EngineLost(f"the engine does not start: {error}") from error
     cleanup.callback(engine.close)
     return engine
+
+
+def load_whole(
+    weights: Path, config: Config, world: World, *, dtype: torch.dtype
+) -> PreTrainedModel:
+    """The unsharded model of a folder, on this rank's device or split by `engine.device_map`."""
+    if config.engine.device_map is None:
+        return load_model(str(weights), device=world.device, dtype=dtype)
+    weights = merged_folder(weights, world, config.optim)  # transformers splits no adapters
+    return load_model(str(weights), device=config.engine.device_map, dtype=dtype)
 
 
 def merged_folder(weights: Path, world: World, optim: OptimConfig) -> Path:
