@@ -140,12 +140,10 @@ class PolicySupervisor(EngineSupervisor):
             try:
                 self._offload.offload_state()
                 self._wake("weights")
-                self._push(version)
-                num_different = self._num_different(self._compared_names(version))
+                num_different = self._push(version, self._compared_names(version))
                 if num_different:
                     self.warn("the engine's weights differ from the trainer's: pushed again")
-                    self._push(version)
-                    num_different = self._num_different([*self._shapes()])
+                    num_different = self._push(version, [*self._shapes()])
                 # Also after a difference: the engine is awake and the offload complete.
                 self._offload.offload_parameters()
                 self._wake("kv_cache")
@@ -158,8 +156,7 @@ class PolicySupervisor(EngineSupervisor):
 
     def push_again(self, version: int) -> None:
         """Push and compare all weights; raises EngineDisagrees on every rank if any differs."""
-        self._push(version)
-        _check_equal(self._num_different([*self._shapes()]), version)
+        _check_equal(self._push(version, [*self._shapes()]), version)
 
     def warn(self, message: str) -> None:
         """Print a warning about the weight sync on rank 0."""
@@ -187,7 +184,8 @@ class PolicySupervisor(EngineSupervisor):
         matrices = [name for name, shape in shapes.items() if len(shape) > 1]
         return sorted({matrices[version % len(matrices)], [*shapes][version % len(shapes)]})
 
-    def _push(self, version: int) -> None:
+    def _push(self, version: int, compared: Sequence[str]) -> int:
+        """Push all weights, then compare the parameters of these names (`_num_different`)."""
         with raise_on_all_ranks(self._world):
             push(
                 self._learner.model,
@@ -196,6 +194,7 @@ class PolicySupervisor(EngineSupervisor):
                 group=self._world.replica.group,
                 dtype=push_dtype(self._learner, self._config),
             )
+        return self._num_different(compared)
 
     def _num_different(self, names: Sequence[str]) -> int:
         """The number of elements of these parameters whose bits differ between the learner and any

@@ -49,10 +49,13 @@ class EngineLoop:
 
     def _on_death(self) -> None:
         """Handle SIGQUIT, which a dying child sends: fail the current call and all later ones."""
-        self._dead = (
-            processes.how_they_ended(self.processes) or "a child process reported a failure"
-        )
+        self._dead = self._ended() or "a child process reported a failure"
         self._loop.call_soon_threadsafe(self._death.set)
+
+    def _ended(self) -> str | None:
+        """Pids and exit codes of the processes that have ended, as text; None while all run."""
+        ended = (p for p in self.processes if not p.is_alive())
+        return ", ".join(f"pid {p.pid} with exit code {p.exitcode}" for p in ended) or None
 
     def run(self, work: Coroutine[Any, Any, T], *, what: str, timeout_s: float | None = None) -> T:
         """Run `work` to its end and return its result.
@@ -82,7 +85,7 @@ class EngineLoop:
         return lambda: self.run(ended(), what=what)
 
     def _check_alive(self, work: Coroutine[Any, Any, Any], what: str) -> None:
-        dead = self._dead or processes.how_they_ended(self.processes)
+        dead = self._dead or self._ended()
         if self._closed or dead is not None:
             work.close()
             raise EngineFault(f"the engine is gone ({dead or 'closed'}): {what} is not possible")

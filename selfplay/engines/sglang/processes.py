@@ -103,12 +103,6 @@ def kill(processes: Sequence[BaseProcess], *, wait_s: float = 60.0) -> None:
         )
 
 
-def how_they_ended(processes: Sequence[BaseProcess]) -> str | None:
-    """Pids and exit codes of the processes that have ended, as text; None while all run."""
-    ended = [f"pid {p.pid} with exit code {p.exitcode}" for p in processes if not p.is_alive()]
-    return ", ".join(ended) or None
-
-
 def _leave(_signal: int, _frame: FrameType | None) -> None:
     """Turn SIGTERM into an ordinary exit, so that `finally` blocks and `atexit` functions run."""
     raise SystemExit(128 + signal.SIGTERM)
