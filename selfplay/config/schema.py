@@ -41,7 +41,8 @@ class Described:
 
 def described(cls: Any, prefix: str = "") -> list[Described]:
     """Every key of a section, or of a game's options: its keys, then its nested sections."""
-    own = cls if is_pydantic_dataclass(cls) else dataclass(cls, frozen=True, config=RULES)
+    config = None if hasattr(cls, "__pydantic_config__") else RULES
+    own = cls if is_pydantic_dataclass(cls) else dataclass(cls, frozen=True, config=config)
     keys: list[Described] = []
     sections: list[Described] = []
     for last, field in own.__pydantic_fields__.items():
