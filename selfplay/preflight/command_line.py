@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import runpy
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -288,9 +287,15 @@ def shipped_configs() -> str:
 
 def train() -> None:
     """The installed command `selfplay-train …`, which is `python train.py …`."""
-    runpy.run_path(str(shipped("train.py")), run_name="__main__")
+    _run(shipped("train.py"))
 
 
 def evaluate() -> None:
     """The installed command `selfplay-eval …`, which is `python eval.py …`."""
-    runpy.run_path(str(shipped("eval.py")), run_name="__main__")
+    _run(shipped("eval.py"))
+
+
+def _run(program: Path) -> None:
+    """Run a file as the program. Unlike `runpy` it keeps `sys.argv[0]`, the command as typed."""
+    code = compile(program.read_text(encoding="utf-8"), program, "exec")
+    exec(code, {"__name__": "__main__", "__file__": str(program)})

@@ -1,6 +1,7 @@
 """What needs no model answers at once: `--help`, `--list`, a typo, and loading the settings."""
 
 import importlib
+import os
 import re
 import resource
 import subprocess
@@ -13,6 +14,7 @@ from selfplay import __version__
 from selfplay.preflight.command_line import Parser, parse_eval, parse_train, refused
 
 ROOT = Path(__file__).resolve().parents[2]
+HERE = os.environ | {"PYTHONPATH": str(ROOT)}
 SLOW = ("torch", "transformers", "pyarrow", "scipy")  # the game's options need numpy, 0.1 s
 CPU_S = 5.0  # on a busy machine; an idle one takes 0.4 s, and importing torch alone more than 2 s
 
@@ -20,7 +22,9 @@ CPU_S = 5.0  # on a busy machine; an idle one takes 0.4 s, and importing torch a
 def answer(*words: str) -> tuple[subprocess.CompletedProcess[str], float]:
     """What Python answers to these words, and the CPU seconds that it took."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, capture_output=True, text=True, env=HERE
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -137,6 +141,19 @@ def test_every_command_of_the_pages_answers_version(
         status = ended.code
     name = module.partition(".")[0]
     assert (status or 0, capsys.readouterr().out) == (0, f"{name} {__version__}\n")
+
+
+@pytest.mark.parametrize(("name", "function"), [("train", "train"), ("eval", "evaluate")])
+def test_an_installed_command_goes_by_its_own_name(
+    name: str, function: str, tmp_path: Path
+) -> None:
+    script = tmp_path / f"selfplay-{name}"  # as pip writes it
+    module = "selfplay.preflight.command_line"
+    script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
+    done, _ = answer(str(script), "--help")
+    assert done.stdout.startswith(f"usage: selfplay-{name} "), done.stdout + done.stderr
+    done, _ = answer(str(script), "--confg")
+    assert done.returncode == 2 and done.stderr.startswith(f"selfplay-{name}: "), done.stderr
 
 
 @pytest.mark.parametrize(
