@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser(load_kit(_game_of(argv))).parse_args(argv)
         return commands[args.command](args)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {str(error).replace('game.name', 'the game', 1)}", file=sys.stderr)
         return 2
 
 

@@ -4,6 +4,11 @@ text or change the writing direction. Stored text is never changed."""
 from __future__ import annotations
 
 import re
+import sys
+import traceback
+from pathlib import Path
+
+_NOT_OWN = {"dialop", "selfplay", "__main__", *sys.stdlib_module_names}
 
 
 def printable(text: str) -> str:
@@ -22,8 +27,22 @@ def on_one_line(text: str) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """The error's type and message on one line, at most 500 characters of it."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    """The error's type and message on one line, at most 500 characters of it, after the line of
+    one's own code that it comes from, if any: "my_game.py:53 outcome: KeyError: 'day'"."""
+    where = f"{place}: " if (place := own_place(error)) else ""
+    return " ".join(f"{where}{type(error).__name__}: {error}".split())[:500]
+
+
+def own_place(error: BaseException) -> str:
+    """File, line and function of the innermost call of an error's traceback that belongs neither to
+    this project nor to Python nor to an installed package; "" if there is none."""
+    places = [
+        f"{Path(frame.f_code.co_filename).name}:{line} {frame.f_code.co_name}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_OWN
+        and "site-packages" not in Path(frame.f_code.co_filename).parts
+    ]
+    return places[-1] if places else ""
 
 
 def fenced(text: str) -> str:

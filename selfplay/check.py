@@ -9,6 +9,7 @@ with the function makes the same checks before it starts.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ import torch
 
 from dialop import __version__
 from dialop.shown import error_line
+from dialop.specs import nearest
 from selfplay.advantages.advantages import SampleStatistics
 from selfplay.advantages.rewards import game_return, with_rewards
 from selfplay.advantages.sample import Sample
@@ -56,12 +58,22 @@ def findings(key: str, name: str, config: Config) -> Iterator[str]:
         yield from _CHECKS[key](function, config)
     except Exception as error:
         own = isinstance(error, _Wrong | SettingsError)
-        line = str(error) if own else error_line(error)
+        line = str(error) if own else error_line(error) + _hint(error)
         raise ValueError(f"{key} {name}: {line}") from error
 
 
 class _Wrong(ValueError):
     """A check that failed."""
+
+
+def _hint(error: Exception) -> str:
+    """What to do about an option that is not given or an attribute that does not exist."""
+    if isinstance(error, KeyError) and error.args:
+        return f"; if it is an option, give algorithm.options.{error.args[0]}=VALUE"
+    if isinstance(error, AttributeError) and dataclasses.is_dataclass(error.obj):
+        names = [each for each in dir(error.obj) if not each.startswith("_")]
+        return f"; it has {', '.join(names)}{nearest(str(error.name), names)}"
+    return ""
 
 
 def _require(right: bool, rule: str) -> None:
@@ -75,7 +87,8 @@ def _require(right: bool, rule: str) -> None:
 def _check_loss(loss: Callable[..., Any], config: Config) -> Iterator[str]:
     samples = [_sample(0, [1.0, 1.0, 1.0]), _sample(1, [-0.5, -0.5]), _sample(2, [0.0, 2.0, -1.0])]
     batch = pack(samples, device=torch.device("cpu"))
-    moved_M = torch.tensor([0.0, 0.3, -0.3, 0.1, -0.1, 0.0, 0.5, -0.5])
+    # The samples' sums, 0.2, -0.1 and 0.05, differ from each other, from their mean and from 0.
+    moved_M = torch.tensor([0.0, 0.3, -0.1, 0.1, -0.2, 0.05, 0.5, -0.5])
     logprobs_M = (batch.old_logprobs_M + moved_M).requires_grad_()
     before = [batch.old_logprobs_M.clone(), batch.advantages_M.clone()]
     losses_M, metrics = _losses(loss, logprobs_M, batch, config)
@@ -83,14 +96,15 @@ def _check_loss(loss: Callable[..., Any], config: Config) -> Iterator[str]:
 
     same = zip(before, (batch.old_logprobs_M, batch.advantages_M), strict=True)
     _require(all(map(torch.equal, *zip(*same, strict=True))), "it must not change its batch")
-    for far in (-FAR, FAR):
+    at: dict[float, torch.Tensor] = {}  # gradients, by how far all log-probs have moved
+    for far in (-FAR, 0.0, FAR):
         far_M = (batch.old_logprobs_M + far).requires_grad_()
-        _gradient(_losses(loss, far_M, batch, config)[0], far_M)
+        at[far] = _gradient(_losses(loss, far_M, batch, config)[0], far_M)
     gradient_M = _gradient(losses_M, logprobs_M)
     yield f"finite: losses and gradients, also {FAR:g} nats from the old log-probs"
 
     _require(bool(gradient_M.any()), "its losses must depend on logprobs_M, got a gradient of 0")
-    yield f"gradient: {gradient_M[0]:g} for advantage 1 at ratio 1 (REINFORCE has -1)"
+    yield f"gradient: {at[0.0][0]:g} for advantage 1 at ratio 1 (REINFORCE has -1)"
 
     _require(
         torch.equal(losses_M, _losses(loss, logprobs_M, batch, config)[0]),
@@ -104,11 +118,13 @@ def _check_loss(loss: Callable[..., Any], config: Config) -> Iterator[str]:
         own_M = logprobs_M[start : start + sum(sample.mask)]
         parts.append(_losses(loss, own_M, part, config)[0])
         start += sum(sample.mask)
+    cut_M = torch.cat(parts)
+    pairs = ((cut_M, losses_M), (_gradient(cut_M, logprobs_M), gradient_M))
     _require(
-        torch.allclose(torch.cat(parts), losses_M, rtol=1e-4, atol=1e-6),
+        all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in pairs),
         "a token's loss must not depend on other samples, because micro-batches cut between them",
     )
-    yield "cut: the same losses if each sample is a micro-batch of its own"
+    yield "cut: the same losses and gradients if each sample is a micro-batch of its own"
 
 
 def _sample(number: int, advantages_K: Sequence[float]) -> Sample:
@@ -143,11 +159,16 @@ def _losses(
 
 def _gradient(losses_M: torch.Tensor, logprobs_M: torch.Tensor) -> torch.Tensor:
     """The gradient of the losses' sum, which is checked to be finite, as are they."""
-    _require(bool(losses_M.isfinite().all()), f"its losses must be finite, got {losses_M.tolist()}")
+    bound = "; selfplay.learner.loss.ratio is an exp of log-ratios that is always finite"
+    _require(
+        bool(losses_M.isfinite().all()),
+        f"its losses must be finite, got {losses_M.tolist()}{bound}",
+    )
     _require(losses_M.requires_grad, "its losses must depend on logprobs_M, got no gradient")
     (gradient_M,) = torch.autograd.grad(losses_M.sum(), logprobs_M, retain_graph=True)
     _require(
-        bool(gradient_M.isfinite().all()), f"its gradient must be finite, got {gradient_M.tolist()}"
+        bool(gradient_M.isfinite().all()),
+        f"its gradient must be finite, got {gradient_M.tolist()}{bound}",
     )
     return gradient_M
 
@@ -179,6 +200,15 @@ def _check_advantage(advantage: Callable[..., Any], config: Config) -> Iterator[
         "it must be deterministic, because every rank computes it, got other numbers",
     )
     yield "deterministic: the same numbers twice"
+    mixed = sorted(samples, key=lambda one: one.name[-1])
+    known = zip(samples, scales, strict=True)
+    scale_of = {one.name: torch.tensor(scale) for one, scale in known}
+    others = zip(mixed, _scales(advantage, mixed, {}, config), strict=True)
+    _require(
+        all(torch.allclose(torch.tensor(scale), scale_of[one.name]) for one, scale in others),
+        "its numbers must not depend on the order of the samples, which the ranks decide",
+    )
+    yield "order: the same numbers if the groups' samples are mixed"
     shown = [f"{(one.mean - b) / d:.3g}" for one, (b, d) in zip(samples, scales, strict=True)]
     yield f"advantages: {', '.join(shown[:3])} for a group of rewards 0, 0.5, 1"
 
@@ -192,7 +222,8 @@ def _scales(
     """Baselines and divisors, which are checked to be finite numbers, one pair a sample."""
     scales = list(advantage(samples, state, config.algorithm))
     _require(
-        len(scales) == len(samples) and all(len(scale) == 2 for scale in scales),
+        len(scales) == len(samples)
+        and all(isinstance(scale, Sequence) and len(scale) == 2 for scale in scales),
         f"it must return (baseline, divisor) for each of {len(samples)} samples, got {scales!r}",
     )
     for one, (baseline, divisor) in zip(samples, scales, strict=True):
@@ -215,16 +246,25 @@ def _check_reward(reward: Callable[..., Any], config: Config) -> Iterator[str]:
     spec = (*kit.BASELINES, *kit.SCRIPT_NAMES)[0]
     instances = kit.generate(kit.easy(options), seed=0, num=NUM_GAMES)
     games = scripted_games(instances, spec=spec, game=config.game)
-    episodes = play_scripted(games, limits=limits_of(config.rollout))
+    limits = limits_of(config.rollout)
+    silent = dataclasses.replace(Position(games[0].copy(), limits).episode(), ended="tokens")
+    episodes = play_scripted(games, limits=limits)
+    slip = dataclasses.replace(
+        episodes[0].turns[0], action=None, error="Error: no", error_kind="no", rewards=()
+    )
+    refused = dataclasses.replace(episodes[0], turns=(slip, *episodes[0].turns))
+    episodes += [refused, silent]
     before = copy.deepcopy(episodes)
-    paid = with_rewards(episodes, config.reward)
+    every = with_rewards(episodes, config.reward)
+    paid = every[:NUM_GAMES]
     moves = sum(any(turn.rewards) for episode in paid for turn in episode.turns)
     yield (
         f"shapes: a finite number a seat in {NUM_GAMES} games of {config.game.name} between "
-        f"scripted players ({spec}), and for {moves} of their turns"
+        f"scripted players ({spec}), and for {moves} of their turns; also after a refused move and "
+        "in a game without a turn"
     )
     _require(episodes == before, "it must not change the episode")
-    _require(paid == with_rewards(episodes, config.reward), "it must be deterministic")
+    _require(every == with_rewards(episodes, config.reward), "it must be deterministic")
     yield "deterministic: the same rewards twice"
     for seat in range(len(kit.ROLES)):
         total = [game_return(episode, seat, config=RewardConfig()) for episode in paid]

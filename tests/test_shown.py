@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -57,6 +58,18 @@ def test_an_error_is_one_line_of_at_most_500_characters() -> None:
     assert error_line(KeyError("no\n  such key")) == "KeyError: 'no\\n such key'"
     assert error_line(ValueError("one\n\ttwo")) == "ValueError: one two"
     assert len(error_line(ValueError("x" * 999))) == 500
+
+
+def test_an_error_names_the_line_of_ones_own_code_and_none_of_python_or_this_project() -> None:
+    def finds(path: str) -> None:
+        json.loads(path)
+
+    with pytest.raises(ValueError) as caught:
+        finds("{")
+    line = finds.__code__.co_firstlineno + 1
+    assert error_line(caught.value).startswith(f"test_shown.py:{line} finds: JSONDecodeError: ")
+    error = caught.value.with_traceback(caught.traceback[-1]._rawentry)
+    assert error_line(error).startswith("JSONDecodeError: ")
 
 
 def test_a_game_is_shown_and_draws_no_rule_of_its_own() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -112,9 +111,13 @@ def key_of(name: str) -> str:
         ValueError: one line, if there is no such function or its parameters are those of no key.
     """
     for key in PLUGINS:
-        with suppress(WrongParameters):
+        try:
             function_of(key, check_name(key, name))
-            return key
+        except WrongParameters:
+            continue
+        except ValueError as error:
+            raise ValueError(f"the function{str(error).removeprefix(key)}") from error
+        return key
     rules = "; ".join(f"{key} ({', '.join(each.parameters)})" for key, each in PLUGINS.items())
     raise ValueError(f"{name} must take the parameters of one of {rules}")
 

@@ -52,6 +52,14 @@ def random(logprobs_M, batch, algorithm):
 def of_the_batch(logprobs_M, batch, algorithm):
     return -(batch.advantages_M - batch.advantages_M.mean()) * logprobs_M, {}
 
+def one_ratio(logprobs_M, batch, algorithm):
+    logs_M = logprobs_M - batch.old_logprobs_M
+    return -batch.advantages_M * logs_M.mean().clamp(-20, 20).exp().expand_as(logs_M), {}
+
+def one_gradient(logprobs_M, batch, algorithm):
+    mean = logprobs_M.mean()
+    return -batch.advantages_M * (logprobs_M.detach() + mean - mean.detach()), {}
+
 def writes(logprobs_M, batch, algorithm):
     return -batch.advantages_M.clamp_(min=0) * logprobs_M, {}
 
@@ -62,6 +70,7 @@ def other(logprobs, batch):
     return -logprobs, {}
 """
 ADVANTAGES = """
+import itertools
 import random
 
 def short(samples, state, algorithm):
@@ -72,6 +81,16 @@ def divides(samples, state, algorithm):
 
 def draws(samples, state, algorithm):
     return [(random.random(), 1.0) for one in samples]
+
+def floats(samples, state, algorithm):
+    return [one.mean for one in samples]
+
+def neighbours(samples, state, algorithm):
+    pairs = []
+    for _, group in itertools.groupby(samples, key=lambda one: one.group):
+        means = [one.mean for one in group]
+        pairs += [(sum(means) / len(means), 1.0)] * len(means)
+    return pairs
 
 def hoards(samples, state, algorithm):
     state["last"] = samples
@@ -94,6 +113,12 @@ def alone(episode):
 
 def draws(episode):
     return [random.random()] * 2, ()
+
+def of_the_last_turn(episode):
+    return [float(len(episode.turns[-1].text))] * 2, ()
+
+def of_actions(episode):
+    return [float(sum(len(turn.action) for turn in episode.turns))] * 2, ()
 
 def counts(episode):
     episode.measures["seen"] = 1.0
@@ -146,12 +171,14 @@ def settings(*overrides: str) -> Config:
     [
         ("scalar", r"losses_M must have the shape \[M\] of logprobs_M, \(8,\), got \(\)"),
         ("alone", r"must return \(losses_M, metrics\), got Tensor"),
-        ("overflows", "losses must be finite"),
+        ("overflows", "losses must be finite, .*selfplay.learner.loss.ratio is"),
         ("constant", "must depend on logprobs_M, got no gradient"),
         ("random", "must be deterministic"),
         ("of_the_batch", "must not depend on other samples"),
+        ("one_ratio", "must not depend on other samples"),
+        ("one_gradient", "must not depend on other samples"),
         ("writes", "must not change its batch"),
-        ("raises", "AttributeError: .*advantage_M"),
+        ("raises", "own_losses.py:[0-9]+ raises: AttributeError: .*nearest is advantages_M"),
     ],
 )
 def test_a_loss_that_cannot_train_is_refused_in_one_line(own: Path, name: str, rule: str) -> None:
@@ -162,6 +189,8 @@ def test_a_loss_that_cannot_train_is_refused_in_one_line(own: Path, name: str, r
     ("name", "rule"),
     [
         ("short", r"\(baseline, divisor\) for each of 6 samples, got \[\(0.0, 1.0\)\]"),
+        ("floats", r"\(baseline, divisor\) for each of 6 samples, got \[0.0, 0.5"),
+        ("neighbours", "must not depend on the order of the samples"),
         ("divides", "divisors above 0, got 0.0 and 0.0 in a group of 3"),
         ("draws", "must be deterministic"),
         ("hoards", "state must be numbers by name"),
@@ -180,6 +209,8 @@ def test_an_advantage_that_cannot_train_is_refused_in_one_line(
         ("infinite", "finite number for each of 2 seats"),
         ("of_one_turn", r"none or each of [2-9] turns, got \[1.0, 1.0\] and \[\[0.5, 0.5\]\]"),
         ("alone", "TypeError"),
+        ("of_the_last_turn", "own_rewards.py:[0-9]+ of_the_last_turn: IndexError"),
+        ("of_actions", "own_rewards.py:[0-9]+ <?[a-z]*>?: TypeError"),
         ("draws", "must be deterministic"),
         ("counts", "must not change the episode"),
     ],
@@ -232,6 +263,9 @@ def test_a_name_that_is_no_function_is_refused_before_a_run(
     assert main([f"{own_losses}:other"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"selfplay.check: error: {own_losses}:other must take the parameters")
+    assert main(["nofile.py:loss"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("selfplay.check: error: the function must be an existing .py file, got ")
 
 
 # --- the examples, by hand ------------------------------------------------------------------------
@@ -250,7 +284,9 @@ def test_the_example_loss(capsys: pytest.CaptureFixture[str]) -> None:
     assert metrics["squared_log_ratio"].tolist() == [0.0, 4.0]
     assert main([LOSS, "algorithm.options.tau=0.1"]) == 0
     assert capsys.readouterr().out.endswith(f"use it as algorithm.loss={LOSS}\n")
-    assert main([LOSS]) == 2 and "KeyError: 'tau'" in capsys.readouterr().err
+    assert main([LOSS]) == 2
+    why = "KeyError: 'tau'; if it is an option, give algorithm.options.tau=VALUE"
+    assert why in capsys.readouterr().err
 
 
 def test_the_example_advantage() -> None:
