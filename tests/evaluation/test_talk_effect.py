@@ -315,9 +315,11 @@ def test_a_one_file_game_has_a_talk_effect_without_a_line_of_its_own() -> None:
 class Supervisor:
     """Plays the tutorial's game with `meet` in place of the policy, without an engine."""
 
-    def play(self, games: Sequence[GameSetup], **_: Any) -> tuple[list[Episode], RolloutStats]:
+    runner = None
+
+    def retry(self, games: partial[Any]) -> tuple[list[Episode], RolloutStats]:
         hands = (Hand(meet, Transcript()), Hand(meet, Transcript()))
-        ready = [replace(setup, players=hands) for setup in games]
+        ready = [replace(setup, players=hands) for setup in games.args[0]]
         return list(play(dict(enumerate(ready))).values()), RolloutStats(0, 0, 0.0)
 
 
