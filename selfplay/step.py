@@ -30,8 +30,8 @@ from selfplay.evaluation.held_out import validation
 from selfplay.learner.batch import balance_tokens
 from selfplay.learner.learner import Learner
 from selfplay.learner.update import LossTerm, update_policy
-from selfplay.metrics.groups import group_records, mean_advantages
 from selfplay.metrics.monitors import Monitors
+from selfplay.metrics.records import group_records, mean_advantages
 from selfplay.metrics.step import step_metrics
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.partners.judge import Judge, judge_games

@@ -34,7 +34,7 @@ from selfplay.evaluation.evaluate import (
 from selfplay.evaluation.games import Games, find_games, find_start, imitated_boards
 from selfplay.evaluation.plan import EvalPlan, find_config, plan_evaluation
 from selfplay.evaluation.report import Report, as_json, markdown, write_report
-from selfplay.metrics.step import game_record
+from selfplay.metrics.records import game_record
 from selfplay.model.hub import described_in
 from selfplay.preflight.command_line import check_asked
 from selfplay.preflight.run import check_endpoint, check_folder, check_machine, read_rendering

@@ -21,7 +21,8 @@ from selfplay.engines.base import Sampling
 from selfplay.evaluation.plan import ITSELF, EvalPlan
 from selfplay.evaluation.talk_effect import TalkEffect, talk_effect
 from selfplay.metrics.console import progress
-from selfplay.metrics.step import Pieces, add_up, game_measures, game_record, seat_rewards, tally
+from selfplay.metrics.records import Pieces, game_record
+from selfplay.metrics.step import add_up, game_measures, seat_rewards, tally
 from selfplay.metrics.tables import mean_interval
 from selfplay.partners.partners import Partners
 from selfplay.rollout.driver import FinishedGames, play_games, play_scripted

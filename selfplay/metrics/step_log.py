@@ -19,7 +19,7 @@ from typing import Any
 from selfplay.atomic import write_atomically
 from selfplay.errors import SettingsError
 from selfplay.metrics.console import step_line
-from selfplay.metrics.step import Pieces, game_record
+from selfplay.metrics.records import Pieces, game_record
 from selfplay.metrics.tracker import Tracker
 from selfplay.rollout.episode import Episode
 

@@ -7,7 +7,7 @@ import pytest
 
 from selfplay.advantages.advantages import reward_samples
 from selfplay.config import AlgorithmConfig, RewardConfig
-from selfplay.metrics.groups import group_records, mean_advantages
+from selfplay.metrics.records import group_records, mean_advantages
 from tests.helpers.hand_episodes import episode, said, with_advantages
 from tests.helpers.tiny_run import finished, metrics_of
 

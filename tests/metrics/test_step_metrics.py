@@ -9,10 +9,10 @@ from dialop.logged import Rules
 from dialop.matching.game import MatchingGame
 from selfplay.advantages.advantages import CreditStats
 from selfplay.distributed import init_world
+from selfplay.metrics.records import game_record
 from selfplay.metrics.step import (
     add_up,
     game_measures,
-    game_record,
     step_metrics,
     tally,
 )

@@ -17,7 +17,8 @@ from selfplay.chat.rendering import Rendering
 from selfplay.config import AlgorithmConfig, RewardConfig, load_config
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Generate, Request
-from selfplay.metrics.step import branch_metrics, branch_records, branch_tally, turn_values
+from selfplay.metrics.records import branch_records
+from selfplay.metrics.step import branch_metrics, branch_tally, turn_values
 from selfplay.rollout.branches import branching_of, siblings_of
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Branching, Episode, GameSetup

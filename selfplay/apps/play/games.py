@@ -20,7 +20,7 @@ from selfplay.apps.report.games import Texts, drawn_game, seat_names
 from selfplay.chat.rendering import Rendering
 from selfplay.config import GameConfig, RolloutConfig
 from selfplay.engines.base import GameRunner, Sampling
-from selfplay.metrics.step import game_record
+from selfplay.metrics.records import game_record
 from selfplay.rollout.driver import play_games, play_scripted
 from selfplay.rollout.episode import VOID, Episode, GameSetup, limits_of
 from selfplay.rollout.players import Player

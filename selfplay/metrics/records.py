@@ -1,0 +1,132 @@
+"""The records of played games: one game, for games.jsonl; the games of an instance side by side,
+for groups.jsonl.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from selfplay.advantages.advantages import CreditStats
+from selfplay.advantages.rewards import sample_name
+from selfplay.advantages.sample import Sample
+from selfplay.rollout.branches import siblings_of
+from selfplay.rollout.episode import Episode
+
+Pieces = Callable[[Sequence[int]], list[str]]  # the text of each token
+MAX_PIECES = 400  # tokens of a turn that a record keeps
+
+
+def game_record(episode: Episode, *, step: int, pieces: Pieces | None = None) -> dict[str, Any]:
+    """One complete game, with all seats' prompts, as written to games.jsonl.
+
+    With `pieces` each turn of the policy has its first MAX_PIECES tokens as [text, log-prob in
+    nats], as sampled. `state` is the game's own record, from which its module restores the game.
+    """
+    tokens = _turn_tokens(episode, pieces) if pieces else [None] * len(episode.turns)
+    return {
+        "step": step,
+        "instance": episode.instance,
+        "episode": episode.index,
+        "score_norm": episode.score,
+        "agreed": episode.outcome.agreed,
+        "ended": episode.ended,
+        "rewards": list(episode.outcome.rewards),
+        "seat_scores": list(episode.outcome.seat_scores),
+        "seats": [
+            {"player": player, "system": prompt.system, "user": prompt.user}
+            for player, prompt in zip(episode.players, episode.prompts, strict=True)
+        ],
+        "turns": [
+            {
+                "seat": turn.seat,
+                "text": turn.text,
+                "action": turn.action,
+                "error": turn.error,
+                "error_kind": turn.error_kind,
+                "observations": list(turn.observations),
+                "trained": episode.transcripts[turn.seat] is not None,
+                **({"tokens": sampled} if sampled else {}),
+            }
+            for turn, sampled in zip(episode.turns, tokens, strict=True)
+        ],
+        "facts": episode.outcome.facts,
+        **({"state": episode.game.state()} if episode.game is not None else {}),
+        **({"branches": branch_records(episode)} if episode.branches else {}),
+    }
+
+
+def _turn_tokens(episode: Episode, pieces: Pieces) -> list[list[list[Any]] | None]:
+    """Each turn's tokens with their log-probs; None for a partner's turn."""
+    num_turns: Counter[int] = Counter()
+    tokens: list[list[list[Any]] | None] = []
+    for turn in episode.turns:
+        transcript, number = episode.transcripts[turn.seat], num_turns[turn.seat]
+        num_turns[turn.seat] += 1
+        if transcript is None:
+            tokens.append(None)
+            continue
+        span = transcript.spans[number]
+        first = slice(span.start, min(span.end, span.start + MAX_PIECES))
+        texts = pieces(transcript.ids[first])
+        nats = [round(logprob, 3) for logprob in transcript.logprobs[first]]
+        tokens.append([list(pair) for pair in zip(texts, nats, strict=True)])
+    return tokens
+
+
+def branch_records(episode: Episode) -> list[dict[str, Any]]:
+    """The branch points of one game as they are written to games.jsonl.
+
+    Sibling 0 is the turn that the played game took, and its first score is that game's.
+    """
+    records = []
+    for point in episode.branches:
+        siblings = []
+        for continuations in siblings_of(episode, point):
+            turn = continuations[0].turns[point.turn]
+            scores = [continuation.score for continuation in continuations]
+            siblings.append(
+                {
+                    "text": turn.text,
+                    "error": turn.error,
+                    "value": sum(scores) / len(scores),
+                    "scores": scores,
+                }
+            )
+        records.append({"turn": point.turn, "seat": point.seat, "siblings": siblings})
+    return records
+
+
+def mean_advantages(samples: Sequence[Sample]) -> dict[str, float]:
+    """Each sample's mean advantage over its trained tokens, by its name."""
+    return {one.name: sum(one.advantages) / sum(one.mask) for one in samples}
+
+
+def group_records(
+    episodes: Sequence[Episode],
+    stats: CreditStats,
+    advantages: Mapping[str, float],
+    *,
+    step: int,
+    pieces: Pieces | None = None,
+) -> list[dict[str, Any]]:
+    """The games of each instance side by side: {"step", "instance", "games"}, in order.
+
+    A game is a record as in games.jsonl whose trained seats also have their `reward`, the total of
+    the game; their `return`, the mean over the seat's trained tokens of the reward that is still to
+    come; and the mean `advantage` of these tokens. That is None where no sample trains: all returns
+    of the group are equal, or a critic gives the advantages later.
+    """
+    records: dict[str, dict[str, Any]] = {}
+    for episode in episodes:
+        game = game_record(episode, step=step, pieces=pieces)
+        for seat in episode.policy_seats:
+            name = sample_name(episode, seat)
+            if name in stats.rewards:
+                reward, returned = stats.rewards[name]
+                credit = {"reward": reward, "return": returned, "advantage": advantages.get(name)}
+                game["seats"][seat] |= credit
+        new = {"step": step, "instance": episode.instance, "games": []}
+        records.setdefault(episode.instance, new)["games"].append(game)
+    return list(records.values())
