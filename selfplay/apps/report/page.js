@@ -231,10 +231,10 @@ const opened = Date.now();
 let touched = 0;
 for (const event of ["pointermove", "keydown", "wheel", "touchstart"]) addEventListener(event, () => { touched = Date.now(); }, { passive: true });
 function age() {
-  const minutes = Math.floor((Date.now() / 1000 - data.drawn) / 60);
+  const seconds = Date.now() / 1000 - data.drawn, minutes = Math.floor(seconds / 60);
   const news = minutes < 1 ? "" : minutes < 120 ? `(${minutes} min ago)` : `(${Math.floor(minutes / 60)} h ago)`;
   for (const node of document.querySelectorAll(".age")) node.textContent = news;
-  for (const node of document.querySelectorAll(".state.running")) node.textContent = minutes < 60 ? "running" : "was running";
+  for (const node of document.querySelectorAll(".state.running")) node.textContent = seconds < data.due_s ? "running" : "was running";
   if (data.running && document.visibilityState === "visible" && Date.now() - Math.max(opened, touched) > 60_000) location.reload();
 }
 age();

@@ -88,7 +88,8 @@ def page_html(runs: Sequence[RunFiles]) -> str:
     charts = run_charts(runs[0]) if len(runs) == 1 else compared_charts(runs)
     games = viewer_data(runs)
     drawn = time.time()
-    live = {"drawn": drawn, "running": any(run.state == "running" for run in runs)}
+    running = [run.redrawn_s for run in runs if run.state == "running"]
+    live = {"drawn": drawn, "running": bool(running), "due_s": max(running, default=0)}
     shown = {**games, **live, "charts": [hover_data(chart) for chart in charts]}
     return fill(
         _HERE / "page.html.j2",

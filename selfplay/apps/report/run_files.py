@@ -6,6 +6,7 @@ is named in `problems`.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -72,6 +73,17 @@ class RunFiles:
         games."""
         records = (*self.games, *(game for row in self.rows for game in row.games))
         return any(len(set(map(str, game.get("rewards") or ()))) > 1 for game in records)
+
+    @property
+    def redrawn_s(self) -> float:
+        """Seconds after which the page of a run that goes on has surely been drawn again: three
+        times its usual pace and two minutes for held-out games. An hour before its pace is
+        known."""
+        seconds = [line["step_s"] for line in self.steps[-20:] if "step_s" in line]
+        if not (seconds and self.config):
+            return 3600.0
+        steps = min(filter(None, (self.config.eval.every, self.config.save_every)))
+        return 3 * steps * statistics.median(seconds) + 120
 
     def row(self, source: str, name: str) -> Row | None:
         return next((r for r in self.rows if (r.source, r.name) == (source, name)), None)

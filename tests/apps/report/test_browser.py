@@ -178,6 +178,11 @@ def test_the_page_of_a_run_that_goes_on_reloads_while_nobody_reads(tmp_path: Pat
         with open_page((folder / "report.html").as_uri()) as page:
             page.clock.install()
             page.reload()
+            if running:  # and when it is long overdue it only was
+                expect(page.locator(".state")).to_have_text("running")
+                page.evaluate("data.drawn -= data.due_s; age()")
+                expect(page.locator(".state")).to_have_text("was running")
+                page.reload()
             page.evaluate("window.same = true")
             page.clock.fast_forward(40_000)
             page.keyboard.press("Escape")

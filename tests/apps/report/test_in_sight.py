@@ -75,6 +75,20 @@ def test_the_page_says_whose_run_it_is_and_whether_it_goes_on(folder: Path) -> N
     assert read_run(folder).state == "finished"
 
 
+def test_a_page_is_late_after_three_times_the_runs_own_pace(folder: Path) -> None:
+    """A new page every 50 steps (save_every) or 4 (eval.every), here of 2 to 40 seconds."""
+    lines = [
+        step_line(step) | {"step_s": seconds} for step, seconds in enumerate((2.0, 3.5, 40.0), 1)
+    ]
+    write_lines(folder / "metrics.jsonl", lines)
+    assert read_run(folder).redrawn_s == 3 * 50 * 3.5 + 120
+    path = folder / "config.yaml"
+    path.write_text(path.read_text().replace("\n  every: 0\n", "\n  every: 4\n"))
+    assert read_run(folder).redrawn_s == 3 * 4 * 3.5 + 120
+    write_lines(folder / "metrics.jsonl", [])
+    assert read_run(folder).redrawn_s == 3600
+
+
 def test_the_page_shows_what_the_monitors_warned_of(folder: Path) -> None:
     lines = [step_line(step) | {"messages": 0.6 if step < 20 else 0.01} for step in range(1, 40)]
     write_lines(folder / "metrics.jsonl", lines)
