@@ -13,7 +13,7 @@ import math
 import random
 import string
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -41,6 +41,11 @@ class Result:
     promise: str
     problem: str = ""
     unchecked: str = ""
+
+    @property
+    def rule(self) -> str:
+        """What the problem says without where it was met and the value seen."""
+        return self.problem.partition(", got ")[0].rpartition(": ")[2]
 
     def line(self) -> str:
         """The result in one line."""
@@ -94,9 +99,20 @@ def check_kit(kit: Kit, options: Any, *, seed: int = 0) -> list[Result]:
         instances = tuple(kit.generate(options, seed=seed, num=NUM_INSTANCES))
         plays = tuple(_plays(kit, options, instances, seed))
     except Exception as error:  # noqa: BLE001 (any code of the game may raise anything)
-        problem = f"scripted players cannot play: {error_line(error)}"
+        problem = f"a game of scripted players raised {error_line(error)}"
         return [*results, Result("play", _PLAY, problem)]
-    return results + check_plays(Case(kit, options, instances, plays))
+    return once(results + check_plays(Case(kit, options, instances, plays)))
+
+
+def once(results: Sequence[Result]) -> list[Result]:
+    """The results, in which each broken rule fails one check, the first that meets it."""
+    first: dict[str, str] = {}
+    return [
+        replace(each, problem="", unchecked=f"it fails as {met} does")
+        if each.problem and (met := first.setdefault(each.rule, each.name)) != each.name
+        else each
+        for each in results
+    ]
 
 
 def check_plays(case: Case, names: Collection[str] = ()) -> list[Result]:
@@ -133,6 +149,8 @@ def play_scripts(kit: Kit, options: Any, instance: Any, spec: str, *, seed: int)
         seat = game.seat_to_move
         if seat is None:
             break
+        if seat not in range(game.num_seats):
+            raise ValueError(f"seat_to_move must be a seat or None, got {seat!r}; {last}")
         text = scripts[seat].act(game.view(seat))
         step = game.step(seat, text)
         if step.error is None:
@@ -451,13 +469,13 @@ _PLAY = "scripted players bring games to their end; each move is answered as pro
 # Each check and the promise it tests.
 _CHECKS: dict[str, tuple[Callable[[Case], Iterator[str]], str]] = {
     "play": (_play, _PLAY),
+    "outcome": (_outcome, "the outcome is valid at any time and final at the end"),
     "clone": (_clone, "a clone plays on like its game and neither changes the other"),
     "refusals": (
         _refusals,
         "a refused move, and any out of turn, changes nothing but error counts",
     ),
     "views": (_views, "no seat reads or knows what only another sees"),
-    "outcome": (_outcome, "the outcome is valid at any time and final at the end"),
     "state": (_state, "a game restored from its state, through JSON, plays on like it"),
     "fuzz": (_fuzz, "no text makes the game raise"),
     "forgery": (_forgery, "a message cannot contain a line that reads like the game's own"),

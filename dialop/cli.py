@@ -11,6 +11,7 @@ import json
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -187,9 +188,11 @@ def _check(args: argparse.Namespace) -> int:
         if hasattr(options, name):
             other = replace(options, **{name: not getattr(options, name)})
             failed = (r for r in check_kit(kit, other, seed=args.seed) if r.problem)
-            results += [replace(r, name=f"{r.name} with {name}") for r in failed]
+            known = {result.rule for result in results}
+            named = (replace(r, name=f"{r.name} with {name}") for r in failed)
+            results += [result for result in named if result.rule not in known]
     for result in results:
         print(result.line())
-    num_failed = sum(bool(result.problem) for result in results)
-    print(f"{kit.name}: {num_failed} of {len(results)} checks failed", file=sys.stderr)
-    return 1 if num_failed else 0
+    counts = Counter(result.line().partition(f" {result.name}: ")[0] for result in results)
+    print(f"{kit.name}: {', '.join(f'{n} {k}' for k, n in counts.items())}", file=sys.stderr)
+    return int("FAILED" in counts)

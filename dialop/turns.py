@@ -92,10 +92,14 @@ class TurnGame(Game):
         try:
             tag, content = self._parsed(seat, text)
             self._shown = {}
-            self._to_move = self.play(seat, tag, content)
+            mover = self.play(seat, tag, content)
         except PlayerError as error:
             self._num_errors[seat] += 1
             return Step(seat, None, f"Error: {error}", error.kind, ("",) * self.num_seats)
+        if mover is not None and mover not in range(self.num_seats):
+            name, last = type(self).__name__, self.num_seats - 1
+            raise ValueError(f"{name}.play must return a seat, 0 to {last}, or None, got {mover!r}")
+        self._to_move = mover
         self.log.append((seat, tag, content))
         self._texts.append((seat, text))
         move = f"seat {seat}: [{tag}] {indent_further(content)}".rstrip()

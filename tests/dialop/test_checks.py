@@ -113,6 +113,19 @@ class TooGoodAScore(ThreeRooms):
         return replace(super().outcome(), score_norm=1.5)
 
 
+class NoSeat(ThreeRooms):
+    """After the first move it is a seat's turn that the game does not have."""
+
+    @property
+    def seat_to_move(self) -> int | None:
+        return 7 if self.play.log else 0
+
+
+class NoOutcome(ThreeRooms):
+    def outcome(self) -> Outcome:
+        raise KeyError("score")
+
+
 class NeverEnds(ThreeRooms):
     """Moves are accepted after the end."""
 
@@ -192,12 +205,14 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("seeding", {"generate_instance": one_stream}, "another seed"),
     ("play", {"SCRIPT_NAMES": ("caller", "nobody")}, "unknown scripted player"),
     ("play", broken(SilentMove), "must read something"),
+    ("play", broken(NoSeat), "seat_to_move must be a seat or None, got 7; the last move of"),
     ("clone", broken(StaleClone), "changed the game"),
     ("refusals", broken(TalkativeRefusal), "must show nothing"),
     ("refusals", broken(AnyoneMoves), "out of turn"),
     ("views", broken(OpenPrompts), "the prompt of seat"),
     ("views", broken(OpenViews), "view"),
     ("views", broken(OpenReplies), "reads what only seat 0 sees"),
+    ("outcome", broken(NoOutcome), "raised test_checks.py:"),
     ("outcome", broken(TooGoodAScore), "in [0, 1]"),
     ("outcome", broken(NeverEnds), "after the end"),
     ("state", {"restore": forgetful}, "another state"),
@@ -218,6 +233,15 @@ def test_each_check_finds_a_game_that_breaks_it(
     result = results_of(**parts)[name]
     assert words in result.problem and "\n" not in result.line()
     assert result.line().startswith(f"FAILED {name}: ")
+
+
+@pytest.mark.parametrize("game", [NoOutcome, TooGoodAScore])
+def test_one_mistake_fails_one_check(game: type[ThreeRooms]) -> None:
+    """Refusals, states and random texts ask for the outcome too."""
+    lines = [result.line() for result in results_of(**broken(game)).values()]
+    assert [line for line in lines if line.startswith("FAILED ")] == [lines[2]]
+    assert "FAILED outcome: " in lines[2]
+    assert "not checked fuzz: it fails as outcome does" in lines
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The commands of `python -m dialop`: output, exit status, one line for bad input."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,8 +62,15 @@ def test_a_new_game_passes_every_check(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["new", str(file)]) == 0
     assert capsys.readouterr().err.endswith(f"python -m dialop check {file}\n")
     assert main(["check", str(file)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    out, counted = capsys.readouterr()
+    lines = out.splitlines()
     assert len(lines) == 10 and all(line.startswith("ok ") for line in lines)
+    assert counted == f"{file}: 10 ok\n"
+    file.write_text(re.sub("def vary.*?numbers\\)\\)\n", "", file.read_text(), flags=re.DOTALL))
+    load_kit.cache_clear()
+    sys.modules.pop(file.stem)
+    assert main(["check", str(file)]) == 0
+    assert capsys.readouterr().err == f"{file}: 9 ok, 1 not checked\n"
 
 
 @pytest.mark.parametrize(

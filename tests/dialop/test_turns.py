@@ -69,6 +69,16 @@ def test_a_bare_move_needs_no_content_and_is_a_button() -> None:
     assert deal.log[-1] == (1, "take", "") and Deal.from_state(deal.state()).log == deal.log
 
 
+def test_a_seat_that_does_not_exist_cannot_move_next() -> None:
+    class ToThree(Whisper):
+        def play(self, seat: int, tag: str, content: str) -> int | None:
+            return 3
+
+    whisper = ToThree(Instance("w", ()), Options())
+    with pytest.raises(ValueError, match=r"^ToThree.play must return a seat, 0 to 1, "):
+        whisper.step(0, "[message] hi")
+
+
 def test_a_private_answer_is_read_by_its_seat_and_the_turn_stays() -> None:
     whisper = game()
     step = whisper.step(0, "[look] 1")
