@@ -44,7 +44,7 @@ from selfplay.weight_sync.supervisor import PolicySupervisor
 from selfplay.weight_sync.sync_check import SyncCheck
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Run:
     """The parts of a run, which `setup.set_up` makes, in the order in which a step uses them."""
 
@@ -89,12 +89,29 @@ class Batch:
 @dataclass(frozen=True, slots=True)
 class Step:
     """A finished step, whose `number` counts from 1: this rank's games, the samples that it trained
-    on with their advantages, and the line of metrics.jsonl, which is over all ranks."""
+    on with their advantages, the line of metrics.jsonl, which is over all ranks, and what credit
+    counted. `advantages` are each sample's mean one by its name, over all ranks; none with a
+    critic, which gives them in the update only."""
 
     number: int
     episodes: list[Episode]
     samples: list[Sample]
     metrics: dict[str, Any]
+    stats: CreditStats
+    advantages: dict[str, float]
+
+    def __repr__(self) -> str:
+        num_groups = len({sample.group for sample in self.samples})
+        return (
+            f"Step {self.number}: {len(self.episodes)} games, score {self.metrics['score']:.3f}, "
+            f"{len(self.samples)} samples in {num_groups} groups"
+        )
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """This rank's games by instance, with each seat's reward, return and advantage, as the
+        lines of groups.jsonl."""
+        return group_records(self.episodes, self.stats, self.advantages, step=self.number)
 
 
 def take_step(run: Run, step: int) -> Step:
@@ -129,15 +146,16 @@ def take_step(run: Run, step: int) -> Step:
         if config.eval.every > 0 and num_done % config.eval.every == 0:
             metrics |= evaluate(run)
         run.monitors.check(num_done, metrics, skipped)
+    advantages = advantages_of(run, batch)
     if config.log_groups_every and step % config.log_groups_every == 0:
-        log_groups(run, rollout, batch, num_done)
+        log_groups(run, rollout, batch, advantages, num_done)
     line = run.journal.step(num_done, metrics, rollout.episodes, run.timed)
     if checkpoint is not None:
         checkpoint.finish(trainer_state(run), keep=config.keep_checkpoints)
     elif ending.error is not None:
         save_and_sleep(run, num_done, trainer_state(run))
     ending.raise_kept(num_done)
-    return Step(num_done, rollout.episodes, batch.samples, line)
+    return Step(num_done, rollout.episodes, batch.samples, line, batch.stats, advantages)
 
 
 def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
@@ -260,13 +278,17 @@ def measure(run: Run, rollout: Rollout, batch: Batch, learnt: dict[str, float]) 
     return metrics | {"num_engine_restarts": run.supervisor.take_num_restarts()}
 
 
-def log_groups(run: Run, rollout: Rollout, batch: Batch, num_done: int) -> None:
-    """Write the games of all ranks to groups.jsonl, after `num_done` steps."""
-    # Samples may have moved to other ranks. The critic of ppo gives advantages in the update only.
+def advantages_of(run: Run, batch: Batch) -> dict[str, float]:
+    """Each sample's mean advantage, by its name; samples may have moved to other ranks. The critic
+    of ppo gives advantages in the update only."""
     own = {} if run.config.algorithm.advantage == "ppo" else mean_advantages(batch.samples)
-    advantages = {
-        name: mean for rank in gather_objects(own, run.world) for name, mean in rank.items()
-    }
+    return {name: mean for rank in gather_objects(own, run.world) for name, mean in rank.items()}
+
+
+def log_groups(
+    run: Run, rollout: Rollout, batch: Batch, advantages: Mapping[str, float], num_done: int
+) -> None:
+    """Write the games of all ranks to groups.jsonl, after `num_done` steps."""
     own_records = group_records(
         rollout.episodes, batch.stats, advantages, step=num_done, pieces=run.rendering.pieces
     )

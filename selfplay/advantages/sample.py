@@ -44,6 +44,13 @@ class Sample:
     returns: list[float] = field(default_factory=list)
     starts: tuple[int, ...] = ()
 
+    def __repr__(self) -> str:
+        mean = sum(self.advantages) / max(1, sum(self.mask))
+        return (
+            f"Sample {self.name}: {len(self.ids)} tokens, {sum(self.mask)} of them trained, reward "
+            f"{self.total_reward:.3g}, mean advantage {mean:.3g}"
+        )
+
     def sequences(self) -> list[tuple[int, int]]:
         """The ranges [start, end) of the sequences that have a trained token; the complete sample
         if it is one sequence."""

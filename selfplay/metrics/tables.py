@@ -13,6 +13,8 @@ from tabulate import tabulate
 
 from dialop.shown import on_one_line, printable
 from selfplay.data.seeds import named_seed
+from selfplay.metrics.step import game_record
+from selfplay.rollout.episode import Episode
 
 # Measure, heading, meaning. A table has the columns that at least one of its rows has.
 COLUMNS = (
@@ -173,13 +175,14 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, style: str = "p
     return tabulate(rows, head, tablefmt=style, disable_numparse=True, colalign=sides)
 
 
-def game_text(record: Mapping[str, Any]) -> str:
-    """One record of games.jsonl as text in lines of at most _WIDTH columns: rules, private views,
-    turns, outcome.
+def game_text(game: Mapping[str, Any] | Episode) -> str:
+    """One game, or its record in games.jsonl, as text in lines of at most _WIDTH columns: rules,
+    private views, turns, outcome.
 
     A refused move is marked with ✗ and followed by its error. Control characters, which could act
     on a terminal, show as `·`.
     """
+    record = game_record(game, step=0) if isinstance(game, Episode) else game
     seats = record["seats"]
     names = [f"seat {i} ({on_one_line(seat['player'])})" for i, seat in enumerate(seats)]
     name = on_one_line(str(record["instance"]))

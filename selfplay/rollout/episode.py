@@ -104,7 +104,15 @@ class Episode:
     ended: str
     branches: tuple[BranchPoint, ...] = ()
     measures: dict[str, float] = field(default_factory=dict)
-    game: Game | None = field(default=None, compare=False, repr=False)
+    game: Game | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        seats = self.outcome.seat_scores
+        scores = ", ".join(f"{score:.3f}" for score in seats or (self.outcome.score_norm,))
+        return (
+            f"Episode {self.index} of instance {self.instance}: {self.ended}, "
+            f"{len(self.turns)} turns, score{'s' if seats else ''} {scores}"
+        )
 
     @property
     def policy_seats(self) -> list[int]:

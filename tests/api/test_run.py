@@ -65,12 +65,32 @@ def test_a_shipped_config_makes_the_run_of_the_command_line(tmp_path: Path) -> N
     assert not same_weights(run.policy, run.folder / "warm_start"), "nothing was learnt"
 
 
+def without_tokens(game: dict[str, Any]) -> dict[str, Any]:
+    """The record of a game without its tokens' texts, which only a file has."""
+    turns = [{k: v for k, v in turn.items() if k != "tokens"} for turn in game["turns"]]
+    return {**game, "turns": turns}
+
+
 def test_steps_by_hand_make_the_same_run_also_after_an_early_end(warm: Path) -> None:
     with selfplay.start(SETTINGS, out=warm) as run:
         first = run.step()
         assert run.num_done == first.number == 1 and run.folder == warm
         assert run.metrics == [json.loads(json.dumps(first.metrics))]
         assert len(first.episodes) == 16 and not (warm / "checkpoints").exists()
+        groups = [
+            {**each, "games": [without_tokens(game) for game in each["games"]]}
+            for each in run.groups
+        ]
+        assert json.loads(json.dumps(first.groups)) == groups
+        said = [repr(each) for each in (first, first.episodes[0], first.samples[0])]
+        num_groups = len({each.group for each in first.samples})
+        num = f"{len(first.samples)} samples in {num_groups} groups"
+        assert said[0] == f"Step 1: 16 games, score {first.metrics['score']:.3f}, {num}"
+        assert all(len(text) < 200 and "\n" not in text for text in [*said, repr(run.parts)])
+        assert first.samples[0].name in said[2]
+        assert selfplay.game_text(first.episodes[0]) == selfplay.game_text(
+            {**first.groups[0]["games"][0], "step": 0}
+        )
         run.finish()  # with three steps left
     assert selfplay.load_run(warm).after is not None
     with selfplay.start(SETTINGS, out=warm) as run:
@@ -192,6 +212,6 @@ print(sorted({"torch", "numpy", "pydantic", "yaml", "transformers", "asyncio"} &
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[]\n", "")
-    assert all(callable(getattr(selfplay, name)) for name in selfplay.__all__)
+    assert all(getattr(selfplay, name) for name in selfplay.__all__)
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = selfplay.trian
