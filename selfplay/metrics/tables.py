@@ -13,7 +13,7 @@ from tabulate import tabulate
 
 from dialop.shown import on_one_line, printable
 from selfplay.data.seeds import named_seed
-from selfplay.metrics.step import game_record
+from selfplay.metrics.records import game_record
 from selfplay.rollout.episode import Episode
 
 # Measure, heading, meaning. A table has the columns that at least one of its rows has.
