@@ -1,18 +1,20 @@
-"""Makes the film of a run's page and its pictures in docs/figures, in Chromium.
+"""Makes the film of a run's page and the pictures of the pages in docs/figures, in Chromium.
 
-.venv/bin/python -m tests.helpers.film runs/talk
+.venv/bin/python -m tests.helpers.film runs/talk [--planning runs/tiny_planning]
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
+from tests.apps.play.test_play_browser import accept_when_asked, our_turn, started
 from tests.helpers.browser import open_page
 
 FIGURES = Path(__file__).resolve().parents[2] / "docs" / "figures"
@@ -66,11 +68,110 @@ def stills(run: Path, folder: Path) -> None:
             page.screenshot(path=folder / f"{name}.png")
 
 
+def planning(run: Path, folder: Path) -> None:
+    """Write the picture of a game of planning, the one that self-play changed most."""
+    size = {"width": 1180, "height": 820}
+    with open_page((run / "report.html").resolve().as_uri(), viewport=size) as page:
+        page.select_option("#order", "changed")
+        page.locator("#games").evaluate("part => part.scrollIntoView({behavior: 'instant'})")
+        page.wait_for_timeout(200)
+        page.screenshot(path=folder / "report_planning.png")
+
+
+def games(run: Path, folder: Path) -> None:
+    """Write the pictures of games that a person plays against scripts; the run is not read."""
+    for name, (settings, (width, height, theme), moves) in PLAYED.items():
+        with tempfile.TemporaryDirectory() as home:
+            (Path(home) / "settings.yaml").write_text(f"game: {settings[0]}\nmodel: {{path: x}}\n")
+            words = ("--config", f"{home}/settings.yaml", *settings[1:])
+            size = {"width": width, "height": height}
+            with (
+                started(Path(home) / "played.jsonl", *words, run=run) as address,
+                open_page(address, viewport=size, color_scheme=theme) as page,
+            ):
+                page.click("#start")
+                our_turn(page)
+                moves(page)
+                page.wait_for_timeout(300)
+                page.screenshot(path=folder / f"{name}.png")
+
+
+def _say(page: Page, text: str) -> None:
+    page.fill("#words", text)
+    page.press("#words", "Enter")
+    expect(page.locator("#words")).to_have_value("")
+    our_turn(page)
+
+
+def _until_asked(page: Page) -> None:
+    texts = iter(["My Ava is best on GLUE, at 47.", "What would you propose?"])
+    while not page.locator("#accept").is_visible():
+        _say(page, next(texts, "Go on."))
+
+
+def _to_the_end(page: Page) -> None:
+    accept_when_asked(page)
+    page.evaluate("scrollTo(0, 0)")
+
+
+def _propose(page: Page, *places: int) -> None:
+    page.click("#tabs button:has-text('Propose')")
+    for number, place in enumerate(places):
+        page.locator("#picks select").nth(number).select_option(index=place)
+
+
+def _in_two_rooms(page: Page) -> None:
+    for user in (0, 1):
+        page.click(f"#tabs button:has-text('To user {user}')")
+        _say(page, "Which of your events could you miss?")
+    _propose(page, 3, 4)
+
+
+def _search(page: Page) -> None:
+    page.click("#tabs button:has-text('Search')")
+    words = "fields=[price, rating], filters=[category == cafe], sort_by=[rating desc], limit=5"
+    page.fill("#words", f"Search({words})")
+    page.click("#send")
+    our_turn(page)
+    _propose(page, 1, 2, 3)
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+
+
+_MATCHING = "{name: matching, options: {size: 4, max_value: 10, keep: exactly_one}}"
+# Each game: its settings and the command's words; width, height and theme; the moves.
+PLAYED = {
+    "play_light": (
+        (_MATCHING, "--partner", "scripted:honest", "--seat", "1"),
+        (1120, 800, "light"),
+        _until_asked,
+    ),
+    "play_dark": (
+        (_MATCHING, "--partner", "scripted:honest:tell=top", "--seat", "1"),
+        (1120, 1000, "dark"),
+        _to_the_end,
+    ),
+    "play_rooms": (
+        ("{name: mediation}", "--partner", "scripted:honest", "--seat", "2"),
+        (1180, 900, "light"),
+        _in_two_rooms,
+    ),
+    "play_phone": (
+        ("{name: planning}", "--partner", "scripted:searcher", "--seat", "1"),
+        (390, 844, "light"),
+        _search,
+    ),
+}
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", type=Path, help="a run folder with report.html")
+    parser.add_argument("--planning", type=Path, help="a run of planning with report.html")
     given = parser.parse_args()
     film(given.run, FIGURES / "viewer.webp")
     stills(given.run, FIGURES)
+    games(given.run, FIGURES)
+    if given.planning:
+        planning(given.planning, FIGURES)

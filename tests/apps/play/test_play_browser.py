@@ -22,9 +22,10 @@ EVIL = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\x1b[31mre
 
 
 @contextmanager
-def started(out: Path, *words: str) -> Iterator[str]:
-    """The address that the command prints; the command ends with the block."""
-    command = [sys.executable, "-m", "selfplay.apps.play", str(finished())]
+def started(out: Path, *words: str, run: Path | None = None) -> Iterator[str]:
+    """The address that the command prints; the command ends with the block. The run is a tiny one
+    unless given."""
+    command = [sys.executable, "-m", "selfplay.apps.play", str(run or finished())]
     command += ["--port", "0", "--out", str(out), "rollout.max_turns=30", *words]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as program:
         try:
