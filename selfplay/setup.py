@@ -124,7 +124,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
             "raise steps, or begin another run with out=FOLDER",
             flush=True,
         )
-    held_out_at_start(first_step, config.steps, evaluation, folder=folder)
+    held_out_at_start(first_step, config.steps, evaluation, eval_partners, folder=folder)
     journal = Journal(
         folder,
         config.track,

@@ -193,7 +193,7 @@ class OpenRun(SavedRun):
         """
         with self._ending_at_an_error("finish") as parts:
             parts.journal.close()
-            held_out("after", parts.evaluation, folder=self.folder)
+            held_out("after", parts.evaluation, parts.fixed_partners, folder=self.folder)
             refresh_report(self.folder, rank=parts.world.rank)
             if self._num_saved != self.num_done:
                 save_and_sleep(parts, self.num_done, trainer_state(parts))

@@ -24,9 +24,14 @@ from selfplay.partners.partners import Partners, check_spec
 from selfplay.rollout.seat_rules import chosen_seats, read_spec
 from selfplay.rollout.seating import Partner
 
+_WITH = "sampled with "  # how a row with one of `eval.partners` begins
 
-def held_out(stage: str, context: EvaluationContext, *, folder: Path) -> None:
-    """Play the held-out instances, sampled as in training and greedily; write and print the result.
+
+def held_out(
+    stage: str, context: EvaluationContext, fixed: Sequence[Partner] = (), *, folder: Path
+) -> None:
+    """Play the held-out instances, sampled as in training and greedily, and sampled once more with
+    each of the partners `fixed`; write and print the result.
 
     `stage` is "before" or "after". The result goes to `held_out_<stage>.json` in the run's
     `folder`; a stage whose file exists is not played again.
@@ -50,6 +55,8 @@ def held_out(stage: str, context: EvaluationContext, *, folder: Path) -> None:
         )
         for name, temperature in (("sampled", None), ("greedy", 0.0))
     }
+    for partner in fixed:
+        rows[f"{_WITH}{partner.name}"] = evaluate(instances, replace(context, partner=partner))
     if context.world.rank:
         return
     for spec in config.game.kit.BASELINES:
@@ -67,12 +74,17 @@ def held_out(stage: str, context: EvaluationContext, *, folder: Path) -> None:
 
 
 def held_out_at_start(
-    first_step: int, num_steps: int, context: EvaluationContext, *, folder: Path
+    first_step: int,
+    num_steps: int,
+    context: EvaluationContext,
+    fixed: Sequence[Partner] = (),
+    *,
+    folder: Path,
 ) -> None:
     """Play the held-out games before the run's first step. If the run has steps left, delete the
     `held_out_after.json` of an earlier, shorter run in this folder."""
     if first_step == 0:
-        held_out("before", context, folder=folder)
+        held_out("before", context, fixed, folder=folder)
     if first_step < num_steps:
         (folder / "held_out_after.json").unlink(missing_ok=True)
 
@@ -80,14 +92,21 @@ def held_out_at_start(
 def what_changed(folder: Path) -> str:
     """One sentence on what self-play changed, from the run's two held-out files. The change has the
     interval of the differences on the same games."""
-    before, after = (
-        json.loads((folder / f"held_out_{stage}.json").read_bytes())["sampled"]
+    all_before, all_after = (
+        json.loads((folder / f"held_out_{stage}.json").read_bytes())
         for stage in ("before", "after")
     )
+    before, after = all_before["sampled"], all_after["sampled"]
     old, new = tuple(before["interval"]), tuple(after["interval"])
     change = f"{new[0] - old[0]:+.3f}"
     if paired := paired_change(before["scores"], after["scores"]):
         change = f"{show_change(paired)} on the same {len(after['scores']):,} games"
+    partners = "".join(
+        f", with {name.removeprefix(_WITH)} from {show_interval(row['interval'])} to "
+        f"{show_interval(all_after[name]['interval'])}"
+        for name, row in all_before.items()
+        if name.startswith(_WITH) and name in all_after
+    )
     seats = [name for name in before["measures"] if name.startswith("reward/")]
     rewards = "".join(
         f", the reward of seat {name.removeprefix('reward/')} from "
@@ -101,8 +120,8 @@ def what_changed(folder: Path) -> str:
         talk = f", the talk effect from {' to '.join(effects)}"
     return (
         f"self-play took the score from {show_interval(old)} to {show_interval(new)} ({change})"
-        f"{rewards}{talk} and messages a game from {before['measures']['messages']:.2f} to "
-        f"{after['measures']['messages']:.2f}"
+        f"{partners}{rewards}{talk} and messages a game from "
+        f"{before['measures']['messages']:.2f} to {after['measures']['messages']:.2f}"
     )
 
 
@@ -114,7 +133,8 @@ def validation(context: EvaluationContext, fixed: Sequence[Partner] = ()) -> dic
         VALIDATION, num=config.eval.num_games, game=config.game, data=config.data
     )
     row = evaluate(instances, context)
-    measures = {name: row.measures[name] for name, _, _ in columns_of([row.measures])}
+    names = [name for name, _, _ in columns_of([row.measures]) if name in row.measures]
+    measures = {name: row.measures[name] for name in names}
     metrics = {f"eval_{name}": value for name, value in measures.items()}
     names = ("eval_score", "eval_score_low", "eval_score_high")
     metrics |= dict(zip(names, row.interval, strict=True))

@@ -1,6 +1,6 @@
 """Reports of an evaluation: tables for the terminal, a Markdown page, a JSON file.
 
-Means are per game; scores are fractions of the best possible value.
+Means are per game; `score_meaning` says what a score is.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from selfplay.metrics.tables import (
     columns_of,
     game_text,
     mean_interval,
+    score_meaning,
     score_table,
     show_interval,
     table,
@@ -124,14 +125,15 @@ def markdown(report: Report, *, games: bool = True) -> str:
     """The page: facts, the matrix, the table with its legend, errors by kind and, with `games`, the
     best, the typical and the worst game of a single policy's rows."""
     facts = report.facts | {"overrides": " ".join(report.facts.get("overrides", ()))}
-    legend = "; ".join(f"*{heading}* {meaning}" for _, heading, meaning in _columns(report.rows))
+    columns = _columns(report.rows)
+    legend = "; ".join(f"*{heading}* {meaning}" for _, heading, meaning in columns)
     sections = [
         f"# {escaped(report.title)}",
         "\n".join(f"- {n}: {escaped(str(v))}" for n, v in facts.items() if v != ""),
         matrix_text(report),
         table(*_table(report.rows, escaped)),
-        "Score: mean share of the best possible value, 0 without an agreement, with a "
-        f"95 % interval over games. Means per game: {legend}.",
+        f"Score: {score_meaning(columns)}, with a 95 % interval over games. Means per game: "
+        f"{legend}.",
     ]
     sections += [
         f"{escaped(name)}: {talk_text(asdict(row.talk))}"

@@ -35,7 +35,9 @@ def tally(episodes: Sequence[Episode]) -> dict[str, float]:
         turns = [t for t in episode.turns if not policy or t.seat in policy]
         counts["agreement"] += episode.outcome.agreed
         score_sums["score_if_agreed"] += episode.score if episode.outcome.agreed else 0.0
-        counts["optimal"] += episode.score > 1 - 1e-9
+        counts["optimal"] += episode.outcome.score_norm > 1 - 1e-9
+        if episode.outcome.seat_scores:
+            score_sums["score_norm"] += episode.outcome.score_norm
         counts["messages"] += sum(turn.action == "message" for turn in turns)
         counts["turns"] += len(episode.turns)
         counts["errors"] += sum(turn.error is not None for turn in turns)

@@ -21,6 +21,7 @@ COLUMNS = (
     ("agreement", "agreement", "share of games that end with an accepted proposal or an answer"),
     ("score_if_agreed", "if agreed", "score of the games that end with one alone"),
     ("optimal", "optimal", "share of games that end with a best possible plan"),
+    ("score_norm", "score norm", "the game's own `score_norm`, of all seats together"),
     ("turns", "turns", "tries at a move, including refused ones"),
     ("messages", "messages", "legal messages"),
     ("words", "words", "words in messages"),
@@ -37,7 +38,8 @@ COLUMNS = (
 
 # Measures without a column: the score has one of its own, kinds of errors have a list, and the rest
 # stands in metrics.jsonl.
-_NO_COLUMN = re.compile("score|proposals|rejections|errors_.*|score/.*|num_.*")
+_NO_COLUMN = re.compile("score|proposals|rejections|errors_.*|score/self|num_.*")
+_IN_A_SEAT = re.compile(r"^score/.*/([\d+]+)$")  # the score with a partner and the policy in a seat
 _DRAWS = 10_000  # of weights, for an interval
 _MAX_WEIGHTS = 4_000_000  # drawn at a time, 32 MB
 _WIDTH = 100  # columns of a game as text
@@ -47,7 +49,10 @@ _ROUNDING = 1e-9  # by which a value may miss its limits
 def columns_of(rows: Iterable[Collection[str]]) -> list[tuple[str, str, str]]:
     """The columns that at least one of the rows has, those of a game's own measures last; a row is
     given by its measures' names."""
-    present = dict.fromkeys(name for row in rows for name in row)
+    present = dict.fromkeys(_column_name(name) for row in rows for name in row)
+    seats = {name for name in present if name.startswith("score/")} - {"score/self"}
+    if len(seats) < 2:  # it is the score
+        present = {name: None for name in present if name not in seats}
     known = [column for column in COLUMNS if column[0] in present]
     own = present.keys() - {name for name, _, _ in COLUMNS}
     return known + [
@@ -58,11 +63,26 @@ def columns_of(rows: Iterable[Collection[str]]) -> list[tuple[str, str, str]]:
     ]
 
 
+def score_meaning(columns: Iterable[tuple[str, str, str]]) -> str:
+    """What the score is in a table with these columns: a game whose seats have scores of their own
+    has the measure `score_norm` beside it."""
+    if any(name == "score_norm" for name, _, _ in columns):
+        return "mean of the own scores of the policy's seats, from 0 to 1"
+    return "mean share of the best possible value, 0 without an agreement"
+
+
+def _column_name(name: str) -> str:
+    """The name that a measure has in tables, where the row names the partner."""
+    return _IN_A_SEAT.sub(r"score/\1", name)
+
+
 def _own_column(name: str) -> tuple[str, str]:
     """The heading and meaning of a measure that only some games have."""
-    if name.startswith("reward/"):
-        seat = name.removeprefix("reward/")
+    kind, _, seat = name.partition("/")
+    if seat and kind == "reward":
         return f"reward {seat}", f"what the game pays seat {seat}"
+    if seat and kind == "score":
+        return f"score {seat}", f"score of the games with the policy in seat {seat}"
     return name.replace("_", " "), "the game's own measure"
 
 
@@ -136,7 +156,8 @@ def talk_cell(talk: Mapping[str, Any] | None) -> str:
 
 def measure_cells(measures: Mapping[str, float], names: Iterable[str]) -> list[str]:
     """These measures in a table; a dash for what was not measured."""
-    return [f"{measures[name]:.3f}" if name in measures else "-" for name in names]
+    values = {_column_name(name): value for name, value in measures.items()}
+    return [f"{values[name]:.3f}" if name in values else "-" for name in names]
 
 
 def score_table(
@@ -220,7 +241,10 @@ def _outcome(record: Mapping[str, Any]) -> str:
     parts = ["agreed" if record["agreed"] else "no agreement"]
     if record.get("ended") not in (None, "finished"):
         parts.append(f"ended by {record['ended']}")
-    parts.append(f"score {record['score_norm']:.3f} of the best")
+    if own := record.get("seat_scores"):
+        parts.append(f"score {', '.join(f'{one:.3f} of seat {i}' for i, one in enumerate(own))}")
+    else:
+        parts.append(f"score {record['score_norm']:.3f} of the best")
     num_errors = sum(bool(turn["error"]) for turn in record["turns"])
     parts.append(f"{len(record['turns'])} turns, {num_errors} refused")
     facts = ", ".join(f"{name} {value:.4g}" for name, value in record["facts"].items())

@@ -1,5 +1,6 @@
 """The example whose players have opposed interests: its rules by hand, and what its run shows."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,9 @@ def test_who_asks_for_more_gets_more() -> None:
 
 
 @pytest.mark.slow
-def test_its_run_shows_rewards_and_partners_first(tmp_path: Path) -> None:
+def test_its_run_shows_rewards_and_partners_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     small = ["warm_start.num_games=64", "steps=2", "eval.every=2", "eval.num_games=8"]
     small += ["eval.final_games=8", "rollout.instances=4", "rollout.group_size=4", "save_every=2"]
     run = tmp_path / "run"
@@ -72,6 +75,16 @@ def test_its_run_shows_rewards_and_partners_first(tmp_path: Path) -> None:
     line = metrics_of(run)[1]
     assert {"reward", "reward_std"} <= line.keys()
     assert {"eval_score/scripted:fair", "eval_score/scripted:greedy"} <= line.keys()
+    after = json.loads((run / "held_out_after.json").read_text())
+    with_fair, itself = after["sampled with scripted:fair"], after["sampled"]
+    assert {"score/scripted:fair/0", "score/scripted:fair/1"} <= with_fair["measures"].keys()
+    best = [game["facts"]["best"] for game in itself["games"]]
+    sums = [
+        10 * sum(game["seat_scores"]) / b for game, b in zip(itself["games"], best, strict=True)
+    ]
+    assert itself["measures"]["score_norm"] == pytest.approx(sum(sums) / 8)
+    said = capsys.readouterr().out
+    assert "sampled with scripted:greedy" in said and ", with scripted:greedy from " in said
     files = read_run(run)
     assert files.state == "finished"
     titles = [chart.title for chart in run_charts(files)]

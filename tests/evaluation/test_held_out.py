@@ -38,6 +38,16 @@ def test_the_reward_of_each_seat_stands_beside_the_score(tmp_path: Path) -> None
     ) in said
 
 
+def test_partners_that_do_not_change_stand_beside_the_score(tmp_path: Path) -> None:
+    for stage, mean in (("before", 0.25), ("after", 0.75)):
+        write(tmp_path, stage, [0.5], 0.0)
+        path = tmp_path / f"held_out_{stage}.json"
+        row = {"interval": [mean, mean - 0.1, mean + 0.1]}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "sampled with s:a": row}))
+    said = what_changed(tmp_path)
+    assert ", with s:a from 0.250 [0.150, 0.350] to 0.750 [0.650, 0.850] and messages" in said
+
+
 def test_a_damaged_file_of_before_costs_its_sentence_and_not_the_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,6 @@
 """Recorded games as text."""
 
-from selfplay.metrics.tables import columns_of, game_text
+from selfplay.metrics.tables import columns_of, game_text, measure_cells, score_meaning
 from tests.helpers.run_folders import record, turn
 
 
@@ -26,6 +26,26 @@ def test_different_rules_are_shown_with_each_seats_view() -> None:
 def test_a_games_own_measure_has_a_column() -> None:
     columns = columns_of([{"score": 1.0, "days_named": 2.0, "errors_no_day": 1.0, "turns": 3.0}])
     assert [name for name, _, _ in columns] == ["turns", "days_named"]
+
+
+def test_scores_by_seat_have_columns_where_the_policy_has_several_seats() -> None:
+    """Rows with two partners share the columns; one seat's score is the score."""
+    rows = [
+        {"score": 0.5, f"score/scripted:{p}/0": 0.3, f"score/scripted:{p}/1": 0.7} for p in "ab"
+    ]
+    names = [name for name, _, _ in columns_of(rows)]
+    assert names == ["score/0", "score/1"]
+    assert [measure_cells(row, names) for row in rows] == [["0.300", "0.700"]] * 2
+    assert measure_cells({"score/self": 0.5}, names) == ["-", "-"]
+    assert columns_of([{"score": 0.5, "score/scripted:a/1": 0.5, "score/self": 0.5}]) == []
+
+
+def test_a_game_whose_seats_have_own_scores_says_so() -> None:
+    assert "score 0.900 of the best" in game_text(record() | {"score_norm": 0.9})
+    text = game_text(record() | {"score_norm": 0.5, "seat_scores": [0.25, 0.75]})
+    assert "score 0.250 of seat 0, 0.750 of seat 1" in text and "of the best" not in text
+    assert "best possible" in score_meaning(columns_of([{"optimal": 0.5}]))
+    assert "own scores" in score_meaning(columns_of([{"optimal": 0.5, "score_norm": 0.9}]))
 
 
 def test_a_game_without_agreement_says_why() -> None:

@@ -1,7 +1,7 @@
 """The model card of a run: what was trained, how it scores beside people and scripts, its games.
 
 Text of players is untrusted: it stands in code blocks or is escaped, so that it cannot act as
-Markdown. Reads the run folder's JSON files; scores are shares of the best possible value.
+Markdown. Reads the run folder's JSON files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ from selfplay.config.player_spec import SELF
 from selfplay.config.text import changed
 from selfplay.errors import SettingsError
 from selfplay.metrics.step_log import plain_json
-from selfplay.metrics.tables import COLUMNS, game_text, score_table, table
+from selfplay.metrics.tables import (
+    COLUMNS,
+    columns_of,
+    game_text,
+    score_meaning,
+    score_table,
+    table,
+)
 from selfplay.model.hub import is_hub_name
 from selfplay.rollout.seat_rules import chosen_seats
 
@@ -100,16 +107,20 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
         f"by self-play ({step} steps of {config.algorithm.advantage}). It talks in the texts of "
         "its game and is no general chat model.",
         "## Held-out games",
-        f"{len(sampled['scores'])} instances that training never drew. The score is the share of "
-        "the best possible value, 0 without an agreement, with a 95 % interval over "
-        "games. The talk effect is the score minus that of the same games in which the policy "
+        f"{len(sampled['scores'])} instances that training never drew. Score: "
+        f"{score_meaning(columns_of([sampled['measures']]))}, with a 95 % interval over games. The "
+        "talk effect is the score minus that of the same games in which the policy "
         "hears messages of other games. The other numbers are means per game. *sampled* plays as "
         "in training, at "
         f"temperature {config.rollout.temperature:g}.",
         _table(
             {f"{row}, before self-play": results.before[row] for row in _POLICY if results.before}
             | {f"{row}, after": results.after[row] for row in _POLICY}
-            | {f"script {row}": of for row, of in results.after.items() if row not in _POLICY}
+            | {
+                f"{row}, after" if row.startswith(_POLICY) else f"script {row}": of
+                for row, of in results.after.items()
+                if row not in _POLICY
+            }
         ),
     ]
     for page in results.evaluations:
@@ -188,7 +199,7 @@ def _front_matter(
                 dataset_type=game.name,
                 dataset_name=f"{len(sampled['scores'])} held-out games of {game.name}",
                 metric_type="score",
-                metric_name=f"share of the best value, 95 % interval [{low:.3f}, {high:.3f}]",
+                metric_name=f"mean score, 95 % interval [{low:.3f}, {high:.3f}]",
                 metric_value=round(mean, 4),
             )
         ],

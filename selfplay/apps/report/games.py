@@ -19,7 +19,6 @@ from selfplay.apps.report.run_files import RunFiles
 
 MAX_BYTES = 12_000_000  # of the viewer's data as JSON
 TRAINING = "training"
-SHOWN_ROWS = ("sampled", "policy")  # rows of an evaluation whose games are shown, by their start
 _CREDIT = ("reward", "return", "advantage")  # of a seat, in the games of groups
 _KEPT = ("episode", "step", "score_norm", "agreed", "ended", "facts", "rewards", "seat_scores")
 
@@ -83,7 +82,7 @@ def _in_order(runs: Sequence[RunFiles]) -> Iterator[tuple[dict[str, Any], str, i
     for number, run in enumerate(runs):
         # Games after self-play come first: they are what a reader opens the page for.
         for row in sorted(run.rows, key=lambda row: row.source == "before"):
-            if row.name.startswith(SHOWN_ROWS):
+            if row.name == "sampled" or row.name.startswith("policy"):
                 held_out = row.source in ("before", "after")
                 source = row.source if held_out else f"{row.source}: {row.name}"
                 yield from ((record, source, number) for record in row.games)

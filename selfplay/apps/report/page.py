@@ -33,6 +33,7 @@ from selfplay.metrics.tables import (
     columns_of,
     measure_cells,
     paired_change,
+    score_meaning,
     show_change,
     show_interval,
     talk_cell,
@@ -237,7 +238,8 @@ def reward_lines(run: RunFiles) -> list[Line]:
 def run_charts(run: RunFiles) -> list[Chart]:
     """The charts of one run; those without data are left out. Where seats have different rewards,
     scores with partners that do not change and the seats' rewards come first."""
-    note = "share of the best value, 95 % intervals; dashed: other players"
+    of = "own scores of the policy's seats" if run.unequal else "share of the best value"
+    note = f"{of}, 95 % intervals; dashed: other players"
     score = line_chart(
         "Score", list(score_lines(run, COLOURS[0])), reference_levels(run), note=note
     )
@@ -316,7 +318,12 @@ def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
         }
 
     talk = any(row.talk for _, row in rows)
-    return {"columns": columns, "talk": talk, "rows": [line(run, row) for run, row in rows]}
+    return {
+        "score": score_meaning(columns),
+        "columns": columns,
+        "talk": talk,
+        "rows": [line(run, row) for run, row in rows],
+    }
 
 
 def _is_policy(row: Row) -> bool:
