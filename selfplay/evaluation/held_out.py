@@ -133,8 +133,8 @@ def validation(context: EvaluationContext, fixed: Sequence[Partner] = ()) -> dic
         VALIDATION, num=config.eval.num_games, game=config.game, data=config.data
     )
     row = evaluate(instances, context)
-    names = [name for name, _, _ in columns_of([row.measures]) if name in row.measures]
-    measures = {name: row.measures[name] for name in names}
+    shown = [name for name, _, _ in columns_of([row.measures]) if name in row.measures]
+    measures = {name: row.measures[name] for name in shown}
     metrics = {f"eval_{name}": value for name, value in measures.items()}
     names = ("eval_score", "eval_score_low", "eval_score_high")
     metrics |= dict(zip(names, row.interval, strict=True))
