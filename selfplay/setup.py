@@ -38,6 +38,7 @@ from selfplay.model.policy import end_ids, export, scratch_model
 from selfplay.partners.judge import make_judge
 from selfplay.partners.partners import Partners
 from selfplay.preflight.model import StartCheck, check_model
+from selfplay.preflight.run import games_cut_off
 from selfplay.step import Run
 from selfplay.warm_start import (
     progress_folder,
@@ -81,6 +82,8 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     signals = Signals()
     signals.take()
     cleanup.callback(signals.restore)
+    if world.rank == 0 and (why := games_cut_off(config)):
+        print(f"warning: {why}", file=sys.stderr)
     folder = _open_folder(config, world, cleanup)
     stream = cleanup.enter_context(closing(TrainStream(config)))
     tokenizer = make_tokenizer(config, folder, world)

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -34,7 +35,12 @@ from selfplay.model.hub import check_weights, described_in, local_folder
 from selfplay.model.policy import end_ids, scratch_config
 from selfplay.partners.checkpoints import find_source
 from selfplay.partners.partners import check_partners
+from selfplay.rollout.driver import play_scripted
+from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seat_rules import check_players
+from selfplay.rollout.seating import scripted_games
+
+_LONG_GAME = 400  # turns after which a scripted game is left
 
 
 def check_run(config: Config, *, here: bool = True) -> Rendering:
@@ -78,6 +84,27 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     if undivided is not None:
         raise SettingsError(undivided)
     return rendering
+
+
+def games_cut_off(config: Config) -> str | None:
+    """A warning where games of the scripted players that the policy is compared with end by
+    `rollout.max_turns`; None if at most 5 % do. Plays a few games of each, within a second or two.
+    """
+    kit, game, rollout = config.game.kit, config.game, config.rollout
+    instances = kit.generate(kit.easy(game.options), seed=0, num=16) if kit.BASELINES else []
+    limits = replace(limits_of(rollout), max_turns=_LONG_GAME)
+    num_turns = [
+        sum(turn.error is None for turn in episode.turns)
+        for spec in kit.BASELINES
+        for episode in play_scripted(scripted_games(instances, spec=spec, game=game), limits=limits)
+    ]
+    num_cut = sum(num > rollout.max_turns for num in num_turns)
+    if num_cut <= 0.05 * len(num_turns):
+        return None
+    return (
+        f"rollout.max_turns {rollout.max_turns} is too low for {num_cut} of {len(num_turns)} games "
+        f"of {', '.join(kit.BASELINES)}; the longest takes {max(num_turns)} turns"
+    )
 
 
 def check_judge(config: Config) -> None:

@@ -12,6 +12,7 @@ from selfplay.chat.rendering import Rendering
 from selfplay.config import AlgorithmConfig, Config, RewardConfig, load_config
 from selfplay.config.text import dump
 from selfplay.errors import SettingsError
+from selfplay.preflight.run import games_cut_off
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, Limits, limits_of
 from selfplay.rollout.seat_rules import check_players
@@ -37,6 +38,15 @@ def play(
     game = ThreeRooms(Instance("three", (1, 2)), three_rooms.Options())
     limits = Limits(max_turns, 1)
     return play_one(game, rendering, moves, key="three", index=index, limits=limits)
+
+
+def test_a_limit_of_turns_that_cuts_scripted_games_off_is_told() -> None:
+    """Two callers and the clerk need three legal moves."""
+    assert games_cut_off(config_of("rollout.max_turns=3")) is None
+    assert games_cut_off(config_of("rollout.max_turns=2")) == (
+        "rollout.max_turns 2 is too low for 32 of 32 games of clerk, guesser; the longest takes 3 "
+        "turns"
+    )
 
 
 # --- a game's rooms and tools -------------------------------------------------------------------

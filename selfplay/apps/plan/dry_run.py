@@ -18,7 +18,7 @@ from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.errors import SettingsError
 from selfplay.learner.optimizer import matrices_inside
 from selfplay.preflight.model import no_room, skeleton_of
-from selfplay.preflight.run import described_model
+from selfplay.preflight.run import described_model, games_cut_off
 from selfplay.rollout.players import opening_ids
 from selfplay.warm_start import scratch_tokenizer
 
@@ -44,6 +44,8 @@ def dry_run(config: Config, rendering: Rendering, *, gpu_gb: float | None) -> No
             scratch_tokenizer(alone), template_kwargs=config.model.chat_template
         )
     print(first_prompt(config.game, config.data, rendering))
+    if why := games_cut_off(config):
+        print(f"warning: {why}")
     described = described_model(config.model)
     problem = no_room(described, rendering, config)
     if problem is not None:
