@@ -12,11 +12,14 @@ the row, with the causal mask at their common end. Keys are thus gathered again 
 queries, projections and everything outside attention are computed once. The first of these that can
 run computes it:
 
-1. flash-attn's `flash_attn_varlen_func` (CUDA, bf16 or fp16, where the package is installed),
+1. flash-attn-4 (Hopper, bf16 or fp16, where the package is installed),
 2. torch's own `varlen_attn` (CUDA, bf16 or fp16),
 3. scaled dot-product attention on length-sorted padded chunks (CPU, or fp32).
 
-A model that caps its attention scores (Gemma-2) uses flash-attn if it can run, otherwise an
+flash-attn-4 compiles itself for each kind of heads. Before it computes one, it is compared with the
+third on a small row, forward and backward (`_flash_fits`).
+
+A model that caps its attention scores (Gemma-2) uses flash-attn-4 if it can run, otherwise an
 explicit softmax, which materializes all scores [C, H, L, L]. Values narrower than the keys
 (DeepSeek) are padded.
 
@@ -32,8 +35,12 @@ H query heads, G key/value heads, D width of a head, W = H * D.
 from __future__ import annotations
 
 import inspect
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -42,11 +49,16 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from dialop.shown import error_line
+
 NAME = "packed"
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 # In the padded fallback, each sequence of a chunk has at least this share of the longest one's
 # length, so at most half of a chunk is padding.
 MIN_FILL = 0.5
+# The largest relative error of flash-attn-4 in bf16 that is accepted. On an H100 it is 0.003; a
+# missing window or a wrong mask is far above.
+MOST_ERROR = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +102,12 @@ def register_packed_attention() -> None:
 
 
 def attention_backend(device: torch.device | str, dtype: torch.dtype) -> str:
-    """The kernel of packed attention: "flash-attn", "torch-varlen" or "sdpa"."""
+    """The kernel of packed attention: "flash-attn-4" for the heads that it fits, "torch-varlen" or
+    "sdpa"."""
     if torch.device(device).type != "cuda" or dtype not in HALF_DTYPES:
         return "sdpa"
-    if _flash_attn_varlen() is not None:
-        return "flash-attn"
-    return "torch-varlen"
+    hopper = torch.cuda.get_device_capability(device)[0] == 9
+    return "torch-varlen" if not hopper or _flash_attn() is None else "flash-attn-4"
 
 
 def packed_kwargs(row: PackedRow) -> dict[str, Any]:
@@ -195,9 +207,13 @@ def _packed_attention(
         softcap,
     )
     backend = attention_backend(query.device, query.dtype)
-    if softcap is not None and backend == "torch-varlen":
-        backend = "sdpa"
-    attend = {"flash-attn": _flash, "torch-varlen": _varlen, "sdpa": _padded}[backend]
+    groups = query.shape[1] // key.shape[1]
+    if backend == "flash-attn-4" and _flash_fits(
+        query.device, query.dtype, groups, key.shape[-1], span.window is not None, softcap
+    ):
+        attend = _flash
+    else:
+        attend = _padded if backend == "sdpa" or softcap is not None else _varlen
     return attend(query_NHD, key_KGD, value_KGD, span)[..., :width].unsqueeze(0), None
 
 
@@ -269,29 +285,110 @@ def _explicit(
 
 
 @cache
-def _flash_attn_varlen() -> Any | None:
+def _flash_attn() -> Any | None:
+    """The function of flash-attn-4; None, and one line that says why, if it cannot be imported."""
     try:
-        from flash_attn import flash_attn_varlen_func
-    except ImportError:
+        from flash_attn.cute.interface import flash_attn_varlen_func
+    except Exception as error:  # noqa: BLE001 — a version that does not fit fails in many ways
+        _say(f"attention: torch's kernel, {_flash_name()} cannot be imported ({error_line(error)})")
         return None
     return flash_attn_varlen_func
+
+
+def _flash_name() -> str:
+    try:
+        return f"flash-attn-4 {metadata.version('flash-attn-4')}"
+    except metadata.PackageNotFoundError:
+        return "flash-attn-4"
+
+
+def _say(line: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(line, flush=True)
+
+
+@cache
+def _flash_fits(
+    device: torch.device,
+    dtype: torch.dtype,
+    groups: int,
+    width: int,
+    windowed: bool,
+    softcap: float | None,
+) -> bool:
+    """Whether flash-attn-4 computes heads of this width, `groups` of which share keys, as `_padded`
+    does. The first call compiles it, for seconds, and prints one line."""
+    cap = "" if softcap is None else f", scores capped at {softcap:g}"
+    heads = f"heads of {width}, {groups} to a key{', a window' if windowed else ''}{cap}"
+    start = perf_counter()
+    try:
+        # A thread has its own state of autograd: the caller may be in no_grad, under autocast or in
+        # a layer whose activations are recomputed.
+        with ThreadPoolExecutor(1) as thread:
+            tried = thread.submit(_flash_error, device, dtype, groups, width, windowed, softcap)
+            error = tried.result()
+        # "not <=", so that a NaN does not fit.
+        problem = None if error <= MOST_ERROR else f"its relative error is {error:.2g}"
+    except Exception as error:  # noqa: BLE001 — the reason is printed
+        problem = error_line(error)
+    if problem is not None:
+        _say(f"attention: {_flash_name()} does not fit {heads} ({problem}); torch computes them")
+    else:
+        _say(f"attention: {_flash_name()}, compiled in {perf_counter() - start:.0f} s for {heads}")
+    return problem is None
+
+
+def _flash_error(
+    device: torch.device,
+    dtype: torch.dtype,
+    groups: int,
+    width: int,
+    windowed: bool,
+    softcap: float | None,
+) -> float:
+    """The largest relative error of flash-attn-4's output and gradients against `_padded` in fp32,
+    on random segments of 150 and 60 tokens, the second one after 100 shared keys."""
+    generator = torch.Generator(device).manual_seed(0)
+    query, key, value, grad = (
+        torch.randn(num, heads, width, generator=generator, device=device).to(dtype)
+        for num, heads in ((210, 2 * groups), (310, 2), (310, 2), (210, 2 * groups))
+    )
+    queries_S1, keys_S1 = (
+        torch.tensor(bounds, dtype=torch.int32, device=device)
+        for bounds in ((0, 150, 210), (0, 150, 310))
+    )
+    window = 50 if windowed else None
+    span = _Span(queries_S1, keys_S1, 150, 160, width**-0.5, window, softcap)
+    _flash(query, key, value, span)  # without gradients it is another compilation
+    results = []
+    for attend, kind in ((_flash, dtype), (_padded, torch.float32)):
+        q, k, v = (x.to(kind).requires_grad_() for x in (query, key, value))
+        out = attend(q, k, v, span)
+        results.append([out.detach(), *torch.autograd.grad(out, (q, k, v), grad.to(kind))])
+    return max(float((a.float() - b).norm() / b.norm()) for a, b in zip(*results, strict=True))
 
 
 def _flash(
     query_NHD: torch.Tensor, key_KGD: torch.Tensor, value_KGD: torch.Tensor, span: _Span
 ) -> torch.Tensor:
-    attend = _flash_attn_varlen()
+    attend = _flash_attn()
     assert attend is not None
-    return attend(
-        query_NHD,
-        key_KGD,
-        value_KGD,
-        *span.bounds,
-        softmax_scale=span.scale,
-        causal=True,
-        window_size=(-1, -1) if span.window is None else (span.window - 1, 0),
-        softcap=span.softcap or 0.0,
-    )
+    queries_S1, keys_S1, max_queries, max_keys = span.bounds
+    with torch.cuda.device_of(query_NHD):  # it launches on the current device, not on the tensors'
+        out = attend(
+            query_NHD,
+            key_KGD,
+            value_KGD,
+            cu_seqlens_q=queries_S1,
+            cu_seqlens_k=keys_S1,
+            max_seqlen_q=max_queries,
+            max_seqlen_k=max_keys,
+            softmax_scale=span.scale,
+            causal=True,
+            window_size=(None if span.window is None else span.window - 1, 0),
+            softcap=span.softcap or 0.0,
+        )
+    return out[0] if isinstance(out, tuple) else out
 
 
 def _varlen(

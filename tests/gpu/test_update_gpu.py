@@ -15,13 +15,10 @@ import torch
 from selfplay.config import ScratchConfig
 from selfplay.model.attention import (
     PackedRow,
-    _flash,
-    _flash_attn_varlen,
     _Gather,
     _padded,
     _Span,
     _varlen,
-    attention_backend,
 )
 from selfplay.model.logprob import token_logprobs
 from selfplay.model.policy import policy_logprobs, scratch_model
@@ -94,15 +91,12 @@ def test_bf16_packed_scores_are_near_those_of_fp32() -> None:
     expected = score("cpu")
     model.to("cuda", torch.bfloat16)
     seen = score("cuda")
-    expected_kernel = "flash-attn" if _flash_attn_varlen() else "torch-varlen"
-    assert attention_backend("cuda", torch.bfloat16) == expected_kernel
     for mine, theirs in zip(seen, expected, strict=True):
         assert (mine.cpu() - theirs).abs().mean() < 0.03
 
 
-@pytest.mark.parametrize("kernel", [_varlen, *([_flash] if _flash_attn_varlen() else [])])
 @pytest.mark.parametrize("window", [None, 50])
-def test_a_kernel_sees_a_shared_prefix(kernel: Any, window: int | None) -> None:
+def test_torchs_kernel_sees_a_shared_prefix(window: int | None) -> None:
     """Queries of 3 segments, keys of 3 sequences; the second and third begin with the first's 100
     tokens."""
     torch.manual_seed(0)
@@ -123,7 +117,7 @@ def test_a_kernel_sees_a_shared_prefix(kernel: Any, window: int | None) -> None:
     def attend(kernel: Any) -> torch.Tensor:
         return kernel(heads[0], *(_Gather.apply(x, tokens) for x in heads[1:]), span)
 
-    outs = [attend(kernel), attend(_padded)]
+    outs = [attend(_varlen), attend(_padded)]
     torch.testing.assert_close(outs[0], outs[1], rtol=2e-2, atol=2e-2)
     grads = [torch.autograd.grad(out.float().square().sum(), heads) for out in outs]
     for mine, theirs in zip(*grads, strict=True):
