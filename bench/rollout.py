@@ -5,10 +5,12 @@ Weights are random, so each turn's length is drawn from a geometric distribution
 request's limit. The ceiling is one batch of as many prompt and new tokens: each seat's first prompt
 and what it hears as one prompt, what it says as one answer; the best of this and earlier variants.
 With --config the model's own stops end a turn, and the plain batch has the games' mean numbers.
+Without a variant the engine's settings are those that a run would choose (`auto`), where a turn may
+have four times its mean. An engine serves all loads and variants that differ in its bursts only.
 Batches and games begin with an empty prefix cache.
 Requires a GPU and SGLang; with `--shape tiny --device cpu` the CPU engine.
 
-    python -m bench.rollout                                         0.5B, 512 games, three means
+    python -m bench.rollout                                         0.5B, 512 games, five means
     python -m bench.rollout --loads 256x45x3 2048x45                one engine, several sizes
     python -m bench.rollout --variants "" "burst_share=0.125" "processes=4; burst_share=0.125"
     python -m bench.rollout --config configs/smollm2_4x4.yaml       a real model with its own games
@@ -33,6 +35,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -57,7 +60,7 @@ def arguments() -> argparse.Namespace:
         "--loads",
         nargs="+",
         type=load,
-        default=[load("512x10"), load("512x45"), load("512x150")],
+        default=[load(f"512x{mean}") for mean in (10, 25, 45, 70, 150)],
         help="games x mean tokens a turn [x draws of lengths]; with --config the mean is not used",
     )
     add("--variants", nargs="+", default=[""], help="key=value; … of engine")
@@ -79,7 +82,7 @@ from bench import loop
 from bench.shapes import qwen2_config, random_model
 from bench.talks import GROUP, TURNS, Watched, talks
 from selfplay.chat.rendering import Rendering, make_rendering
-from selfplay.config import Config, load_config
+from selfplay.config import ChosenEngine, Config, load_config
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, close_world, init_world
 from selfplay.engines.base import Request, Sampling
@@ -92,7 +95,7 @@ from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seating import self_play_games
 from selfplay.setup import make_tokenizer
 from selfplay.weight_sync.push import push
-from selfplay.weight_sync.start import load_engine
+from selfplay.weight_sync.start import choose_engine, load_engine
 
 ENDED = (1, 20, 60, 80, 95, 100)  # percent of the turns
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -198,8 +201,21 @@ class Bench:
             self.model = random_model(
                 options.shape, world, master=torch.bfloat16, liger=False, checkpointing="none"
             )
+            qwen2_config(options.shape).save_pretrained(folder / "config")
 
-    def config(self, words: Sequence[str]) -> Config:
+    def config(self, words: Sequence[str], games: int, mean: int) -> tuple[Config, ChosenEngine]:
+        """The settings for these games, and the engine that they choose."""
+        config = self._settings(words, mean)
+        size = config.rollout.group_size
+        config = replace(config, rollout=replace(config.rollout, instances=max(1, games // size)))
+        rewritten = self.rendering(config).rewritten
+        return choose_engine(config, self.weights(config), self.world, rewritten=rewritten)
+
+    def weights(self, config: Config) -> Path:
+        path = config.model.path
+        return self.folder / "config" if self.model is not None else local_folder(str(path))
+
+    def _settings(self, words: Sequence[str], mean: int) -> Config:
         options = self.options
         common = [f"engine.{word}" for word in words] + options.set
         if options.config is not None:
@@ -216,53 +232,63 @@ class Bench:
             )
         words = ["--shape", options.shape, "--attention", options.attention]
         words += ["--mem-fraction", str(options.mem_fraction), "--set"]
-        base = loop.arguments([*words, "rollout.max_game_tokens=6000", *common])
+        natural = ["rollout.max_game_tokens=6000", f"rollout.max_new_tokens={4 * mean}"]
+        base = loop.arguments([*words, *natural, *common])
         base.games = self.most_games
         return loop.settings(base, self.folder, 1)
 
+    def rendering(self, config: Config) -> Rendering:
+        return make_rendering(
+            make_tokenizer(config, self.folder, self.world),
+            template_kwargs=config.model.chat_template,
+        )
+
     def start(self, config: Config, cleanup: ExitStack) -> SGLangEngine:
-        if self.model is None:
-            assert config.model.path is not None
-            weights, load_format = local_folder(config.model.path), "auto"
-        else:
-            weights, load_format = self.folder / "config", "dummy"
-            qwen2_config(self.options.shape).save_pretrained(weights)
-        engine = load_engine(config, weights, self.world, cleanup=cleanup, load_format=load_format)
+        load_format = "auto" if self.model is None else "dummy"
+        engine = load_engine(
+            config, self.weights(config), self.world, cleanup=cleanup, load_format=load_format
+        )
         assert isinstance(engine, SGLangEngine)
         if self.model is not None:
             push(self.model, engine, version=1, dtype=engine.dtype)
         return engine
 
-    def rows(self, engine: SGLangEngine, config: Config, variant: str) -> Iterator[dict[str, Any]]:
-        rendering = make_rendering(
-            make_tokenizer(config, self.folder, self.world),
-            template_kwargs=config.model.chat_template,
-        )
-        for games, mean, repeats in self.options.loads:
-            if self.model is None:
-                yield from self.own_rows(engine, config, rendering, games, repeats, variant)
-                continue
-            first = talks(config, rendering, range(1), mean, 0)[0].game.prompt(0)
-            prompt = len(rendering.first(system=first.system, user=first.user))
-            few = talks(config, rendering, range(max(1, games // 8 // GROUP)), mean, 99)
-            briefly = Watched(engine, mean)  # type: ignore[abstract]
-            warm, _ = play_games(few, briefly, sampling=sampling_of(rendering), limits=LIMITS)
-            own = [t.mask[prompt:] for e in warm for t in e.transcripts if t is not None]
-            heard = round(fmean(mask.count(0) for mask in own))
-            new = TURNS * mean // 2
-            best = [plain(engine, 2 * games, prompt, heard, new, seed) for seed in range(2)]
-            key = (games, mean)
-            self.ceilings[key] = max(self.ceilings.get(key, 0.0), *best)
-            for repeat in range(repeats):
-                setups = talks(config, rendering, range(games // GROUP), mean, repeat)
-                row, _ = self.measure(engine, config, rendering, setups, mean)
-                yield {
-                    "shape": self.options.shape,
-                    "engine": variant,
-                    **row,
-                    "heard_tokens": heard,
-                    **shares(row, best, self.ceilings[key]),
-                }
+    def rows(
+        self,
+        engine: SGLangEngine,
+        config: Config,
+        games: int,
+        mean: int,
+        repeats: int,
+        variant: str,
+    ) -> Iterator[dict[str, Any]]:
+        rendering = self.rendering(config)
+        if self.model is None:
+            yield from self.own_rows(engine, config, rendering, games, repeats, variant)
+            return
+        first = talks(config, rendering, range(1), mean, 0)[0].game.prompt(0)
+        prompt = len(rendering.first(system=first.system, user=first.user))
+        few = talks(config, rendering, range(max(1, games // 8 // GROUP)), mean, 99)
+        briefly = Watched(engine, mean)  # type: ignore[abstract]
+        warm, _ = play_games(few, briefly, sampling=sampling_of(rendering), limits=LIMITS)
+        own = [t.mask[prompt:] for e in warm for t in e.transcripts if t is not None]
+        heard = round(fmean(mask.count(0) for mask in own))
+        new = TURNS * mean // 2
+        best = [plain(engine, 2 * games, prompt, heard, new, seed) for seed in range(2)]
+        key = (games, mean)
+        self.ceilings[key] = max(self.ceilings.get(key, 0.0), *best)
+        for repeat in range(repeats):
+            setups = talks(config, rendering, range(games // GROUP), mean, repeat)
+            row, _ = self.measure(engine, config, rendering, setups, mean)
+            yield {
+                "shape": self.options.shape,
+                "engine": variant,
+                "processes": engine.num_processes,
+                "burst_share": engine.bursts[0].share,
+                **row,
+                "heard_tokens": heard,
+                **shares(row, best, self.ceilings[key]),
+            }
 
     def own_rows(
         self,
@@ -350,9 +376,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as last:
         bench = Bench(options, Path(folder), world)
         running, engine = None, None
-        for variant in options.variants:
-            config = bench.config([word.strip() for word in variant.split(";") if word.strip()])
-            same = replace(config.engine, burst_share=0.0)
+        for variant, (games, mean, repeats) in product(options.variants, options.loads):
+            words = [word.strip() for word in variant.split(";") if word.strip()]
+            config, chosen = bench.config(words, games, mean)
+            same = replace(chosen, burst_share=0.0, adapts=False)
             if engine is None or same != running:
                 last.close()
                 try:
@@ -361,9 +388,8 @@ def main() -> None:
                     print(json.dumps({"engine": variant, "error": str(error)[-300:]}), flush=True)
                     engine = None
                     continue
-            for bursts in engine.bursts:
-                bursts.share = config.engine.burst_share
-            for row in bench.rows(engine, config, variant):
+            engine.adapt(chosen.burst_share, again=chosen.adapts)
+            for row in bench.rows(engine, config, games, mean, repeats, variant):
                 print(json.dumps(row), flush=True)
                 keep(row, options.out)
     close_world(world)

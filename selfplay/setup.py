@@ -47,7 +47,7 @@ from selfplay.warm_start import (
     warm_start,
 )
 from selfplay.weight_sync.offload import Offload
-from selfplay.weight_sync.start import load_engine
+from selfplay.weight_sync.start import choose_engine, load_engine
 from selfplay.weight_sync.supervisor import EngineSupervisor, PolicySupervisor, sleep_or_close
 from selfplay.weight_sync.sync_check import SyncCheck
 
@@ -90,6 +90,9 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     rendering = _rendering(config, tokenizer, world)
     start_check = check_model(config, tokenizer, rendering, world)
     weights = first_weights(config, folder, tokenizer, rendering, world)
+    config, chosen = choose_engine(
+        config, weights, world, rewritten=rendering.rewritten, notes=folder / "code.txt"
+    )
     shares = parse_shares(config.rollout.partners)
     partners = Partners(shares, config, rendering=rendering, world=world)
     cleanup.callback(partners.close)
@@ -99,7 +102,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         learner,
         engine,
         Offload(learner, config.parallel),
-        config=config.engine,
+        config=chosen,
         runner=partners.routed(engine),
     )
     evaluation = EvaluationContext(
@@ -114,7 +117,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     sync_check = SyncCheck(
         learner,
         supervisor,
-        config=config.engine,
+        config=chosen,
         start_bound=start_bound,
         token_budget=config.optim.tokens_per_microbatch,
         offloaded=config.parallel.offload == "all",

@@ -17,6 +17,9 @@ from pydantic.dataclasses import dataclass
 
 from dialop.kit import switch
 from selfplay.config.hardware import (
+    ChosenEngine as ChosenEngine,
+)
+from selfplay.config.hardware import (
     EngineConfig,
     ModelConfig,
     ParallelConfig,
@@ -159,7 +162,7 @@ class Config:
                 "rollout.branch, whose baseline is the mean over the turns of a branch point, got "
                 f"{method}"
             )
-        if branch_turns != "none" and self.engine.sessions:
+        if branch_turns != "none" and self.engine.sessions is True:
             raise ValueError(
                 f"engine.sessions must be false with rollout.branch.turns {branch_turns}, got "
                 "true: a branch goes on from a turn that only its game's session holds"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from selfplay.config.schema import RULES
+
+Auto = Literal["auto"]
 
 
 @dataclass(frozen=True, slots=True, config=RULES)
@@ -118,26 +120,27 @@ class EngineConfig:
     """fraction of the free GPU memory that SGLang takes for weights and KV cache"""
     tp_size: int = Field(default=1, ge=1, le=1_024)
     """tensor-parallel size of SGLang: number of neighbouring ranks that share one engine"""
-    processes: int = Field(default=1, ge=1, le=16)
+    processes: Annotated[int, Field(ge=1, le=16)] | Auto = "auto"
     """SGLang engines on one GPU, for a small model: each has a scheduler on a CPU core of its
     own, a copy of the weights and an equal part of engine.mem_fraction, engine.max_batch and
-    the games; above 1 only with engine.tp_size=1"""
+    the games; above 1 only with engine.tp_size=1; auto chooses by the model's size, the
+    cores, the games of a step and rollout.max_new_tokens"""
     attention: Literal["auto", "fa3", "flashinfer", "triton"] = "auto"
     """SGLang attention backend"""
     max_cache_tokens: int = Field(default=0, ge=0, le=1_000_000_000)
     """size of SGLang's KV cache in tokens; 0 uses all memory that engine.mem_fraction leaves"""
-    burst_share: float = Field(default=0.0, ge=0.0, le=1.0)
+    burst_share: Annotated[float, Field(ge=0.0, le=1.0)] | Auto = "auto"
     """hold requests back until they are this share of those in SGLang, then send them together,
     so that their prefills share a batch and interrupt decoding less often; 0 sends each at
-    once"""
-    sessions: bool = False
+    once; auto follows the processes and, after the first rollout, the length of its turns"""
+    sessions: bool | Auto = "auto"
     """keep each seat's context in SGLang between its turns (a streaming session), so that a
     turn sends only its new tokens and skips the prefix cache, which saves scheduler time;
     sessions fill at most 0.8 of the KV cache, further games do without; not with branches, nor
-    with a chat template that rewrites old turns"""
-    prefill_graphs: bool = False
+    with a chat template that rewrites old turns; auto uses them elsewhere"""
+    prefill_graphs: bool | Auto = "auto"
     """capture SGLang's prefills of at most 2,048 tokens as CUDA graphs, which saves scheduler
-    time in each turn after the first"""
+    time in each turn after the first; auto does for models of at most 3B weights"""
     server_args: dict[str, object] = Field(default_factory=dict)
     """extra arguments of SGLang's server, under SGLang's names; they override this project's"""
     deterministic: bool = False
@@ -152,7 +155,7 @@ class EngineConfig:
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        if self.processes > 1 and self.tp_size > 1:
+        if self.processes not in ("auto", 1) and self.tp_size > 1:
             raise ValueError(
                 f"engine.processes must be 1 with engine.tp_size {self.tp_size}, got "
                 f"{self.processes}: several engines share one GPU only"
@@ -163,6 +166,18 @@ class EngineConfig:
                 "engine.tp_size splits its model"
             )
         return self
+
+
+@dataclass(frozen=True, slots=True, config=RULES)
+class ChosenEngine(EngineConfig):
+    """The engine's settings once `auto` is replaced (`selfplay/engines/sglang/choose.py`)."""
+
+    processes: int = 1
+    burst_share: float = 0.0
+    sessions: bool = False
+    prefill_graphs: bool = False
+    adapts: bool = False
+    """whether burst_share follows the turns of the first rollout"""
 
 
 @dataclass(frozen=True, slots=True, config=RULES)

@@ -49,13 +49,14 @@ def load(cls: type[C], given: Settings | None, overrides: Sequence[str] = ()) ->
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
     name, named = ".".join(map(str, fault["loc"])), []
+    name, or_auto = re.subn(r"\.(constrained-)?(int|float|bool)$", "", name)  # of a value or auto
     if fault["type"] == "value_error":  # of a check, which names the keys itself
         rule = str(fault["ctx"]["error"])
         named = re.findall(r"^[a-z_]+(?= )|[a-z_]+(?=\.\*)|[a-z_]+(?:\.\w+)+", rule)
     elif fault["type"] == "unexpected_keyword_argument":
         rule = _unknown(name, [each for section in declared for each in names_of(*section)])
     else:
-        rule = _wrong(name, fault)
+        rule = _wrong(name, fault, ", or auto" * or_auto)
     where = [origins[each] for each in named if each in origins] or [_origin_of(name, origins)]
     raise SettingsError(f"{', '.join(dict.fromkeys(where)) or source_of(given)}: {rule}")
 
@@ -96,14 +97,15 @@ def read_value(given: Settings | None, overrides: Sequence[str], name: str) -> A
 # --- messages
 
 
-def _wrong(name: str, fault: Mapping[str, Any]) -> str:
-    """The line for a value that breaks a rule, nearly in pydantic's words."""
+def _wrong(name: str, fault: Mapping[str, Any], other: str) -> str:
+    """The line for a value that breaks a rule, nearly in pydantic's words. `other` names another
+    choice."""
     value, rule = fault["input"], re.sub("^[A-Z][a-z]+ should ", "must ", fault["msg"])
     rule = rule.replace("greater than or equal to", "at least")
     rule = rule.replace("less than or equal to", "at most")
     got = "a value not shown here" if names_key(name) else hidden(show(value))[:200]
     choices = re.findall("'([^']*)'", rule) if fault["type"] == "literal_error" else ()
-    return f"{name} {rule}, got {got}{nearest(_MEANT.get(str(value), str(value)), choices)}"
+    return f"{name} {rule}{other}, got {got}{nearest(_MEANT.get(str(value), str(value)), choices)}"
 
 
 def _unknown(name: str, names: Sequence[str]) -> str:

@@ -11,7 +11,8 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 from inspect import formatannotation
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass, is_pydantic_dataclass
@@ -56,11 +57,23 @@ def described(cls: Any, prefix: str = "") -> list[Described]:
         elif field.annotation is Any:  # declared by the game
             sections.append(Described(name, None, "", (), _line(sentence)))
         else:
-            kind, bounds = formatannotation(field.annotation), field.metadata
+            kind, inside = _kind(field.annotation)
+            bounds = [*field.metadata, *inside]
             rules = [f"at least {each.ge}" for each in bounds if hasattr(each, "ge")]
             rules += [f"at most {each.le}" for each in bounds if hasattr(each, "le")]
             keys.append(Described(name, kind, show(default), tuple(rules), _line(sentence)))
     return keys + sections
+
+
+def _kind(annotation: Any) -> tuple[str, list[Any]]:
+    """A type as text, and the bounds that are written inside it."""
+    if get_origin(annotation) in (Union, UnionType):
+        kinds = [_kind(each) for each in get_args(annotation)]
+        return " | ".join(kind for kind, _ in kinds), [each for _, own in kinds for each in own]
+    if get_origin(annotation) is Annotated:
+        plain, field = get_args(annotation)
+        return formatannotation(plain), field.metadata
+    return "None" if annotation is NoneType else formatannotation(annotation), []
 
 
 def _line(sentence: str | None) -> str:

@@ -29,7 +29,7 @@ from selfplay.rollout.driver import FinishedGames, play_games, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, limits_of
 from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seating import SELF_PLAY, Partner, evaluation_games, scripted_games
-from selfplay.weight_sync.start import load_engine
+from selfplay.weight_sync.start import choose_engine, load_engine
 from selfplay.weight_sync.supervisor import EngineSupervisor
 
 NUM_SHOWN = 32  # games that an evaluation keeps in full: those of the first instances
@@ -202,6 +202,7 @@ def play_matches(
                 )
             continue
         config, rendering = policies[one.label]
+        config, _ = choose_engine(config, one.source.weights, world, rewritten=rendering.rewritten)
         with ExitStack() as cleanup:
             engine = load_engine(config, one.source.weights, world, cleanup=cleanup)
             for other, matches in groupby(own, key=lambda match: match.other):

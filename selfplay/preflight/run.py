@@ -75,7 +75,7 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     if config.warm_start.chats is not None:
         read_chats(config.warm_start.chats, config.warm_start.chat_roles)
     rendering = read_rendering(config.model, config.game, seed=config.seed, adapters=False)
-    if rendering.rewritten and config.engine.sessions:
+    if rendering.rewritten and config.engine.sessions is True:
         raise SettingsError(
             "engine.sessions must be false with this chat template, where no prompt continues the "
             f"last one, got true: {rendering.rewritten}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +13,47 @@ from transformers import PreTrainedModel
 
 from selfplay.chat.tokenizer import load_tokenizer
 from selfplay.checkpoint import export_once
-from selfplay.config import Config, OptimConfig
-from selfplay.distributed import World, barrier
+from selfplay.config import ChosenEngine, Config, OptimConfig
+from selfplay.distributed import World, barrier, broadcast_object
 from selfplay.engines.base import Engine
 from selfplay.engines.hf import HFEngine
+from selfplay.engines.sglang.choose import choose, describe, load_of
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.engines.sglang.launch import expected_parameters
 from selfplay.model.hub import described_in
 from selfplay.model.policy import DTYPES, load_model
 from selfplay.weight_sync.supervisor import EngineLost
+
+
+def choose_engine(
+    config: Config, weights: Path, world: World, *, rewritten: str, notes: Path | None = None
+) -> tuple[Config, ChosenEngine]:
+    """The settings with an engine whose `auto` is replaced for these weights, and that engine.
+
+    `rewritten` is that of the rendering. Every rank must call. Rank 0 prints what was chosen, and
+    appends it to the file `notes`.
+    """
+    num_weights = 0
+    if config.engine.kind == "sglang":
+        shapes = expected_parameters(str(described_in(weights)))
+        num_weights = sum(shape.numel() for shape in shapes.values())
+    of_host = int(os.environ.get("LOCAL_WORLD_SIZE", world.world_size)) // world.replica.size
+    load = load_of(
+        config,
+        num_weights,
+        replicas=world.replica.num,
+        continues=not rewritten,
+        cores=len(os.sched_getaffinity(0)) // max(1, of_host),
+        gpu=world.device.type == "cuda",
+    )
+    engine = broadcast_object(choose(config.engine, load), world)
+    if world.rank == 0 and engine.kind == "sglang":
+        line = describe(engine, load)
+        print(line, flush=True)
+        if notes is not None:
+            with notes.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+    return replace(config, engine=engine), engine
 
 
 def load_engine(
@@ -32,8 +66,9 @@ def load_engine(
 ) -> Engine | None:
     """An engine with the weights of this folder; None on a rank that shares another rank's engine.
 
-    `cleanup` closes it. With `load_format` "dummy" SGLang starts with random weights, which the
-    first push replaces; the folder then needs only a config. Raises EngineLost if none starts.
+    `config` is that of `choose_engine`. `cleanup` closes the engine. With `load_format` "dummy"
+    SGLang starts with random weights, which the first push replaces; the folder then needs only a
+    config. Raises EngineLost if none starts.
     """
     if config.engine.kind == "hf":
         # The hf engine cannot generate with sharded parameters, so each rank's has a full copy.
@@ -46,6 +81,7 @@ def load_engine(
         gc.collect()  # free the warm start's memory before the engine takes its share
         torch.cuda.empty_cache()
     try:
+        assert isinstance(config.engine, ChosenEngine)
         engine = SGLangEngine(
             str(weights),
             # An evaluation's policies may come from runs with engines of other sizes.

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import torch
 
-from selfplay.config import EngineConfig
+from selfplay.config import ChosenEngine
 from selfplay.distributed import World, all_reduce_sum, barrier, gather_objects
 from selfplay.engines.base import Engine, GameRunner
 from selfplay.errors import EngineDisagrees, EngineFault, RunEnds
@@ -115,7 +115,7 @@ class PolicySupervisor(EngineSupervisor):
         engine: Engine | None,
         offload: Offload,
         *,
-        config: EngineConfig,
+        config: ChosenEngine,
         runner: GameRunner | None = None,
     ) -> None:
         super().__init__(engine, learner.world, runner=runner)
@@ -260,7 +260,7 @@ def sleep_or_close(engine: Engine | None) -> None:
             engine.close()
 
 
-def push_dtype(learner: Learner, config: EngineConfig) -> torch.dtype:
+def push_dtype(learner: Learner, config: ChosenEngine) -> torch.dtype:
     """The dtype of the engine's weights: fp32 for the hf engine, the compute dtype for SGLang."""
     return torch.float32 if config.kind == "hf" else learner.compute_dtype
 

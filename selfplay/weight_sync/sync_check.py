@@ -51,7 +51,7 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from selfplay.advantages.sample import Sample
-from selfplay.config import EngineConfig
+from selfplay.config import ChosenEngine
 from selfplay.distributed import gather_objects
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.errors import EngineDisagrees, EngineFault
@@ -84,7 +84,7 @@ class SyncCheck:
         learner: Learner,
         supervisor: PolicySupervisor,
         *,
-        config: EngineConfig,
+        config: ChosenEngine,
         start_bound: float,
         token_budget: int,
         offloaded: bool,

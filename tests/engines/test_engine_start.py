@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from selfplay.config import EngineConfig
+from selfplay.config import ChosenEngine
 from selfplay.engines.sglang import launch, patches
 from selfplay.engines.sglang.launch import child_environment, engine_arguments, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIG = EngineConfig(mem_fraction=0.7, tp_size=2, attention="triton", max_batch=96)
+CONFIG = ChosenEngine(mem_fraction=0.7, tp_size=2, attention="triton", max_batch=96)
 
 
 def arguments_of(folder: str = "folder", **options: Any) -> dict[str, Any]:

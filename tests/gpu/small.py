@@ -4,7 +4,7 @@ the settings of a small run."""
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,15 +12,15 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
-from selfplay.config import EngineConfig
-from selfplay.engines.base import Request, Sampling
+from selfplay.config import ChosenEngine
+from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
 
 PLAIN = Sampling(1.0, ())
 GENERATOR = torch.Generator().manual_seed(0)
 PROMPTS = torch.randint(10, 30_000, (16, 200), generator=GENERATOR).tolist()
 # Triton compiles in seconds and needs no binary.
-ENGINE = EngineConfig(attention="triton", mem_fraction=0.2, max_batch=64, timeout_s=120.0)
+ENGINE = ChosenEngine(attention="triton", mem_fraction=0.2, max_batch=64, timeout_s=120.0)
 CONFIG = Qwen2Config(
     vocab_size=32_000,
     hidden_size=896,
@@ -97,14 +97,35 @@ def build(device: torch.device, *, seed: int = 0) -> PreTrainedModel:
     return model
 
 
+def game_differences(model: PreTrainedModel, engine: SGLangEngine) -> torch.Tensor:
+    """As `differences`, of games of three turns of one seat, which hears 64 tokens between them."""
+
+    def game(prompt: list[int]) -> GameCoroutine:
+        async def play(generate: Generate) -> list[tuple[list[int], Completion]]:
+            ids, turns = list(prompt), []
+            for turn in range(3):
+                completion = await generate(Request(list(ids), 32, turn))
+                turns.append((list(ids), completion))
+                ids += [*completion.ids, *prompt[turn : turn + 64]]
+            return turns
+
+        return play
+
+    games = engine.run_games(map(game, PROMPTS), PLAIN)
+    return torch.cat([apart(model, *turn) for turns in games for turn in turns])
+
+
 @torch.no_grad()
+def apart(model: PreTrainedModel, prompt: Sequence[int], completion: Completion) -> torch.Tensor:
+    """Trainer's minus engine's log-prob of every token of a completion, in nats."""
+    ids = torch.tensor([[*prompt, *completion.ids]], device=model.device)
+    logits = model(ids).logits[0, len(prompt) - 1 : -1].float()
+    own = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0]
+    return own.cpu() - torch.tensor(completion.logprobs)
+
+
 def differences(model: PreTrainedModel, engine: SGLangEngine) -> torch.Tensor:
     """Trainer's minus engine's log-prob of every token the engine samples, in nats."""
-    parts = []
     asked = [Request(prompt, 64, seed) for seed, prompt in enumerate(PROMPTS)]
-    for request, completion in zip(asked, engine.generate_batch(asked, PLAIN), strict=True):
-        ids = torch.tensor([[*request.prompt_ids, *completion.ids]], device=model.device)
-        logits = model(ids).logits[0, len(request.prompt_ids) - 1 : -1].float()
-        own = logits.log_softmax(-1).gather(1, ids[0, len(request.prompt_ids) :, None])[:, 0]
-        parts.append(own.cpu() - torch.tensor(completion.logprobs))
-    return torch.cat(parts)
+    answers = engine.generate_batch(asked, PLAIN)
+    return torch.cat([apart(model, r.prompt_ids, a) for r, a in zip(asked, answers, strict=True)])

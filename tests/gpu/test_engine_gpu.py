@@ -70,6 +70,26 @@ def test_rare_tokens_are_drawn_as_often_as_their_probabilities_say(
         assert abs(count - expected) < 4.5 * deviation + 0.05 * expected, nats
 
 
+def test_what_auto_chooses_for_a_small_model_changes_no_log_prob(
+    engine: SGLangEngine, folder: str, model: PreTrainedModel
+) -> None:
+    """Two processes, bursts, sessions and prefill graphs: three turns of 16 games, each turn after
+    64 tokens more, are as far from the trainer's log-probs as those of a plain engine."""
+    settings = {"processes": 2, "burst_share": 0.25, "sessions": True, "prefill_graphs": True}
+    chosen = small.start(folder, **settings)
+    try:
+        means = []
+        for each in (engine, chosen):
+            push(model, each)
+            apart_T = small.game_differences(model, each)
+            assert len(apart_T) == 16 * 3 * 32
+            means.append(float(apart_T.abs().mean()))
+    finally:
+        chosen.close()
+    assert max(means) < 0.03
+    assert means[1] < 1.5 * means[0]
+
+
 def test_a_push_changes_every_tensor_to_the_trainers_exactly(
     engine: SGLangEngine, model: PreTrainedModel
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from selfplay.config import LoraConfig, ParallelConfig, load_config
+from selfplay.config import ChosenEngine, LoraConfig, ParallelConfig, load_config
 from selfplay.distributed import init_world
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang import buckets
@@ -150,8 +150,8 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
     offload = Offload(learner, ParallelConfig())
     check = SyncCheck(
         learner,
-        PolicySupervisor(learner, engine, offload, config=config.engine),
-        config=config.engine,
+        PolicySupervisor(learner, engine, offload, config=ChosenEngine(kind="sglang")),
+        config=ChosenEngine(kind="sglang"),
         start_bound=0.0,
         token_budget=config.optim.tokens_per_microbatch,
         offloaded=False,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from selfplay.config import EngineConfig
+from selfplay.config import ChosenEngine
 from selfplay.engines.sglang.engine import SGLangEngine
 
 STOP = 3
@@ -32,7 +32,7 @@ ENGINE: dict[str, Any] = {"max_cache_tokens": 8192, "max_batch": 16, "timeout_s"
 
 def start(folder: str, *, dtype: str = "float32", **settings: Any) -> SGLangEngine:
     """An engine on the CPU with the weights of this folder; `settings` are those of `engine`."""
-    config = EngineConfig(**(ENGINE | settings))
+    config = ChosenEngine(**(ENGINE | settings))
     return SGLangEngine(folder, config, device="cpu", dtype=dtype)
 
 

@@ -15,7 +15,7 @@ import eval as evaluation
 from selfplay import step as step_verbs
 from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import begin_checkpoint, checkpoints
-from selfplay.config import EngineConfig, ParallelConfig
+from selfplay.config import ChosenEngine, ParallelConfig
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request, Sampling
@@ -24,7 +24,7 @@ from selfplay.rollout.driver import FinishedGames, play_games
 from selfplay.rollout.episode import Episode
 from selfplay.weight_sync.offload import Offload
 from selfplay.weight_sync.push import Compared
-from selfplay.weight_sync.start import load_engine
+from selfplay.weight_sync.start import choose_engine, load_engine
 from selfplay.weight_sync.supervisor import MAX_FAILURES, EngineLost, PolicySupervisor
 from tests.helpers.faulty_engine import (
     DEATH,
@@ -88,7 +88,7 @@ def facts(episode: Episode) -> Any:
 def supervised(engine: Any) -> PolicySupervisor:
     learner = learner_of(tiny_model())
     offload = Offload(learner, ParallelConfig())
-    supervisor = PolicySupervisor(learner, engine, offload, config=config_of().engine)
+    supervisor = PolicySupervisor(learner, engine, offload, config=ChosenEngine())
     supervisor.push_and_wake(3)
     return supervisor
 
@@ -355,13 +355,15 @@ def test_an_engine_has_as_many_ranks_as_this_world_s_replica(
     sizes: list[int] = []
 
     class Recorded:
-        def __init__(self, _folder: str, config: EngineConfig, **_: Any) -> None:
+        def __init__(self, _folder: str, config: ChosenEngine, **_: Any) -> None:
             sizes.append(config.tp_size)
 
         def close(self) -> None: ...
 
     monkeypatch.setattr("selfplay.weight_sync.start.SGLangEngine", Recorded)
     config, folder = config_of("engine.kind=sglang", "engine.tp_size=2"), finished(*QUICK) / "final"
+    world = init_world(device="cpu")
+    config, _ = choose_engine(config, folder, world, rewritten="")
     with ExitStack() as cleanup:
-        load_engine(config, folder, init_world(device="cpu"), cleanup=cleanup)
+        load_engine(config, folder, world, cleanup=cleanup)
     assert sizes == [1]

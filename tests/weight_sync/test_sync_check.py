@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from selfplay import step as step_verbs
 from selfplay.advantages.sample import Sample
 from selfplay.checkpoint import checkpoints
-from selfplay.config import ParallelConfig
+from selfplay.config import ChosenEngine, ParallelConfig
 from selfplay.errors import EngineDisagrees
 from selfplay.learner.learner import Learner
 from selfplay.learner.update import update_policy
@@ -158,12 +158,12 @@ def checked(engine: PreTrainedModel, *, start_bound: float = 0.0) -> tuple[SyncC
     config = config_of("engine.kind=sglang", "model.dtype=bfloat16")
     scorer: Any = Scorer(model)
     policy_engine = PolicySupervisor(
-        learner, scorer, Offload(learner, ParallelConfig()), config=config.engine
+        learner, scorer, Offload(learner, ParallelConfig()), config=ChosenEngine(kind="sglang")
     )
     check = SyncCheck(
         learner,
         policy_engine,
-        config=config.engine,
+        config=ChosenEngine(kind="sglang"),
         start_bound=start_bound,
         token_budget=config.optim.tokens_per_microbatch,
         offloaded=False,
@@ -265,7 +265,7 @@ def test_one_missed_push_is_made_again_and_two_end_the_run(
     model = tiny_model()
     learner, engine = learner_of(model), HFEngine(tiny_model())
     offload = Offload(learner, ParallelConfig())
-    policy_engine = PolicySupervisor(learner, engine, offload, config=config_of().engine)
+    policy_engine = PolicySupervisor(learner, engine, offload, config=ChosenEngine())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from selfplay.config import Config, EngineConfig, OptimConfig, ParallelConfig
+from selfplay.config import ChosenEngine, Config, OptimConfig, ParallelConfig
 from selfplay.distributed.shard import ONE_UNIT
+from selfplay.engines.sglang.choose import choose, load_of
 from selfplay.learner.optimizer import MOST_AT_ONCE
 
 GIB = 2**30
@@ -24,6 +25,7 @@ CONTEXT = 1.0  # CUDA context and kernels of the trainer
 ASLEEP = 2.0  # of a sleeping SGLang: context and decode graphs
 SPARE = 2.0  # for allocator fragmentation and the graphs of NCCL
 BUCKET = 2.0  # one bucket of a push
+CORES = 16  # of the host for each engine
 LEAST_GAMES = 8  # transcripts of full length that the engine's cache should hold at least
 _BYTES = {"float32": 4, "bfloat16": 2}
 _LOGPROB = 1.5 / 16_384  # GiB per trained token's log-prob at a vocabulary of 152,000, measured
@@ -68,7 +70,7 @@ class Demand:
     shape: Shape
     ranks: int
     total: float
-    engine: EngineConfig
+    engine: ChosenEngine
     optim: OptimConfig
     parallel: ParallelConfig
     dtype: str
@@ -88,11 +90,20 @@ class Demand:
             offloadable = True
         except ValueError:
             offloadable = False
+        ranks = config.parallel.tp * (config.parallel.fsdp or 1)
+        load = load_of(
+            config,
+            shape.parameters,
+            replicas=max(1, ranks // config.engine.tp_size),
+            continues=True,
+            cores=CORES,
+            gpu=True,
+        )
         return cls(
             shape=shape,
-            ranks=config.parallel.tp * (config.parallel.fsdp or 1),
+            ranks=ranks,
             total=total,
-            engine=config.engine,
+            engine=choose(config.engine, load),
             optim=config.optim,
             parallel=config.parallel,
             dtype=config.model.dtype,
@@ -341,7 +352,7 @@ def remedy(demand: Demand) -> list[str]:
     return []
 
 
-def _fractions(engine: EngineConfig) -> Sequence[float]:
+def _fractions(engine: ChosenEngine) -> Sequence[float]:
     """The engine's share as set, then smaller and larger ones."""
     if engine.kind != "sglang":
         return (engine.mem_fraction,)

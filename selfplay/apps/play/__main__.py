@@ -56,7 +56,7 @@ from selfplay.preflight.run import check_endpoint, check_folder, check_machine, 
 from selfplay.rollout.seating import scripted_partner
 from selfplay.rollout.text_players import PersonPlayer
 from selfplay.setup import open_world
-from selfplay.weight_sync.start import load_engine
+from selfplay.weight_sync.start import choose_engine, load_engine
 
 PROGRAM = "selfplay.apps.play"
 GAMES_FILE = "played.jsonl"
@@ -106,6 +106,7 @@ def find_opponent(
             lambda names, seat: scripted_partner(spec.argument, names, seat, config.game),
         )
     rendering = read_rendering(config.model, config.game, seed=config.seed)
+    config, _ = choose_engine(config, source.weights, world, rewritten=rendering.rewritten)
     partners = Partners([(spec, 1.0)], config, rendering=rendering, world=world)
     cleanup.callback(partners.close)
     engine = partners.routed(load_engine(config, source.weights, world, cleanup=cleanup))

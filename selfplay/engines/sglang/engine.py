@@ -24,9 +24,10 @@ from typing import Any
 
 import torch
 
-from selfplay.config import EngineConfig
+from selfplay.config import ChosenEngine
 from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling, run_all
 from selfplay.engines.sglang import buckets, launch
+from selfplay.engines.sglang.choose import burst_share
 from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.processes import Signals
 from selfplay.engines.sglang.requests import Bursts, GameRouter, RequestCounters, RequestSender
@@ -34,6 +35,7 @@ from selfplay.engines.sglang.sessions import GameSessions, SessionPool, max_sess
 from selfplay.errors import EngineFault
 
 TAGS = ("kv_cache", "weights")  # the memory that `sleep` releases; CUDA graphs stay
+TURNS_TO_ADAPT = 64  # fewer say too little about the length of turns
 BURST_AFTER_S = 0.5  # longest time that a burst holds a request back
 FLUSH_TIMEOUT_S = 60.0  # longest wait for the scheduler to become idle before a flush
 
@@ -44,7 +46,7 @@ class SGLangEngine:
     def __init__(
         self,
         model_path: str,
-        config: EngineConfig,
+        config: ChosenEngine,
         *,
         device: str = "cuda",
         dtype: str = "bfloat16",
@@ -73,7 +75,7 @@ class SGLangEngine:
         self.cache_tokens = 0
         self._budget_bytes = 0.0
         self._released: set[str] = set()
-        self._timeout_s, self._num_starts = config.timeout_s, 0
+        self._timeout_s, self._num_starts, self._adapts = config.timeout_s, 0, config.adapts
         if device == "cpu" and not config.max_cache_tokens:
             config = replace(config, max_cache_tokens=launch.CPU_CACHE)
         if config.processes > 1:
@@ -204,7 +206,22 @@ class SGLangEngine:
             playing.add_done_callback(requests.close_sessions)
             return playing
 
-        return self._loop.run(self._play_all(map(begin, games)), what="generation")
+        results = self._loop.run(self._play_all(map(begin, games)), what="generation")
+        num_turns = self.counters.num_turns
+        if self._adapts and num_turns >= TURNS_TO_ADAPT:
+            mean = self.counters.num_sampled_tokens / num_turns
+            share = burst_share(self.num_processes, mean)
+            if share != self.bursts[0].share:
+                print(f"engine: turns have {mean:.0f} tokens, burst_share is {share:g}", flush=True)
+            self.adapt(share, again=False)
+        return results
+
+    def adapt(self, share: float, *, again: bool) -> None:
+        """Send requests in bursts of this share; with `again` choose it by the turns from here."""
+        for bursts in self.bursts:
+            bursts.share = share
+        self._adapts = again
+        self.counters.num_turns = self.counters.num_sampled_tokens = 0
 
     async def _play_all(self, playing: Iterable[Awaitable[Any]]) -> list[Any]:
         try:

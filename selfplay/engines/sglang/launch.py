@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from selfplay.config import EngineConfig
+from selfplay.config import ChosenEngine
 from selfplay.engines.sglang import buckets, patches, processes
 
 # Variables that the children's environment must have (a value) or must not have (None), and why:
@@ -124,7 +124,7 @@ def free_port() -> int:
 
 def engine_arguments(
     model_path: str,
-    config: EngineConfig,
+    config: ChosenEngine,
     *,
     device: str,
     dtype: str,
@@ -188,13 +188,13 @@ def engine_arguments(
 
 
 def config_of_each(
-    config: EngineConfig,
+    config: ChosenEngine,
     model_path: str,
     parameters: Mapping[str, torch.Size],
     *,
     gpu: int,
     itemsize: int,
-) -> EngineConfig:
+) -> ChosenEngine:
     """The settings of each of `config.processes` engines that share this GPU.
 
     Each has a cache of a fixed size: SGLang itself derives it from the free memory during its

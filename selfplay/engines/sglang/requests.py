@@ -19,9 +19,12 @@ from selfplay.errors import EngineFault
 
 @dataclass(slots=True)
 class RequestCounters:
-    """Running counts since the engine's start; cached tokens are prompt tokens not recomputed."""
+    """Running counts since the engine's start; cached tokens are prompt tokens not recomputed,
+    turns are the requests that sample."""
 
     num_requests: int = 0
+    num_turns: int = 0
+    num_sampled_tokens: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
 
@@ -125,6 +128,9 @@ class RequestSender:
             raise EngineFault(f"the engine's weights have version {loaded}, expected {version}")
         self.counters.num_prompt_tokens += answer.num_prompt
         self.counters.num_cached_tokens += answer.num_cached
+        if not score:
+            self.counters.num_turns += 1
+            self.counters.num_sampled_tokens += len(answer.ids)
         return answer
 
 

@@ -1,0 +1,95 @@
+"""Chooses the engine settings that are `auto`.
+
+The rules follow the measurements of docs/notes/performance.md: 512 games on H100s and H200s, models
+of 26M to 7B. None of these settings changes the sampled distribution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from selfplay.config import ChosenEngine, Config, EngineConfig
+
+# Above this a decoding step takes longer on the GPU than in SGLang's scheduler, whose Python runs
+# on one core: a second process would only share the GPU.
+MOST_SHARED = 0.8e9
+# Above this a small prefill is no longer bound by the CPU that launches it.
+MOST_LAUNCH_BOUND = 3e9
+SHORT, LONG = 16, 128  # tokens of a turn
+FEWEST_GAMES = 64  # of a process
+# Before any game, a turn is taken to have this share of the tokens that it may have.
+TURN_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What an engine has to do, and with what.
+
+    The model has `num_weights`; `games` are played at once, with turns of about
+    `turn_tokens` sampled tokens. Each prompt continues the seat's last one if `continues`. The host
+    has `cores` for this engine, and a GPU if `gpu`.
+    """
+
+    num_weights: int
+    games: int
+    turn_tokens: float
+    continues: bool
+    cores: int
+    gpu: bool
+
+
+def load_of(
+    config: Config, num_weights: int, *, replicas: int, continues: bool, cores: int, gpu: bool
+) -> Load:
+    """What each of a run's `replicas` engines has to do before any turn is played. `continues`:
+    the chat template does not rewrite old turns."""
+    rollout = config.rollout
+    return Load(
+        num_weights=num_weights,
+        games=rollout.instances * rollout.group_size // replicas,
+        turn_tokens=TURN_SHARE * rollout.max_new_tokens,
+        continues=continues and rollout.branch.turns == "none",
+        cores=cores,
+        gpu=gpu,
+    )
+
+
+def choose(config: EngineConfig, load: Load) -> ChosenEngine:
+    """The settings with a value for each that is `auto`."""
+    given = {field.name: getattr(config, field.name) for field in fields(config)}
+    one = config.kind == "hf" or config.tp_size > 1 or config.deterministic or not load.gpu
+    num = 1 if one else num_processes(load)
+    num = num if given["processes"] == "auto" else given["processes"]
+    chosen = {
+        "processes": num,
+        "burst_share": burst_share(num, load.turn_tokens),
+        "sessions": load.continues and not config.deterministic,
+        "prefill_graphs": load.num_weights <= MOST_LAUNCH_BOUND
+        and load.gpu
+        and not config.deterministic,
+    }
+    chosen = {name: value for name, value in chosen.items() if given[name] == "auto"}
+    return ChosenEngine(**{**given, **chosen, "adapts": "burst_share" in chosen})
+
+
+def num_processes(load: Load) -> int:
+    """The shorter the turns, the more processes; each has a core besides the trainer's own."""
+    if load.num_weights > MOST_SHARED:
+        return 1
+    wanted = 3 if load.turn_tokens < SHORT else 2 if load.turn_tokens <= LONG else 1
+    return max(1, min(wanted, load.cores - 1, load.games // FEWEST_GAMES))
+
+
+def burst_share(num_processes: int, turn_tokens: float) -> float:
+    """Half of a process's requests where turns are short, else an eighth of all requests."""
+    return 0.5 if turn_tokens < SHORT else min(0.5, num_processes / 8)
+
+
+def describe(chosen: ChosenEngine, load: Load) -> str:
+    """The line that says what was chosen, and why."""
+    sessions, graphs = ("on" if on else "off" for on in (chosen.sessions, chosen.prefill_graphs))
+    return (
+        f"engine: processes {chosen.processes}, burst_share {chosen.burst_share:g}, sessions "
+        f"{sessions}, prefill_graphs {graphs} for {load.num_weights / 1e6:,.0f}M weights, "
+        f"{load.games} games, turns of {load.turn_tokens:.0f} tokens, {load.cores} cores"
+    )
