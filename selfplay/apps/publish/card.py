@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,7 +133,7 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
         "What differs from the defaults; `selfplay.yaml` in this repository holds all settings.",
         fenced("\n".join(settings) or "nothing"),
         "Code and versions:",
-        fenced(code),
+        fenced(public_code(code)),
         "## Play",
         fenced(
             f"selfplay-eval {name} --games generated --num 256 --out {name}\nselfplay-serve {name}"
@@ -155,12 +156,7 @@ def _question(page: Mapping[str, Any]) -> str:
     partner = str(page.get("partner", SELF))
     told = "" if partner == SELF else f", with {escaped(without_paths(partner))}"
     words = [escaped(f"--{key}={page[key]}") for key in ("config", "start") if key in page]
-    for word in page.get("overrides", ()):
-        key, _, text = word.partition("=")
-        value = public_value(yaml.safe_load(text))
-        if not isinstance(value, str):
-            value = json.dumps(value, ensure_ascii=False, default=str)
-        words.append(escaped(f"{key}={value}"))
+    words += [escaped(_public_word(word)) for word in page.get("overrides", ())]
     return f"{told}, under {' '.join(words)}" if words else told
 
 
@@ -175,6 +171,31 @@ def public_value(value: Any) -> Any:
         last = re.split(r"[/\\]", value.rstrip("/\\"))[-1]
         return last if _PATH.match(value) else without_paths(value)
     return value
+
+
+def public_code(code: str) -> str:
+    """A paragraph of code.txt without the paths of this machine: those in its command and those of
+    the user's own files. Raises ValueError for a command with an open quotation mark."""
+    lines = []
+    for what, _, rest in (line.partition(" ") for line in code.splitlines()):
+        own, sha256, digest = rest.rpartition(" sha256 ")
+        if what == "command":
+            rest = shlex.join(map(_public_word, shlex.split(rest)))
+        elif sha256:
+            rest = f"{public_value(own)}{sha256}{digest}"
+        lines.append(f"{what} {rest}")
+    return "\n".join(lines)
+
+
+def _public_word(word: str) -> str:
+    """A word of a command, such as key=value."""
+    key, equals, text = word.partition("=")
+    if not equals:
+        return str(public_value(word))
+    value = public_value(yaml.safe_load(text))
+    if not isinstance(value, str):
+        value = json.dumps(value, ensure_ascii=False, default=str)
+    return f"{key}={value}"
 
 
 def without_paths(text: str) -> str:

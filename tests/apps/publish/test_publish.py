@@ -50,7 +50,10 @@ def run(tmp_path: Path) -> Path:
     config = load_config(None, ["model.path=Qwen/Qwen2.5-0.5B-Instruct", *words])
     (run / "config.yaml").write_text(dump(config))
     (run / "imitated_boards.json").write_text('["abc"]')
-    (run / "code.txt").write_text("started 1\ncommit a\n\nstarted 2\ncommit b\ntorch 2\n")
+    typed = f"--config {tmp_path}/my.yaml '{words[-1]}' steps=9 endpoint.body={{}} \"out={run}\""
+    own = f"game.name {tmp_path}/my games/my_game.py sha256 cd"
+    code = f"started 2\ncommit b\ncommand python train.py {typed}\ntorch 2, numpy 2\n{own}\n"
+    (run / "code.txt").write_text(f"started 1\ncommit a\n\n{code}")
     save_file({"weight": np.zeros(1)}, run / "final" / "model.safetensors")
     files = {"config.json": "{}", "tokenizer.json": "{}"}
     for name, text in (files | {"progress.json": '{"step": 7}', "notes.pt": "x"}).items():
@@ -84,6 +87,9 @@ def test_the_folder_holds_a_policy_its_settings_and_a_card(
     assert str(tmp_path) not in text and "boards.parquet" in text
     assert load_config(out / "selfplay.yaml").rollout.partners == ("self", "checkpoint:other*0.5")
     assert load_config(out / "selfplay.yaml").out == "runs/pair"
+    assert "game.name my_game.py sha256 cd\n" in text and "train.py --config my.yaml " in text
+    partners = json.dumps(["self", "checkpoint:other*0.5"])
+    assert f"'rollout.partners={partners}' steps=9 'endpoint.body={{}}' out=a_run\n" in text
     source = find_source(out)
     assert (source.weights, source.settings) == (out, out / "selfplay.yaml")
     assert "--push" in capsys.readouterr().out
