@@ -31,7 +31,7 @@ GPU_BENCHES = "loop|peers|rollout|update"
 RECORDED = {"optimization": "matching", "planning": "planning", "mediation": "mediation"}
 # A command needs what the first matching pattern says.
 NEEDS = {
-    r"--dry-run|ORG/NAME .*--num": "a model of the hub",
+    r"--dry-run|ORG/NAME .*--num|train.py.*ORG/NAME": "a model of the hub",
     r"eval.py.*optimization\.jsonl": "a policy that reads full tables",
     r"--nproc-per-node [48]|train.py.*(_h200|smollm2_[14])|[qQ]wen|-gpu|\[gpu\]": "GPUs",
     rf"bench\.({GPU_BENCHES})\b": "GPUs",
