@@ -120,7 +120,9 @@ async def no_engine(request: Request) -> Completion:
 
 def test_a_person_at_the_terminal_is_shown_the_partners_words() -> None:
     out = io.StringIO()
-    player = PersonPlayer(name="person", lines_in=io.StringIO("[message] hi\n"), lines_out=out)
+    player = PersonPlayer(
+        name="person", called="the guest", lines_in=io.StringIO("[message] hi\n"), lines_out=out
+    )
     game = play(MatchingGame(SMALL, FULL), (0, f"[message] {EVIL}"))
     asyncio.run(player.move(game, 1, f"Partner: {EVIL}", no_engine))
     assert "over" in out.getvalue() and not steers(out.getvalue())

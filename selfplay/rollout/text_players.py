@@ -15,7 +15,7 @@ from selfplay.engines.base import Generate, Message, Request
 from selfplay.rollout.players import Move, PartnerPlayer
 
 _WELCOME = """\
-=== a new game; you are seat {seat} ===
+=== a new game; you are {called} ===
 A move is one line that starts with its [tag].{lines}
 End the input to leave."""
 _LINES = " After [propose] go on, and end with a blank line."
@@ -62,14 +62,14 @@ class EndpointPlayer(PartnerPlayer):
 
 
 class PersonPlayer(PartnerPlayer):
-    """A person at a terminal, who reads the seat's texts and types moves.
+    """A person at a terminal, who reads the seat's texts and types moves. `called` names the seat.
 
     A line is a move; `[propose]` continues up to a blank line. When the input ends, this game and
     all later ones are void.
     """
 
-    def __init__(self, *, name: str, lines_in: TextIO, lines_out: TextIO) -> None:
-        self.name, self._in, self._out = name, lines_in, lines_out
+    def __init__(self, *, name: str, called: str, lines_in: TextIO, lines_out: TextIO) -> None:
+        self.name, self._called, self._in, self._out = name, called, lines_in, lines_out
         self._opened = False
 
     async def move(self, game: Game, seat: int, observation: str, generate: Generate) -> Move:
@@ -77,7 +77,7 @@ class PersonPlayer(PartnerPlayer):
         if not self._opened:
             prompt, self._opened = game.prompt(seat), True
             lines = _LINES if "[propose]" in prompt.system + prompt.user else ""
-            welcome = _WELCOME.format(seat=seat, lines=lines)
+            welcome = _WELCOME.format(called=self._called, lines=lines)
             texts = [welcome, prompt.system, prompt.user, observation]
         self._print("\n\n".join(text for text in texts if text))
         text = self._read()

@@ -38,7 +38,7 @@ Electra: Daniel
 
 """
 SHOWN = """\
-=== a new game; you are seat 0 ===
+=== a new game; you are the guest ===
 A move is one line that starts with its [tag]. After [propose] go on, and end with a blank line.
 End the input to leave.
 
@@ -55,7 +55,9 @@ You move first.
 def test_a_session_at_the_terminal() -> None:
     """A refused move, a message, a proposal over three lines; the partner accepts."""
     out = io.StringIO()
-    person = PersonPlayer(name="person", lines_in=io.StringIO(TYPED), lines_out=out)
+    person = PersonPlayer(
+        name="person", called="the guest", lines_in=io.StringIO(TYPED), lines_out=out
+    )
     game = MatchingGame(SMALL, FULL)
     prompt = game.prompt(0)
     setup = GameSetup(game, (person, Lines("[message] I see 7 and 1", "[accept]")), SMALL.key, 0)
@@ -69,7 +71,9 @@ def test_a_session_at_the_terminal() -> None:
 
 
 def test_a_game_whose_input_ends_is_void() -> None:
-    person = PersonPlayer(name="person", lines_in=io.StringIO(""), lines_out=io.StringIO())
+    person = PersonPlayer(
+        name="person", called="the guest", lines_in=io.StringIO(""), lines_out=io.StringIO()
+    )
     setup = GameSetup(MatchingGame(SMALL, FULL), (person, Lines()), SMALL.key, 0)
     (episode,) = play_scripted([setup], limits=Limits(max_turns=8, max_retries=2))
     assert episode.ended == "void"

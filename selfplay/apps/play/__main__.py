@@ -6,9 +6,10 @@ watch two of them.
     python -m selfplay.apps.play runs/talk --partner endpoint:MODEL@http://127.0.0.1:8000/v1
     python -m selfplay.apps.play runs/talk --terminal
     python -m selfplay.apps.play runs/talk --partner checkpoint:runs/other --watch
+    python -m selfplay.apps.play scripted:tell --config FILE      # before any training
 
 The page is for this machine alone: the printed address holds a token of this start. Finished games
-go to RUN/played.jsonl.
+go to RUN/played.jsonl, those with a script alone to played.jsonl.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from itertools import count
 from pathlib import Path
 
 from dialop.kit import switch
+from dialop.specs import nearest
 from selfplay.apps.play.games import (
     Opponent,
     Session,
@@ -42,17 +44,19 @@ from selfplay.apps.play.games import (
     talk_text,
 )
 from selfplay.apps.play.table import SeatedPerson, Table
-from selfplay.config import Config
-from selfplay.config.player_spec import SCRIPTED, SELF, Spec
-from selfplay.distributed import World
+from selfplay.apps.report.games import seat_names
+from selfplay.config import Config, load_config
+from selfplay.config.load import read_value
+from selfplay.config.player_spec import CHECKPOINT, SCRIPTED, SELF, Spec
 from selfplay.errors import RunEnds, SettingsError
 from selfplay.evaluation.evaluate import check_room
 from selfplay.evaluation.games import find_games
 from selfplay.evaluation.plan import ITSELF, find_config, find_partner
-from selfplay.partners.checkpoints import Source, find_source
+from selfplay.partners.checkpoints import ONE_PROCESS, Source, find_source
 from selfplay.partners.partners import Partners
 from selfplay.preflight.command_line import Parser, refused
 from selfplay.preflight.run import check_endpoint, check_folder, check_machine, read_rendering
+from selfplay.rollout.seat_rules import read_spec
 from selfplay.rollout.seating import scripted_partner
 from selfplay.rollout.text_players import PersonPlayer
 from selfplay.setup import open_world
@@ -68,11 +72,11 @@ PAGE_PACKAGES = ("starlette", "uvicorn")  # the extra `play`, which --terminal d
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(PROGRAM, __doc__)
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="a run, a Hugging Face folder or name")
+    add("run", type=Path, metavar="RUN", help="a run, a Hugging Face folder or name, scripted:NAME")
     add("--partner", default=SELF, help="who plays the other seat (default: the policy)")
     add("--games", default="generated", help="'generated', a .parquet or recorded .jsonl")
     add("--num", type=int, help=f"instances (default: {NUM_GAMES}, or all of the file)")
-    add("--seat", type=int, help="your seat (default: each in turn)")
+    add("--seat", help="your seat, a number or a role (default: each in turn)")
     add("--port", type=int, help="of the page (default: 8765); 0 takes a free one")
     add("--terminal", action="store_true", help="play in the terminal, without a page")
     add("--watch", action="store_true", help="the policy plays with --partner; you read, in turn")
@@ -93,8 +97,33 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
+def find_players(args: argparse.Namespace) -> tuple[Spec, Config, Source | None]:
+    """Who plays the other seat, the settings, and the policy's weights; None where RUN is a script,
+    which needs none. Raises ValueError for what cannot be used."""
+    name = str(args.run)
+    if name.startswith(f"{SCRIPTED}:"):
+        if args.config is None or args.watch or args.partner != SELF:
+            given = "--partner, --watch" if args.config else "one without --config FILE"
+            raise ValueError(f"{name} needs --config FILE alone, with the game's name, got {given}")
+        config = load_config(args.config, [*ONE_PROCESS, *args.overrides])
+        return read_spec(name, config.game, what="RUN"), config, None
+    source = find_source(args.run)
+    config = find_config(source, args.config, args.overrides)
+    played = args.config or source.settings or source.home
+    # The policy is welcome in every game here: the person takes a seat that it leaves.
+    spec = ITSELF
+    if args.partner != SELF:
+        spec = find_partner(args.partner, config.game, played=played, overrides=args.overrides)
+    return spec, config, source
+
+
 def find_opponent(
-    spec: Spec, config: Config, source: Source, *, world: World, cleanup: ExitStack, watched: bool
+    spec: Spec,
+    config: Config,
+    source: Source | None,
+    *,
+    cleanup: ExitStack,
+    watched: bool,
 ) -> Opponent:
     """The partner with its engine; weights are loaded here. A scripted partner needs none, unless
     the policy's games with it are `watched`."""
@@ -105,6 +134,8 @@ def find_opponent(
             None,
             lambda names, seat: scripted_partner(spec.argument, names, seat, config.game),
         )
+    assert source is not None
+    world = open_world(config)
     rendering = read_rendering(config.model, config.game, seed=config.seed)
     config, _ = choose_engine(config, source.weights, world, rewritten=rendering.rewritten)
     partners = Partners([(spec, 1.0)], config, rendering=rendering, world=world)
@@ -112,7 +143,10 @@ def find_opponent(
     engine = partners.routed(load_engine(config, source.weights, world, cleanup=cleanup))
     home = source.weights if source.hub is not None else source.home
     name = f"{POLICY} of {home.resolve().name}" if spec.kind == SELF else spec.text
-    return Opponent(name, engine, rendering, partners.for_step(0)[0][0].make_player)
+    own = find_source(Path(spec.argument)) if spec.kind == CHECKPOINT else source
+    scratch = read_value(own.settings, (), "model.scratch") is not None
+    sits = partners.for_step(0)[0][0].make_player
+    return Opponent(name, engine, rendering, sits, from_nothing=scratch)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -125,26 +159,19 @@ def main(words: Sequence[str] | None = None) -> int:
                     f"the page needs {' and '.join(PAGE_PACKAGES)}: pip install "
                     "'selfplay-lm[play]', or play with --terminal"
                 )
-            source = find_source(args.run)
-            config = find_config(source, args.config, args.overrides)
-            played = args.config or source.settings or source.home
-            # The policy is welcome in every game here: the person takes a seat that it leaves.
-            spec = ITSELF
-            if args.partner != SELF:
-                spec = find_partner(
-                    args.partner, config.game, played=played, overrides=args.overrides
-                )
+            spec, config, source = find_players(args)
             if not 0 <= args.port < 65536:
                 raise ValueError(f"--port must be from 0 to 65535, got {args.port}")
-            if args.out is None and source.hub is not None:
+            if args.out is None and source is not None and source.hub is not None:
                 raise ValueError(
                     "--out is needed: the weights are on the hub, not in a local folder"
                 )
-            out: Path = args.out or source.home / GAMES_FILE
+            out: Path = args.out or (source.home if source else Path()) / GAMES_FILE
             if out.suffix != ".jsonl":
                 raise ValueError(f"--out must end in .jsonl, got {out}")
-            check_folder(out.parent, what="--out")
-            check_machine(config.device, config.engine)
+            check_folder(out.absolute().parent, what="--out")
+            if source is not None:
+                check_machine(config.device, config.engine)
             check_endpoint(spec, config.endpoint, what="--partner")
             num = args.num
             if num is None and args.games == "generated":
@@ -152,10 +179,7 @@ def main(words: Sequence[str] | None = None) -> int:
             games = find_games(
                 args.games, num, game=config.game, data=config.data, eval_settings=config.eval
             )
-            world = open_world(config)
-            opponent = find_opponent(
-                spec, config, source, world=world, cleanup=cleanup, watched=args.watch
-            )
+            opponent = find_opponent(spec, config, source, cleanup=cleanup, watched=args.watch)
             if opponent.rendering is not None:
                 check_room(
                     games.instances,
@@ -165,12 +189,18 @@ def main(words: Sequence[str] | None = None) -> int:
                     max_positions=None,
                 )
             seats = seats_for_a_person(config.game, opponent)
-            if args.seat is not None and args.seat not in seats:
-                raise ValueError(f"--seat must be one of {seats}, got {args.seat}")
+            if args.seat is not None:
+                names = [*map(str, seats), *(config.game.kit.ROLES[seat] for seat in seats)]
+                if args.seat not in names:
+                    raise ValueError(
+                        f"--seat must be one of {', '.join(dict.fromkeys(names))}, got {args.seat}"
+                        f"{nearest(args.seat, names)}"
+                    )
+                seats = [seats[names.index(args.seat) % len(seats)]]
             session = Session(
                 games.instances,
                 opponent,
-                seats=seats if args.seat is None else [args.seat],
+                seats=seats,
                 game=config.game,
                 rollout=config.rollout,
                 seed=config.seed,
@@ -202,7 +232,11 @@ def play_here(session: Session, out: Path) -> int:
     """Play in the terminal until the input ends or Ctrl-C."""
     name, about = session.opponent.name, session.introduction()
     for number in count():
-        person = PersonPlayer(name="person", lines_in=sys.stdin, lines_out=sys.stdout)
+        seat = session.seats[number % len(session.seats)]
+        called = f"{seat_names(session.game.kit.ROLES)[seat]} (seat {seat})"
+        person = PersonPlayer(
+            name="person", called=called, lines_in=sys.stdin, lines_out=sys.stdout
+        )
         begin = lambda game, seat, rules: print(  # noqa: E731
             f"\nYou play {about['title']} with {name}. {about['understands']}",
             *([rules] if switch(session.game.options, "brief") else []),
@@ -215,7 +249,6 @@ def play_here(session: Session, out: Path) -> int:
             print("\nThe game ended without a result.")
             return 0
         keep_game(episode, session.game.kit, out)
-        seat = session.seats[number % len(session.seats)]
         ending = ending_text(episode, session.game.kit, own=seat)
         print(f"\n{ending}\nkept in {out}", flush=True)
     return 0

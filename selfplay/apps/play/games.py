@@ -37,12 +37,13 @@ from selfplay.rollout.seating import (
 class Opponent:
     """Who plays the other seats. Without `make_player`, which makes a partner's player, the policy
     plays those that it can have, and a scripted player the rest. `engine` is None for a scripted
-    partner."""
+    partner. `from_nothing` says that its weights began at random."""
 
     name: str
     engine: GameRunner | None
     rendering: Rendering | None
     make_player: MakePlayer | None = None
+    from_nothing: bool = False
 
 
 def seats_for_a_person(game: GameConfig, opponent: Opponent) -> list[int]:
@@ -119,6 +120,8 @@ class Session:
             understands = "It is a script and understands what scripts write."
         elif switch(self.game.options, "brief"):
             understands = "It knows the short style that scripts write, and no sentences."
+        elif self.opponent.from_nothing:
+            understands = "It began with random weights and knows no words but those of its games."
         else:
             understands = "It reads the rules in words, and sentences."
         return {
@@ -188,14 +191,17 @@ def talk_text(episode: Episode, kit: Kit) -> str:
 def ending_text(episode: Episode, kit: Kit, *, own: int | None = None) -> str:
     """How a game ended, for a terminal, and what was hidden from the seat `own` (None: from each):
     the table of its picture, or what the other seats alone read."""
-    scores = episode.outcome.seat_scores or (episode.outcome.score_norm,)
-    score = ", ".join(f"{each:.3f}" for each in scores) + " of the best"
-    ended = "agreed" if episode.outcome.agreed else f"no agreement ({episode.ended})"
-    lines = [f"The game is over: {ended}, {score}."]
+    outcome, names = episode.outcome, seat_names(kit.ROLES)
+    own_scores = ", ".join(f"{n} {s:.3f}" for n, s in zip(names, outcome.seat_scores, strict=False))
+    score = f"scores {own_scores}" if own_scores else f"{outcome.score_norm:.3f} of the best"
+    ended = "agreed" if outcome.agreed else f"no agreement ({episode.ended})"
+    paid = [outcome.rewards, *(turn.rewards for turn in episode.turns if turn.rewards)]
+    rewards = [sum(of_seat) for of_seat in zip(*paid, strict=True)]
+    by_role = ", ".join(f"{n} {reward:.3g}" for n, reward in zip(names, rewards, strict=True))
+    lines = [f"The game is over: {ended}, {score}; rewards {by_role}."]
     game = drawn_game(game_record(episode, step=0), "", 0, Texts(), kit=kit)
     if "board" in game:
         return "\n".join([*lines, "", *_table_lines(game)])
-    names = seat_names(kit.ROLES)
     for seat, prompt in enumerate(episode.prompts):
         if seat != own:
             lines += ["", f"What {names[seat]} (seat {seat}) alone read:", printable(prompt.user)]

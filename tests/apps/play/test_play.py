@@ -26,6 +26,7 @@ from dialop.matching.recorded import (
 from dialop.matching.store import read_instances
 from dialop.scaffold import Instance as SumOfTwo
 from selfplay.apps.play.__main__ import bound, play_here
+from selfplay.apps.play.__main__ import main as play_program
 from selfplay.apps.play.games import Opponent, Session, keep_game, result_of, seats_for_a_person
 from selfplay.apps.play.server import (
     MAX_BODY,
@@ -44,6 +45,7 @@ from selfplay.rollout.seating import scripted_partner
 from tests.helpers.dialop_boards import BEST, FULL, SCALED, SMALL, WORST
 from tests.helpers.run_folders import settings
 
+ROOT = Path(__file__).resolve().parents[3]
 TOKEN = "the-token"
 FACTS = {"opponent": "honest", "title": "A game", "rules": "<b>Talk.</b>", "understands": "All."}
 EVIL = "</script><script>alert(1)</script>\x1b[2J\u202e"
@@ -304,11 +306,58 @@ def test_the_terminal_tells_what_was_hidden_in_a_game_without_a_picture(
     monkeypatch.setattr("sys.stdin", io.StringIO("[message] what is yours?\n[answer] 11\n"))
     assert play_here(session(config, instance, honest(config)), tmp_path / "games.jsonl") == 0
     monkeypatch.undo()
-    before, _, after = screen.getvalue().partition("The game is over: agreed, 1.000 of the best.")
+    before, _, after = screen.getvalue().partition("The game is over: agreed, 1.000 of the best")
     assert "You play dialop.scaffold with scripted:honest. It is a script" in before
+    assert "=== a new game; you are player 0 (seat 0) ===" in before
+    assert after.startswith("; rewards player 0 1, player 1 1.\n")
     assert "your number: 4" in before and "your number: 7" not in before
     assert "What player 1 (seat 1) alone read:\nyour number: 7\n" in after
     assert "propos" not in before + after
+
+
+HAGGLE = """
+game: {name: haggle.py}
+model: {scratch: {}}
+device: cuda
+engine: {kind: sglang}
+rollout: {max_turns: 6, max_game_tokens: 500}
+"""
+
+
+def test_a_game_is_played_with_its_script_before_any_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The example of a split, with unequal roles; no weights and no GPU are needed."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "examples/split/split.py").read_text()
+    named = text.replace('("player", "player")', '("seller", "buyer")')
+    (tmp_path / "haggle.py").write_text(named)
+    (tmp_path / "haggle.yaml").write_text(HAGGLE)
+    monkeypatch.setattr("sys.stdin", io.StringIO("[message] hi\n" * 3))
+    words = ["scripted:fair", "--config", "haggle.yaml", "--terminal"]
+    assert play_program([*words, "--seat", "buyer"]) == 0
+    said = capsys.readouterr().out
+    assert "=== a new game; you are buyer (seat 1) ===" in said
+    assert "no agreement (turns), scores seller 0.000, buyer 0.000; rewards seller 0," in said
+    (game,) = map(json.loads, (tmp_path / "played.jsonl").read_text().splitlines())
+    assert [seat["player"] for seat in game["seats"]] == ["scripted:fair", "person"]
+    for wrong, rule in {
+        "--seat byer": "--seat must be one of 0, 1, seller, buyer, got byer; nearest is buyer",
+        "--watch": "scripted:fair needs --config FILE alone",
+    }.items():
+        assert play_program([*words[:3], *wrong.split()]) == 2
+        assert rule in capsys.readouterr().err
+    assert play_program(["scripted:fai", *words[1:]]) == 2
+    assert "nearest is fair" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("from_nothing", [True, False])
+def test_a_policy_from_random_weights_is_said_to_know_no_words(
+    from_nothing: bool, config: Config
+) -> None:
+    policy = Opponent("the policy", None, cast(Rendering, object()), from_nothing=from_nothing)
+    facts = Session([SMALL], policy, [0], config.game, config.rollout, 0).introduction()
+    assert ("random weights" in facts["understands"]) == from_nothing
 
 
 @pytest.mark.parametrize(("brief", "words"), [("true", "short style"), ("false", "sentences")])
