@@ -205,7 +205,8 @@ def mismatch_metrics(means: Mapping[str, float]) -> dict[str, float]:
 
 
 def check_mismatch(metrics: Mapping[str, float], bound: float) -> None:
-    """Check the mean log-prob mismatch over the full rollout, before any weight moves.
+    """Check the mean log-prob mismatch of a rollout's samples (`update_policy` says which), before
+    any weight moves.
 
     Raises EngineDisagrees if it is above `bound` (`SyncCheck.bound`), in nats a token. The
     standard deviation of a token's difference is near 0.05 in bf16, so the standard error over

@@ -75,8 +75,9 @@ def update_policy(
     """All optimizer steps of one rollout: `epochs` passes, each split into `minibatches`.
 
     Returns metrics averaged over the optimizer steps, and why steps were skipped (a loss or
-    gradient that is not finite). The log-prob mismatch of engine and trainer is that of the
-    rollout before any weight changes; if its mean is above `max_mismatch`, in nats per token, this
+    gradient that is not finite). The log-prob mismatch of engine and trainer is measured before
+    any weight changes: on all samples with recomputed log-probs, else on the first optimizer step's
+    (`minibatches`: 1 has all in it). If its mean is above `max_mismatch`, in nats per token, this
     raises EngineDisagrees and no weight changes. Every rank must call.
     """
     rollout_metrics: dict[str, float] = {}

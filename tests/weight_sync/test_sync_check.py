@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from selfplay.checkpoint import checkpoints
 from selfplay.config import ChosenEngine, ParallelConfig
 from selfplay.errors import EngineDisagrees
 from selfplay.learner.learner import Learner
-from selfplay.learner.update import update_policy
+from selfplay.learner.update import minibatches, update_policy
 from selfplay.weight_sync import supervisor
 from selfplay.weight_sync.offload import Offload
 from selfplay.weight_sync.supervisor import PolicySupervisor
@@ -291,7 +293,7 @@ def test_one_missed_push_is_made_again_and_two_end_the_run(
 
 
 @pytest.mark.parametrize("old", ["engine", "recomputed"])
-def test_the_full_rollout_is_compared_before_any_weight_moves(old: str) -> None:
+def test_the_rollout_is_compared_before_any_weight_moves(old: str) -> None:
     model, config = tiny_model(seed=1), config_of(f"algorithm.old_logprobs={old}")
     before = [parameter.detach().clone() for parameter in model.parameters()]
     samples = some_samples(tiny_model(seed=0))
@@ -299,6 +301,30 @@ def test_the_full_rollout_is_compared_before_any_weight_moves(old: str) -> None:
         update_policy(learner_of(model), samples, [], step=0, config=config, max_mismatch=0.05)
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ((), True),
+        (("algorithm.minibatches=2",), False),
+        (("algorithm.minibatches=2", "algorithm.old_logprobs=recomputed"), True),
+    ],
+)
+def test_the_engines_own_log_probs_are_compared_in_the_first_mini_batch(
+    settings: tuple[str, ...], found: bool
+) -> None:
+    """One sample, of the second mini-batch of two, has log-probs of other weights. Only an update
+    of one mini-batch, or one that recomputes log-probs, sees it before a weight moves."""
+    model = tiny_model()
+    samples = some_samples(model, shift=0.01)
+    halves = config_of("algorithm.minibatches=2")
+    _, (wrong, *_) = minibatches(samples, step=0, config=halves)
+    shifted = [old - 5.0 * m for old, m in zip(wrong.old_logprobs, wrong.mask, strict=True)]
+    samples[samples.index(wrong)] = replace(wrong, old_logprobs=shifted)
+    config = config_of(*settings)
+    with pytest.raises(EngineDisagrees) if found else nullcontext():
+        update_policy(learner_of(model), samples, [], step=0, config=config, max_mismatch=0.05)
 
 
 def test_a_run_that_its_checks_end_saves_first_and_goes_on_from_there(
