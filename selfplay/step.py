@@ -21,6 +21,7 @@ from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint, finish
 from selfplay.config import Config
+from selfplay.data.seeds import named_seed
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, all_reduce_sum, barrier, gather_objects
 from selfplay.engines.base import Sampling
@@ -252,7 +253,9 @@ def update(
     """
     config = run.config
     with run.timed("sync_check"):
-        run.sync_check.before_update(first_turns(rollout.episodes, run.sync_check.num_turns))
+        seed = named_seed(config.seed, "sync check", step)
+        turns = first_turns(rollout.episodes, run.sync_check.num_turns, seed=seed)
+        run.sync_check.before_update(turns)
     with run.timed("sleep"):
         run.supervisor.sleep_and_onload()
     with run.timed("update"):

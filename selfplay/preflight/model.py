@@ -306,9 +306,9 @@ def _packed_pass(learner: Learner, ids: list[int]) -> Tensor:
     num = min(NUM_COMPARED, len(ids) - 1)
     beginning = ids[: max(2, len(ids) // 3)]
     samples = [
-        Sample("other", beginning[::-1], [0] * len(beginning), [], []),
-        Sample("beginning", beginning, [0] * len(beginning), [], []),
-        Sample("text", ids, [0] * (len(ids) - num) + [1] * num, [], []),
+        Sample("other", beginning[::-1], [0] * len(beginning), old_logprobs=[], advantages=[]),
+        Sample("beginning", beginning, [0] * len(beginning), old_logprobs=[], advantages=[]),
+        Sample("text", ids, [0] * (len(ids) - num) + [1] * num, old_logprobs=[], advantages=[]),
     ]
     batch = pack(samples, device=learner.world.device)
     with torch.no_grad():

@@ -106,7 +106,10 @@ def eager_logprobs(
 
 def packed_logprobs(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> Tensor:
     """The trainer's log-probs of all tokens except each text's first, in one packed row."""
-    samples = [Sample("text", [*ids], [0] + [1] * (len(ids) - 1), [], []) for ids in texts]
+    samples = [
+        Sample("text", [*ids], [0] + [1] * (len(ids) - 1), old_logprobs=[], advantages=[])
+        for ids in texts
+    ]
     batch = pack(samples, device=torch.device("cpu"), share_prefixes=False)
     logprobs_M, _ = policy_logprobs(model, batch.row, batch.targets_M, temperature=1.0)
     return logprobs_M

@@ -164,15 +164,17 @@ def play_scripted(setups: Sequence[GameSetup], *, limits: Limits) -> list[Episod
     return episodes
 
 
-def first_turns(episodes: Sequence[Episode], num: int) -> list[tuple[list[int], list[int]]]:
-    """The first turns of at most `num` policy seats, drawn from the full rollout.
+def first_turns(
+    episodes: Sequence[Episode], num: int, *, seed: int
+) -> list[tuple[list[int], list[int]]]:
+    """The first turns of at most `num` policy seats, drawn by `seed` from the full rollout.
 
     Each is (ids up to the end of the turn, mask that is 1 where the policy sampled the id). First
     turns have the shortest contexts.
     """
     transcripts = [t for e in episodes for t in e.transcripts if t is not None and t.spans]
     turns = []
-    for index in Random(0).sample(range(len(transcripts)), min(num, len(transcripts))):
+    for index in Random(seed).sample(range(len(transcripts)), min(num, len(transcripts))):
         transcript = transcripts[index]
         span = transcript.spans[0]
         mask = [0] * span.start + [1] * (span.end - span.start)

@@ -12,8 +12,8 @@ In bf16 the difference of a token is noise with a heavy tail, larger for improba
 in nats fits all models: a healthy run's mismatch lies anywhere from 1e-6 (fp32) to 0.03 (bf16).
 
 **The noise floor** is the mismatches of the latest `WINDOW_TURNS` turns that were scored with equal
-weights. It is first measured after the first push and before any step, and every healthy comparison
-refines it. Checkpoints hold it, so a resumed run has the bounds of an uninterrupted one.
+weights. It is first measured in the first step, between play and update, and every healthy
+comparison refines it. Checkpoints hold it, so a resumed run has the bounds of an uninterrupted one.
 
 **The test.** n new turns of one engine are suspicious if at least three quarters of them each lie
 above `FACTOR` times the largest mismatch of the floor. A NaN lies above everything.
@@ -48,7 +48,6 @@ from itertools import compress
 from typing import Any, cast
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 
 from selfplay.advantages.sample import Sample
 from selfplay.config import ChosenEngine
@@ -177,7 +176,7 @@ class SyncCheck:
         ranks' engines. Equal on every rank. Engine and trainer score at the same time."""
         world = self._learner.world
         samples = [
-            Sample(f"{world.rank}/{number}", list(ids), [0, *mask[1:]], [], [])
+            Sample(f"{world.rank}/{number}", [*ids], [*mask], old_logprobs=[], advantages=[])
             for number, (ids, mask) in enumerate(turns)
         ]
         await_scores = None
@@ -223,8 +222,6 @@ class SyncCheck:
                     batch.sample_M.tolist(), logprobs_M.tolist(), strict=True
                 ):
                     by_name[batch.names[index]].append(logprob)
-        if isinstance(learner.model, FSDPModule):
-            learner.model.reshard()  # no backward pass follows to free the gathered copy
         return by_name
 
 

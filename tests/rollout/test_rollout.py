@@ -107,13 +107,14 @@ def test_first_turns_are_drawn_from_the_full_rollout() -> None:
         for game in range(40)
     ]
     episodes = [SimpleNamespace(transcripts=pair) for pair in transcripts]
-    turns = first_turns(episodes, 8)
+    turns = first_turns(episodes, 8, seed=1)
     assert [mask for _, mask in turns] == [[0, 0, 1, 1]] * 8
     assert {tuple(ids[2:]) for ids, _ in turns} == {(7, 8)}
     assert len({tuple(ids) for ids, _ in turns}) == 8
     assert min(ids[0] for ids, _ in turns) < 20 <= max(ids[0] for ids, _ in turns)
     assert {ids[1] for ids, _ in turns} == {0, 1}
-    assert len(first_turns(episodes[:1], 8)) == 2
+    assert first_turns(episodes, 8, seed=1) == turns != first_turns(episodes, 8, seed=2)
+    assert len(first_turns(episodes[:1], 8, seed=1)) == 2
 
 
 def test_a_cut_off_move_never_reaches_the_game(rendering: Rendering) -> None:
