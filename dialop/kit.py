@@ -34,7 +34,6 @@ import importlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache, partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +43,7 @@ from dialop.modules import own_module
 from dialop.specs import choices, nearest, parse_spec
 from dialop.starts import PeoplesGame, RecordedGame, replay
 from dialop.turns import FunctionScript
+from dialop.workers import Spawn
 
 if TYPE_CHECKING:
     import numpy as np
@@ -144,8 +144,7 @@ class Kit:
             make = self._module.generate_instance
             return [make(options, seed=seed, index=index) for index in indices]
         make_one = partial(_generate_one, self.name, options, seed)
-        # Spawn, because forking a process with running threads (torch, an engine) can hang.
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        with ProcessPoolExecutor(processes, mp_context=Spawn()) as pool:
             chunk = max(1, min(64, num // (4 * processes)))
             return list(pool.map(make_one, indices, chunksize=chunk))
 

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from dialop.game import Instance
 from dialop.starts import PeoplesGame
+from dialop.workers import Spawn
 from selfplay.advantages.advantages import imitation_samples
 from selfplay.advantages.sample import Sample
 from selfplay.atomic import atomic_folder, damage, write_atomically
@@ -188,7 +188,7 @@ def saved_samples(
         tokenizer = tokenizer_folder(config.model, folder)
         with ProcessPoolExecutor(
             config.data.processes,
-            get_context("spawn"),
+            Spawn(),
             initializer=torch.set_num_threads,
             initargs=(1,),
         ) as pool:

@@ -12,12 +12,13 @@ import signal
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context, parent_process
+from multiprocessing import parent_process
 from threading import Thread
 from typing import Any
 
 from dialop.game import Instance
 from dialop.starts import RecordedGame, checked_entries
+from dialop.workers import Spawn
 from selfplay.config import Config, GameConfig
 from selfplay.data.instances import (
     GENERATED,
@@ -135,8 +136,7 @@ class Prefetcher:
 
     def __init__(self, game: GameConfig, *, seed: int, processes: int) -> None:
         self._game, self._seed = game, seed
-        # Spawn, because forking a process with running threads (torch, an engine) can hang.
-        self._pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=_begin)
+        self._pool = ProcessPoolExecutor(processes, Spawn(), initializer=_begin)
         self._drawn: dict[Origin, Future[Instance]] = {}
 
     def draw(self, now: Sequence[Origin], later: Iterable[Origin]) -> list[Instance]:

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from dialop.workers import without_main
 from selfplay.config import ChosenEngine
 from selfplay.engines.sglang import buckets, patches, processes
 
@@ -333,7 +334,7 @@ def launch(every: Sequence[dict[str, Any]]) -> Started:
     logging.getLogger("sglang.srt.entrypoints.engine").setLevel(logging.CRITICAL)
     complete = False
     try:
-        with child_environment(every[0]["device"], every[0]["tp_size"]):
+        with child_environment(every[0]["device"], every[0]["tp_size"]), without_main():
             start_next()
         complete = True
     finally:
