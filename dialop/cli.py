@@ -71,8 +71,9 @@ def _parser(kit: Kit) -> argparse.ArgumentParser:
 
     new = commands.add_parser(
         "new",
-        help="write a small game that passes the checks, to begin from",
-        description="Write a small game that passes `check`, with each part that a game needs.",
+        help="write a small game that passes the checks, to begin from, and its settings",
+        description="Write a small game that passes `check`, with each part that a game needs, and "
+        "beside it a .yaml with which it trains on a CPU.",
     )
     new.add_argument("file", type=Path, help="the .py file to write; it must not exist")
 
@@ -141,9 +142,19 @@ def _new(args: argparse.Namespace) -> int:
         )
     if importlib.util.find_spec(file.stem) is not None and not file.exists():
         raise ValueError(f"the file must have a name that no other module has, got {file}")
-    with file.open("x", encoding="utf-8") as written:
-        written.write(Path(scaffold.__file__).read_text(encoding="utf-8"))
+    settings = file.with_suffix(".yaml")
+    if not file.parent.is_dir():
+        raise ValueError(f"the file must be in an existing folder, got {file}")
+    for path in (file, settings):
+        if path.exists():
+            raise ValueError(f"the file must not exist, got {path}")
+    game = Path(scaffold.__file__)
+    words = {"MODULE": str(file), "SETTINGS": str(settings), "STEM": file.stem}
+    text = game.with_suffix(".yaml").read_text(encoding="utf-8")
+    settings.write_text(re.sub("|".join(words), lambda found: words[found[0]], text), "utf-8")
+    file.write_text(game.read_text(encoding="utf-8"), encoding="utf-8")
     print(f"{file}: a game to change. Check it: python -m dialop check {file}", file=sys.stderr)
+    print(f"{settings}: train it: python train.py --config {settings}", file=sys.stderr)
     return 0
 
 

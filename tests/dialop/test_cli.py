@@ -8,6 +8,9 @@ import pytest
 
 from dialop.cli import main
 from dialop.kit import load_kit
+from selfplay.config import load_config
+from selfplay.preflight.run import games_cut_off
+from selfplay.rollout.seat_rules import check_players
 from tests.helpers.dialop_boards import human_games
 
 
@@ -60,7 +63,13 @@ def test_replay_reports_every_game(
 def test_a_new_game_passes_every_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "a_game_of_my_own.py"
     assert main(["new", str(file)]) == 0
-    assert capsys.readouterr().err.endswith(f"python -m dialop check {file}\n")
+    told = capsys.readouterr().err
+    assert f"python -m dialop check {file}\n" in told
+    config = load_config(file.with_suffix(".yaml"))
+    assert told.endswith(f": train it: python train.py --config {file.with_suffix('.yaml')}\n")
+    assert config.game.name == str(file) and config.out == f"runs/{file.stem}"
+    check_players(config)
+    assert games_cut_off(config) is None
     assert main(["check", str(file)]) == 0
     out, counted = capsys.readouterr()
     lines = out.splitlines()
@@ -79,14 +88,17 @@ def test_a_new_game_passes_every_check(tmp_path: Path, capsys: pytest.CaptureFix
         ("my-game.py", "one that Python can import, got .*my-game.py; nearest is my_game.py"),
         ("my_game.txt", "one that Python can import"),
         ("random.py", "a name that no other module has, got .*random.py"),
-        ("taken.py", "File exists"),
+        ("taken.py", "the file must not exist, got .*taken.py"),
+        ("of_settings.py", "the file must not exist, got .*of_settings.yaml"),
+        ("none/a_new_game.py", "the file must be in an existing folder, got .*none/a_new_game.py"),
     ],
 )
 def test_a_new_game_is_a_new_module(
     name: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "taken.py").write_text("mine")
+    (tmp_path / "of_settings.yaml").write_text("mine")
     assert main(["new", str(tmp_path / name)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(told, line)
-    assert (tmp_path / "taken.py").read_text() == "mine" and len(list(tmp_path.iterdir())) == 1
+    assert (tmp_path / "taken.py").read_text() == "mine" and len(list(tmp_path.iterdir())) == 2
