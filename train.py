@@ -11,10 +11,11 @@ In Python `selfplay.train` does the same (docs/python.md).
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import selfplay  # noqa: F401  it sets how OpenMP waits, which torch reads when it is imported
 from dialop.terminal import open_terminal
-from selfplay.preflight.command_line import last_line, parse_train, refused
+from selfplay.preflight.command_line import last_line, own_error, parse_train, refused
 
 PARSED = None
 if __name__ == "__main__":  # --help, --list and a typo are answered before torch is imported
@@ -59,6 +60,8 @@ def main(words: list[str] | None = None) -> int:
             raise
         stays = "what was saved before is complete, and the same command goes on from there"
         return refused("train.py", RunEnds(f"{error}; {stays}"), status=1)
+    except Exception as error:  # noqa: BLE001 (code of one's own may raise anything)
+        return own_error("train.py", error, Path(config.out))
     return 0
 
 

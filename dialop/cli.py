@@ -153,8 +153,9 @@ def _new(args: argparse.Namespace) -> int:
     text = game.with_suffix(".yaml").read_text(encoding="utf-8")
     settings.write_text(re.sub("|".join(words), lambda found: words[found[0]], text), "utf-8")
     file.write_text(game.read_text(encoding="utf-8"), encoding="utf-8")
-    print(f"{file}: a game to change. Check it: python -m dialop check {file}", file=sys.stderr)
-    print(f"{settings}: train it: python train.py --config {settings}", file=sys.stderr)
+    python = sys.orig_argv[0]
+    print(f"{file}: a game to change. Check it: {python} -m dialop check {file}", file=sys.stderr)
+    print(f"{settings}: train it: {python} train.py --config {settings}", file=sys.stderr)
     return 0
 
 

@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 import textwrap
+import traceback
 from collections.abc import Sequence
 from dataclasses import fields
 from itertools import pairwise, takewhile
@@ -13,13 +14,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import selfplay
+from dialop.shown import error_line, own_place
 from dialop.specs import nearest
 from selfplay.config import COMMON, Config, load_config
 from selfplay.config.load import read_value, shipped
 from selfplay.config.play import GameConfig, options_of
 from selfplay.config.schema import Described, chosen, describe, described
 from selfplay.config.secrets import hidden, names_key
-from selfplay.errors import SettingsError
+from selfplay.errors import RunEnds, SettingsError
 
 _Append = argparse._AppendAction
 # Keys and sections that only train.py reads. A key does not declare its readers: add new ones here.
@@ -39,7 +41,7 @@ def typed(program: str) -> str:
 
 def last_line(folder: Path, *, page: Path) -> str:
     """The last line of a run: where its policy and its page are, and how to play with it."""
-    play = "python -m selfplay.apps.play"
+    play = f"{sys.orig_argv[0]} -m selfplay.apps.play"
     play = play if typed(play) == play else "selfplay-play"
     return f"the policy is in {folder / 'final'}, the page is {page}; to play: {play} {folder}"
 
@@ -133,6 +135,22 @@ def refused(program: str, error: Exception, *, status: int = 2) -> int:
     """
     sys.stderr.write(f"{typed(program)}: {' '.join(str(error).split())[:1500]}\n")
     return status
+
+
+def own_error(program: str, error: Exception, folder: Path) -> int:
+    """Print an error of one's own code in one line on stderr and keep its traceback in the run's
+    folder; returns the exit status. Raises the error again if no code of one's own took part."""
+    if not own_place(error):
+        raise error
+    file, text = folder / "error.txt", "".join(traceback.format_exception(error))
+    try:
+        file.write_text(text, encoding="utf-8")
+        kept = f"the traceback is in {file}"
+    except OSError:
+        print(text, end="", file=sys.stderr)
+        kept = "the traceback is above"
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return refused(program, RunEnds(f"{error_line(error)}{notes}; {kept}"), status=1)
 
 
 def parse_train(words: Sequence[str], about: str) -> tuple[argparse.Namespace, Config]:

@@ -64,9 +64,9 @@ def test_a_new_game_passes_every_check(tmp_path: Path, capsys: pytest.CaptureFix
     file = tmp_path / "a_game_of_my_own.py"
     assert main(["new", str(file)]) == 0
     told = capsys.readouterr().err
-    assert f"python -m dialop check {file}\n" in told
+    assert f"{sys.orig_argv[0]} -m dialop check {file}\n" in told
     config = load_config(file.with_suffix(".yaml"))
-    assert told.endswith(f": train it: python train.py --config {file.with_suffix('.yaml')}\n")
+    assert told.endswith(f"{sys.orig_argv[0]} train.py --config {file.with_suffix('.yaml')}\n")
     assert config.game.name == str(file) and config.out == f"runs/{file.stem}"
     check_players(config)
     assert games_cut_off(config) is None

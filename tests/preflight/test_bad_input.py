@@ -382,3 +382,28 @@ def test_eval_takes_a_model_by_its_name_on_the_hub(
     report = tmp_path / "runs" / "org_name" / "eval_generated_config=given_num=2"
     assert json.loads((report / "evaluation.json").read_text())["checkpoint"] == "org/name"
     assert sorted(cache.rglob("*")) == cached, "no report goes into the cache"
+
+
+def test_an_error_of_ones_own_code_is_one_line_and_its_traceback_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another error is a bug of this project and is raised."""
+
+    def outcome(_: Config) -> NoReturn:
+        error = KeyError("day")
+        error.add_note("in instance 0-3")
+        raise error
+
+    monkeypatch.setattr(train, "start", outcome)
+    (tmp_path / "settings.yaml").write_text(TINY)
+    words = ["--config", str(tmp_path / "settings.yaml"), f"out={tmp_path}"]
+    assert train.main(words) == 1
+    assert re.fullmatch(
+        r"train.py: test_bad_input.py:\d+ outcome: KeyError: 'day' \(in instance 0-3\); the "
+        rf"traceback is in {re.escape(str(tmp_path))}/error.txt\n",
+        capsys.readouterr().err,
+    )
+    assert "raise error\n" in (tmp_path / "error.txt").read_text()
+    monkeypatch.setattr(train, "start", json.loads)
+    with pytest.raises(TypeError, match="JSON object"):
+        train.main(words)

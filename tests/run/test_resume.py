@@ -1,6 +1,7 @@
 """An interrupted and resumed run equals an uninterrupted one: weights bit for bit, every metric."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,6 @@ def test_a_finished_run_started_again_is_unchanged(
     assert "has made 4 steps, and steps is 4: nothing to train" in said
     last = said.splitlines()[-1]
     assert last.startswith(f"the policy is in {folder}/final, the page is {folder}/report.html; ")
-    assert last.endswith(f"python -m selfplay.apps.play {folder}")
+    assert last.endswith(f"{sys.orig_argv[0]} -m selfplay.apps.play {folder}")
     assert_same_run(straight, folder)
     assert all(path.stat().st_mtime_ns == time for path, time in times.items())
