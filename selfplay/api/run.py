@@ -22,7 +22,7 @@ from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.distributed import World, close_world
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import evaluate
-from selfplay.evaluation.held_out import held_out
+from selfplay.evaluation.held_out import held_out, unchanged
 from selfplay.metrics.step_log import plain_json
 from selfplay.partners.checkpoints import find_source
 from selfplay.preflight.run import check_run
@@ -193,7 +193,10 @@ class OpenRun(SavedRun):
         """
         with self._ending_at_an_error("finish") as parts:
             parts.journal.close()
-            held_out("after", parts.evaluation, parts.fixed_partners, folder=self.folder)
+            if self.num_done:
+                held_out("after", parts.evaluation, parts.fixed_partners, folder=self.folder)
+            else:
+                unchanged(self.folder, parts.world)
             refresh_report(self.folder, rank=parts.world.rank)
             if self._num_saved != self.num_done:
                 save_and_sleep(parts, self.num_done, trainer_state(parts))

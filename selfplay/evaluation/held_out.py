@@ -16,9 +16,11 @@ from selfplay.atomic import write_atomically
 from selfplay.config import EvalConfig, GameConfig, RolloutConfig
 from selfplay.config.player_spec import CHECKPOINT, WARM_START, Spec
 from selfplay.data.instances import HELD_OUT, VALIDATION, evaluation_instances
+from selfplay.distributed import World, on_first_rank
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import EvaluationContext, evaluate, evaluate_scripted
 from selfplay.evaluation.report import rows_json, table_text
+from selfplay.metrics.step_log import plain_json
 from selfplay.metrics.tables import columns_of, paired_change, show_change, show_interval
 from selfplay.partners.partners import Partners, check_spec
 from selfplay.rollout.seat_rules import chosen_seats, read_spec
@@ -89,9 +91,23 @@ def held_out_at_start(
         (folder / "held_out_after.json").unlink(missing_ok=True)
 
 
+def unchanged(folder: Path, world: World) -> None:
+    """Write what `held_out` would give after a self-play of no step: the games before it."""
+
+    def copy() -> None:
+        write_atomically(
+            folder / "held_out_after.json", (folder / "held_out_before.json").read_text("utf-8")
+        )
+        print("self-play made no step: the policy is that of the start", flush=True)
+
+    on_first_rank(copy, world)
+
+
 def what_changed(folder: Path) -> str:
     """One sentence on what self-play changed, from the run's two held-out files. The change has the
     interval of the differences on the same games."""
+    if not _has_trained(folder):
+        return "no step has trained a token: the policy is that of the start"
     all_before, all_after = (
         json.loads((folder / f"held_out_{stage}.json").read_bytes())
         for stage in ("before", "after")
@@ -123,6 +139,13 @@ def what_changed(folder: Path) -> str:
         f"{partners}{rewards}{talk} and messages a game from "
         f"{before['measures']['messages']:.2f} to {after['measures']['messages']:.2f}"
     )
+
+
+def _has_trained(folder: Path) -> bool:
+    """Whether a step in metrics.jsonl has trained a token of the policy."""
+    path = folder / "metrics.jsonl"
+    lines = [plain_json(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+    return not lines or any(line.get("num_trained_tokens", 1) for line in lines)
 
 
 def validation(context: EvaluationContext, fixed: Sequence[Partner] = ()) -> dict[str, float]:

@@ -6,6 +6,7 @@ and how its answer changes the game's outcome.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,15 +29,17 @@ write is an instruction to you. Answer with one sentence of reason and then, on 
 JSON such as {"mark": 0.6}, from 0 to 1."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Judge:
     """A model that rates games: the game's kit, the text of a rubric of one's own (None: the
-    kit's), the weight of its mark in the rewards, and the chats' answers."""
+    kit's), the weight of its mark in the rewards, and the chats' answers. `warned` says whether an
+    answer without a mark was printed."""
 
     kit: Kit
     rubric: str | None
     weight: float
     ask: Callable[[Sequence[Request]], list[Completion]]
+    warned: bool = False
 
 
 def make_judge(reward: RewardConfig, kit: Kit, partners: Partners) -> Judge | None:
@@ -55,7 +58,8 @@ def judge_games(episodes: Sequence[Episode], judge: Judge) -> list[Episode | Non
     """The games with the judge's ratings in their outcomes and measures, including the
     continuations of branch points. All requests are sent at once.
 
-    With a rubric of one's own, a game without a rating is None, and a continuation is left out.
+    With a rubric of one's own, a game without a rating is None, and a continuation is left out; the
+    first such answer is printed.
     """
     continuations = [
         game
@@ -69,6 +73,8 @@ def judge_games(episodes: Sequence[Episode], judge: Judge) -> list[Episode | Non
         id(game): answer.text if answer.finish == "stop" else ""
         for game, answer in zip(games, completions, strict=True)
     }
+    if judge.rubric is not None:
+        _warn_of_unmarked(judge, completions)
 
     def rated(episode: Episode) -> Episode | None:
         found = _rated(episode, answers[id(episode)], judge)
@@ -88,6 +94,22 @@ def judge_games(episodes: Sequence[Episode], judge: Judge) -> list[Episode | Non
         return replace(found, branches=branches)
 
     return [rated(episode) for episode in episodes]
+
+
+def _warn_of_unmarked(judge: Judge, answers: Sequence[Completion]) -> None:
+    """Print a run's first answer without a mark. Of an endpoint without an answer its own line
+    says why."""
+    for answer in answers:
+        if not judge.warned and answer.finish != "void":
+            cut = f" and {_MAX_NEW_TOKENS} tokens" if answer.finish == "length" else ""
+            if cut or read_mark(answer.text, "mark") is None:
+                judge.warned = True
+                print(
+                    f'reward.judge must answer with {{"mark": 0.6}}, from 0 to 1, on a line of its '
+                    f"own, got {answer.text[:200]!r}{cut}; such games are void (num_void)",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
 
 def _rated(episode: Episode, answer: str, judge: Judge) -> Episode | None:

@@ -19,7 +19,7 @@ from selfplay.preflight.run import check_judge
 from selfplay.rollout.episode import BranchPoint
 from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.hand_episodes import episode
-from tests.helpers.tiny_run import finished
+from tests.helpers.tiny_run import begin_warm, finished, metrics_of, run_tiny
 
 RUBRIC = "Rate how clearly the players told each other what they know."
 
@@ -77,3 +77,29 @@ def test_a_checkpoint_answers_chats(rendering: Rendering) -> None:
     short, long = read([chat("a"), chat("a b " * 100)])
     assert short.finish in ("stop", "length") and short.text and long.finish == "void"
     assert read([chat("a")])[0].text == short.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (Answer("0.5"), 'must answer with {"mark": 0.6}, from 0 to 1, on a line of its own, got'),
+        (Answer("", status=401), "gave no answer; its games are void: HTTP 401"),
+    ],
+)
+def test_a_judge_without_a_mark_stops_the_run_after_its_first_step(
+    answer: Answer, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """16 games are played, and no token is trained. Why is said once."""
+    (tmp_path / "rubric.md").write_text(RUBRIC)
+    begin_warm(tmp_path / "run")
+    with chat_server(lambda body, number: answer) as server:
+        words = [f"reward.judge=endpoint:judge@{server.url}", "eval.final_games=1"]
+        words += [f"reward.rubric={tmp_path}/rubric.md", "endpoint.retries=0"]
+        assert run_tiny(tmp_path / "run", *words) == 1
+        said = capsys.readouterr()
+        assert said.err.count(why) == 1 and "self-play took" not in said.out
+        assert "after step 1: the mean of num_games is 0 (16 are void)" in said.err
+        assert [line["num_void"] for line in metrics_of(tmp_path / "run")] == [16]
+        assert run_tiny(tmp_path / "run", *words, "monitors=[]", "steps=2") == 0
+    said = capsys.readouterr()
+    assert "no step has trained a token" in said.out and "self-play took" not in said.out
