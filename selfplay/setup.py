@@ -124,7 +124,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     )
     sync_check.restore(state.get("sync_check", {}))
     supervisor.push_and_wake(first_step)
-    if first_step >= config.steps and world.rank == 0:
+    if first_step >= max(config.steps, 1) and world.rank == 0:
         print(
             f"{folder} has made {first_step} steps, and steps is {config.steps}: nothing to train; "
             "raise steps, or begin another run with out=FOLDER",
@@ -275,8 +275,11 @@ def first_weights(
     if not warm.exists():
         own = _own_weights(config, folder, tokenizer, world)
         learner = make_learner(config, own, world, imitation=True)
-        warm_start(learner, config, rendering, folder=folder)
+        means = warm_start(learner, config, rendering, folder=folder)
         export_atomically(learner.model, tokenizer, warm, world=world)
+        if world.rank == 0:
+            loss = f"with a loss of {means['imitation_loss']:.3f} nats a token"
+            print(f"the imitation is finished {loss}; the policy is in {warm}", flush=True)
         on_first_rank(partial(discard, progress_folder(folder)), world)
     return warm
 

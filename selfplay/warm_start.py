@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -49,7 +48,8 @@ from selfplay.rollout.players import Player, ScriptedPartner, Teacher
 from selfplay.rollout.seat_rules import teacher_mixture
 from selfplay.rollout.seating import game_setup, scripted_games
 
-LOG_EVERY = 50  # optimizer steps per line of the warm start's log
+LOG_EVERY = 50  # optimizer steps per line of the warm start's log; fewer in a short one
+MIN_LINES = 20  # that a warm start of at least as many optimizer steps logs
 SAVE_EVERY = 200  # optimizer steps between the checkpoints from which it resumes
 MIN_CHUNK, MAX_CHUNK = 50, 1000  # games that are saved together
 
@@ -111,8 +111,8 @@ def warm_start(
     """Train the learner, in place, to imitate games and chats. Every rank must call.
 
     Writes `warm_start.jsonl` to the run's `folder`. For a restart it saves the games, and a
-    checkpoint every SAVE_EVERY optimizer steps, in `progress_folder`. Returns the
-    metrics averaged over the last LOG_EVERY optimizer steps.
+    checkpoint every SAVE_EVERY optimizer steps, in `progress_folder`. Returns the metrics of the
+    log's last line, each a mean over the optimizer steps since the line before.
     """
     warm, world = config.warm_start, learner.world
     stages = saved_samples(config, rendering, folder=folder, world=world)
@@ -128,9 +128,11 @@ def warm_start(
     unfinished = progress_folder(folder)
     first, state = resume(unfinished, learner)
     log = StepLog(folder / "warm_start.jsonl", after_step=first or None, rank=world.rank)
-    recent = deque[dict[str, float]](state.get("recent", []), maxlen=LOG_EVERY)
+    every = min(LOG_EVERY, max(1, len(batches) // MIN_LINES))
+    recent: list[dict[str, float]] = state.get("recent", [])
     means: dict[str, float] = {}
-    for step in progress(range(first, len(batches)), "warm start", rank=world.rank):
+    bar = progress(range(first, len(batches)), "warm start", rank=world.rank)
+    for step in bar:
         term = LossTerm(batches[step][world.dp_rank :: world.dp_size], "imitation")
         lr = learning_rate(
             step,
@@ -141,9 +143,11 @@ def warm_start(
             final_share=0.05,
         )
         recent.append(optimizer_step(learner, [term], lr=lr, config=config))
-        if (step + 1) % LOG_EVERY == 0 or step + 1 == len(batches):
+        if (step + 1) % every == 0 or step + 1 == len(batches):
             means = {name: sum(m[name] for m in recent) / len(recent) for name in recent[-1]}
+            recent.clear()
             log.append({"step": step + 1, **means})
+            bar.set_postfix_str(f"loss {means['imitation_loss']:.3f}", refresh=False)
         if (step + 1) % SAVE_EVERY == 0 and step + 1 < len(batches):
             log.sync()
             save_checkpoint(
@@ -152,7 +156,7 @@ def warm_start(
                 None,
                 step=step + 1,
                 keep=2,
-                state={"recent": list(recent)},
+                state={"recent": recent},
                 policy=False,
             )
     log.close()

@@ -78,7 +78,7 @@ def progress(items: Iterable[Any] | int, label: str, *, rank: int = 0) -> tqdm[A
     iterable, total = (None, items) if isinstance(items, int) else (items, None)
     if rank or sys.stderr.isatty():
         return tqdm(iterable, label, total, leave=False, dynamic_ncols=True, disable=bool(rank))
-    form = "{desc} {n_fmt}/{total_fmt}, {elapsed} gone, {remaining} left"
+    form = "{desc} {n_fmt}/{total_fmt}, {elapsed} gone, {remaining} left{postfix}"
     return _Lines(
         iterable, label, total, leave=False, bar_format=form, mininterval=10, miniters=1, delay=10
     )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import train
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import Config, load_config
 from selfplay.distributed import init_world
@@ -152,3 +153,25 @@ def test_bad_chats_are_refused_before_a_run_creates_anything(chats: Path, tmp_pa
     with pytest.raises(SettingsError, match=r"line 21: the role of message 0 .*, got 'bot'$"):
         check_run(config)
     assert not (tmp_path / "run").exists()
+
+
+def test_imitation_alone_says_what_it_made(
+    chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SFT alone: 20 chats twice in batches of 4 are 10 optimizer steps, and no game is played
+    again after a self-play of no step."""
+    run = tmp_path / "run"
+    words = [*BASE, f"warm_start.chats={chats}", "warm_start={batch_size: 4, epochs: 2}"]
+    words += ["steps=0", "eval.final_games=2", f"out={run}"]
+    (tmp_path / "empty.yaml").write_text("{}")
+    assert train.main(["--config", str(tmp_path / "empty.yaml"), *words]) == 0
+    said = capsys.readouterr().out
+    lines = [json.loads(line) for line in (run / "warm_start.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 11))
+    loss = f"with a loss of {lines[-1]['imitation_loss']:.3f} nats a token"
+    assert f"the imitation is finished {loss}; the policy is in {run / 'warm_start'}" in said
+    assert "self-play made no step" in said and said.count("playing 2 held-out games") == 1
+    for wrong in ("nothing to train", "self-play took", "step 0"):
+        assert wrong not in said
+    before, after = (run / f"held_out_{stage}.json" for stage in ("before", "after"))
+    assert before.read_text() == after.read_text()
