@@ -52,6 +52,7 @@ def game_record(episode: Episode, *, step: int, pieces: Pieces | None = None) ->
             for turn, sampled in zip(episode.turns, tokens, strict=True)
         ],
         "facts": episode.outcome.facts,
+        **({"judge": episode.judge} if episode.judge else {}),
         **({"state": episode.game.state()} if episode.game is not None else {}),
         **({"branches": branch_records(episode)} if episode.branches else {}),
     }

@@ -248,4 +248,5 @@ def _outcome(record: Mapping[str, Any]) -> str:
     num_errors = sum(bool(turn["error"]) for turn in record["turns"])
     parts.append(f"{len(record['turns'])} turns, {num_errors} refused")
     facts = ", ".join(f"{name} {value:.4g}" for name, value in record["facts"].items())
-    return "; ".join(parts) + (f" ({facts})" if facts else "")
+    judge = f"\njudge: {record['judge']}" if record.get("judge") else ""
+    return "; ".join(parts) + (f" ({facts})" if facts else "") + judge

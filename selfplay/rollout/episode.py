@@ -90,7 +90,8 @@ class Episode:
 
     Transcripts are None for partners. `views[seat]` is what the seat knew at the end; metrics and
     reports read it. `measures` are the game's own counts of the policy's moves, or of all moves if
-    the policy has no seat. `game` is the final game state; None if only its texts are known.
+    the policy has no seat. `judge` is the answer of a judge. `game` is the final game state; None
+    if only its texts are known.
     """
 
     instance: str
@@ -104,6 +105,7 @@ class Episode:
     ended: str
     branches: tuple[BranchPoint, ...] = ()
     measures: dict[str, float] = field(default_factory=dict)
+    judge: str = ""
     game: Game | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:

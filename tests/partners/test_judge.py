@@ -13,6 +13,8 @@ from selfplay.config import load_config
 from selfplay.config.player_spec import parse_spec
 from selfplay.distributed import init_world
 from selfplay.engines.base import Message, Request
+from selfplay.metrics.records import game_record
+from selfplay.metrics.tables import game_text
 from selfplay.partners.judge import judge_games, make_judge
 from selfplay.partners.partners import Partners
 from selfplay.preflight.run import check_judge
@@ -49,6 +51,9 @@ def test_a_rubric_rates_any_game_and_a_game_without_a_mark_is_void(
             assert partners.take_usage()["num_endpoint_requests"] == 4
     assert second is None and first is not None
     assert first.outcome.rewards == (1.0, 0.5) and first.measures["mark"] == 0.25
+    record = game_record(first, step=1)
+    assert record["facts"]["mark"] == 0.25 and record["judge"].startswith("So-so.")
+    assert "(mark 0.25)\njudge: So-so.\n" in game_text(record)
     assert list(first.branches[0].continuations) == [(1, 0)]
     assert marked.outcome.rewards == (0.5, 0.0), "the input is not changed"
     system, user = (message["content"] for message in server.bodies[0]["messages"])

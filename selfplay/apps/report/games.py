@@ -119,6 +119,7 @@ def drawn_game(
         "source": source,
         "instance": on_one_line(str(record["instance"])),
         **{name: record[name] for name in _KEPT if name in record},
+        **({"judge": on_one_line(str(record["judge"]))} if "judge" in record else {}),
         "seats": [
             {
                 "player": on_one_line(str(seat["player"])),

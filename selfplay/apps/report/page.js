@@ -187,6 +187,7 @@ function headline(game) {
     game.rewards ? `rewards ${game.rewards.map(short).join(", ")}` : null,
     game.seat_scores && game.seat_scores.length ? `seat scores ${game.seat_scores.map(share).join(", ")}` : null,
     ...Object.entries(game.facts || {}).map(([name, value]) => `${name.replace(/_(\d+)$/, " of seat $1").replaceAll("_", " ")}: ${short(value)}`),
+    game.judge ? `judge: ${game.judge}` : null,
   ];
   return make("div", { class: "panel" },
     make("div", { class: "headline" },

@@ -55,6 +55,8 @@ _CURVES = (
         ),
         "agreement, optimal: shares of games; honesty: share of stated values that are true",
     ),
+    ("Judge", (("mark", "mark"),), "mean over games, 0 to 1"),
+    ("Void games", (("num_void", "void games"),), "in a step, without a result"),
     ("Entropy", (("entropy", "entropy"),), "nats a token"),
     (
         "Distance",
@@ -208,8 +210,13 @@ def reference_levels(run: RunFiles) -> list[Level]:
 
 
 def metric_lines(run: RunFiles, metrics: Iterable[tuple[str, str]]) -> list[Line]:
-    """A line for each of these (metric, name) that the run has."""
-    had = [(name, points) for metric, name in metrics if (points := points_of(run, metric))]
+    """A line for each of these (metric, name) that the run has; none for void games without one."""
+    had = [
+        (name, points)
+        for metric, name in metrics
+        if (points := points_of(run, metric))
+        and (metric != "num_void" or any(value for _, value in points))
+    ]
     return [
         Line(name, smoothed(points), COLOURS[i % len(COLOURS)], faint=points)
         for i, (name, points) in enumerate(had)

@@ -47,6 +47,20 @@ def test_seats_with_different_rewards_are_the_first_curves(equal: bool, folder: 
     assert lines[reward] == ["player 0", "player 1", "standard deviation of all"]
 
 
+def test_a_judges_mark_and_void_games_have_curves_where_there_are_any(folder: Path) -> None:
+    for more, titles in (
+        ({"num_void": 0.0}, set()),
+        ({"num_void": 2.0, "mark": 0.5}, {"Judge", "Void games"}),
+    ):
+        write_lines(folder / "metrics.jsonl", [step_line(step) | more for step in range(1, 13)])
+        shown = {chart.title for chart in run_charts(read_run(folder))}
+        assert shown & {"Judge", "Void games"} == titles
+    game = read_run(folder).games[0] | {"judge": "So-so.\n\x1b{}"}
+    write_lines(folder / "games.jsonl", [game])
+    shown = [one["judge"] for one in viewer_data([read_run(folder)])["games"] if "judge" in one]
+    assert len(shown) == 1 and shown[0].startswith("So-so. ") and "\x1b" not in shown[0]
+
+
 def test_the_reward_of_each_seat_before_and_after_stands_beside_the_score(folder: Path) -> None:
     for stage, paid in (("before", (0.585, 0.615)), ("after", (0.723, 0.477))):
         path = folder / f"held_out_{stage}.json"
