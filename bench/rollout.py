@@ -104,7 +104,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 @contextmanager
 def busy(engine: SGLangEngine, watched: Watched) -> Iterator[dict[str, object]]:
     """Measures the CPU and GPU load inside the block and adds it to the yielded dict at its end."""
-    pids = [process.pid for process in engine._loop.processes if process.pid]
+    pids = [process.pid for process in engine._loop.children if process.pid]
     figures: dict[str, object] = {}
     watcher = None
     if engine.device == "cuda":

@@ -47,7 +47,7 @@ def random_model(
     if liger:
         apply_liger(model)
     compute = torch.bfloat16 if world.device.type == "cuda" else torch.float32
-    shard(model, world, param_dtype=compute, recompute=checkpointing == "full")
+    shard(model, world, compute_dtype=compute, recompute=checkpointing == "full")
 
     def noise(parameter: str, box: tuple[slice, ...]) -> torch.Tensor:
         size = [part.stop - part.start for part in box]

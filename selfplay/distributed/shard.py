@@ -42,12 +42,12 @@ def shard(
     model: PreTrainedModel,
     world: World,
     *,
-    param_dtype: torch.dtype = torch.float32,
+    compute_dtype: torch.dtype = torch.float32,
     recompute: bool = False,
 ) -> PreTrainedModel:
     """Shard the model over the mesh, in place: parameters become DTensors on `world.device`.
 
-    Parameters keep their dtype (the master copy). Layers compute in `param_dtype`, and gradients
+    Parameters keep their dtype (the master copy). Layers compute in `compute_dtype`, and gradients
     are summed over ranks in float32. With `recompute` the backward pass recomputes each layer's
     activations. A model on the meta device takes no memory until `fill_shards`. A single CPU
     process shards nothing. Raises ValueError for a model that `divide` refuses.
@@ -58,12 +58,12 @@ def shard(
         return model if model.device.type == "meta" else model.to(world.device)
     if world.tp > 1:
         divide(model, world.mesh["tp"])
-    policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     mesh = world.mesh["dp"]
     # One rank gathers nothing: a copy in another dtype is kept for the backward pass instead of
     # casting twice. A copy in the same dtype costs little time, and a model's weights of memory.
-    keep = world.dp_size == 1 and model.dtype != param_dtype
-    num_bytes = sum(local_part(p).numel() for p in model.parameters()) * param_dtype.itemsize
+    keep = world.dp_size == 1 and model.dtype != compute_dtype
+    num_bytes = sum(local_part(p).numel() for p in model.parameters()) * compute_dtype.itemsize
     for layer in model.base_model.layers if num_bytes > ONE_UNIT else ():
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep)
     # The root holds the embeddings, the last norm and the head. Both ends of a pass need them, so

@@ -64,7 +64,7 @@ class EvaluationContext:
     policy's partner."""
 
     config: Config
-    engine: EngineSupervisor
+    supervisor: EngineSupervisor
     rendering: Rendering
     world: World
     partner: Partner = SELF_PLAY
@@ -106,11 +106,11 @@ def evaluate(
 
     def play(games: Mapping[int, GameSetup]) -> dict[int, Episode]:
         with progress(len(games), "evaluation", rank=world.rank) as bar:
-            episodes, stats = context.engine.retry(
+            episodes, stats = context.supervisor.retry(
                 partial(
                     play_games,
                     list(games.values()),
-                    context.engine.runner,
+                    context.supervisor.runner,
                     sampling=sampling,
                     limits=limits_of(config.rollout),
                     on_end=bar.update,

@@ -78,8 +78,8 @@ def make_learner(
         load_sharded,
         str(weights),
         world,
-        dtype=DTYPES[config.optim.master_dtype],
-        param_dtype=DTYPES[config.model.dtype],
+        master_dtype=DTYPES[config.optim.master_dtype],
+        compute_dtype=DTYPES[config.model.dtype],
         recompute=config.parallel.checkpointing == "full",
         seed=config.seed,
         liger=config.model.liger and world.device.type == "cuda" and liger_is_here(),
@@ -163,7 +163,8 @@ def _head_values(head: nn.Linear, hidden_MD: Tensor) -> Tensor:
 
 
 def _autocast(learner: Learner) -> torch.autocast:
-    """Computes in `compute_dtype` without a mesh; with one, FSDP's mixed precision does."""
+    """Computes in `compute_dtype` in a single CPU process, the only one without a mesh; with a mesh
+    FSDP's mixed precision does."""
     enabled = learner.world.mesh is None and learner.compute_dtype != torch.float32
     return torch.autocast(learner.world.device.type, learner.compute_dtype, enabled=enabled)
 

@@ -49,7 +49,7 @@ def recompute_logprobs(
     for sample, by_trainer in zip(samples, logprobs, strict=True):
         importance = _importance(sample, by_trainer, algorithm)
         recomputed.append(replace(sample, old_logprobs=by_trainer, importance=importance))
-    metrics = mismatch_metrics(token_means.means())
+    metrics = with_ess(token_means.means())
     return recomputed, metrics | _importance_metrics(recomputed, learner.world)
 
 
@@ -176,7 +176,7 @@ def add_mismatch(token_means: TokenMeans, trainer_M: Tensor, batch: MicroBatch) 
 
 
 def mismatch_values(trainer_M: Tensor, engine_M: Tensor) -> dict[str, Tensor]:
-    """The per-token values whose means `mismatch_metrics` takes, each [M].
+    """The per-token values whose means `with_ess` takes, each [M].
 
     They are |log-ratio|, Schulman's k3 estimate of KL(engine || trainer) from the engine's samples,
     and the importance weight with its square.
@@ -191,7 +191,7 @@ def mismatch_values(trainer_M: Tensor, engine_M: Tensor) -> dict[str, Tensor]:
     }
 
 
-def mismatch_metrics(means: Mapping[str, float]) -> dict[str, float]:
+def with_ess(means: Mapping[str, float]) -> dict[str, float]:
     """The means, with the two moments of the weights replaced by `mismatch_ess`.
 
     That is the effective share of tokens, (mean of w)^2 / mean of w^2 (Kong 1992): 1 if engine and

@@ -43,8 +43,8 @@ from selfplay.learner.rescore import (
     add_mismatch,
     check_mismatch,
     estimate_values,
-    mismatch_metrics,
     recompute_logprobs,
+    with_ess,
 )
 
 VALUE_WEIGHT = 0.5  # of the value loss, beside the surrogate
@@ -241,7 +241,7 @@ def _backward(
             losses.append((term.objective, batch, losses_M.detach()))
             # Also of a loss that is not finite: its collectives involve the other ranks.
             (losses_M.sum() * (term.weight / size)).backward()
-    metrics = mismatch_metrics(token_means.means())
+    metrics = with_ess(token_means.means())
     causes = [cause for of_rank in gather_objects(_not_finite(losses), world) for cause in of_rank]
     if causes:
         raise NonFinite(f"{causes[0]}; no step was taken")

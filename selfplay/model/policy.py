@@ -146,8 +146,8 @@ def load_sharded(
     name_or_folder: str,
     world: World,
     *,
-    dtype: torch.dtype,
-    param_dtype: torch.dtype,
+    master_dtype: torch.dtype,
+    compute_dtype: torch.dtype,
     recompute: bool = False,
     liger: bool = False,
     lora: LoraConfig | None = None,
@@ -161,19 +161,19 @@ def load_sharded(
     safetensors and for a tensor that is not in the folder.
     """
     if world.mesh is None:
-        model = load_model(name_or_folder, device=world.device, dtype=dtype)
+        model = load_model(name_or_folder, device=world.device, dtype=master_dtype)
         if lora is not None:
             add_adapters(model, lora, seed=seed)
         return shard(model, world, recompute=recompute)
     folder = local_folder(name_or_folder)
-    model = empty_model(AutoConfig.from_pretrained(folder), dtype=dtype)
+    model = empty_model(AutoConfig.from_pretrained(folder), dtype=master_dtype)
     stored = Stored(folder, model)
     if liger:
         apply_liger(model)
     if lora is not None:
         add_adapters(model, lora, seed=seed)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    shard(model, world, param_dtype=param_dtype, recompute=recompute)
+    shard(model, world, compute_dtype=compute_dtype, recompute=recompute)
 
     def read(name: str, box: tuple[slice, ...]) -> torch.Tensor:
         if is_adapter(name):

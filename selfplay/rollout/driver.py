@@ -57,7 +57,7 @@ class FinishedGames:
 
 def play_games(
     setups: Sequence[GameSetup],
-    engine: GameRunner | None,
+    runner: GameRunner | None,
     *,
     sampling: Sampling,
     limits: Limits,
@@ -72,11 +72,11 @@ def play_games(
     weights the policy's completions must come from; None skips this check. Games in `finished` are
     not played again; each game that ends is added to it.
 
-    A rank that shares another rank's engine passes None for `engine` and no setups. Raises
+    A rank that shares another rank's engine passes None for `runner` and no setups. Raises
     ValueError if it has setups, EngineFault if the policy's engine fails or gives an invalid
     completion (`_check_completion`), and RuntimeError for such a completion of a partner's engine.
     """
-    if engine is None:
+    if runner is None:
         if setups:
             raise ValueError(f"a rank without an engine cannot play games, got {len(setups)}")
         return [], RolloutStats(0, 0, 0.0)
@@ -99,8 +99,8 @@ def play_games(
     if unfinished:
         began_s = time.perf_counter()
         try:
-            with engine.rollout():
-                engine.run_games([partial(play_game, index) for index in unfinished], sampling)
+            with runner.rollout():
+                runner.run_games([partial(play_game, index) for index in unfinished], sampling)
         finally:
             finished.engine_s += time.perf_counter() - began_s
     return finished.result(len(setups))

@@ -51,7 +51,7 @@ def main() -> None:
         barrier(world)
         try:
             model = load_sharded(
-                str(folder), world, dtype=torch.float32, param_dtype=torch.float32
+                str(folder), world, master_dtype=torch.float32, compute_dtype=torch.float32
             ).eval()
             with torch.no_grad():
                 gap = packed_logprobs(model, TEXTS) - eager_logprobs(folder, TEXTS)

@@ -191,7 +191,7 @@ def round_trip(world: World, folder: Path) -> dict[str, float]:
     save_and_compare(shard(build("qwen2", True), world), out, world)
     back = AutoModelForCausalLM.from_pretrained(out)
     exported = [torch.equal(p, back.get_parameter(n)) for n, p in lone.named_parameters()]
-    again = load_sharded(str(out), world, dtype=torch.float32, param_dtype=torch.float32)
+    again = load_sharded(str(out), world, master_dtype=torch.float32, compute_dtype=torch.float32)
     loaded = [torch.equal(full(p), lone.get_parameter(n)) for n, p in again.named_parameters()]
     with torch.no_grad():
         seen = score(again, 5, world.device)[0].cpu()

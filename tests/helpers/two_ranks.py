@@ -136,7 +136,12 @@ def critic(world: World) -> dict[str, float]:
 
 def make_adapted(base: Path, world: World) -> Learner:
     model = load_sharded(
-        str(base), world, dtype=torch.float32, param_dtype=torch.float32, lora=SMALL, seed=3
+        str(base),
+        world,
+        master_dtype=torch.float32,
+        compute_dtype=torch.float32,
+        lora=SMALL,
+        seed=3,
     )
     # SGD shows the gradients themselves.
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)

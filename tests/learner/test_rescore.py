@@ -7,9 +7,9 @@ import torch
 
 from selfplay.learner.rescore import (
     importance_weights,
-    mismatch_metrics,
     mismatch_values,
     recompute_logprobs,
+    with_ess,
 )
 from selfplay.learner.update import update_policy
 from tests.helpers.small_updates import config_of, learner_of, some_samples
@@ -36,7 +36,7 @@ def test_the_mismatch_by_hand() -> None:
     """Weights 0.5, 1, 4: mean 5.5 / 3, mean square 17.25 / 3, so 1.754 effective tokens of 3."""
     values = mismatch_values(torch.tensor(LOG_RATIOS), torch.zeros(3))
     means = {name: float(value.mean()) for name, value in values.items()}
-    metrics = mismatch_metrics(means)
+    metrics = with_ess(means)
     assert metrics.keys() == {"mismatch_mean", "mismatch_kl", "mismatch_ess"}
     assert metrics["mismatch_mean"] == pytest.approx(3 * math.log(2) / 3)
     assert metrics["mismatch_kl"] == pytest.approx((5.5 - 3 - math.log(2)) / 3)

@@ -30,7 +30,7 @@ def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
     async def sent(self: RequestSender, *words: Any, version: int, **named: Any) -> Any:
         if version == STEP and len(games) == STEP + 1 and len(games[-1].games) >= NUM_ENDED:
             games.append(driver.FinishedGames())
-            pid, *_ = (p.pid for p in self._loop.processes if "scheduler" in title(p.pid))
+            pid, *_ = (p.pid for p in self._loop.children if "scheduler" in title(p.pid))
             os.kill(pid, number)
             say("killed", pid=pid)
         return await send(self, *words, version=version, **named)

@@ -25,7 +25,7 @@ REQUEST, SAMPLING = Request(list(range(10, 30)), 4, 0), Sampling(1.0, (tiny.STOP
 
 def scheduler(engine: SGLangEngine) -> int:
     """The pid of the engine's scheduler, found by its process title."""
-    pids = [p.pid for p in engine._loop.processes if p.pid is not None]
+    pids = [p.pid for p in engine._loop.children if p.pid is not None]
     return next(
         pid for pid in pids if b"scheduler" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
     )
@@ -52,7 +52,7 @@ def train(engine: SGLangEngine) -> None:
             torch.randn(64, 64) @ torch.randn(64, 64)
             time.sleep(0.01)  # other tests run meanwhile
     finally:
-        say("finally", alive=[p.is_alive() for p in engine._loop.processes])
+        say("finally", alive=[p.is_alive() for p in engine._loop.children])
 
 
 def hang(folder: str) -> None:

@@ -27,7 +27,7 @@ class EngineLoop:
     """Runs coroutines on the one event loop of all SGLang fronts; a call on another would hang."""
 
     def __init__(self, started: Started, signals: processes.Signals, *, timeout_s: float) -> None:
-        self.engines, self.processes = started.engines, started.processes
+        self.engines, self.children = started.engines, started.processes
         self.managers = tuple(engine.tokenizer_manager for engine in started.engines)
         self.timeout_s = timeout_s
         self._loop = started.engines[0].loop
@@ -54,7 +54,7 @@ class EngineLoop:
 
     def _ended(self) -> str | None:
         """Pids and exit codes of the processes that have ended, as text; None while all run."""
-        ended = (p for p in self.processes if not p.is_alive())
+        ended = (p for p in self.children if not p.is_alive())
         return ", ".join(f"pid {p.pid} with exit code {p.exitcode}" for p in ended) or None
 
     def run(self, work: Coroutine[Any, Any, T], *, what: str, timeout_s: float | None = None) -> T:
@@ -147,7 +147,7 @@ class EngineLoop:
             atexit.unregister(engine.shutdown)
             if engine.tokenizer_manager._subprocess_watchdog is not None:
                 engine.tokenizer_manager._subprocess_watchdog.stop()  # it would report the kills
-        processes.kill(self.processes)
+        processes.kill(self.children)
         self._signals.restore()
         if not self._loop.is_running():
             self._loop.run_until_complete(self._cancel_tasks())
