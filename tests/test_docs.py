@@ -1,5 +1,6 @@
 """What the pages say and code must keep: commands, flags, settings, links, pictures."""
 
+import ast
 import importlib.util
 import json
 import re
@@ -48,6 +49,19 @@ def commands() -> Iterator[tuple[str, str]]:
         for part, _ in parts(page):
             if found := COMMAND.search(part):
                 yield page.name, re.split(r"\s+#\s", found[0].strip(" `|"))[0]
+
+
+def test_the_calls_of_a_step_are_in_the_named_files() -> None:
+    """Those that design.md lists, one a line: function or method, file, what it does."""
+    page = (DOCS / "design.md").read_text(encoding="utf-8")
+    calls = re.findall(r"^ {4}([\w.]+) +([\w/]+\.py)\b", page, re.MULTILINE)
+    assert len(calls) == 21
+    for name, file in calls:
+        body = ast.parse((ROOT / "selfplay" / file).read_text(encoding="utf-8")).body
+        for word in name.split("."):
+            named = [node for node in body if getattr(node, "name", "") == word]
+            assert named, f"{file} has no {name}"
+            body = getattr(named[0], "body", [])
 
 
 @pytest.fixture(scope="module")
