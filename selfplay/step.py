@@ -25,7 +25,7 @@ from selfplay.data.seeds import named_seed
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, all_reduce_sum, barrier, gather_objects
 from selfplay.engines.base import Sampling
-from selfplay.errors import Ending
+from selfplay.errors import RunEnds, with_step
 from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import validation
 from selfplay.learner.batch import balance_tokens
@@ -127,36 +127,53 @@ def take_step(run: Run, step: int) -> Step:
       sequences; the ratio's denominator is the engine's own log-prob of each sampled token; and the
       KL term is off.
 
-    Raises RunEnds for a check that fails, after the trainer's state is saved.
+    Raises RunEnds, on every rank, for a check that fails, after the trainer's state is saved: the
+    state before the step if no weight has changed, else the step is finished and logged first.
     """
-    config, ending = run.config, Ending()
-    with ending.before_update(partial(save_and_sleep, run, step, trainer_state(run)), step):
+    config = run.config
+    before = trainer_state(run)  # credit changes the baselines
+    try:
         rollout = play(run, step, run.world.replica.share(config.rollout.instances))
         if config.algorithm.resample:
             rollout = resample(run, step, rollout)
         batch = credit(run, rollout)
         learnt, skipped = update(run, rollout, batch, step)
+    except RunEnds as error:
+        save_and_sleep(run, step, before)
+        raise with_step(error, step) from error
     # The weights have changed; the engine sleeps until the push.
-    num_done = step + 1
-    saves = num_done % config.save_every == 0 or num_done == config.steps
-    checkpoint = save_learner(run, num_done) if saves else None
+    num_done, failed = step + 1, None
+    checkpoint = save_learner(run, num_done) if saves_after(config, num_done) else None
     run.partners.add_to_pool(num_done, run.learner, run.tokenizer)
     metrics = measure(run, rollout, batch, learnt)
-    with ending.after_update():
+    try:
         metrics |= push(run, num_done)
-        if config.eval.every > 0 and num_done % config.eval.every == 0:
+        if evaluates_after(config, num_done):
             metrics |= evaluate(run)
         run.monitors.check(num_done, metrics, skipped)
+    except RunEnds as error:
+        failed = error
     advantages = advantages_of(run, batch)
     if config.log_groups_every and step % config.log_groups_every == 0:
         log_groups(run, rollout, batch, advantages, num_done)
     line = run.journal.step(num_done, metrics, rollout.episodes, run.timed)
     if checkpoint is not None:
         checkpoint.finish(trainer_state(run), keep=config.keep_checkpoints)
-    elif ending.error is not None:
+    elif failed is not None:
         save_and_sleep(run, num_done, trainer_state(run))
-    ending.raise_kept(num_done)
+    if failed is not None:
+        raise with_step(failed, num_done) from failed
     return Step(num_done, rollout.episodes, batch.samples, line, batch.stats, advantages)
+
+
+def saves_after(config: Config, num_done: int) -> bool:
+    """Whether a checkpoint is saved after `num_done` steps."""
+    return num_done % config.save_every == 0 or num_done == config.steps
+
+
+def evaluates_after(config: Config, num_done: int) -> bool:
+    """Whether the validation games are played after `num_done` steps."""
+    return config.eval.every > 0 and num_done % config.eval.every == 0
 
 
 def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:

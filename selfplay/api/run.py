@@ -27,7 +27,16 @@ from selfplay.metrics.step_log import plain_json
 from selfplay.partners.checkpoints import find_source
 from selfplay.preflight.run import check_run
 from selfplay.setup import open_world, set_up
-from selfplay.step import Run, Step, export_final, save_and_sleep, take_step, trainer_state
+from selfplay.step import (
+    Run,
+    Step,
+    evaluates_after,
+    export_final,
+    save_and_sleep,
+    saves_after,
+    take_step,
+    trainer_state,
+)
 
 
 @contextmanager
@@ -147,10 +156,9 @@ class OpenRun(SavedRun):
         with self._ending_at_an_error("step") as parts:
             step = take_step(parts, self.num_done)
             self.num_done = step.number
-            every, last = settings.eval.every, step.number == settings.steps
-            if saved := step.number % settings.save_every == 0 or last:
+            if saved := saves_after(settings, step.number):
                 self._num_saved = step.number
-            if saved or (every > 0 and step.number % every == 0):
+            if saved or evaluates_after(settings, step.number):
                 refresh_report(self.folder, rank=parts.world.rank, min_age_s=30.0)
         return step
 
