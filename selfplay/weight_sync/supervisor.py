@@ -64,13 +64,12 @@ class EngineSupervisor:
         """The result of `attempt`, which uses this rank's engine and no collective. If an engine
         fails, it is restarted, and every rank repeats the attempt. Raises EngineLost after the last
         failure in a row."""
-        for number in range(1, MAX_FAILURES + 1):
-            try:
-                with raise_on_all_ranks(self._world):
-                    return attempt()
-            except EnginesFailed as failed:
-                self._recover(failed, number)
-        raise AssertionError("_recover raises after the last failure")
+
+        def on_all_ranks() -> T:
+            with raise_on_all_ranks(self._world):
+                return attempt()
+
+        return _repeat(on_all_ranks, self._recover)
 
     def take_num_restarts(self) -> float:
         """Restarts of all ranks' engines since the last call."""
@@ -136,23 +135,20 @@ class PolicySupervisor(EngineSupervisor):
         differ after two pushes.
         """
         self._version = version
-        for number in range(1, MAX_FAILURES + 1):
-            try:
-                self._offload.offload_state()
-                self._wake("weights")
-                num_different = self._push(version, self._compared_names(version))
-                if num_different:
-                    self.warn("the engine's weights differ from the trainer's: pushed again")
-                    num_different = self._push(version, [*self._shapes()])
-                # Also after a difference: the engine is awake and the offload complete.
-                self._offload.offload_parameters()
-                self._wake("kv_cache")
-            except EnginesFailed as failed:
-                self._restart_asleep(failed, number)
-                continue
-            _check_equal(num_different, version)
-            return
-        raise AssertionError("_restart_asleep raises after the last failure")
+
+        def push_and_compare() -> int:
+            self._offload.offload_state()
+            self._wake("weights")
+            num_different = self._push(version, self._compared_names(version))
+            if num_different:
+                self.warn("the engine's weights differ from the trainer's: pushed again")
+                num_different = self._push(version, [*self._shapes()])
+            # Also after a difference: the engine is awake and the offload complete.
+            self._offload.offload_parameters()
+            self._wake("kv_cache")
+            return num_different
+
+        _check_equal(_repeat(push_and_compare, self._restart_asleep), version)
 
     def push_again(self, version: int) -> None:
         """Push and compare all weights; raises EngineDisagrees on every rank if any differs."""
@@ -276,6 +272,17 @@ def make_room(device: torch.device, mem_fraction: float) -> None:
         free, total = torch.cuda.mem_get_info(device)
         if free < mem_fraction * total + SPARE_BYTES:
             torch.cuda.empty_cache()
+
+
+def _repeat(attempt: Callable[[], T], recover: Callable[[EnginesFailed, int], None]) -> T:
+    """The result of the first attempt in which no engine fails. `recover` gets each failure and its
+    number, from 1, and raises EngineLost after the last in a row."""
+    for number in range(1, MAX_FAILURES + 1):
+        try:
+            return attempt()
+        except EnginesFailed as failed:
+            recover(failed, number)
+    raise AssertionError("recover raises after the last failure")
 
 
 def _check_not_last(failed: EnginesFailed, number: int) -> None:
