@@ -116,14 +116,19 @@ def warm_start(
     """
     warm, world = config.warm_start, learner.world
     stages = saved_samples(config, rendering, folder=folder, world=world)
-    files = list[Sample]()
+    files, chats = list[Sample](), list[Sample]()
     if warm.recorded is not None:
         files += _people(config, rendering, folder=folder, rank=world.rank)
     if warm.chats is not None:
-        files += chat_samples(config, rendering, rank=world.rank)
+        chats = chat_samples(config, rendering, rank=world.rank)
+        files += chats
     if files:
         last = stages.pop() if warm.num_games > warm.first_games else []
         stages.append(last + files)
+    num_samples = sum(map(len, stages))
+    counts = {"num_transcripts": num_samples - len(chats), "num_chats": len(chats)}
+    # Beside games the chats' own loss is logged too.
+    apart = frozenset(s.name for s in chats if len(chats) < num_samples)
     batches = warm_start_batches(stages, warm, seed=config.seed)
     unfinished = progress_folder(folder)
     first, state = resume(unfinished, learner)
@@ -133,7 +138,8 @@ def warm_start(
     means: dict[str, float] = {}
     bar = progress(range(first, len(batches)), "warm start", rank=world.rank)
     for step in bar:
-        term = LossTerm(batches[step][world.dp_rank :: world.dp_size], "imitation")
+        own = batches[step][world.dp_rank :: world.dp_size]
+        term = LossTerm(own, "imitation", chats=apart)
         lr = learning_rate(
             step,
             peak=warm.lr,
@@ -144,9 +150,9 @@ def warm_start(
         )
         recent.append(optimizer_step(learner, [term], lr=lr, config=config))
         if (step + 1) % every == 0 or step + 1 == len(batches):
-            means = {name: sum(m[name] for m in recent) / len(recent) for name in recent[-1]}
+            means = _means(recent)
             recent.clear()
-            log.append({"step": step + 1, **means})
+            log.append({"step": step + 1, **means, **counts})
             bar.set_postfix_str(f"loss {means['imitation_loss']:.3f}", refresh=False)
         if (step + 1) % SAVE_EVERY == 0 and step + 1 < len(batches):
             log.sync()
@@ -161,6 +167,14 @@ def warm_start(
             )
     log.close()
     return means
+
+
+def _means(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the steps that have it: a step without a chat has no loss of
+    chats."""
+    names = dict.fromkeys(name for metrics in steps for name in metrics)
+    had = {name: [metrics[name] for metrics in steps if name in metrics] for name in names}
+    return {name: sum(values) / len(values) for name, values in had.items()}
 
 
 def saved_samples(

@@ -56,11 +56,13 @@ class NonFinite(RunEnds):
 
 @dataclass(frozen=True, slots=True)
 class LossTerm:
-    """One term of an optimizer step's loss: samples, their objective, and its weight."""
+    """One term of an optimizer step's loss: samples, their objective, and its weight. The mean
+    imitation loss of the samples named in `chats` is a metric of its own."""
 
     samples: Sequence[Sample]
     objective: str  # "surrogate" | "imitation" | "value"
     weight: float = 1.0
+    chats: frozenset[str] = frozenset()
 
 
 def update_policy(
@@ -305,6 +307,10 @@ def term_loss(
         logprobs_M, _ = batch_logprobs(learner, learner.model, batch, temperature=1.0)
         losses_M = -batch.advantages_M * logprobs_M  # cross-entropy: their advantage is 1
         token_means.add({"imitation_loss": losses_M}, batch)
+        if term.chats:
+            named = torch.tensor([name in term.chats for name in batch.names])
+            of_chats_M = losses_M[named.to(batch.sample_M.device)[batch.sample_M]]
+            token_means.add({"imitation_loss_chats": of_chats_M}, batch)
     else:
         losses_M, cut_M = clipped_value_loss(
             batch_values(learner, batch), batch.values_M, batch.returns_M, clip=config.critic.clip

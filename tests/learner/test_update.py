@@ -105,6 +105,18 @@ def test_imitation_ignores_the_rollouts_temperature() -> None:
     assert metrics["imitation_loss"] == near(float(expected), FORWARD, scale=LOGPROB)
 
 
+def test_the_loss_of_chats_is_a_mean_over_their_own_tokens() -> None:
+    """In micro-batches of one sample; it changes no gradient."""
+    model = tiny_model()
+    samples = as_taught(some_samples(model, 4))
+    chats = frozenset(sample.name for sample in samples[1:3])
+    term = LossTerm(samples, "imitation", chats=chats)
+    _, metrics = change(model, [term], "optim.tokens_per_microbatch=16")
+    expected = -trainer_logprobs(tiny_model(), samples[1:3], temperature=1.0).mean()
+    assert metrics["imitation_loss_chats"] == near(float(expected), FORWARD, scale=LOGPROB)
+    assert metrics["imitation_loss_chats"] != metrics["imitation_loss"]
+
+
 def test_terms_add_up_each_over_its_own_tokens() -> None:
     """An auxiliary imitation loss of weight 0.25 adds a quarter of its mean gradient."""
     played = some_samples(tiny_model())[:5]

@@ -8,6 +8,8 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
+from selfplay.apps.report.page import page_html, run_charts, tiles
+from selfplay.apps.report.run_files import read_run
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import Config, load_config
 from selfplay.distributed import init_world
@@ -116,6 +118,7 @@ def test_chats_come_once_a_pass_beside_the_games_that_are_not_first(
 
     def record(learner: Any, terms: list[LossTerm], **_: Any) -> dict[str, float]:
         steps.append([sample.name for sample in terms[0].samples])
+        assert terms[0].chats == {f"{chats} line {i}" for i in range(1, 21)}
         return {"imitation_loss": 0.0}
 
     monkeypatch.setattr("selfplay.warm_start.optimizer_step", record)
@@ -175,3 +178,8 @@ def test_imitation_alone_says_what_it_made(
         assert wrong not in said
     before, after = (run / f"held_out_{stage}.json" for stage in ("before", "after"))
     assert before.read_text() == after.read_text()
+    page = read_run(run)
+    name, _, meaning = next(tiles(page))
+    assert name == "loss of the warm start" and meaning == "10 optimizer steps, 20 chats"
+    assert [chart.title for chart in run_charts(page)] == ["Loss of the warm start"]
+    assert "no self-play" in page_html([page])

@@ -14,7 +14,7 @@ for (const figure of document.querySelectorAll(".chart")) {
     const at = chart.x[0] + ((event.clientX - area.left) / scale - left) / (right - left) * (chart.x[1] - chart.x[0]);
     return at < chart.x[0] || at > chart.x[1] ? undefined : nearest(chart.lines.flatMap((line) => line.points.map((point) => point[0])), at);
   };
-  plot.addEventListener("click", (event) => { const step = stepAt(event); if (step !== undefined) openStep(step); });
+  plot.addEventListener("click", (event) => { const step = stepAt(event); if (chart.games && step !== undefined) openStep(step); });
   plot.addEventListener("pointermove", (event) => {
     const scale = svg.getBoundingClientRect().width / width, [left, top, right, bottom] = chart.box, step = stepAt(event);
     if (step === undefined) { rule.hidden = true; hideTip(); return; }
@@ -26,7 +26,7 @@ for (const figure of document.querySelectorAll(".chart")) {
     rule.style.left = `${(left + (step - chart.x[0]) / (chart.x[1] - chart.x[0]) * (right - left)) * scale}px`;
     rule.style.top = `${top * scale}px`;
     rule.style.height = `${(bottom - top) * scale}px`;
-    showTip(event, [`step ${step}`, ...rows, games.some((game) => game.source === "training") && "click: its games"].filter(Boolean).join("\n"));
+    showTip(event, [`step ${step}`, ...rows, chart.games && games.some((game) => game.source === "training") && "click: its games"].filter(Boolean).join("\n"));
   });
   plot.addEventListener("pointerleave", () => { rule.hidden = true; hideTip(); });
 }

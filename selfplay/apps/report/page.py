@@ -66,6 +66,7 @@ _CURVES = (
     ("Groups without signal", (("zero_variance_groups", "zero-variance groups"),), "share"),
     ("Speed", (("tokens_per_s", "tokens a second"),), "of the engine"),
 )
+_IMITATION = "Loss of the warm start"  # by optimizer step, which has no games
 # The curves of several runs, one line a run.
 _COMPARED = (
     ("reward", "Reward"),
@@ -129,13 +130,26 @@ def fill(template: Path, *, scripts: Sequence[Path], styles: Sequence[Path], **v
 
 
 def hover_data(chart: Chart) -> dict[str, Any]:
-    return {"box": chart.box, "x": chart.x, "y": chart.y, "lines": chart.lines}
+    return {
+        "box": chart.box,
+        "x": chart.x,
+        "y": chart.y,
+        "lines": chart.lines,
+        "games": chart.title != _IMITATION,
+    }
 
 
 def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
     """The numbers at the top of the page: (name, value, explanation)."""
     before, after = run.row("before", "sampled"), run.row("after", "sampled")
-    if before and after:
+    if run.imitation:
+        first, last = run.imitation[0], run.imitation[-1]
+        counts = ("transcripts of games", "num_transcripts"), ("chats", "num_chats")
+        what = [f"{last[key]:,} {name}" for name, key in counts if last.get(key)]
+        losses = " → ".join(f"{line['imitation_loss']:.3f}" for line in (first, last))
+        meaning = ", ".join([f"{last['step']:,} optimizer steps", *what])
+        yield "loss of the warm start", losses, meaning
+    if before and after and run.steps:
         change = paired_change(before.scores, after.scores)
         yield (
             "score on held-out games",
@@ -160,7 +174,8 @@ def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
                 old, new = before.measures[measure], after.measures[measure]
                 yield name, f"{old:.2f} → {new:.2f}", meaning
     elif before:
-        yield "score before self-play", f"{before.interval[0]:.3f}", show_interval(before.interval)
+        name = "score" if run.config and not run.config.steps else "score before self-play"
+        yield name, f"{before.interval[0]:.3f}", show_interval(before.interval)
     evaluated = [step for step in run.steps if step.get("eval_score") is not None]
     if evaluated and not after:
         last = evaluated[-1]
@@ -270,6 +285,9 @@ def run_charts(run: RunFiles) -> list[Chart]:
         for i, kind in enumerate(kinds)
     ]
     charts.insert(num_first + 2, line_chart("Errors by kind", every, note="refused moves a game"))
+    imitated = (("imitation_loss", "all"), ("imitation_loss_chats", "chats alone"))
+    losses = metric_lines(replace(run, steps=run.imitation), imitated)
+    charts.append(line_chart(_IMITATION, losses, note="nats a token, by optimizer step"))
     return [chart for chart in charts if chart]
 
 

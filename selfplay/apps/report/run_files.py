@@ -54,6 +54,7 @@ class RunFiles:
     about: list[tuple[str, str]]
     state: str  # running, stopped or finished
     steps: list[dict[str, Any]]
+    imitation: list[dict[str, Any]]  # the lines of warm_start.jsonl
     rows: list[Row]
     games: list[dict[str, Any]]
     problems: list[str] = field(default_factory=list)
@@ -104,7 +105,12 @@ def read_run(folder: Path) -> RunFiles:
         settings=changed(config, Config()) if config else [],
         about=list(_about(folder, config)),
         state=_state(folder),
-        steps=list(_steps(folder, problems)),
+        steps=list(_steps(folder / "metrics.jsonl", problems)),
+        imitation=[
+            line
+            for line in _steps(folder / "warm_start.jsonl", problems)
+            if "imitation_loss" in line
+        ],
         rows=list(_rows(folder, problems)),
         games=list(_training_games(folder, problems)),
         problems=problems,
@@ -171,14 +177,14 @@ def _json(path: Path, problems: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _steps(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
-    """The numbers of each step."""
-    for line in _lines(folder / "metrics.jsonl", problems):
+def _steps(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """The numbers of each step of metrics.jsonl or warm_start.jsonl."""
+    for line in _lines(path, problems):
         numbers = {name: n for name, n in line.items() if isinstance(n, int | float)}
         if "step" in numbers:
             yield numbers
         else:
-            problems.append(f"metrics.jsonl: step must be a number, got {line.get('step')!r:.80}")
+            problems.append(f"{path.name}: step must be a number, got {line.get('step')!r:.80}")
 
 
 def _lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
