@@ -59,7 +59,7 @@ def findings(key: str, name: str, config: Config) -> Iterator[str]:
     except Exception as error:
         own = isinstance(error, _Wrong | SettingsError)
         line = str(error) if own else error_line(error) + _hint(error)
-        raise ValueError(f"{key} {name}: {line}") from error
+        raise ValueError(f"{key} {name}: {line.removeprefix(f'{key} {name} ')}") from error
 
 
 class _Wrong(ValueError):

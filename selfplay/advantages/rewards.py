@@ -77,17 +77,21 @@ def with_rewards(episodes: Sequence[Episode], config: RewardConfig) -> list[Epis
 
 
 def _with_rewards(episode: Episode, name: str) -> Episode:
-    rewards, moves = function_of("reward.function", name)(episode)
-    moves = moves or [()] * len(episode.turns)
-    num = len(episode.outcome.rewards)
-    lists = [rewards, *(of_seats for of_seats in moves if len(of_seats))]
-    numbers = [number for of_seats in lists for number in of_seats]
-    right = all(len(of_seats) == num for of_seats in lists) and all(map(math.isfinite, numbers))
-    if not right or len(moves) != len(episode.turns):
+    given, num = function_of("reward.function", name)(episode), len(episode.outcome.rewards)
+    try:
+        rewards, moves = given
+        moves = moves or [()] * len(episode.turns)
+        lists = [rewards, *(of_seats for of_seats in moves if len(of_seats))]
+        right = len(moves) == len(episode.turns) and all(
+            len(of_seats) == num and all(map(math.isfinite, of_seats)) for of_seats in lists
+        )
+    except (TypeError, ValueError):  # no pair, or a number in place of a list
+        right = False
+    if not right:
         raise SettingsError(
-            f"reward.function {name} must give a finite number for each of {num} seats at the end, "
-            f"and for none or each of {len(episode.turns)} turns, got {rewards!r} and {moves!r} "
-            f"({name_of(episode)})"
+            f"reward.function {name} must return (rewards, turn rewards), a finite number for each "
+            f"of {num} seats at the end, and for none or each of {len(episode.turns)} turns, got "
+            f"{given!r} ({name_of(episode)})"
         )
     turns = zip(episode.turns, moves, strict=True)
     branches = (

@@ -246,15 +246,15 @@ class RewardConfig:
             if self.rubric is not None:
                 raise ValueError("reward.judge must name a model with reward.rubric, got rubric")
             return self
-        try:
-            kind = parse_spec(self.judge).kind
-        except ValueError as error:
-            raise ValueError(f"reward.judge: {error}") from None
-        if kind not in (ENDPOINT, CHECKPOINT):
+        if self.judge.strip().partition(":")[0] not in (ENDPOINT, CHECKPOINT):
             raise ValueError(
                 "reward.judge must be rubric, checkpoint:PATH or endpoint:MODEL@URL, as in "
                 f"endpoint:small@http://127.0.0.1:8000/v1, got {self.judge!r}"
             )
+        try:
+            parse_spec(self.judge)
+        except ValueError as error:
+            raise ValueError(f"reward.judge: {error}") from None
         return self
 
 

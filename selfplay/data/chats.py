@@ -64,6 +64,8 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if (path / "dataset_dict.json").is_file():
         splits = sorted(str(state.parent) for state in path.glob("*/state.json"))
         raise ValueError(f"must be one split, got all of {path}: one of {', '.join(splits)}")
+    if not path.exists():
+        raise ValueError(f"{path} does not exist")
     if not path.is_file() or path.suffix not in (".jsonl", ".parquet"):
         raise ValueError(
             f"must be a .jsonl or .parquet file or a folder that `datasets` saved, got {path}"

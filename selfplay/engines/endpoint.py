@@ -155,7 +155,8 @@ class Endpoint:
                     reason = "its answer is no chat completion"
                 else:
                     text = content[:1000].decode(errors="replace")
-                    reason = f"HTTP {response.status_code}: {self._excerpt(text)}"
+                    said = self._excerpt(text) or response.reason_phrase or "an empty answer"
+                    reason = f"HTTP {response.status_code}: {said}"
                     if response.status_code not in _RETRIED and response.status_code < 500:
                         break
                     retry_after_s = _retry_after_s(response.headers.get("Retry-After"))

@@ -117,8 +117,9 @@ def check_judge(config: Config) -> None:
         if rubric is not None and not Path(rubric).read_text(encoding="utf-8").strip():
             raise ValueError("it is empty")
     except (OSError, ValueError) as error:
-        key = "" if "reward.judge" in str(error) else f"reward.rubric {rubric}: "
-        raise SettingsError(f"{key}{error}") from None
+        why = getattr(error, "strerror", None) or str(error)
+        line = why if "reward.judge" in why else f"reward.rubric {rubric}: {why}"
+        raise SettingsError(line) from None
 
 
 def check_machine(device: str, engine: EngineConfig) -> None:

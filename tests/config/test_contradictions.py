@@ -48,6 +48,7 @@ REFUSED: list[tuple[str, ...]] = [
     (r"game\.options\.brief", "warm_start.recorded=people.jsonl", "game.options.brief=true"),
     (r"reward\.rubric must be a text file", "reward.judge=endpoint:small@http://127.0.0.1:8000/v1"),
     (r"reward\.judge must be rubric, checkpoint", "reward.judge=self"),
+    (r"reward\.judge must be rubric, checkpoint.*got 'gpt-4'", "reward.judge=gpt-4"),
     (r"reward\.judge must name a model with", "reward.rubric=rubric.md"),
     (r"data\.start needs data\.train", *FILE, "data.start=3", "data.train=generated"),
     (r"data\.start", *FILE, "data.start=half"),

@@ -120,7 +120,9 @@ def test_a_blank_line_between_rows_is_named(tmp_path: Path) -> None:
 def test_what_is_no_source_of_chats_is_refused(tmp_path: Path) -> None:
     csv = tmp_path / "chats.csv"
     csv.write_text("a,b\n")
-    for path in (csv, tmp_path, tmp_path / "none.jsonl"):
+    with pytest.raises(SettingsError, match=r"chats: .*/none\.jsonl does not exist$"):
+        read_chats(str(tmp_path / "none.jsonl"), ASSISTANT)
+    for path in (csv, tmp_path):
         with pytest.raises(SettingsError, match=r"chats: must be a \.jsonl or \.parquet .*, got "):
             read_chats(str(path), ASSISTANT)
     with pytest.raises(SettingsError, match="contains no chats"):

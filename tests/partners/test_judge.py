@@ -88,7 +88,7 @@ def test_a_checkpoint_answers_chats(rendering: Rendering) -> None:
     ("answer", "why"),
     [
         (Answer("0.5"), 'must answer with {"mark": 0.6}, from 0 to 1, on a line of its own, got'),
-        (Answer("", status=401), "gave no answer; its games are void: HTTP 401"),
+        (Answer(body=b"", status=401), "answer; its games are void: HTTP 401: Unauthorized"),
     ],
 )
 def test_a_judge_without_a_mark_stops_the_run_after_its_first_step(

@@ -120,6 +120,12 @@ def of_the_last_turn(episode):
 def of_actions(episode):
     return [float(sum(len(turn.action) for turn in episode.turns))] * 2, ()
 
+def number(episode):
+    return 0.5
+
+def of_turns(episode):
+    return [1.0, 1.0], [0.0 for _ in episode.turns]
+
 def counts(episode):
     episode.measures["seen"] = 1.0
     return [1.0, 1.0], ()
@@ -205,10 +211,12 @@ def test_an_advantage_that_cannot_train_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        ("one", r"finite number for each of 2 seats at the end.*got \[1.0\] and"),
+        ("one", r"finite number for each of 2 seats at the end.*got \(\[1.0\], "),
         ("infinite", "finite number for each of 2 seats"),
-        ("of_one_turn", r"none or each of [2-9] turns, got \[1.0, 1.0\] and \[\[0.5, 0.5\]\]"),
-        ("alone", "TypeError"),
+        ("of_one_turn", r"none or each of [2-9] turns, got \(\[1.0, 1.0\], \[\[0.5, 0.5\]\]\)"),
+        ("alone", r"py:alone: must return \(rewards, turn rewards\), .*, got \[1.0, 1.0\] \("),
+        ("number", r"py:number: must return \(rewards, turn rewards\), .*, got 0.5 \("),
+        ("of_turns", r"must return .*, got \(\[1.0, 1.0\], \[0.0, 0"),
         ("of_the_last_turn", "own_rewards.py:[0-9]+ of_the_last_turn: IndexError"),
         ("of_actions", "own_rewards.py:[0-9]+ <?[a-z]*>?: TypeError"),
         ("draws", "must be deterministic"),
