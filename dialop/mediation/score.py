@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 MEAN_IMPORTANCE = (1 + MAX_IMPORTANCE) / 2
 # Prices are max(50, normal(m, m)), whose mean is close to m (P(Z < 1) + p(1)) = 1.083 m.
-_MEAN_OF_PRICES = 1.083
+MEAN_OF_PRICES = 1.083
 
 
 def overlap(event: tuple[int, int], flight: tuple[int, int]) -> bool:
@@ -107,7 +107,7 @@ def middle(highest: int) -> float:
 
 def price_points(prices: Sequence[int], *, weight: float) -> Floats:
     """The believed price term of each flight [F]; the prices tell the user's mean price."""
-    mean = float(np.mean(prices)) / _MEAN_OF_PRICES
+    mean = float(np.mean(prices)) / MEAN_OF_PRICES
     return -weight * (np.array(prices, dtype=np.float64) - mean) / max(mean, 1.0)
 
 

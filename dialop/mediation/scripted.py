@@ -7,23 +7,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dialop.game import Lesson
 from dialop.kit import option
 from dialop.mediation import wording
 from dialop.mediation.belief import believed_best, believed_points, stated_by
 from dialop.mediation.records import AGENT, USERS, AgentView, UserView
-from dialop.mediation.score import middle
+from dialop.mediation.score import MEAN_OF_PRICES
 from dialop.specs import ScriptedBase, made
 
 _NUM_TOP = 3
 _MAX_REJECTIONS = 2
 _NEVER = 1000.0  # points
-_STEP, _MOST = 3, 9  # points a step and the most steps of a loss in private text
+# In private text: the points of a step, which are half of what an hour between the arrivals costs
+# on average; the most steps of a loss; the points that a price of twice the usual one costs, more
+# than the mean weight of 5.5, because the mean of 1 / m is larger than 1 / the mean of m (on 600
+# games 0.989, with 5.5 points 0.986); the largest price in tens.
+_STEP, _MOST, _DEAR, _MOST_TENS = 11 / 6, 12, 8.0, 399
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,36 +111,47 @@ class ScriptedPlayer(ScriptedBase):
 
 
 def _by_values(view: AgentView, *, listen: bool) -> str:
-    """Value each flight, then each flight of user 0 with the best one of user 1, in private text;
-    propose the best of these pairs.
+    """Value all flights in private text and propose the best pair.
 
-    Values are losses in steps of `_STEP` points, at most `_MOST`. A flight's line has its believed
-    calendar cost in points, the loss by its price, the hour of its arrival, and its loss by both
-    terms; a pair's line both flights and their loss with the gap between the hours. Of equal
-    choices the first one is taken.
+    The text starts with the usual price of each user, in tens of dollars. Then it has a line for
+    each flight, in order of its hour of arrival: the user, the id, the believed calendar cost, the
+    price in tens, the loss by price, the hour, the hours since the line before, and the loss by
+    both terms; the best flight so far of user 0 and of user 1, each with its loss, which grows with
+    every hour; and the best pair so far with its loss. So each number is copied, or follows from
+    two numbers before it.
+
+    A loss is in steps of `_STEP` points, at most `_MOST`. Of equal choices the first one is taken.
     """
-    stated, lines, losses, hours = stated_by(view, listen=listen), [], [], []
-    for user, (calendar, price) in enumerate(believed_points(view, stated)):
-        lines.append(f"Flights {user}")
-        costs, by_price = np.rint(calendar).astype(int), _steps(price)
-        losses.append(np.minimum(_steps(costs) + by_price, _MOST))
-        hours.append(np.array(view.arrivals[user]) // 60)
-        columns = zip(costs, by_price, hours[user], losses[user], strict=True)
-        lines += [f"id {i} {c} {p} {h}: {loss}" for i, (c, p, h, loss) in enumerate(columns)]
-    gaps = np.abs(hours[0][:, None] - hours[1][None])
-    weight = 2 * middle(view.max_arrival_pref) / 3
-    loss = losses[0][:, None] + losses[1][None] + _steps(-weight * gaps)
-    best = loss.argmin(axis=1)
-    totals = np.minimum(loss.min(axis=1), _MOST)
-    pairs = zip(best, totals, strict=True)
-    lines += [f"id {a}, user 1: id {b} {total}" for a, (b, total) in enumerate(pairs)]
-    pair = int(totals.argmin()), int(best[totals.argmin()])
+    lines, rows = [], []
+    points = believed_points(view, stated_by(view, listen=listen))
+    for user, (calendar, _) in enumerate(points):
+        tens = np.array(view.prices[user]) // 10
+        usual = max(1, round(float(np.mean(view.prices[user])) / MEAN_OF_PRICES / 10))
+        lines.append(f"Flights {user} usual {usual}")
+        dear = _DEAR * (tens / usual - 1) if view.max_price_pref else np.zeros(len(tens))
+        for i, (cost, price, points_lost) in enumerate(zip(calendar, tens, dear, strict=True)):
+            rows.append((view.arrivals[user][i] // 60, user, i, round(cost), price, points_lost))
+    slower = 2 if view.max_arrival_pref else 0
+    best: list[tuple[int, int] | None] = [None, None]
+    pair, total, before = (0, 0), _MOST + 1, min(rows)[0]
+    for hour, user, i, cost, price, points_lost in sorted(rows):
+        gap, by_price = min(hour - before, _MOST // 2), round(points_lost / _STEP)
+        loss = min(round(-cost / _STEP) + by_price, _MOST)
+        best = [b and (b[0], min(b[1] + slower * gap, _MOST)) for b in best]
+        other = best[1 - user]
+        if other is not None and min(loss + other[1], _MOST) < total:
+            pair, total = (other[0], i) if user else (i, other[0]), min(loss + other[1], _MOST)
+        mine = best[user]
+        if mine is None or loss < mine[1]:
+            best[user] = i, loss
+        so_far = " ".join("-" if b is None else f"id {b[0]} {b[1]}" for b in best)
+        found = f"id {pair[0]} id {pair[1]} {total}" if total <= _MOST else "-"
+        lines.append(
+            f"Flights {user} id {i} {cost} {min(price, _MOST_TENS)} {by_price} {hour}: "
+            f"{gap} {loss} {so_far} {found}"
+        )
+        before = hour
     return "\n".join([*lines, wording.proposal(pair)])
-
-
-def _steps(points: NDArray[Any]) -> NDArray[np.int64]:
-    """Points as losses in whole steps, at most `_MOST`."""
-    return np.minimum(np.rint(-points / _STEP), _MOST).astype(np.int64)
 
 
 make_scripted = partial(made, ScriptedPlayer)

@@ -261,13 +261,14 @@ def booked(*, brief: bool) -> str:
 def brief_phrases(most_cost: int, *, num_flights: int, hours: Sequence[int]) -> list[str]:
     """Phrases that the brief style repeats; a tokenizer trained for it can make each one token.
 
-    `most_cost` is the largest calendar cost, `hours` those of arrivals. Ids, hours and small
-    numbers are digits unless there are so many flights that ids have two digits.
+    `most_cost` is the largest calendar cost, `hours` those of arrivals. Ids, hours and numbers
+    below 400 are digits unless there are so many flights that ids have two digits. A price of 319
+    is then ` 31` and `9`, so its tens are one token.
     """
     if num_flights > 10:
-        ids = [f"{start}{i}" for start in ("\n", "id ") for i in range(num_flights)]
-        numbers = [*(f" {hour}:" for hour in hours), *(f" {digit}" for digit in range(10))]
-        proposal = ["all: [propose] user 0: ", ", user 1: ", *ids, *numbers]
+        ids = [f"{start}{i}" for start in ("\n", " id ") for i in range(num_flights)]
+        numbers = [*(f" {hour}:" for hour in hours), *(f" {number}" for number in range(400))]
+        proposal = ["all: [propose] user 0:", ", user 1:", " usual", *ids, *numbers]
     else:
         proposal = ["all: [propose] user 0: id ", ", user 1: id "]
     return [

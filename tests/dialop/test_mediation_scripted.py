@@ -56,37 +56,39 @@ def test_what_players_tell_is_worth_something() -> None:
 
 
 def test_an_agent_that_writes_values_proposes_the_best_pair_of_them() -> None:
-    """Values are losses in steps of three points; an hour between the arrivals costs both users a
-    third of the mean weight, 11/3 points."""
+    """A loss is in steps of 11/6 points, so an hour between the arrivals, which costs both users a
+    third of the mean weight, is two steps."""
     options = Rules(brief=True, private_reasoning=True)
-    assert mean_norm("honest:think=values", options) > mean_norm("honest", options) - 0.01
+    assert mean_norm("honest:think=values", options) > mean_norm("honest", options) - 0.015
     player = make_scripted("honest:think=values", seed=0)
     for instance in INSTANCES[:10]:
         game = MediationGame(instance, options)
         for _ in range(2):
             game.step(game.seat_to_move or 0, player.act(game.view(game.seat_to_move or 0)))
         *lines, move = player.act(game.view(AGENT)).splitlines()
-        at = lines.index("Flights 1")
-        flights = [line.split() for line in lines if line.count(" ") == 5]
-        cut = at - 1
-        hours = [int(hour[:-1]) for _, _, _, _, hour, _ in flights]
-        loss = [int(last) for *_, last in flights]
-        costs = [int(cost) for _, _, cost, *_ in flights]
-        told = [game.view(user).calendar_costs for user in (0, 1)]  # type: ignore[union-attr]
-        assert costs == [*told[0], *told[1]] and loss == [
-            min(min(round(-int(f[2]) / 3), 9) + int(f[3]), 9) for f in flights
+        usual = [int(line.split()[-1]) for line in lines[:2]]
+        rows = [line.replace("Flights ", "").replace("id ", "").split() for line in lines[2:]]
+        hours = [[flight.end // 60 for flight in user.flights] for user in instance.users]
+        order = sorted((h, u, i) for u in (0, 1) for i, h in enumerate(hours[u]))
+        assert [(row[5], row[0], row[1]) for row in rows] == [
+            (f"{hour}:", str(user), str(i)) for hour, user, i in order
         ]
-        gap = [[round(11 * abs(a - b) / 9) for b in hours[cut:]] for a in hours[:cut]]
-        total = [
-            [loss[a] + loss[cut + b] + min(g, 9) for b, g in enumerate(row)]
-            for a, row in enumerate(gap)
-        ]
-        pairs = [(row.index(min(row)), min(*row, 9)) for row in total]
-        assert lines[at + 1 + len(hours) - cut :] == [
-            f"id {a}, user 1: id {b} {least}" for a, (b, least) in enumerate(pairs)
-        ]
-        best = min(range(cut), key=lambda a: pairs[a][1])
-        assert move == f"all: [propose] user 0: id {best}, user 1: id {pairs[best][0]}"
+        losses: list[list[int]] = [[], []]
+        for user, flight, cost, tens, price, _, gap, loss, *_ in rows:
+            own = instance.users[int(user)].flights[int(flight)]
+            assert int(cost) == game.view(int(user)).calendar_costs[int(flight)]  # type: ignore[union-attr]
+            assert int(tens) == own.price // 10 and 0 <= int(gap) <= 6
+            assert int(price) == round(8 * (int(tens) / usual[int(user)] - 1) / (11 / 6))
+            assert int(loss) == min(round(-int(cost) / (11 / 6)) + int(price), 12)
+            losses[int(user)].append(int(loss))
+        total = {
+            (a, b): losses[0][a] + losses[1][b] + 2 * abs(hours[0][a] - hours[1][b])
+            for a in range(len(losses[0]))
+            for b in range(len(losses[1]))
+        }
+        first, second, found = (int(word) for word in rows[-1][-3:])
+        assert total[first, second] == found == min(total.values()) < 12
+        assert move == f"all: [propose] user 0: id {first}, user 1: id {second}"
     with pytest.raises(ValueError, match="needs a game with private_reasoning"):
         player.act(MediationGame(INSTANCES[0], BRIEF).view(0))
 
