@@ -16,9 +16,11 @@ from dialop.kit import option
 from dialop.planning.board import AGENT, USER, PlanningView
 from dialop.planning.city import Value
 from dialop.planning.estimate import (
+    TOTAL_LABEL,
     best_plan,
     facts_of,
     fields_of,
+    scored_in,
     sheet_items,
     stated_preferences,
     unknown_legs,
@@ -34,7 +36,7 @@ GREETING = "Hello!"
 _OPENERS = ("Hi! ", "I would like this: ", "My wishes are: ", "")
 _GO_ON = "Please make a plan."
 _MAX_LEGS = 4
-_NEAR = 16  # sites that `_by_points` looks at around the best one
+_NEAR = 12  # sites that `_by_points` looks at around each of its centres
 _PATIENCE = 3  # the most proposals that a teller sees after its rounds
 
 
@@ -44,35 +46,39 @@ class ScriptedPlayer(ScriptedBase):
 
     - teller: a user who tells its preferences: all in one message ("all"), one in each message
       ("one"), or all once it is asked ("asked"). It rejects the first `rounds` full plans, telling
-      their score sheets, and then accepts the best that it has seen. Without messages it rejects
-      at most `rounds` plans, those of a total below 0.
+      their score sheets or only their totals (`score`), and then accepts the best that it has
+      seen. Without messages it rejects at most `rounds` plans, those of a total below 0.
     - silent: a user who tells nothing and accepts any plan.
     - searcher: an agent who asks if it knows no preference, searches for the stated ones, and
       proposes its best plan. It searches for all sites with the fields that matter ("table"), or
       for the sites that meet all preferences, then fewer of them ("filter"). It looks up distances
-      at most `legs` times for each proposal. With `think` "points" it counts in private until its
-      first proposal (`_by_points`).
+      at most `legs` times for each proposal. With `think` "points" it counts in private and
+      proposes `plans` plans (`_by_points`), then the one of them with the best told total.
     - guesser: an agent who proposes random sites.
     - `slip`: the probability that it first sends a malformed move and then repairs it.
     """
 
     OPTIONS: ClassVar = {
-        "searcher": ("by", "legs", "think", "slip"),
+        "searcher": ("by", "legs", "think", "plans", "slip"),
         "guesser": ("slip",),
-        "teller": ("tell", "rounds", "slip"),
+        "teller": ("tell", "rounds", "score", "slip"),
         "silent": ("slip",),
     }
 
     tell: Literal["all", "one", "asked"] = option("all")
     rounds: int = option(0, low=0, high=20)
+    score: Literal["sheet", "total"] = option("sheet")
     by: Literal["table", "filter"] = option("table")
     legs: int = option(_MAX_LEGS, low=0, high=20)
     think: Literal["no", "points"] = option("no")
+    plans: int = option(1, low=1, high=9)
     slip: float = option(0.0, low=0, high=1)
 
     def __post_init__(self) -> None:
         if self.think != "no" and self.by != "table":
             raise ValueError(f"think={self.think} needs by=table")
+        if self.plans > 1 and self.think != "points":
+            raise ValueError(f"plans={self.plans} needs think=points")
 
     @property
     def seat(self) -> int:
@@ -98,7 +104,8 @@ def _teller(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generator
         return "[accept]" if _accepts(player, view) else "[reject]"
     own = [a for a in view.log if a.kind == "message" and a.seat == USER]
     if view.log and view.log[-1].kind == "reject":
-        return f"[message] {_sheet_text(view)}"
+        total = f"{TOTAL_LABEL}: {view.sheets[-1].total}"
+        return f"[message] {total if player.score == 'total' else _sheet_text(view)}"
     asked = any(a.kind == "message" and a.seat == AGENT for a in view.log)
     if player.tell == "asked" and not asked and not own:
         return f"[message] {GREETING}"
@@ -125,8 +132,12 @@ def _searcher(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generat
     if player.by == "filter":
         return _by_filter(view, stated)
     proposals = sum(a.kind == "propose" for a in view.log)
-    if player.think == "points" and not proposals:
-        return _by_points(view, stated)
+    if player.think == "points" and proposals < min(player.plans, len(view.names)):
+        return _by_points(player, view, stated)
+    told = [scored for scored in scored_in(view.log) if scored.total is not None]
+    if player.think == "points" and told:
+        best = max(told, key=lambda scored: scored.total or 0)
+        return f"[propose] {render_plan(best.plan, view.names)}"
     if view.options.search:
         fields, facts = fields_of(stated), facts_of(view.log, brief=view.options.brief)
         if fields and not all(facts.knows(name, fields) for name in view.names):
@@ -141,39 +152,49 @@ def _searcher(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generat
     return move
 
 
-def _by_points(view: PlanningView, stated: tuple[Preference, ...]) -> str:
+def _by_points(player: ScriptedPlayer, view: PlanningView, stated: tuple[Preference, ...]) -> str:
     """Count, in private text, the stated preferences that each site meets minus those that it goes
-    against; look up what is near the best site; propose it between the best two of its `_NEAR`
-    nearest ones.
+    against. For each of `plans` equal blocks of the sites, in turn, look up what is near the best
+    site of the block and propose this site between the best two of its `_NEAR` nearest ones.
 
     The text has a line for each site, in the order of the names, which is the same in all cities of
-    one size: its name and its values as the search showed them, with the count so far after each.
-    After the distances it repeats the counts of the near sites. Prices are left out: few budgets
-    can be kept. Of equal sites the first one is taken.
+    one size: its name and its values as the search showed them, with the count so far after each;
+    then the best site of its block so far, with its count. After distances it has a line for each
+    near site with its count and the best two so far with theirs. So each token is copied or follows
+    from two numbers before it. Prices are left out: few budgets can be kept, and told totals have
+    them. Of equal sites the first one is taken.
     """
     facts = facts_of(view.log, brief=view.options.brief)
     fields = [name for name in fields_of(stated) if name != "price"]
     if view.options.search and not all(facts.knows(name, fields) for name in view.names):
         return f"[tool] Search(fields=[{', '.join(fields)}])"
-    lines, points = "", {}
-    for name in sorted(view.names):
-        points[name] = sum(p.kind == "sites" and name in p.sites for p in stated)
-        lines += f"{name} {points[name]}"
-        for field, value in facts.values.get(name, {}).items():
-            if value is not None:
-                points[name] += sum(_liked(p, field, value) for p in stated)
-                lines += f"|{cell(Field(field), value)} {points[name]}"
-        lines += "\n"
-    best, *others = sorted(points, key=lambda name: -points[name])
+    lines, points, centres = "", dict[str, int](), list[str]()
+    for block in np.array_split(sorted(view.names), min(player.plans, len(view.names))):
+        best, *_ = block = block.tolist()
+        for name in block:
+            points[name] = sum(p.kind == "sites" and name in p.sites for p in stated)
+            lines += f"{name} {points[name]}"
+            for field, value in facts.values.get(name, {}).items():
+                if value is not None:
+                    points[name] += sum(_liked(p, field, value) for p in stated)
+                    lines += f"|{cell(Field(field), value)} {points[name]}"
+            best = name if points[name] > points[best] else best
+            lines += f"|{best} {points[best]}\n"
+        centres.append(best)
+    centre = centres[sum(a.kind == "propose" for a in view.log)]
     far = view.options.search and any(p.kind == "distance" for p in stated)
-    if far and not facts.tenths:
-        return f"{lines}[tool] Search(sort_by=[distance_to({best})], limit={_NEAR + 1})"
-    if far:
-        near = [name for name in view.names if (name, best) in facts.tenths and name != best]
-        near.sort(key=lambda name: facts.tenths[name, best])
-        lines = "".join(f"{name} {points[name]}\n" for name in near)
-        others = sorted(near, key=lambda name: -points[name])
-    chosen = [*others[:1], best, *others[1:]] if view.slots > 1 else [best]
+    looked_up = view.log[-1].kind == "tool" and "distance_to" in view.log[-1].text
+    if centre != centres[0] or looked_up:
+        lines = ""
+    if far and not looked_up:
+        return f"{lines}[tool] Search(sort_by=[distance_to({centre})], limit={_NEAR + 1})"
+    near = view.log[-1].result.splitlines()[2:] if far else sorted(view.names)
+    others: list[str] = []
+    for name in (line.split("|")[0] for line in near):
+        if name != centre:
+            others = sorted([*others, name], key=lambda each: -points[each])[:2]
+            lines += "|".join(f"{each} {points[each]}" for each in (name, *others)) + "\n"
+    chosen = [*others[:1], centre, *others[1:]] if view.slots > 1 else [centre]
     plan = tuple(view.names.index(name) for name in chosen[: view.slots])
     return f"{lines}[propose] {render_plan(plan, view.names)}"
 

@@ -223,8 +223,8 @@ def brief_phrases(names: Sequence[str], features: Sequence[str]) -> list[str]:
 def brief_tables(prices: Sequence[int]) -> list[str]:
     """Further phrases for cities of all features.
 
-    Each cell of a table of search results, field and value, is one token, and so are the counts of
-    private points. Values and the starts of sentences are separate tokens.
+    Each cell of a table of search results, field and value, is one token, and so is each number of
+    points. Values and the starts of sentences are separate tokens.
     """
     features = [(f, _shown(v)) for f, feature in FEATURES.items() for v in feature.values]
     words = {value for _, value in features if value.isalpha()} | set(CATEGORIES)
@@ -236,5 +236,5 @@ def brief_tables(prices: Sequence[int]) -> list[str]:
         *("Search(sort_by=[distance_to(", "definitely want to check out Dan's recommendations: "),
         *(f"heard these {c}s were good: " for c in CATEGORIES),
     )
-    counts = [f" {n}" for n in range(-9, 10)]
-    return [*starts, *sorted(words), *sorted(f"|{cell}" for cell in cells), *counts]
+    points = [f" {n}" for n in range(-99, 100)]
+    return [*starts, *sorted(words), *sorted(f"|{cell}" for cell in cells), *points]

@@ -124,31 +124,56 @@ def test_brief_cells_tell_the_same_facts() -> None:
 
 
 @pytest.mark.parametrize("brief", [False, True])
-def test_a_plan_by_points_is_the_best_site_between_good_ones_near_it(brief: bool) -> None:
+def test_a_plan_by_points_is_the_best_site_of_a_block_between_good_ones_near_it(
+    brief: bool,
+) -> None:
     options, names = PlanningOptions(brief=brief, private_reasoning=True), CITIES[0].names
-    for instance in CITIES[:8]:
-        game = played(instance, "teller", "searcher:think=points", options)
-        moves = [a.text for a in game.view(1).log if a.seat == 1]
-        assert sum("distance_to" in text for text in moves) <= 1 and "|" not in "".join(moves)
-    assert mean_score(CITIES, "teller", "searcher:think=points", options) > 0.88
     game = PlanningGame(CITIES[0], options)
     wanted = "check out live music!; go to at least one bar; minimize travel distance"
     play(game, (0, f"[message] {wanted}"))
-    thinker = make_scripted("searcher:think=points", seed=0)
+    thinker = make_scripted("searcher:think=points,plans=2", seed=0)
     play(game, (1, thinker.act(game.view(1))))
     *lines, move = thinker.act(game.view(1)).splitlines()
-    points = {line.partition(" 0")[0]: int(line.split()[-1]) for line in lines}
+    parts = [line.rsplit("|", 1) for line in lines]
+    points = {line.partition(" 0")[0]: int(line.split()[-1]) for line, _ in parts}
     bars = {s.name: 1 + {True: 1, None: 0, False: -1}[s.features.get("live music")]
             for s in game.instance.sites if s.category == "bar"}  # fmt: skip
     assert list(points) == sorted(names) and points.items() >= bars.items()
-    best = max(points, key=lambda name: points[name])
-    assert move == f"[tool] Search(sort_by=[distance_to({best})], limit=17)"
-    play(game, (1, move))
-    *lines, move = thinker.act(game.view(1)).splitlines()
-    near = [line.split("|")[0] for line in game.view(1).log[-1].result.splitlines()[3:]]
-    assert lines == [f"{name} {points[name]}" for name in near] and len(near) == 16
-    first, second = sorted(near, key=lambda name: -points[name])[:2]
-    assert move == f"[propose] [{first}, {best}, {second}]"
+    blocks = sorted(names)[:20], sorted(names)[20:]
+    centres = [max(block, key=lambda name: points[name]) for block in blocks]
+    for i, (_, best_so_far) in enumerate(parts):
+        block = blocks[i // 20][: i % 20 + 1]
+        best = max(block, key=lambda name: points[name])
+        assert best_so_far == f"{best} {points[best]}"
+    for centre in centres:
+        assert move == f"[tool] Search(sort_by=[distance_to({centre})], limit=13)"
+        play(game, (1, move))
+        *lines, move = thinker.act(game.view(1)).splitlines()
+        near = [line.split("|")[0] for line in game.view(1).log[-1].result.splitlines()[3:]]
+        assert len(near) == len(lines) == 12
+        for i, line in enumerate(lines):
+            best = sorted(near[: i + 1], key=lambda name: -points[name])[:2]
+            assert line == "|".join(f"{name} {points[name]}" for name in (near[i], *best))
+        assert move == f"[propose] [{best[0]}, {centre}, {best[1]}]"
+        play(game, (1, move), (0, "[reject]"), (0, f"[message] total: {-len(best[0])}"))
+        move = thinker.act(game.view(1))
+
+
+def test_of_plans_by_points_the_one_with_the_best_told_total_is_agreed() -> None:
+    options = PlanningOptions(brief=True, private_reasoning=True)
+    users, agents = ("teller", "teller:rounds=3,score=total"), ("", ",plans=4")
+    for instance in CITIES[:8]:
+        game = played(instance, users[1], f"searcher:think=points{agents[1]}", options)
+        totals = [sheet.total for sheet in game.view(0).sheets]
+        assert len(totals) in (4, 5) and totals[-1] == max(totals)
+        moves = [a.text for a in game.view(1).log if a.seat == 1]
+        assert sum("distance_to" in text for text in moves) == 4 and "|" not in "".join(moves)
+        assert game.measures((0,))["true_statements"] == game.measures((0,))["statements"]
+    one, four = (
+        mean_score(CITIES, user, f"searcher:think=points{agent}", options)
+        for user, agent in zip(users, agents, strict=True)
+    )
+    assert one > 0.86 and four > 0.92
 
 
 def test_an_agent_that_thinks_needs_room_for_it() -> None:

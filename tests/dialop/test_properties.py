@@ -231,6 +231,7 @@ WRONG_SPECS = {
     "planning": {
         "silent:tell=all": "tell",
         "searcher:by=filter,think=points": "by=table",
+        "searcher:plans=2": "needs think=points",
         "teller:rounds=-1": "0 to 20",
     },
 }
