@@ -9,6 +9,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from reprlib import repr as short
 from typing import Annotated, Literal
 
@@ -155,6 +156,7 @@ def check_city(sites: Sequence[Site], preferences: Sequence[Preference], *, slot
             raise ValueError(f"a feature {short(name)} must be {valid}, got {short(value)}")
 
 
+@lru_cache(maxsize=4096)
 def plain_name(name: str) -> str:
     """A name's letters, digits and blanks in lower case, for comparing names."""
     name = unicodedata.normalize("NFC", name).casefold()

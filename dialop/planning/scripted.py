@@ -6,17 +6,18 @@ Random draws are seeded by (seed, moves it knows of).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from dialop.game import Lesson
 from dialop.kit import option
-from dialop.planning.board import AGENT, USER, PlanningView
+from dialop.planning.board import AGENT, USER, Action, PlanningView
 from dialop.planning.city import Value
 from dialop.planning.estimate import (
     TOTAL_LABEL,
+    Facts,
     best_plan,
     facts_of,
     fields_of,
@@ -157,35 +158,20 @@ def _by_points(player: ScriptedPlayer, view: PlanningView, stated: tuple[Prefere
     against. For each of `plans` equal blocks of the sites, in turn, look up what is near the best
     site of the block and propose this site between the best two of its `_NEAR` nearest ones.
 
-    The text has a line for each site, in the order of the names, which is the same in all cities of
-    one size: its name and its values as the search showed them, with the count so far after each;
-    then the best site of its block so far, with its count. After distances it has a line for each
-    near site with its count and the best two so far with theirs. So each token is copied or follows
-    from two numbers before it. Prices are left out: few budgets can be kept, and told totals have
-    them. Of equal sites the first one is taken.
+    The text begins as `_counted` says. After distances it has a line for each near site with its
+    count and the best two so far with theirs. So each token is copied or follows from two numbers
+    before it. Prices are left out: few budgets can be kept, and told totals have them. Of equal
+    sites the first one is taken.
     """
-    facts = facts_of(view.log, brief=view.options.brief)
-    fields = [name for name in fields_of(stated) if name != "price"]
-    if view.options.search and not all(facts.knows(name, fields) for name in view.names):
-        return f"[tool] Search(fields=[{', '.join(fields)}])"
-    lines, points, centres = "", dict[str, int](), list[str]()
-    for block in np.array_split(sorted(view.names), min(player.plans, len(view.names))):
-        best, *_ = block = block.tolist()
-        for name in block:
-            points[name] = sum(p.kind == "sites" and name in p.sites for p in stated)
-            lines += f"{name} {points[name]}"
-            for field, value in facts.values.get(name, {}).items():
-                if value is not None:
-                    points[name] += sum(_liked(p, field, value) for p in stated)
-                    lines += f"|{cell(Field(field), value)} {points[name]}"
-            best = name if points[name] > points[best] else best
-            lines += f"|{best} {points[best]}\n"
-        centres.append(best)
-    centre = centres[sum(a.kind == "propose" for a in view.log)]
-    far = view.options.search and any(p.kind == "distance" for p in stated)
+    fields = tuple(name for name in fields_of(stated) if name != "price")
     looked_up = view.log[-1].kind == "tool" and "distance_to" in view.log[-1].text
-    if centre != centres[0] or looked_up:
-        lines = ""
+    tables = tuple(a for a in view.log if a.kind == "tool" and "distance_to" not in a.text)
+    counted = _counted(view.names, stated, tables, player.plans, view.options.brief)
+    if view.options.search and not all(counted.facts.knows(name, fields) for name in view.names):
+        return f"[tool] Search(fields=[{', '.join(fields)}])"
+    points, done = counted.points, sum(a.kind == "propose" for a in view.log)
+    centre, lines = counted.centres[done], "" if done or looked_up else counted.lines
+    far = view.options.search and any(p.kind == "distance" for p in stated)
     if far and not looked_up:
         return f"{lines}[tool] Search(sort_by=[distance_to({centre})], limit={_NEAR + 1})"
     near = view.log[-1].result.splitlines()[2:] if far else sorted(view.names)
@@ -197,6 +183,47 @@ def _by_points(player: ScriptedPlayer, view: PlanningView, stated: tuple[Prefere
     chosen = [*others[:1], centre, *others[1:]] if view.slots > 1 else [centre]
     plan = tuple(view.names.index(name) for name in chosen[: view.slots])
     return f"{lines}[propose] {render_plan(plan, view.names)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """The counts of all sites, the best site of each block, and the text that finds them."""
+
+    facts: Facts
+    points: dict[str, int]
+    centres: list[str]
+    lines: str
+
+
+@lru_cache(maxsize=64)
+def _counted(
+    names: tuple[str, ...],
+    stated: tuple[Preference, ...],
+    tables: tuple[Action, ...],
+    plans: int,
+    brief: bool,
+) -> _Counted:
+    """Count the stated preferences that each site meets minus those that it goes against.
+
+    The text has a line for each site, in the order of the names, which is the same in all cities of
+    one size: its name and its values as the searches `tables` showed them, with the count so far
+    after each; then the best site of its block so far, with its count.
+    """
+    facts = facts_of(tables, brief=brief)
+    lines, points, centres = "", dict[str, int](), list[str]()
+    for block in np.array_split(sorted(names), min(plans, len(names))):
+        best, *_ = ordered = block.tolist()
+        for name in ordered:
+            points[name] = sum(p.kind == "sites" and name in p.sites for p in stated)
+            lines += f"{name} {points[name]}"
+            for field, value in facts.values.get(name, {}).items():
+                if value is not None:
+                    points[name] += sum(_liked(p, field, value) for p in stated)
+                    lines += f"|{cell(Field(field), value)} {points[name]}"
+            best = name if points[name] > points[best] else best
+            lines += f"|{best} {points[best]}\n"
+        centres.append(best)
+    return _Counted(facts, points, centres, lines)
 
 
 def _liked(p: Preference, field: str, value: Value) -> int:

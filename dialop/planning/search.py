@@ -14,7 +14,6 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from dialop.game import PlayerError
@@ -134,7 +133,7 @@ def parse_query(text: str, names: Sequence[str]) -> Query:
     given = _arguments(text[call.end() : -1])
     sort_by = [_direction(item) for item in _items(given.get("sort_by", ""))]
     said = given.get("text_query", "")
-    words, got = _words(_unquoted(said)), _short(said) or "nothing"
+    words, got = plain_name(_unquoted(said)), _short(said) or "nothing"
     if "text_query" in given and not words:
         raise _refused(f"text_query must have a letter or digit, got {got}")
     if said[:1] in _QUOTES and _unquoted(said) == said:
@@ -309,12 +308,7 @@ def _document(site: Site) -> str:
     parts = [site.name, site.category]
     parts += [value for value in site.features.values() if isinstance(value, str)]
     parts += [name for name, value in site.features.items() if value is True]
-    return " | ".join(["", *map(_words, parts), ""])
-
-
-@lru_cache(maxsize=4096)
-def _words(text: str) -> str:
-    return plain_name(text)
+    return " | ".join(["", *map(plain_name, parts), ""])
 
 
 def _value(site: Site, field: Field, sites: Sequence[Site]) -> Value | None:
