@@ -5,9 +5,10 @@ A player plays any seat: a user states costs and answers proposals, the agent li
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -114,44 +115,69 @@ def _by_values(view: AgentView, *, listen: bool) -> str:
     """Value all flights in private text and propose the best pair.
 
     The text starts with the usual price of each user, in tens of dollars. Then it has a line for
-    each flight, in order of its hour of arrival: the user, the id, the believed calendar cost, the
-    price in tens, the loss by price, the hour, the hours since the line before, and the loss by
-    both terms; the best flight so far of user 0 and of user 1, each with its loss, which grows with
-    every hour; and the best pair so far with its loss. So each number is copied, or follows from
-    two numbers before it.
+    each flight, in order of its hour of arrival: the user, the id, the conflicts, the price in
+    tens, the hour, and the hour of the user's next flight; the believed calendar cost, the loss by
+    price, the hours since the line before, and the loss by both terms; the best flight so far of
+    user 0 and of user 1, each with its loss, which grows with every hour; and the best pair so far
+    with its loss. So each number is copied, or follows from two numbers before it.
 
     A loss is in steps of `_STEP` points, at most `_MOST`. Of equal choices the first one is taken.
     """
-    lines, rows = [], []
-    points = believed_points(view, stated_by(view, listen=listen))
-    for user, (calendar, _) in enumerate(points):
-        tens = np.array(view.prices[user]) // 10
-        usual = max(1, round(float(np.mean(view.prices[user])) / MEAN_OF_PRICES / 10))
-        lines.append(f"Flights {user} usual {usual}")
-        dear = _DEAR * (tens / usual - 1) if view.max_price_pref else np.zeros(len(tens))
-        for i, (cost, price, points_lost) in enumerate(zip(calendar, tens, dear, strict=True)):
-            rows.append((view.arrivals[user][i] // 60, user, i, round(cost), price, points_lost))
+    lines = [f"Flights {user} usual {_usual(view.prices[user])}" for user in USERS]
+    rows = sorted(_rows(view, listen=listen))
     slower = 2 if view.max_arrival_pref else 0
     best: list[tuple[int, int] | None] = [None, None]
-    pair, total, before = (0, 0), _MOST + 1, min(rows)[0]
-    for hour, user, i, cost, price, points_lost in sorted(rows):
-        gap, by_price = min(hour - before, _MOST // 2), round(points_lost / _STEP)
-        loss = min(round(-cost / _STEP) + by_price, _MOST)
+    pair, total, before = (0, 0), _MOST + 1, rows[0].hour
+    for row in rows:
+        gap = min(row.hour - before, _MOST // 2)
+        loss = min(round(-row.cost / _STEP) + row.by_price, _MOST)
         best = [b and (b[0], min(b[1] + slower * gap, _MOST)) for b in best]
-        other = best[1 - user]
+        own, other = best[row.user], best[1 - row.user]
         if other is not None and min(loss + other[1], _MOST) < total:
-            pair, total = (other[0], i) if user else (i, other[0]), min(loss + other[1], _MOST)
-        mine = best[user]
-        if mine is None or loss < mine[1]:
-            best[user] = i, loss
+            pair = (other[0], row.flight) if row.user else (row.flight, other[0])
+            total = min(loss + other[1], _MOST)
+        if own is None or loss < own[1]:
+            best[row.user] = row.flight, loss
         so_far = " ".join("-" if b is None else f"id {b[0]} {b[1]}" for b in best)
         found = f"id {pair[0]} id {pair[1]} {total}" if total <= _MOST else "-"
-        lines.append(
-            f"Flights {user} id {i} {cost} {min(price, _MOST_TENS)} {by_price} {hour}: "
-            f"{gap} {loss} {so_far} {found}"
-        )
-        before = hour
+        values = f"{row.cost} {row.by_price} {gap} {loss}"
+        lines.append(f"Flights {row.user} id {row.flight} {row.copied} {values} {so_far} {found}")
+        before = row.hour
     return "\n".join([*lines, wording.proposal(pair)])
+
+
+class _Row(NamedTuple):
+    """A flight in private text; `copied` holds its columns of the list of flights, and the hour of
+    its user's next flight."""
+
+    hour: int
+    user: int
+    flight: int
+    copied: str
+    cost: int
+    by_price: int
+
+
+def _rows(view: AgentView, *, listen: bool) -> Iterator[_Row]:
+    for user, (calendar, _) in enumerate(believed_points(view, stated_by(view, listen=listen))):
+        hours = [arrival // 60 for arrival in view.arrivals[user]]
+        following = [*(f"{hour}:" for hour in hours[1:]), "-"]
+        for i, price in enumerate(view.prices[user]):
+            points = _DEAR * (price // 10 / _usual(view.prices[user]) - 1)
+            yield _Row(
+                hours[i],
+                user,
+                i,
+                f"{view.conflicts[user][i]} {min(price // 10, _MOST_TENS)} "
+                f"{hours[i]}: {following[i]}",
+                round(calendar[i]),
+                round(points / _STEP) if view.max_price_pref else 0,
+            )
+
+
+def _usual(prices: Sequence[int]) -> int:
+    """The usual price of a user in tens of dollars."""
+    return max(1, round(sum(prices) / len(prices) / MEAN_OF_PRICES / 10))
 
 
 make_scripted = partial(made, ScriptedPlayer)

@@ -70,11 +70,14 @@ def test_an_agent_that_writes_values_proposes_the_best_pair_of_them() -> None:
         rows = [line.replace("Flights ", "").replace("id ", "").split() for line in lines[2:]]
         hours = [[flight.end // 60 for flight in user.flights] for user in instance.users]
         order = sorted((h, u, i) for u in (0, 1) for i, h in enumerate(hours[u]))
-        assert [(row[5], row[0], row[1]) for row in rows] == [
+        assert [(row[4], row[0], row[1]) for row in rows] == [
             (f"{hour}:", str(user), str(i)) for hour, user, i in order
         ]
+        assert [row[5] for row in rows] == [
+            f"{hours[u][i + 1]}:" if i + 1 < len(hours[u]) else "-" for _, u, i in order
+        ]
         losses: list[list[int]] = [[], []]
-        for user, flight, cost, tens, price, _, gap, loss, *_ in rows:
+        for user, flight, _, tens, _, _, cost, price, gap, loss, *_ in rows:
             own = instance.users[int(user)].flights[int(flight)]
             assert int(cost) == game.view(int(user)).calendar_costs[int(flight)]  # type: ignore[union-attr]
             assert int(tens) == own.price // 10 and 0 <= int(gap) <= 6
