@@ -114,12 +114,13 @@ class ScriptedPlayer(ScriptedBase):
 def _by_values(view: AgentView, *, listen: bool) -> str:
     """Value all flights in private text and propose the best pair.
 
-    The text starts with the usual price of each user, in tens of dollars. Then it has a line for
-    each flight, in order of its hour of arrival: the user, the id, the conflicts, the price in
-    tens, the hour, and the hour of the user's next flight; the believed calendar cost, the loss by
-    price, the hours since the line before, and the loss by both terms; the best flight so far of
-    user 0 and of user 1, each with its loss, which grows with every hour; and the best pair so far
-    with its loss. So each number is copied, or follows from two numbers before it.
+    The text starts with the usual price of each user, in tens of dollars. Then it has `Flights N`
+    and a line for each flight of both users, in order of its hour of arrival: the id, the
+    conflicts, the price in tens, the hour, and the hour of the user's next flight; the believed
+    calendar cost, the loss by price, the hours since the line before, and the loss by both terms;
+    the best flight so far of user 0 and of user 1, each with its loss, which grows with every hour;
+    and the best pair so far with its loss. So each number is copied, or follows from two numbers
+    before it, and a line begins with the same tokens as the flight's line in the agent's list.
 
     A loss is in steps of `_STEP` points, at most `_MOST`. Of equal choices the first one is taken.
     """
@@ -141,7 +142,7 @@ def _by_values(view: AgentView, *, listen: bool) -> str:
         so_far = " ".join("-" if b is None else f"id {b[0]} {b[1]}" for b in best)
         found = f"id {pair[0]} id {pair[1]} {total}" if total <= _MOST else "-"
         values = f"{row.cost} {row.by_price} {gap} {loss}"
-        lines.append(f"Flights {row.user} id {row.flight} {row.copied} {values} {so_far} {found}")
+        lines += [f"Flights {row.user}", f"{row.flight} {row.copied} {values} {so_far} {found}"]
         before = row.hour
     return "\n".join([*lines, wording.proposal(pair)])
 

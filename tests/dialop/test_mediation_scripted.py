@@ -67,7 +67,10 @@ def test_an_agent_that_writes_values_proposes_the_best_pair_of_them() -> None:
             game.step(game.seat_to_move or 0, player.act(game.view(game.seat_to_move or 0)))
         *lines, move = player.act(game.view(AGENT)).splitlines()
         usual = [int(line.split()[-1]) for line in lines[:2]]
-        rows = [line.replace("Flights ", "").replace("id ", "").split() for line in lines[2:]]
+        rows = [
+            [user[-1], *line.replace("id ", "").split()]
+            for user, line in zip(lines[2::2], lines[3::2], strict=True)
+        ]
         hours = [[flight.end // 60 for flight in user.flights] for user in instance.users]
         order = sorted((h, u, i) for u in (0, 1) for i, h in enumerate(hours[u]))
         assert [(row[4], row[0], row[1]) for row in rows] == [
