@@ -21,13 +21,14 @@ from typing import Any
 
 from dialop.kit import Kit, load_kit
 
-TINY_CITY = {"sites": 6, "slots": 1, "preferences": 1, "distance": False, "simple": True}
+THINKS = {"private_reasoning": True}
+TINY_CITY = {"sites": 6, "slots": 1, "preferences": 1, "distance": False, "simple": True, **THINKS}
 NO_PRICES = {"p_shared": 0.0, "max_price_pref": 0, "max_arrival_pref": 0}
 INSTANCES: dict[str, tuple[str, dict[str, Any]]] = {
-    "8x8": ("matching", {"private_reasoning": True}),
-    "city": ("planning", {}),
+    "8x8": ("matching", THINKS),
+    "city": ("planning", THINKS),
     "tiny_city": ("planning", TINY_CITY),
-    "calendar": ("mediation", {}),
+    "calendar": ("mediation", THINKS),
     "tiny_calendar": ("mediation", {"keep_flights": 4, "events": 3, "brief": True, **NO_PRICES}),
 }
 TEAMS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -39,13 +40,14 @@ TEAMS: dict[str, tuple[tuple[str, ...], ...]] = {
         *(("teller", "searcher"), ("teller:rounds=1", "searcher"), ("teller:rounds=2", "searcher")),
         *(("teller:tell=one", "searcher"), ("teller", "searcher:by=filter")),
         *(("teller", "guesser"), ("silent", "guesser")),
+        ("teller:rounds=3,score=total", "searcher:think=points,plans=4"),
     ),
     "mediation": tuple(
         (spec,) * 3
         for spec in (
             *("random", "solo", "honest:tell=top", "honest", "honest:tell=calendar"),
             *("honest:tell=top,probe=1", "honest:probe=1", "honest:tell=calendar,probe=1"),
-            "honest:tell=calendar,probe=2",
+            *("honest:tell=calendar,probe=2", "honest:think=values"),
         )
     ),
 }
