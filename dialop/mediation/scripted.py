@@ -26,8 +26,8 @@ _NEVER = 1000.0  # points
 # In private text: the points of a step, which are half of what an hour between the arrivals costs
 # on average; the most steps of a loss; the points that a price of twice the usual one costs, more
 # than the mean weight of 5.5, because the mean of 1 / m is larger than 1 / the mean of m (on 600
-# games 0.989, with 5.5 points 0.986); the largest price in tens.
-_STEP, _MOST, _DEAR, _MOST_TENS = 11 / 6, 12, 8.0, 399
+# games 0.989, with 5.5 points 0.986).
+_STEP, _MOST, _DEAR = 11 / 6, 12, 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +115,12 @@ def _by_values(view: AgentView, *, listen: bool) -> str:
     """Value all flights in private text and propose the best pair.
 
     The text starts with the usual price of each user, in tens of dollars. Then it has `Flights N`
-    and a line for each flight of both users, in order of its hour of arrival: the id, the
-    conflicts, the price in tens, the hour, and the hour of the user's next flight; the believed
-    calendar cost, the loss by price, the hours since the line before, and the loss by both terms;
-    the best flight so far of user 0 and of user 1, each with its loss, which grows with every hour;
-    and the best pair so far with its loss. So each number is copied, or follows from two numbers
-    before it, and a line begins with the same tokens as the flight's line in the agent's list.
+    and a line for each flight of both users, in order of its hour of arrival. The line begins as in
+    the agent's list, with id, conflicts, price and hour. Then come the hour of the user's next
+    flight; the believed calendar cost, the loss by price in tens, the hours since the line before,
+    and the loss by both terms; the best flight so far of user 0 and of user 1, each with its loss,
+    which grows with every hour; and the best pair so far with its loss. So each number is copied,
+    or follows from two numbers before it.
 
     A loss is in steps of `_STEP` points, at most `_MOST`. Of equal choices the first one is taken.
     """
@@ -169,8 +169,7 @@ def _rows(view: AgentView, *, listen: bool) -> Iterator[_Row]:
                 hours[i],
                 user,
                 i,
-                f"{view.conflicts[user][i]} {min(price // 10, _MOST_TENS)} "
-                f"{hours[i]}: {following[i]}",
+                f"{view.conflicts[user][i]} {price} {hours[i]}: {following[i]}",
                 round(calendar[i]),
                 round(points / _STEP) if view.max_price_pref else 0,
             )

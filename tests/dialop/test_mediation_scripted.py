@@ -80,11 +80,11 @@ def test_an_agent_that_writes_values_proposes_the_best_pair_of_them() -> None:
             f"{hours[u][i + 1]}:" if i + 1 < len(hours[u]) else "-" for _, u, i in order
         ]
         losses: list[list[int]] = [[], []]
-        for user, flight, _, tens, _, _, cost, price, gap, loss, *_ in rows:
+        for user, flight, _, dollars, _, _, cost, price, gap, loss, *_ in rows:
             own = instance.users[int(user)].flights[int(flight)]
             assert int(cost) == game.view(int(user)).calendar_costs[int(flight)]  # type: ignore[union-attr]
-            assert int(tens) == own.price // 10 and 0 <= int(gap) <= 6
-            assert int(price) == round(8 * (int(tens) / usual[int(user)] - 1) / (11 / 6))
+            assert int(dollars) == own.price and 0 <= int(gap) <= 6
+            assert int(price) == round(8 * (own.price // 10 / usual[int(user)] - 1) / (11 / 6))
             assert int(loss) == min(round(-int(cost) / (11 / 6)) + int(price), 12)
             losses[int(user)].append(int(loss))
         total = {
