@@ -166,8 +166,11 @@ def test_of_plans_by_points_the_one_with_the_best_told_total_is_agreed() -> None
         game = played(instance, users[1], f"searcher:think=points{agents[1]}", options)
         totals = [sheet.total for sheet in game.view(0).sheets]
         assert len(totals) in (4, 5) and totals[-1] == max(totals)
-        moves = [a.text for a in game.view(1).log if a.seat == 1]
+        log = game.view(1).log
+        moves = [a.text for a in log if a.seat == 1]
         assert sum("distance_to" in text for text in moves) == 4 and "|" not in "".join(moves)
+        told = [a.text for a in log if a.seat == 0 and a.kind == "message"][1:]
+        assert told == [f"total: {total}" for total in totals[:-1]]
         assert game.measures((0,))["true_statements"] == game.measures((0,))["statements"]
     one, four = (
         mean_score(CITIES, user, f"searcher:think=points{agent}", options)
