@@ -265,14 +265,14 @@ def update(
 ) -> tuple[dict[str, float], list[str]]:
     """Put the engine to sleep, then make the step's optimizer steps.
 
-    Returns metrics, and why optimizer steps were skipped. Raises EngineDisagrees, before any weight
-    changes, if the log-probs of engine and trainer differ by more than noise.
+    Returns metrics, and why optimizer steps were skipped. `update_policy` raises EngineDisagrees,
+    before any weight changes, if the log-probs of engine and trainer differ by more than noise.
     """
     config = run.config
     with run.timed("sync_check"):
         seed = named_seed(config.seed, "sync check", step)
         turns = first_turns(rollout.episodes, run.sync_check.num_turns, seed=seed)
-        run.sync_check.before_update(turns)
+        run.sync_check.keep_turns(turns)
     with run.timed("sleep"):
         run.supervisor.sleep_and_onload()
     with run.timed("update"):

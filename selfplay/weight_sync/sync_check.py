@@ -112,7 +112,7 @@ class SyncCheck:
         self._floor.add(state.get("floor", []))
         self._healthy = bool(state.get("healthy", False))
 
-    def before_update(self, turns: Sequence[ScoredTurn]) -> None:
+    def keep_turns(self, turns: Sequence[ScoredTurn]) -> None:
         """Keep a step's turns, which `after_push` scores with the new weights. Measure the noise
         floor on them, unless it is known: engine and trainer have equal weights."""
         self._turns = turns

@@ -156,7 +156,7 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
         token_budget=config.optim.tokens_per_microbatch,
         offloaded=False,
     )
-    check.before_update(turns)
+    check.keep_turns(turns)
     served = engine.counters.num_requests
     metrics = check.after_push(version=engine.version)
     assert metrics["num_suspected"] == 0.0 and metrics["sync_check_mismatch"] < 1e-5

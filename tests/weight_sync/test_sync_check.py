@@ -170,7 +170,7 @@ def checked(engine: PreTrainedModel, *, start_bound: float = 0.0) -> tuple[SyncC
         token_budget=config.optim.tokens_per_microbatch,
         offloaded=False,
     )
-    check.before_update(spoken(model, MIN_TURNS, seed=0))
+    check.keep_turns(spoken(model, MIN_TURNS, seed=0))
     policy_engine.engine = Scorer(engine)  # type: ignore[assignment]
     return check, learner
 
@@ -181,7 +181,7 @@ def test_equal_weights_in_bf16_are_never_suspected() -> None:
     check, learner = checked(tiny_model())
     for step in range(1, 21):
         assert check.bound == config_of().engine.max_mismatch
-        check.before_update(spoken(learner.model, check.num_turns, seed=step))
+        check.keep_turns(spoken(learner.model, check.num_turns, seed=step))
         assert check.after_push(version=step)["num_suspected"] == 0.0
 
 
@@ -203,7 +203,7 @@ def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothi
             policy_engine.engine = Scorer(learner.model)  # type: ignore[assignment]
 
     monkeypatch.setattr(PolicySupervisor, "push_again", push_again)
-    check.before_update(spoken(learner.model, check.num_turns, seed=1))
+    check.keep_turns(spoken(learner.model, check.num_turns, seed=1))
     if mended:
         assert check.after_push(version=7)["num_suspected"] == 1.0
         assert check.after_push(version=8)["num_suspected"] == 0.0
@@ -218,7 +218,7 @@ def test_noise_that_grows_raises_the_bound_of_the_rollout_after_the_first() -> N
     check, learner = checked(tiny_model())
     assert check.bound == 0.05
     check._floor.add([0.2, math.inf])
-    check.before_update(spoken(learner.model, check.num_turns, seed=0))
+    check.keep_turns(spoken(learner.model, check.num_turns, seed=0))
     assert check.bound == 0.05, "no comparison yet"
     check.after_push(version=1)
     assert check.bound == FACTOR * 0.2
@@ -229,7 +229,7 @@ def test_noise_at_the_start_raises_the_bound_of_the_first_rollout() -> None:
     """Random 7B weights differ by 0.051 to 0.055 nats in bf16, above the setting."""
     check, learner = checked(tiny_model(), start_bound=0.14)
     assert check.bound == 0.14
-    check.before_update(spoken(learner.model, check.num_turns, seed=0))
+    check.keep_turns(spoken(learner.model, check.num_turns, seed=0))
     check.after_push(version=1)
     assert check.bound == 0.14, "the floor's largest turn is far below"
 
