@@ -17,6 +17,10 @@ _COLUMNS = (
     ("entropy", "ent", ".3g"),
     ("mismatch_mean", "mismatch", ".0e"),
 )
+LEGEND = (
+    "steps: score, reward ± spread (of each seat), agreement, messages and errors a game, entropy, "
+    "mismatch, times"
+)
 _STAGES = ("play_s", "credit_s", "update_s", "push_s", "eval_s", "save_s")
 
 
@@ -34,6 +38,9 @@ def step_line(
             parts.append(f"{label} {metrics[name]:{form}}")
         if name == "score" and metrics.get("reward") is not None:
             parts.append(_reward(metrics))
+    if metrics.get("num_optimizer_steps") == 0:
+        equal = metrics.get("zero_variance_groups") == 1
+        parts.append("no update: all groups equal" if equal else "no update")
     if metrics.get("num_void"):
         parts.append(f"void {metrics['num_void']:.0f}")
     if metrics.get("tokens_per_s") is not None:

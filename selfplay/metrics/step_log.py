@@ -18,7 +18,7 @@ from typing import Any
 
 from selfplay.atomic import write_atomically
 from selfplay.errors import SettingsError
-from selfplay.metrics.console import step_line
+from selfplay.metrics.console import LEGEND, step_line
 from selfplay.metrics.records import Pieces, game_record
 from selfplay.metrics.tracker import Tracker
 from selfplay.rollout.episode import Episode
@@ -82,6 +82,8 @@ class Journal:
         self._games = StepLog(folder / "games.jsonl", after_step=after_step, rank=rank)
         self._groups = StepLog(folder / "groups.jsonl", after_step=after_step, rank=rank)
         self._tracker = Tracker(folder, track, after_step=after_step, rank=rank)
+        if rank == 0 and after_step < num_steps:
+            print(LEGEND, flush=True)
 
     def groups(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Write the groups of a step (`group_records`), before `step` writes its line."""

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from selfplay.metrics.console import clock, progress, step_line
+from selfplay.metrics.console import LEGEND, clock, progress, step_line
 
 
 def test_the_line_of_a_step_fits_a_terminal() -> None:
@@ -22,6 +22,11 @@ def test_the_line_of_a_step_fits_a_terminal() -> None:
     small = {"step": 3, "score": 0.5, "tokens_per_s": 321.0, "play_s": 1.0, "entropy": None}
     assert "ent" not in step_line(small, num_steps=200, remaining_s=185.0)
     assert clock(4.4) == "4s"
+    idle = small | {"num_optimizer_steps": 0.0, "zero_variance_groups": 1.0}
+    assert " no update: all groups equal " in step_line(idle, num_steps=200)
+    assert " no update " in step_line(idle | {"zero_variance_groups": 0.9}, num_steps=200)
+    assert "no update" not in step_line(idle | {"num_optimizer_steps": 1.0}, num_steps=200)
+    assert len(LEGEND) <= 120
 
 
 def test_progress_without_a_terminal_prints_lines_only_when_long(
