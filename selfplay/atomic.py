@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -171,6 +171,8 @@ def _seal(folder: Path) -> None:
     paths = sorted(path for path in folder.rglob("*") if path.name != MANIFEST)
     files = [path for path in paths if path.is_file()]
     for file in files:
+        with suppress(OSError):  # safetensors lets only the owner read; some shares have no modes
+            file.chmod(folder.stat().st_mode & 0o666)
         _sync(file)
     sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}
     (folder / MANIFEST).write_text(json.dumps({"sizes": sizes}, indent=1), encoding="utf-8")

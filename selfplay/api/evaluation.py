@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
+from dialop.shown import unescaped
 from selfplay.api.run import OpenRun, SavedRun, join_world, outside_event_loop, refusing
 from selfplay.atomic import write_atomically
 from selfplay.chat.rendering import Rendering
@@ -72,9 +73,12 @@ class Evaluated:
         return rows
 
     def __str__(self) -> str:
-        return markdown(self.report, games=False)
+        return unescaped(self._repr_markdown_())
 
-    __repr__ = _repr_markdown_ = __str__
+    __repr__ = __str__
+
+    def _repr_markdown_(self) -> str:
+        return markdown(self.report, games=False)
 
 
 @outside_event_loop()
@@ -201,7 +205,7 @@ def evaluate_asked(asked: Namespace) -> Evaluated:
                 paths = write_report(report, plan.out)
                 write_atomically(plan.out / "config.yaml", dump(plan.config))
             except OSError as error:
-                print(markdown(report, games=False), flush=True)
+                print(Evaluated(report, ()), flush=True)
                 raise RunEnds(f"{error}; the tables are printed alone") from error
     return Evaluated(report, tuple(paths))
 
@@ -349,7 +353,7 @@ def _facts_of(asked: Namespace, plan: EvalPlan, games: Games) -> dict[str, Any]:
         **plan.config.game.kit.described(games.instances, plan.config.game.options),
         "temperatures": sorted({match.temperature for match in plan.matches}, reverse=True),
         "engine": plan.config.engine.kind,
-        "config": asked.config.name if asked.config else None,
+        "config": "/".join(asked.config.parts[-2:]) if asked.config else None,
         "start": asked.start if asked.start != "0" else None,
         "overrides": asked.overrides or None,
     }

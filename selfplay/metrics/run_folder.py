@@ -151,6 +151,12 @@ def _own_files(config: Config) -> dict[str, str]:
     game = config.game
     if game.name not in games() and game.kit.file:
         own[f"game.name {game.name}"] = file_digest(game.kit.file)
+    for key, name in (
+        ("reward.rubric", config.reward.rubric),
+        ("warm_start.chats", config.warm_start.chats),
+    ):
+        if name is not None and Path(name).is_file():
+            own[f"{key} {name}"] = file_digest(name)
     return own
 
 

@@ -31,6 +31,8 @@ def test_evaluate_is_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert of_python.record == written and of_python.rows == written["rows"]
     assert {"policy", "policy, greedy", "honest"} <= of_python.rows.keys()
     assert len(of_python.rows["policy"]["scores"]) == 4 and repr(of_python) == str(of_python)
+    assert "board_sizes: [2]" in str(of_python)
+    assert r"board_sizes: \[2\]" in of_python._repr_markdown_()
 
 
 def test_the_open_policy_is_evaluated_as_the_saved_one(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_a_folder_outside_a_run_takes_its_game_from_config(run: Path, tmp_path: 
     assert run_eval(words) == 2
     assert run_eval([*words, "--config", str(run / "given.yaml"), "game.options.size=3"]) == 0
     page = evaluated(model / "eval_generated_config=given_num=2_game.options.size=3")
-    assert page["config"] == "given.yaml"
+    assert page["config"] == f"{run.name}/given.yaml"
     assert (page["weights"], page["board_sizes"]) == (str(model), [3])
 
 

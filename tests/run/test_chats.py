@@ -1,5 +1,6 @@
 """SFT on one's own chats: a tiny model learns them by heart, alone or beside scripted games."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,10 @@ def test_imitation_alone_says_what_it_made(
     assert "self-play made no step" in said and said.count("playing 2 held-out games") == 1
     for wrong in ("nothing to train", "self-play took", "step 0"):
         assert wrong not in said
+    digest = hashlib.sha256(chats.read_bytes()).hexdigest()
+    assert f"warm_start.chats {chats} sha256 {digest}\n" in (run / "code.txt").read_text()
+    modes = {path.stat().st_mode & 0o777 for path in (run / "final").iterdir()}
+    assert len(modes) == 1, "weights are as readable as their config"
     before, after = (run / f"held_out_{stage}.json" for stage in ("before", "after"))
     assert before.read_text() == after.read_text()
     page = read_run(run)
