@@ -208,12 +208,9 @@ def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
 
 def _judged(judge: Judge, rollout: Rollout) -> Rollout:
     """The games with the judge's ratings; one without a rating is void."""
-    rated = judge_games(rollout.episodes, judge)
-    void = rollout.stats.void
-    numbers = [number for number in range(len(rated) + len(void)) if number not in void]
-    unrated = (n for n, game in zip(numbers, rated, strict=True) if game is None)
-    stats = replace(rollout.stats, void=(*void, *unrated))
-    return Rollout([game for game in rated if game is not None], stats)
+    rated = [game for game in judge_games(rollout.episodes, judge) if game is not None]
+    num_void = rollout.stats.num_void + len(rollout.episodes) - len(rated)
+    return Rollout(rated, replace(rollout.stats, num_void=num_void))
 
 
 def resample(run: Run, step: int, rollout: Rollout) -> Rollout:

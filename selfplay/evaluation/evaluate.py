@@ -105,8 +105,9 @@ def evaluate(
     )
 
     def play(games: Mapping[int, GameSetup]) -> dict[int, Episode]:
+        numbers, finished = [*games], FinishedGames()
         with progress(len(games), "evaluation", rank=world.rank) as bar:
-            episodes, stats = context.supervisor.retry(
+            context.supervisor.retry(
                 partial(
                     play_games,
                     list(games.values()),
@@ -114,11 +115,10 @@ def evaluate(
                     sampling=sampling,
                     limits=limits_of(config.rollout),
                     on_end=bar.update,
-                    finished=FinishedGames(),
+                    finished=finished,
                 )
             )
-        ended = (number for index, number in enumerate(games) if index not in stats.void)
-        return dict(zip(ended, episodes, strict=True))
+        return {numbers[index]: episode for index, episode in finished.episodes.items()}
 
     own = {number: setups[number] for number in world.replica.share(len(instances))}
     games = play(own)

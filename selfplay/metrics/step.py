@@ -169,7 +169,7 @@ def step_metrics(
         "num_zero_variance_groups": float(credited.num_zero_variance_groups),
         "num_generated_tokens": float(played.num_generated_tokens),
         "num_prompt_tokens": float(played.num_prompt_tokens),
-        "num_void": float(len(played.void)),
+        "num_void": float(played.num_void),
         "engine_s": played.engine_s,
     }
     # Apart, because a game may choose any name.

@@ -19,13 +19,12 @@ from selfplay.rollout.episode import VOID, Episode, GameSetup, Limits, Position
 
 @dataclass(frozen=True, slots=True)
 class RolloutStats:
-    """Tokens of one rollout and the seconds of its games. `void` has the indices of the game
-    setups whose game ended void."""
+    """Tokens of one rollout, the seconds of its games, and how many of them ended void."""
 
     num_prompt_tokens: int
     num_generated_tokens: int
     engine_s: float
-    void: tuple[int, ...] = ()
+    num_void: int = 0
 
     def __add__(self, other: RolloutStats) -> RolloutStats:
         """The statistics of two rollouts, one after the other."""
@@ -44,14 +43,20 @@ class FinishedGames:
     games: dict[int, tuple[Episode, _Counting]] = field(default_factory=dict)
     engine_s: float = 0.0
 
-    def result(self, num: int) -> tuple[list[Episode], RolloutStats]:
-        """The episodes of all `num` games in order, without void ones, and their statistics."""
-        games = [self.games[index] for index in range(num)]
-        return [episode for episode, _ in games if episode.ended != VOID], RolloutStats(
-            num_prompt_tokens=sum(tokens.num_prompt_tokens for _, tokens in games),
-            num_generated_tokens=sum(tokens.num_generated_tokens for _, tokens in games),
+    @property
+    def episodes(self) -> dict[int, Episode]:
+        """The games by their index, in order, without void ones."""
+        games = sorted((index, episode) for index, (episode, _) in self.games.items())
+        return {index: episode for index, episode in games if episode.ended != VOID}
+
+    def result(self) -> tuple[list[Episode], RolloutStats]:
+        """The episodes in order, without void ones, and the statistics of all games."""
+        episodes, counted = [*self.episodes.values()], [tokens for _, tokens in self.games.values()]
+        return episodes, RolloutStats(
+            num_prompt_tokens=sum(tokens.num_prompt_tokens for tokens in counted),
+            num_generated_tokens=sum(tokens.num_generated_tokens for tokens in counted),
             engine_s=self.engine_s,
-            void=tuple(index for index, (game, _) in enumerate(games) if game.ended == VOID),
+            num_void=len(counted) - len(episodes),
         )
 
 
@@ -68,7 +73,7 @@ def play_games(
     """Play all games to their end; returns the episodes in the order of `setups`.
 
     Void games (a partner gave no answer) are left out, so that they are never scored; the
-    statistics list them. `on_end` is called each time a game ends. `version` is the step whose
+    statistics count them. `on_end` is called each time a game ends. `version` is the step whose
     weights the policy's completions must come from; None skips this check. Games in `finished` are
     not played again; each game that ends is added to it.
 
@@ -103,7 +108,7 @@ def play_games(
                 runner.run_games([partial(play_game, index) for index in unfinished], sampling)
         finally:
             finished.engine_s += time.perf_counter() - began_s
-    return finished.result(len(setups))
+    return finished.result()
 
 
 class _Counting:

@@ -289,7 +289,7 @@ def test_a_chat_model_plays_and_gets_the_same_texts_as_any_seat(
     with chat_server(plays) as server:
         config, partners = partners_of(server.url, rendering)
         _, episodes, stats = play(config, partners, kind(rendering, {}), num_boards=2)
-    assert len(episodes) == 8 and stats.void == ()
+    assert len(episodes) == 8 and stats.num_void == 0
     assert [e.outcome.score_norm for e in episodes] == [1.0] * 8
     for episode in episodes:
         seat = episode.players.index("policy")
@@ -318,7 +318,7 @@ def test_games_go_on_whatever_an_endpoint_sends(
     with chat_server(lambda body, n: odd[n % len(odd)]) as server:
         config, partners = partners_of(server.url, rendering, "endpoint.retries=0")
         _, episodes, stats = play(config, partners, Proposes(rendering, {}), num_boards=8)
-    assert 0 < len(episodes) < 32 and len(episodes) + len(stats.void) == 32
+    assert 0 < len(episodes) < 32 and len(episodes) + stats.num_void == 32
 
 
 def test_a_run_with_an_endpoint_that_dies(tmp_path: Path) -> None:

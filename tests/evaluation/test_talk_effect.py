@@ -33,7 +33,7 @@ from selfplay.evaluation.talk_effect import (
     blank,
     talk_effect,
 )
-from selfplay.rollout.driver import RolloutStats, play_scripted
+from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.rollout.players import Move
 from tests.helpers.dialop_boards import BEST
@@ -317,10 +317,11 @@ class Supervisor:
 
     runner = None
 
-    def retry(self, games: partial[Any]) -> tuple[list[Episode], RolloutStats]:
+    def retry(self, games: partial[Any]) -> None:
         hands = (Hand(meet, Transcript()), Hand(meet, Transcript()))
         ready = [replace(setup, players=hands) for setup in games.args[0]]
-        return list(play(dict(enumerate(ready))).values()), RolloutStats(0, 0, 0.0)
+        for index, episode in play(dict(enumerate(ready))).items():
+            games.keywords["finished"].games[index] = episode, None
 
 
 def test_an_evaluation_measures_it_on_its_first_games() -> None:
