@@ -19,8 +19,9 @@ class Sample:
     - `move_rewards` are (token, reward) of single moves; the token is the seat's last sampled one
       up to the move. They are not in `reward`.
     - `penalties` are (start, end, penalty) of single refused turns; they are not in `reward`.
-    - `group` is the key of the samples it is compared with; `role` is the seat and, if there is
-      one, the partner. Imitation samples have no group, no role and no reward.
+    - `group` is the key of the samples it is compared with; `role` that of its moving average:
+      the seat and, if there is one, the partner ("seat 0 beside NAME"), not a role of the game.
+      Imitation samples have no group, no role and no reward.
     - `importance` is each token's weight in the loss, which corrects the mismatch of engine and
       trainer log-probs; 0 rejects the token. Empty means weight 1 everywhere.
     - `starts` are the positions after 0 where a separate sequence begins (`Transcript.starts`).

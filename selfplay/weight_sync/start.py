@@ -88,6 +88,7 @@ def load_engine(
             replace(config.engine, tp_size=world.replica.size),
             device=world.device.type,
             dtype=config.model.dtype,
+            # SGLang's longest prompt is the context less 6 tokens, with its answer less 2.
             context_length=config.rollout.max_game_tokens + 8,
             seed=config.seed + world.replica.index,
             base_gpu_id=world.local_rank // world.replica.size * world.replica.size,

@@ -286,7 +286,7 @@ class SGLangEngine:
         self._check_loadable(payloads)
         last = self.ledger.expect(names)
         flush = last and "kv_cache" not in self._released
-        if flush:
+        if flush:  # only in `push_again`: in a step the cache sleeps, and `wake` flushes it
             # The scheduler crashes if it must flush while it still processes its last batch.
             self.flush_cache("a weight push")
 
