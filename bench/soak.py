@@ -44,14 +44,14 @@ STAGES: dict[str, tuple[int, str, str, int]] = {
     "imitation's save": (WARM_START, "selfplay.warm_start", "save_checkpoint", 1),
     "warm start's export": (WARM_START, "selfplay.setup", "export_atomically", 1),
     "evaluation before": (LOOP, "selfplay.setup", "held_out_at_start", 1),
-    "play": (LOOP, "train", "play", 3),
+    "play": (LOOP, "selfplay.step", "play", 3),
     "update": (LOOP, "selfplay.step", "update_policy", 3),
     "push": (LOOP, "selfplay.weight_sync.supervisor", "PolicySupervisor.push_and_wake", 3),
     "snapshot": (LOOP, "selfplay.partners.partners", "export_atomically", 1),
     "evaluation": (LOOP, "selfplay.step", "validation", 1),
     "log": (LOOP, "selfplay.metrics.step_log", "Journal.step", 3),
-    "save": (LOOP, "train", "save_learner", 1),
-    "evaluation after": (END, "train", "held_out", 1),
+    "save": (LOOP, "selfplay.step", "save_learner", 1),
+    "evaluation after": (END, "selfplay.api.run", "held_out", 1),
     "export": (END, "selfplay.step", "finish", 1),
 }
 NOT_COMPARED = ("report.html", "config.yaml", "code.txt", ".lock", ".metadata", "manifest.json")
@@ -63,7 +63,7 @@ SETTINGS = (
     "rollout={instances: 3, group_size: 4, partners: [self, pool*2], max_turns: 4, max_retries: 1,"
     " max_new_tokens: 24, max_game_tokens: 160}",
     "policy_pool.every=2",
-    "eval={every: 2, num_games: 4, final_games: 8, partner: warm_start}",
+    "eval={every: 2, num_games: 4, final_games: 8, partners: [warm_start]}",
     "save_every=2",
     "log_games_every=5",
     "device=cpu",

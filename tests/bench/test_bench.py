@@ -1,5 +1,7 @@
 """The benches run: each on its tiny shape on a CPU, by the path that the true shapes take."""
 
+import functools
+import importlib
 import json
 import os
 import subprocess
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import rollout
+from bench import rollout, soak
 from bench.chat_templates import main as judge_templates
 from bench.chat_templates import outcome
 from bench.rows import STAGES
@@ -77,6 +79,11 @@ def test_a_load_may_have_more_games_than_a_step_of_the_config() -> None:
     drawn = [rollout.own_games(config, rendering, 6, repeat) for repeat in range(2)]
     boards = [[setup.instance for setup in setups] for setups in drawn]
     assert [len(keys) for keys in boards] == [6, 6] and len({*boards[0], *boards[1]}) == 6
+
+
+def test_every_stage_that_is_killed_is_a_function_of_the_run() -> None:
+    for _, module, name, _ in soak.STAGES.values():
+        assert callable(functools.reduce(getattr, name.split("."), importlib.import_module(module)))
 
 
 @pytest.mark.slow
