@@ -470,7 +470,7 @@ def test_a_run_whose_sandbox_no_longer_starts_ends_in_one_line(
         raise NoSandbox("no sandbox")
 
     monkeypatch.setattr(train, "PARSED", (SimpleNamespace(dry_run=False), None))
-    monkeypatch.setattr(train, "train", graded)
+    monkeypatch.setattr(train, "start", graded)
     assert train.main() == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("train.py: no sandbox; what was saved before is complete")
