@@ -67,7 +67,7 @@ def test_who_asks_for_more_gets_more() -> None:
 def test_its_run_shows_rewards_and_partners_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = ["warm_start.num_games=64", "steps=2", "eval.every=2", "eval.num_games=8"]
+    small = ["warm_start.num_games=512", "steps=2", "eval.every=2", "eval.num_games=8"]
     small += ["eval.final_games=8", "rollout.instances=4", "rollout.group_size=4", "save_every=2"]
     run = tmp_path / "run"
     words = ["--config", str(SETTINGS), f"game.name={GAME}", f"out={run}", *small]
