@@ -12,9 +12,9 @@ from tqdm import tqdm
 _COLUMNS = (
     ("score", "score", ".3f"),
     ("agreement", "agree", ".2f"),
-    ("messages", "msgs", ".3g"),
-    ("errors", "err", ".3g"),
-    ("entropy", "ent", ".3g"),
+    ("messages", "msgs", ".2f"),
+    ("errors", "err", ".3f"),
+    ("entropy", "ent", ".3f"),
     ("mismatch_mean", "mismatch", ".0e"),
 )
 LEGEND = (
@@ -29,8 +29,9 @@ def step_line(
 ) -> str:
     """The metrics of a step as one line of at most 120 columns.
 
-    Missing metrics are left out, and so are stages that took less than 5% of the step's time. A
-    line that is too long loses its last parts.
+    Usual numbers have the same width, so the lines of a run stand in columns. Missing metrics are
+    left out, and so are stages that took less than 5% of the step's time. A line that is too long
+    loses its last parts.
     """
     parts = [f"{metrics['step']:>{len(str(num_steps))}}/{num_steps}"]
     for name, label, form in _COLUMNS:
@@ -40,14 +41,14 @@ def step_line(
             parts.append(_reward(metrics))
     if metrics.get("num_optimizer_steps") == 0:
         equal = metrics.get("zero_variance_groups") == 1
-        parts.append("no update: all groups equal" if equal else "no update")
+        parts.append("no update: groups equal" if equal else "no update")
+    if remaining_s is not None:
+        parts.append(f"{clock(remaining_s):>6} left")
     if metrics.get("num_void"):
         parts.append(f"void {metrics['num_void']:.0f}")
     if metrics.get("tokens_per_s") is not None:
         rate = metrics["tokens_per_s"]
-        parts.append(f"{rate / 1000:.3g}k tok/s" if rate >= 1000 else f"{rate:.0f} tok/s")
-    if remaining_s is not None:
-        parts.append(f"{clock(remaining_s)} left")
+        parts.append(f"{rate / 1000:5.1f}k tok/s" if rate >= 1000 else f"{rate:6.0f} tok/s")
     stages = {name.removesuffix("_s"): metrics[name] for name in _STAGES if name in metrics}
     total_s = sum(stages.values())
     if total_s > 0:
@@ -58,10 +59,10 @@ def step_line(
 
 
 def _reward(metrics: Mapping[str, Any]) -> str:
-    """The reward's mean and standard deviation, as in "reward 0.65±0.2 (0.72 0.58)": in brackets
+    """The reward's mean and standard deviation, as in "reward 0.652±0.20 (0.72 0.58)": in brackets
     the mean of each seat, where they differ."""
-    seats = [f"{m:.3g}" for name, m in metrics.items() if name.startswith("reward/")]
-    text = f"reward {metrics['reward']:.3g}±{metrics['reward_std']:.2g}"
+    seats = [f"{m:.2f}" for name, m in metrics.items() if name.startswith("reward/")]
+    text = f"reward {metrics['reward']:.3f}±{metrics['reward_std']:.2f}"
     return f"{text} ({' '.join(seats)})" if len(set(seats)) > 1 else text
 
 

@@ -32,7 +32,8 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._stages: dict[str, float] = {}
-        self._laps: deque[float] = deque(maxlen=20)
+        self._laps: deque[float] = deque(maxlen=20)  # without validation and saving
+        self._rare_s, self._num_laps = 0.0, 0
         self._start = time.perf_counter()
 
     @contextmanager
@@ -48,13 +49,18 @@ class Stopwatch:
         """The seconds since the last lap. Starts the next lap."""
         now = time.perf_counter()
         seconds = {**self._stages, "step_s": now - self._start}
-        self._laps.append(seconds["step_s"])
+        rare_s = seconds.get("eval_s", 0.0) + seconds.get("save_s", 0.0)
+        self._laps.append(seconds["step_s"] - rare_s)
+        self._rare_s, self._num_laps = self._rare_s + rare_s, self._num_laps + 1
         self._stages, self._start = {}, now
         return seconds
 
     def remaining_s(self, num_laps: int) -> float | None:
-        """The time of `num_laps` laps at the mean pace of the last 20; None before the first."""
-        return num_laps * sum(self._laps) / len(self._laps) if self._laps else None
+        """The time of `num_laps` laps at the mean pace of the last 20, with validation and saving
+        as often as so far; None before the first."""
+        if not self._laps:
+            return None
+        return num_laps * (sum(self._laps) / len(self._laps) + self._rare_s / self._num_laps)
 
 
 class Journal:

@@ -14,7 +14,7 @@ def test_the_line_of_a_step_fits_a_terminal() -> None:
         "update_s": 123.4, "push_s": 13.3, "log_s": 1.2,
     }  # fmt: skip
     line = step_line(metrics, num_steps=1000, remaining_s=7640.0)
-    assert {"999/1000", "0.988", "0.99", "12.3", "10.5", "10.2", "123k", "2h07m"} <= set(
+    assert {"999/1000", "0.988", "0.99", "12.35", "10.500", "10.250", "123.5k", "2h07m"} <= set(
         line.split()
     )
     assert len(line) <= 120
@@ -23,10 +23,25 @@ def test_the_line_of_a_step_fits_a_terminal() -> None:
     assert "ent" not in step_line(small, num_steps=200, remaining_s=185.0)
     assert clock(4.4) == "4s"
     idle = small | {"num_optimizer_steps": 0.0, "zero_variance_groups": 1.0}
-    assert " no update: all groups equal " in step_line(idle, num_steps=200)
+    assert " no update: groups equal " in step_line(idle, num_steps=200)
     assert " no update " in step_line(idle | {"zero_variance_groups": 0.9}, num_steps=200)
     assert "no update" not in step_line(idle | {"num_optimizer_steps": 1.0}, num_steps=200)
     assert len(LEGEND) <= 120
+
+
+def test_the_lines_of_a_run_stand_in_columns() -> None:
+    first = {
+        "step": 7, "score": 0.863, "reward": 0.862, "reward_std": 0.331, "reward/0": 0.863,
+        "reward/1": 0.862, "agreement": 0.91, "messages": 0.45, "errors": 0.0078,
+        "entropy": 0.0821, "mismatch_mean": 3e-7, "tokens_per_s": 11_000.0,
+    }  # fmt: skip
+    later = first | {"step": 100, "score": 1.0, "reward": 1.0, "reward_std": 0.0, "errors": 0.0}
+    lines = [step_line(each, num_steps=120, remaining_s=s) for each, s in ((first, 44), (later, 3))]
+    assert lines[0] == (
+        "  7/120 score 0.863 reward 0.862±0.33 agree 0.91 msgs 0.45 err 0.008 ent 0.082 "
+        "mismatch 3e-07    44s left  11.0k tok/s"
+    )
+    assert [line.index(" left") for line in lines] == [lines[0].index(" left")] * 2
 
 
 def test_progress_without_a_terminal_prints_lines_only_when_long(

@@ -80,6 +80,6 @@ def test_the_line_of_a_step_has_the_reward_and_each_seats_where_they_differ() ->
     line = step_line(metrics, num_steps=9)
     assert line == "3/9 score 0.500 reward 0.438±0.73 agree 1.00"
     seats = {"reward/0": 1.0, "reward/1": -0.125}
-    assert "reward 0.438±0.73 (1 -0.125) agree" in step_line(metrics | seats, num_steps=9)
+    assert "reward 0.438±0.73 (1.00 -0.12) agree" in step_line(metrics | seats, num_steps=9)
     alike = {"reward/0": 0.4375, "reward/1": 0.4375}
     assert step_line(metrics | alike, num_steps=9) == line

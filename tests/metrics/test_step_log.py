@@ -57,6 +57,22 @@ def test_a_stopwatch_adds_up_stages_and_estimates_the_rest() -> None:
     assert list(watch.lap()) == ["step_s"]
 
 
+def test_a_validation_counts_in_the_rest_as_often_as_it_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("selfplay.metrics.step_log.time.perf_counter", lambda: now[0])
+    watch = Stopwatch()
+    for lap in range(30):
+        now[0] += 1.0
+        if lap == 0:
+            with watch("eval"):
+                now[0] += 60.0
+        watch.lap()
+    # The last 20 laps take 1 s each; one validation of 60 s in 30 laps is 2 s a lap.
+    assert watch.remaining_s(10) == pytest.approx(10 * (1.0 + 2.0))
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_journal_writes_each_step_on_rank_0_alone(
     rank: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -135,5 +135,5 @@ def test_what_only_a_save_refuses_is_refused_before_the_first_step(
         raise ValueError("this tokenizer\ncannot be saved")
 
     monkeypatch.setattr(PreTrainedTokenizerFast, "save_pretrained", fail)
-    with pytest.raises(SettingsError, match="can be saved, got .*ValueError: this tokenizer cannot"):
+    with pytest.raises(SettingsError, match=r"saved, got .*ValueError: this tokenizer cannot"):
         check_model(config, tokenizer, rendering, world)
