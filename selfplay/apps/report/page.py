@@ -142,13 +142,6 @@ def hover_data(chart: Chart) -> dict[str, Any]:
 def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
     """The numbers at the top of the page: (name, value, explanation)."""
     before, after = run.row("before", "sampled"), run.row("after", "sampled")
-    if run.imitation:
-        first, last = run.imitation[0], run.imitation[-1]
-        counts = ("transcripts of games", "num_transcripts"), ("chats", "num_chats")
-        what = [f"{last[key]:,} {name}" for name, key in counts if last.get(key)]
-        losses = " → ".join(f"{line['imitation_loss']:.3f}" for line in (first, last))
-        meaning = ", ".join([f"{last['step']:,} optimizer steps", *what])
-        yield "loss of the warm start", losses, meaning
     if before and after and run.steps:
         change = paired_change(before.scores, after.scores)
         yield (
@@ -180,6 +173,13 @@ def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
     if evaluated and not after:
         last = evaluated[-1]
         yield "score on validation games", f"{last['eval_score']:.3f}", f"at step {last['step']}"
+    if run.imitation:
+        first, last = run.imitation[0], run.imitation[-1]
+        counts = ("transcripts of games", "num_transcripts"), ("chats", "num_chats")
+        what = [f"{last[key]:,} {name}" for name, key in counts if last.get(key)]
+        losses = " → ".join(f"{line['imitation_loss']:.3f}" for line in (first, last))
+        meaning = ", ".join([f"{last['step']:,} optimizer steps", *what])
+        yield "loss of the warm start", losses, meaning
     if run.steps:
         seconds = sum(step.get("step_s") or 0.0 for step in run.steps)
         spent = f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
