@@ -184,7 +184,7 @@ def test_imitation_alone_says_what_it_made(
     before, after = (run / f"held_out_{stage}.json" for stage in ("before", "after"))
     assert before.read_text() == after.read_text()
     page = read_run(run)
-    name, _, meaning = next(tiles(page))
-    assert name == "loss of the warm start" and meaning == "10 optimizer steps, 20 chats"
+    meanings = {name: meaning for name, _, meaning in tiles(page)}
+    assert meanings["loss of the warm start"] == "10 optimizer steps, 20 chats"
     assert [chart.title for chart in run_charts(page)] == ["Loss of the warm start"]
     assert "no self-play" in page_html([page])
