@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -208,9 +208,9 @@ def _packed_attention(
     )
     backend = attention_backend(query.device, query.dtype)
     groups = query.shape[1] // key.shape[1]
-    if backend == "flash-attn-4" and _flash_fits(
-        query.device, query.dtype, groups, key.shape[-1], span.window is not None, softcap
-    ):
+    windowed = span.window is not None
+    heads = _Heads(query.device, query.dtype, groups, key.shape[-1], windowed, softcap)
+    if backend == "flash-attn-4" and _flash_fits(heads):
         attend = _flash
     else:
         attend = _padded if backend == "sdpa" or softcap is not None else _varlen
@@ -307,47 +307,45 @@ def _say(line: str) -> None:
         print(line, flush=True)
 
 
+class _Heads(NamedTuple):
+    """A kind of heads: `groups` of this width share keys, some with a window or capped scores."""
+
+    device: torch.device
+    dtype: torch.dtype
+    groups: int
+    width: int
+    windowed: bool
+    softcap: float | None
+
+
 @cache
-def _flash_fits(
-    device: torch.device,
-    dtype: torch.dtype,
-    groups: int,
-    width: int,
-    windowed: bool,
-    softcap: float | None,
-) -> bool:
-    """Whether flash-attn-4 computes heads of this width, `groups` of which share keys, as `_padded`
-    does. The first call compiles it, for seconds, and prints one line."""
-    cap = "" if softcap is None else f", scores capped at {softcap:g}"
-    heads = f"heads of {width}, {groups} to a key{', a window' if windowed else ''}{cap}"
+def _flash_fits(heads: _Heads) -> bool:
+    """Whether flash-attn-4 computes these heads as `_padded` does. The first call compiles it, for
+    seconds, and prints one line."""
+    cap = "" if heads.softcap is None else f", scores capped at {heads.softcap:g}"
+    window = ", a window" if heads.windowed else ""
+    kind = f"heads of {heads.width}, {heads.groups} to a key{window}{cap}"
     start = perf_counter()
     try:
         # A thread has its own state of autograd: the caller may be in no_grad, under autocast or in
         # a layer whose activations are recomputed.
         with ThreadPoolExecutor(1) as thread:
-            tried = thread.submit(_flash_error, device, dtype, groups, width, windowed, softcap)
-            error = tried.result()
+            error = thread.submit(_flash_error, heads).result()
         # "not <=", so that a NaN does not fit.
         problem = None if error <= MOST_ERROR else f"its relative error is {error:.2g}"
     except Exception as error:  # noqa: BLE001 — the reason is printed
         problem = error_line(error)
     if problem is not None:
-        _say(f"attention: {_flash_name()} does not fit {heads} ({problem}); torch computes them")
+        _say(f"attention: {_flash_name()} does not fit {kind} ({problem}); torch computes them")
     else:
-        _say(f"attention: {_flash_name()}, compiled in {perf_counter() - start:.0f} s for {heads}")
+        _say(f"attention: {_flash_name()}, compiled in {perf_counter() - start:.0f} s for {kind}")
     return problem is None
 
 
-def _flash_error(
-    device: torch.device,
-    dtype: torch.dtype,
-    groups: int,
-    width: int,
-    windowed: bool,
-    softcap: float | None,
-) -> float:
+def _flash_error(heads: _Heads) -> float:
     """The largest relative error of flash-attn-4's output and gradients against `_padded` in fp32,
     on random segments of 150 and 60 tokens, the second one after 100 shared keys."""
+    device, dtype, groups, width, windowed, softcap = heads
     generator = torch.Generator(device).manual_seed(0)
     query, key, value, grad = (
         torch.randn(num, heads, width, generator=generator, device=device).to(dtype)

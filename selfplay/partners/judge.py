@@ -70,12 +70,7 @@ def judge_games(episodes: Sequence[Episode], judge: Judge) -> list[Episode | Non
     ]
     games = [*episodes, *continuations]
     completions = judge.ask([_request(game, judge) for game in games])
-    answers = {
-        id(game): answer.text if answer.finish == "stop" else ""
-        for game, answer in zip(games, completions, strict=True)
-    }
-    if judge.rubric is not None:
-        _warn_of_unmarked(judge, completions)
+    answers = {id(game): answer for game, answer in zip(games, completions, strict=True)}
 
     def rated(episode: Episode) -> Episode | None:
         found = _rated(episode, answers[id(episode)], judge)
@@ -97,24 +92,9 @@ def judge_games(episodes: Sequence[Episode], judge: Judge) -> list[Episode | Non
     return [rated(episode) for episode in episodes]
 
 
-def _warn_of_unmarked(judge: Judge, answers: Sequence[Completion]) -> None:
-    """Print a run's first answer without a mark. Of an endpoint without an answer its own line
-    says why."""
-    for answer in answers:
-        if not judge.warned and answer.finish != "void":
-            cut = f" and {_MAX_NEW_TOKENS} tokens" if answer.finish == "length" else ""
-            if cut or read_mark(answer.text, "mark") is None:
-                judge.warned = True
-                print(
-                    f'reward.judge must answer with {{"mark": 0.6}}, from 0 to 1, on a line of its '
-                    f"own, got {answer.text[:200]!r}{cut}; such games are void (num_void)",
-                    file=sys.stderr,
-                    flush=True,
-                )
-
-
-def _rated(episode: Episode, answer: str, judge: Judge) -> Episode | None:
+def _rated(episode: Episode, completion: Completion, judge: Judge) -> Episode | None:
     """The game with the rating in a judge's answer; None if a rubric's mark is missing."""
+    answer = completion.text if completion.finish == "stop" else ""
     if judge.rubric is None:
         assert episode.game is not None
         game = judge.kit.judged(episode.game, answer)
@@ -123,6 +103,7 @@ def _rated(episode: Episode, answer: str, judge: Judge) -> Episode | None:
         return replace(episode, outcome=game.outcome(), judge=answer[:_MAX_SHOWN])
     mark = read_mark(answer, "mark")
     if mark is None:
+        _warn_of_unmarked(judge, completion)
         return None
     rewards = tuple(reward + judge.weight * mark for reward in episode.outcome.rewards)
     return replace(
@@ -132,6 +113,21 @@ def _rated(episode: Episode, answer: str, judge: Judge) -> Episode | None:
         ),
         measures=episode.measures | {"mark": mark},
         judge=answer[:_MAX_SHOWN],
+    )
+
+
+def _warn_of_unmarked(judge: Judge, answer: Completion) -> None:
+    """Print a run's first answer without a mark. Of an endpoint without an answer its own line
+    says why."""
+    if judge.warned or answer.finish == "void":
+        return
+    judge.warned = True
+    cut = f" and {_MAX_NEW_TOKENS} tokens" if answer.finish == "length" else ""
+    print(
+        f'reward.judge must answer with {{"mark": 0.6}}, from 0 to 1, on a line of its own, got '
+        f"{answer.text[:200]!r}{cut}; such games are void (num_void)",
+        file=sys.stderr,
+        flush=True,
     )
 
 

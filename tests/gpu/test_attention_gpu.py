@@ -15,6 +15,7 @@ from selfplay.learner.batch import pack
 from selfplay.model.attention import (
     _flash,
     _flash_fits,
+    _Heads,
     _padded,
     _Span,
     _varlen,
@@ -55,9 +56,9 @@ def test_heads_of_a_model(model: str, prefix: int) -> None:
     """Output and gradients, against fp64. With a prefix, each segment follows more keys."""
     heads, key_heads, width, window, cap = HEADS[model]
     kind = (torch.device("cuda", 0), torch.bfloat16, heads // key_heads, width)
-    if not _flash_fits(*kind, window is not None, cap) and cap is not None:
+    if not _flash_fits(_Heads(*kind, window is not None, cap)) and cap is not None:
         pytest.skip("this version of flash-attn-4 does not differentiate capped scores")
-    assert _flash_fits(*kind, window is not None, cap)
+    assert _flash_fits(_Heads(*kind, window is not None, cap))
     queries = torch.tensor([290, 1, 777, 64])
     keys = queries + prefix
     bounds = [

@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from selfplay.model import attention
-from selfplay.model.attention import _flash_attn, _flash_fits, _padded, _Span, attention_backend
+from selfplay.model.attention import (
+    _flash_attn,
+    _flash_fits,
+    _Heads,
+    _padded,
+    _Span,
+    attention_backend,
+)
 
 CPU, FP32 = torch.device("cpu"), torch.float32
 Install = Callable[[Any], None]
@@ -131,7 +138,7 @@ def test_heads_that_it_does_not_compute_are_torchs(
     install(function)
     with torch.no_grad():
         for _ in range(2):
-            assert _flash_fits(CPU, FP32, 7, 16, windowed, softcap) == (why is None)
+            assert _flash_fits(_Heads(CPU, FP32, 7, 16, windowed, softcap)) == (why is None)
     (line,) = capsys.readouterr().out.splitlines()
     assert "heads of 16, 7 to a key" in line and (", a window" in line) == windowed
     assert ("compiled in" if why is None else why) in line
@@ -155,7 +162,7 @@ def test_a_row_is_computed_by_the_kernel_that_fits(
 ) -> None:
     install(function)
     monkeypatch.setattr(attention, "attention_backend", lambda device, dtype: "flash-attn-4")
-    _flash_fits(CPU, FP32, 2, 16, False, softcap)  # it calls two of the kernels itself
+    _flash_fits(_Heads(CPU, FP32, 2, 16, False, softcap))  # it calls two of the kernels itself
     calls: list[str] = []
     for name in ("_flash", "_varlen", "_padded"):
 

@@ -19,8 +19,9 @@ from selfplay.errors import EngineFault
 
 @dataclass(slots=True)
 class RequestCounters:
-    """Running counts since the engine's start; cached tokens are prompt tokens not recomputed,
-    turns are the requests that sample."""
+    """Running counts since the engine's start; cached tokens are prompt tokens not recomputed.
+    Turns are the requests that sample; they and their tokens count since the share of the bursts
+    was set (`SGLangEngine.adapt`)."""
 
     num_requests: int = 0
     num_turns: int = 0
