@@ -46,8 +46,8 @@ def train(engine: SGLangEngine) -> None:
     bystander = subprocess.Popen(
         ["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    say("training", bystander=bystander.pid)
     try:
+        say("training", bystander=bystander.pid)  # the signal can follow at once
         while True:
             torch.randn(64, 64) @ torch.randn(64, 64)
             time.sleep(0.01)  # other tests run meanwhile
