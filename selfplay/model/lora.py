@@ -1,11 +1,11 @@
 """Low-rank adapters (LoRA, arXiv 2106.09685) in the policy: W + alpha / rank * B A, only A and B
 trained.
 
-peft's layers are put into the model in place, so the update and the hf engine run them. Weight sync
-and export read weights under Hugging Face names, merged one parameter at a time, so a second full
-copy never exists.
+peft's layers are put into the model in place; the update and the hf engine run them by
+`adapted_forward`. Weight sync and export read weights under Hugging Face names, merged one
+parameter at a time, so a second full copy never exists.
 
-Shapes: O and I output and input width of a linear layer, R rank.
+Shapes: N tokens, O and I output and input width of a linear layer, R rank.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from selfplay.config import LoraConfig
@@ -30,6 +32,7 @@ from selfplay.model.hub import write_base
 
 NAME = "default"  # peft's own name for the only adapter
 A, B = f".lora_A.{NAME}.", f".lora_B.{NAME}."
+MERGED_FROM = 8  # tokens a rank from which merging costs at most an eighth of W's own product
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +77,67 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> No
         inject_adapter_in_model(
             peft_config(config), model, low_cpu_mem_usage=model.device.type == "meta"
         )
+    for module in model.modules():
+        if hasattr(module, "lora_A"):
+            module.forward = MethodType(adapted_forward, module)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_adapter(name))
         if is_adapter(name) and not parameter.is_meta:
             with torch.no_grad():
                 parameter.copy_(first_value(name, parameter.shape, seed=seed))
+
+
+def adapted_forward(layer: Any, x: Tensor) -> Tensor:
+    """x [..., I] times W + scale B A, [..., O], in place of peft's forward.
+
+    The layer's matrices are multiplied first, as for the engine, which then plays the same rounded
+    weights, and nothing of size N x O is scaled or added. Few tokens, as in a decode step of the
+    hf engine, cost less than that product: they are multiplied by A and B in turn.
+    """
+    a_RI, b_OR = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
+    scale, base = layer.scaling[NAME], layer.base_layer
+    if scale == 0.0:
+        out: Tensor = base(x)
+    elif x.numel() < MERGED_FROM * len(a_RI) * x.shape[-1]:
+        out = base(x) + functional.linear(functional.linear(x, a_RI), b_OR) * scale
+    else:
+        out = _Merged.apply(x, base.weight, base.bias, a_RI, b_OR, scale)
+    return out
+
+
+class _Merged(torch.autograd.Function):
+    """x (W + scale B A)^T + bias with gradients of x, A and B; W and bias are frozen.
+
+    The merged matrix is not kept: the backward pass, which needs it for x, merges again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight_OI: Tensor, bias: Tensor | None, a_RI: Tensor, b_OR: Tensor,
+        scale: float,
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(x, weight_OI, a_RI, b_OR)
+        ctx.scale = scale
+        return functional.linear(x, _merge(weight_OI, a_RI, b_OR, scale), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight_OI, a_RI, b_OR = ctx.saved_tensors
+        grad_NO, dtype = grads[0].flatten(0, -2), grads[0].dtype  # lower than W's under autocast
+        x_NI = x.flatten(0, -2).to(dtype)
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            merged_OI = _merge(weight_OI, a_RI, b_OR, ctx.scale).to(dtype)
+            grad_x = (grad_NO @ merged_OI).view(x.shape).to(x.dtype)
+        grad_a = (grad_NO @ b_OR.to(dtype)).mT @ x_NI * ctx.scale
+        grad_b = grad_NO.mT @ (x_NI @ a_RI.to(dtype).mT) * ctx.scale
+        return grad_x, None, None, grad_a.to(a_RI.dtype), grad_b.to(b_OR.dtype), None
+
+
+def _merge(weight_OI: Tensor, a_RI: Tensor, b_OR: Tensor, scale: float) -> Tensor:
+    """W + scale B A, rounded once to W's dtype."""
+    with torch.autocast(weight_OI.device.type, enabled=False):
+        return torch.addmm(weight_OI, b_OR, a_RI, alpha=scale)
 
 
 def check_targets(model: PreTrainedModel, config: LoraConfig) -> None:

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,31 @@ def test_merged_weights_give_the_log_probs_of_the_adapters() -> None:
     assert weights.keys() == dict(tiny_model().named_parameters()).keys()
     assert float((scores(model) - scores(tiny_model().eval())).abs().max()) > 0.05
     assert_near(scores(merged(model)), scores(model), FORWARD)
+
+
+@pytest.mark.parametrize("num_tokens", [3, 40])
+def test_a_layer_s_values_and_gradients_are_those_of_peft(num_tokens: int) -> None:
+    """In fp64, on few tokens and on enough to merge the matrices first."""
+    layer = adapted().double().base_model.layers[0].mlp.down_proj
+    inner = [layer.lora_A.default.weight, layer.lora_B.default.weight]
+    found = []
+    for forward in (layer.forward, partial(type(layer).forward, layer)):
+        generator = torch.Generator().manual_seed(0)
+        shape = (1, num_tokens, layer.in_features)
+        x = torch.randn(shape, generator=generator, dtype=torch.float64, requires_grad=True)
+        out = forward(x)
+        found.append([out, *torch.autograd.grad((out**3).sum(), [x, *inner])])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_in_bf16_a_layer_multiplies_by_the_weights_that_the_engine_plays() -> None:
+    model = adapted().bfloat16()
+    layer = model.base_model.layers[0].mlp.down_proj
+    pushed = dict(full_weights(model))["model.layers.0.mlp.down_proj.weight"]
+    one_by_one = torch.eye(layer.in_features, dtype=torch.bfloat16)
+    assert pushed.dtype == torch.bfloat16 and not torch.equal(pushed, layer.base_layer.weight)
+    assert torch.equal(layer(one_by_one).mT, pushed)
 
 
 def test_the_reference_is_the_model_without_its_adapters() -> None:
