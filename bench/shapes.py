@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 from bench.rows import SHAPES
 from selfplay.distributed import World, fill_shards, shard
+from selfplay.learner.learner import RECOMPUTED
 from selfplay.model.policy import apply_liger, empty_model
 
 
@@ -47,7 +48,7 @@ def random_model(
     if liger:
         apply_liger(model)
     compute = torch.bfloat16 if world.device.type == "cuda" else torch.float32
-    shard(model, world, compute_dtype=compute, recompute=checkpointing == "full")
+    shard(model, world, compute_dtype=compute, recompute=RECOMPUTED[checkpointing])
 
     def noise(parameter: str, box: tuple[slice, ...]) -> torch.Tensor:
         size = [part.stop - part.start for part in box]

@@ -41,7 +41,7 @@ def arguments() -> argparse.Namespace:
     add("--tokens", nargs="+", type=int, default=[16_384, 32_768], help="computed tokens of a row")
     add("--seq-len", type=int, default=1536, help="without --groups")
     add("--liger", nargs="+", choices=["off", "on"], default=["off", "on"])
-    add("--checkpointing", nargs="+", default=["none", "full"], choices=["none", "full"])
+    add("--checkpointing", nargs="+", default=["none", "full"], choices=["none", "half", "full"])
     add("--master", choices=["float32", "bfloat16"], default="float32")
     add("--tp", type=int, default=1)
     add("--steps", type=int, default=5, help="timed steps, after 2 for warm-up")

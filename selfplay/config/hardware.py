@@ -193,6 +193,6 @@ class ParallelConfig:
     """what is in host memory during the rollout, besides the reference model: the optimizer
     state, or all, the master weights too; with all, the log-probs of engine and trainer are
     compared only in the update"""
-    checkpointing: Literal["none", "full"] = "none"
+    checkpointing: Literal["none", "half", "full"] = "none"
     """activation checkpointing: full recomputes each layer's activations in the backward
-    pass"""
+    pass, half those of every second layer"""

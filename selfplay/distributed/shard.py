@@ -43,17 +43,19 @@ def shard(
     world: World,
     *,
     compute_dtype: torch.dtype = torch.float32,
-    recompute: bool = False,
+    recompute: int = 0,
 ) -> PreTrainedModel:
     """Shard the model over the mesh, in place: parameters become DTensors on `world.device`.
 
     Parameters keep their dtype (the master copy). Layers compute in `compute_dtype`, and gradients
-    are summed over ranks in float32. With `recompute` the backward pass recomputes each layer's
-    activations. A model on the meta device takes no memory until `fill_shards`. A single CPU
-    process shards nothing. Raises ValueError for a model that `divide` refuses.
+    are summed over ranks in float32. The backward pass recomputes the activations of one layer in
+    `recompute` (0: of none). A model on the meta device takes no memory until `fill_shards`. A
+    single CPU process shards nothing. Raises ValueError for a model that `divide` refuses.
     """
     if recompute:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        for number, layer in enumerate(model.base_model.layers):
+            layer.gradient_checkpointing = number % recompute == 0
     if world.mesh is None:
         return model if model.device.type == "meta" else model.to(world.device)
     if world.tp > 1:

@@ -37,6 +37,9 @@ from selfplay.model.policy import (
     policy_logprobs,
 )
 
+# Of how many layers one is recomputed in the backward pass, by parallel.checkpointing.
+RECOMPUTED = {"none": 0, "half": 2, "full": 1}
+
 
 @dataclass(slots=True)
 class Critic:
@@ -80,7 +83,7 @@ def make_learner(
         world,
         master_dtype=DTYPES[config.optim.master_dtype],
         compute_dtype=DTYPES[config.model.dtype],
-        recompute=config.parallel.checkpointing == "full",
+        recompute=RECOMPUTED[config.parallel.checkpointing],
         seed=config.seed,
         liger=config.model.liger and world.device.type == "cuda" and liger_is_here(),
     )

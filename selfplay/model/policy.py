@@ -148,7 +148,7 @@ def load_sharded(
     *,
     master_dtype: torch.dtype,
     compute_dtype: torch.dtype,
-    recompute: bool = False,
+    recompute: int = 0,
     liger: bool = False,
     lora: LoraConfig | None = None,
     seed: int = 0,

@@ -129,7 +129,7 @@ def watch_norms(model: PreTrainedModel) -> list[type]:
     return seen
 
 
-def compare(arch: str, tied: bool, recompute: bool, world: World) -> dict[str, float]:
+def compare(arch: str, tied: bool, recompute: int, world: World) -> dict[str, float]:
     """Two micro-batches a rank on the mesh; the same in one process, one after the other."""
     seeds = [list(range(10 * r, 10 * r + 2)) for r in range(world.dp_size)]
     total = 2 * world.dp_size * len(PREDICT)

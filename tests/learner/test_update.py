@@ -9,7 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from selfplay.advantages.sample import Sample
+from selfplay.distributed import init_world, shard
 from selfplay.learner.batch import DUMMY, pack
+from selfplay.learner.learner import RECOMPUTED
 from selfplay.learner.update import LossTerm, NonFinite, learning_rate, update_policy
 from tests.helpers.small_updates import (
     assert_same,
@@ -147,6 +149,23 @@ def test_a_dummy_micro_batch_has_no_weight() -> None:
     assert_same(filled, {name: share * delta for name, delta in alone.items()})
     for name in ("kl_reference", "entropy", "mismatch_max", "policy_loss"):
         assert same[name] == near(metrics[name], FORWARD)
+
+
+@pytest.mark.parametrize(("checkpointing", "passes"), [("none", 2), ("half", 3), ("full", 4)])
+def test_recomputed_layers_run_twice_and_change_nothing(checkpointing: str, passes: int) -> None:
+    """Of two layers, none, the first or both run their forward pass again in the backward pass."""
+    world = init_world(device="cpu")
+    model = shard(tiny_model(), world, recompute=RECOMPUTED[checkpointing])
+    ran: list[int] = []
+    for number, layer in enumerate(model.base_model.layers):
+        layer.input_layernorm.register_forward_hook(lambda *_, n=number: ran.append(n))
+    samples = some_samples(tiny_model())
+    metrics = updated(model, samples)
+    assert len(ran) == passes and set(ran) == {0, 1}
+    plain = tiny_model()
+    assert metrics == updated(plain, samples)
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_learning_rates_by_hand() -> None:

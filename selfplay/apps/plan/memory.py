@@ -287,9 +287,9 @@ def activations(demand: Demand, tokens: float) -> float:
     per_mlp, per_width = (6, 12) if demand.liger else (8, 18)
     divided = per_mlp * shape.mlp_width + (per_width - _HIDDEN) * shape.width + 1536
     layer = _HIDDEN * shape.width + divided / tp
-    kept = shape.layers * layer
-    if demand.parallel.checkpointing == "full":
-        kept = shape.layers * 2 * shape.width + layer
+    recomputed = {"none": 0, "half": (shape.layers + 1) // 2, "full": shape.layers}
+    num = recomputed[demand.parallel.checkpointing]
+    kept = (shape.layers - num) * layer + num * 2 * shape.width + (layer if num else 0)
     return tokens * kept / GIB
 
 
