@@ -115,8 +115,10 @@ def test_a_step_has_the_samples_that_it_trained_on(warm: Path) -> None:
 
 
 def test_a_closed_run_leaves_nothing_and_another_one_can_begin(warm: Path) -> None:
+    others = set(psutil.Process().children(recursive=True))  # of other tests; may end meanwhile
+
     def state() -> tuple[object, ...]:
-        children = psutil.Process().children(recursive=True)
+        children = set(psutil.Process().children(recursive=True)) - others
         return gc.get_threshold(), torch.get_num_threads(), signal.getsignal(15), children
 
     num_threads = torch.get_num_threads()

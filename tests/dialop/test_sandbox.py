@@ -244,7 +244,7 @@ def f():
 
 # Answers that take too much. Each ends in failure within its time.
 GREEDY = {
-    "sleep": "import time\ndef f(): time.sleep(99)",
+    "sleep": "import time\ndef f(): time.sleep(10 ** 6)",
     "time while it is read": "while True: pass\ndef f(): return 0",
     "time with signals ignored": (
         "import signal\nfor n in (1, 2, 14, 15, 24): signal.signal(n, signal.SIG_IGN)\n"
@@ -284,11 +284,11 @@ def test_an_answer_has_its_share_and_leaves_no_process(
 ) -> None:
     mark = f"{tmp_path}"
     monkeypatch.setattr(sandbox, "_OPTIONS", f"{sandbox._OPTIONS} --setenv MARK {mark}")
-    started = time.perf_counter()
     assert not passes(GREEDY[name], tests="assert f() is not None", entry_point="f", limit_s=1)
-    assert time.perf_counter() - started < 30
-    time.sleep(0.2)  # the kernel ends what is inside after bwrap
-    assert not [pid for pid in Path("/proc").glob("[0-9]*") if mark in environment(pid)]
+    until_s = time.monotonic() + 60  # the kernel ends what is inside after bwrap
+    while [pid for pid in Path("/proc").glob("[0-9]*") if mark in environment(pid)]:
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
 
 
 def environment(process: Path) -> str:
@@ -424,6 +424,7 @@ def test_nothing_is_graded_without_bubblewrap(
     write(tmp_path / "tasks.parquet", [task])
     code = f"open({str(tmp_path / 'executed')!r}, 'w')\ndef f(): return 1"
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sandbox, "_WAITS_S", (0.0, 0.0))
     with pytest.raises(NoSandbox, match="apt-get install bubblewrap"):
         passes(code, tests="assert f() == 1")
     stand_in = tmp_path / "bwrap"

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.processes import HANG_S
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # It prints a line, then what no buffer holds, writes its result, and prints its name.
@@ -35,7 +37,7 @@ def run(
         [sys.executable, "-c", text, str(result)],
         cwd=ROOT,
         preexec_fn=set_up,
-        timeout=60,
+        timeout=HANG_S,
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
     )
     return done.returncode, done.stderr

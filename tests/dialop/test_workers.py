@@ -8,6 +8,7 @@ from threading import Thread
 
 import dialop.workers
 from dialop.workers import without_main
+from tests.helpers.processes import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -29,7 +30,7 @@ def test_workers_leave_the_main_module_alone_whether_a_file_or_a_module(tmp_path
     for words, name in ((["program.py"], "None"), (["-m", "program"], "program")):
         done = subprocess.run(
             [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True,
-            text=True, check=True, timeout=120,
+            text=True, check=True, timeout=HANG_S,
         )  # fmt: skip
         assert done.stdout.splitlines() == ["imported as __main__", f"1 2 {name} program.py"]
 

@@ -3,6 +3,7 @@
 import asyncio
 
 from selfplay.engines.sglang.requests import Bursts
+from tests.helpers.processes import WAIT_S
 
 
 async def hold(bursts: Bursts, name: str, log: list[str], done: asyncio.Event) -> None:
@@ -47,9 +48,12 @@ def test_a_burst_leaves_when_it_is_the_share_of_the_running_ones() -> None:
 def test_a_request_is_held_back_for_a_bounded_time() -> None:
     async def scene() -> None:
         bursts, log, done = Bursts(1.0, after_s=0.01), [], asyncio.Event()
-        tasks = [asyncio.create_task(hold(bursts, str(i), log, done)) for i in range(3)]
-        await asyncio.sleep(0.2)
-        assert len(log) == 3
+        tasks = [asyncio.create_task(hold(bursts, f"r{i}", log, done)) for i in range(2)]
+        await settle()
+        tasks.append(asyncio.create_task(hold(bursts, "w", log, done)))  # 1 < 1.0 * 2
+        async with asyncio.timeout(WAIT_S):
+            while "w" not in log:
+                await asyncio.sleep(0.01)
         done.set()
         await asyncio.gather(*tasks)
 
@@ -58,9 +62,9 @@ def test_a_request_is_held_back_for_a_bounded_time() -> None:
 
 def test_a_cancelled_request_holds_no_slot() -> None:
     async def scene() -> None:
-        bursts, log, done = Bursts(1.0, after_s=0.05), [], asyncio.Event()
+        bursts, log, done = Bursts(1.0, after_s=60.0), [], asyncio.Event()
         running = [asyncio.create_task(hold(bursts, f"r{i}", log, done)) for i in range(2)]
-        await asyncio.sleep(0.2)
+        await settle()
         waiting = asyncio.create_task(hold(bursts, "w", log, done))
         await settle()
         waiting.cancel()
@@ -69,7 +73,7 @@ def test_a_cancelled_request_holds_no_slot() -> None:
         await asyncio.gather(*running)
         assert log == ["r0", "r1"]
         last = asyncio.create_task(hold(bursts, "last", log, done))
-        await asyncio.wait_for(last, 1.0)  # nothing runs any more
+        await asyncio.wait_for(last, WAIT_S)  # nothing runs any more
         assert log == ["r0", "r1", "last"]
 
     asyncio.run(scene())

@@ -38,6 +38,7 @@ from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.rollout.players import Move
 from tests.helpers.dialop_boards import BEST
 from tests.helpers.hand_games import HAND_GAMES
+from tests.helpers.processes import WAIT_S
 from tests.helpers.run_folders import make_run, untrained_run
 from tests.helpers.three_rooms import Instance as Rooms
 from tests.helpers.three_rooms import Options as RoomOptions
@@ -181,9 +182,9 @@ def test_two_ranks_measure_what_one_measures(monkeypatch: pytest.MonkeyPatch) ->
 
     def gather(value: Any, rank: Any) -> list[Any]:
         values[rank] = value
-        barrier.wait(10)
+        barrier.wait(WAIT_S)
         every = [values[0], values[1]]
-        barrier.wait(10)
+        barrier.wait(WAIT_S)
         return every
 
     def run(rank: Any) -> None:

@@ -83,7 +83,7 @@ def test_a_trainer_killed_in_a_push_leaves_nothing_and_goes_on(tmp_path: Path) -
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == -signal.SIGKILL
     assert len(everyone) >= 3
-    assert processes.seconds_until_gone(everyone) < 10
+    assert processes.left(everyone, limit_s=10) == []
     began_s = time.perf_counter()
     while small.used_bytes(everyone) and time.perf_counter() - began_s < 10:
         time.sleep(0.1)

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, expect, sync_playwright
+
+from tests.helpers.processes import WAIT_S
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -21,7 +23,8 @@ def open_page(address: str, **options: Any) -> Iterator[Page]:
         # Without an installed browser Playwright takes its own, or says how to get it.
         chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
         page = chromium.new_context(**options).new_page()
-        page.set_default_timeout(120_000)
+        page.set_default_timeout(1000 * WAIT_S)
+        expect.set_options(timeout=1000 * WAIT_S)
         page.on("pageerror", lambda error: troubles.append(str(error)))
         page.on(
             "console", lambda line: troubles.append(line.text) if line.type == "error" else None

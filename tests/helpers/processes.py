@@ -7,11 +7,12 @@ import os
 import pathlib
 import re
 import resource
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from tests.helpers.shared_work import once
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import psutil
 
 HANG_S = 1200.0  # what only a process that hangs takes, however busy the machine is
+WAIT_S = 120.0  # the same for what an idle machine does in seconds
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 
 
@@ -99,16 +101,29 @@ def tree(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
-def seconds_until_gone(processes: list[psutil.Process], *, limit_s: float = 15.0) -> float:
-    """Seconds until none of them runs; zombies, which hold nothing but a number, count as gone."""
+def left(processes: list[psutil.Process], *, limit_s: float = WAIT_S) -> list[psutil.Process]:
+    """Those that still run after `limit_s`; [] as soon as none does. Zombies, which hold nothing
+    but a number, do not run."""
     import psutil
 
-    began_s = time.perf_counter()
-    while time.perf_counter() - began_s < limit_s:
-        if not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes):
-            break
+    until_s = time.monotonic() + limit_s
+    while processes and time.monotonic() < until_s:
         time.sleep(0.05)
-    return time.perf_counter() - began_s
+        with suppress(psutil.NoSuchProcess):  # ended between the two questions; asked again
+            processes = [
+                p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE
+            ]
+    return processes
+
+
+@contextmanager
+def free_port() -> Iterator[int]:
+    """A port of this machine that no other program gets before the end of the block, unless it asks
+    for it by number, as a server with SO_REUSEADDR may."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 @contextmanager

@@ -6,7 +6,6 @@ It forks after its imports, which take longer than the work. Rank 0 writes FOLDE
 
 import json
 import os
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -45,6 +44,7 @@ from selfplay.model.lora import Adapters, full_weights, is_adapter
 from selfplay.model.policy import export, load_model, load_sharded
 from selfplay.weight_sync import push as sync
 from tests.helpers import mesh_worker, resampling
+from tests.helpers.processes import free_port
 from tests.helpers.small_updates import PPO, config_of, rewarded, some_samples
 from tests.helpers.tiny_run import CPU, tiny_model, trainer_logprobs
 
@@ -307,11 +307,8 @@ def main(part: str, folder: Path) -> None:
     close_world(world)
 
 
-def fork() -> int:
+def fork(port: int) -> int:
     """Become two ranks as torchrun starts them; returns the process of rank 1, 0 in rank 1."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     other = os.fork()
     rank = "0" if other else "1"
@@ -320,8 +317,9 @@ def fork() -> int:
 
 
 if __name__ == "__main__":
-    other = fork()
-    main(sys.argv[1], Path(sys.argv[2]))
+    with free_port() as port:
+        other = fork(port)
+        main(sys.argv[1], Path(sys.argv[2]))
     if other:
         _, status = os.waitpid(other, 0)
         sys.exit(status != 0)

@@ -4,7 +4,6 @@ as one."""
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.processes import HANG_S
+from tests.helpers.processes import HANG_S, free_port
 from tests.helpers.tiny_run import (
     RUN_GAP,
     RUN_STEP,
@@ -89,13 +88,11 @@ def run_on(num_ranks: int, folder: Path, settings: tuple[str, ...] = SETTINGS) -
 
 def run_on_two_hosts(folders: list[Path]) -> list[tuple[int, str]]:
     """Two launches that find each other at a port, one rank each."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     shape = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "two"]
-    where = [*shape, "--rdzv-endpoint", f"127.0.0.1:{port}"]
-    hosts = [launch(folder, where) for folder in folders]
-    return [ended(host) for host in hosts]
+    with free_port() as port:
+        where = [*shape, "--rdzv-endpoint", f"127.0.0.1:{port}"]
+        hosts = [launch(folder, where) for folder in folders]
+        return [ended(host) for host in hosts]
 
 
 @pytest.mark.slow

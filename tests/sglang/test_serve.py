@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -31,30 +32,27 @@ def run() -> pathlib.Path:
 @pytest.fixture(scope="module")
 def partner(run: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The server's `endpoint:MODEL@URL`, as the command prints it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     log = tmp_path_factory.mktemp("serve") / "log.txt"
-    words = (str(run), "--port", str(port), "--name", "tiny", "engine.max_cache_tokens=16384")
-    with log.open("w") as output:
+    with log.open("w") as output, processes.free_port() as port:
+        words = (str(run), "--port", str(port), "--name", "tiny", "engine.max_cache_tokens=16384")
         server = processes.start(
             ROOT / "selfplay/apps/serve/__main__.py", *words, path=(STAND_INS,), output=output
         )
         try:
-            for _ in range(480):
+            while not healthy(f"http://127.0.0.1:{port}/health"):
                 assert server.poll() is None, log.read_text()
-                try:
-                    if httpx.get(f"http://127.0.0.1:{port}/health", timeout=5).status_code == 200:
-                        break
-                except httpx.HTTPError:
-                    time.sleep(0.5)
-            else:
-                raise AssertionError(log.read_text())
+                time.sleep(0.5)
             (spec,) = re.findall(r"--partner (endpoint:\S+)", log.read_text())
             yield spec
         finally:
             server.send_signal(signal.SIGINT)
-            server.wait(60)
+            server.wait(processes.HANG_S)
+
+
+def healthy(url: str) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(url, timeout=60).status_code == 200
+    return False
 
 
 def test_greedy_games_with_the_served_policy_are_those_of_self_play(

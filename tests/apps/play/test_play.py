@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,7 @@ from selfplay.config import Config, load_config
 from selfplay.rollout.players import ScriptedPartner
 from selfplay.rollout.seating import scripted_partner
 from tests.helpers.dialop_boards import BEST, FULL, SCALED, SMALL, WORST
+from tests.helpers.processes import WAIT_S
 from tests.helpers.run_folders import settings
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -106,23 +108,24 @@ class Running:
         return self.client.get("/state", headers={TOKEN_HEADER: TOKEN}).json()
 
     def wait(self, phase: str) -> dict[str, Any]:
-        for _ in range(500):
-            if self.table.state()["phase"] == phase:
-                return self.state()
-            threading.Event().wait(0.01)
-        raise AssertionError(f"never {phase}: {self.table.state()}")
+        until_s = time.monotonic() + WAIT_S
+        while self.table.state()["phase"] != phase:
+            assert time.monotonic() < until_s, f"never {phase}: {self.table.state()}"
+            time.sleep(0.01)
+        return self.state()
 
     def close(self) -> None:
         self.table.close()
         self.client.close()
         self.server.should_exit = True
         for thread in (self.thread, self.serving):
-            thread.join(10)
+            thread.join(WAIT_S)
             assert not thread.is_alive()
 
 
 @pytest.fixture
-def running(config: Config) -> Iterator[Running]:
+def running(config: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    monkeypatch.setattr("selfplay.apps.play.server.PER_S", WAIT_S)  # of the limits of rates
     game = Running(config, SMALL)
     yield game
     game.close()

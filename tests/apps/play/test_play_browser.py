@@ -37,7 +37,15 @@ def started(out: Path, *words: str, run: Path | None = None) -> Iterator[str]:
 
 
 def our_turn(page: Page) -> None:
-    expect(page.locator("#status")).to_have_text(re.compile("Your move|over"), timeout=60_000)
+    expect(page.locator("#status")).to_have_text(re.compile("Your move|over"))
+
+
+@contextmanager
+def a_move(page: Page) -> Iterator[None]:
+    """The block makes a move; the page shows it before the block ends."""
+    version = page.evaluate("play.drawn")
+    yield
+    page.wait_for_function(f"play.drawn > {version}")
 
 
 def accept_when_asked(page: Page) -> None:
@@ -97,8 +105,8 @@ def test_the_builder_cannot_build_an_illegal_proposal(tmp_path: Path) -> None:
         page.click("#start")
         our_turn(page)
         while page.locator("#accept").is_visible():
-            page.click("#reject")
-            page.wait_for_timeout(400)
+            with a_move(page):
+                page.click("#reject")
             our_turn(page)
         cell = page.locator("#own button.cell")
         mine = page.locator("#own .cell.mine")
@@ -112,8 +120,8 @@ def test_the_builder_cannot_build_an_illegal_proposal(tmp_path: Path) -> None:
         expect(mine).to_have_count(3)
         chosen = [i for i in range(9) if "mine" in (cell.nth(i).get_attribute("class") or "")]
         assert {i // 3 for i in chosen} == {i % 3 for i in chosen} == {0, 1, 2}
-        page.click("#propose")
-        page.wait_for_timeout(400)
+        with a_move(page):
+            page.click("#propose")
         our_turn(page)
         assert page.locator("#talk .turn.refused").count() == 0
 
@@ -127,12 +135,12 @@ def test_a_game_with_the_policy(tmp_path: Path) -> None:
             our_turn(page)
             if page.locator("#status").inner_text() == "The game is over":
                 break
-            if page.locator("#accept").is_visible():
-                page.click("#accept")
-            else:
-                page.locator("#own button.cell").nth(0).click()
-                page.click("#propose")
-            page.wait_for_timeout(400)
+            with a_move(page):
+                if page.locator("#accept").is_visible():
+                    page.click("#accept")
+                else:
+                    page.locator("#own button.cell").nth(0).click()
+                    page.click("#propose")
         expect(page.locator("#status")).to_have_text("The game is over")
         expect(page.locator("#ending .view")).to_have_count(2)
     assert out.read_text().count("\n") == 1
@@ -201,6 +209,7 @@ def test_an_agent_in_two_private_rooms(tmp_path: Path) -> None:
         page.click("#tabs button:has-text('Propose')")
         for place in (0, 1):
             page.locator("#picks select").nth(place).select_option(index=1)
-        page.click("#send")
+        with a_move(page):
+            page.click("#send")
         our_turn(page)
         assert page.locator("#talk .turn.refused").count() == 0

@@ -1,5 +1,6 @@
 """The page of a run in a real browser: filters, keys, tables, and texts that stay texts."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,7 @@ def test_the_page_of_a_run_that_goes_on_reloads_while_nobody_reads(tmp_path: Pat
             page.keyboard.press("Escape")
             page.clock.fast_forward(50_000)
             assert page.evaluate("window.same")  # somebody pressed a key 50 seconds ago
-            expect(page.locator(".age")).to_have_text("(1 min ago)")
+            expect(page.locator(".age")).to_have_text(re.compile(r"\(\d+ min ago\)"))
             page.clock.fast_forward(30_000)
             page.wait_for_function(f"Boolean(window.same) === {str(not running).lower()}")
 
