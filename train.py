@@ -14,8 +14,9 @@ import sys
 from pathlib import Path
 
 import selfplay  # noqa: F401  it sets how OpenMP waits, which torch reads when it is imported
-from dialop.terminal import open_terminal
-from selfplay.preflight.command_line import last_line, own_error, parse_train, refused
+from dialop.shown import own_place
+from dialop.terminal import open_terminal, show_error
+from selfplay.preflight.command_line import last_line, parse_train, refused, typed
 
 PARSED = None
 if __name__ == "__main__":  # --help, --list and a typo are answered before torch is imported
@@ -60,8 +61,11 @@ def main(words: list[str] | None = None) -> int:
             raise
         stays = "what was saved before is complete, and the same command goes on from there"
         return refused("train.py", RunEnds(f"{error}; {stays}"), status=1)
-    except Exception as error:  # noqa: BLE001 (code of one's own may raise anything)
-        return own_error("train.py", error, Path(config.out))
+    except Exception as error:  # code of one's own may raise anything
+        if not own_place(error):
+            raise
+        show_error(typed("train.py"), error, Path(config.out))
+        return 1
     return 0
 
 

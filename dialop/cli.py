@@ -21,6 +21,7 @@ from dialop import __version__, scaffold
 from dialop.checks import check_kit
 from dialop.kit import SWITCHES, Kit, games, load_kit
 from dialop.rows import read_records
+from dialop.shown import error_text
 from dialop.specs import choices
 from dialop.terminal import open_terminal
 
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser(load_kit(_game_of(argv))).parse_args(argv)
         return commands[args.command](args)
     except (ValueError, OSError) as error:
-        print(f"error: {str(error).replace('game.name', 'the game', 1)}", file=sys.stderr)
+        print(f"error: {error_text(error).replace('game.name', 'the game', 1)}", file=sys.stderr)
         return 2
 
 

@@ -34,6 +34,12 @@ def error_line(error: BaseException) -> str:
     return " ".join(f"{where}{type(error).__name__}: {error}".split())[:500]
 
 
+def error_text(error: BaseException) -> str:
+    """The error's message; one of one's own code as `error_line` shows it."""
+    place = own_place(error)
+    return error_line(error) if place and place not in str(error) else str(error)
+
+
 def own_place(error: BaseException) -> str:
     """File, line and function of the innermost call of an error's traceback that belongs neither to
     this project nor to Python nor to an installed package; "" if there is none."""

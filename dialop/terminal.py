@@ -1,4 +1,4 @@
-"""A program and its terminal: no print ends it, and Ctrl-C ends it with one line."""
+"""A program and its terminal: no print ends it; Ctrl-C and an error of one's own are one line."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ import io
 import os
 import select
 import sys
+import tempfile
+import traceback
 from pathlib import Path
 from types import TracebackType
+
+from dialop.shown import error_line, own_place
 
 
 def open_terminal(program: str, *, stopped: str = "") -> None:
     """Call first in a program. Text that an encoding lacks is printed and read as an escape; once
     the reader of a standard stream is gone (`| head`, a lost terminal, a full disk), what is
     printed there is dropped and the program goes on. After Ctrl-C standard error names the program
-    and says `stopped`.
+    and says `stopped`; an error of one's own code ends the program as `show_error` shows it.
 
     Where other code has set the streams, as a test runner does, they stay as they are.
     """
@@ -28,10 +32,28 @@ def open_terminal(program: str, *, stopped: str = "") -> None:
     def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if issubclass(kind, KeyboardInterrupt):
             sys.stderr.write(f"{program}: stopped by Ctrl-C{stopped and f'; {stopped}'}\n")
+        elif own_place(error):
+            show_error(program, error)
         else:
             sys.__excepthook__(kind, error, trace)
 
     sys.excepthook = end
+
+
+def show_error(program: str, error: BaseException, folder: Path | None = None) -> None:
+    """Print an error in one line on standard error. Its traceback is kept in the folder's
+    error.txt, or in one of a new temporary folder."""
+    trace = "".join(traceback.format_exception(error))
+    try:
+        if folder is None or not folder.is_dir():
+            folder = Path(tempfile.mkdtemp(prefix="selfplay-"))
+        (folder / "error.txt").write_text(trace, encoding="utf-8", errors="backslashreplace")
+        kept = f"the traceback is in {folder / 'error.txt'}"
+    except OSError:
+        sys.stderr.write(trace)
+        kept = "the traceback is above"
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    sys.stderr.write(f"{program}: {error_line(error)}{notes}; {kept}\n")
 
 
 class _Output(io.FileIO):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dialop.matching.game import MatchingGame
-from dialop.shown import error_line, on_one_line, printable
+from dialop.shown import error_line, error_text, on_one_line, printable
 from selfplay.apps.report.charts import curves_svg
 from selfplay.config import EndpointConfig
 from selfplay.engines.base import Completion, Message, Request
@@ -68,8 +68,10 @@ def test_an_error_names_the_line_of_ones_own_code_and_none_of_python_or_this_pro
         finds("{")
     line = finds.__code__.co_firstlineno + 1
     assert error_line(caught.value).startswith(f"test_shown.py:{line} finds: JSONDecodeError: ")
+    assert error_text(caught.value) == error_line(caught.value)
     error = caught.value.with_traceback(caught.traceback[-1]._rawentry)
     assert error_line(error).startswith("JSONDecodeError: ")
+    assert error_text(error) == str(error)
 
 
 def test_a_game_is_shown_and_draws_no_rule_of_its_own() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from dialop.shown import error_text
 from selfplay.apps.report import refresh_report
 from selfplay.config import Config, load_config
 from selfplay.config.load import load, override_words
@@ -304,7 +305,7 @@ def refusing() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        raise SettingsError(" ".join(str(error).split())) from error
+        raise SettingsError(" ".join(error_text(error).split())) from error
 
 
 def join_world(config: Config, cleanup: ExitStack) -> World:

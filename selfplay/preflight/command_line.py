@@ -6,7 +6,6 @@ import argparse
 import re
 import sys
 import textwrap
-import traceback
 from collections.abc import Sequence
 from dataclasses import fields
 from itertools import pairwise, takewhile
@@ -14,14 +13,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import selfplay
-from dialop.shown import error_line, own_place
+from dialop.shown import error_text
 from dialop.specs import nearest
 from selfplay.config import COMMON, Config, load_config
 from selfplay.config.load import read_value, shipped
 from selfplay.config.play import GameConfig, options_of
 from selfplay.config.schema import Described, chosen, describe, described
 from selfplay.config.secrets import hidden, names_key
-from selfplay.errors import RunEnds, SettingsError
+from selfplay.errors import SettingsError
 
 _Append = argparse._AppendAction
 # Keys and sections that only train.py reads. A key does not declare its readers: add new ones here.
@@ -133,24 +132,8 @@ def refused(program: str, error: Exception, *, status: int = 2) -> int:
 
     The line and its end are one write: the lines of several ranks never run into each other.
     """
-    sys.stderr.write(f"{typed(program)}: {' '.join(str(error).split())[:1500]}\n")
+    sys.stderr.write(f"{typed(program)}: {' '.join(error_text(error).split())[:1500]}\n")
     return status
-
-
-def own_error(program: str, error: Exception, folder: Path) -> int:
-    """Print an error of one's own code in one line on stderr and keep its traceback in the run's
-    folder; returns the exit status. Raises the error again if no code of one's own took part."""
-    if not own_place(error):
-        raise error
-    file, text = folder / "error.txt", "".join(traceback.format_exception(error))
-    try:
-        file.write_text(text, encoding="utf-8")
-        kept = f"the traceback is in {file}"
-    except OSError:
-        print(text, end="", file=sys.stderr)
-        kept = "the traceback is above"
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    return refused(program, RunEnds(f"{error_line(error)}{notes}; {kept}"), status=1)
 
 
 def parse_train(words: Sequence[str], about: str) -> tuple[argparse.Namespace, Config]:

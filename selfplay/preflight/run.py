@@ -175,8 +175,8 @@ def read_rendering(
     Raises SettingsError for a model, tokenizer or template that cannot be used and, if `adapters`
     is False, for a folder of adapters.
     """
+    tokenizer, ends = _tokenizer(model, game, seed=seed, adapters=adapters)
     try:
-        tokenizer, ends = _tokenizer(model, game, seed=seed, adapters=adapters)
         rendering = make_rendering(tokenizer, template_kwargs=model.chat_template, ends=ends)
     except SettingsError:
         raise

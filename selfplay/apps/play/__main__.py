@@ -15,7 +15,7 @@ go to RUN/played.jsonl, those with a script alone to played.jsonl.
 from __future__ import annotations
 
 from dialop.shown import error_line
-from dialop.terminal import open_terminal
+from dialop.terminal import open_terminal, show_error
 
 open_terminal("selfplay.apps.play")  # before the imports, which take seconds
 
@@ -296,9 +296,8 @@ def play_on_page(session: Session, out: Path, sock: socket.socket) -> int:
                 keep_game(episode, session.game.kit, out)
                 table.finish(result_of(episode, session))
             except Exception as error:  # noqa: BLE001 the page tells it and can start another game
-                reason = error_line(error)
-                print(f"{PROGRAM}: {reason}", file=sys.stderr, flush=True)
-                table.finish({"error": f"The game failed: {reason}"})
+                show_error(PROGRAM, error)
+                table.finish({"error": f"The game failed: {error_line(error)}"})
 
     threading.Thread(target=deal, name="games", daemon=True).start()
     print(
