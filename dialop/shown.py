@@ -9,7 +9,6 @@ import traceback
 from pathlib import Path
 
 _NOT_OWN = {"dialop", "selfplay", "train", "__main__", *sys.stdlib_module_names}
-_MARKS = r"[\\`*_|<>\[\]&~#!]"  # what Markdown reads as its own
 
 
 def printable(text: str) -> str:
@@ -61,9 +60,4 @@ def fenced(text: str) -> str:
 
 def escaped(text: str) -> str:
     """Text that Markdown shows unchanged, on one line."""
-    return re.sub(rf"({_MARKS})", r"\\\1", on_one_line(text))
-
-
-def unescaped(text: str) -> str:
-    """Markdown with `escaped` texts, as a terminal shows it: without the backslashes."""
-    return re.sub(rf"\\({_MARKS})", r"\1", text)
+    return re.sub(r"([\\`*_|<>\[\]&~#!])", r"\\\1", on_one_line(text))

@@ -12,7 +12,6 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from dialop.shown import unescaped
 from selfplay.api.run import OpenRun, SavedRun, join_world, outside_event_loop, refusing
 from selfplay.atomic import write_atomically
 from selfplay.chat.rendering import Rendering
@@ -73,7 +72,7 @@ class Evaluated:
         return rows
 
     def __str__(self) -> str:
-        return unescaped(self._repr_markdown_())
+        return markdown(self.report, games=False, style="plain")
 
     __repr__ = __str__
 

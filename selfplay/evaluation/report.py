@@ -6,8 +6,10 @@ Means are per game; `score_meaning` says what a score is.
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from selfplay.metrics.tables import (
     show_interval,
     table,
     talk_text,
+    terminal_columns,
 )
 
 _ERRORS = "errors_"
@@ -95,8 +98,9 @@ def lost_together(report: Report) -> dict[tuple[str, str], tuple[float, float, f
     return intervals
 
 
-def matrix_text(report: Report) -> str:
+def matrix_text(report: Report, *, style: str = "pipe") -> str:
     """The matrix, two lines per row, then the loss of each pair; "" for a single policy."""
+    shown, filled = _shows(style)
     if report.matrix is None:
         return ""
     (rows, columns), cells = report.matrix, report.cells()
@@ -107,48 +111,62 @@ def matrix_text(report: Report) -> str:
         return show_interval(cells[(row, column) if seat == 0 else (column, row)].interval)
 
     lines = [
-        [escaped(row) if seat == 0 else "", str(seat), *(cell(row, c, seat) for c in columns)]
+        [shown(row) if seat == 0 else "", str(seat), *(cell(row, c, seat) for c in columns)]
         for row in rows
         for seat in (0, 1)
     ]
-    sections = [table(["", "seat", *map(escaped, columns)], lines), _HOW_TO_READ]
+    head = ["", "seat", *map(shown, columns)]
+    sections = [table(head, lines, style=style, num_names=2), filled(_HOW_TO_READ)]
     if lost := lost_together(report):
         pairs = [
-            [escaped(f"{one} and {other}"), show_interval(loss)]
+            [shown(f"{one} and {other}"), show_interval(loss)]
             for (one, other), loss in lost.items()
         ]
-        sections += [_LOST, table(["pair", "lost [95 %]"], pairs)]
+        sections += [filled(_LOST), table(["pair", "lost [95 %]"], pairs, style=style)]
     return "\n\n".join(sections)
 
 
-def markdown(report: Report, *, games: bool = True) -> str:
+def _shows(style: str) -> tuple[Callable[[str], str], Callable[[str], str]]:
+    """How a page in this style of `table` shows a text of others on one line, and a paragraph."""
+    if style == "pipe":
+        return escaped, str
+    return on_one_line, partial(textwrap.fill, width=terminal_columns())
+
+
+def markdown(report: Report, *, games: bool = True, style: str = "pipe") -> str:
     """The page: facts, the matrix, the table with its legend, errors by kind and, with `games`, the
-    best, the typical and the worst game of a single policy's rows."""
+    best, the typical and the worst game of a single policy's rows. With the style "plain" it is for
+    a terminal."""
+    shown, filled = _shows(style)
     facts = report.facts | {"overrides": " ".join(report.facts.get("overrides", ()))}
     columns = _columns(report.rows)
     legend = "; ".join(f"*{heading}* {meaning}" for _, heading, meaning in columns)
     sections = [
-        f"# {escaped(report.title)}",
-        "\n".join(f"- {n}: {escaped(str(v))}" for n, v in facts.items() if v != ""),
-        matrix_text(report),
-        table(*_table(report.rows, escaped)),
-        f"Score: {score_meaning(columns)}, with a 95 % interval over games. Means per game: "
-        f"{legend}.",
+        f"# {shown(report.title)}",
+        "\n".join(filled(f"- {n}: {shown(str(v))}") for n, v in facts.items() if v != ""),
+        matrix_text(report, style=style),
+        table(*_table(report.rows, shown), style=style),
+        filled(
+            f"Score: {score_meaning(columns)}, with a 95 % interval over games. Means per game: "
+            f"{legend}."
+        ),
     ]
     sections += [
-        f"{escaped(name)}: {talk_text(asdict(row.talk))}"
+        filled(f"{shown(name)}: {talk_text(asdict(row.talk))}")
         for name, row in report.rows.items()
         if row.talk
     ]
     errors = [
-        f"- {escaped(f'{name}: {k}')}" for name, row in report.rows.items() if (k := _kinds(row))
+        filled(f"- {shown(f'{name}: {k}')}")
+        for name, row in report.rows.items()
+        if (k := _kinds(row))
     ]
     if errors:
         sections += ["## Errors per game by kind", "\n".join(errors)]
     for name, row in report.rows.items():
         if games and report.matrix is None and name.startswith("policy"):
             for label, record in row.examples.items():
-                sections += [f"## {label.capitalize()} game of {escaped(name)}"]
+                sections += [f"## {label.capitalize()} game of {shown(name)}"]
                 sections += [fenced(game_text(record))]
     return "\n\n".join(filter(None, sections)) + "\n"
 

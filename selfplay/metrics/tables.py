@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -189,11 +190,38 @@ def talk_text(talk: Mapping[str, Any]) -> str:
     return f"{text}; with blank ones {show_change(talk['blank'])}" if talk["blank"] else text
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, style: str = "pipe") -> str:
-    """Cells as a table: "pipe" is Markdown's, "plain" lines up in a terminal. The first column is
-    text, the others are numbers."""
-    sides = ("left", *["right"] * (len(head) - 1))
-    return tabulate(rows, head, tablefmt=style, disable_numparse=True, colalign=sides)
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[str]], *, style: str = "pipe", num_names: int = 1
+) -> str:
+    """Cells as a table: "pipe" is Markdown's. "plain" is for this terminal (80 columns where there
+    is none), and continued below, under the same names, where it is wider. The first `num_names`
+    columns are names, the others numbers; the first is text."""
+
+    def cut(columns: Sequence[int]) -> str:
+        names = range(num_names)
+        lines = [[line[i] for i in (*names, *columns)] for line in (head, *rows)]
+        sides = ("left", *["right"] * (len(lines[0]) - 1))
+        return tabulate(lines[1:], lines[0], tablefmt=style, disable_numparse=True, colalign=sides)
+
+    left = range(num_names, len(head))
+    if style == "pipe":
+        return cut(left)
+    blocks, width = [], terminal_columns()
+    while left:
+        fits = [n for n in range(1, len(left) + 1) if _widest(cut(left[:n])) <= width]
+        num = max(fits, default=1)
+        blocks.append(cut(left[:num]))
+        left = left[num:]
+    return "\n\n".join(blocks)
+
+
+def terminal_columns() -> int:
+    """The columns of the terminal; 80 where there is none."""
+    return shutil.get_terminal_size().columns
+
+
+def _widest(text: str) -> int:
+    return max(map(len, text.splitlines()))
 
 
 def game_text(game: Mapping[str, Any] | Episode) -> str:

@@ -133,7 +133,7 @@ def test_policies_play_in_both_seats_on_the_games_of_a_plain_evaluation(
     assert alternating[1::2] == second["scores"][1::2]
 
 
-def test_the_loss_of_a_pair_by_hand() -> None:
+def test_the_loss_of_a_pair_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = {
         ("a", "a"): cell(1.0, 1.0),
         ("b", "b"): cell(1.0, 0.0),
@@ -156,6 +156,10 @@ def test_the_loss_of_a_pair_by_hand() -> None:
     # A row's means: with itself once, then with b and c in each seat.
     assert [word for word in upper.split() if "." in word][::3] == ["1.000", "0.000", "0.500"]
     assert [word for word in lower.split() if "." in word][::3] == ["0.500", "0.250"]
+    monkeypatch.setenv("COLUMNS", "60")
+    page = markdown(report, style="plain")
+    assert max(map(len, page.splitlines())) <= 60
+    assert re.sub(" +", " ", page).count("\na 0 ") == 2, "b and c stand below, with their names"
     page = re.sub(" +", " ", markdown(report))
     assert "| a | 0 | 1.000 [1.000, 1.000] | 0.000 [0.000, 0.000] | 0.500 [0.500, 0.500] |" in page
     assert "| a and b | 0.500 [-0.763, 0.921] |" in page

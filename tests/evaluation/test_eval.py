@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -246,8 +247,13 @@ def test_the_page_shows_every_pair_and_its_games() -> None:
         ),
         "solo": evaluate_scripted(instances, spec="solo", game=small.game, rollout=small.rollout),
     }
-    table = table_text(rows).splitlines()
-    assert len({len(line) for line in table}) == 1, "columns must line up"
+    blocks = [block.splitlines() for block in table_text(rows).split("\n\n")]
+    assert len(blocks) > 1, "an output without a terminal has 80 columns"
+    for block in blocks:
+        assert {len(line) for line in block} <= {len(block[0])} and len(block[0]) <= 80
+        assert [line.split()[0] for line in block[1:]] == ["policy", "solo"]
+    heads = re.split("  +", "  ".join(block[0].strip() for block in blocks))
+    assert heads[:4] == ["score [95 %]", "agreement", "if agreed", "optimal"]
     page = markdown(Report(title="A page", facts={"games": "a_b"}, rows=rows))
     assert "- games: a\\_b" in page
     assert page.count("\n|") == 4
