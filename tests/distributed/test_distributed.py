@@ -38,7 +38,7 @@ def report(request: pytest.FixtureRequest) -> Report:
 
     def read(case: str) -> Any:
         if num == 4:
-            return measured_by("mesh_worker.py", "2", torchrun=4)[case]
+            return measured_by("mesh_worker.py", "2", ranks=4)[case]
         return two_ranks(mesh, part="fast" if case in FAST else "slow")[case]
 
     return num, read

@@ -1,6 +1,6 @@
-"""Run under torchrun by test_families.py: families on a mesh against one eager process.
+"""Run as two ranks by test_families.py: families on a mesh against one eager process.
 
-Usage: torchrun --nproc-per-node 2 tests/helpers/family_worker.py TP NAME... FOLDER. Rank 0 writes
+Usage: tests/helpers/family_worker.py TP NAME... FOLDER, on each rank. Rank 0 writes
 FOLDER/report.json: for each family the largest difference, of log-probs in nats and of gradients as
 a share of each tensor's largest entry, or the error it ended in.
 """

@@ -29,12 +29,18 @@ def start(
     script: pathlib.Path,
     *arguments: str,
     torchrun: int = 0,
+    forked: int = 0,
     path: tuple[pathlib.Path, ...] = (),
     output: int | IO[str] = subprocess.PIPE,
 ) -> subprocess.Popen[str]:
-    """Run a script, or its `torchrun` ranks, able to import the project, `path` and the tests."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={torchrun}"]
-    command = [sys.executable, *(launcher if torchrun else []), str(script), *arguments]
+    """Run a script, able to import the project, `path` and the tests: once, as that many ranks of
+    `torchrun`, or as ranks `forked` from one process, which start faster."""
+    launcher: list[str] = []
+    if torchrun:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={torchrun}"]
+    elif forked:
+        launcher = [str(TESTS / "helpers" / "forked_ranks.py"), str(forked)]
+    command = [sys.executable, *launcher, str(script), *arguments]
     folders = [str(folder) for folder in (*path, TESTS.parent)]
     if "PYTHONPATH" in os.environ:
         folders.append(os.environ["PYTHONPATH"])
@@ -44,17 +50,17 @@ def start(
     )
 
 
-def measured_by(script: str, *arguments: str, torchrun: int = 0) -> dict[str, Any]:
+def measured_by(script: str, *arguments: str, ranks: int = 2) -> dict[str, Any]:
     """What the ranks of `tests/helpers/SCRIPT ARGUMENTS FOLDER` wrote to FOLDER/report.json.
 
     They run once in a test run."""
 
     def make(folder: pathlib.Path) -> None:
-        ranks = start(TESTS / "helpers" / script, *arguments, str(folder), torchrun=torchrun)
-        said, _ = ranks.communicate(timeout=HANG_S)
-        assert ranks.returncode == 0, said[-4000:]
+        started = start(TESTS / "helpers" / script, *arguments, str(folder), forked=ranks)
+        said, _ = started.communicate(timeout=HANG_S)
+        assert started.returncode == 0, said[-4000:]
 
-    folder = once((script, arguments, torchrun), make)
+    folder = once((script, arguments, ranks), make)
     return json.loads((folder / "report.json").read_text())
 
 

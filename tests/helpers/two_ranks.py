@@ -1,11 +1,9 @@
 """Run by `processes.two_ranks`: the claims on two ranks, measured by one pair of them.
 
-Usage: tests/helpers/two_ranks.py fast|slow FOLDER
-It forks after its imports, which take longer than the work. Rank 0 writes FOLDER/report.json.
+Usage: tests/helpers/two_ranks.py fast|slow FOLDER, on each rank. Rank 0 writes FOLDER/report.json.
 """
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -44,7 +42,6 @@ from selfplay.model.lora import Adapters, full_weights, is_adapter
 from selfplay.model.policy import export, load_model, load_sharded
 from selfplay.weight_sync import push as sync
 from tests.helpers import mesh_worker, resampling
-from tests.helpers.processes import free_port
 from tests.helpers.small_updates import PPO, config_of, rewarded, some_samples
 from tests.helpers.tiny_run import CPU, tiny_model, trainer_logprobs
 
@@ -307,19 +304,5 @@ def main(part: str, folder: Path) -> None:
     close_world(world)
 
 
-def fork(port: int) -> int:
-    """Become two ranks as torchrun starts them; returns the process of rank 1, 0 in rank 1."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    other = os.fork()
-    rank = "0" if other else "1"
-    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    return other
-
-
 if __name__ == "__main__":
-    with free_port() as port:
-        other = fork(port)
-        main(sys.argv[1], Path(sys.argv[2]))
-    if other:
-        _, status = os.waitpid(other, 0)
-        sys.exit(status != 0)
+    main(sys.argv[1], Path(sys.argv[2]))

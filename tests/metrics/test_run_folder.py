@@ -129,10 +129,10 @@ def test_a_second_trainer_is_refused_until_the_first_is_killed(
         output = capfd.readouterr().err
         assert output.count("\n") == 1
     else:
-        second = processes.start(ROOT / "train.py", *words, torchrun=ranks)
+        second = processes.start(ROOT / "train.py", *words, forked=ranks)
         output = second.communicate(timeout=processes.HANG_S)[0]
         assert second.returncode != 0
-    # torchrun may stop the other rank before it prints its line.
+    # The other rank may be stopped before it prints its line.
     refusals = [line for line in output.splitlines() if "train.py: out" in line]
     assert 1 <= len(refusals) <= ranks, output
     assert all(str(folder) in line and f"pid {first.pid} on" in line for line in refusals), output

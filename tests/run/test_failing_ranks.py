@@ -7,15 +7,15 @@ import pytest
 from tests.helpers import processes
 from tests.helpers.tiny_run import begin_warm, metrics_of, write_tiny
 
-SCRIPT = processes.TESTS / "helpers" / "failing_ranks.py"
+SCRIPT = processes.TESTS / "helpers" / "train_ranks.py"
 ENDS_S = 300.0  # 10 s on an idle machine; left to itself a rank waits for the other for 1,800 s
 SETTINGS = ("steps=2", "eval.every=2", "eval.final_games=4", "eval.talk_games=0")
 
 
-def start(case: str, folder: Path) -> processes.subprocess.Popen[str]:
+def start(case: str, folder: Path, **ranks: int) -> processes.subprocess.Popen[str]:
     begin_warm(folder)
     words = ("--config", str(write_tiny(folder)), f"out={folder}", *SETTINGS)
-    return processes.start(SCRIPT, case, *words, torchrun=2)
+    return processes.start(SCRIPT, case, *words, **ranks)
 
 
 @pytest.mark.slow
@@ -24,7 +24,7 @@ def test_a_rank_waits_while_the_others_engine_is_restarted(tmp_path: Path) -> No
     folders = {case: tmp_path / case / "run" for case in ("none", "engine")}
     for folder in folders.values():
         folder.parent.mkdir()
-    runs = {case: start(case, folder) for case, folder in folders.items()}
+    runs = {case: start(case, folder, forked=2) for case, folder in folders.items()}
     said = {case: run.communicate(timeout=processes.HANG_S)[0] for case, run in runs.items()}
     for case, run in runs.items():
         assert run.returncode == 0, said[case][-4000:]
@@ -56,7 +56,7 @@ def test_a_rank_that_ends_ends_all_by_name(tmp_path: Path, how: str, told: tuple
     A killed rank reports no time, so on a busy machine the other rank's lost connection may stand
     as the root cause and the killed one among the failures.
     """
-    run = start(how, tmp_path / "run")
+    run = start(how, tmp_path / "run", torchrun=2)
     output = processes.read_until(run, "MARK failing")
     everyone = processes.tree(run)
     rest, _ = run.communicate(timeout=ENDS_S)

@@ -18,6 +18,7 @@ from tests.helpers.tiny_run import (
     RUN_STEP,
     begin_warm,
     metrics_of,
+    run_tiny,
     same_weights,
     weights_of,
     write_tiny,
@@ -57,12 +58,12 @@ def launch(
     *,
     launcher: str = "torch.distributed.run",
 ) -> subprocess.Popen[str]:
-    """`torchrun WHERE train.py …`, from the repository's root, or the same by another launcher."""
-    command = [sys.executable, "-m", launcher, *where, "train.py"]
+    """`torchrun WHERE train.py …` without a page, or the same by another launcher."""
+    command = [sys.executable, "-m", launcher, *where, "tests/helpers/train_ranks.py", "none"]
     return subprocess.Popen(
         [*command, "--config", str(write_tiny(folder)), f"out={folder}", *settings],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -100,12 +101,9 @@ def test_two_ranks_take_the_step_of_one_and_so_do_two_hosts(tmp_path: Path) -> N
     """Two ranks split the sums differently, so their results equal one rank's up to rounding. Two
     ranks on two hosts split them like two on one, so even the rounding is equal."""
     one, two, hosts = tmp_path / "one", tmp_path / "two", tmp_path / "hosts"
-    run_on(1, one)
-    # All share one warm start, because rounding would add up over its 100 steps.
-    for folder in (two, hosts):
-        folder.mkdir()
-        for name in ("tokenizer", "warm_start"):
-            (folder / name).symlink_to(one / name)
+    for folder in (one, two, hosts):  # rounding would add up over the warm start's 100 steps
+        begin_warm(folder)
+    assert run_tiny(one, *SETTINGS) == 0
     run_on(2, two)
     for returncode, output in run_on_two_hosts([hosts, hosts]):
         assert returncode == 0, output[-40000:]

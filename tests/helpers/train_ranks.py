@@ -1,6 +1,6 @@
-"""Run by the tests of several ranks: train.py, in which rank 1 fails in one way.
+"""Run by the tests of several ranks: train.py, which draws no page, and in which one rank may fail.
 
-Usage: torchrun --nproc-per-node 2 tests/helpers/failing_ranks.py CASE WORDS OF train.py …
+Usage: tests/helpers/train_ranks.py none|engine|raises|killed WORDS OF train.py …, on each rank.
 """
 
 import os
@@ -12,6 +12,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 import train
 from selfplay import step as step_verbs
+from selfplay.api import run
 from tests.helpers.faulty_engine import Faults, FaultyHF
 from tests.helpers.processes import say
 
@@ -53,6 +54,7 @@ def fails_in_play(how: str) -> None:
 
 if __name__ == "__main__":
     case, *words = sys.argv[1:]
+    run.refresh_report = lambda folder, **_: None
     if case == "engine":
         engine_fails()
     elif case != "none":
