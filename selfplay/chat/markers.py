@@ -12,12 +12,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from selfplay.chat.template import Slot, Template
+
+if TYPE_CHECKING:  # it imports torch, which a program that draws a page does not need
+    from transformers import PreTrainedTokenizerFast
 
 # The text of a decoded special token, or of an id without a token; no game's rules use it.
 _UNREADABLE = "\ufffd"

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import zip_longest
 from os.path import commonprefix
+from typing import TYPE_CHECKING
 
 from jinja2.exceptions import TemplateError
-from transformers import PreTrainedTokenizerFast
 
 from selfplay.chat.markers import THOUGHT, Markers, private_markers
 from selfplay.chat.template import (
@@ -33,6 +33,9 @@ from selfplay.chat.template import (
     think,
 )
 from selfplay.errors import SettingsError
+
+if TYPE_CHECKING:  # it imports torch, which a program that draws a page does not need
+    from transformers import PreTrainedTokenizerFast
 
 _PART = "\N{REPLACEMENT CHARACTER}"  # how some bytes of a character decode
 _CACHE_SIZE = 256  # texts whose ids are cached; the games of a group start with the same prompt

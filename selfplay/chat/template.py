@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment
 from jinja2.exceptions import TemplateError, UndefinedError
-from transformers import PreTrainedTokenizerFast
-from transformers.utils.chat_template_utils import _get_template_variables
 
 from dialop.specs import nearest
+
+if TYPE_CHECKING:  # it imports torch, which a program that draws a page does not need
+    from transformers import PreTrainedTokenizerFast
 
 CHATML = (
     "{%- for message in messages %}"
@@ -87,6 +88,8 @@ class Template:
     def unread(self, names: Iterable[str]) -> str:
         """The arguments that the template never reads, each with the most similar name that it
         reads; "" if it reads all."""
+        from transformers.utils.chat_template_utils import _get_template_variables
+
         read = _get_template_variables(self.source) | {"chat_template"}
         return ", ".join(name + nearest(name, sorted(read)) for name in names if name not in read)
 

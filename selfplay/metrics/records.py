@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from selfplay.advantages.advantages import CreditStats
 from selfplay.advantages.rewards import sample_name
 from selfplay.advantages.sample import Sample
 from selfplay.rollout.branches import siblings_of
 from selfplay.rollout.episode import Episode
+
+if TYPE_CHECKING:  # it imports torch, which a program that draws a page does not need
+    from selfplay.advantages.advantages import CreditStats
 
 Pieces = Callable[[Sequence[int]], list[str]]  # the text of each token
 MAX_PIECES = 400  # tokens of a turn that a record keeps

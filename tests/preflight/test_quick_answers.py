@@ -29,11 +29,12 @@ def answer(*words: str) -> tuple[subprocess.CompletedProcess[str], float]:
     return done, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def test_settings_are_loaded_without_a_slow_library() -> None:
+def test_settings_are_loaded_and_a_page_is_drawn_without_a_slow_library() -> None:
     code = f"""
 import sys
 from selfplay.preflight.command_line import parse_train
 _, config = parse_train(["--config", "tiny", "steps=3"], "")
+import selfplay.apps.report.__main__
 print(config.steps, [name for name in {SLOW} if name in sys.modules])
 """
     done, cpu_s = answer("-c", code)
