@@ -285,10 +285,10 @@ class Kit:
         prompt: Prompt = self._required("judge_prompt")(game)
         return prompt
 
-    def judged(self, game: Game, answer: str) -> Game:
-        """A copy of the game whose outcome and measures rest on the judge's answer, and its own
-        rule if the answer holds no rating."""
-        twin: Game = self._required("judged")(game, answer)
+    def judged(self, game: Game, answer: str) -> Game | None:
+        """A copy of the game whose outcome and measures rest on the judge's answer; None if the
+        answer holds no rating, so that the game's own rule stands."""
+        twin: Game | None = self._required("judged")(game, answer)
         return twin
 
     def is_record(self, record: Mapping[str, Any]) -> bool:

@@ -42,8 +42,7 @@ _OWNER = {ANSWER: ASSISTANT, END: USER}
 @dataclass(slots=True)
 class _Play(Play):
     to_move: int | None = ASSISTANT
-    judged: float | None = None  # 1 with a rating of the judge, 0 after an answer without one
-    rating: float | None = None
+    rating: float | None = None  # a judge's
 
 
 class CollabGame(LoggedGame):
@@ -112,20 +111,19 @@ class CollabGame(LoggedGame):
 
     def measures(self, seats: Collection[int]) -> dict[str, float]:
         """Questions of these seats, the user's words, and the rating of interactivity."""
-        log, judged = self._play.log[self._num_opening :], self._play.judged
+        log = self._play.log[self._num_opening :]
         said = [move.text for move in log if move.kind == "message" and move.seat in seats]
         user = [move.text for move in log if move.seat == USER]
         return {
             "questions": float(sum("?" in text for text in said)),
             "user_words": float(sum(len(text.split()) for text in user)),
             "interactivity": self._interactivity(),
-            **({} if judged is None else {"judged": judged}),
         }
 
-    def rated(self, rating: float | None) -> CollabGame:
-        """A copy of the game with a judge's rating in [0, 1]; None for an answer without one."""
+    def rated(self, rating: float) -> CollabGame:
+        """A copy of the game with a judge's rating in [0, 1]."""
         twin = self.clone()
-        twin._play.judged, twin._play.rating = float(rating is not None), rating
+        twin._play.rating = rating
         return twin
 
     def _interactivity(self) -> float:

@@ -30,6 +30,7 @@ def prompt(game: CollabGame) -> Prompt:
     )
 
 
-def judged(game: CollabGame, answer: str) -> CollabGame:
-    """A copy of the game with the rating of a judge's answer, if it holds one."""
-    return game.rated(read_mark(answer, "interactivity"))
+def judged(game: CollabGame, answer: str) -> CollabGame | None:
+    """A copy of the game with the rating of a judge's answer; None if it holds none."""
+    rating = read_mark(answer, "interactivity")
+    return None if rating is None else game.rated(rating)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 DEFAULT_MONITORS = (
     "stop if num_skipped_steps > 0",
     "stop if num_games < 1",
+    "stop if void_share > 0.5 over 3",
+    "warn if void_share > 0.1",
     "warn if entropy < 0.001 over 10",
     "warn if ratio_mean < 0.5 over 10",
     "warn if ratio_mean > 1.5 over 10",

@@ -307,6 +307,7 @@ def _evaluation(
     # Void games leave gaps in the indices but not in the scores.
     indices = sorted(all_scores)
     scores = tuple(all_scores[index] for index in indices)
+    share = num_void / (num_void + len(scores))
     chosen = {label: indices[number] for label, number in example_games(scores).items()}
     shown = {*indices[:num_shown], *chosen.values()}
     records: dict[int, dict[str, Any]] = {}
@@ -318,7 +319,7 @@ def _evaluation(
         scores=scores,
         interval=mean_interval(scores),
         measures=game_measures(add_up(rank_sums for _, rank_sums, _ in by_rank))
-        | ({"num_void": float(num_void)} if num_void else {}),
+        | ({"num_void": float(num_void), "void_share": share} if num_void else {}),
         games=tuple(records[index] for index in indices[:num_shown]),
         examples={label: records[index] for label, index in chosen.items()},
     )

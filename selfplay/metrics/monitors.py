@@ -61,7 +61,7 @@ class Monitors:
                     continue
                 if name == "num_skipped_steps" and skipped:
                     problem += f" ({skipped[0]})"
-                if name == "num_games" and metrics.get("num_void"):
+                if name in ("num_games", "void_share") and metrics.get("num_void"):
                     problem += f" ({metrics['num_void']:.0f} are void)"
                 if rule.action == "stop":
                     stops.append(f"monitor '{rule.text}' stopped the run after step {step}: ")

@@ -189,6 +189,7 @@ def step_metrics(
         "zero_variance_groups": num_zero_variance / max(1, counts["num_groups"]),
         "num_games": games["games"],
         **counts,
+        "void_share": counts["num_void"] / max(1.0, counts["num_void"] + games["games"]),
         **(branch_metrics(branches) if branches else {}),
         "engine_s": engine_s,
         "tokens_per_s": counts["num_generated_tokens"] / engine_s if engine_s else 0.0,

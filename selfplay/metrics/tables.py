@@ -34,6 +34,7 @@ COLUMNS = (
     ("interactivity", "interact.", "share of messages that got something out of the user"),
     ("tokens", "tokens", "tokens that the policy sampled"),
     ("user_words", "user words", "words of the user"),
+    ("void_share", "void", "share of games without a result, which count nowhere else"),
 )
 
 

@@ -59,8 +59,8 @@ def judge_games(episodes: Sequence[Episode], judge: Judge) -> list[Episode | Non
     """The games with the judge's ratings in their outcomes and measures, and its answers, including
     the continuations of branch points. All requests are sent at once.
 
-    With a rubric of one's own, a game without a rating is None, and a continuation is left out; the
-    first such answer is printed.
+    The first answer without a rating is printed. With a rubric of one's own such a game is None,
+    and a continuation is left out; else the game's own rule stands.
     """
     continuations = [
         game
@@ -98,9 +98,14 @@ def _rated(episode: Episode, completion: Completion, judge: Judge) -> Episode | 
     if judge.rubric is None:
         assert episode.game is not None
         game = judge.kit.judged(episode.game, answer)
-        seats = episode.policy_seats or range(game.num_seats)
-        episode = replace(episode, game=game, measures=game.measures(seats))
-        return replace(episode, outcome=game.outcome(), judge=answer[:_MAX_SHOWN])
+        episode = replace(episode, judge=answer[:_MAX_SHOWN])
+        if game is None:
+            _warn_of_unmarked(judge, completion)
+            return replace(episode, measures=episode.measures | {"judged": 0.0})
+        measures = game.measures(episode.policy_seats or range(game.num_seats))
+        return replace(
+            episode, game=game, outcome=game.outcome(), measures=measures | {"judged": 1.0}
+        )
     mark = read_mark(answer, "mark")
     if mark is None:
         _warn_of_unmarked(judge, completion)
@@ -123,9 +128,11 @@ def _warn_of_unmarked(judge: Judge, answer: Completion) -> None:
         return
     judge.warned = True
     cut = f" and {_MAX_NEW_TOKENS} tokens" if answer.finish == "length" else ""
+    rule, then = 'with {"mark": 0.6}, from 0 to 1, on a line of its own', "are void (num_void)"
+    if judge.rubric is None:
+        rule, then = f"as {judge.kit.name} asks it to", "keep the game's own rating (judged)"
     print(
-        f'reward.judge must answer with {{"mark": 0.6}}, from 0 to 1, on a line of its own, got '
-        f"{answer.text[:200]!r}{cut}; such games are void (num_void)",
+        f"reward.judge must answer {rule}, got {answer.text[:200]!r}{cut}; such games {then}",
         file=sys.stderr,
         flush=True,
     )

@@ -97,7 +97,9 @@ def judged_config(url: str) -> Config:
     return load_config(TINY, [f"reward.judge=endpoint:judge@{url}"])
 
 
-def test_a_judge_marks_games_and_their_continuations(rendering: Rendering) -> None:
+def test_a_judge_marks_games_and_their_continuations(
+    rendering: Rendering, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked, guessed = conversation(*ASKED), conversation(*GUESSED)
     point = BranchPoint(turn=0, seat=1)
     point.continuations[1, 0] = guessed
@@ -118,7 +120,11 @@ def test_a_judge_marks_games_and_their_continuations(rendering: Rendering) -> No
     assert "judged" not in asked.measures, "the input is not changed"
     assert asked.game is not None and asked.outcome == asked.game.outcome()
     assert unmarked.measures["interactivity"] == 0.0, "the rubric's mark stays"
-    assert unmarked.measures["judged"] == 0.0
+    assert unmarked.measures["judged"] == 0.0 and unmarked.judge == "I would rather not."
+    assert capsys.readouterr().err == (
+        "reward.judge must answer as collab asks it to, got 'I would rather not.'; such games keep "
+        "the game's own rating (judged)\n"
+    )
 
 
 def test_marks_are_read_or_refused() -> None:

@@ -26,6 +26,7 @@ HEALTHY = {
     "agreement": 0.96,
     "score/scripted:honest/0": 0.9,
     "num_optimizer_steps": 1.0,
+    "void_share": 0.0,
 }
 # What goes wrong, and after how many such steps the mean over ten passes the bound of the default
 # rule of this metric.
@@ -65,6 +66,16 @@ def test_a_default_rule_fires_on_what_it_is_for(
     (line,) = capsys.readouterr().err.splitlines()
     assert f", step {20 + num}: the mean of {metric} over 10 steps is " in line
     assert stopped(steps) is None
+
+
+def test_void_games_are_warned_of_and_stop_a_run_where_they_are_most_of_three_steps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    void = [HEALTHY | {"void_share": share, "num_void": 16 * share} for share in (0.0, 0.875)]
+    assert stopped([void[1], *[void[0]] * 9, void[1], void[0], void[0]], *DEFAULT_MONITORS) is None
+    said = capsys.readouterr().err
+    assert said.count("'warn if void_share > 0.1', step ") == said.count("(14 are void)") == 2
+    assert stopped([*[void[0]] * 9, *[void[1]] * 9], *DEFAULT_MONITORS) == 11
 
 
 def test_a_warning_comes_again_only_after_the_rule_did_not_hold(

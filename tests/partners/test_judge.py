@@ -104,7 +104,8 @@ def test_a_judge_without_a_mark_stops_the_run_after_its_first_step(
         said = capsys.readouterr()
         assert said.err.count(why) == 1 and "self-play took" not in said.out
         assert "after step 1: the mean of num_games is 0 (16 are void)" in said.err
-        assert [line["num_void"] for line in metrics_of(tmp_path / "run")] == [16]
+        (line,) = metrics_of(tmp_path / "run")
+        assert line["num_void"] == 16 and line["void_share"] == 1.0
         assert run_tiny(tmp_path / "run", *words, "monitors=[]", "steps=2") == 0
     said = capsys.readouterr()
     assert "no step has trained a token" in said.out and "self-play took" not in said.out
