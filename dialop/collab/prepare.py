@@ -1,8 +1,10 @@
-"""Turns a published data set into collab instances in three splits (a command).
+"""Turns a published or generated data set into collab instances in three splits (a command).
 
     python -m dialop.collab.prepare --dataset rows.jsonl --out data/math
     python -m dialop.collab.prepare \\
         --dataset collabllm/collabllm-multiturn-medium --out data/text
+    python -m dialop.collab.prepare \\
+        --dataset reasoning_gym:chain_sum:max_terms=3 --limit 5000 --out data/sums
 
 Writes train.parquet, validation.parquet and test.parquet for the settings `data.train`,
 `data.validation` and `data.test`. Each task is in exactly one split. A task's split does not depend
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from dialop import __version__
+from dialop.collab.gym_tasks import NUM_TASKS, PREFIX, rows_of_gym
 from dialop.collab.kit import write
 from dialop.collab.published import instances_of
 from dialop.collab.task import TASKS, CollabInstance
@@ -42,7 +45,11 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--version", action="version", version=f"dialop {__version__}")
-    add("--dataset", required=True, help="a .jsonl or .parquet file, or a hub id OWNER/NAME")
+    add(
+        "--dataset",
+        required=True,
+        help="a .jsonl or .parquet file, a hub id OWNER/NAME, or reasoning_gym:NAME:option=value,…",
+    )
     add("--out", type=Path, required=True, help="folder for the three files")
     add(
         "--task",
@@ -51,11 +58,15 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     add("--validation", type=float, default=0.1, help="fraction of the tasks (default: 0.1)")
     add("--test", type=float, default=0.1, help="fraction of the tasks (default: 0.1)")
-    add("--seed", type=int, default=0, help="seed of the splits (default: 0)")
-    add("--limit", type=int, help="largest number of tasks to use")
+    add("--seed", type=int, default=0, help="seed of splits and generated tasks (default: 0)")
+    add("--limit", type=int, help="largest number of tasks to use (generated: 5000)")
     args = parser.parse_args(words)
     try:
-        rows = rows_of(args.dataset)
+        if args.dataset.startswith(PREFIX):
+            spec, num = args.dataset.removeprefix(PREFIX), args.limit or NUM_TASKS
+            rows = rows_of_gym(spec, num=num, seed=args.seed)
+        else:
+            rows = rows_of(args.dataset)
         if not rows:
             raise ValueError(f"--dataset {args.dataset} contains no rows")
         instances = instances_of(rows, name=Path(args.dataset).stem, task=args.task)

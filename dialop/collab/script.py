@@ -25,7 +25,7 @@ ASK_MORE = "What else should I know?"
 SMALL_TALK = "How are you?"
 _GUESSES_BELOW = 10  # a guess assumes that the hidden number has one digit
 
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
+_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\b[DM][rs]\.)(?<!\bMrs\.)\s+|\n+")
 _WORD = re.compile(r"[a-z][a-z']+|\d+")
 # Words that say nothing about the subject of a question.
 _EMPTY = frozenset(
