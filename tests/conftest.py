@@ -57,6 +57,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: (place[item.path], rng.random()))
 
 
+@pytest.fixture
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process draw no report.html."""
+    monkeypatch.setattr("selfplay.api.run.refresh_report", lambda folder, **_: None)
+
+
 @pytest.fixture(scope="session")
 def rendering() -> Rendering:
     """Transcripts of a tokenizer without a chat template."""

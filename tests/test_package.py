@@ -113,18 +113,19 @@ def test_an_installed_copy_finds_its_settings_by_name(installed: Path, tmp_path:
 def test_an_installed_copy_trains_and_evaluates_from_another_folder(
     installed: Path, tmp_path: Path
 ) -> None:
+    small = ["steps=1", "warm_start.num_games=32", "warm_start.epochs=1", "eval.final_games=2"]
+    small += ["rollout.instances=2", "rollout.group_size=2", "eval.every=0", "data.processes=1"]
     command = "from selfplay.preflight import command_line; command_line.{}()"
-    small = ("steps=2", "warm_start.num_games=200", "warm_start.epochs=1", "eval.final_games=8")
-    small += ("rollout.instances=4", "rollout.group_size=4", "eval.every=0", "data.processes=1")
     train = run_in(tmp_path, installed, command.format("train"), "--config", "tiny", *small)
     assert train.returncode == 0, train.stderr
-    assert (tmp_path / "runs/tiny/final/model.safetensors").exists()
+    said = "import selfplay as s; print(s.train.__module__, len(s.load_run('runs/tiny').metrics))"
+    words = ("runs/tiny", "--games", "generated", "--num", "2")
+    done = run_in(tmp_path, installed, f"{said}; {command.format('evaluate')}", *words)
+    assert done.returncode == 0 and done.stdout.startswith("selfplay.api.run 1\n"), done.stderr
+    assert "policy" in done.stdout
+    for name in ("final/model.safetensors", "report.html"):
+        assert (tmp_path / "runs/tiny" / name).exists()
     assert "commit unknown" in (tmp_path / "runs/tiny/code.txt").read_text()
-    words = ("runs/tiny", "--games", "generated", "--num", "8")
-    done = run_in(tmp_path, installed, command.format("evaluate"), *words)
-    assert done.returncode == 0 and "policy" in done.stdout, done.stderr
-    code = "import selfplay as s; print(s.train.__module__, len(s.load_run('runs/tiny').metrics))"
-    assert run_in(tmp_path, installed, code).stdout == "selfplay.api.run 2\n"
 
 
 @pytest.mark.parametrize(("lock", "name"), [("cpu", "requirements"), ("gpu", "gpu")])

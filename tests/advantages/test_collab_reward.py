@@ -135,13 +135,14 @@ def test_marks_are_read_or_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_page")
 def test_a_run_with_a_user_and_a_judge_behind_endpoints(tmp_path: Path) -> None:
     import train
 
     with chat_server(marks) as server:
         overrides = [
             *(f"out={tmp_path / 'run'}", "threads=1", "device=cpu", "steps=2", "save_every=2"),
-            *("warm_start.num_games=640", "rollout.instances=2", "rollout.group_size=4"),
+            *("warm_start.num_games=64", "rollout.instances=2", "rollout.group_size=4"),
             *("rollout.branch.turns=first", "rollout.branch.siblings=2", "eval.every=0"),
             *("eval.final_games=4", f"rollout.partners=[endpoint:user@{server.url}]"),
             f"reward.judge=endpoint:judge@{server.url}",

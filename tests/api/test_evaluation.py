@@ -35,6 +35,7 @@ def test_evaluate_is_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert r"board_sizes: \[2\]" in of_python._repr_markdown_()
 
 
+@pytest.mark.usefixtures("no_page")
 def test_the_open_policy_is_evaluated_as_the_saved_one(tmp_path: Path) -> None:
     """Also between its steps, which go on as without an evaluation."""
     begin_warm(tmp_path / "run")

@@ -26,14 +26,9 @@ from tests.helpers.tiny_run import (
     same_weights,
 )
 
+pytestmark = pytest.mark.usefixtures("no_page")
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS: dict[str, Any] = yaml.safe_load(TINY)  # four steps, a checkpoint every two
-
-
-@pytest.fixture(autouse=True)
-def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No report.html: drawing it takes longer than the run."""
-    monkeypatch.setattr("selfplay.api.run.refresh_report", lambda folder, **_: None)
 
 
 @pytest.fixture
@@ -56,11 +51,11 @@ def test_train_makes_the_run_of_the_command_line(warm: Path) -> None:
 
 @pytest.mark.slow
 def test_a_shipped_config_makes_the_run_of_the_command_line(tmp_path: Path) -> None:
-    less = {"warm_start.num_games": 640, "eval.final_games": 16, "rollout.instances": 4}
+    less = {"warm_start.num_games": 160, "eval.final_games": 8, "rollout.instances": 2}
     words = [f"{name}={value}" for name, value in less.items()]
-    out = [f"out={tmp_path / 'command'}", "steps=3"]
+    out = [f"out={tmp_path / 'command'}", "steps=2"]
     assert program.main(["--config", "configs/tiny.yaml", *words, *out]) == 0
-    run = selfplay.train("tiny", less, steps=3, out=tmp_path / "api")
+    run = selfplay.train("tiny", less, steps=2, out=tmp_path / "api")
     assert_same_run(tmp_path / "command", run.folder)
     assert not same_weights(run.policy, run.folder / "warm_start"), "nothing was learnt"
 

@@ -64,6 +64,7 @@ def test_who_asks_for_more_gets_more() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_page")
 def test_its_run_shows_rewards_and_partners_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -159,6 +159,7 @@ def test_bad_chats_are_refused_before_a_run_creates_anything(chats: Path, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.usefixtures("no_page")
 def test_imitation_alone_says_what_it_made(
     chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,6 +77,7 @@ def test_reward_rises_without_groups(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("no_page")
 def test_a_helper_learns_to_ask(tmp_path: Path) -> None:
     """At first it asks for the number in a third to a half of its conversations, later in nearly
     all: questions +0.32 (42 standard errors), useful messages +0.52 (20), score +0.32 (4.8)."""

@@ -9,6 +9,7 @@ import train
 from dialop.cli import main as dialop
 from tests.helpers.real_models import check_two_steps, smollm2, two_steps
 
+pytestmark = pytest.mark.usefixtures("no_page")
 ROOT = Path(__file__).resolve().parents[2]
 
 
