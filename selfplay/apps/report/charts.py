@@ -92,7 +92,8 @@ class Chart:
 def line_chart(
     title: str, lines: Sequence[Line], levels: Sequence[Level] = (), *, note: str = ""
 ) -> Chart | None:
-    """A chart of curves over steps; None if there is nothing to draw."""
+    """A chart of curves over steps; None if there is nothing to draw. Curves without intervals have
+    an axis that a few far values do not set; its note counts them."""
     lines = [line for line in lines if line.points or line.faint]
     if not lines:
         return None
@@ -122,7 +123,40 @@ def line_chart(
                     marker=dots,
                     markersize=2.6,
                 )
+        if not any(line.band for line in lines):
+            note = "; ".join(filter(None, (note, _cut_off_far(axes, lines))))
         return _chart(title, figure, axes, lines, levels, note)
+
+
+def _cut_off_far(axes: Axes, lines: Sequence[Line]) -> str:
+    """End the axis where most values of each line end, and mark the steps above it; returns a note
+    of them, "" for none.
+
+    A value is far if it is above the 95 % quantile by more than five times the distance of the 5 %
+    and 95 % quantiles; then the axis goes one such distance above the 95 % quantile. A line that
+    begins above that, as a loss does, is not cut.
+    """
+    tops, points = [], [(line, *p) for line in lines for p in _single_steps(line)]
+    for line in lines:
+        values = [y for _, y in _single_steps(line)]
+        low, high = np.quantile(values, 0.05), np.quantile(values, 0.95, method="lower")
+        spread, most = high - low, max(values)
+        cut = 0 < 5 * spread < most - high and values[0] <= high + spread
+        tops.append(high + spread if cut else most)
+    top, bottom = max(tops), min(y for _, _, y in points)
+    far = [point for point in points if point[2] > top]
+    if not far:
+        return ""
+    room = 0.05 * (top - bottom)
+    axes.set_ylim(bottom - room, top + room)
+    for line, x, _ in far:
+        axes.plot(x, top + room, "^", color=line.colour, markersize=4, clip_on=False)
+    return f"▲ {len(far)} above the axis, up to {max(y for _, _, y in far):.3g}"
+
+
+def _single_steps(line: Line) -> Sequence[Point]:
+    """The values of the steps, which the curve may smooth."""
+    return line.tooltip or line.faint or line.points
 
 
 def curves_svg(runs: Mapping[str, Sequence[Mapping[str, Any]]], *, y: str, title: str) -> str:
@@ -242,9 +276,7 @@ def _chart(
         {
             "name": line.name,
             "colour": line.colour,
-            "points": [
-                [x, _digits(y)] for x, y in thinned(line.tooltip or line.faint or line.points)
-            ],
+            "points": [[x, _digits(y)] for x, y in thinned(_single_steps(line))],
             "band": [[x, _digits(low), _digits(high)] for x, low, high in thinned(line.band)],
         }
         for line in lines
