@@ -35,7 +35,7 @@ def scenes(page: Page) -> Iterator[None]:
     yield
     page.locator("#games").evaluate("part => part.scrollIntoView({behavior: 'instant'})")
     page.select_option("#order", "changed")
-    for key in ("b", "b", "j", "b", "b", "t"):  # before, after; the next game; its log-probs
+    for key in ("b", "b", "j", "b", "b"):  # before, after; the next game
         page.keyboard.press(key)
         yield
 
