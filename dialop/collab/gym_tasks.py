@@ -1,8 +1,9 @@
 """Tasks of the package reasoning-gym as rows of the published schema (`published`).
 
-Each task has a question and facts. The user's first message is the question alone, and only the
-user knows the facts. A task without a number among its facts could be answered at once, and is left
-out. Source: Stojanovski et al., Reasoning Gym, arXiv 2505.24760.
+Each task has a question and facts. The user's first message is the question alone, in words that
+invite questions where the package has only a sum, and only the user knows the facts. A task without
+a number among its facts could be answered at once, and is left out. Source: Stojanovski et al.,
+Reasoning Gym, arXiv 2505.24760.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _word_problem(text: str) -> tuple[str, str]:
 def _legs(text: str) -> tuple[str, str]:
     animals = _LEGS.findall(text)[-1].split(", ")
     facts = " ".join(f"There are {animal}." for animal in animals)
-    return facts, "How many legs do my animals have in total?"
+    return facts, "I want to count the legs of my animals. Can you help me?"
 
 
 def _sum(text: str) -> tuple[str, str]:
@@ -87,7 +88,8 @@ def _sum(text: str) -> tuple[str, str]:
     steps = (
         _SIGNS[sign].format(number) for sign, number in zip(rest[::2], rest[1::2], strict=True)
     )
-    return " ".join([f"The first number is {first}.", *steps]), "What is the result of my sum?"
+    facts = " ".join([f"The first number is {first}.", *steps])
+    return facts, "I need to add and subtract some numbers. Can you help me?"
 
 
 # Of each data set, how a question of the package becomes (facts, question).

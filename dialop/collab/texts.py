@@ -27,15 +27,21 @@ _RESULTS: dict[Task, str] = {
     "code": "the complete Python code, imports included",
 }
 
+# Without the request and with an example: a model of 0.5B parameters that reads the question tries
+# to answer it, and tells all that it knows (docs/notes/log.md).
 _USER = """\
-Play a person who asks an assistant for help. You have a goal, written below, which the assistant \
-cannot see. Stay in that role: write what such a person would write, in one or two plain \
-sentences, and never solve the task yourself.
+You know these facts, and an assistant does not:
 
-Tell only what the assistant asks for, a little at a time, and never quote the whole goal. If a \
-question is not settled by your goal, say that you do not mind. If you are shown a draft, say what \
-in it differs from your goal. When the talk leads nowhere, end it with a line that says only \
-[end]."""
+{facts}
+
+The assistant asks you about them. Reply with one short sentence: the fact that it asks for, in \
+your own words, and nothing else. Never work out a result yourself. If it asks for no fact, reply: \
+What do you want to know? If it shows a draft, say what differs from the facts. When the talk \
+leads nowhere, reply: [end]
+
+For example, if the facts were "There are 3 red balls. There are 5 blue balls.":
+Assistant: How many blue balls are there?
+You: There are 5 blue balls."""
 
 DO_NOT_KNOW = "I don't know."
 NOTHING_MORE = "That is all I know."
@@ -51,16 +57,15 @@ def assistant_rules(task: Task) -> str:
     return _ASSISTANT.format(result=_RESULTS[task])
 
 
-def user_rules() -> str:
-    """The simulated user's system prompt."""
-    return _USER
+def user_rules(instance: CollabInstance) -> str:
+    """The simulated user's system prompt: the goal without the request, if that leaves anything."""
+    facts = instance.goal.replace(instance.request, "").strip()
+    return _USER.format(facts=facts or instance.goal)
 
 
-def user_opening(instance: CollabInstance, *, brief: bool) -> str:
-    """The user's first text: the goal, and the request that it has already made."""
-    if brief:
-        return f"{instance.goal}\nYou: {instance.request}"
-    return f"Your goal:\n{instance.goal}\n\nYou have begun with:\n{instance.request}"
+def user_opening(instance: CollabInstance) -> str:
+    """The user's first text in the brief style: the goal, and the request that it has made."""
+    return f"{instance.goal}\nYou: {instance.request}"
 
 
 def partner_text(move: Move) -> str:

@@ -22,14 +22,14 @@ SPECS = ("chain_sum:max_terms=3", "gsm_symbolic", "leg_counting:max_animals=3")
             "chain_sum",
             "State the final answer to the following arithmetic problem: 4 - 17 + 5 =",
             "The first number is 4. Then 17 is subtracted. Then 5 is added.",
-            "What is the result of my sum?",
+            "I need to add and subtract some numbers. Can you help me?",
         ),
         (
             "leg_counting",
             "Count legs when given a list.\n\nNow, how many legs are there in total if you have "
             "1 sea slug, 12 cats?\n",
             "There are 1 sea slug. There are 12 cats.",
-            "How many legs do my animals have in total?",
+            "I want to count the legs of my animals. Can you help me?",
         ),
         (
             "gsm_symbolic",
@@ -56,9 +56,8 @@ def test_the_request_holds_no_fact_and_the_grade_is_the_packages(spec: str) -> N
     assert len(tasks) > 30 and rows == rows_of_gym(spec, num=40, seed=3)
     scorer = package.create_dataset(spec.partition(":")[0], seed=0, size=1)
     for task in tasks:
-        *facts, question = sentences(task.goal)
-        assert facts and question == task.request
-        assert not any(fact in task.request for fact in facts)
+        facts = sentences(task.goal.removesuffix(task.request))
+        assert facts and not any(fact in task.request for fact in facts)
         number = int(float(task.target))
         for answer in (number, number + 1, number - 1, 10 * number + 1, -number - 1):
             score = scorer.score_answer(str(answer), {"answer": task.target, "metadata": {}})

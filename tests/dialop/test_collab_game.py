@@ -1,5 +1,7 @@
 """The rules of a collaboration: turns, endings, refused moves, and what stays hidden."""
 
+from dataclasses import replace
+
 import pytest
 
 from dialop.collab.game import CollabGame
@@ -68,6 +70,14 @@ def test_the_assistant_is_told_the_request_and_nothing_else(
     view = game.view(1)
     assert view.goal is None and instance.goal not in repr(view)
     assert instance.target not in repr(view) and instance.goal in repr(game.view(0))
+
+
+def test_a_simulated_user_reads_the_facts_and_not_the_question() -> None:
+    """A small model that reads the question answers it. A goal that is all request stays."""
+    prompt = talked(NUMBER).prompt(0)
+    assert "My number is 5." in prompt.system and NUMBER.request not in prompt.system
+    assert prompt.read("What number?") == (["What number?"], [])
+    assert NUMBER.request in talked(replace(NUMBER, goal=NUMBER.request)).prompt(0).system
 
 
 def test_reasoning_is_hidden_only_where_it_is_allowed() -> None:
