@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from selfplay.advantages.advantages import imitated
 from selfplay.atomic import atomic_folder, discard
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer
@@ -159,6 +160,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         timed=Stopwatch(),
         first_step=first_step,
         baselines=state.get("baselines", {}),
+        best=[[imitated(*sample) for sample in game] for game in state.get("best", [])],
     )
 
 

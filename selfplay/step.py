@@ -15,7 +15,13 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from selfplay.advantages.advantages import CreditStats, compute_advantages, reward_samples
+from selfplay.advantages.advantages import (
+    CreditStats,
+    best_games,
+    compute_advantages,
+    imitation_samples,
+    reward_samples,
+)
 from selfplay.advantages.rewards import with_rewards
 from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering
@@ -61,6 +67,7 @@ class Run:
     supervisor: PolicySupervisor
     judge: Judge | None
     baselines: dict[str, float]  # the state of `algorithm.advantage` after the finished steps
+    best: list[list[Sample]]  # the games that `algorithm.imitate_best` imitates, oldest first
     learner: Learner  # the policy, sharded, and its optimizer
     sync_check: SyncCheck  # the log-probs of engine and trainer after a push
     evaluation: EvaluationContext
@@ -136,7 +143,7 @@ def take_step(run: Run, step: int) -> Step:
         rollout = play(run, step, run.world.replica.share(config.rollout.instances))
         if config.algorithm.resample:
             rollout = resample(run, step, rollout)
-        batch = credit(run, rollout)
+        batch = credit(run, rollout, step)
         learnt, skipped = update(run, rollout, batch, step)
     except RunEnds as error:
         save_and_sleep(run, step, before)
@@ -223,7 +230,9 @@ def resample(run: Run, step: int, rollout: Rollout) -> Rollout:
     limit = num + config.algorithm.resample
     num_wanted, num_useful = 0.0, 0.0
     while num_played < limit:
-        _, own = reward_samples(newest.episodes, algorithm=config.algorithm, reward=config.reward)
+        _, own = reward_samples(
+            newest.episodes, algorithm=config.algorithm, reward=config.reward.at(step)
+        )
         counts = [float(own.num_groups), float(own.num_groups - own.num_zero_variance_groups)]
         num_groups, num_new = all_reduce_sum(counts, world)
         num_wanted, num_useful = num_wanted or num_groups, num_useful + num_new
@@ -238,7 +247,7 @@ def resample(run: Run, step: int, rollout: Rollout) -> Rollout:
     return rollout
 
 
-def credit(run: Run, rollout: Rollout) -> Batch:
+def credit(run: Run, rollout: Rollout, step: int) -> Batch:
     """Turn the games into samples with rewards, and rewards into advantages over all ranks' groups.
 
     Samples move between ranks until all have about as many tokens. Updates `run.baselines`, the
@@ -247,7 +256,7 @@ def credit(run: Run, rollout: Rollout) -> Batch:
     algorithm = run.config.algorithm
     with run.timed("credit"):
         samples, stats = reward_samples(
-            rollout.episodes, algorithm=algorithm, reward=run.config.reward
+            rollout.episodes, algorithm=algorithm, reward=run.config.reward.at(step)
         )
         samples = balance_tokens(samples, run.world)
         samples, baselines = compute_advantages(
@@ -276,6 +285,8 @@ def update(
         others: list[LossTerm] = []
         if config.warm_start.auxiliary_weight:
             others = auxiliary_imitation(config, run.rendering, step=step, world=run.world)
+        if config.algorithm.imitate_best:
+            others.append(best_games_term(run, rollout))
         return update_policy(
             run.learner,
             batch.samples,
@@ -284,6 +295,20 @@ def update(
             config=config,
             max_mismatch=run.sync_check.bound,
         )
+
+
+def best_games_term(run: Run, rollout: Rollout) -> LossTerm:
+    """The imitation loss of the policy's best games (`algorithm.imitate_best`): this rank's part of
+    the newest `rollout.instances` games of this step and earlier ones. Updates `run.best`, which is
+    equal on every rank."""
+    config, world = run.config, run.world
+    own = [imitation_samples([game]) for game in best_games(rollout.episodes)]
+    new = [game for of_rank in gather_objects(own, world) for game in of_rank if game]
+    run.best.extend(sorted(new, key=lambda game: game[0].name))
+    del run.best[: -config.rollout.instances]
+    samples = [sample for game in run.best for sample in game]
+    weight = config.algorithm.imitate_best
+    return LossTerm(samples[world.dp_rank :: world.dp_size], "imitation", weight=weight)
 
 
 def measure(run: Run, rollout: Rollout, batch: Batch, learnt: dict[str, float]) -> dict[str, float]:
@@ -351,6 +376,7 @@ def trainer_state(run: Run) -> dict[str, Any]:
     """The state, beside the learner's, that a checkpoint must hold to resume; plain values."""
     return {
         "baselines": dict(run.baselines),
+        "best": [[(s.name, s.ids, s.mask, s.starts) for s in game] for game in run.best],
         "partners": run.partners.state(),
         "monitors": run.monitors.state(),
         "sync_check": run.sync_check.state(),

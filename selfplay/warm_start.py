@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from dialop.game import Instance
 from dialop.starts import PeoplesGame
 from dialop.workers import Spawn
-from selfplay.advantages.advantages import imitation_samples
+from selfplay.advantages.advantages import imitated, imitation_samples
 from selfplay.advantages.sample import Sample
 from selfplay.atomic import atomic_folder, damage, write_atomically
 from selfplay.chat.rendering import Rendering, make_rendering
@@ -256,14 +256,7 @@ def _load(folder: Path) -> list[Sample]:
     named = json.loads((folder / "names.json").read_text())
     ids_and_masks = (tensors[name].split(lengths) for name in ("ids", "masks"))
     return [
-        Sample(
-            name,
-            ids.tolist(),
-            mask.tolist(),
-            [0.0] * len(ids),
-            mask.float().tolist(),
-            starts=tuple(starts),
-        )
+        imitated(name, ids.tolist(), mask.tolist(), starts)
         for (name, starts), ids, mask in zip(named, *ids_and_masks, strict=True)
     ]
 
@@ -320,11 +313,7 @@ def chat_samples(config: Config, rendering: Rendering, *, rank: int) -> list[Sam
     samples = []
     for chat in read_chats(warm.chats, warm.chat_roles):
         text = chat_transcript(rendering, chat, warm.chat_roles)
-        weights = [float(trained) for trained in text.mask]
-        starts = tuple(text.starts)
-        samples.append(
-            Sample(chat.name, text.ids, text.mask, text.logprobs, weights, starts=starts)
-        )
+        samples.append(imitated(chat.name, text.ids, text.mask, text.starts))
     fitting = [sample for sample in samples if sample.longest <= limit]
     longest = max(sample.longest for sample in samples)
     if not fitting:

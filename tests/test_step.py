@@ -2,17 +2,28 @@
 step in which all groups have zero variance."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from selfplay.advantages.advantages import reward_samples
-from selfplay.config import AlgorithmConfig, RewardConfig
+from selfplay.config import AlgorithmConfig, RewardConfig, load_config
 from selfplay.distributed import init_world
-from selfplay.step import Rollout
+from selfplay.rollout.driver import RolloutStats
+from selfplay.rollout.episode import Turn
+from selfplay.step import Rollout, best_games_term
 from tests.helpers.hand_episodes import with_advantages
 from tests.helpers.processes import two_ranks
-from tests.helpers.resampling import METHODS, HasVariance, has_variance, play_rounds
+from tests.helpers.resampling import (
+    METHODS,
+    HasVariance,
+    has_variance,
+    play_rounds,
+    played_games,
+)
 from tests.helpers.shared_work import slow_except
 from tests.helpers.tiny_run import RUNS, finished, metrics_of, run_warm, same_weights
 
@@ -82,8 +93,38 @@ def test_a_step_of_zero_variance_groups_is_logged_and_changes_no_weight(
     assert same_weights(folder / "warm_start", folder / "final")
 
 
+def test_the_newest_best_games_are_imitated() -> None:
+    """Of four instances a step, two kept. Those without variance have no best game, so the second
+    step adds one and the third none."""
+    run: Any = SimpleNamespace(
+        config=load_config(
+            None,
+            [
+                "model.scratch={}",
+                "rollout={instances: 2, max_game_tokens: 64}",
+                "algorithm.imitate_best=0.5",
+            ],
+        ),
+        world=init_world(device="cpu"),
+        best=[],
+    )
+
+    def imitated(*numbers: int) -> list[str]:
+        games = played_games(lambda number: number != 0, numbers).episodes
+        turn = Turn(0, "?", "message", None, None, ("", ""), 1)
+        games = [replace(game, turns=(turn, replace(turn, seat=1))) for game in games]
+        term = best_games_term(run, Rollout(games, RolloutStats(0, 0, 0.0)))
+        assert (term.objective, term.weight) == ("imitation", 0.5)
+        return [sample.name for sample in term.samples]
+
+    names = [[f"instance board {i} episode 1 seat {seat}" for seat in (0, 1)] for i in range(5)]
+    assert imitated(3, 2, 1) == names[2] + names[3]
+    assert imitated(4, 0) == imitated(0) == names[3] + names[4]
+
+
 @pytest.mark.slow
-def test_a_checkpoint_holds_the_baselines() -> None:
+def test_a_checkpoint_holds_the_baselines_and_the_best_games() -> None:
     run = finished(*RUNS["baselines"])
     progress = json.loads((run / "checkpoints" / "step_000002" / "progress.json").read_text())
     assert set(progress["state"]["baselines"]) == {"seat 0", "seat 1"}
+    assert 1 <= len(progress["state"]["best"]) <= 4

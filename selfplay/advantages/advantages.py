@@ -17,6 +17,7 @@ from typing import TypeVar
 from selfplay.advantages.branches import branch_samples
 from selfplay.advantages.rewards import (
     episode_samples,
+    legal_mask,
     seat_sample,
     trained_seats,
 )
@@ -288,13 +289,34 @@ def with_gae(sample: Sample, values: Sequence[float], *, lam: float) -> Sample:
 
 
 def imitation_samples(episodes: Sequence[Episode]) -> list[Sample]:
-    """Teachers' transcripts as samples: every token worth imitating has advantage 1."""
+    """The seats' transcripts as samples to imitate, without refused turns."""
     return [
-        replace(sample, advantages=[float(m) for m in sample.mask])
+        imitated(sample.name, sample.ids, mask, sample.starts)
         for episode in episodes
         for seat in trained_seats(episode)
         for sample in [seat_sample(episode, seat)]
+        if 1 in (mask := legal_mask(episode, seat))
     ]
+
+
+def imitated(name: str, ids: list[int], mask: list[int], starts: Sequence[int]) -> Sample:
+    """A sample to imitate: every token of the mask has advantage 1."""
+    advantages = [float(trained) for trained in mask]
+    return Sample(name, ids, mask, [0.0] * len(ids), advantages, starts=tuple(starts))
+
+
+def best_games(episodes: Sequence[Episode]) -> list[Episode]:
+    """Of each instance the game with the highest score of those that ended in an agreement, if its
+    score is above the mean of the instance's games.
+
+    These are the games that rejection sampling imitates (RAFT, arXiv 2304.06767, the best of n).
+    """
+    best = []
+    for games in _grouped(episodes, by="instance").values():
+        mean = sum(game.score for game in games) / len(games)
+        agreed = [game for game in games if game.outcome.agreed and game.score > mean]
+        best += sorted(agreed, key=lambda game: -game.score)[:1]
+    return best
 
 
 # --- helpers --------------------------------------------------------------------------------------

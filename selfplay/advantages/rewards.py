@@ -184,6 +184,17 @@ def seat_sample(episode: Episode, seat: int) -> Sample:
     )
 
 
+def legal_mask(episode: Episode, seat: int) -> list[int]:
+    """The mask of the seat's transcript without its refused turns."""
+    transcript = episode.transcripts[seat]
+    assert transcript is not None
+    mask, turns = list(transcript.mask), [turn for turn in episode.turns if turn.seat == seat]
+    for turn, span in zip(turns, transcript.spans, strict=True):
+        if turn.error is not None:
+            mask[span.start : span.end] = [0] * (span.end - span.start)
+    return mask
+
+
 def trained_seats(episode: Episode) -> list[int]:
     """The seats whose tokens train."""
     return [s for s, t in enumerate(episode.transcripts) if t is not None and 1 in t.mask]

@@ -108,6 +108,10 @@ class AlgorithmConfig:
     resample: int = Field(default=0, ge=0, le=100_000)
     """replacement instances that a step may draw for instances whose groups all had zero
     variance (dynamic sampling); 0 draws none"""
+    imitate_best: float = Field(default=0.0, ge=0.0, le=1000.0)
+    """weight of an imitation loss on the policy's own best games: the newest rollout.instances
+    games that ended in an agreement, scored best of their instance and above its mean
+    (rejection sampling); 0 turns it off"""
     old_logprobs: Literal["engine", "recomputed"] = "engine"
     """log-probs of the old policy in the ratio: the engine's, or recomputed by the trainer
     before the update"""

@@ -11,6 +11,7 @@ from selfplay.advantages.advantages import (
     CreditStats,
     SampleStatistics,
     batch_moments,
+    best_games,
     compute_advantages,
     group_std,
     imitation_samples,
@@ -312,12 +313,34 @@ def test_games_with_different_partners_never_share_a_baseline() -> None:
     assert [s.advantages[-1] for s in samples] == pytest.approx([-0.1, 0.1, -0.2, 0.2])
 
 
-def test_imitation_gives_every_trained_token_advantage_1() -> None:
-    masked = said(10, num=2)
-    masked.observe([3])
-    masked.act([11], logprobs=[0.0])
-    masked.mark_untrained(0)
-    (sample,) = imitation_samples([episode((1.0, 1.0), transcripts=(masked, None))])
-    assert sample.ids == [1, 2, 10, 10, 3, 11]
-    assert sample.mask == [0, 0, 0, 0, 0, 1]
-    assert sample.advantages == [0, 0, 0, 0, 0, 1]
+def test_imitation_gives_every_token_of_a_legal_turn_advantage_1() -> None:
+    """The policy's own refused turn counts in no imitation, and stays in its transcript."""
+    game = erring(0, 1.0, errors=1)
+    (sample,) = imitation_samples([game])
+    assert sample.ids == [1, 10, 1, 11]
+    assert sample.mask == sample.advantages == [0, 0, 0, 1]
+    own = game.transcripts[0]
+    assert own is not None and own.mask == [0, 1, 0, 1]
+    own.mark_untrained(1)  # as a teacher's detour
+    assert imitation_samples([game]) == []
+
+
+def test_the_best_game_of_an_instance_is_an_agreement_above_its_mean() -> None:
+    """Instance a: 0.9 is open, so the second of its agreements, 0.8, above the mean 0.625. Instance
+    b: both agree on 0.5, the mean. Instance c: nobody agrees."""
+    games = [
+        episode((score, score), index, instance=instance, agreed=agreed)
+        for instance, index, score, agreed in (
+            *(("a", 0, 0.9, False), ("a", 1, 0.8, True), ("a", 2, 0.8, True), ("a", 3, 0.0, False)),
+            *(("b", 0, 0.5, True), ("b", 1, 0.5, True)),
+            *(("c", 0, 0.7, False), ("c", 1, 0.0, False)),
+        )
+    ]
+    assert [(game.instance, game.index) for game in best_games(games)] == [("a", 1)]
+
+
+def test_the_error_penalty_fades_to_zero() -> None:
+    fading = RewardConfig(error_penalty=0.2, error_fade=4)
+    penalties = [fading.at(step).error_penalty for step in range(6)]
+    assert penalties == pytest.approx([0.2, 0.15, 0.1, 0.05, 0.0, 0.0])
+    assert RewardConfig(error_penalty=0.2).at(1000).error_penalty == 0.2

@@ -27,13 +27,13 @@ from tests.helpers.tolerance import near
 
 ROOT = Path(__file__).resolve().parents[2]
 # Three instances over two ranks are uneven, and so are their micro-batches; the KL term and the
-# auxiliary imitation loss must not depend on that. Sibling turns may be on different ranks and
+# imitation losses must not depend on that. Sibling turns may be on different ranks and
 # still form one group.
 SETTINGS = (
     *("steps=2", "rollout.instances=3", "optim.tokens_per_microbatch=256", "algorithm.kl=0.1"),
     *("algorithm.resample=2", "warm_start.auxiliary_weight=0.1"),
     *("warm_start.auxiliary_games=3", "eval.every=2", "rollout.branch.turns=random"),
-    *("rollout.branch.per_game=2", "rollout.branch.siblings=3"),
+    *("rollout.branch.per_game=2", "rollout.branch.siblings=3", "algorithm.imitate_best=0.5"),
 )
 
 
