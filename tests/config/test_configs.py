@@ -21,8 +21,9 @@ def test_a_shipped_config_loads_and_has_its_own_run_folder(path: Path) -> None:
 
 def test_pretrained_models_have_room_for_the_longest_human_game() -> None:
     """They play with the full rules. One seat of a human game used at most 53 turns and 1,155
-    words and punctuation marks."""
-    pretrained = [load_config(path) for path in CONFIGS if path.stem.startswith("qwen")]
+    words and punctuation marks. (The config from the rules alone plays on small boards.)"""
+    names = [path for path in CONFIGS if path.stem.startswith("qwen")]
+    pretrained = [load_config(path) for path in names if not path.stem.endswith("_rules")]
     assert len(pretrained) == 6
     for config in pretrained:
         rules = config.game.options
