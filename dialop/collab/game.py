@@ -70,7 +70,7 @@ class CollabGame(LoggedGame):
         if seat == ASSISTANT:
             return self._prompt(seat, texts.assistant_rules(inst.task), inst.request, past)
         opening = texts.user_opening(inst) if self.options.brief else ""
-        return self._prompt(seat, texts.user_rules(inst), opening, past)
+        return self._prompt(seat, texts.user_rules(), opening, past)
 
     def view(self, seat: int) -> CollabView:
         """The seat's knowledge as data."""
@@ -132,8 +132,11 @@ class CollabGame(LoggedGame):
 
     def _apply(self, move: Move) -> tuple[str, str]:
         self._play.to_move = 1 - move.seat if move.kind == "message" else None
-        shown = texts.partner_text(move)
-        return ("", shown) if move.seat == USER else (shown, "")
+        if move.seat == USER:
+            return "", texts.partner_text(move)
+        if move.kind == ANSWER or self.options.brief:
+            return texts.partner_text(move), ""
+        return texts.user_turn(self.instance, move), ""
 
     def _read(self, seat: int, text: str) -> Move:
         """Parse a seat's text as a legal move. Raises PlayerError for any other text.

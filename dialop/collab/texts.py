@@ -27,21 +27,20 @@ _RESULTS: dict[Task, str] = {
     "code": "the complete Python code, imports included",
 }
 
-# Without the request and with an example: a model of 0.5B parameters that reads the question tries
-# to answer it, and tells all that it knows (docs/notes/log.md).
 _USER = """\
-You know these facts, and an assistant does not:
+Play a person whom an assistant helps. It asks, and you tell what you know, one fact at a time, in \
+one short sentence. Never work out a result yourself. If you are shown a draft, say what in it \
+differs from what you know. When the talk leads nowhere, end it with a line that says only [end]."""
 
-{facts}
+# With each message of the assistant, and without the request: a model of 0.5B parameters forgets
+# what it plays, and a question that it reads it tries to answer (docs/notes/log.md).
+_USER_TURN = """\
+The assistant writes: {message}
 
-The assistant asks you about them. Reply with one short sentence: the fact that it asks for, in \
-your own words, and nothing else. Never work out a result yourself. If it asks for no fact, reply: \
-What do you want to know? If it shows a draft, say what differs from the facts. When the talk \
-leads nowhere, reply: [end]
+All that you know: {facts}
 
-For example, if the facts were "There are 3 red balls. There are 5 blue balls.":
-Assistant: How many blue balls are there?
-You: There are 5 blue balls."""
+Reply with the fact that it asks for and nothing else. If it asks for none, reply: What do you \
+want to know?"""
 
 DO_NOT_KNOW = "I don't know."
 NOTHING_MORE = "That is all I know."
@@ -57,15 +56,21 @@ def assistant_rules(task: Task) -> str:
     return _ASSISTANT.format(result=_RESULTS[task])
 
 
-def user_rules(instance: CollabInstance) -> str:
-    """The simulated user's system prompt: the goal without the request, if that leaves anything."""
-    facts = instance.goal.replace(instance.request, "").strip()
-    return _USER.format(facts=facts or instance.goal)
+def user_rules() -> str:
+    """The simulated user's system prompt."""
+    return _USER
 
 
 def user_opening(instance: CollabInstance) -> str:
     """The user's first text in the brief style: the goal, and the request that it has made."""
     return f"{instance.goal}\nYou: {instance.request}"
+
+
+def user_turn(instance: CollabInstance, move: Move) -> str:
+    """What the simulated user reads of the assistant's message in the full style: with it the goal
+    without the request, if that leaves anything."""
+    facts = instance.goal.replace(instance.request, "").strip()
+    return _USER_TURN.format(message=partner_text(move), facts=facts or instance.goal)
 
 
 def partner_text(move: Move) -> str:

@@ -72,12 +72,17 @@ def test_the_assistant_is_told_the_request_and_nothing_else(
     assert instance.target not in repr(view) and instance.goal in repr(game.view(0))
 
 
-def test_a_simulated_user_reads_the_facts_and_not_the_question() -> None:
-    """A small model that reads the question answers it. A goal that is all request stays."""
-    prompt = talked(NUMBER).prompt(0)
-    assert "My number is 5." in prompt.system and NUMBER.request not in prompt.system
-    assert prompt.read("What number?") == (["What number?"], [])
-    assert NUMBER.request in talked(replace(NUMBER, goal=NUMBER.request)).prompt(0).system
+def test_a_simulated_user_reads_its_facts_with_each_message_and_never_the_question() -> None:
+    """A small model that reads the question answers it. A goal that is all request is all facts."""
+    game = talked(NUMBER)
+    said = game.step(1, "What number?").observations[0]
+    assert "What number?" in said and "My number is 5." in said and NUMBER.request not in said
+    assert NUMBER.goal not in game.prompt(0).system + game.prompt(0).user
+    whole = talked(replace(NUMBER, goal=NUMBER.request)).step(1, "What number?").observations[0]
+    assert NUMBER.request in whole
+    assert talked(NUMBER, "What number?", "It is 5.").step(1, "[answer] 8").observations[0] == (
+        "[answer] 8"
+    )
 
 
 def test_reasoning_is_hidden_only_where_it_is_allowed() -> None:
