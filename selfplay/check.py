@@ -344,7 +344,7 @@ def main(words: Sequence[str]) -> int:
     except ValueError as error:
         print(f"selfplay.check: error: {error}", file=sys.stderr)
         return 2
-    print(f"use it as {key}={words[0]}")
+    print("use it as", f"{key}={words[0]}", *words[1:])
     return 0
 
 

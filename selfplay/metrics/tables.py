@@ -202,7 +202,9 @@ def table(
         names = range(num_names)
         lines = [[line[i] for i in (*names, *columns)] for line in (head, *rows)]
         sides = ("left", *["right"] * (len(lines[0]) - 1))
-        return tabulate(lines[1:], lines[0], tablefmt=style, disable_numparse=True, colalign=sides)
+        # A head of its own would pad the columns of a terminal.
+        heads = "firstrow" if style == "pipe" else ()
+        return tabulate(lines, heads, tablefmt=style, disable_numparse=True, colalign=sides)
 
     left = range(num_names, len(head))
     if style == "pipe":
@@ -236,7 +238,8 @@ def game_text(game: Mapping[str, Any] | Episode) -> str:
     seats = record["seats"]
     names = [f"seat {i} ({on_one_line(seat['player'])})" for i, seat in enumerate(seats)]
     name = on_one_line(str(record["instance"]))
-    lines = [f"Game {name}, episode {record['episode']}, step {record['step']}", ""]
+    step = f", step {record['step']}" if record["step"] else ""
+    lines = [f"Game {name}, episode {record['episode']}{step}", ""]
     shared = len({seat["system"] for seat in seats}) == 1
     if shared and seats[0]["system"]:
         lines += [_rule("rules"), *_wrapped(seats[0]["system"])]

@@ -291,7 +291,8 @@ def test_the_example_loss(capsys: pytest.CaptureFixture[str]) -> None:
     assert logprobs_M.grad.tolist() == pytest.approx([-1.0, 0.7])
     assert metrics["squared_log_ratio"].tolist() == [0.0, 4.0]
     assert main([LOSS, "algorithm.options.tau=0.1"]) == 0
-    assert capsys.readouterr().out.endswith(f"use it as algorithm.loss={LOSS}\n")
+    used = f"use it as algorithm.loss={LOSS} algorithm.options.tau=0.1\n"
+    assert capsys.readouterr().out.endswith(used)
     assert main([LOSS]) == 2
     why = "KeyError: 'tau'; if it is an option, give algorithm.options.tau=VALUE"
     assert why in capsys.readouterr().err
