@@ -121,7 +121,7 @@ def _unknown(name: str, names: Sequence[str]) -> str:
         near += [join(home, each) for each in difflib.get_close_matches(last, siblings, 1)]
     else:
         near += difflib.get_close_matches(name, names, 1)
-    hint = f"nearest is {near[0]}" if near else f"valid here are {', '.join(siblings)}"
+    hint = f"nearest is {near[0]}" if near else f"valid here are {', '.join(siblings) or 'none'}"
     return f"unknown key {name}; {hint}"
 
 
