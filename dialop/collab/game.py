@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from dialop.collab import texts
-from dialop.collab.grading import grade, interactivity
+from dialop.collab.grading import grade, interactivity, solved
 from dialop.collab.task import (
     ANSWER,
     ASSISTANT,
@@ -48,7 +48,8 @@ class _Play(Play):
 class CollabGame(LoggedGame):
     """One conversation about one task.
 
-    Error kinds: empty, not_yours, not_your_turn, over.
+    Error kinds: empty, not_yours, not_your_turn, over, and solved for a user's message with the
+    result of a math task.
     """
 
     name = "collab"
@@ -162,6 +163,8 @@ class CollabGame(LoggedGame):
         content = _said(text)
         if not content:
             raise PlayerError("empty", "you said nothing")
+        if seat == USER and solved(self.instance, content):
+            raise PlayerError("solved", "do not work out the result; tell only what you know")
         return Move(seat, "message", content)
 
 

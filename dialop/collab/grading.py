@@ -57,6 +57,16 @@ def check_tasks(placed: Iterable[tuple[str, CollabInstance]]) -> None:
     sandbox.check_tests(tests)
 
 
+def solved(instance: CollabInstance, text: str) -> bool:
+    """Whether a user's text has the number, without its sign, that a math task asks for, though the
+    goal does not have it. An assistant could learn to be told it, for example by a wrong guess."""
+    number = instance.target.strip().lstrip("-")
+    if instance.task != "math" or not re.fullmatch(r"\d+(?:\.\d+)?", number):
+        return False
+    stated = re.compile(rf"(?<![\d.]){re.escape(number)}(?!\d|\.\d)")
+    return bool(stated.search(text)) and not stated.search(instance.goal)
+
+
 def interactivity(log: Sequence[Move]) -> float:
     """The share of the assistant's messages that ask a question and get information in reply.
 

@@ -35,12 +35,11 @@ differs from what you know. When the talk leads nowhere, end it with a line that
 # With each message of the assistant, and without the request: a model of 0.5B parameters forgets
 # what it plays, and a question that it reads it tries to answer (docs/notes/log.md).
 _USER_TURN = """\
-The assistant writes: {message}
+You know: {facts}
 
-All that you know: {facts}
+Question: {message}
 
-Reply with the fact that it asks for and nothing else. If it asks for none, reply: What do you \
-want to know?"""
+Answer in one short sentence with what you know."""
 
 DO_NOT_KNOW = "I don't know."
 NOTHING_MORE = "That is all I know."

@@ -85,6 +85,17 @@ def test_a_simulated_user_reads_its_facts_with_each_message_and_never_the_questi
     )
 
 
+def test_a_user_does_not_tell_the_result() -> None:
+    game = talked(NUMBER, "It is 7, is it not?")
+    assert game.step(0, "No, 5 + 3 = 8.").error_kind == "solved"
+    for text in ("My number is 5.", "It is 18, or 8.5, or 80."):
+        assert game.clone().step(0, text).error is None
+    told = replace(NUMBER, goal="Add 3 to my number. My number is 5. I have 8 cats.")
+    assert talked(told, "And your cats?").step(0, "I have 8 cats.").error is None
+    minus = replace(NUMBER, goal="Take 9 from my number. My number is 5.", target="-4")
+    assert talked(minus, "Is it 3?").step(0, "No, minus 4.").error_kind == "solved"
+
+
 def test_reasoning_is_hidden_only_where_it_is_allowed() -> None:
     thinking = "the user hides it</think>What number?"
     assert talked(NUMBER, thinking).view(0).log[0].text == thinking
