@@ -70,7 +70,7 @@ class CollabGame(LoggedGame):
         past = texts.history(self._play.log[: self._num_opening], self._checked(seat))
         if seat == ASSISTANT:
             return self._prompt(seat, texts.assistant_rules(inst.task), inst.request, past)
-        opening = texts.user_opening(inst) if self.options.brief else ""
+        opening = texts.user_opening(inst, brief=self.options.brief)
         return self._prompt(seat, texts.user_rules(), opening, past)
 
     def view(self, seat: int) -> CollabView:

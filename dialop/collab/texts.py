@@ -32,6 +32,8 @@ Play a person whom an assistant helps. It asks, and you tell what you know, one 
 one short sentence. Never work out a result yourself. If you are shown a draft, say what in it \
 differs from what you know. When the talk leads nowhere, end it with a line that says only [end]."""
 
+_USER_OPENING = "You have asked an assistant for help."
+
 # With each message of the assistant, and without the request: a model of 0.5B parameters forgets
 # what it plays, and a question that it reads it tries to answer (docs/notes/log.md).
 _USER_TURN = """\
@@ -60,9 +62,9 @@ def user_rules() -> str:
     return _USER
 
 
-def user_opening(instance: CollabInstance) -> str:
-    """The user's first text in the brief style: the goal, and the request that it has made."""
-    return f"{instance.goal}\nYou: {instance.request}"
+def user_opening(instance: CollabInstance, *, brief: bool) -> str:
+    """The user's first text. In the brief style it has the goal and the request that it made."""
+    return f"{instance.goal}\nYou: {instance.request}" if brief else _USER_OPENING
 
 
 def user_turn(instance: CollabInstance, move: Move) -> str:

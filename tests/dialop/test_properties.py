@@ -159,6 +159,7 @@ ASKED = (2, trip(0, 0))
         ("collab", [], 1, "[answer]", "empty"),
         ("collab", [], 0, "hi", "not_your_turn"),
         ("collab", [(1, "What number?")], 0, "[answer] 8", "not_yours"),
+        ("collab", [(1, "What number?")], 0, "It is 8.", "solved"),
         ("collab", [(1, "[answer] 8")], 0, "hi", "over"),
     ],
 )
