@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import pytest
 
+from dialop.collab import task
+from dialop.collab.texts import user_turn
 from dialop.game import Game, Outcome
 from dialop.kit import load_kit
 from dialop.tags import split_message
@@ -36,6 +38,7 @@ from selfplay.evaluation.talk_effect import (
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.rollout.players import Move
+from tests.helpers.collab_tasks import NUMBER
 from tests.helpers.dialop_boards import BEST
 from tests.helpers.hand_games import HAND_GAMES
 from tests.helpers.processes import WAIT_S
@@ -207,7 +210,7 @@ HEARD = {
     "matching": [(1, "Partner: [message] -"), (0, "Partner: [message] -")],
     "planning": [*[TO_AGENT] * 3, TO_USER, TO_AGENT],
     "mediation": [*IN_ROOMS, (0, "Agent: [message] -"), *IN_ROOMS],
-    "collab": [(0, "-"), (1, "-")] * 2,
+    "collab": [(0, user_turn(NUMBER, task.Move(1, "message", "-"))), (1, "-")] * 2,
 }
 
 
