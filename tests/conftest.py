@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import shutil
@@ -23,6 +24,7 @@ from tests.helpers.shared_work import HOME
 if TYPE_CHECKING:
     from selfplay.chat.rendering import Rendering
 
+gc.set_threshold(100_000, 20, 20)  # rarer collections save a twentieth of all time
 settings.register_profile("house", deadline=None, derandomize=True)
 settings.load_profile("house")
 
