@@ -6,6 +6,7 @@ Means are per game; `score_meaning` says what a score is.
 from __future__ import annotations
 
 import json
+import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,7 +28,6 @@ from selfplay.metrics.tables import (
     show_interval,
     table,
     talk_text,
-    terminal_columns,
 )
 
 _ERRORS = "errors_"
@@ -130,7 +130,7 @@ def _shows(style: str) -> tuple[Callable[[str], str], Callable[[str], str]]:
     """How a page in this style of `table` shows a text of others on one line, and a paragraph."""
     if style == "pipe":
         return escaped, str
-    return on_one_line, partial(textwrap.fill, width=terminal_columns())
+    return on_one_line, partial(textwrap.fill, width=shutil.get_terminal_size().columns)
 
 
 def markdown(report: Report, *, games: bool = True, style: str = "pipe") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import textwrap
@@ -206,25 +207,13 @@ def table(
         heads = "firstrow" if style == "pipe" else ()
         return tabulate(lines, heads, tablefmt=style, disable_numparse=True, colalign=sides)
 
-    left = range(num_names, len(head))
-    if style == "pipe":
-        return cut(left)
-    blocks, width = [], terminal_columns()
-    while left:
-        fits = [n for n in range(1, len(left) + 1) if _widest(cut(left[:n])) <= width]
-        num = max(fits, default=1)
-        blocks.append(cut(left[:num]))
-        left = left[num:]
-    return "\n\n".join(blocks)
-
-
-def terminal_columns() -> int:
-    """The columns of the terminal; 80 where there is none."""
-    return shutil.get_terminal_size().columns
-
-
-def _widest(text: str) -> int:
-    return max(map(len, text.splitlines()))
+    width = math.inf if style == "pipe" else shutil.get_terminal_size().columns
+    blocks: list[list[int]] = [[]]
+    for column in range(num_names, len(head)):
+        if blocks[-1] and cut([*blocks[-1], column]).find("\n") > width:
+            blocks.append([])
+        blocks[-1].append(column)
+    return "\n\n".join(map(cut, blocks))
 
 
 def game_text(game: Mapping[str, Any] | Episode) -> str:

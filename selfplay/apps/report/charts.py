@@ -61,6 +61,11 @@ class Line:
     tooltip: Sequence[Point] = ()
     dashed: bool = False
 
+    @property
+    def steps(self) -> Sequence[Point]:
+        """The values of the steps, which the points may smooth."""
+        return self.tooltip or self.faint or self.points
+
 
 @dataclass(frozen=True, slots=True)
 class Level:
@@ -136,27 +141,22 @@ def _cut_off_far(axes: Axes, lines: Sequence[Line]) -> str:
     and 95 % quantiles; then the axis goes one such distance above the 95 % quantile. A line that
     begins above that, as a loss does, is not cut.
     """
-    tops, points = [], [(line, *p) for line in lines for p in _single_steps(line)]
+    tops, points = [], [(line.colour, *point) for line in lines for point in line.steps]
     for line in lines:
-        values = [y for _, y in _single_steps(line)]
+        values = [y for _, y in line.steps]
         low, high = np.quantile(values, 0.05), np.quantile(values, 0.95, method="lower")
-        spread, most = high - low, max(values)
-        cut = 0 < 5 * spread < most - high and values[0] <= high + spread
-        tops.append(high + spread if cut else most)
-    top, bottom = max(tops), min(y for _, _, y in points)
-    far = [point for point in points if point[2] > top]
+        top, far_above = 2 * high - low, high + 5 * (high - low)
+        cut = values[0] <= top < far_above < max(values)
+        tops.append(top if cut else max(values))
+    end, bottom = float(max(tops)), min(y for *_, y in points)
+    far = [point for point in points if point[2] > end]
     if not far:
         return ""
-    room = 0.05 * (top - bottom)
-    axes.set_ylim(bottom - room, top + room)
-    for line, x, _ in far:
-        axes.plot(x, top + room, "^", color=line.colour, markersize=4, clip_on=False)
-    return f"▲ {len(far)} above the axis, up to {max(y for _, _, y in far):.3g}"
-
-
-def _single_steps(line: Line) -> Sequence[Point]:
-    """The values of the steps, which the curve may smooth."""
-    return line.tooltip or line.faint or line.points
+    room = 0.05 * (end - bottom)
+    axes.set_ylim(bottom - room, end + room)
+    for colour, x, _ in far:
+        axes.plot(x, end + room, "^", color=colour, markersize=4, clip_on=False)
+    return f"▲ {len(far)} above the axis, up to {max(y for *_, y in far):.3g}"
 
 
 def curves_svg(runs: Mapping[str, Sequence[Mapping[str, Any]]], *, y: str, title: str) -> str:
@@ -276,7 +276,7 @@ def _chart(
         {
             "name": line.name,
             "colour": line.colour,
-            "points": [[x, _digits(y)] for x, y in thinned(_single_steps(line))],
+            "points": [[x, _digits(y)] for x, y in thinned(line.steps)],
             "band": [[x, _digits(low), _digits(high)] for x, low, high in thinned(line.band)],
         }
         for line in lines
