@@ -203,8 +203,7 @@ def table(
         names = range(num_names)
         lines = [[line[i] for i in (*names, *columns)] for line in (head, *rows)]
         sides = ("left", *["right"] * (len(lines[0]) - 1))
-        # A head of its own would pad the columns of a terminal.
-        heads = "firstrow" if style == "pipe" else ()
+        heads = "firstrow" if style == "pipe" else ()  # which pads columns
         return tabulate(lines, heads, tablefmt=style, disable_numparse=True, colalign=sides)
 
     width = math.inf if style == "pipe" else shutil.get_terminal_size().columns
