@@ -143,7 +143,7 @@ def take_step(run: Run, step: int) -> Step:
         rollout = play(run, step, run.world.replica.share(config.rollout.instances))
         if config.algorithm.resample:
             rollout = resample(run, step, rollout)
-        batch = credit(run, rollout, step)
+        batch = credit(run, rollout)
         learnt, skipped = update(run, rollout, batch, step)
     except RunEnds as error:
         save_and_sleep(run, step, before)
@@ -230,9 +230,7 @@ def resample(run: Run, step: int, rollout: Rollout) -> Rollout:
     limit = num + config.algorithm.resample
     num_wanted, num_useful = 0.0, 0.0
     while num_played < limit:
-        _, own = reward_samples(
-            newest.episodes, algorithm=config.algorithm, reward=config.reward.at(step)
-        )
+        _, own = reward_samples(newest.episodes, algorithm=config.algorithm, reward=config.reward)
         counts = [float(own.num_groups), float(own.num_groups - own.num_zero_variance_groups)]
         num_groups, num_new = all_reduce_sum(counts, world)
         num_wanted, num_useful = num_wanted or num_groups, num_useful + num_new
@@ -247,7 +245,7 @@ def resample(run: Run, step: int, rollout: Rollout) -> Rollout:
     return rollout
 
 
-def credit(run: Run, rollout: Rollout, step: int) -> Batch:
+def credit(run: Run, rollout: Rollout) -> Batch:
     """Turn the games into samples with rewards, and rewards into advantages over all ranks' groups.
 
     Samples move between ranks until all have about as many tokens. Updates `run.baselines`, the
@@ -256,7 +254,7 @@ def credit(run: Run, rollout: Rollout, step: int) -> Batch:
     algorithm = run.config.algorithm
     with run.timed("credit"):
         samples, stats = reward_samples(
-            rollout.episodes, algorithm=algorithm, reward=run.config.reward.at(step)
+            rollout.episodes, algorithm=algorithm, reward=run.config.reward
         )
         samples = balance_tokens(samples, run.world)
         samples, baselines = compute_advantages(

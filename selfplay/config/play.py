@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any, Literal, Self
 
 from pydantic import (
@@ -235,15 +234,6 @@ class RewardConfig:
     together"""
     error_penalty: float = Field(default=0.0, ge=0.0, le=1000.0)
     """penalty for each refused move of the seat, subtracted from its reward"""
-    error_fade: int = Field(default=0, ge=0, le=10_000_000)
-    """self-play steps in which error_penalty falls linearly to 0; 0 keeps it"""
-
-    def at(self, step: int) -> Self:
-        """The rewards of the step after `step` finished ones, with its error penalty."""
-        if not self.error_fade:
-            return self
-        left = max(0.0, 1.0 - step / self.error_fade)
-        return replace(self, error_penalty=self.error_penalty * left)
 
     @field_validator("function")
     @classmethod

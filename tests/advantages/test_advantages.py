@@ -337,10 +337,3 @@ def test_the_best_game_of_an_instance_is_an_agreement_above_its_mean() -> None:
         )
     ]
     assert [(game.instance, game.index) for game in best_games(games)] == [("a", 1)]
-
-
-def test_the_error_penalty_fades_to_zero() -> None:
-    fading = RewardConfig(error_penalty=0.2, error_fade=4)
-    penalties = [fading.at(step).error_penalty for step in range(6)]
-    assert penalties == pytest.approx([0.2, 0.15, 0.1, 0.05, 0.0, 0.0])
-    assert RewardConfig(error_penalty=0.2).at(1000).error_penalty == 0.2
