@@ -159,6 +159,16 @@ class Game(ABC):
         """
         return {}
 
+    def reach(self) -> list[tuple[float, ...]]:
+        """What each seat can reach, before each legal move in play and now; [] if the game does
+        not tell.
+
+        It is the normalized value of a pending proposal, or else that of the plan which looks best
+        by what the seat sees and what it was truthfully told so far. A seat that cannot propose has
+        the value of the one that can.
+        """
+        return []
+
     @abstractmethod
     def outcome(self) -> Outcome:
         """The outcome so far; final once `seat_to_move` is None."""

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from dialop.game import Outcome, PlayerError, Prompt
 from dialop.logged import LoggedGame, Play, Rules, filled
 from dialop.matching import texts
@@ -19,7 +21,9 @@ from dialop.matching.board import (
     Action,
     MatchingInstance,
     MatchingView,
+    solo_value,
 )
+from dialop.matching.pooling import stated_by
 from dialop.matching.proposal import Pairs, parse_proposal, render_proposal
 from dialop.matching.statements import count_true
 
@@ -111,6 +115,23 @@ class MatchingGame(LoggedGame):
                 sums["statements"] += stated
                 sums["true_statements"] += true
         return sums
+
+    def reach(self) -> list[tuple[float, ...]]:
+        """As in `Game.reach`; a plan's value is the one in the table, a cell that a seat does not
+        know counts as the unknown value, and of several statements about a cell the last counts."""
+        inst = self.instance
+
+        def known(number: int, seat: int) -> float:
+            other = replace(self.view(1 - seat), log=tuple(self._play.log[:number]))
+            mask = np.array(inst.masks[seat], dtype=bool)
+            for (r, p), value in stated_by(other, seat=1 - seat).items():
+                mask[r, p] |= other.displayed[r][p] == value
+            return inst.norm(solo_value(inst.table, mask.tolist(), unknown=inst.unknown))
+
+        return self._reach(
+            lambda number: (known(number, 0), known(number, 1)),
+            lambda move: move.pairs and inst.norm(inst.value(move.pairs)),
+        )
 
     def outcome(self) -> Outcome:
         """The outcome, with the score in the table's units. Both seats' reward is its share of the

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from dialop.mediation.records import AGENT, USERS, AgentView, Costs, Pair
-from dialop.mediation.score import MEAN_IMPORTANCE, Floats, best_pair, middle
+from dialop.mediation.score import MEAN_IMPORTANCE, Floats, best_of, middle, pair_points
 from dialop.mediation.statements import Span, cost_of_events, read_statements
 
 # Points that a rejection takes from a flight if the user has not stated its terms.
@@ -24,7 +24,7 @@ _MEANS = np.arange(50, 1000, 10, dtype=np.float64)
 
 
 @dataclass(slots=True)
-class _Stated:
+class Stated:
     """What one user has said and answered so far."""
 
     costs: dict[int, int] = field(default_factory=dict)
@@ -37,9 +37,9 @@ class _Stated:
         return bool(self.costs or self.events or self.terms)
 
 
-def stated_by(view: AgentView, *, listen: bool) -> tuple[_Stated, _Stated]:
+def stated_by(view: AgentView, *, listen: bool) -> tuple[Stated, Stated]:
     """The users' statements (empty unless `listen`) and the flights that they rejected."""
-    stated, last = (_Stated(), _Stated()), None
+    stated, last = (Stated(), Stated()), None
     for act in view.log:
         if act.kind == "propose":
             last = act.flights
@@ -58,22 +58,25 @@ def stated_by(view: AgentView, *, listen: bool) -> tuple[_Stated, _Stated]:
 
 def believed_best(view: AgentView, rng: np.random.Generator, *, listen: bool = True) -> Pair:
     """The pair with the highest believed score, one of them at random if several have it."""
-    stated = stated_by(view, listen=listen)
-    first, second = (
-        calendar + price + rng.uniform(0, _TIE, size=len(price))
-        for calendar, price in believed_points(view, stated)
-    )
+    points = believed_pairs(view, stated_by(view, listen=listen))
+    first, second = (rng.uniform(0, _TIE, size=(size,)) for size in points.shape)
+    return best_of(points + first[:, None] + second[None, :])
+
+
+def believed_pairs(view: AgentView, stated: tuple[Stated, Stated]) -> Floats:
+    """The believed score of each pair of flights [F0, F1]."""
+    first, second = (calendar + price for calendar, price in believed_points(view, stated))
     gaps = [
         (abs(view.arrivals[0][pair[0]] - view.arrivals[1][pair[1]]) // 60, terms.arrival)
         for user in USERS
         for pair, terms in stated[user].terms
     ]
     weight = arrival_weight(gaps, max_weight=view.max_arrival_pref)
-    return best_pair((first, second), view.arrivals, arrival_weight=weight)
+    return pair_points((first, second), view.arrivals, arrival_weight=weight)
 
 
 def believed_points(
-    view: AgentView, stated: tuple[_Stated, _Stated]
+    view: AgentView, stated: tuple[Stated, Stated]
 ) -> tuple[tuple[Floats, Floats], ...]:
     """For each user the believed calendar cost and price term of each flight [F]."""
     return tuple(
@@ -89,7 +92,7 @@ def believed_points(
     )
 
 
-def _calendar(view: AgentView, user: int, stated: _Stated) -> Floats:
+def _calendar(view: AgentView, user: int, stated: Stated) -> Floats:
     """The believed calendar cost of each flight [F], minus points for unexplained rejections."""
     points = -MEAN_IMPORTANCE * np.array(view.conflicts[user], dtype=np.float64)
     if stated.events and view.flights:

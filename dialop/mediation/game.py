@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from dialop.game import Outcome, PlayerError, Prompt
 from dialop.logged import LoggedGame, Play, Rules, filled
 from dialop.mediation import texts
+from dialop.mediation.belief import Stated, believed_pairs, stated_by
 from dialop.mediation.moves import (
     ALL,
     drop_agent_reasoning,
@@ -33,9 +34,17 @@ from dialop.mediation.records import (
     Pair,
     UserView,
 )
-from dialop.mediation.score import calendar_costs, conflicts, pair_costs, shared_conflicts
+from dialop.mediation.score import (
+    calendar_costs,
+    conflicts,
+    pair_costs,
+    pair_scores,
+    shared_conflicts,
+)
 from dialop.mediation.statements import count_true
 from dialop.tags import split_move
+
+_ROUNDING = 1e-9  # points by which equal believed scores may differ
 
 
 @dataclass(slots=True)
@@ -154,6 +163,39 @@ class MediationGame(LoggedGame):
         proposed = [act.flights for act in self._play.log if act.flights is not None]
         facts = {"best": float(inst.best), "worst": float(inst.worst)}
         return self._outcome(self._score, proposed, {**facts, "alone": inst.norm(inst.alone)})
+
+    def reach(self) -> list[tuple[float, ...]]:
+        """As in `Game.reach`, by what the agent sees and what the users stated in messages. Pairs
+        that look equally good count by their mean."""
+        inst, view = self.instance, self.view(AGENT)
+        assert isinstance(view, AgentView)
+        scores = pair_scores(inst.users, inst.arrival_pref)
+
+        def known(number: int) -> tuple[float, ...]:
+            stated = stated_by(replace(view, log=view.log[:number]), listen=True)
+            first, second = (self._true_part(user, stated[user]) for user in USERS)
+            points = believed_pairs(view, (first, second))
+            score = float(scores[points >= points.max() - _ROUNDING].mean())
+            return (inst.norm(score),) * NUM_SEATS
+
+        def worth(act: Act) -> float | None:
+            return inst.norm(self._score(act.flights)) if act.flights else None
+
+        return self._reach(known, worth)
+
+    def _true_part(self, user: int, stated: Stated) -> Stated:
+        """What is true of a user's statements, without the flights that it rejected."""
+        own, events = dict(enumerate(self._costs[user])), self.instance.users[user].events
+        spans = [(event.start, event.end, event.importance) for event in events]
+        return Stated(
+            costs=dict(stated.costs.items() & own.items()),
+            events=[span for span in stated.events if tuple(span) in spans],
+            terms=[
+                (pair, terms)
+                for pair, terms in stated.terms
+                if terms == pair_costs(self.instance, pair)[user]
+            ],
+        )
 
     def measures(self, seats: Collection[int]) -> dict[str, float]:
         """Counts of these seats' words and moves in this game, openings excluded.

@@ -114,12 +114,23 @@ def price_points(prices: Sequence[int], *, weight: float) -> Floats:
 def best_pair(
     points: tuple[Floats, Floats], arrivals: Sequence[Sequence[int]], *, arrival_weight: float
 ) -> Pair:
-    """The pair with the highest believed score; `points[user]` has that user's own terms [F]."""
+    """The pair with the highest believed score, as in `pair_points`."""
+    return best_of(pair_points(points, arrivals, arrival_weight=arrival_weight))
+
+
+def best_of(points: Floats) -> Pair:
+    """The pair with the most points [F0, F1]."""
+    row, column = np.unravel_index(int(points.argmax()), points.shape)
+    return int(row), int(column)
+
+
+def pair_points(
+    points: tuple[Floats, Floats], arrivals: Sequence[Sequence[int]], *, arrival_weight: float
+) -> Floats:
+    """The believed score of each pair [F0, F1]; `points[user]` has that user's own terms [F]."""
     first, second = (np.array(times, dtype=np.float64) for times in arrivals)
     hours = np.abs(first[:, None] - second[None, :]) // 60
-    total = points[0][:, None] + points[1][None, :] - 2 * arrival_weight * hours / 3
-    row, column = np.unravel_index(int(total.argmax()), total.shape)
-    return int(row), int(column)
+    return points[0][:, None] + points[1][None, :] - 2 * arrival_weight * hours / 3
 
 
 def alone_pair(

@@ -138,20 +138,32 @@ def estimated_sites(names: Sequence[str], facts: Facts) -> list[Site]:
 def best_plan(view: PlanningView) -> Plan:
     """The full plan with the highest estimated total. Told totals of earlier plans are used."""
     facts = facts_of(view.log, brief=view.options.brief)
-    stated = stated_preferences(view.log)
     sites, miles_SS = estimated_sites(view.names, facts), _miles(view.names, facts)
-    scored = scored_in(view.log)
+    told = stated_preferences(view.log), scored_in(view.log)
+    totals = estimated_totals(*told, sites, miles_SS, slots=view.slots)
+    return tuple(int(i) for i in np.unravel_index(np.argmax(totals), totals.shape))
+
+
+def estimated_totals(
+    stated: Sequence[Preference],
+    scored: Sequence[Scored],
+    sites: Sequence[Site],
+    miles_SS: NDArray[np.int64],
+    *,
+    slots: int,
+) -> NDArray[np.int64]:
+    """The estimated total of every plan in tenths of a point, as in `all_totals`; told totals are
+    used, and plans with a repeated site have the least integer."""
     weights = estimated_weights(stated, sites, miles_SS, scored)
     staked = [
         replace(p, weight=round(10 * w * (_CATEGORY_STAKE if p.kind == "category" else 1)))
         for p, w in zip(stated, weights, strict=True)
     ]
-    totals = all_totals(sites, staked, slots=view.slots, miles_SS=miles_SS)
+    totals = all_totals(sites, staked, slots=slots, miles_SS=miles_SS)
     for sheet in scored:
         if sheet.total is not None and None not in sheet.plan:
             totals[sheet.plan] = 10 * sheet.total
-    legal = np.where(legal_plans(len(sites), view.slots), totals, np.iinfo(np.int64).min)
-    return tuple(int(i) for i in np.unravel_index(np.argmax(legal), legal.shape))
+    return np.where(legal_plans(len(sites), slots), totals, np.iinfo(np.int64).min)
 
 
 def estimated_weights(

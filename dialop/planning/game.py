@@ -10,7 +10,8 @@ docs/notes/planning.md lists where these rules differ from the released code.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from dialop.game import Outcome, PlayerError, Prompt
@@ -27,8 +28,16 @@ from dialop.planning.board import (
     PlanningView,
     Sheet,
 )
+from dialop.planning.estimate import (
+    Scored,
+    estimated_totals,
+    scored_in,
+    sheet_items,
+    stated_preferences,
+)
+from dialop.planning.preferences import Preference
 from dialop.planning.proposal import parse_plan, render_plan
-from dialop.planning.score import sheet_of
+from dialop.planning.score import all_totals, sheet_of, tenths_between
 from dialop.planning.search import search
 from dialop.planning.statements import count_true
 
@@ -122,6 +131,38 @@ class PlanningGame(LoggedGame):
                 num["statements"] += stated
                 num["true_statements"] += true
         return num
+
+    def reach(self) -> list[tuple[float, ...]]:
+        """As in `Game.reach`, by the preferences and scores that the agent was told: it can look up
+        all facts of the city. Plans that look equally good count by their mean."""
+        inst = self.instance
+        miles_SS = tenths_between(inst.sites)
+        totals = all_totals(inst.sites, inst.preferences, slots=inst.slots)
+
+        @cache
+        def best(stated: tuple[Preference, ...], scored: tuple[Scored, ...]) -> float:
+            by_told = estimated_totals(stated, scored, inst.sites, miles_SS, slots=inst.slots)
+            return inst.norm(float(totals[by_told == by_told.max()].mean()))
+
+        def known(number: int) -> tuple[float, ...]:
+            log = self._play.log[:number]
+            own = [p.text for p in inst.preferences]
+            stated = tuple(p for p in stated_preferences(log) if p.text in own)
+            return (best(stated, tuple(map(self._true_part, scored_in(log)))),) * 2
+
+        def worth(move: Action) -> float | None:
+            if move.plan is None or None in move.plan:
+                return None
+            return inst.norm(self._total(move.plan))
+
+        return self._reach(known, worth)
+
+    def _true_part(self, scored: Scored) -> Scored:
+        """What is true of the scores that were stated of a plan."""
+        sheet = sheet_of(self.instance.sites, self.instance.preferences, scored.plan)
+        names = ["" if i is None else self.instance.names[i] for i in scored.plan]
+        own = sheet_items(sheet, names)
+        return replace(scored, labels=tuple(item for item in scored.labels if item in own))
 
     def outcome(self) -> Outcome:
         """The outcome, with the total in points as score. Both seats' reward is its place between
