@@ -41,8 +41,12 @@ FAR = 99.0  # nats; exp of it overflows float32
 
 
 def check_functions(config: Config) -> None:
-    """Check every function of one's own that the settings name. Raises ValueError as `findings`."""
-    for key, name in own_functions(config):
+    """Check every function of one's own that the settings name, and a built-in one that not every
+    game can have. Raises ValueError as `findings`."""
+    checked = list(own_functions(config))
+    if config.reward.function == "message_credit":  # needs `Game.reach`
+        checked.append(("reward.function", config.reward.function))
+    for key, name in checked:
         for _ in findings(key, name, config):
             pass
 
@@ -179,7 +183,7 @@ def _gradient(losses_M: torch.Tensor, logprobs_M: torch.Tensor) -> torch.Tensor:
 def _check_advantage(advantage: Callable[..., Any], config: Config) -> Iterator[str]:
     rewards = {"a": (0.0, 0.5, 1.0), "b": (0.25, 0.25), "c": (-1.0,)}
     samples = [
-        SampleStatistics(f"{group} {i}", group, "seat 0", 4, reward, 0.0)
+        SampleStatistics(f"{group} {i}", group, "seat 0", 4, reward, 0.0, (reward, reward))
         for group, of_group in rewards.items()
         for i, reward in enumerate(of_group)
     ]
@@ -209,7 +213,7 @@ def _check_advantage(advantage: Callable[..., Any], config: Config) -> Iterator[
         "its numbers must not depend on the order of the samples, which the ranks decide",
     )
     yield "order: the same numbers if the groups' samples are mixed"
-    shown = [f"{(one.mean - b) / d:.3g}" for one, (b, d) in zip(samples, scales, strict=True)]
+    shown = [f"{(one.mean - b) / d:.3g}" for one, (b, *_, d) in zip(samples, scales, strict=True)]
     yield f"advantages: {', '.join(shown[:3])} for a group of rewards 0, 0.5, 1"
 
 
@@ -218,21 +222,28 @@ def _scales(
     samples: Sequence[SampleStatistics],
     state: dict[str, float],
     config: Config,
-) -> list[tuple[float, float]]:
-    """Baselines and divisors, which are checked to be finite numbers, one pair a sample."""
+) -> list[list[float]]:
+    """The baseline of each turn and the divisor of each sample, checked to be finite numbers."""
     scales = list(advantage(samples, state, config.algorithm))
     _require(
         len(scales) == len(samples)
         and all(isinstance(scale, Sequence) and len(scale) == 2 for scale in scales),
         f"it must return (baseline, divisor) for each of {len(samples)} samples, got {scales!r}",
     )
+    found = []
     for one, (baseline, divisor) in zip(samples, scales, strict=True):
+        num = len(one.turns)
+        baselines = list(baseline) if isinstance(baseline, Sequence) else [baseline] * num
         _require(
-            math.isfinite(baseline) and math.isfinite(divisor) and divisor > 0,
-            f"baselines must be finite and divisors above 0, got {baseline} and {divisor} in a "
-            f"group of {sum(other.group == one.group for other in samples)}",
+            len(baselines) == num
+            and all(map(math.isfinite, (*baselines, divisor)))
+            and divisor > 0,
+            f"baselines must be finite, one for all turns or for each of {num}, and divisors above "
+            f"0, got {baseline} and {divisor} in a group of "
+            f"{sum(other.group == one.group for other in samples)}",
         )
-    return scales
+        found.append([*baselines, divisor])
+    return found
 
 
 # --- rewards --------------------------------------------------------------------------------------

@@ -48,7 +48,8 @@ class CreditStats:
 @dataclass(frozen=True, slots=True)
 class SampleStatistics:
     """What baselines need of a sample: the number of its trained tokens, and the mean and variance
-    of their returns. If one reward covers the full episode, the variance is 0."""
+    of their returns. If one reward covers the full episode, the variance is 0. `turns` has the mean
+    return of each trained turn."""
 
     name: str
     group: str
@@ -56,11 +57,13 @@ class SampleStatistics:
     num_tokens: int
     mean: float
     variance: float
+    turns: tuple[float, ...] = ()
 
 
 Statistics = Sequence[SampleStatistics]  # of all samples of a step, over all ranks
-# Each sample's baseline and divisor: a token's advantage is (its return - baseline) / divisor.
-Scales = list[tuple[float, float]]
+# Each sample's baseline, or one for each of its turns, and divisor: a token's advantage is
+# (its return - baseline) / divisor.
+Scales = list[tuple[float | Sequence[float], float]]
 
 
 def reward_samples(
@@ -79,12 +82,13 @@ def reward_samples(
         for name, group in games.items()
         for sample, one in zip(group, statistics[name], strict=True)
     }
+    deviation = turn_std if algorithm.advantage == "turns" else group_std
     # With a critic the baseline is the critic's estimate, so no group counts as zero-variance.
     critic = algorithm.advantage == "ppo"
     zero_variance = {
         name
         for name, group in statistics.items()
-        if not critic and group_std(group) < ZERO_VARIANCE
+        if not critic and deviation(group) < ZERO_VARIANCE
     }
     dropped = zero_variance if algorithm.advantage in COMPARED_IN_GROUPS else set()
     samples = [s for name, group in groups.items() if name not in dropped for s in group]
@@ -123,11 +127,12 @@ def compute_advantages(
     return with_advantages, state
 
 
-def _with_advantages(sample: Sample, baseline: float, divisor: float) -> Sample:
+def _with_advantages(sample: Sample, baselines: float | Sequence[float], divisor: float) -> Sample:
     """The sample with (return - baseline) / divisor on every trained token."""
     returns_T = token_returns(sample)
     advantages_T = [0.0] * len(returns_T)
-    for start, end in trained_stretches(sample.mask):
+    for turn, (start, end) in enumerate(trained_stretches(sample.mask)):
+        baseline = baselines[turn] if isinstance(baselines, Sequence) else baselines
         advantages_T[start:end] = [(g - baseline) / divisor for g in returns_T[start:end]]
     return replace(sample, advantages=advantages_T)
 
@@ -137,11 +142,19 @@ def sample_statistics(samples: Sequence[Sample]) -> list[SampleStatistics]:
     statistics = []
     for sample in samples:
         if sample.group:
-            returns_K = list(compress(token_returns(sample), sample.mask))
+            returns_T = token_returns(sample)
+            returns_K = list(compress(returns_T, sample.mask))
             mean, variance = _mean_and_variance(returns_K)
+            turns = [returns_T[start:end] for start, end in trained_stretches(sample.mask)]
             statistics.append(
                 SampleStatistics(
-                    sample.name, sample.group, sample.role, len(returns_K), mean, variance
+                    name=sample.name,
+                    group=sample.group,
+                    role=sample.role,
+                    num_tokens=len(returns_K),
+                    mean=mean,
+                    variance=variance,
+                    turns=tuple(_mean_and_variance(turn)[0] for turn in turns),
                 )
             )
     return statistics
@@ -181,6 +194,46 @@ def rloo(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfi
     )
 
 
+def turns(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfig) -> Scales:
+    """For each turn its mean in the other samples of the group; the turns' deviation from it."""
+    return _per_group(
+        samples,
+        lambda group: [
+            (turn_baselines(group, i), turn_std(group) + algorithm.advantage_eps)
+            for i in range(len(group))
+        ],
+    )
+
+
+def turn_baselines(group: Statistics, index: int) -> tuple[float, ...]:
+    """A baseline for each turn of a sample: the mean return of this turn over the group's other
+    samples, or their mean if none of them has so many turns.
+
+    A turn's baseline does not depend on the sample itself, so the gradient stays unbiased. With the
+    sample included, a turn that n samples have would train at (n - 1) / n of its weight: a late
+    turn, which few games reach, at less than an early one, and one that a single game reaches not
+    at all.
+    """
+    others = [one for i, one in enumerate(group) if i != index] or group
+    baselines = []
+    for turn in range(len(group[index].turns)):
+        same = [one.turns[turn] for one in others if len(one.turns) > turn]
+        baselines.append(sum(same) / len(same) if same else _mean(others))
+    return tuple(baselines)
+
+
+def turn_std(group: Statistics) -> float:
+    """The root mean square of the turns' returns around their baselines. Every sample has equal
+    weight, whatever its number of turns; differences between turns do not count."""
+    gaps = [
+        [value - baseline for value, baseline in zip(one.turns, baselines, strict=True)]
+        for i, one in enumerate(group)
+        for baselines in [turn_baselines(group, i)]
+    ]
+    squares = [sum(gap * gap for gap in of) / len(of) for of in gaps if of]
+    return math.sqrt(sum(squares) / len(squares))
+
+
 def reinforce_pp(
     samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfig
 ) -> Scales:
@@ -213,7 +266,7 @@ def _per_group(
     samples: Statistics, scales_of: Callable[[list[SampleStatistics]], Scales]
 ) -> Scales:
     """Each sample's baseline and divisor, which `scales_of` gives for a group at a time."""
-    scales: dict[str, tuple[float, float]] = {}
+    scales: dict[str, tuple[float | Sequence[float], float]] = {}
     for group in _grouped(samples, by="group").values():
         scales |= {one.name: s for one, s in zip(group, scales_of(group), strict=True)}
     return [scales[one.name] for one in samples]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 from selfplay.advantages.sample import Sample
 from selfplay.chat.transcript import Span
@@ -67,16 +68,45 @@ def regret(episode: Episode) -> Rewards:
     return rewards, moves
 
 
+def message_credit(episode: Episode) -> Rewards:
+    """The game's own rewards, and for each turn how much it raised what the others can reach.
+
+    A seat's potential is the mean of what the other seats can reach (`Game.reach`), 0 after the
+    game. A turn's reward is the potential after it minus the one before it (Ng, Harada, Russell
+    1999, with gamma 1), so the rewards of a game sum to its own minus the potential at its start,
+    whatever is said: the best play stays the best.
+    """
+    rewards, moves = score_norm(episode)
+    reach = episode.game.reach() if episode.game is not None else []
+    if not reach:
+        raise SettingsError(
+            "reward.function message_credit needs a game that tells what can be reached (`reach` "
+            f"in dialop/game.py), got one that does not ({name_of(episode)})"
+        )
+    of_moves = [[(sum(of) - own) / (len(of) - 1) for own in of] for of in reach]
+    num_legal = accumulate((turn.action is not None for turn in episode.turns), initial=0)
+    potentials = [of_moves[num] for num in num_legal]  # before each turn, and at the end
+    potentials[-1] = [0.0] * len(rewards)
+    return rewards, [
+        [
+            own + after - before
+            for own, before, after in zip(own or potentials[-1], *pair, strict=True)
+        ]
+        for own, pair in zip(moves, pairwise(potentials), strict=True)
+    ]
+
+
 def with_rewards(episodes: Sequence[Episode], config: RewardConfig) -> list[Episode]:
     """The games with the rewards of `reward.function` in their outcomes and turns, including the
     continuations of branch points.
 
     Raises SettingsError if the function does not give one finite number a seat.
     """
-    return [_with_rewards(episode, config.function) for episode in episodes]
+    return [_with_rewards(episode, config) for episode in episodes]
 
 
-def _with_rewards(episode: Episode, name: str) -> Episode:
+def _with_rewards(episode: Episode, config: RewardConfig) -> Episode:
+    name = config.function
     given, num = function_of("reward.function", name)(episode), len(episode.outcome.rewards)
     try:
         rewards, moves = given
@@ -93,12 +123,14 @@ def _with_rewards(episode: Episode, name: str) -> Episode:
             f"of {num} seats at the end, and for none or each of {len(episode.turns)} turns, got "
             f"{given!r} ({name_of(episode)})"
         )
+    if config.turn_discount < 1.0:
+        moves = _discounted(episode, rewards, moves, config.turn_discount)
     turns = zip(episode.turns, moves, strict=True)
     branches = (
         replace(
             point,
             continuations={
-                key: _with_rewards(game, name) for key, game in point.continuations.items()
+                key: _with_rewards(game, config) for key, game in point.continuations.items()
             },
         )
         for point in episode.branches
@@ -109,6 +141,24 @@ def _with_rewards(episode: Episode, name: str) -> Episode:
         turns=tuple(replace(turn, rewards=tuple(of_seats)) for turn, of_seats in turns),
         branches=tuple(branches),
     )
+
+
+def _discounted(
+    episode: Episode, rewards: Sequence[float], moves: Sequence[Sequence[float]], discount: float
+) -> list[list[float]]:
+    """Each seat's rewards of its own turns, with which its return from a turn on is the discounted
+    one: a reward k turns later, whoever takes them, counts discount^k, and that at the end as one
+    of the last turn."""
+    found = [[0.0] * len(rewards) for _ in moves]
+    for seat, value in enumerate(rewards):
+        later = value  # the return of the seat's next turn; after its last one the final reward
+        for number in reversed(range(len(moves))):
+            value += moves[number][seat] if len(moves[number]) else 0.0
+            if episode.turns[number].seat == seat:
+                found[number][seat] = value - later
+                later = value
+            value *= discount
+    return found
 
 
 # --- the reward of a seat -------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from selfplay.config.schema import RULES
 # Methods whose baseline is of the sample's own group. Their groups need two members, and those with
 # zero variance have no gradient and are dropped. Other methods keep them, because a group can
 # differ from the batch or the moving average.
-COMPARED_IN_GROUPS = ("grpo", "dr_grpo", "rloo")
+COMPARED_IN_GROUPS = ("grpo", "dr_grpo", "rloo", "turns")
 
 
 @dataclass(frozen=True, slots=True, config=RULES)
@@ -96,9 +96,9 @@ class AlgorithmConfig:
 
     advantage: str = "grpo"
     """advantage estimator: grpo (group mean and standard deviation), dr_grpo (group mean), rloo
-    (mean of the other group members), reinforce_pp (batch mean and standard deviation), ema
-    (moving average for each role), ppo (critic and GAE), or a function of your own as
-    my_file.py:name (docs/your_method.md)"""
+    (mean of the other group members), turns (for each turn the others' mean at this turn),
+    reinforce_pp (batch mean and standard deviation), ema (moving average for each role), ppo
+    (critic and GAE), or a function of your own as my_file.py:name (docs/your_method.md)"""
     advantage_eps: float = Field(default=1e-4, ge=0.0, le=1000.0)
     """added to the standard deviation that divides advantages; a larger value damps groups with
     almost no variance"""

@@ -43,7 +43,7 @@ PLUGINS = {
         ("samples", "state", "algorithm"),
         {
             name: f"{_ADVANTAGES}:{name}"
-            for name in ("grpo", "dr_grpo", "rloo", "reinforce_pp", "ema", "ppo")
+            for name in ("grpo", "dr_grpo", "rloo", "turns", "reinforce_pp", "ema", "ppo")
         },
     ),
     "rollout.player": Plugin(
@@ -51,7 +51,11 @@ PLUGINS = {
         {"policy": "selfplay.rollout.players:PolicyPlayer"},
     ),
     "reward.function": Plugin(
-        ("episode",), {name: f"{_REWARDS}:{name}" for name in ("score_norm", "accept", "regret")}
+        ("episode",),
+        {
+            name: f"{_REWARDS}:{name}"
+            for name in ("score_norm", "accept", "regret", "message_credit")
+        },
     ),
 }
 

@@ -1,0 +1,171 @@
+"""Credit of single turns: potential-shaped rewards of messages, and baselines of the same turn."""
+
+import math
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from dialop.game import Game
+from dialop.kit import load_kit
+from dialop.logged import Rules
+from dialop.matching.game import MatchingGame
+from selfplay.advantages.advantages import (
+    SampleStatistics,
+    reward_samples,
+    sample_statistics,
+    turn_baselines,
+)
+from selfplay.advantages.rewards import episode_samples, message_credit, with_rewards
+from selfplay.chat.transcript import Transcript
+from selfplay.config import AlgorithmConfig, RewardConfig
+from selfplay.errors import SettingsError
+from selfplay.rollout.episode import Episode, Turn
+from tests.dialop.test_reach import ROWS
+from tests.helpers.dialop_boards import BEST, WORST
+from tests.helpers.hand_episodes import episode, with_advantages
+
+
+def played(game: Game, *moves: tuple[int, str]) -> Episode:
+    """The game after these tries at moves, each of one token."""
+    turns, transcripts = [], [Transcript() for _ in range(game.num_seats)]
+    for number, (seat, text) in enumerate(moves):
+        step = game.step(seat, text)
+        tried = step.action, step.error, step.error_kind, step.observations
+        turns.append(Turn(seat, text, *tried, 1, step.rewards))
+        transcripts[seat].observe([1])
+        transcripts[seat].act([number], logprobs=[-0.5])
+    return replace(
+        episode((0.0, 0.0)),
+        turns=tuple(turns),
+        transcripts=tuple(transcripts),
+        outcome=game.outcome(),
+        game=game,
+    )
+
+
+@pytest.mark.parametrize(("said", "gain"), [("Electra 8", 0.5), ("Electra 7", 0.0), ("hello", 0.0)])
+def test_a_message_earns_what_its_listener_can_reach_more(said: str, gain: float) -> None:
+    """Seat 0 can reach 0.5 at the start and 1 with the truth. The reward of seat 1 for a message is
+    the rise, and that for a proposal its value above what seat 0 could reach."""
+    said = f"[message] Daniel {said}"
+    talk = (1, said), (0, "[message] go on"), (1, said)
+    end = (0, "[oops]"), (0, BEST), (1, "[accept]")
+    rewards, moves = message_credit(played(MatchingGame(ROWS, Rules()), *talk, *end))
+    assert rewards == (1.0, 1.0)
+    first, *_, proposed, accepted = [of_seats[1] for of_seats in moves]
+    assert (first, proposed, accepted) == (gain, 0.5 - gain, -1.0)
+    assert [of_seats[1] for of_seats in moves[1:4]] == [0.0, 0.0, 0.0], "a repetition, a mistake"
+
+
+def test_a_discount_keeps_a_message_from_what_is_made_of_it() -> None:
+    """Rewards of seat 1: 0.5 for the truth, -0.5 for the poor plan that seat 0 proposes, and -0.5
+    and the game's 0.5 for accepting it; of seat 0: 0, -0.5, -0.5 + 0.5. Without a discount a turn
+    returns the game's 0.5 minus what the other could reach before it: 0.5, 1 and 0.5."""
+    told = (1, "[message] Daniel Electra 8"), (0, WORST), (1, "[accept]")
+    for discount, returns in ((1.0, 0.0), (0.5, 0.25), (0.0, 0.5)):
+        reward = RewardConfig(function="message_credit", turn_discount=discount)
+        shaped = with_rewards([played(MatchingGame(ROWS, Rules()), *told)], reward)
+        assert shaped[0].outcome.rewards == (0.5, 0.5)
+        samples = episode_samples(shaped, algorithm=AlgorithmConfig(), reward=reward)
+        assert [one.turns for one in sample_statistics(samples)] == [(-0.5,), (returns, 0.0)]
+
+
+@pytest.mark.parametrize("name", ["matching", "planning", "mediation"])
+def test_the_rewards_of_a_game_sum_to_its_own_minus_the_potential_at_its_start(name: str) -> None:
+    """However it is played: honest and random players, mistakes, and games that are cut off."""
+    kit = load_kit(name)
+    specs = {
+        "matching": ("honest:tell=top,slip=0.3", "random"),
+        "planning": ("searcher:slip=0.3", "guesser"),
+        "mediation": ("honest:tell=top,probe=1,slip=0.3", "random"),
+    }[name]
+    for index, board in enumerate(kit.generate(kit.Options(), seed=5, num=4)):
+        seats = kit.seated(specs[index % 2])
+        scripts = [kit.make_script(spec, seed=index) for spec in seats]
+        game, moves = kit.new_game(board, kit.Options()), list[tuple[int, str]]()
+        start = game.reach()
+        while (seat := game.seat_to_move) is not None and len(moves) < 3 * index + 2:
+            moves.append((seat, scripts[seat].act(game.view(seat))))
+            game.step(*moves[-1])
+        given = played(kit.new_game(board, kit.Options()), *moves)
+        rewards, shaped = message_credit(given)
+        for seat, own in enumerate(given.outcome.rewards):
+            others = [of for i, of in enumerate(start[0]) if i != seat]
+            potential = sum(others) / len(others)
+            total = rewards[seat] + sum(of_seats[seat] for of_seats in shaped)
+            assert total == pytest.approx(own - potential)
+
+
+def test_a_game_that_does_not_tell_what_can_be_reached_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"message_credit needs a game .* \(instance hand/0"):
+        message_credit(replace(episode((0.0, 0.0)), game=None))
+
+
+def games(*returns: tuple[float, ...]) -> list[SampleStatistics]:
+    """Games whose turns have these returns, one token each."""
+    return [
+        SampleStatistics(str(i), "g", "seat 0", len(of), sum(of) / len(of), 0.0, of)
+        for i, of in enumerate(returns)
+    ]
+
+
+def test_a_turn_is_compared_with_the_same_turn_of_the_other_games() -> None:
+    """The third turn, which no other game has, is compared with the mean of their means, 0.6."""
+    group = games((1.0, 0.5, 0.25), (0.2,), (0.8, 1.2))
+    assert turn_baselines(group, 0) == pytest.approx((0.5, 1.2, 0.6))
+    assert turn_baselines(group, 1) == pytest.approx((0.9,))
+    assert turn_baselines(group, 2) == pytest.approx((0.6, 0.5))
+    assert turn_baselines(group[1:2], 0) == (0.2,), "the only game is its own baseline"
+
+
+def test_baselines_of_turns_leave_the_gradient_unbiased_and_their_means_do_not() -> None:
+    """Games of one or two turns: the first stops (0.3) or goes on (0.4), the second gets 1 or 0.
+
+    The expected gradient over all groups of three games is summed exactly. Against the mean of all
+    games that have a turn, itself included, the first turn has 2/3 of the gradient and the second
+    0.35 of it: of two other games one goes on with chance 0.48, both with 0.16.
+    """
+    go_on, best = 0.4, 0.5
+    kinds = {(0.3,): 1 - go_on, (1.0, 1.0): go_on * best, (0.0, 0.0): go_on * (1 - best)}
+    # d log pi / d logit of the choice that was taken, for each turn.
+    scores = {(0.3,): (-go_on,), (1.0, 1.0): (1 - go_on, 1 - best), (0.0, 0.0): (1 - go_on, -best)}
+    true = go_on * (1 - go_on) * (best - 0.3), go_on * best * (1 - best)
+
+    def gradient(naive: bool) -> list[float]:
+        found = [0.0, 0.0]
+        for group in product(kinds, repeat=3):
+            chance = kinds[group[0]] * kinds[group[1]] * kinds[group[2]]
+            for i, returns in enumerate(group):
+                baselines = turn_baselines(games(*group), i)
+                for turn, score in enumerate(scores[returns]):
+                    same = [other[turn] for other in group if len(other) > turn]
+                    baseline = sum(same) / len(same) if naive else baselines[turn]
+                    found[turn] += chance * score * (returns[turn] - baseline) / 3
+        return found
+
+    assert gradient(naive=False) == pytest.approx(true)
+    first, second = (found / right for found, right in zip(gradient(True), true, strict=True))
+    assert first == pytest.approx(2 / 3)
+    assert second == pytest.approx(0.48 * 1 / 2 + 0.16 * 2 / 3)
+
+
+def test_turns_divides_by_the_deviation_of_turns_from_their_own_baselines() -> None:
+    """Seat 1 tells in two games; seat 0 proposes the best plan in the first. The returns of seat 1
+    are 0.5, 0 | 0, 0: gaps 0.5, 0 | -0.5, 0, whose root mean square is 0.5 / sqrt(2). Equal games
+    have no gaps and are dropped, though their turns differ."""
+    told, ends = (1, "[message] Daniel Electra 8"), ((0, BEST), (0, WORST))
+    reward = RewardConfig(function="message_credit")
+    algorithm = AlgorithmConfig(advantage="turns", advantage_eps=0.0)
+    games = [
+        replace(played(MatchingGame(ROWS, Rules()), told, end, (1, "[accept]")), index=i)
+        for i, end in enumerate(ends)
+    ]
+    samples, _ = reward_samples(with_rewards(games, reward), algorithm=algorithm, reward=reward)
+    found = with_advantages(samples, algorithm=algorithm)
+    told_by = math.sqrt(2)
+    expected = [[0, 1], [0, -1], [0, told_by, 0, 0], [0, -told_by, 0, 0]]
+    assert [s.advantages for s in found] == [pytest.approx(of) for of in expected]
+    equal = with_rewards([games[0], replace(games[0], index=1)], reward)
+    samples, stats = reward_samples(equal, algorithm=algorithm, reward=reward)
+    assert not samples and stats.num_zero_variance_groups == stats.num_groups == 2
