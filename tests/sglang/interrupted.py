@@ -16,10 +16,13 @@ import psutil
 
 import train
 from selfplay import step as step_verbs
+from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.requests import RequestSender
 from selfplay.rollout import driver
 from tests.helpers.processes import say
 
+HANG_S = 5.0  # what the trainer waits for the stopped scheduler; for any other answer 600 s
+loops: list[EngineLoop] = []  # of the engine that plays
 STEP, NUM_ENDED = 1, 3  # the version of the weights, and how many of that step's games have ended
 
 
@@ -28,6 +31,7 @@ def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
     games: list[driver.FinishedGames] = []  # of each rollout
 
     async def sent(self: RequestSender, *words: Any, version: int, **named: Any) -> Any:
+        loops[:] = [self._loop]
         if version == STEP and len(games) == STEP + 1 and len(games[-1].games) >= NUM_ENDED:
             games.append(driver.FinishedGames())
             pid, *_ = (p.pid for p in self._loop.children if "scheduler" in title(p.pid))
@@ -54,6 +58,7 @@ def stop_in_update() -> None:
         if step == 0:
             everyone = psutil.Process().children(recursive=True)
             next(p for p in everyone if p.name().startswith("sglang::sche")).suspend()
+            loops[0].timeout_s = HANG_S
         say("update", step=step)
         return update(*words, step=step, **named)
 

@@ -45,8 +45,14 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def trainers(model: str, start: Start) -> dict[str, subprocess.Popen[str]]:
-    """Trainers by their first case, started at the same time."""
-    return {case: start(case, model) for case in ("plain", "crash")}
+    """Two trainers, started at the same time: one goes through several cases."""
+    return {cases[-1]: start(*cases, model) for cases in (("hang", "broken", "plain"), ("crash",))}
+
+
+@pytest.fixture(scope="module")
+def before_training(trainers: dict[str, subprocess.Popen[str]]) -> dict[str, dict[str, Any]]:
+    """What the trainer of several cases reported until it trains."""
+    return processes.marks(processes.read_until(trainers["plain"], "MARK training"))
 
 
 def family(process: subprocess.Popen[str], reports: dict[str, Any]) -> list[psutil.Process]:
@@ -54,20 +60,30 @@ def family(process: subprocess.Popen[str], reports: dict[str, Any]) -> list[psut
     return [p for p in processes.tree(process) if p.pid != reports["training"].get("bystander")]
 
 
+def test_a_hang_ends_at_the_time_out_and_a_stopped_engine_is_closed_and_a_failed_start_raises(
+    before_training: dict[str, dict[str, Any]],
+) -> None:
+    asked = before_training["asked"]
+    assert re.search(r"no answer within 3 s .*: 3 requests", asked["error"])
+    assert asked["after_s"] >= 3
+    assert "silent for 3 s" in before_training["asked again"]["error"]
+    assert "closed" in before_training
+    assert "died during initialization" in before_training["broken"]["error"]
+
+
 def test_sigterm_during_training_is_an_ordinary_exit(
-    trainers: dict[str, subprocess.Popen[str]],
+    trainers: dict[str, subprocess.Popen[str]], before_training: dict[str, dict[str, Any]]
 ) -> None:
     """`finally` runs while the engine lives, then the engine is closed; another child lives on."""
     process = trainers["plain"]
-    reports = processes.marks(processes.read_until(process, "MARK training"))
-    everyone = family(process, reports)
+    everyone = family(process, before_training)
     assert any("sglang::scheduler" in " ".join(p.cmdline()) for p in everyone)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=processes.HANG_S)
     assert process.returncode == 128 + signal.SIGTERM, output
     assert processes.marks(output)["finally"]["alive"] == [True, True]
     assert processes.left(everyone) == []
-    os.kill(reports["training"]["bystander"], signal.SIGKILL)  # it still runs
+    os.kill(before_training["training"]["bystander"], signal.SIGKILL)  # it still runs
 
 
 def test_a_crash_fails_pending_and_later_requests_and_sigterm_works_in_a_collective(
@@ -83,20 +99,6 @@ def test_a_crash_fails_pending_and_later_requests_and_sigterm_works_in_a_collect
     process.send_signal(signal.SIGTERM)
     assert processes.left(everyone) == []
     process.communicate(timeout=processes.HANG_S)
-
-
-def test_a_hang_ends_at_the_time_out_and_a_stopped_engine_is_closed_and_a_failed_start_raises(
-    model: str, start: Start
-) -> None:
-    process = start("hang", "broken", model)
-    output, _ = process.communicate(timeout=processes.HANG_S)
-    reports = processes.marks(output)
-    assert process.returncode == 0, output
-    assert re.search(r"no answer within 3 s .*: 3 requests", reports["asked"]["error"])
-    assert reports["asked"]["after_s"] >= 3
-    assert "silent for 3 s" in reports["asked again"]["error"]
-    assert "closed" in reports
-    assert "died during initialization" in reports["broken"]["error"]
 
 
 @pytest.mark.nightly

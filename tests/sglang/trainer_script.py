@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,7 +45,7 @@ def refused(engine: SGLangEngine) -> dict[str, object]:
 def train(engine: SGLangEngine) -> None:
     """Train until a signal comes; also start a child that does not belong to the engine."""
     bystander = subprocess.Popen(
-        ["sleep", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ["sleep", "3600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
         say("training", bystander=bystander.pid)  # the signal can follow at once
@@ -94,14 +95,13 @@ def crash(folder: str) -> None:
 
 def broken(folder: str) -> None:
     """The weight file is truncated: an exception, where SGLang alone would SIGKILL the trainer."""
-    weights = pathlib.Path(folder) / "model.safetensors"
-    content = weights.read_bytes()
-    weights.write_bytes(content[:1000])
+    copy = shutil.copytree(folder, f"{folder} broken")  # another trainer reads the folder
+    weights = pathlib.Path(copy) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
     try:
-        tiny.start(folder)
+        tiny.start(copy)
     except RuntimeError as error:
         say("broken", error=str(error))
-    weights.write_bytes(content)
 
 
 def plain(folder: str) -> None:
