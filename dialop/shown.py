@@ -8,7 +8,7 @@ import sys
 import traceback
 from pathlib import Path
 
-_NOT_OWN = {"dialop", "selfplay", "train", "__main__", *sys.stdlib_module_names}
+_NOT_OWN = {"dialop", "selfplay", "train", "eval", "__main__", *sys.stdlib_module_names}
 
 
 def printable(text: str) -> str:

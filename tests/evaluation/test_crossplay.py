@@ -96,7 +96,7 @@ def test_scripted_players_score_as_their_rules_imply(
             assert seats == [one, other]
     assert cells["scripted:honest", "scripted:random"] != cells["scripted:random", names[0]]
     shown = capsys.readouterr().out
-    assert re.search(r"^\| scripted:honest +\| +0 \| +1\.000 \[0\.912,", shown, re.MULTILINE)
+    assert re.search(r"^scripted:honest +0 +1\.000 \[0\.912,", shown, re.MULTILINE)
     assert "Lost to each other" in shown
 
 

@@ -282,7 +282,7 @@ def test_results_that_cannot_be_written_are_printed(
     words = [str(run), "--games", "generated", "--num", "2"]
     assert run_eval([*words, "--out", str(tmp_path)]) == 1
     shown = capsys.readouterr()
-    assert "| honest " in shown.out
+    assert "\nhonest " in shown.out
     assert shown.err.startswith("eval.py: [Errno 28] No space left") and shown.err.count("\n") == 1
 
 
