@@ -33,8 +33,8 @@ def parse_proposal(
     """Parse a proposal as a perfect matching of `reviewers` and `papers`.
 
     Lines end at a newline or `<br/>`. A `Proposal:` header, bullets, numbering, `&emsp;`, markdown
-    emphasis and case are ignored, and unless `brief` lines without a colon after a complete plan. A
-    line is split at its last colon, because full titles may contain colons.
+    emphasis and case are ignored. A line is split at its last colon, because full titles may
+    contain colons.
 
     Raises:
         PlayerError: kind "bad_proposal"; the message names the line and the valid choices (by short
@@ -57,8 +57,6 @@ def parse_proposal(
         if len(line) > _MAX_LINE:
             raise _refused(f"{where} is longer than {_MAX_LINE} characters", free_papers)
         paper_text, colon, reviewer_text = line.rpartition(":")
-        if not colon and len(reviewer_of) == len(papers) and not brief:
-            break
         if not colon:
             raise _refused(f"{where} has no colon; write paper: reviewer", free_papers)
         paper = _one(find_paper(paper_text), where, what="paper", valid=free_papers)

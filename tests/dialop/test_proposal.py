@@ -50,7 +50,6 @@ def test_lines_may_come_in_any_order_and_form(papers: list[int], random: object)
         "BLEU: a Method for Automatic Evaluation of MT: Ava Li\n"
         "electra: pre training text encoders as discriminators: Daniel Nguyen",
         "```\nBLEU\uff1aAva\nElectra: Daniel\n```",
-        "BLEU: Ava\nElectra: Daniel\nYou can only answer [accept] or [reject].",
     ],
 )
 def test_forgiven_forms(text: str) -> None:
@@ -72,7 +71,7 @@ REFUSED = {
     "Proposal:\nElectra: Ava": (2, "BLEU"),
     "Proposal:": (1, "BLEU, Electra"),
     "BLEU: Ava\nElectra: Daniel\nBLEU: Ava": (3, "none"),
-    "BLEU: Ava\nGood?\nElectra: Daniel": (2, "Electra"),
+    "BLEU: Ava\nElectra: Daniel\nGood?": (3, "none"),
 }
 
 
@@ -88,8 +87,6 @@ def test_brief_refusals_are_short() -> None:
     with pytest.raises(PlayerError) as refused:
         parse_proposal("BLEU: Ava\nElectra: Ava", TWO[0], papers=TWO[1], brief=True)
     assert str(refused.value) == "line 2 uses Ava again. Free: Daniel"
-    with pytest.raises(PlayerError, match="line 3 has no colon"):
-        parse_proposal("BLEU: Ava\nElectra: Daniel\nGood?", TWO[0], papers=TWO[1], brief=True)
 
 
 def test_ambiguous_names_are_refused_and_whole_names_win() -> None:
