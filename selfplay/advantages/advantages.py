@@ -196,13 +196,12 @@ def rloo(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfi
 
 def turns(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfig) -> Scales:
     """For each turn its mean in the other samples of the group; the turns' deviation from it."""
-    return _per_group(
-        samples,
-        lambda group: [
-            (turn_baselines(group, i), turn_std(group) + algorithm.advantage_eps)
-            for i in range(len(group))
-        ],
-    )
+
+    def scales(group: list[SampleStatistics]) -> Scales:
+        divisor = turn_std(group) + algorithm.advantage_eps
+        return [(turn_baselines(group, i), divisor) for i in range(len(group))]
+
+    return _per_group(samples, scales)
 
 
 def turn_baselines(group: Statistics, index: int) -> tuple[float, ...]:

@@ -86,13 +86,10 @@ def message_credit(episode: Episode) -> Rewards:
     of_moves = [[(sum(of) - own) / (len(of) - 1) for own in of] for of in reach]
     num_legal = accumulate((turn.action is not None for turn in episode.turns), initial=0)
     potentials = [of_moves[num] for num in num_legal]  # before each turn, and at the end
-    potentials[-1] = [0.0] * len(rewards)
+    potentials[-1] = nothing = [0.0] * len(rewards)
     return rewards, [
-        [
-            own + after - before
-            for own, before, after in zip(own or potentials[-1], *pair, strict=True)
-        ]
-        for own, pair in zip(moves, pairwise(potentials), strict=True)
+        [own + after - before for own, before, after in zip(of or nothing, *pair, strict=True)]
+        for of, pair in zip(moves, pairwise(potentials), strict=True)
     ]
 
 
@@ -206,14 +203,10 @@ def turn_penalties(
     episode: Episode, seat: int, *, config: RewardConfig
 ) -> tuple[tuple[int, int, float], ...]:
     """The token range [start, end) of each refused turn of the seat, and its penalty."""
-    transcript = episode.transcripts[seat]
-    if transcript is None or not config.error_penalty:
+    if episode.transcripts[seat] is None or not config.error_penalty:
         return ()
-    turns = [turn for turn in episode.turns if turn.seat == seat]
     return tuple(
-        (span.start, span.end, config.error_penalty)
-        for turn, span in zip(turns, transcript.spans, strict=True)
-        if turn.error is not None
+        (span.start, span.end, config.error_penalty) for span in refused_spans(episode, seat)
     )
 
 
@@ -238,11 +231,20 @@ def legal_mask(episode: Episode, seat: int) -> list[int]:
     """The mask of the seat's transcript without its refused turns."""
     transcript = episode.transcripts[seat]
     assert transcript is not None
-    mask, turns = list(transcript.mask), [turn for turn in episode.turns if turn.seat == seat]
-    for turn, span in zip(turns, transcript.spans, strict=True):
-        if turn.error is not None:
-            mask[span.start : span.end] = [0] * (span.end - span.start)
+    mask = list(transcript.mask)
+    for span in refused_spans(episode, seat):
+        mask[span.start : span.end] = [0] * (span.end - span.start)
     return mask
+
+
+def refused_spans(episode: Episode, seat: int) -> list[Span]:
+    """The tokens of each refused turn of the seat."""
+    transcript = episode.transcripts[seat]
+    assert transcript is not None
+    turns = [turn for turn in episode.turns if turn.seat == seat]
+    return [
+        span for turn, span in zip(turns, transcript.spans, strict=True) if turn.error is not None
+    ]
 
 
 def trained_seats(episode: Episode) -> list[int]:
