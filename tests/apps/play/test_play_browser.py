@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from playwright.sync_api import Page, expect
 from dialop.cli import main as dialop
 from tests.helpers.browser import open_page
 from tests.helpers.chat_server import Answer, chat_server
+from tests.helpers.processes import WAIT_S
 from tests.helpers.tiny_run import finished
 
 pytestmark = pytest.mark.slow
@@ -45,7 +47,10 @@ def a_move(page: Page) -> Iterator[None]:
     """The block makes a move; the page shows it before the block ends."""
     version = page.evaluate("play.drawn")
     yield
-    page.wait_for_function(f"play.drawn > {version}")
+    until_s = time.monotonic() + WAIT_S
+    while page.evaluate("play.drawn") == version:  # the page forbids to wait in it, with eval
+        assert time.monotonic() < until_s
+        page.wait_for_timeout(20)
 
 
 def accept_when_asked(page: Page) -> None:
