@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
+from itertools import count
 from typing import Any, TypeVar
 
 import numpy as np
@@ -127,15 +129,14 @@ def init_world(
     control: dist.ProcessGroup | None = None
     timeout = timedelta(seconds=TIMEOUT_S + patience_s)
     if world_size > 1 or kind == "cuda":
-        # A single process needs no rendezvous and no port.
-        alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
             timeout=timeout,
-            **(alone if world_size == 1 else {}),
+            # A single process needs no rendezvous and no port.
+            store=_own_keys(timeout) if world_size > 1 else dist.HashStore(),
+            rank=rank,
+            world_size=world_size,
         )
-        # Otherwise a child process would use torchrun's store for its process group.
-        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
         control = dist.new_group(backend="gloo", timeout=timeout)
         shape, names = ((dp_size, tp), ("dp", "tp")) if tp > 1 else ((dp_size,), ("dp",))
         mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
@@ -151,6 +152,24 @@ def init_world(
         control=control,
         replica=make_replica(rank, world_size, engine_tp, timeout=timeout),
     )
+
+
+def _own_keys(timeout: timedelta) -> dist.Store:
+    """The launcher's store, with keys that no earlier world of these processes has written."""
+    store = _launchers_store()
+    store.set_timeout(timeout)
+    return dist.PrefixStore(f"world_{next(_worlds)}", store)
+
+
+_worlds = count()
+
+
+@cache
+def _launchers_store() -> dist.Store:
+    store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=TIMEOUT_S)))
+    # Otherwise a child process would use torchrun's store for its process group.
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
+    return store
 
 
 def data_parallel_size(world_size: int, tp: int, fsdp: int | None) -> int:

@@ -295,6 +295,11 @@ def main(part: str, folder: Path) -> None:
     if fast:
         report |= {"adapters": adapters(world, folder / "adapters"), "critic": critic(world)}
         report["filled up"] = filled_up(world)
+        close_world(world)
+        world = init_world(device="cpu")
+        report["a later world"] = gather_objects(world.rank, world)
+        mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
+        pair = replace(world, mesh=mesh, dp_rank=0, dp_size=1, tp=2)
     there_and_back = [world, ALONE, pair, world]
     for kind in ("weights",) if fast else ("muon", "bf16", "critic", "adapters"):
         meshes = [world, ALONE, world] if kind in ("critic", "adapters") else there_and_back
