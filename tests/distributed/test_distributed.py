@@ -98,6 +98,11 @@ def test_one_cpu_process_is_a_world_without_a_mesh() -> None:
     assert all_reduce_sum([1.5], world) == [1.5]
 
 
+def test_a_second_world_opens_in_the_processes_of_an_earlier_one() -> None:
+    """As a script has it that trains twice."""
+    assert two_ranks("a later world") == [0, 1]
+
+
 def test_the_norm_before_clipping_is_returned() -> None:
     world = init_world(device="cpu")
     model = scratch_model(SHAPE, seed=0)
