@@ -200,7 +200,7 @@ def saved_samples(
     missing = [chunk for chunk in own if damage(chunk_folder(folder, chunk)) is not None]
     if config.data.processes == 1 or not missing:
         for chunk in missing:
-            _save(_play(config, rendering, chunk), chunk_folder(folder, chunk))
+            _play_and_save(config, rendering, folder, chunk)
     else:
         job_config = replace(config, data=replace(config.data, processes=1))
         tokenizer = tokenizer_folder(config.model, folder)
@@ -210,9 +210,7 @@ def saved_samples(
             initializer=torch.set_num_threads,
             initargs=(1,),
         ) as pool:
-            played = pool.map(partial(_play_job, job_config, tokenizer), missing)
-            for chunk, samples in zip(missing, played, strict=True):
-                _save(samples, chunk_folder(folder, chunk))
+            list(pool.map(partial(_play_job, job_config, tokenizer, folder), missing))
     barrier(world)
     limit = config.rollout.max_game_tokens
     return [
@@ -230,16 +228,18 @@ def chunk_folder(folder: Path, games: range) -> Path:
     return progress_folder(folder) / f"games_{games.start:08d}_{games.stop:08d}"
 
 
-def _play_job(config: Config, tokenizer: Path, games: range) -> list[Sample]:
+def _play_job(config: Config, tokenizer: Path, folder: Path, games: range) -> None:
     rendering = make_rendering(
         load_tokenizer(tokenizer), template_kwargs=config.model.chat_template
     )
-    return _play(config, rendering, games)
+    _play_and_save(config, rendering, folder, games)
 
 
-def _save(samples: Sequence[Sample], folder: Path) -> None:
-    """Write what imitation needs of the samples: names, starts, ids and masks."""
-    with atomic_folder(folder) as partial_folder:
+def _play_and_save(config: Config, rendering: Rendering, folder: Path, games: range) -> None:
+    """Play these games and write what imitation needs of their samples: names, starts, ids and
+    masks."""
+    samples = _play(config, rendering, games)
+    with atomic_folder(chunk_folder(folder, games)) as partial_folder:
         tensors = {
             "lengths": torch.tensor([len(s.ids) for s in samples]),
             "ids": torch.tensor([i for s in samples for i in s.ids], dtype=torch.int32),

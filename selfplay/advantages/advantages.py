@@ -353,7 +353,8 @@ def imitation_samples(episodes: Sequence[Episode]) -> list[Sample]:
 
 def imitated(name: str, ids: list[int], mask: list[int], starts: Sequence[int]) -> Sample:
     """A sample to imitate: every token of the mask has advantage 1."""
-    advantages = [float(trained) for trained in mask]
+    # Not float(trained), which makes an object for each token.
+    advantages = [1.0 if trained else 0.0 for trained in mask]
     return Sample(name, ids, mask, [0.0] * len(ids), advantages, starts=tuple(starts))
 
 
