@@ -98,7 +98,7 @@ def test_a_trainer_killed_in_a_push_leaves_nothing_and_goes_on(tmp_path: Path) -
 @pytest.mark.two_gpus
 def test_a_run_goes_on_over_other_gpus_and_meshes(tmp_path: Path) -> None:
     """Two GPUs that share the parameters, one, two that divide each layer and share one engine, and
-    two as before. It has not been run in this form yet (docs/trust.md)."""
+    two as before."""
     folder = tmp_path / "run"
     divided = ("parallel.tp=2", "engine.tp_size=2")
     for num_steps, num_gpus, mesh in ((1, 2, ()), (2, 0, ()), (3, 2, divided), (4, 2, ())):
