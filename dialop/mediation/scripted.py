@@ -42,20 +42,27 @@ class ScriptedPlayer(ScriptedBase):
       below its best calendar cost.
     - `think`: what the agent writes in private before a proposal: nothing ("no"), or the value of
       each flight and of each flight of user 0 with the best one of user 1 ("values", `_by_values`).
+    - `stray`: with `think` "values", the probability that it proposes a random pair in place of the
+      best one.
     - `slip`: the probability that it first sends a malformed move and then repairs it.
     """
 
     OPTIONS: ClassVar = {
         "random": ("slip",),
-        "solo": ("strict", "think", "slip"),
-        "honest": ("tell", "probe", "strict", "think", "slip"),
+        "solo": ("strict", "think", "stray", "slip"),
+        "honest": ("tell", "probe", "strict", "think", "stray", "slip"),
     }
 
     tell: Literal["costs", "top", "calendar"] = option("costs")
     probe: int = option(0, low=0, high=9)
     strict: float = option(_NEVER, low=0, high=_NEVER)
     think: Literal["no", "values"] = option("no")
+    stray: float = option(0.0, low=0, high=1)
     slip: float = option(0.0, low=0, high=1)
+
+    def __post_init__(self) -> None:
+        if self.stray and self.think != "values":
+            raise ValueError(f"stray={self.stray:g} needs think=values")
 
     def lesson(self, view: UserView | AgentView) -> Lesson:
         """The next move as an example to imitate."""
@@ -70,8 +77,7 @@ class ScriptedPlayer(ScriptedBase):
     def _book(self, view: AgentView, rng: np.random.Generator) -> str:
         """The agent: asks each user that has stated nothing once, then proposes the best pair."""
         if self.name == "random":
-            first, second = (int(rng.integers(len(flights))) for flights in view.conflicts)
-            return wording.proposal((first, second))
+            return wording.proposal(_random_pair(view, rng))
         listens = self.name == "honest" and view.options.messages
         if listens:
             asked = {act.room for act in view.log if act.kind == "message" and act.seat == AGENT}
@@ -80,7 +86,10 @@ class ScriptedPlayer(ScriptedBase):
                 if not stated[user].anything and user not in asked:
                     return wording.question(user, rng, brief=view.options.brief)
         if self.think == "values":
-            return _by_values(view, listen=listens)
+            lines, pair = _by_values(view, listen=listens)
+            if self.stray and rng.random() < self.stray:
+                pair = _random_pair(view, rng)
+            return "\n".join([*lines, wording.proposal(pair)])
         return wording.proposal(believed_best(view, rng, listen=listens))
 
     def _travel(self, view: UserView, rng: np.random.Generator) -> str:
@@ -111,8 +120,13 @@ class ScriptedPlayer(ScriptedBase):
         return regret >= self.strict and num_rejected < _MAX_REJECTIONS
 
 
-def _by_values(view: AgentView, *, listen: bool) -> str:
-    """Value all flights in private text and propose the best pair.
+def _random_pair(view: AgentView, rng: np.random.Generator) -> tuple[int, int]:
+    first, second = (int(rng.integers(len(flights))) for flights in view.conflicts)
+    return first, second
+
+
+def _by_values(view: AgentView, *, listen: bool) -> tuple[list[str], tuple[int, int]]:
+    """The lines of private text that value all flights, and the best pair.
 
     The text starts with the usual price of each user, in tens of dollars. Then it has `Flights N`
     and a line for each flight of both users, in order of its hour of arrival. The line begins as in
@@ -144,7 +158,7 @@ def _by_values(view: AgentView, *, listen: bool) -> str:
         values = f"{row.cost} {row.by_price} {gap} {loss}"
         lines += [f"Flights {row.user}", f"{row.flight} {row.copied} {values} {so_far} {found}"]
         before = row.hour
-    return "\n".join([*lines, wording.proposal(pair)])
+    return lines, pair
 
 
 class _Row(NamedTuple):

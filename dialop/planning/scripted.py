@@ -54,13 +54,15 @@ class ScriptedPlayer(ScriptedBase):
       proposes its best plan. It searches for all sites with the fields that matter ("table"), or
       for the sites that meet all preferences, then fewer of them ("filter"). It looks up distances
       at most `legs` times for each proposal. With `think` "points" it counts in private and
-      proposes `plans` plans (`_by_points`), then the one of them with the best told total.
+      proposes `plans` plans (`_by_points`), then the one of them with the best told total. With
+      probability `stray` each of these choices is a random one instead: the site of a block, the
+      sites beside it, and the plan at the end.
     - guesser: an agent who proposes random sites.
     - `slip`: the probability that it first sends a malformed move and then repairs it.
     """
 
     OPTIONS: ClassVar = {
-        "searcher": ("by", "legs", "think", "plans", "slip"),
+        "searcher": ("by", "legs", "think", "plans", "stray", "slip"),
         "guesser": ("slip",),
         "teller": ("tell", "rounds", "score", "slip"),
         "silent": ("slip",),
@@ -73,6 +75,7 @@ class ScriptedPlayer(ScriptedBase):
     legs: int = option(_MAX_LEGS, low=0, high=20)
     think: Literal["no", "points"] = option("no")
     plans: int = option(1, low=1, high=9)
+    stray: float = option(0.0, low=0, high=1)
     slip: float = option(0.0, low=0, high=1)
 
     def __post_init__(self) -> None:
@@ -80,6 +83,8 @@ class ScriptedPlayer(ScriptedBase):
             raise ValueError(f"think={self.think} needs by=table")
         if self.plans > 1 and self.think != "points":
             raise ValueError(f"plans={self.plans} needs think=points")
+        if self.stray and self.think != "points":
+            raise ValueError(f"stray={self.stray:g} needs think=points")
 
     @property
     def seat(self) -> int:
@@ -138,6 +143,8 @@ def _searcher(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generat
     told = [scored for scored in scored_in(view.log) if scored.total is not None]
     if player.think == "points" and told:
         best = max(told, key=lambda scored: scored.total or 0)
+        if player.stray and rng.random() < player.stray:
+            best = told[rng.integers(len(told))]
         return f"[propose] {render_plan(best.plan, view.names)}"
     if view.options.search:
         fields, facts = fields_of(stated), facts_of(view.log, brief=view.options.brief)
@@ -170,7 +177,11 @@ def _by_points(player: ScriptedPlayer, view: PlanningView, stated: tuple[Prefere
     if view.options.search and not all(counted.facts.knows(name, fields) for name in view.names):
         return f"[tool] Search(fields=[{', '.join(fields)}])"
     points, done = counted.points, sum(a.kind == "propose" for a in view.log)
+    # The same draws before and after the distances are looked up.
+    rng = np.random.default_rng((player.seed, done))
     centre, lines = counted.centres[done], "" if done or looked_up else counted.lines
+    if rng.random() < player.stray:
+        centre = str(rng.choice(counted.blocks[done]))
     far = view.options.search and any(p.kind == "distance" for p in stated)
     if far and not looked_up:
         return f"{lines}[tool] Search(sort_by=[distance_to({centre})], limit={_NEAR + 1})"
@@ -180,6 +191,9 @@ def _by_points(player: ScriptedPlayer, view: PlanningView, stated: tuple[Prefere
         if name != centre:
             others = sorted([*others, name], key=lambda each: -points[each])[:2]
             lines += "|".join(f"{each} {points[each]}" for each in (name, *others)) + "\n"
+    if rng.random() < player.stray:
+        beside = [name for name in sorted(points) if name != centre]
+        others = rng.choice(beside, min(2, len(beside)), replace=False).tolist()
     chosen = [*others[:1], centre, *others[1:]] if view.slots > 1 else [centre]
     plan = tuple(view.names.index(name) for name in chosen[: view.slots])
     return f"{lines}[propose] {render_plan(plan, view.names)}"
@@ -187,10 +201,12 @@ def _by_points(player: ScriptedPlayer, view: PlanningView, stated: tuple[Prefere
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """The counts of all sites, the best site of each block, and the text that finds them."""
+    """The counts of all sites, the sites and the best site of each block, and the text that finds
+    them."""
 
     facts: Facts
     points: dict[str, int]
+    blocks: list[list[str]]
     centres: list[str]
     lines: str
 
@@ -211,9 +227,11 @@ def _counted(
     """
     facts = facts_of(tables, brief=brief)
     lines, points, centres = "", dict[str, int](), list[str]()
-    for block in np.array_split(sorted(names), min(plans, len(names))):
-        best, *_ = ordered = block.tolist()
-        for name in ordered:
+    arrays = np.array_split(sorted(names), min(plans, len(names)))
+    blocks: list[list[str]] = [array.tolist() for array in arrays]
+    for block in blocks:
+        best = block[0]
+        for name in block:
             points[name] = sum(p.kind == "sites" and name in p.sites for p in stated)
             lines += f"{name} {points[name]}"
             for field, value in facts.values.get(name, {}).items():
@@ -223,7 +241,7 @@ def _counted(
             best = name if points[name] > points[best] else best
             lines += f"|{best} {points[best]}\n"
         centres.append(best)
-    return _Counted(facts, points, centres, lines)
+    return _Counted(facts, points, blocks, centres, lines)
 
 
 def _liked(p: Preference, field: str, value: Value) -> int:

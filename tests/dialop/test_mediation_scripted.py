@@ -99,6 +99,19 @@ def test_an_agent_that_writes_values_proposes_the_best_pair_of_them() -> None:
         player.act(MediationGame(INSTANCES[0], BRIEF).view(0))
 
 
+def test_an_agent_that_strays_values_flights_as_well_and_books_at_random() -> None:
+    options = Rules(brief=True, private_reasoning=True)
+    sure, stray = (mean_norm(f"honest:think=values,stray={s}", options) for s in (0, 0.5))
+    assert mean_norm("random", options) + 0.1 < stray < sure - 0.1
+    assert 0.5 < mean_norm("honest:think=values,stray=1", options) < 0.7
+    thinker, strayer = (make_scripted(f"solo:think=values,stray={s}", seed=3) for s in (0, 1))
+    game = MediationGame(INSTANCES[0], options)
+    for _ in range(2):
+        game.step(game.seat_to_move or 0, thinker.act(game.view(game.seat_to_move or 0)))
+    best, random = (p.act(game.view(AGENT)).rsplit("\n", 1) for p in (thinker, strayer))
+    assert best[0] == random[0] and best[1] != random[1]
+
+
 @pytest.mark.parametrize("options", [FULL, BRIEF])
 @pytest.mark.parametrize("spec", ["honest:probe=1", "honest:tell=top", "honest:tell=calendar"])
 def test_honest_users_state_only_what_is_true(spec: str, options: Rules) -> None:

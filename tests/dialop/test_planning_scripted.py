@@ -25,11 +25,15 @@ SMALL = generate(SIMPLE, seed=21, num=60)
 
 
 def played(
-    instance: PlanningInstance, user: str, agent: str, options: PlanningOptions = FULL
+    instance: PlanningInstance,
+    user: str,
+    agent: str,
+    options: PlanningOptions = FULL,
+    seed: int = 1,
 ) -> PlanningGame:
     """A full game of two scripted players; no move but a deliberate slip is refused."""
     game = PlanningGame(instance, options)
-    players = [make_scripted(user, seed=1), make_scripted(agent, seed=2)]
+    players = [make_scripted(user, seed=seed), make_scripted(agent, seed=seed + 1)]
     for _ in range(80):
         seat = game.seat_to_move
         if seat is None:
@@ -177,6 +181,30 @@ def test_of_plans_by_points_the_one_with_the_best_told_total_is_agreed() -> None
         for user, agent in zip(users, agents, strict=True)
     )
     assert one > 0.86 and four > 0.92
+
+
+def test_an_agent_that_strays_counts_as_well_and_chooses_at_random() -> None:
+    """Of 40 cities with two plans each, a random site of 39 is seldom the best one of its block."""
+    options = PlanningOptions(brief=True, private_reasoning=True)
+    texts, scores = dict[float, list[list[str]]](), dict[float, float]()
+    for stray in (0.0, 0.5, 1.0):
+        agent = f"searcher:think=points,plans=2,stray={stray}"
+        games = [
+            played(instance, "teller:rounds=1,score=total", agent, options, seed=i)
+            for i, instance in enumerate(CITIES)
+        ]
+        texts[stray] = [[a.text for a in game.view(1).log if a.seat == 1] for game in games]
+        scores[stray] = statistics.fmean(game.outcome().score_norm for game in games)
+    assert scores[0.0] > scores[0.5] + 0.05 > scores[1.0] + 0.15
+    same = {
+        stray: sum(a[:2] == b[:2] for a, b in zip(texts[0.0], texts[stray], strict=True))
+        for stray in texts
+    }
+    assert same[1.0] < 6 < same[0.5] < 35
+    for sure, strayed in zip(texts[0.0], texts[1.0], strict=True):
+        assert sure[0] == strayed[0]  # the search
+        looked_up = strayed[1].split("distance_to(")[1].split(")")[0]
+        assert strayed[2].split(", ")[1] == looked_up  # a plan is around the site looked up
 
 
 def test_an_agent_that_thinks_needs_room_for_it() -> None:

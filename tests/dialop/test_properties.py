@@ -215,6 +215,7 @@ WRONG_SPECS = {
         "user:patience=no": "patience",
     },
     "mediation": {
+        "solo:stray=0.5": "needs think=values",
         "honset": "honest",
         "honest:tell=all": "costs, top, calendar",
         "honest:probe=1.5": "probe must be a whole number",
@@ -233,6 +234,7 @@ WRONG_SPECS = {
         "silent:tell=all": "tell",
         "searcher:by=filter,think=points": "by=table",
         "searcher:plans=2": "needs think=points",
+        "searcher:stray=0.5": "needs think=points",
         "teller:rounds=-1": "0 to 20",
     },
 }
