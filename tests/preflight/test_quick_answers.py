@@ -162,7 +162,7 @@ def test_an_installed_command_goes_by_its_own_name(
     [
         ("train.py", "rollout.gr", ["rollout.group_size="]),
         ("train.py", "--dry", ["--dry-run"]),
-        ("train.py", "mediation_", ["mediation_h200"]),
+        ("train.py", "mediation_", ["mediation_h200", "mediation_h200_protocol"]),
         ("eval.py", "rollout.gr", ["rollout.group_size="]),
         ("eval.py", "optim.", []),
     ],
