@@ -6,6 +6,7 @@ Shapes: N packed tokens, M positions whose next token is scored, D width, V voca
 from __future__ import annotations
 
 import copy
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -415,6 +416,8 @@ def apply_liger(model: PreTrainedModel) -> None:
     architecture in the process, which must then be on a GPU. Raises ValueError for an architecture
     that liger does not support, ImportError without liger.
     """
+    # It warns of each backend for other hardware that it cannot import.
+    logging.getLogger("liger_kernel.backends.registry").setLevel(logging.ERROR)
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
     kind = model.config.model_type
