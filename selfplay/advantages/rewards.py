@@ -69,12 +69,13 @@ def regret(episode: Episode) -> Rewards:
 
 
 def message_credit(episode: Episode) -> Rewards:
-    """The game's own rewards, and for each turn how much it raised what the others can reach.
+    """The game's own rewards, and for each message how much it raised what the others can reach.
 
-    A seat's potential is the mean of what the other seats can reach (`Game.reach`), 0 after the
-    game. A turn's reward is the potential after it minus the one before it (Ng, Harada, Russell
-    1999, with gamma 1), so the rewards of a game sum to its own minus the potential at its start,
-    whatever is said: the best play stays the best.
+    A seat's potential is the mean of what the other seats can reach (`Game.reach`); a message earns
+    its sender the potential after it minus the one before it. So a lie and the truth after it, or a
+    repetition, earn nothing in sum, and a game pays at most what was left to be told. Unlike in a
+    potential-based shaping (Ng, Harada, Russell 1999) the end does not take this back: a loss that
+    `reward.turn_discount` fades makes talking on better than any end (docs/notes/log.md).
     """
     rewards, moves = score_norm(episode)
     reach = episode.game.reach() if episode.game is not None else []
@@ -85,11 +86,12 @@ def message_credit(episode: Episode) -> Rewards:
         )
     of_moves = [[(sum(of) - own) / (len(of) - 1) for own in of] for of in reach]
     num_legal = accumulate((turn.action is not None for turn in episode.turns), initial=0)
-    potentials = [of_moves[num] for num in num_legal]  # before each turn, and at the end
-    potentials[-1] = nothing = [0.0] * len(rewards)
+    potentials, nothing = [of_moves[num] for num in num_legal], [0.0] * len(rewards)
     return rewards, [
         [own + after - before for own, before, after in zip(of or nothing, *pair, strict=True)]
-        for of, pair in zip(moves, pairwise(potentials), strict=True)
+        if turn.action == "message"
+        else of or nothing
+        for of, turn, pair in zip(moves, episode.turns, pairwise(potentials), strict=True)
     ]
 
 
@@ -121,7 +123,7 @@ def _with_rewards(episode: Episode, config: RewardConfig) -> Episode:
             f"{given!r} ({name_of(episode)})"
         )
     if config.turn_discount < 1.0:
-        moves = _discounted(episode, rewards, moves, config.turn_discount)
+        moves = _discounted(episode, num, moves, config.turn_discount)
     turns = zip(episode.turns, moves, strict=True)
     branches = (
         replace(
@@ -141,14 +143,15 @@ def _with_rewards(episode: Episode, config: RewardConfig) -> Episode:
 
 
 def _discounted(
-    episode: Episode, rewards: Sequence[float], moves: Sequence[Sequence[float]], discount: float
+    episode: Episode, num_seats: int, moves: Sequence[Sequence[float]], discount: float
 ) -> list[list[float]]:
     """Each seat's rewards of its own turns, with which its return from a turn on is the discounted
-    one: a reward k turns later, whoever takes them, counts discount^k, and that at the end as one
-    of the last turn."""
-    found = [[0.0] * len(rewards) for _ in moves]
-    for seat, value in enumerate(rewards):
-        later = value  # the return of the seat's next turn; after its last one the final reward
+    one: a reward k turns later, whoever takes them, counts discount^k. The reward at the end counts
+    in full for every turn: if it faded too, talking on would be better than an end that earns less
+    than what the turns so far were paid."""
+    found = [[0.0] * num_seats for _ in moves]
+    for seat in range(num_seats):
+        value = later = 0.0  # the return of the rest of the game, and of the seat's next turn
         for number in reversed(range(len(moves))):
             value += moves[number][seat] if len(moves[number]) else 0.0
             if episode.turns[number].seat == seat:

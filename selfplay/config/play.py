@@ -216,8 +216,8 @@ class RewardConfig:
     function: str = "score_norm"
     """score_norm: the game's own rewards, such as the score divided by the best possible score;
     accept: 1 for any agreement; regret: as score_norm, but without an agreement half the
-    score_norm of the last proposal; message_credit: for each turn also how much it raised what
-    the other seats can reach (docs/methods.md); or a function of your own as my_file.py:name
+    score_norm of the last proposal; message_credit: for each message also how much it raised
+    what the other seats can reach (docs/methods.md); or a function of your own as my_file.py:name
     (docs/your_method.md)"""
     judge: str = "rubric"
     """who rates games that are rated: rubric (the game's own rule), endpoint:MODEL@URL, a model
@@ -236,7 +236,8 @@ class RewardConfig:
     error_penalty: float = Field(default=0.0, ge=0.0, le=1000.0)
     """penalty for each refused move of the seat, subtracted from its reward"""
     turn_discount: float = Field(default=1.0, ge=0.0, le=1.0)
-    """what a reward counts in the return of a turn, for each turn of any seat between them"""
+    """what a reward of a later turn counts in the return of a turn, for each turn of any seat
+    between them; the reward at the end counts in full"""
 
     @field_validator("function")
     @classmethod

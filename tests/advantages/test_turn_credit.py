@@ -1,6 +1,5 @@
 """Credit of single turns: potential-shaped rewards of messages, and baselines of the same turn."""
 
-import math
 from dataclasses import replace
 from itertools import product
 
@@ -46,55 +45,80 @@ def played(game: Game, *moves: tuple[int, str]) -> Episode:
 
 @pytest.mark.parametrize(("said", "gain"), [("Electra 8", 0.5), ("Electra 7", 0.0), ("hello", 0.0)])
 def test_a_message_earns_what_its_listener_can_reach_more(said: str, gain: float) -> None:
-    """Seat 0 can reach 0.5 at the start and 1 with the truth. The reward of seat 1 for a message is
-    the rise, and that for a proposal its value above what seat 0 could reach."""
+    """Seat 0 can reach 0.5 at the start and 1 with the truth; the rise is the reward of seat 1.
+    Nothing else is paid, and the end takes nothing back."""
     said = f"[message] Daniel {said}"
     talk = (1, said), (0, "[message] go on"), (1, said)
     end = (0, "[oops]"), (0, BEST), (1, "[accept]")
     rewards, moves = message_credit(played(MatchingGame(ROWS, Rules()), *talk, *end))
     assert rewards == (1.0, 1.0)
-    first, *_, proposed, accepted = [of_seats[1] for of_seats in moves]
-    assert (first, proposed, accepted) == (gain, 0.5 - gain, -1.0)
-    assert [of_seats[1] for of_seats in moves[1:4]] == [0.0, 0.0, 0.0], "a repetition, a mistake"
+    first, *others = [of_seats[1] for of_seats in moves]
+    assert first == gain
+    assert others == [0.0] * 5, "another's words, a repetition, a mistake, a plan, an answer"
 
 
-def test_a_discount_keeps_a_message_from_what_is_made_of_it() -> None:
-    """Rewards of seat 1: 0.5 for the truth, -0.5 for the poor plan that seat 0 proposes, and -0.5
-    and the game's 0.5 for accepting it; of seat 0: 0, -0.5, -0.5 + 0.5. Without a discount a turn
-    returns the game's 0.5 minus what the other could reach before it: 0.5, 1 and 0.5."""
-    told = (1, "[message] Daniel Electra 8"), (0, WORST), (1, "[accept]")
-    for discount, returns in ((1.0, 0.0), (0.5, 0.25), (0.0, 0.5)):
-        reward = RewardConfig(function="message_credit", turn_discount=discount)
-        shaped = with_rewards([played(MatchingGame(ROWS, Rules()), *told)], reward)
-        assert shaped[0].outcome.rewards == (0.5, 0.5)
-        samples = episode_samples(shaped, algorithm=AlgorithmConfig(), reward=reward)
-        assert [one.turns for one in sample_statistics(samples)] == [(-0.5,), (returns, 0.0)]
+def test_a_lie_and_the_truth_after_it_earn_no_more_than_the_truth() -> None:
+    said = [f"[message] Daniel Electra {n}" for n in (8, 7, 8)]
+    talk = [(1, said[0]), (0, "[message] hm"), (1, said[1]), (0, "[message] hm"), (1, said[2])]
+    _, moves = message_credit(played(MatchingGame(ROWS, Rules()), *talk))
+    assert [of_seats[1] for of_seats in moves] == [0.5, 0.0, -0.5, 0.0, 0.5]
+
+
+def returns_of(moves: tuple[tuple[int, str], ...], discount: float) -> list[tuple[float, ...]]:
+    """What each turn of each seat returns, on the board of the test above."""
+    reward = RewardConfig(function="message_credit", turn_discount=discount)
+    shaped = with_rewards([played(MatchingGame(ROWS, Rules()), *moves)], reward)
+    samples = episode_samples(shaped, algorithm=AlgorithmConfig(), reward=reward)
+    return [one.turns for one in sample_statistics(samples)]
+
+
+TOLD = (1, "[message] Daniel Electra 8")
+
+
+def test_a_discount_fades_what_is_said_later_and_not_the_end() -> None:
+    """Seat 1 says nothing of use, is answered, and tells the truth, which earns 0.5; then a poor
+    plan of 0.5 is agreed."""
+    late = (1, "[message] hm"), (0, "[message] hm"), TOLD, (0, WORST), (1, "[accept]")
+    for discount, first in ((1.0, 1.0), (0.5, 0.5 + 0.125), (0.0, 0.5)):
+        assert returns_of(late, discount) == [(0.5, 0.5), (first, 1.0, 0.5)]
+
+
+@pytest.mark.parametrize("discount", [0.0, 0.5, 1.0])
+def test_to_end_with_a_poor_plan_returns_more_than_to_talk_until_the_end(discount: float) -> None:
+    talk = ((0, "[message] hm"), (1, "[message] hm")) * 2
+    ended, talked = (
+        returns_of((TOLD, *rest), discount) for rest in (((0, WORST), (1, "[accept]")), talk)
+    )
+    assert ended[1][0] == talked[1][0] + 0.5 and ended[0][0] == talked[0][0] + 0.5
 
 
 @pytest.mark.parametrize("name", ["matching", "planning", "mediation"])
-def test_the_rewards_of_a_game_sum_to_its_own_minus_the_potential_at_its_start(name: str) -> None:
+def test_a_game_pays_for_messages_what_they_told_and_at_most_what_was_left(name: str) -> None:
     """However it is played: honest and random players, mistakes, and games that are cut off."""
     kit = load_kit(name)
     specs = {
         "matching": ("honest:tell=top,slip=0.3", "random"),
-        "planning": ("searcher:slip=0.3", "guesser"),
+        "planning": ("teller:rounds=1+searcher:slip=0.3", "teller+guesser"),
         "mediation": ("honest:tell=top,probe=1,slip=0.3", "random"),
     }[name]
-    for index, board in enumerate(kit.generate(kit.Options(), seed=5, num=4)):
-        seats = kit.seated(specs[index % 2])
+    paid = []
+    for index, board in enumerate(kit.generate(kit.Options(), seed=5, num=6)):
+        spec = specs[index % 2]
+        seats = tuple(spec.split("+")) if "+" in spec else kit.seated(spec)
         scripts = [kit.make_script(spec, seed=index) for spec in seats]
         game, moves = kit.new_game(board, kit.Options()), list[tuple[int, str]]()
-        start = game.reach()
+        start = game.reach()[0]
         while (seat := game.seat_to_move) is not None and len(moves) < 3 * index + 2:
             moves.append((seat, scripts[seat].act(game.view(seat))))
             game.step(*moves[-1])
         given = played(kit.new_game(board, kit.Options()), *moves)
         rewards, shaped = message_credit(given)
-        for seat, own in enumerate(given.outcome.rewards):
-            others = [of for i, of in enumerate(start[0]) if i != seat]
-            potential = sum(others) / len(others)
-            total = rewards[seat] + sum(of_seats[seat] for of_seats in shaped)
-            assert total == pytest.approx(own - potential)
+        assert rewards == given.outcome.rewards
+        for seat in range(len(seats)):
+            others = [of for i, of in enumerate(start) if i != seat]
+            paid.append(sum(of_seats[seat] for of_seats in shaped))
+            assert paid[-1] <= 1 - sum(others) / len(others) + 1e-9
+    assert max(paid) > 0.005
 
 
 def test_a_game_that_does_not_tell_what_can_be_reached_is_refused() -> None:
@@ -152,8 +176,8 @@ def test_baselines_of_turns_leave_the_gradient_unbiased_and_their_means_do_not()
 
 def test_turns_divides_by_the_deviation_of_turns_from_their_own_baselines() -> None:
     """Seat 1 tells in two games; seat 0 proposes the best plan in the first. The returns of seat 1
-    are 0.5, 0 | 0, 0: gaps 0.5, 0 | -0.5, 0, whose root mean square is 0.5 / sqrt(2). Equal games
-    have no gaps and are dropped, though their turns differ."""
+    are 1.5, 1 | 1, 0.5: gaps 0.5, 0.5 | -0.5, -0.5, whose root mean square is 0.5. Equal games have
+    no gaps and are dropped, though their turns differ."""
     told, ends = (1, "[message] Daniel Electra 8"), ((0, BEST), (0, WORST))
     reward = RewardConfig(function="message_credit")
     algorithm = AlgorithmConfig(advantage="turns", advantage_eps=0.0)
@@ -163,8 +187,7 @@ def test_turns_divides_by_the_deviation_of_turns_from_their_own_baselines() -> N
     ]
     samples, _ = reward_samples(with_rewards(games, reward), algorithm=algorithm, reward=reward)
     found = with_advantages(samples, algorithm=algorithm)
-    told_by = math.sqrt(2)
-    expected = [[0, 1], [0, -1], [0, told_by, 0, 0], [0, -told_by, 0, 0]]
+    expected = [[0, 1], [0, -1], [0, 1, 0, 1], [0, -1, 0, -1]]
     assert [s.advantages for s in found] == [pytest.approx(of) for of in expected]
     equal = with_rewards([games[0], replace(games[0], index=1)], reward)
     samples, stats = reward_samples(equal, algorithm=algorithm, reward=reward)
