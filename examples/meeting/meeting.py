@@ -1,7 +1,7 @@
 """Two players with private calendars must meet on a day on which both are free."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dialop.forms import Form, say
 from dialop.game import Outcome, PlayerError
@@ -51,6 +51,13 @@ def generate_instance(options, *, seed, index):
     common = draw.choice(week)
     free = tuple(tuple(d for d in week if d == common or draw.random() < 0.3) for _ in ROLES)
     return Instance(f"{seed}-{index}", free)
+
+
+def vary(instance, seat, *, seed):  # another calendar of this seat, for the check of views
+    other = instance.free[1 - seat]
+    flip = random.Random(seed).choice([day for day in DAYS if day not in other] or [None])
+    days = tuple(day for day in DAYS if (day in instance.free[seat]) != (day == flip))
+    return replace(instance, free=(other, days) if seat else (days, other)) if flip else None
 
 
 def tell(view, draw):  # states its free days, then meets on one that the other has stated

@@ -88,14 +88,16 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Raise ValueError also for an option without a value, or given twice: the last one would
-        win without a word."""
+        """Raise ValueError also for an unknown option, before argparse asks for what is missing,
+        for one without a value, and for one given twice: the last one would win."""
         words = list(sys.argv[1:] if args is None else args)
         given: set[str] = set()
         for before, word in pairwise(["", *words]):
             option, equals, value = word.partition("=")
             if not word or (equals and not value and option in self._option_string_actions):
                 raise ValueError(f"{before if not word else option} must have a value, got ''")
+            if word[0] in _DASHES and not word[1:2].isdigit() and option.strip(_DASHES):
+                self._check_known(word)
             action = self._option_string_actions.get(option)
             if action is not None and action.nargs is None and not isinstance(action, _Append):
                 if action.dest in given:
@@ -115,16 +117,20 @@ class Parser(argparse.ArgumentParser):
         for word in words:
             if "=" in word and word[0] not in _DASHES:
                 continue
-            option, _, value = word.partition("=")
-            name = option.lstrip(_DASHES)
-            if name.partition(".")[0] in {field.name for field in fields(Config)}:
-                near = f"; write {name}={'VALUE' if names_key(name) else hidden(value) or 'VALUE'}"
-            else:
-                near = nearest(option, self._option_string_actions)
             # A shell cuts an unquoted key=[{a: 1}] at its blanks.
             cut = not word.startswith(tuple(_DASHES)) and any("=" in other for other in words)
-            quote = "; quote values that contain blanks" if cut else ""
-            raise ValueError(f"unknown argument {option!r}{near}{quote}")
+            self._check_known(word, "; quote values that contain blanks" if cut else "")
+
+    def _check_known(self, word: str, hint: str = "") -> None:
+        option, _, value = word.partition("=")
+        if option in self._option_string_actions:
+            return
+        name = option.lstrip(_DASHES)
+        if self.takes_settings and name.partition(".")[0] in {f.name for f in fields(Config)}:
+            near = f"; write {name}={'VALUE' if names_key(name) else hidden(value) or 'VALUE'}"
+        else:
+            near = nearest(option, self._option_string_actions)
+        raise ValueError(f"unknown argument {option!r}{near}{hint}")
 
 
 def refused(program: str, error: Exception, *, status: int = 2) -> int:

@@ -16,9 +16,8 @@ from selfplay.rollout.players import Move, PartnerPlayer
 
 _WELCOME = """\
 === a new game; you are {called} ===
-A move is one line that starts with its [tag].{lines}
+A move is one line that starts with its [tag]; after [propose] go on, and end with a blank line.
 End the input to leave."""
-_LINES = " After [propose] go on, and end with a blank line."
 
 
 class EndpointPlayer(PartnerPlayer):
@@ -76,8 +75,7 @@ class PersonPlayer(PartnerPlayer):
         texts = [observation]
         if not self._opened:
             prompt, self._opened = game.prompt(seat), True
-            lines = _LINES if "[propose]" in prompt.system + prompt.user else ""
-            welcome = _WELCOME.format(called=self._called, lines=lines)
+            welcome = _WELCOME.format(called=self._called)
             texts = [welcome, prompt.system, prompt.user, observation]
         self._print("\n\n".join(text for text in texts if text))
         text = self._read()

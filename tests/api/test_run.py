@@ -210,5 +210,6 @@ print(sorted({"torch", "numpy", "pydantic", "yaml", "transformers", "asyncio"} &
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[]\n", "")
     assert all(getattr(selfplay, name) for name in selfplay.__all__)
+    assert dir(selfplay) == selfplay.__all__  # what a notebook offers
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = selfplay.trian

@@ -146,6 +146,7 @@ MODELS: dict[str, Callable[[Path], None]] = {
 # Words behind `train.py`, and what the line must name. `--config run.yaml` stands before key=value.
 TRAIN: list[tuple[str, str]] = [
     ("", "--config"),
+    ("--confg run.yaml", "nearest is --config"),  # not: --config is required
     ("--config", "--config"),
     ("--config nowhere.yaml", "nowhere.yaml"),
     *((f"--config {name}", name) for name in FILES if name.endswith(".yaml") and name[0] != "b"),

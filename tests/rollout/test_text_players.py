@@ -39,7 +39,7 @@ Electra: Daniel
 """
 SHOWN = """\
 === a new game; you are the guest ===
-A move is one line that starts with its [tag]. After [propose] go on, and end with a blank line.
+A move is one line that starts with its [tag]; after [propose] go on, and end with a blank line.
 End the input to leave.
 
 {rules}

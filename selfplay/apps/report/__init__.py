@@ -4,6 +4,7 @@ Speaks of files of a run folder, charts and HTML; plays no games. Pictures of a 
 kit.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -23,10 +24,12 @@ def refresh_report(folder: Path, *, rank: int, min_age_s: float = 0.0) -> None:
     page = folder / REPORT
     if rank or (page.exists() and time.time() - page.stat().st_mtime < min_age_s):
         return
+    paths = (str(_ROOT), os.environ.get("PYTHONPATH"))
     command = [sys.executable, "-m", "selfplay.apps.report", str(folder.absolute())]
     drawn = subprocess.run(
         command,
-        cwd=_ROOT,
+        # Not cwd: the settings may name files by their path from here.
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

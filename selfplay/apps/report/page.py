@@ -225,16 +225,17 @@ def reference_levels(run: RunFiles) -> list[Level]:
 
 
 def metric_lines(run: RunFiles, metrics: Iterable[tuple[str, str]]) -> list[Line]:
-    """A line for each of these (metric, name) that the run has; none for void games without one."""
+    """A line for each of these (metric, name) that the run has; none for void games without one.
+    Evaluations are few and have many games each, so they are not smoothed."""
     had = [
-        (name, points)
+        (name, points, points if metric.startswith("eval_") else smoothed(points))
         for metric, name in metrics
         if (points := points_of(run, metric))
         and (metric != "num_void" or any(value for _, value in points))
     ]
     return [
-        Line(name, smoothed(points), COLOURS[i % len(COLOURS)], faint=points)
-        for i, (name, points) in enumerate(had)
+        Line(name, line, COLOURS[i % len(COLOURS)], faint=points)
+        for i, (name, points, line) in enumerate(had)
     ]
 
 

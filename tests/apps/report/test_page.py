@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from dialop.kit import load_kit
 from dialop.matching.board import best_pairs
@@ -27,6 +28,8 @@ from selfplay.evaluation.evaluate import evaluate_scripted
 from selfplay.metrics.tables import paired_change
 from tests.helpers.run_folders import make_run, write_lines
 from tests.helpers.tiny_run import RUNS, finished, run_tiny
+
+ROOT = Path(__file__).resolve().parents[3]
 
 generate = load_kit("matching").generate
 
@@ -265,6 +268,20 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path, small: Path) -> None:
     data = data_of(page_html(runs))
     assert data["runs"] == ["s1/tiny", "a/s2/tiny", "b/s2/tiny", "other"]
     assert data_of(page_html([runs[0], runs[0]]))["runs"] == ["tiny", "tiny"]
+
+
+def test_a_page_is_drawn_from_where_its_settings_name_files(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(small, tmp_path / "run")
+    shutil.copy(ROOT / "examples/meeting/meeting.py", tmp_path / "my_game.py")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config |= {"game": {"name": "my_game.py", "options": {"num_days": 3}}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.chdir(tmp_path)
+    refresh_report(folder, rank=0)
+    page = (folder / "report.html").read_text()
+    assert "my_game" in page and "must be an existing .py file" not in page
 
 
 def test_a_page_that_cannot_be_written_is_one_line(
