@@ -36,7 +36,7 @@ from selfplay.metrics.run_folder import hold_run, open_run
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.model.hub import local_folder
 from selfplay.model.policy import end_ids, export, scratch_model
-from selfplay.partners.judge import make_judge
+from selfplay.partners.judge import make_judge, try_judge
 from selfplay.partners.partners import Partners
 from selfplay.preflight.model import StartCheck, check_model
 from selfplay.preflight.run import games_cut_off
@@ -89,6 +89,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     stream = cleanup.enter_context(closing(TrainStream(config)))
     tokenizer = make_tokenizer(config, folder, world)
     rendering = _rendering(config, tokenizer, world)
+    on_first_rank(partial(try_judge, config, rendering, world), world)
     start_check = check_model(config, tokenizer, rendering, world)
     weights = first_weights(config, folder, tokenizer, rendering, world)
     config, chosen = choose_engine(

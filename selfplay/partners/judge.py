@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,12 +16,17 @@ from dialop.game import Prompt
 from dialop.kit import Kit
 from dialop.marks import read_mark
 from dialop.tags import indent_further
-from selfplay.config import RewardConfig
-from selfplay.config.player_spec import parse_spec
+from selfplay.chat.rendering import Rendering
+from selfplay.config import Config, RewardConfig
+from selfplay.config.player_spec import ENDPOINT, parse_spec
 from selfplay.data.seeds import named_seed
+from selfplay.distributed import World
 from selfplay.engines.base import Completion, Message, Request
+from selfplay.errors import SettingsError
 from selfplay.partners.partners import Partners
-from selfplay.rollout.episode import Episode
+from selfplay.rollout.driver import play_scripted
+from selfplay.rollout.episode import Episode, limits_of
+from selfplay.rollout.seating import scripted_games
 
 _MAX_NEW_TOKENS = 300
 _MAX_SHOWN = 2000  # characters of an answer that a game's record keeps
@@ -53,6 +59,28 @@ def make_judge(reward: RewardConfig, kit: Kit, partners: Partners) -> Judge | No
         return None
     rubric = Path(reward.rubric).read_text(encoding="utf-8") if reward.rubric else None
     return Judge(kit, rubric, reward.judge_weight, partners.reader(parse_spec(reward.judge)))
+
+
+def try_judge(config: Config, rendering: Rendering, world: World) -> None:
+    """Let an endpoint that `reward.judge` names rate a game of scripted players, before a run
+    trains. Raises SettingsError if it gives no answer, or none with a rubric's mark."""
+    kit, name = config.game.kit, config.reward.judge
+    if not name.startswith(f"{ENDPOINT}:") or not kit.BASELINES:
+        return
+    instances = kit.generate(kit.easy(config.game.options), seed=0, num=1)
+    setups = scripted_games(instances, spec=kit.BASELINES[0], game=config.game)
+    with closing(Partners((), config, rendering=rendering, world=world)) as partners:
+        judge = make_judge(config.reward, kit, partners)
+        assert judge is not None
+        (episode,) = play_scripted(setups, limits=limits_of(config.rollout))
+        (answer,) = judge.ask([_request(episode, judge)])
+        if answer.finish == "void":
+            raise SettingsError(f"reward.judge must answer before the run: {name}: {answer.text}")
+        rated = _rated(episode, answer, replace(judge, warned=True))
+        if rated is None:
+            raise SettingsError(_unmarked(judge, answer))
+    mark = f" with the mark {rated.measures['mark']:g}" if judge.rubric is not None else ""
+    print(f"judge: {name} rates a game of {kit.BASELINES[0]}{mark}", flush=True)
 
 
 def judge_games(episodes: Sequence[Episode], judge: Judge) -> list[Episode | None]:
@@ -127,15 +155,17 @@ def _warn_of_unmarked(judge: Judge, answer: Completion) -> None:
     if judge.warned or answer.finish == "void":
         return
     judge.warned = True
+    then = "keep the game's own rating (judged)" if judge.rubric is None else "are void (num_void)"
+    print(f"{_unmarked(judge, answer)}; such games {then}", file=sys.stderr, flush=True)
+
+
+def _unmarked(judge: Judge, answer: Completion) -> str:
+    """What is wrong with an answer without a mark."""
     cut = f" and {_MAX_NEW_TOKENS} tokens" if answer.finish == "length" else ""
-    rule, then = 'with {"mark": 0.6}, from 0 to 1, on a line of its own', "are void (num_void)"
+    rule = 'with {"mark": 0.6}, from 0 to 1, on a line of its own'
     if judge.rubric is None:
-        rule, then = f"as {judge.kit.name} asks it to", "keep the game's own rating (judged)"
-    print(
-        f"reward.judge must answer {rule}, got {answer.text[:200]!r}{cut}; such games {then}",
-        file=sys.stderr,
-        flush=True,
-    )
+        rule = f"as {judge.kit.name} asks it to"
+    return f"reward.judge must answer {rule}, got {answer.text[:200]!r}{cut}"
 
 
 def _request(episode: Episode, judge: Judge) -> Request:

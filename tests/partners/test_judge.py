@@ -92,11 +92,16 @@ def test_a_checkpoint_answers_chats(rendering: Rendering) -> None:
     ],
 )
 def test_a_judge_without_a_mark_stops_the_run_after_its_first_step(
-    answer: Answer, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    answer: Answer,
+    why: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """16 games are played, and no token is trained. Why is said once."""
     (tmp_path / "rubric.md").write_text(RUBRIC)
     begin_warm(tmp_path / "run")
+    monkeypatch.setattr("selfplay.setup.try_judge", lambda *_: None)
     with chat_server(lambda body, number: answer) as server:
         words = [f"reward.judge=endpoint:judge@{server.url}", "eval.final_games=1"]
         words += [f"reward.rubric={tmp_path}/rubric.md", "endpoint.retries=0"]
@@ -109,3 +114,26 @@ def test_a_judge_without_a_mark_stops_the_run_after_its_first_step(
         assert run_tiny(tmp_path / "run", *words, "monitors=[]", "steps=2") == 0
     said = capsys.readouterr()
     assert "no step has trained a token" in said.out and "self-play took" not in said.out
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (
+            Answer("0.5"),
+            "must answer with {\"mark\": 0.6}, from 0 to 1, on a line of its own, got '0.5'",
+        ),
+        (Answer(body=b"", status=500), "must answer before the run: endpoint:judge@"),
+    ],
+)
+def test_a_judge_is_tried_before_the_warm_start(
+    answer: Answer, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rubric.md").write_text(RUBRIC)
+    with chat_server(lambda body, number: answer) as server:
+        words = [f"reward.judge=endpoint:judge@{server.url}", f"reward.rubric={tmp_path}/rubric.md"]
+        assert run_tiny(tmp_path / "run", *words, "endpoint.retries=0") == 2
+        assert len(server.bodies) == 1
+    assert capsys.readouterr().err.splitlines()[-1].count(why) == 1
+    assert not (tmp_path / "run" / "warm_start").exists()
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
