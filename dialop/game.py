@@ -163,9 +163,8 @@ class Game(ABC):
         """What each seat can reach, before each legal move in play and now; [] if the game does
         not tell.
 
-        It is the normalized value of a pending proposal, or else that of the plan which looks best
-        by what the seat sees and what it was truthfully told so far. A seat that cannot propose has
-        the value of the one that can.
+        It is the normalized value of the plan that looks best by what the seat sees and what it was
+        truthfully told so far. A seat that cannot propose has the value of the one that can.
         """
         return []
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -222,21 +222,10 @@ class LoggedGame(Game):
         if tag == "message" and not self.options.messages:
             raise PlayerError("no_messages", f"messages are off; use {valid}")
 
-    def _reach(
-        self, known: Callable[[int], tuple[float, ...]], worth: Callable[[Any], float | None]
-    ) -> list[tuple[float, ...]]:
-        """`Game.reach`, from what the seats can reach with their knowledge after a number of moves
-        and from the value of a move that proposes (None for any other move)."""
-        found: list[tuple[float, ...]] = []
-        pending: tuple[float, ...] | None = None
-        for number, move in enumerate([*self._play.log, None]):
-            found.append(known(number) if pending is None else pending)
-            value = None if move is None else worth(move)
-            if value is not None:
-                pending = (value,) * self.num_seats
-            elif move is not None and move.kind == "reject":
-                pending = None
-        return found[self._num_opening :]
+    @property
+    def _times(self) -> range:
+        """The number of moves before each legal move in play, and now."""
+        return range(self._num_opening, len(self._play.log) + 1)
 
     def _outcome(self, value: Any, proposed: Sequence[Any], facts: dict[str, float]) -> Outcome:
         """The outcome of a game that needs an agreement: every seat's reward is `instance.norm` of

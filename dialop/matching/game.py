@@ -128,10 +128,7 @@ class MatchingGame(LoggedGame):
                 mask[r, p] |= other.displayed[r][p] == value
             return inst.norm(solo_value(inst.table, mask.tolist(), unknown=inst.unknown))
 
-        return self._reach(
-            lambda number: (known(number, 0), known(number, 1)),
-            lambda move: move.pairs and inst.norm(inst.value(move.pairs)),
-        )
+        return [(known(number, 0), known(number, 1)) for number in self._times]
 
     def outcome(self) -> Outcome:
         """The outcome, with the score in the table's units. Both seats' reward is its share of the

@@ -69,10 +69,10 @@ def regret(episode: Episode) -> Rewards:
 
 
 def message_credit(episode: Episode) -> Rewards:
-    """The game's own rewards, and for each message how much it raised what the others can reach.
+    """The game's own rewards, and for each turn how much it raised what the others can reach.
 
-    A seat's potential is the mean of what the other seats can reach (`Game.reach`); a message earns
-    its sender the potential after it minus the one before it. So a lie and the truth after it, or a
+    A seat's potential is the mean of what the other seats can reach (`Game.reach`); a turn earns it
+    the potential after it minus the one before it. So a lie and the truth after it, or a
     repetition, earn nothing in sum, and a game pays at most what was left to be told. Unlike in a
     potential-based shaping (Ng, Harada, Russell 1999) the end does not take this back: a loss that
     `reward.turn_discount` fades makes talking on better than any end (docs/notes/log.md).
@@ -89,9 +89,7 @@ def message_credit(episode: Episode) -> Rewards:
     potentials, nothing = [of_moves[num] for num in num_legal], [0.0] * len(rewards)
     return rewards, [
         [own + after - before for own, before, after in zip(of or nothing, *pair, strict=True)]
-        if turn.action == "message"
-        else of or nothing
-        for of, turn, pair in zip(moves, episode.turns, pairwise(potentials), strict=True)
+        for of, pair in zip(moves, pairwise(potentials), strict=True)
     ]
 
 

@@ -92,6 +92,15 @@ def test_to_end_with_a_poor_plan_returns_more_than_to_talk_until_the_end(discoun
     assert ended[1][0] == talked[1][0] + 0.5 and ended[0][0] == talked[0][0] + 0.5
 
 
+@pytest.mark.parametrize("wait", [[(0, "[oops]")], [(0, "[message] hm"), (1, "[message] hm")]])
+def test_to_put_off_a_poor_plan_earns_nothing(wait: list[tuple[int, str]]) -> None:
+    """By a refused move or empty messages: the truth and the plan return what they do at once."""
+    end = (0, WORST), (1, "[accept]")
+    (planned,), (told, *_) = returns_of((TOLD, *end), 0.5)
+    waited, (told_before, *_) = returns_of((TOLD, *wait, *end), 0.5)
+    assert (*waited, told_before) == (planned, planned, told)
+
+
 @pytest.mark.parametrize("name", ["matching", "planning", "mediation"])
 def test_a_game_pays_for_messages_what_they_told_and_at_most_what_was_left(name: str) -> None:
     """However it is played: honest and random players, mistakes, and games that are cut off."""

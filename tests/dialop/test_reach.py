@@ -56,11 +56,10 @@ def test_only_what_a_seat_is_truthfully_told_raises_what_it_can_reach(
     assert {of for _, of in game.reach()} == {1.0}, "seat 1 was told nothing"
 
 
-def test_a_pending_proposal_is_what_all_can_reach() -> None:
+def test_plans_and_answers_leave_what_can_be_reached_and_units_do_not_count() -> None:
     game = play(MatchingGame(ROWS, Rules()), (1, "[message] Daniel BLEU 1"), (0, WORST))
-    assert game.reach() == [(0.5, 1.0), (1.0, 1.0), (0.5, 0.5)]
     play(game, (1, "[reject]"), (1, BEST), (0, "[accept]"))
-    assert game.reach()[3:] == [(1.0, 1.0)] * 3
+    assert game.reach() == [(0.5, 1.0)] + [(1.0, 1.0)] * 5
     scaled = MatchingGame(replace(ROWS, scales=(3.0, 2.0)), Rules())
     assert play(scaled, (1, "[message] Daniel Electra 16")).reach()[1] == (1.0, 1.0)
 
@@ -81,7 +80,7 @@ def test_an_agent_of_planning_reaches_the_best_plan_for_the_preferences_it_was_t
     play(game, (0, parking), (1, "[message] more"), (0, parking), (1, "[propose] [Atlas Park]"))
     told = [5 / 12, 0.25, 0.25, 0.25]
     # Both preferences: The Dive loses 5.5 of its 5.5 mean points and Saul's gains as many.
-    assert [of for of, _ in game.reach()] == pytest.approx([*told, 1.0, 1.0, 1.0, 0.0])
+    assert [of for of, _ in game.reach()] == pytest.approx([*told, 1.0, 1.0, 1.0, 1.0])
     lie = f"[message] {PREFERENCES[3].text}"
     assert play(PlanningGame(ONE, BRIEF), (0, lie)).reach()[1] == game.reach()[0]
 
@@ -96,7 +95,7 @@ def test_true_scores_count_in_planning_and_false_ones_do_not(score: str, reached
     told = f"[message] {preferences[0].text}. {preferences[1].text}"
     game = play(PlanningGame(city, BRIEF), (0, told), (1, "[propose] [Saul's]"), (0, "[reject]"))
     play(game, (0, f"[message] {score}"))
-    assert [of for of, _ in game.reach()] == [0.5, 0.5, 0.0, 0.5, reached]
+    assert [of for of, _ in game.reach()] == [0.5, 0.5, 0.5, 0.5, reached]
 
 
 def test_an_agent_of_mediation_reaches_the_pair_of_the_costs_it_was_told() -> None:
@@ -111,8 +110,7 @@ def test_an_agent_of_mediation_reaches_the_pair_of_the_costs_it_was_told() -> No
     play(game, (0, costs[0]), (1, costs[1]), (2, proposal(2, 1)), (0, "[reject]"), (1, "[accept]"))
     start = sum(norms.values()) / 6
     told = (norms[0, 0] + norms[0, 1]) / 2
-    rejected = [norms[2, 1], 1.0, 1.0]
-    reached = [start, told, 1.0, *rejected]
+    reached = [start, told, 1.0, 1.0, 1.0, 1.0]
     assert game.reach() == pytest.approx(np.array([reached] * 3).T)
     for lie in ("[message]\n0 0\n1 0", "[message] hello"):
         lied = play(MediationGame(trip, Rules(brief=True)), (0, lie), (1, costs[1]))
