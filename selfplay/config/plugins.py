@@ -101,19 +101,23 @@ def function_of(key: str, name: str) -> Callable[..., Any]:
     parameters = inspect.signature(function).parameters.values()
     required = [each.name for each in parameters if each.default is each.empty]
     if tuple(required) != expected:
+        kind = "a subclass of PolicyPlayer" if key == "rollout.player" else "a function"
         raise WrongParameters(
-            f"{key} must be a function of ({', '.join(expected)}), got {attribute}"
+            f"{key} must be {kind} of ({', '.join(expected)}), got {attribute}"
             f"({', '.join(required)})"
         )
     return function
 
 
 def key_of(name: str) -> str:
-    """The key that takes the function of this name, by its parameters.
+    """The key that has this name built in, or takes the function of this name by its parameters.
 
     Raises:
         ValueError: one line, if there is no such function or its parameters are those of no key.
     """
+    for key, plugin in PLUGINS.items():
+        if name in plugin.built_in:
+            return key
     for key in PLUGINS:
         try:
             function_of(key, check_name(key, name))

@@ -62,7 +62,7 @@ def make_judge(reward: RewardConfig, kit: Kit, partners: Partners) -> Judge | No
 
 
 def try_judge(config: Config, rendering: Rendering, world: World) -> None:
-    """Let an endpoint that `reward.judge` names rate a game of scripted players, before a run
+    """Let an endpoint that `reward.judge` names rate a game of scripted players, before a new run
     trains. Raises SettingsError if it gives no answer, or none with a rubric's mark."""
     kit, name = config.game.kit, config.reward.judge
     if not name.startswith(f"{ENDPOINT}:") or not kit.BASELINES:

@@ -348,7 +348,8 @@ def test_the_example_player(rendering: Rendering) -> None:
 def test_a_run_with_functions_of_ones_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A judge marks every other game; the others are void. `code.txt` has the files' digests."""
+    """A judge marks the scripted game that tries it, and then every other game; the others are void.
+    `code.txt` has the files' digests."""
     files = {
         "algorithm.loss": LOSS,
         "algorithm.advantage": f"{METHOD / 'median.py'}:advantage",
@@ -358,7 +359,7 @@ def test_a_run_with_functions_of_ones_own(
     (tmp_path / "rubric.md").write_text("Rate the talk.")
 
     def marks(body: dict[str, Any], number: int) -> Answer:
-        return Answer('{"mark": 0.5}' if number % 2 else "no")
+        return Answer("no" if number % 2 else '{"mark": 0.5}')
 
     with chat_server(marks) as server:
         words = [f"{key}={name}" for key, name in files.items()]
