@@ -89,8 +89,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     stream = cleanup.enter_context(closing(TrainStream(config)))
     tokenizer = make_tokenizer(config, folder, world)
     rendering = _rendering(config, tokenizer, world)
-    if not (folder / "metrics.jsonl").exists():
-        on_first_rank(partial(try_judge, config, rendering, world), world)
+    on_first_rank(partial(try_judge, config, rendering, world), world)
     start_check = check_model(config, tokenizer, rendering, world)
     weights = first_weights(config, folder, tokenizer, rendering, world)
     config, chosen = choose_engine(

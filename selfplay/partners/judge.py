@@ -65,7 +65,8 @@ def try_judge(config: Config, rendering: Rendering, world: World) -> None:
     """Let an endpoint that `reward.judge` names rate a game of scripted players, before a new run
     trains. Raises SettingsError if it gives no answer, or none with a rubric's mark."""
     kit, name = config.game.kit, config.reward.judge
-    if not name.startswith(f"{ENDPOINT}:") or not kit.BASELINES:
+    begun = (Path(config.out) / "metrics.jsonl").exists()
+    if begun or not name.startswith(f"{ENDPOINT}:") or not kit.BASELINES:
         return
     instances = kit.generate(kit.easy(config.game.options), seed=0, num=1)
     setups = scripted_games(instances, spec=kit.BASELINES[0], game=config.game)
