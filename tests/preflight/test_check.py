@@ -348,7 +348,7 @@ def test_the_example_player(rendering: Rendering) -> None:
 def test_a_run_with_functions_of_ones_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A judge marks the scripted game that tries it, and then every other game; the others are void.
+    """A judge marks the scripted game that tries it, then every other game; the others are void.
     `code.txt` has the files' digests."""
     files = {
         "algorithm.loss": LOSS,
