@@ -38,8 +38,7 @@ class Meeting(TurnGame):
 
     def outcome(self):
         over, score = bool(self.day), float(all(self.day in days for days in self.instance.free))
-        both = (score, score)
-        return Outcome(over=over, agreed=over, score=score, score_norm=score, rewards=both)
+        return Outcome(over=over, agreed=over, score=score, score_norm=score, rewards=(score,) * 2)
 
     def measures(self, seats):  # for metrics and reports: the days that these players have named
         texts = [text for seat, tag, text in self.log if tag == "message" and seat in seats]
@@ -54,10 +53,9 @@ def generate_instance(options, *, seed, index):
 
 
 def vary(instance, seat, *, seed):  # another calendar of this seat, for the check of views
-    other = instance.free[1 - seat]
-    flip = random.Random(seed).choice([day for day in DAYS if day not in other] or [None])
-    days = tuple(day for day in DAYS if (day in instance.free[seat]) != (day == flip))
-    return replace(instance, free=(other, days) if seat else (days, other)) if flip else None
+    flip = random.Random(seed).choice([d for d in DAYS if d not in instance.free[1 - seat]])
+    days = tuple(d for d in DAYS if (d in instance.free[seat]) != (d == flip))
+    return replace(instance, free=(instance.free[0], days) if seat else (days, instance.free[1]))
 
 
 def tell(view, draw):  # states its free days, then meets on one that the other has stated

@@ -16,7 +16,7 @@ from selfplay.rollout.players import Move, PartnerPlayer
 
 _WELCOME = """\
 === a new game; you are {called} ===
-A move is one line that starts with its [tag]; after [propose] go on, and end with a blank line.
+A move is one line that starts with its [tag].
 End the input to leave."""
 
 
@@ -103,6 +103,8 @@ class PersonPlayer(PartnerPlayer):
             lines.append(line)
             if not lines[0].lstrip().lower().startswith("[propose"):
                 return line
+            if len(lines) == 1:
+                self._print("(go on; a blank line ends the proposal)")
 
     def _print(self, text: str, *, end: str = "\n") -> None:
         print(printable(text), end=end, file=self._out, flush=True)

@@ -39,7 +39,7 @@ Electra: Daniel
 """
 SHOWN = """\
 === a new game; you are the guest ===
-A move is one line that starts with its [tag]; after [propose] go on, and end with a blank line.
+A move is one line that starts with its [tag].
 End the input to leave.
 
 {rules}
@@ -49,7 +49,8 @@ End the input to leave.
 You move first.
 > Error: line 1 has no tag; start with [message] or [propose]
 > Partner: [message] I see 7 and 1
-> """
+> (go on; a blank line ends the proposal)
+"""
 
 
 def test_a_session_at_the_terminal() -> None:
