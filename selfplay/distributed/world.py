@@ -137,6 +137,8 @@ def init_world(
             rank=rank,
             world_size=world_size,
         )
+        # Otherwise a child process would use torchrun's store for its process group.
+        os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
         control = dist.new_group(backend="gloo", timeout=timeout)
         shape, names = ((dp_size, tp), ("dp", "tp")) if tp > 1 else ((dp_size,), ("dp",))
         mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
@@ -154,6 +156,9 @@ def init_world(
     )
 
 
+_worlds = count()
+
+
 def _own_keys(timeout: timedelta) -> dist.Store:
     """The launcher's store, with keys that no earlier world of these processes has written."""
     store = _launchers_store()
@@ -161,14 +166,9 @@ def _own_keys(timeout: timedelta) -> dist.Store:
     return dist.PrefixStore(f"world_{next(_worlds)}", store)
 
 
-_worlds = count()
-
-
 @cache
 def _launchers_store() -> dist.Store:
     store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=TIMEOUT_S)))
-    # Otherwise a child process would use torchrun's store for its process group.
-    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     return store
 
 

@@ -80,8 +80,8 @@ def try_judge(config: Config, rendering: Rendering, world: World) -> None:
         rated = _rated(episode, answer, replace(judge, warned=True))
         if rated is None:
             raise SettingsError(_unmarked(judge, answer))
-    mark = f" with the mark {rated.measures['mark']:g}" if judge.rubric is not None else ""
-    print(f"judge: {name} rates a game of {kit.BASELINES[0]}{mark}", flush=True)
+    mark = "" if judge.rubric is None else f" with the mark {rated.measures['mark']:g}"
+    print(f"judge: {name} answers for a game of {kit.BASELINES[0]}{mark}", flush=True)
 
 
 def judge_games(episodes: Sequence[Episode], judge: Judge) -> list[Episode | None]:

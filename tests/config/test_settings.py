@@ -2,7 +2,7 @@
 
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import pytest
 from hypothesis import given, settings
@@ -125,13 +125,15 @@ def test_null_removes_a_section_and_an_empty_one_has_defaults(tmp_path: Path) ->
 
 
 def test_off_switches_the_warm_start_of_a_base_file_off(tmp_path: Path) -> None:
-    """In a file, in one that extends it, and on the command line; later keys count again."""
+    """In a file that extends it, on the command line and from Python; later keys count again."""
     base = tmp_path / "base.yaml"
     base.write_text("warm_start: {num_games: 8, recorded: people.jsonl, auxiliary_weight: 0.5}\n")
     over = tmp_path / "over.yaml"
     over.write_text("base: base.yaml\nwarm_start: off\n")
     assert load(RunConfig, base).warm_start.imitates
-    for config in (load(RunConfig, over), load(RunConfig, base, ["warm_start=off"])):
+    from_python: dict[str, Any] = {"base": str(base), "warm_start": "off"}
+    ways = load(RunConfig, over), load(RunConfig, base, ["warm_start=off"])
+    for config in (*ways, load(RunConfig, from_python)):
         assert config.warm_start == WarmStartConfig() and not config.warm_start.imitates
     config = load(RunConfig, over, ["warm_start.chats=mine.jsonl"])
     assert config.warm_start == WarmStartConfig(chats="mine.jsonl") and config.warm_start.imitates

@@ -17,7 +17,7 @@ from selfplay.chat.rendering import Rendering
 from selfplay.check import findings, main
 from selfplay.config import Config, RewardConfig
 from selfplay.config.load import load
-from selfplay.config.plugins import PLUGINS, function_of
+from selfplay.config.plugins import PLUGINS, function_of, key_of
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import BranchPoint, GameSetup
 from tests.helpers.chat_server import Answer, chat_server
@@ -246,6 +246,7 @@ def test_a_player_whose_tokens_are_not_those_of_the_engine_is_refused_in_one_lin
 @pytest.mark.parametrize("key", PLUGINS)
 def test_the_built_in_functions_pass_the_checks_of_ones_own(key: str) -> None:
     for name in PLUGINS[key].built_in:
+        assert key_of(name) == key
         assert len(list(findings(key, name, settings(f"{key}={name}")))) >= 2
 
 

@@ -21,7 +21,7 @@ from dialop.matching.pages import lost
 from selfplay.apps.report import games, refresh_report
 from selfplay.apps.report.__main__ import main
 from selfplay.apps.report.games import Texts, drawn_game, safe_json, seat_names, viewer_data
-from selfplay.apps.report.page import page_html, scores_table
+from selfplay.apps.report.page import metric_lines, page_html, scores_table
 from selfplay.apps.report.run_files import read_run
 from selfplay.config import load_config
 from selfplay.evaluation.evaluate import evaluate_scripted
@@ -268,6 +268,17 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path, small: Path) -> None:
     data = data_of(page_html(runs))
     assert data["runs"] == ["s1/tiny", "a/s2/tiny", "b/s2/tiny", "other"]
     assert data_of(page_html([runs[0], runs[0]]))["runs"] == ["tiny", "tiny"]
+
+
+def test_evaluations_are_drawn_as_they_are_and_steps_smoothed(tmp_path: Path, small: Path) -> None:
+    folder = shutil.copytree(small, tmp_path / "run")
+    rows = [{"step": i, "score": 0.1 * i, "eval_score": 0.1 * i * i} for i in range(4)]
+    (folder / "metrics.jsonl").unlink(missing_ok=True)
+    write_lines(folder / "metrics.jsonl", rows)
+    run = read_run(folder)
+    step, evaluation = metric_lines(run, [("score", "a"), ("eval_score", "b")])
+    assert [y for _, y in step.points] != [row["score"] for row in rows]
+    assert [y for _, y in evaluation.points] == [row["eval_score"] for row in rows]
 
 
 def test_a_page_is_drawn_from_where_its_settings_name_files(
