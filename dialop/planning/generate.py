@@ -13,7 +13,7 @@ import numpy as np
 
 from dialop.kit import check_options, option, stream_rng
 from dialop.planning import preferences as wording
-from dialop.planning.board import MAX_SLOTS, MAX_WEIGHT, PlanningInstance, Site
+from dialop.planning.board import AGENT, MAX_SLOTS, MAX_WEIGHT, USER, PlanningInstance, Site
 from dialop.planning.city import CATEGORIES, COMMON, FEATURES, NEIGHBOURHOODS, NUM_SITES
 from dialop.planning.preferences import LISTED, TEMPLATES, Preference
 from dialop.planning.score import referenced
@@ -32,7 +32,8 @@ class PlanningRecipe:
 
     At most `preferences` of the drawn preferences are kept; `distance` adds the one for short ways.
     With `simple`, for small models, every site has exactly the features of `city.COMMON`, and each
-    preference is about one of them.
+    preference is about one of them. In a share `agent_first` of the games the agent moves first;
+    people's games have 0.35.
     """
 
     sites: int = option(NUM_SITES, "sites of a city", low=2, high=NUM_SITES)
@@ -44,6 +45,7 @@ class PlanningRecipe:
     simple: bool = option(
         False, "draw only yes-or-no features that every site has, for small models"
     )
+    agent_first: float = option(0.0, "share of games in which the agent moves first", low=0, high=1)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -64,7 +66,8 @@ def generate_instance(recipe: PlanningRecipe, *, seed: int, index: int) -> Plann
         preferences = _draw_preferences(recipe, sites, rng)
         instance = referenced(f"{seed}/{index}", sites, preferences, slots=recipe.slots)
         if instance.best > instance.worst:
-            return instance
+            agent_first = rng.random() < recipe.agent_first
+            return replace(instance, first_seat=AGENT if agent_first else USER)
     raise ValueError(f"no city of {recipe} has plans of different totals")
 
 

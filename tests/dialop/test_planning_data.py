@@ -84,6 +84,15 @@ def test_small_cities_have_what_every_site_can_have() -> None:
         assert len({site.category for site in instance.sites}) == 6
 
 
+def test_who_moves_first_changes_nothing_else() -> None:
+    user = generate(SIMPLE, seed=5, num=400)
+    mixed = generate(replace(SIMPLE, agent_first=0.35), seed=5, num=400)
+    assert not any(i.first_seat for i in user)
+    # Four standard errors of a share among 400 are 0.095.
+    assert sum(i.first_seat for i in mixed) / 400 == pytest.approx(0.35, abs=0.095)
+    assert [replace(i, first_seat=0) for i in mixed] == user
+
+
 def test_the_stream_of_a_seed_does_not_change() -> None:
     instance = generate_instance(PlanningRecipe(), seed=1, index=0)
     assert (instance.best, instance.worst) == (38, -34)
