@@ -74,8 +74,8 @@ def message_credit(episode: Episode) -> Rewards:
     A seat's potential is the mean of what the other seats can reach (`Game.reach`); a turn earns it
     the potential after it minus the one before it. So a lie and the truth after it, or a
     repetition, earn nothing in sum, and a game pays at most what was left to be told. Unlike in a
-    potential-based shaping (Ng, Harada, Russell 1999) the end does not take this back: a loss that
-    `reward.turn_discount` fades makes talking on better than any end (docs/notes/log.md).
+    potential-based shaping (Ng, Harada, Russell 1999) the end does not take this back, which would
+    leave a baseline and no credit (docs/notes/methods.md).
     """
     rewards, moves = score_norm(episode)
     reach = episode.game.reach() if episode.game is not None else []
@@ -120,8 +120,6 @@ def _with_rewards(episode: Episode, config: RewardConfig) -> Episode:
             f"of {num} seats at the end, and for none or each of {len(episode.turns)} turns, got "
             f"{given!r} ({name_of(episode)})"
         )
-    if config.turn_discount < 1.0:
-        moves = _discounted(episode, num, moves, config.turn_discount)
     turns = zip(episode.turns, moves, strict=True)
     branches = (
         replace(
@@ -138,25 +136,6 @@ def _with_rewards(episode: Episode, config: RewardConfig) -> Episode:
         turns=tuple(replace(turn, rewards=tuple(of_seats)) for turn, of_seats in turns),
         branches=tuple(branches),
     )
-
-
-def _discounted(
-    episode: Episode, num_seats: int, moves: Sequence[Sequence[float]], discount: float
-) -> list[list[float]]:
-    """Each seat's rewards of its own turns, with which its return from a turn on is the discounted
-    one: a reward k turns later, whoever takes them, counts discount^k. The reward at the end counts
-    in full for every turn: if it faded too, talking on would be better than an end that earns less
-    than what the turns so far were paid."""
-    found = [[0.0] * num_seats for _ in moves]
-    for seat in range(num_seats):
-        value = later = 0.0  # the return of the rest of the game, and of the seat's next turn
-        for number in reversed(range(len(moves))):
-            value += moves[number][seat] if len(moves[number]) else 0.0
-            if episode.turns[number].seat == seat:
-                found[number][seat] = value - later
-                later = value
-            value *= discount
-    return found
 
 
 # --- the reward of a seat -------------------------------------------------------------------------

@@ -152,11 +152,6 @@ class Config:
             )
         if self.warm_start.lora and self.model.lora is None:
             raise ValueError("warm_start.lora needs model.lora, which sets the adapters, got null")
-        if method == "ppo" and self.reward.turn_discount < 1.0:
-            raise ValueError(
-                "reward.turn_discount must be 1 with algorithm.advantage ppo, got "
-                f"{self.reward.turn_discount:g}: critic.lam discounts instead"
-            )
         if method != "ppo" and self.critic != CriticConfig():
             raise ValueError(f"critic.* needs algorithm.advantage ppo, got {method}")
         in_groups = method in COMPARED_IN_GROUPS

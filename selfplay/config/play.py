@@ -235,9 +235,6 @@ class RewardConfig:
     together"""
     error_penalty: float = Field(default=0.0, ge=0.0, le=1000.0)
     """penalty for each refused move of the seat, subtracted from its reward"""
-    turn_discount: float = Field(default=1.0, ge=0.0, le=1.0)
-    """what a reward of a later turn counts in the return of a turn, for each turn of any seat
-    between them; the reward at the end counts in full"""
 
     @field_validator("function")
     @classmethod

@@ -1,4 +1,4 @@
-"""Credit of single turns: potential-shaped rewards of messages, and baselines of the same turn."""
+"""Credit of single turns: rewards of messages, and baselines of the same turn."""
 
 from dataclasses import replace
 from itertools import product
@@ -64,9 +64,9 @@ def test_a_lie_and_the_truth_after_it_earn_no_more_than_the_truth() -> None:
     assert [of_seats[1] for of_seats in moves] == [0.5, 0.0, -0.5, 0.0, 0.5]
 
 
-def returns_of(moves: tuple[tuple[int, str], ...], discount: float) -> list[tuple[float, ...]]:
+def returns_of(*moves: tuple[int, str]) -> list[tuple[float, ...]]:
     """What each turn of each seat returns, on the board of the test above."""
-    reward = RewardConfig(function="message_credit", turn_discount=discount)
+    reward = RewardConfig(function="message_credit")
     shaped = with_rewards([played(MatchingGame(ROWS, Rules()), *moves)], reward)
     samples = episode_samples(shaped, algorithm=AlgorithmConfig(), reward=reward)
     return [one.turns for one in sample_statistics(samples)]
@@ -75,20 +75,17 @@ def returns_of(moves: tuple[tuple[int, str], ...], discount: float) -> list[tupl
 TOLD = (1, "[message] Daniel Electra 8")
 
 
-def test_a_discount_fades_what_is_said_later_and_not_the_end() -> None:
+def test_a_message_returns_what_it_told_and_the_end() -> None:
     """Seat 1 says nothing of use, is answered, and tells the truth, which earns 0.5; then a poor
     plan of 0.5 is agreed."""
     late = (1, "[message] hm"), (0, "[message] hm"), TOLD, (0, WORST), (1, "[accept]")
-    for discount, first in ((1.0, 1.0), (0.5, 0.5 + 0.125), (0.0, 0.5)):
-        assert returns_of(late, discount) == [(0.5, 0.5), (first, 1.0, 0.5)]
+    assert returns_of(*late) == [(0.5, 0.5), (1.0, 1.0, 0.5)]
 
 
-@pytest.mark.parametrize("discount", [0.0, 0.5, 1.0])
-def test_to_end_with_a_poor_plan_returns_more_than_to_talk_until_the_end(discount: float) -> None:
+def test_to_end_with_a_poor_plan_returns_more_than_to_talk_until_the_end() -> None:
     talk = ((0, "[message] hm"), (1, "[message] hm")) * 2
-    ended, talked = (
-        returns_of((TOLD, *rest), discount) for rest in (((0, WORST), (1, "[accept]")), talk)
-    )
+    ended = returns_of(TOLD, (0, WORST), (1, "[accept]"))
+    talked = returns_of(TOLD, *talk)
     assert ended[1][0] == talked[1][0] + 0.5 and ended[0][0] == talked[0][0] + 0.5
 
 
@@ -96,8 +93,8 @@ def test_to_end_with_a_poor_plan_returns_more_than_to_talk_until_the_end(discoun
 def test_to_put_off_a_poor_plan_earns_nothing(wait: list[tuple[int, str]]) -> None:
     """By a refused move or empty messages: the truth and the plan return what they do at once."""
     end = (0, WORST), (1, "[accept]")
-    (planned,), (told, *_) = returns_of((TOLD, *end), 0.5)
-    waited, (told_before, *_) = returns_of((TOLD, *wait, *end), 0.5)
+    (planned,), (told, *_) = returns_of(TOLD, *end)
+    waited, (told_before, *_) = returns_of(TOLD, *wait, *end)
     assert (*waited, told_before) == (planned, planned, told)
 
 
