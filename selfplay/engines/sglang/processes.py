@@ -58,10 +58,12 @@ def _enter(parent_pid: int, body: Callable[..., None]) -> Callable[..., None]:
 def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     """Target of a scheduler process: one tensor-parallel rank of the engine."""
     from sglang.srt.managers.scheduler import run_scheduler_process
+    from tqdm import tqdm
 
     from selfplay.engines.sglang import patches
 
     patches.apply()
+    tqdm.set_lock(threading.RLock())  # its own leaves a semaphore behind, since SGLang is killed
     run_scheduler_process(*arguments, **keywords)
 
 
