@@ -17,7 +17,6 @@ from dialop.planning.board import USER, Action, Plan, PlanningView, Sheet, Site
 from dialop.planning.city import FEATURES, Value
 from dialop.planning.preferences import Preference, stated_in
 from dialop.planning.score import all_totals, legal_plans
-from dialop.planning.search import ABSENT
 
 # Weights are uniform from 1 to 10.
 _MEAN_WEIGHT, _WEIGHT_VARIANCE = 5.5, 8.25
@@ -43,8 +42,8 @@ class Facts:
         return all(each in self.values.get(name, {}) for each in fields)
 
 
-def facts_of(log: Sequence[Action], *, brief: bool = False) -> Facts:
-    """The facts in the search results among the moves, which `brief` says the style of."""
+def facts_of(log: Sequence[Action]) -> Facts:
+    """The facts in the search results among the moves."""
     facts = Facts()
     for action in log:
         lines = action.result.splitlines()
@@ -52,17 +51,12 @@ def facts_of(log: Sequence[Action], *, brief: bool = False) -> Facts:
             continue
         header = lines[1].split("|")
         for line in lines[2:]:
-            cells = line.split("|")
-            if len(cells) != len(header) and not brief:
-                continue
-            known = facts.values.setdefault(cells[0], {})
-            rest = cells[1:]
+            name, *rest = line.split("|")
+            known = facts.values.setdefault(name, {})
             for title in header[1:]:
                 if title.startswith("distance_to("):
-                    pair = (cells[0], title.removeprefix("distance_to(")[:-1])
+                    pair = (name, title.removeprefix("distance_to(")[:-1])
                     facts.tenths[pair] = facts.tenths[pair[::-1]] = round(10 * float(rest.pop(0)))
-                elif not brief:
-                    known[title] = _value(title, rest.pop(0))
                 elif rest and rest[0].startswith(f"{title} "):
                     known[title] = _value(title, rest.pop(0).removeprefix(f"{title} "))
                 else:
@@ -137,7 +131,7 @@ def estimated_sites(names: Sequence[str], facts: Facts) -> list[Site]:
 
 def best_plan(view: PlanningView) -> Plan:
     """The full plan with the highest estimated total. Told totals of earlier plans are used."""
-    facts = facts_of(view.log, brief=view.options.brief)
+    facts = facts_of(view.log)
     sites, miles_SS = estimated_sites(view.names, facts), _miles(view.names, facts)
     told = stated_preferences(view.log), scored_in(view.log)
     totals = estimated_totals(*told, sites, miles_SS, slots=view.slots)
@@ -205,7 +199,7 @@ def estimated_weights(
 def unknown_legs(view: PlanningView, plan: Plan) -> list[int]:
     """The sites of a plan whose distance to a neighbour in the plan is unknown; those with most
     unknown legs first."""
-    facts = facts_of(view.log, brief=view.options.brief)
+    facts = facts_of(view.log)
     count: dict[int, int] = {}
     for first, second in pairwise(plan):
         if first is None or second is None:
@@ -237,9 +231,7 @@ def _miles(names: Sequence[str], facts: Facts) -> NDArray[np.int64]:
     return miles_SS
 
 
-def _value(title: str, cell: str) -> Value | None:
-    if cell == ABSENT:
-        return None
+def _value(title: str, cell: str) -> Value:
     if cell in ("True", "False"):
         return cell == "True"
     is_number = title == "price" or (title in FEATURES and FEATURES[title].is_number)

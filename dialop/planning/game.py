@@ -198,7 +198,7 @@ class PlanningGame(LoggedGame):
                 raise PlayerError("nothing_pending", f"no full plan to {tag}; use {valid}")
             return Action(seat, "accept" if tag == "accept" else "reject", "")
         if filled(content, tag) and tag == "tool":
-            result = search(content, self.instance.sites, brief=options.brief)
+            result = search(content, self.instance.sites)
             return Action(seat, "tool", content, result=result)
         if tag == "message":
             return Action(seat, "message", content)

@@ -147,7 +147,7 @@ def _searcher(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generat
             best = told[rng.integers(len(told))]
         return f"[propose] {render_plan(best.plan, view.names)}"
     if view.options.search:
-        fields, facts = fields_of(stated), facts_of(view.log, brief=view.options.brief)
+        fields, facts = fields_of(stated), facts_of(view.log)
         if fields and not all(facts.knows(name, fields) for name in view.names):
             return f"[tool] Search(fields=[{', '.join(fields)}])"
     plan = best_plan(view)
@@ -173,7 +173,7 @@ def _by_points(player: ScriptedPlayer, view: PlanningView, stated: tuple[Prefere
     fields = tuple(name for name in fields_of(stated) if name != "price")
     looked_up = view.log[-1].kind == "tool" and "distance_to" in view.log[-1].text
     tables = tuple(a for a in view.log if a.kind == "tool" and "distance_to" not in a.text)
-    counted = _counted(view.names, stated, tables, player.plans, view.options.brief)
+    counted = _counted(view.names, stated, tables, player.plans)
     if view.options.search and not all(counted.facts.knows(name, fields) for name in view.names):
         return f"[tool] Search(fields=[{', '.join(fields)}])"
     points, done = counted.points, sum(a.kind == "propose" for a in view.log)
@@ -217,7 +217,6 @@ def _counted(
     stated: tuple[Preference, ...],
     tables: tuple[Action, ...],
     plans: int,
-    brief: bool,
 ) -> _Counted:
     """Count the stated preferences that each site meets minus those that it goes against.
 
@@ -225,7 +224,7 @@ def _counted(
     one size: its name and its values as the searches `tables` showed them, with the count so far
     after each; then the best site of its block so far, with its count.
     """
-    facts = facts_of(tables, brief=brief)
+    facts = facts_of(tables)
     lines, points, centres = "", dict[str, int](), list[str]()
     arrays = np.array_split(sorted(names), min(plans, len(names)))
     blocks: list[list[str]] = [array.tolist() for array in arrays]

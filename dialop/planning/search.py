@@ -22,7 +22,6 @@ from dialop.planning.city import CATEGORIES, FEATURES, Value
 from dialop.planning.score import tenths
 
 MAX_QUERY = 2000  # characters
-ABSENT = "-"
 NO_RESULTS = "Search results: none"
 BASE_FIELDS = ("name", "category", "price")
 ARGUMENTS = ("fields", "filters", "text_query", "sort_by", "limit")
@@ -82,13 +81,13 @@ class Query:
     limit: int | None = None
 
 
-def search(text: str, sites: Sequence[Site], *, brief: bool = False) -> str:
+def search(text: str, sites: Sequence[Site]) -> str:
     """Answer a query: a line with the number of results, a header, and a line for each site.
 
     Values are separated by `|`. The first column is the name, then the requested fields, then the
-    sort keys. A feature that a site does not have is shown as `-`. In the brief style it is left
-    out, and all values but names and distances follow their field's name, as in `live music True`,
-    so that a cell means the same wherever it stands.
+    sort keys. All values but names and distances follow their field's name, as in `live music
+    True`, and a feature that a site does not have is left out, so that a cell means the same
+    wherever it stands.
 
     Raises:
         PlayerError: kind "bad_query", for a query that does not parse; says why and what is valid.
@@ -109,15 +108,12 @@ def search(text: str, sites: Sequence[Site], *, brief: bool = False) -> str:
     lines.append("|".join(_title(field, sites) for field in columns))
     for i in shown:
         row = [(field, _value(sites[i], field, sites)) for field in columns]
-        if brief:
-            lines.append("|".join(cell(field, value) for field, value in row if value is not None))
-        else:
-            lines.append("|".join(_shown(value) for _, value in row))
+        lines.append("|".join(cell(field, value) for field, value in row if value is not None))
     return "\n".join(lines)
 
 
 def cell(field: Field, value: Value) -> str:
-    """A value as the brief style shows it, such as `live music True`."""
+    """A value as an answer shows it, such as `live music True`."""
     titled = field.to is None and field.name != "name"
     return f"{field.name} {_shown(value)}" if titled else _shown(value)
 
@@ -333,9 +329,7 @@ def _title(field: Field, sites: Sequence[Site]) -> str:
     return field.name if field.to is None else f"distance_to({sites[field.to].name})"
 
 
-def _shown(value: Value | None) -> str:
-    if value is None:
-        return ABSENT
+def _shown(value: Value) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -52,7 +52,7 @@ def test_a_golden_game() -> None:
     assert game.step(*HELLO).observations == ("", "User: [message] I like live music.")
     found = game.step(1, '[tool] Search(text_query="live music", fields=[price])')
     # The Mall's live music is False, so the text query must not find it.
-    assert found.observations == ("", "Search results (1):\nname|price\nThe Dive|30")
+    assert found.observations == ("", "Search results (1):\nname|price\nThe Dive|price 30")
     assert game.seat_to_move == 1
     shown = game.step(1, "[propose] [sauls, the dive, Atlas  Parc]").observations[0]
     assert shown.splitlines() == [

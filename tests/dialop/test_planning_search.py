@@ -40,14 +40,14 @@ def rows(query: str, sites: tuple[Site, ...] = SITES) -> list[str]:
         ("Search(text_query=mall)", ["The Mall"]),
         # Quotes protect commas, brackets, arguments and "and".
         ('Search(text_query="mall, limit=1")', NOTHING),
-        ("Search(limit=1, text_query='live music', fields=[price])", ["The Dive|30"]),
+        ("Search(limit=1, text_query='live music', fields=[price])", ["The Dive|price 30"]),
         ('Search(text_query="The Mall], limit=9", limit=1)', NOTHING),
         ("Search(text_query=“the, mall” , limit=3)", ["The Mall"]),
         ("Search(text_query=‘Saul's’, limit=1)", ["Saul's"]),
         ("Search(filters=[name == 'Saul's', price < 60])", ["Saul's"]),
         (
             'Search(filters=[distance_to("The, Mall") < 1], sort_by=["price" desc])',
-            ["The Mall|60", "The Dive|30"],
+            ["The Mall|price 60", "The Dive|price 30"],
         ),
         # Filters are joined by commas or "and".
         ("Search(filters=[price >= 20 and category != bar])", ["Saul's", "The Mall"]),
@@ -55,20 +55,27 @@ def rows(query: str, sites: tuple[Site, ...] = SITES) -> list[str]:
         ('Search(filters=["price > 20", "price < 60 and live music == yes"])', ["The Dive"]),
         ("Search(filters=[price < .5])", ["Atlas Park"]),
         ("Search(text_query=park)", ["Atlas Park"]),  # a word, not a part of "parking"
-        ("Search(sort_by=[price], limit=2)", ["Atlas Park|0", "Saul's|20"]),
-        ("Search(sort_by=[price desc], limit=1)", ["The Mall|60"]),
+        ("Search(sort_by=[price], limit=2)", ["Atlas Park|price 0", "Saul's|price 20"]),
+        ("Search(sort_by=[price desc], limit=1)", ["The Mall|price 60"]),
         (
             "Search(fields=[rating], sort_by=[rating desc])",  # sites without a rating come last
-            ["Atlas Park|4.5", "Saul's|-", "The Dive|-", "The Mall|-"],
+            ["Atlas Park|rating 4.5", "Saul's", "The Dive", "The Mall"],
         ),
         (
             "Search(sort_by=[distance_to(The Mall)])",
             ["The Mall|0", "The Dive|0.7", "Saul's|1", "Atlas Park|4.2"],
         ),
-        ("Search(fields=[touristy, category], filters=[category==bar], )", ["The Dive|-|bar"]),
+        (
+            "Search(fields=[touristy, category], filters=[category==bar], )",
+            ["The Dive|category bar"],
+        ),
         (
             "Search(sort_by=[category, price desc], filters=[price > 0])",
-            ["The Dive|bar|30", "Saul's|restaurant|20", "The Mall|shop|60"],
+            [
+                "The Dive|category bar|price 30",
+                "Saul's|category restaurant|price 20",
+                "The Mall|category shop|price 60",
+            ],
         ),
     ],
 )
@@ -81,7 +88,7 @@ def test_the_form_of_an_answer() -> None:
     assert search("Search(fields=[price, name], limit=1)", SITES).splitlines() == [
         "Search results (1 of 4):",
         "name|price",
-        "Saul's|20",
+        "Saul's|price 20",
     ]
 
 
