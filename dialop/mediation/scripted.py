@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -40,8 +40,9 @@ class ScriptedPlayer(ScriptedBase):
     - `probe`: the number of proposals that an honest user rejects only to state their terms.
     - `strict`: a user also rejects, at most twice, a flight whose points are at least this much
       below its best calendar cost.
-    - `think`: what the agent writes in private before a proposal: nothing ("no"), or the value of
-      each flight and of each flight of user 0 with the best one of user 1 ("values", `_by_values`).
+    - `think`: what is written in private: nothing ("no"), or ("values") by the agent before a
+      proposal the value of each flight and the best pair so far (`_by_values`), and in the full
+      style by a user, before it states its costs, the events that each flight overlaps.
     - `stray`: with `think` "values", the probability that it proposes a random pair in place of the
       best one.
     - `slip`: the probability that it first sends a malformed move and then repairs it.
@@ -70,7 +71,8 @@ class ScriptedPlayer(ScriptedBase):
         rng = np.random.default_rng((self.seed, view.seat, len(view.log)))
         text = self._book(view, rng) if isinstance(view, AgentView) else self._travel(view, rng)
         if self.slip and not view.num_errors_this_turn and rng.random() < self.slip:
-            move_at = text.find("all:")  # private text is never malformed
+            start = "all:" if view.seat == AGENT else "[message]"
+            move_at = text.find(start)  # private text is never malformed
             text = wording.malformed(text[max(0, move_at) :], rng)
         return Lesson(text)
 
@@ -109,7 +111,10 @@ class ScriptedPlayer(ScriptedBase):
         if self.tell == "top":
             best = sorted(costs, key=lambda flight: -costs[flight])[:_NUM_TOP]
             costs = {flight: cost for flight, cost in costs.items() if flight in best}
-        return wording.costs_message(costs, rng, brief=brief)
+        message = wording.costs_message(costs, rng, brief=brief)
+        if self.think == "values" and not brief:
+            return "\n".join([*wording.overlap_lines(view.flights, view.events), message])
+        return message
 
     def _rejects(self, view: UserView) -> bool:
         num_rejected = sum(act.kind == "reject" for act in view.log)
@@ -128,17 +133,18 @@ def _random_pair(view: AgentView, rng: np.random.Generator) -> tuple[int, int]:
 def _by_values(view: AgentView, *, listen: bool) -> tuple[list[str], tuple[int, int]]:
     """The lines of private text that value all flights, and the best pair.
 
-    The text starts with the usual price of each user, in tens of dollars. Then it has `Flights N`
-    and a line for each flight of both users, in order of its hour of arrival. The line begins as in
-    the agent's list, with id, conflicts, price and hour. Then come the hour of the user's next
-    flight; the believed calendar cost, the loss by price in tens, the hours since the line before,
-    and the loss by both terms; the best flight so far of user 0 and of user 1, each with its loss,
-    which grows with every hour; and the best pair so far with its loss. So each number is copied,
-    or follows from two numbers before it.
+    The text starts with the usual price of each user, in tens of dollars. Then it has a line for
+    each flight of both users, in order of its hour of arrival. The line begins as in the agent's
+    list, with id, price and hour. Then come the hour of the user's next flight; the believed
+    calendar cost, the loss by price in tens, the hours since the line before, and the loss by both
+    terms; the best flight so far of user 0 and of user 1, each with its loss, which grows with
+    every hour; and the best pair so far with its loss. So each number is copied, or follows from
+    two numbers before it.
 
     A loss is in steps of `_STEP` points, at most `_MOST`. Of equal choices the first one is taken.
     """
-    lines = [f"Flights {user} usual {_usual(view.prices[user])}" for user in USERS]
+    brief = view.options.brief
+    lines = [wording.usual(user, _usual(view.prices[user]), brief=brief) for user in USERS]
     rows = sorted(_rows(view, listen=listen))
     slower = 2 if view.max_arrival_pref else 0
     best: list[tuple[int, int] | None] = [None, None]
@@ -155,35 +161,24 @@ def _by_values(view: AgentView, *, listen: bool) -> tuple[list[str], tuple[int, 
             best[row.user] = row.flight, loss
         so_far = " ".join("-" if b is None else f"id {b[0]} {b[1]}" for b in best)
         found = f"id {pair[0]} id {pair[1]} {total}" if total <= _MOST else "-"
-        values = f"{row.cost} {row.by_price} {gap} {loss}"
-        lines += [f"Flights {row.user}", f"{row.flight} {row.copied} {values} {so_far} {found}"]
+        lines += wording.valued(row, (gap, loss), so_far, found, brief=brief)
         before = row.hour
     return lines, pair
 
 
-class _Row(NamedTuple):
-    """A flight in private text; `copied` holds its columns of the list of flights, and the hour of
-    its user's next flight."""
-
-    hour: int
-    user: int
-    flight: int
-    copied: str
-    cost: int
-    by_price: int
-
-
-def _rows(view: AgentView, *, listen: bool) -> Iterator[_Row]:
+def _rows(view: AgentView, *, listen: bool) -> Iterator[wording.Row]:
     for user, (calendar, _) in enumerate(believed_points(view, stated_by(view, listen=listen))):
         hours = [arrival // 60 for arrival in view.arrivals[user]]
-        following = [*(f"{hour}:" for hour in hours[1:]), "-"]
+        following = [*hours[1:], None]
         for i, price in enumerate(view.prices[user]):
             points = _DEAR * (price // 10 / _usual(view.prices[user]) - 1)
-            yield _Row(
+            yield wording.Row(
                 hours[i],
                 user,
                 i,
-                f"{view.conflicts[user][i]} {price} {hours[i]}: {following[i]}",
+                view.conflicts[user][i],
+                price,
+                following[i],
                 round(calendar[i]),
                 round(points / _STEP) if view.max_price_pref else 0,
             )

@@ -189,6 +189,12 @@ def time_text(minute: int) -> str:
     return f"{day.month}/{day.day} {hour % 12 or 12}:{minutes:02d} {half}"
 
 
+def hour_text(hour: int) -> str:
+    """An hour from the first midnight as its day and clock hour: `6/1 7 AM`"""
+    day, clock_time, half = time_text(60 * hour).split()
+    return f"{day} {clock_time.partition(':')[0]} {half}"
+
+
 def clock(minute: int) -> str:
     """Hours and minutes from the first midnight: `34:19`"""
     return f"{minute // 60}:{minute % 60:02d}"

@@ -1,4 +1,5 @@
 """The wording of scripted players' moves: several phrasings in the full style, one in the brief.
+Private text has one phrasing in each.
 
 `statements.read_statements` reads every phrasing of costs, terms and events back exactly.
 """
@@ -6,12 +7,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from dialop.mediation.moves import render_proposal
-from dialop.mediation.records import Costs, Event, Pair
-from dialop.mediation.texts import cost_lines, event_text
+from dialop.mediation.records import Costs, Event, Flight, Pair
+from dialop.mediation.score import overlap
+from dialop.mediation.texts import cost_lines, event_text, hour_text, span_text, time_text
 
 SMALL_TALK = "hi"
 ASK = "?"
@@ -62,6 +65,57 @@ def terms_message(costs: Costs, rng: np.random.Generator, *, brief: bool) -> str
 def proposal(pair: Pair) -> str:
     """The agent's proposal."""
     return f"all: [propose] {render_proposal(pair)}"
+
+
+class Row(NamedTuple):
+    """A flight in the agent's private text. `hour` is that of its arrival, `following` that of its
+    user's next flight, None for the last; `conflicts` counts shared events; `cost` is the believed
+    calendar cost in points, `by_price` the loss by price in steps. Rows are ordered by hour."""
+
+    hour: int
+    user: int
+    flight: int
+    conflicts: int
+    price: int
+    following: int | None
+    cost: int
+    by_price: int
+
+
+def usual(user: int, tens: int, *, brief: bool) -> str:
+    """The agent's private line about a user's usual price, given in tens of dollars."""
+    return f"Flights {user} usual {tens}" if brief else f"user {user} usual ${10 * tens}"
+
+
+def valued(row: Row, values: tuple[int, int], so_far: str, found: str, *, brief: bool) -> list[str]:
+    """The agent's private lines about a flight. `values` are the hours since the line before and
+    the loss by both terms, `so_far` and `found` the best flights and the best pair so far."""
+    gap, loss = values
+    hour, following = (
+        "-" if each is None else f"{each}:" if brief else hour_text(each)
+        for each in (row.hour, row.following)
+    )
+    if brief:
+        copied = f"{row.flight} {row.conflicts} {row.price} {hour} {following}"
+        line = f"{copied} {row.cost} {row.by_price} {gap} {loss} {so_far} {found}"
+        return [f"Flights {row.user}", line]
+    copied = f"user {row.user} id {row.flight} ${row.price} {hour}, next {following}"
+    terms = f"costs {-row.cost}, price {row.by_price}, hours {gap}, loss {loss}"
+    return [f"{copied}: {terms}; {so_far}; {found}"]
+
+
+def overlap_lines(flights: Sequence[Flight], events: Sequence[Event]) -> list[str]:
+    """A user's private lines about its flights: the times of each one, then the importance and the
+    start of each event that it overlaps, with their sum so far. The last sum is its cost."""
+    lines = []
+    for i, flight in enumerate(flights):
+        line, cost = f"id {i} {span_text(flight.start, flight.end)}", 0
+        for event in events:
+            if overlap((event.start, event.end), (flight.start, flight.end)):
+                cost += event.importance
+                line += f", ({event.importance}) {time_text(event.start).split(' ', 1)[1]} {cost}"
+        lines.append(line)
+    return lines
 
 
 def malformed(text: str, rng: np.random.Generator) -> str:

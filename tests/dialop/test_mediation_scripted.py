@@ -1,9 +1,12 @@
 """Scripted players of mediation and their statements: exact reading, honest play, real figures."""
 
 import json
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import date
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,7 +19,16 @@ from dialop.mediation import wording
 from dialop.mediation.belief import arrival_weight, believed_best, price_points
 from dialop.mediation.game import MediationGame
 from dialop.mediation.generate import MediationRecipe
-from dialop.mediation.records import AGENT, AgentView, Costs, MediationInstance, UserView
+from dialop.mediation.records import (
+    AGENT,
+    FIRST_DAY,
+    AgentView,
+    Costs,
+    Event,
+    Flight,
+    MediationInstance,
+    UserView,
+)
 from dialop.mediation.scripted import make_scripted
 from dialop.mediation.statements import count_true, read_statements
 from tests.helpers.dialop_boards import play
@@ -97,6 +109,70 @@ def test_an_agent_that_writes_values_proposes_the_best_pair_of_them() -> None:
         assert move == f"all: [propose] user 0: id {first}, user 1: id {second}"
     with pytest.raises(ValueError, match="needs a game with private_reasoning"):
         player.act(MediationGame(INSTANCES[0], BRIEF).view(0))
+
+
+def clock_hour(text: str) -> str:
+    """`6/1 1 AM` as `25:`, the hour from the first midnight; "-" for none."""
+    if text == "-":
+        return text
+    day, hour, half = text.split()
+    days = (date(2023, *map(int, day.split("/"))) - FIRST_DAY).days
+    return f"{24 * days + int(hour) % 12 + 12 * (half == 'PM')}:"
+
+
+def test_private_values_are_the_same_numbers_in_english() -> None:
+    line = re.compile(
+        r"user (\d) id (\d+) \$(\d+) (.+), next (.+): costs (\d+), price (-?\d+), "
+        r"hours (\d), loss (-?\d+); (.+); (.+)"
+    )
+    player = make_scripted("honest:think=values", seed=0)
+    for instance in INSTANCES[:10]:
+        found = []
+        for style in (BRIEF, FULL):
+            game = MediationGame(instance, replace(style, private_reasoning=True))
+            for _ in range(2):
+                game.step(game.seat_to_move or 0, player.act(game.view(game.seat_to_move or 0)))
+            found.append(player.act(game.view(AGENT)).splitlines())
+            flights = sum(len(user.flights) for user in instance.users)
+            assert game.measures([0, 1])["true_statements"] == flights
+        brief, full = found
+        assert [int(text.split()[-1]) for text in brief[:2]] == [
+            int(text.partition("$")[2]) // 10 for text in full[:2]
+        ]
+        for number, text in enumerate(full[2:-1]):
+            match = line.fullmatch(text)
+            assert match is not None
+            user, flight, price, hour, following, cost, *values = match.groups()
+            copied = [flight, price, clock_hour(hour), clock_hour(following)]
+            row = brief[3 + 2 * number].split()
+            assert brief[2 + 2 * number] == f"Flights {user}"
+            assert [row[0], *row[2:5]] == copied and int(row[5]) == -int(cost)
+            assert row[6:] == " ".join(values).split()
+        assert len(brief) == 2 * len(full) - 3 and brief[-1] == full[-1]
+
+
+def test_in_english_a_user_adds_up_what_each_flight_overlaps() -> None:
+    event, flight = partial(Event, shared=False), partial(Flight, "Delta", price=50)
+    events = [event(600, 660, 3), event(660, 720, 4), event(2040, 2100, 10)]
+    assert wording.overlap_lines([flight(630, 700), flight(2000, 2050)], events) == [
+        "id 0 5/31 10:30 AM - 5/31 11:40 AM, (3) 10:00 AM 3, (4) 11:00 AM 7",
+        "id 1 6/1 9:20 AM - 6/1 10:10 AM, (10) 10:00 AM 10",
+    ]
+    options = replace(FULL, private_reasoning=True)
+    for spec in ("honest:think=values", "honest:think=values,slip=1"):
+        for instance in INSTANCES[:10]:
+            game = MediationGame(instance, options)
+            text = make_scripted(spec, seed=0).act(game.view(0))
+            assert (game.step(0, text).error is None) != ("slip" in spec)
+            if "slip" not in spec:
+                view = game.view(0)
+                assert isinstance(view, UserView)
+                *lines, message = text.splitlines()
+                sums = [int(line.split()[-1]) for line in lines]
+                assert sums == [-cost for cost in view.calendar_costs]
+                assert read_statements(message, brief=False).costs == dict(
+                    enumerate(view.calendar_costs)
+                )
 
 
 def test_an_agent_that_strays_values_flights_as_well_and_books_at_random() -> None:
