@@ -40,8 +40,9 @@ from typing import TYPE_CHECKING, Any
 from dialop.forms import Form, tag_forms
 from dialop.game import Game, Prompt, Script
 from dialop.modules import own_module
+from dialop.people import PeoplesGame
 from dialop.specs import choices, nearest, parse_spec
-from dialop.starts import PeoplesGame, RecordedGame, replay
+from dialop.starts import RecordedGame, replay
 from dialop.turns import FunctionScript
 from dialop.workers import Spawn
 

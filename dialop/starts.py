@@ -12,7 +12,7 @@ from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Literal, TypeVar
 
-from dialop.game import Lesson, PlayerError, Script
+from dialop.game import PlayerError
 from dialop.rows import read_rows
 from dialop.values import checked_bool, checked_list, checked_string, field
 
@@ -45,53 +45,6 @@ class RecordedGame:
             return self.board
         key = f"{self.board.key}+{num}"
         return replace(self.board, key=key, opening=self.moves[:num])
-
-
-@dataclass(frozen=True, slots=True)
-class PlayedMove:
-    """A move as text. `imitated` is False if it may answer a message that was left out."""
-
-    text: str
-    imitated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Person:
-    """A scripted player that repeats a recorded game. `moves` are the game's legal moves, in order.
-
-    They are the moves of both seats; `act` is called only when this seat moves.
-    """
-
-    moves: tuple[PlayedMove, ...]
-    seed: int = 0
-
-    def act(self, view: Any) -> str:
-        """The move at this point of the recorded game."""
-        return self.lesson(view).text
-
-    def lesson(self, view: Any) -> Lesson:
-        """The same move. If it is not imitated, all of it is one detour."""
-        move = self.moves[len(view.log)]
-        return Lesson(move.text, () if move.imitated else ((0, len(move.text)),))
-
-    def reseeded(self, seed: int) -> Person:
-        """The same player, since it has no random draws."""
-        return self
-
-
-@dataclass(frozen=True, slots=True)
-class PeoplesGame:
-    """A recorded game in this game's order of turns. `left_out` counts the log entries that do not
-    fit this order."""
-
-    instance: Any
-    moves: tuple[PlayedMove, ...]
-    left_out: int
-
-    @property
-    def scripts(self) -> tuple[Script, Script]:
-        """The players of both seats."""
-        return Person(self.moves), Person(self.moves)
 
 
 def read_recorded(

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
 from dialop.game import Instance
-from dialop.starts import PeoplesGame
+from dialop.people import PeoplesGame
 from dialop.workers import Spawn
 from selfplay.advantages.advantages import imitated, imitation_samples
 from selfplay.advantages.sample import Sample
@@ -286,14 +286,16 @@ def _people(config: Config, rendering: Rendering, *, folder: Path, rank: int) ->
 def people_samples(
     config: Config, rendering: Rendering, played: Sequence[PeoplesGame]
 ) -> list[Sample]:
-    """Transcripts of both seats of recorded human games.
+    """Transcripts of all seats of recorded human games.
 
     Raises SettingsError if more than 5 % are above `rollout.max_game_tokens`; the others are
     dropped.
     """
     kit, samples = config.game.kit, []
     for game in played:
-        players = tuple(Teacher(script, rendering, name="people") for script in game.scripts)
+        players = tuple(
+            Teacher(game.script(seat), rendering, name="people") for seat in range(len(kit.ROLES))
+        )
         new_game = kit.new_game(game.instance, config.game.options)
         setup = GameSetup(new_game, players, game.instance.key, index=0)
         # The game stops with the recording, which may end before an agreement.

@@ -9,14 +9,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dialop import starts
+from dialop import people, starts
 from dialop.game import Game, Script
 from dialop.kit import option
 from dialop.logged import Rules, part_of
-from dialop.matching import pages, people, recorded, scripted, store, texts
-from dialop.matching.board import MatchingInstance, referenced
+from dialop.matching import pages, recorded, scripted, store, texts
+from dialop.matching.board import Action, MatchingInstance, referenced
 from dialop.matching.game import MatchingGame
 from dialop.matching.generate import MatchingRecipe, generate_instance
+from dialop.matching.proposal import render_proposal
 
 TITLE = "reviewer–paper matching (DialOp)"
 ROLES: tuple[str, ...] = ("player", "player")
@@ -30,7 +31,7 @@ _MOST_MOVES = 100  # of a demonstration
 
 make_script = scripted.make_scripted
 restore = MatchingGame.from_state
-read, write, digest = store.read_instances, store.write_instances, people.board_digest
+read, write = store.read_instances, store.write_instances
 rescore, read_recorded = recorded.rescore, recorded.read_recorded
 board, picture, forms, talk = pages.board, pages.picture, pages.forms, pages.talk
 
@@ -136,9 +137,20 @@ def recorded_tally(record: Mapping[str, Any], instance: MatchingInstance) -> dic
 
 
 def read_people(path: Path) -> list[people.PeoplesGame]:
-    """The games of a .jsonl of recorded games, to imitate."""
-    games = [people.peoples_game(game) for game in read_recorded(path)]
-    return [game for game in games if game is not None]
+    """The games of a .jsonl of recorded games, to imitate; without those of other rosters."""
+    return people.peoples_games(read_recorded(path), lambda i: MatchingGame(i, Rules()), _written)
+
+
+def _written(action: Action, instance: MatchingInstance) -> str:
+    content = action.text.strip()
+    if action.pairs is not None:
+        content = render_proposal(action.pairs, instance.reviewers, papers=instance.papers)
+    return texts.move_text(action.kind, content)
+
+
+def digest(instance: MatchingInstance) -> str:
+    """A digest of the table and of the cells that each seat sees, independent of the file."""
+    return people.digest(instance.table, instance.masks)
 
 
 def described(instances: Sequence[MatchingInstance], options: Options) -> dict[str, Any]:

@@ -9,13 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from dialop import rows, starts
+from dialop import people, rows, starts
 from dialop.forms import ACCEPT_OR_REJECT, Choices, Form, say, worth
 from dialop.logged import Rules, part_of
 from dialop.mediation import generate, recorded, scripted, texts
 from dialop.mediation.game import MediationGame
 from dialop.mediation.generate import MediationRecipe
-from dialop.mediation.records import MAX_IMPORTANCE, USERS, AgentView, MediationInstance
+from dialop.mediation.records import (
+    AGENT,
+    MAX_IMPORTANCE,
+    USERS,
+    AgentView,
+    MediationInstance,
+)
 from dialop.mediation.score import calendar_costs, pair_costs, referenced
 from dialop.mediation.texts import flight_text
 from dialop.values import parsed, plain
@@ -82,6 +88,21 @@ def recorded_tally(record: Mapping[str, Any], instance: MediationInstance) -> di
         "questions": float(sum("?" in text for text in said)),
         "rejections": float(kinds.count("reject")),
     }
+
+
+def read_people(path: Path) -> list[people.PeoplesGame]:
+    """The games of a .jsonl of recorded games, to imitate."""
+
+    def new(instance: MediationInstance) -> MediationGame:
+        return MediationGame(instance, Rules())
+
+    played, rooms = read_recorded(path), [(user, AGENT) for user in USERS]
+    return people.peoples_games(played, new, lambda act, _: texts.move_text(act), rooms)
+
+
+def digest(instance: MediationInstance) -> str:
+    """A digest of the users' flights, events and weights, independent of the file."""
+    return people.digest(instance.users, instance.arrival_pref)
 
 
 def described(instances: Sequence[MediationInstance], options: Options) -> dict[str, Any]:

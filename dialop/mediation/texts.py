@@ -236,6 +236,12 @@ def proposal_for_agent(flights: tuple[Flight, Flight], pair: tuple[int, int]) ->
     )
 
 
+def move_text(act: Act) -> str:
+    """A move as its seat writes it."""
+    to = "" if act.seat in USERS else f"{'all' if act.room is None else act.room}: "
+    return f"{to}[{act.kind}] {act.text}".rstrip()
+
+
 def message_text(act: Act, *, brief: bool) -> str:
     """What the other seat of the room reads of a message."""
     who = "Agent" if act.seat == AGENT else f"User {act.seat}"

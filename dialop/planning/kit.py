@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dialop import rows
+from dialop import people, rows
 from dialop.forms import ACCEPT_OR_REJECT, Form, say, worth
 from dialop.logged import part_of
 from dialop.planning import generate, recorded, scripted, texts
@@ -64,6 +64,20 @@ def seated(spec: str) -> tuple[str, str]:
     if player.seat != 0:
         return "teller", spec
     return spec, "guesser" if player.name == "silent" else "searcher"
+
+
+def read_people(path: Path) -> list[people.PeoplesGame]:
+    """The games of a .jsonl of recorded games, to imitate."""
+
+    def new(instance: PlanningInstance) -> PlanningGame:
+        return PlanningGame(instance, PlanningOptions())
+
+    return people.peoples_games(read_recorded(path), new, lambda move, _: texts.move_text(move))
+
+
+def digest(instance: PlanningInstance) -> str:
+    """A digest of the city and the preferences, independent of the file."""
+    return people.digest(instance.sites, instance.preferences)
 
 
 def described(instances: Sequence[PlanningInstance], options: Options) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dialop.starts import Entries, PeoplesGame, RecordedGame
+from dialop.people import PeoplesGame
+from dialop.starts import Entries, RecordedGame
 from selfplay.config import DataConfig, GameConfig
 from selfplay.data.seeds import named_seed
 from selfplay.errors import SettingsError
