@@ -14,7 +14,7 @@ and may define
     SCRIPT_NAMES, make_script(spec, *, seed)   instead of SCRIPTS: the names, and the player of a
                              spec; ValueError for an unknown one
     BASELINES                scripted players that evaluations compare the policy with
-    POLICY_SEATS             the seats that the policy can have (default: all)
+    POLICY_SEATS             the seats of the policy, unless a run names others (default: all)
     PLAYED_BY_PEOPLE         whether a .jsonl of instances holds recorded games of people
     ANSWERS                  whether a move can call for an answer (`Game.answer_due`; default: yes)
     TITLE                    what to call the game in prose (default: its name)

@@ -29,7 +29,7 @@ from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.chat.transcript import Transcript
 from selfplay.checkpoint import resume, save_checkpoint
-from selfplay.config import Config, GameConfig, ModelConfig, WarmStartConfig
+from selfplay.config import Config, GameConfig, ModelConfig, RolloutConfig, WarmStartConfig
 from selfplay.config.player_spec import SCRIPTED
 from selfplay.data.chats import Chat, read_chats
 from selfplay.data.instances import TEACHERS, TOKENIZER, generated, imitated_people
@@ -399,6 +399,7 @@ def teacher_games(
     *,
     teachers: Sequence[str],
     game: GameConfig,
+    rollout: RolloutConfig,
     seed: int,
     rendering: Rendering,
 ) -> list[GameSetup]:
@@ -417,7 +418,7 @@ def teacher_games(
                 spec, seed=named_seed(seed, "teacher's words", instance.key, seat)
             )
             # Only seats that the policy can have are imitated.
-            imitated = seat in kit.POLICY_SEATS
+            imitated = seat in kit.POLICY_SEATS or kit.ROLES[seat] in rollout.policy_seats
             name = f"{SCRIPTED}:{spec}"
             players.append(
                 Teacher(script, rendering, name=name)
@@ -453,6 +454,7 @@ def _play(config: Config, rendering: Rendering, games: range) -> list[Sample]:
         instances,
         teachers=warm.first_teachers if games.start < warm.first_games else warm.teachers,
         game=config.game,
+        rollout=config.rollout,
         seed=config.seed,
         rendering=rendering,
     )

@@ -2,13 +2,14 @@
 
 The user (seat 0) knows the goal and has made a request before the first move, so the assistant
 (seat 1) moves first. They exchange plain messages until the assistant's `[answer]` or the user's
-`[end]`. Both seats' reward is
+`[end]`. The assistant's reward is
 
     R(t | g) = accuracy * R_task(t, g) + interactivity * R_interactivity(t)
 
-without the cost of tokens, which the game does not know. R_task is the answer's grade in [0, 1], 0
-without an answer. R_interactivity in [0, 1] is the judge's rating, else that of a fixed rule.
-Source: Wu et al., CollabLLM, arXiv 2502.00640, section 3.
+and the user's its first term, each without the costs of tokens and words, which the game does not
+know. R_task is the answer's grade in [0, 1], 0 without an answer. R_interactivity in [0, 1] is the
+judge's rating, else that of a fixed rule. Source: Wu et al., CollabLLM, arXiv 2502.00640,
+section 3; the user's reward is this project's.
 """
 
 from __future__ import annotations
@@ -100,13 +101,13 @@ class CollabGame(LoggedGame):
             moves = [move.text for move in log if move.seat == seat]
             facts[f"{name}_moves"] = float(len(moves))
             facts[f"{name}_words"] = float(sum(len(text.split()) for text in moves))
-        reward = options.accuracy * score + options.interactivity * facts["interactivity"]
+        graded = options.accuracy * score
         return Outcome(
             over=self._play.to_move is None,
             agreed=bool(answers),
             score=score,
             score_norm=score,
-            rewards=(reward, reward),
+            rewards=(graded, graded + options.interactivity * facts["interactivity"]),
             facts=facts,
         )
 

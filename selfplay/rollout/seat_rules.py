@@ -13,36 +13,30 @@ MAX_WEIGHT = 1e6  # of a teacher in the mixture
 
 
 def chosen_seats(game: GameConfig, rollout: RolloutConfig) -> tuple[int, ...] | None:
-    """The seats that the policy has in every game, fewer than all; None if it can have all.
+    """The seats that the policy has in every game, fewer than all; None if it can have all. They
+    are those of `rollout.policy_seats`, or else the game's `POLICY_SEATS`.
 
-    Raises SettingsError for roles that the game lacks or that the policy cannot have.
+    Raises SettingsError for roles that the game lacks.
     """
     kit = game.kit
-    able = [kit.ROLES[seat] for seat in kit.POLICY_SEATS]
     for role in rollout.policy_seats:
-        if role not in able:
+        if role not in kit.ROLES:
             raise SettingsError(
-                f"rollout.policy_seats must be roles that the policy can play in {game.name} "
-                f"({', '.join(dict.fromkeys(able))}), got {role}{nearest(role, able)}"
+                f"rollout.policy_seats must be roles of {game.name} "
+                f"({', '.join(dict.fromkeys(kit.ROLES))}), got {role}{nearest(role, kit.ROLES)}"
             )
-    if rollout.policy_seats:
-        seats = tuple(s for s in kit.POLICY_SEATS if kit.ROLES[s] in rollout.policy_seats)
-        return None if len(seats) == len(kit.ROLES) else seats
-    return None if len(able) == len(kit.ROLES) else kit.POLICY_SEATS
+    named = tuple(s for s, role in enumerate(kit.ROLES) if role in rollout.policy_seats)
+    seats = named or kit.POLICY_SEATS
+    return None if len(seats) == len(kit.ROLES) else seats
 
 
-def read_spec(
-    text: str, game: GameConfig, *, what: str, seats: tuple[int, ...] | None = None
-) -> Spec:
-    """Parse a partner spec. `seats` are those that the policy always has; None means those that the
-    game allows it.
+def read_spec(text: str, game: GameConfig, rollout: RolloutConfig, *, what: str) -> Spec:
+    """Parse a partner spec.
 
     Raises SettingsError, which begins with `what`, for an invalid spec, a script that the game does
     not have, or a partner that can play none of the other seats.
     """
-    kit = game.kit
-    if seats is None and len(kit.POLICY_SEATS) < len(kit.ROLES):
-        seats = kit.POLICY_SEATS
+    kit, seats = game.kit, chosen_seats(game, rollout)
     try:
         spec = parse_spec(text, kit.SCRIPT_NAMES)
         if spec.kind == SCRIPTED:
@@ -56,7 +50,7 @@ def read_spec(
         names = [f"{seat} ({kit.ROLES[seat]})" for seat in others]
         raise SettingsError(
             f"{what} must not be the policy in {game.name} for seat {', '.join(names)}, which it "
-            f"does not play, got {text!r}"
+            f"does not play, got {text!r}; rollout.policy_seats names the roles that it plays"
         )
     limited = not set(others) & set(kit.POLICY_SEATS)
     if spec.kind == POOL and limited:
@@ -85,7 +79,7 @@ def check_players(config: Config) -> None:
     rollout, game = config.rollout, config.game
     seats = chosen_seats(game, rollout)
     specs = [
-        read_spec(spec.text, game, what="rollout.partners", seats=seats)
+        read_spec(spec.text, game, rollout, what="rollout.partners")
         for spec, _ in parse_shares(rollout.partners)
     ]
     if seats is None and any(spec.kind != SELF for spec in specs):

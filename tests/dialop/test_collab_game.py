@@ -55,6 +55,15 @@ def test_a_golden_conversation() -> None:
     }
 
 
+def test_only_the_assistant_is_paid_for_asking() -> None:
+    """One of its two messages got something out of the user, so its rating is 0.5."""
+    said = "Hello.", "Hi.", "What number?", "My number is 5."
+    game = talked(NUMBER, *said, options=CollabOptions(accuracy=2.0), interactivity=0.4)
+    assert game.outcome().rewards == (0.0, pytest.approx(0.2))
+    game.step(1, "[answer] 8")
+    assert game.outcome().rewards == (2.0, pytest.approx(2.2))
+
+
 @pytest.mark.parametrize("options", [FULL, BRIEF])
 @pytest.mark.parametrize("instance", [NUMBER, LETTER, DOUBLE])
 def test_the_assistant_is_told_the_request_and_nothing_else(

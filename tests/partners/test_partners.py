@@ -12,6 +12,7 @@ import torch
 
 from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import export_atomically
+from selfplay.config import RolloutConfig
 from selfplay.config.player_spec import parse_shares, parse_spec
 from selfplay.config.text import dump
 from selfplay.distributed import init_world
@@ -77,7 +78,7 @@ def test_a_bad_spec_is_refused_with_the_nearest_valid_one() -> None:
         with pytest.raises(ValueError, match=nearest):
             parse_spec(bad, ("honest", "solo"))
     with pytest.raises(SettingsError, match="nearest is honest"):
-        read_spec("scripted:honst", config_of().game, what="rollout.partners")
+        read_spec("scripted:honst", config_of().game, RolloutConfig(), what="rollout.partners")
 
 
 def test_shares_add_up_to_one_and_each_partner_occurs_once() -> None:

@@ -11,10 +11,12 @@ from selfplay.advantages.rewards import with_rewards
 from selfplay.chat.rendering import Rendering
 from selfplay.config import AlgorithmConfig, Config, RewardConfig, load_config
 from selfplay.config.text import dump
+from selfplay.data.instances import generated
 from selfplay.errors import SettingsError
 from selfplay.preflight.run import games_cut_off
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, Limits, limits_of
+from selfplay.rollout.players import Teacher
 from selfplay.rollout.seat_rules import check_players
 from selfplay.rollout.seating import Partner, policy_seats_in, scripted_games, scripted_partner
 from selfplay.warm_start import teacher_games
@@ -200,6 +202,28 @@ def test_seats_that_do_not_fit_the_game_are_refused(overrides: list[str], messag
     check_players(config_of(*chosen, "rollout.group_size=2"))
 
 
+def test_a_game_that_leaves_a_seat_to_others_gives_it_to_a_run_that_names_it(
+    rendering: Rendering,
+) -> None:
+    """In collab the policy is the assistant, unless the run names both roles."""
+    partner, roles = "rollout.partners=['scripted:user']", "rollout.policy_seats=[user,assistant]"
+    small = ["game.name=collab", "warm_start.teachers=[ask]", "rollout.max_game_tokens=1000"]
+    alone, both = (load_config(None, ["model.scratch={}", *small, w]) for w in (partner, roles))
+    with pytest.raises(SettingsError, match=r"self'; rollout.policy_seats names the roles"):
+        check_players(replace(both, rollout=replace(both.rollout, policy_seats=())))
+    for config, imitated in ((alone, [False, True]), (both, [True, True])):
+        check_players(config)
+        (setup,) = teacher_games(
+            generated("teachers", game=config.game, seed=1, start=0, num=1),
+            teachers=config.warm_start.teachers,
+            game=config.game,
+            rollout=config.rollout,
+            seed=1,
+            rendering=rendering,
+        )
+        assert [isinstance(player, Teacher) for player in setup.players] == imitated
+
+
 def test_scripts_play_all_seats_and_only_able_teachers_are_imitated(rendering: Rendering) -> None:
     config = config_of()
     instances = [
@@ -214,6 +238,7 @@ def test_scripts_play_all_seats_and_only_able_teachers_are_imitated(rendering: R
         instances,
         teachers=["clerk", "guesser", "caller"],
         game=config.game,
+        rollout=config.rollout,
         seed=1,
         rendering=rendering,
     )

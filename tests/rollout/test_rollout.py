@@ -218,6 +218,7 @@ def test_teachers_fill_transcripts_without_an_engine_and_slips_are_not_imitated(
         boards(20),
         teachers=config.warm_start.teachers,
         game=config.game,
+        rollout=config.rollout,
         seed=config.seed,
         rendering=rendering,
     )

@@ -106,14 +106,14 @@ def find_players(args: argparse.Namespace) -> tuple[Spec, Config, Source | None]
             given = "--partner, --watch" if args.config else "one without --config FILE"
             raise ValueError(f"{name} needs --config FILE alone, with the game's name, got {given}")
         config = load_config(args.config, [*ONE_PROCESS, *args.overrides])
-        return read_spec(name, config.game, what="RUN"), config, None
+        return read_spec(name, config.game, config.rollout, what="RUN"), config, None
     source = find_source(args.run)
     config = find_config(source, args.config, args.overrides)
     played = args.config or source.settings or source.home
     # The policy is welcome in every game here: the person takes a seat that it leaves.
     spec = ITSELF
     if args.partner != SELF:
-        spec = find_partner(args.partner, config.game, played=played, overrides=args.overrides)
+        spec = find_partner(args.partner, config, played=played, overrides=args.overrides)
     return spec, config, source
 
 
