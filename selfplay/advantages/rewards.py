@@ -116,9 +116,9 @@ def _with_rewards(episode: Episode, config: RewardConfig) -> Episode:
         right = False
     if not right:
         raise SettingsError(
-            f"reward.function {name} must return (rewards, turn rewards), a finite number for each "
-            f"of {num} seats at the end, and for none or each of {len(episode.turns)} turns, got "
-            f"{given!r} ({name_of(episode)})"
+            f"reward.function {name} must return (rewards, turn rewards), {num} finite numbers, "
+            f"one a seat, and () or {len(episode.turns)} lists, one a turn, each () or {num} "
+            f"finite numbers, got {given!r} ({name_of(episode)})"
         )
     turns = zip(episode.turns, moves, strict=True)
     branches = (

@@ -211,9 +211,12 @@ def test_an_advantage_that_cannot_train_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        ("one", r"finite number for each of 2 seats at the end.*got \(\[1.0\], "),
-        ("infinite", "finite number for each of 2 seats"),
-        ("of_one_turn", r"none or each of [2-9] turns, got \(\[1.0, 1.0\], \[\[0.5, 0.5\]\]\)"),
+        ("one", r"2 finite numbers, one a seat, and .*got \(\[1.0\], "),
+        ("infinite", "2 finite numbers, one a seat"),
+        (
+            "of_one_turn",
+            r"or [2-9] lists, one a turn, .*, got \(\[1.0, 1.0\], \[\[0.5, 0.5\]\]\)",
+        ),
         ("alone", r"py:alone: must return \(rewards, turn rewards\), .*, got \[1.0, 1.0\] \("),
         ("number", r"py:number: must return \(rewards, turn rewards\), .*, got 0.5 \("),
         ("of_turns", r"must return .*, got \(\[1.0, 1.0\], \[0.0, 0"),
