@@ -59,11 +59,12 @@ def check_tasks(placed: Iterable[tuple[str, CollabInstance]]) -> None:
 
 def solved(instance: CollabInstance, text: str) -> bool:
     """Whether a user's text has the number, without its sign, that a math task asks for, though the
-    goal does not have it. An assistant could learn to be told it, for example by a wrong guess."""
+    goal does not have it. An assistant could learn to be told it, for example by a wrong guess, and
+    a user that learns to tell it. A number in words is not recognized."""
     number = instance.target.strip().lstrip("-")
     if instance.task != "math" or not re.fullmatch(r"\d+(?:\.\d+)?", number):
         return False
-    stated = re.compile(rf"(?<![\d.]){re.escape(number)}(?!\d|\.\d)")
+    stated = re.compile(rf"(?<![\d.])0*{re.escape(number)}(?:\.0+)?(?!\d|\.\d)")
     return bool(stated.search(text)) and not stated.search(instance.goal)
 
 
