@@ -9,7 +9,8 @@ The user (seat 0) knows the goal and has made a request before the first move, s
 and the user's its first term, each without the costs of tokens and words, which the game does not
 know. R_task is the answer's grade in [0, 1], 0 without an answer. R_interactivity in [0, 1] is the
 judge's rating, else that of a fixed rule. Source: Wu et al., CollabLLM, arXiv 2502.00640,
-section 3; the user's reward is this project's.
+section 3; the user's reward is this project's. A user paid for interactivity would earn it with any
+reply, also a false one.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import pytest
 
 from dialop.game import Prompt
 from dialop.marks import read_mark
+from selfplay.advantages.advantages import compute_advantages, reward_samples
 from selfplay.advantages.branches import branch_samples
 from selfplay.advantages.rewards import seat_reward
 from selfplay.chat.rendering import Rendering
@@ -26,23 +27,25 @@ from tests.helpers.tiny_run import metrics_of
 TINY = Path(__file__).resolve().parents[2] / "configs" / "tiny_collab.yaml"
 
 
-def conversation(*texts: str, tokens: int = 10) -> Episode:
-    """A conversation whose assistant sampled `tokens` tokens in each turn."""
-    game, transcript, turns = talked(NUMBER, *texts, interactivity=0.5), Transcript(), []
+def conversation(*texts: str, tokens: int = 10, user_tokens: int = 0, index: int = 0) -> Episode:
+    """A conversation whose seats sampled so many tokens in each turn. Without `user_tokens` the
+    user is a script."""
+    game, turns = talked(NUMBER, *texts, interactivity=0.5), []
+    sampled, transcripts = (user_tokens, tokens), (Transcript(), Transcript())
     for place, text in enumerate(texts):
         seat = 1 - place % 2
-        if seat == 1:
-            transcript.observe([1, 2])
-            transcript.act(list(range(tokens)), logprobs=[-1.0] * tokens)
+        if ids := list(range(sampled[seat])):
+            transcripts[seat].observe([1, 2])
+            transcripts[seat].act(ids, logprobs=[-1.0] * len(ids))
         action = game.view(0).log[place].kind
-        turns.append(Turn(seat, text, action, None, None, ("", ""), tokens * seat))
+        turns.append(Turn(seat, text, action, None, None, ("", ""), sampled[seat]))
     return Episode(
         instance=NUMBER.key,
-        index=0,
-        players=("scripted:user", "policy"),
+        index=index,
+        players=("policy" if user_tokens else "scripted:user", "policy"),
         prompts=(Prompt("", ""), Prompt("", "")),
         turns=tuple(turns),
-        transcripts=(None, transcript),
+        transcripts=(transcripts[0] if user_tokens else None, transcripts[1]),
         views=(game.view(0), game.view(1)),
         outcome=game.outcome(),
         ended="finished",
@@ -54,6 +57,7 @@ def conversation(*texts: str, tokens: int = 10) -> Episode:
 ASKED = ("What number?", "My number is 5.", "[answer] 8")
 WRONG = ("What number?", "My number is 5.", "[answer] 9")
 GUESSED = ("[answer] 4",)
+CHATTED = ("Hello.", "My number is 5.", "[answer] 8")  # nothing was asked
 
 
 def test_the_reward_by_hand() -> None:
@@ -68,6 +72,33 @@ def test_the_reward_by_hand() -> None:
     assert seat_reward(conversation(*GUESSED), 1, config=words) == pytest.approx(-0.1)
     dear = RewardConfig(token_cost=1.0, message_cost=1.0)
     assert seat_reward(conversation(*ASKED), 1, config=dear) == pytest.approx(1.5 - 1), "at most 1"
+
+
+def test_a_user_that_learns_is_paid_the_grade_and_pays_for_its_own_words() -> None:
+    """1 for the right answer, −0.01 for each of its 4 tokens, −0.1 for each of its 4 words."""
+    config = RewardConfig(token_cost=0.01, message_cost=0.1)
+    right, wrong = (conversation(*texts, user_tokens=4) for texts in (ASKED, WRONG))
+    assert seat_reward(right, 0, config=config) == pytest.approx(1 - 0.04 - 0.4)
+    assert seat_reward(wrong, 0, config=config) == pytest.approx(-0.04 - 0.4)
+    assert seat_reward(right, 1, config=config) == pytest.approx(1 + 0.5 - 0.2 - 0.2)
+
+
+def test_asking_moves_the_assistant_alone() -> None:
+    """Of two right answers one follows a question: the user's rewards 1 and 1 teach nothing, the
+    assistant's 1.5 and 1 are compared with each other."""
+    algorithm = load_config(
+        None, ["model.scratch={}", "rollout.max_game_tokens=1000", "algorithm.advantage=dr_grpo"]
+    ).algorithm
+    games = [
+        conversation(*texts, user_tokens=4, index=i) for i, texts in enumerate((ASKED, CHATTED))
+    ]
+    samples, stats = reward_samples(games, algorithm=algorithm, reward=RewardConfig())
+    assert (stats.num_groups, stats.num_zero_variance_groups) == (2, 1)
+    samples, _ = compute_advantages(
+        samples, {}, algorithm=algorithm, world=init_world(device="cpu")
+    )
+    given = {(s.role, round(s.advantages[-1], 6)) for s in samples}
+    assert given == {("seat 1", 0.25), ("seat 1", -0.25)}
 
 
 def test_the_reward_of_a_reply_is_the_mean_over_its_continuations() -> None:
