@@ -147,7 +147,7 @@ def test_a_judge_marks_games_and_their_continuations(
     (text,) = [text for text in texts if "What number?" in text]
     assert NUMBER.goal in text and "assistant: What number?\n\nuser: My number is 5." in text
     assert judged.measures["interactivity"] == 0.25 and judged.measures["judged"] == 1.0
-    assert judged.outcome.rewards == (1 + 0.5 * 0.25,) * 2
+    assert judged.outcome.rewards == (1.0, 1 + 0.5 * 0.25)
     assert "judged" not in asked.measures, "the input is not changed"
     assert asked.game is not None and asked.outcome == asked.game.outcome()
     assert unmarked.measures["interactivity"] == 0.0, "the rubric's mark stays"
