@@ -9,8 +9,7 @@ The user (seat 0) knows the goal and has made a request before the first move, s
 and the user's its first term, each without the costs of tokens and words, which the game does not
 know. R_task is the answer's grade in [0, 1], 0 without an answer. R_interactivity in [0, 1] is the
 judge's rating, else that of a fixed rule. Source: Wu et al., CollabLLM, arXiv 2502.00640,
-section 3; the user's reward is this project's. A user paid for interactivity would earn it with any
-reply, also a false one.
+section 3; the user's reward is this project's.
 """
 
 from __future__ import annotations
@@ -131,7 +130,7 @@ class CollabGame(LoggedGame):
 
     def _interactivity(self) -> float:
         rating = self._play.rating
-        return interactivity(self._play.log) if rating is None else rating
+        return interactivity(self.instance, self._play.log) if rating is None else rating
 
     def _apply(self, move: Move) -> tuple[str, str]:
         self._play.to_move = 1 - move.seat if move.kind == "message" else None

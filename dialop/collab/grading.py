@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from dialop.collab import sandbox
-from dialop.collab.task import ASSISTANT, CollabInstance, Move
-from dialop.collab.texts import EMPTY_REPLIES
+from dialop.collab.script import content_words
+from dialop.collab.task import ASSISTANT, USER, CollabInstance, Move
 from dialop.collab.value import check_target, equal_values
 
 MESSAGE = (ASSISTANT, "message")
@@ -68,21 +68,22 @@ def solved(instance: CollabInstance, text: str) -> bool:
     return bool(stated.search(text)) and not stated.search(instance.goal)
 
 
-def interactivity(log: Sequence[Move]) -> float:
-    """The share of the assistant's messages that ask a question and get information in reply.
+def interactivity(instance: CollabInstance, log: Sequence[Move]) -> float:
+    """The share of the assistant's messages that ask a question and are told something in reply.
 
-    In [0, 1]; 0 without a message. A reply that is empty or one of `EMPTY_REPLIES` holds no
-    information; last words before the user's end may.
+    In [0, 1]; 0 without a message. A reply, or last words before the user's end, tells something if
+    it has a number, or a word that the request lacks, of the goal's other sentences that nobody has
+    said before.
     """
-    messages = [index for index, move in enumerate(log) if (move.seat, move.kind) == MESSAGE]
-    informative = [
-        index
-        for index in messages
-        if "?" in log[index].text
-        and index + 1 < len(log)
-        and log[index + 1].text not in ("", *EMPTY_REPLIES)
-    ]
-    return len(informative) / max(1, len(messages))
+    asked = content_words(instance.request)
+    facts = content_words(instance.goal.replace(instance.request, ""))
+    facts = {word for word in facts if word.isdigit() or word not in asked}
+    num_told = 0
+    for place, move in enumerate(log):
+        new = content_words(move.text) & facts
+        num_told += move.seat == USER and place > 0 and "?" in log[place - 1].text and bool(new)
+        facts -= new
+    return num_told / max(1, sum((move.seat, move.kind) == MESSAGE for move in log))
 
 
 def bleu(text: str, reference: str) -> float:

@@ -59,6 +59,28 @@ def test_interactivity_by_hand() -> None:
         "Where is the parcel?",
         "In the shed.",
     )
-    assert interactivity(game.view(1).log) == pytest.approx(2 / 4)
     assert game.outcome().facts["interactivity"] == pytest.approx(2 / 4)
-    assert interactivity(talked(NUMBER, "[answer] 8").view(1).log) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("said", "share"),
+    [
+        (["What number?", "What number?"], 0),  # an echo
+        (["How are you?", "What number?"], 0),  # a word of the request
+        (["What number?", "It is blue."], 0),  # nothing of the goal
+        (["Is it 5?", "Yes, 5."], 0),  # said before
+        (["What number?", "5", "What number?", "It is 5."], 0.5),  # a repetition
+        (["Hello.", "It is 5."], 0),  # nothing was asked
+        (["What number?", "It is 5."], 1),
+        (["[answer] 8"], 0),
+    ],
+)
+def test_only_a_new_number_or_word_of_the_goal_is_something_told(
+    said: list[str], share: float
+) -> None:
+    assert interactivity(NUMBER, talked(NUMBER, *said).view(1).log) == share
+
+
+def test_a_number_that_the_request_has_too_is_told() -> None:
+    same = replace(NUMBER, goal="Add 3 to my number. My number is 3.", target="6")
+    assert interactivity(same, talked(same, "What number?", "It is 3.").view(1).log) == 1
