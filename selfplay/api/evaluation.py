@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,7 +197,7 @@ def evaluate_asked(asked: Namespace) -> Evaluated:
             rows |= planned.baselines()
         title = "Cross-play" if plan.rows else f"Evaluation of {asked.runs[0]}"
         matrix = (plan.rows, plan.columns) if plan.rows else None
-        facts = _facts_of(asked, plan, planned.games)
+        facts = _facts_of(asked, plan, planned.games) | _roles_of(rows.values(), plan.config)
         report, paths = Report(title, facts, rows, matrix), list[Path]()
         if planned.world.rank == 0:
             try:
@@ -335,6 +335,20 @@ def _options_of(asked: Namespace) -> dict[str, list[str]]:
         "start": [asked.start] if asked.start != "0" else [],
     }
     return options | {"temperature": [f"{t:g}" for t in asked.temperature]}
+
+
+def _roles_of(rows: Iterable[Evaluation], config: Config) -> dict[str, list[str]]:
+    """Who has which role, of a game of several roles in which the policy does not have all: where a
+    script cannot play the role that is left, the game chooses another one."""
+    roles = config.game.kit.ROLES
+    seatings = dict.fromkeys(
+        " + ".join(f"{role} {seat['player']}" for role, seat in zip(roles, g["seats"], strict=True))
+        for row in rows
+        for g in row.games
+        if len({seat["player"] for seat in g["seats"]} | {"policy"}) > 1
+    )
+    played = [each for each in seatings if " policy" in each]
+    return {"roles": played} if played and len(set(roles)) > 1 else {}
 
 
 def _facts_of(asked: Namespace, plan: EvalPlan, games: Games) -> dict[str, Any]:

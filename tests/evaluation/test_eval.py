@@ -15,13 +15,19 @@ from dialop.matching.store import read_instances, write_instances
 from dialop.rows import read_records
 from eval import main as run_eval
 from selfplay import atomic
+from selfplay.api.evaluation import _roles_of
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, GameConfig, load_config
 from selfplay.config.text import dump
 from selfplay.data.instances import HELD_OUT, generated
 from selfplay.distributed import init_world
 from selfplay.engines.hf import HFEngine
-from selfplay.evaluation.evaluate import evaluate_people, evaluate_scripted, example_games
+from selfplay.evaluation.evaluate import (
+    Evaluation,
+    evaluate_people,
+    evaluate_scripted,
+    example_games,
+)
 from selfplay.evaluation.games import find_games
 from selfplay.evaluation.held_out import EvaluationContext, held_out
 from selfplay.evaluation.plan import find_config, report_folder
@@ -93,6 +99,19 @@ def test_a_scripted_partner_alternates_seats(run: Path, tmp_path: Path) -> None:
         ["policy", "scripted:honest"],
         ["scripted:honest", "policy"],
     ] * 2
+
+
+def test_it_tells_who_has_which_role_beside_a_script_of_one_role() -> None:
+    small = ["model.scratch={}", "rollout.max_game_tokens=1000"]
+    config = load_config(None, ["game.name=collab", *small])
+    games = [["policy", "scripted:ask"], ["scripted:user", "policy"], ["policy", "policy"]]
+    seated = tuple({"seats": [{"player": player} for player in game]} for game in games)
+    row = Evaluation("policy with scripted:user", (), (0.0, 0.0, 0.0), {}, seated, {})
+    assert _roles_of([row], config) == {
+        "roles": ["user policy + assistant scripted:ask", "user scripted:user + assistant policy"]
+    }
+    alike = load_config(None, ["game.name=matching", *small])
+    assert _roles_of([row], alike) == {}
 
 
 def test_overrides_are_told_and_replace_no_other_answer(run: Path) -> None:
