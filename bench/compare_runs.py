@@ -3,9 +3,9 @@
     python -m bench.compare_runs runs/talk runs/talk_seed1 runs/talk_control --name talk
 
 Reads the run folders. Prints a table of results before and after self-play, with the mean and the
-worst of several seeds, the commits that ran, links to the learning curves (written as SVG to
-docs/figures/), training games by parts of the run, and `--games` games before and after. Scores are
-shares of the best possible value, other measures are means per game.
+worst of several seeds, the commits that ran, with --name links to the learning curves (written as
+SVG to docs/figures/), training games by parts of the run, and `--games` games before and after.
+Scores are shares of the best possible value, other measures are means per game.
 """
 
 from __future__ import annotations
@@ -273,12 +273,12 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("docs/figures"), help="folder for the figures"
     )
-    parser.add_argument("--name", default="runs", help="prefix of the figures' file names")
+    parser.add_argument("--name", help="draw figures; what their file names begin with")
     parser.add_argument("--games", type=int, default=1, help="games to print, before and after")
     args = parser.parse_args(words)
     try:
         runs = read_runs(args.runs)
-        figures = write_curves(runs, args.out, name=args.name)
+        figures = write_curves(runs, args.out, name=args.name) if args.name else []
     except (SettingsError, ValueError, OSError) as error:
         print(f"compare_runs: {error}", file=sys.stderr)
         return 2

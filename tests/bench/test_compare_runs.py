@@ -32,7 +32,10 @@ def test_the_report_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
         write_lines(folder / "metrics.jsonl", STEPS)
         (folder / "code.txt").write_text("started now\ncommit abc\nversions\n", encoding="utf-8")
         folders.append(str(folder))
-    assert compare_runs.main([*folders, "--out", str(tmp_path / "figures"), "--name", "t"]) == 0
+    out = ["--out", str(tmp_path / "figures")]
+    assert compare_runs.main([*folders, *out]) == 0 and not (tmp_path / "figures").exists()
+    capsys.readouterr()
+    assert compare_runs.main([*folders, *out, "--name", "t"]) == 0
     shown = capsys.readouterr().out
     rows = [line for line in shown.splitlines() if line.startswith("| ")]
     sampled = [json.loads((tmp_path / "talk" / f"held_out_{stage}.json").read_text())["sampled"]
