@@ -45,7 +45,7 @@ from selfplay.model.hub import local_folder
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import GameSetup, Limits, limits_of
 from selfplay.rollout.players import Player, ScriptedPartner, Teacher
-from selfplay.rollout.seat_rules import teacher_mixture
+from selfplay.rollout.seat_rules import able_seats, teacher_mixture
 from selfplay.rollout.seating import game_setup, scripted_games
 
 LOG_EVERY = 50  # optimizer steps per line of the warm start's log; fewer in a short one
@@ -417,8 +417,7 @@ def teacher_games(
             script = kit.make_script(
                 spec, seed=named_seed(seed, "teacher's words", instance.key, seat)
             )
-            # Only seats that the policy can have are imitated.
-            imitated = seat in kit.POLICY_SEATS or kit.ROLES[seat] in rollout.policy_seats
+            imitated = seat in able_seats(game, rollout)
             name = f"{SCRIPTED}:{spec}"
             players.append(
                 Teacher(script, rendering, name=name)

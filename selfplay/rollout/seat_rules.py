@@ -30,6 +30,13 @@ def chosen_seats(game: GameConfig, rollout: RolloutConfig) -> tuple[int, ...] | 
     return None if len(seats) == len(kit.ROLES) else seats
 
 
+def able_seats(game: GameConfig, rollout: RolloutConfig) -> list[int]:
+    """The seats that the policy has learnt: those of the game, and those that the run names."""
+    kit = game.kit
+    roles = enumerate(kit.ROLES)
+    return [s for s, role in roles if s in kit.POLICY_SEATS or role in rollout.policy_seats]
+
+
 def read_spec(text: str, game: GameConfig, rollout: RolloutConfig, *, what: str) -> Spec:
     """Parse a partner spec.
 

@@ -188,7 +188,7 @@ def main(words: Sequence[str] | None = None) -> int:
                     rollout=config.rollout,
                     max_positions=None,
                 )
-            seats = seats_for_a_person(config.game, opponent)
+            seats = seats_for_a_person(config.game, config.rollout, opponent)
             if args.seat is not None:
                 names = [*map(str, seats), *(config.game.kit.ROLES[seat] for seat in seats)]
                 if args.seat not in names:

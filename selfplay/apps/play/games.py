@@ -24,6 +24,7 @@ from selfplay.metrics.records import game_record
 from selfplay.rollout.driver import play_games, play_scripted
 from selfplay.rollout.episode import VOID, Episode, GameSetup, limits_of
 from selfplay.rollout.players import Player
+from selfplay.rollout.seat_rules import able_seats
 from selfplay.rollout.seating import (
     MakePlayer,
     Partner,
@@ -46,11 +47,11 @@ class Opponent:
     from_nothing: bool = False
 
 
-def seats_for_a_person(game: GameConfig, opponent: Opponent) -> list[int]:
+def seats_for_a_person(game: GameConfig, rollout: RolloutConfig, opponent: Opponent) -> list[int]:
     """The seats that leave the opponent one to play."""
-    kit = game.kit
-    theirs = kit.POLICY_SEATS if opponent.make_player is None else range(len(kit.ROLES))
-    return [s for s in range(len(kit.ROLES)) if any(other != s for other in theirs)]
+    seats = range(len(game.kit.ROLES))
+    theirs = able_seats(game, rollout) if opponent.make_player is None else seats
+    return [s for s in seats if any(other != s for other in theirs)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class Session:
         kit, opponent = self.game.kit, self.opponent
         if opponent.make_player is not None:
             return opponent.make_player(names, seat)
-        if opponent.rendering is None or seat not in kit.POLICY_SEATS:
+        if opponent.rendering is None or seat not in able_seats(self.game, self.rollout):
             return scripted_partner(kit.BASELINES[0], names, seat, self.game)
         return policy_player(names, self.rollout, opponent.rendering)
 

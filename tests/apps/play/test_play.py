@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -388,9 +389,11 @@ def test_a_game_of_another_kind_is_kept_whole(tmp_path: Path) -> None:
         "rollout.partners=[scripted:user]",
     )
     opponent = Opponent("policy", None, None)
-    assert seats_for_a_person(config.game, opponent) == [0], (
+    both = replace(config.rollout, policy_seats=("user", "assistant"))
+    assert seats_for_a_person(config.game, config.rollout, opponent) == [0], (
         "the policy can have only the other seat"
     )
+    assert seats_for_a_person(config.game, both, opponent) == [0, 1]
     (task,) = config.game.kit.generate(config.game.options, seed=0, start=0, num=1)
     sit = lambda names, seat: scripted_partner("ask", names, seat, config.game)  # noqa: E731
     table = Table(config.game.kit)
