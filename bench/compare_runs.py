@@ -3,9 +3,10 @@
     python -m bench.compare_runs runs/talk runs/talk_seed1 runs/talk_control --name talk
 
 Reads the run folders. Prints a table of results before and after self-play, with the mean and the
-worst of several seeds, the commits that ran, with --name links to the learning curves (written as
-SVG to docs/figures/), training games by parts of the run, and `--games` games before and after.
-Scores are shares of the best possible value, other measures are means per game.
+worst of several seeds of each method; what another method than the first run's changes, seed by
+seed; the commits that ran; with --name links to the learning curves (written as SVG to
+docs/figures/); training games by parts of the run; and `--games` games before and after. Scores are
+shares of the best possible value, other measures are means per game.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ from selfplay.config import Config, load_config
 from selfplay.config.text import difference
 from selfplay.errors import SettingsError
 from selfplay.metrics.console import clock
-from selfplay.metrics.tables import game_text, show_interval, talk_cell
+from selfplay.metrics.tables import (
+    game_text,
+    paired_change,
+    show_change,
+    show_interval,
+    talk_cell,
+)
 
 # Metric, name of its figure, title.
 CURVES = (
@@ -40,6 +47,9 @@ CURVE_OF_TRAINING = (
     *("score", "agreement", "errors", "messages", "words", "honesty", "entropy", "kl_reference"),
     *("play_s", "update_s", "step_s"),
 )
+# The settings that make a method: runs in which they differ are not averaged. The weights at the
+# start are none of them: two methods may begin from one warm start.
+METHOD = ("algorithm", "reward", "rollout", "optim", "critic")
 # Further measures of the table. A game has some of them.
 MEASURES = (
     *("messages", "words", "statements", "searches"),
@@ -50,9 +60,10 @@ MEASURES = (
 @dataclass(frozen=True, slots=True)
 class Run:
     """A finished run: settings, held-out results before and after, metrics of each step, and the
-    code that ran, as `code.txt` names it."""
+    code that ran, as `code.txt` names it. `method` names what differs from the first run's."""
 
     label: str
+    method: str
     config: Config
     code: tuple[str, ...]
     before: dict[str, Any]
@@ -74,12 +85,14 @@ def read_run(folder: Path) -> Run:
     config = load_config(paths[0])
     before, after = (json.loads(path.read_text(encoding="utf-8")) for path in paths[1:3])
     lines = paths[3].read_text(encoding="utf-8").split("\n")
-    talks = switch(config.game.options, "messages", default=True)
-    label = f"{'talk' if talks else 'no messages'}, seed {config.seed}"
+    method = "talk" if switch(config.game.options, "messages", default=True) else "no messages"
+    label = f"{method}, seed {config.seed}"
     code = folder / "code.txt"
     told = code.read_text("utf-8").splitlines() if code.exists() else []
     commits = tuple(line for line in told if line.startswith("commit "))
-    return Run(label, config, commits, before, after, [json.loads(line) for line in lines if line])
+    return Run(
+        label, method, config, commits, before, after, [json.loads(line) for line in lines if line]
+    )
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -95,12 +108,39 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
             raise ValueError(
                 f"{folder} and {folders[0]} played different held-out games: {other[0]}"
             )
+    runs = [with_method(run, runs[0]) for run in runs]
     labels = [run.label for run in runs]
     runs = [
         replace(run, label=f"{run.label} ({folder.name})") if labels.count(run.label) > 1 else run
         for run, folder in zip(runs, folders, strict=True)
     ]
     return sorted(runs, key=lambda run: run.is_control)
+
+
+def with_method(run: Run, first: Run) -> Run:
+    """The run with the settings of its method that differ from the first run's in its label."""
+    ours, theirs = ({key: getattr(r.config, key) for key in METHOD} for r in (run, first))
+    lines = (line.partition(": ") for line in difference(theirs, ours))
+    changed = ", ".join(f"{key}={values.rpartition(' -> ')[2]}" for key, _, values in lines)
+    if not changed:
+        return run
+    method = changed if run.method == first.method else f"{run.method}, {changed}"
+    return replace(run, method=method, label=f"{method}, seed {run.config.seed}")
+
+
+def changes(runs: Sequence[Run]) -> str:
+    """What another method changes on the same held-out games, for each seed that the first run's
+    method has too."""
+    first = {run.config.seed: run for run in runs if run.method == runs[0].method}
+    lines = []
+    for run in runs:
+        other = first.get(run.config.seed)
+        if other is None or run.method == other.method:
+            continue
+        scores = [each.after["sampled"]["scores"] for each in (other, run)]
+        if change := paired_change(*scores):
+            lines.append(f"- {run.label}: {show_change(change)} beside {other.label}")
+    return "\n".join(["On the same games, after self-play:", "", *lines]) if lines else ""
 
 
 def held_to(config: Config) -> Config:
@@ -119,7 +159,7 @@ def held_to(config: Config) -> Config:
 
 def results_table(runs: Sequence[Run]) -> str:
     """One row per run, sampled as in training unless a heading says greedy. Then the mean and the
-    worst of each column over several runs with messages, and over several without.
+    worst of each column over several runs of each method.
 
     The column "apart" says whether the interval after self-play lies above the one before.
     """
@@ -155,8 +195,10 @@ def results_table(runs: Sequence[Run]) -> str:
             clock(sum(step.get("step_s", 0.0) for step in run.steps)),
         ]
         lines.append(row(cells))
-    for control in (False, True):
-        alike = [run for run in runs if run.is_control == control]
+    methods = list(dict.fromkeys(run.method for run in runs))
+    for method in methods:
+        alike = [run for run in runs if run.method == method]
+        of_it = f" of {method}" if len(methods) > 1 else ""
         for name, of in (("mean", statistics.fmean), ("worst", min)) if len(alike) > 1 else ():
             befores, afters, greedies, agreements = (
                 [value(run) for run in alike]
@@ -170,7 +212,7 @@ def results_table(runs: Sequence[Run]) -> str:
             rises = [after - before for before, after in zip(befores, afters, strict=True)]
             shown = [f"{of(values):.3f}" for values in (befores, afters)]
             shown += [f"{of(rises):+.3f}", "", f"{of(greedies):.3f}", f"{of(agreements):.3f}"]
-            lines.append(row([name, *shown, *[""] * (len(measures) + talk + 1)]))
+            lines.append(row([f"{name}{of_it}", *shown, *[""] * (len(measures) + talk + 1)]))
     return "\n".join(lines)
 
 
@@ -282,9 +324,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except (SettingsError, ValueError, OSError) as error:
         print(f"compare_runs: {error}", file=sys.stderr)
         return 2
-    parts = [results_table(runs), baselines(runs), commits(runs), *figures]
+    parts = [results_table(runs), changes(runs), baselines(runs), commits(runs), *figures]
     parts += [training_table(runs), games_to_read(runs[0], args.games)]
-    print("\n\n".join(parts))
+    print("\n\n".join(filter(None, parts)))
     return 0
 
 

@@ -50,11 +50,33 @@ def test_the_report_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     # Without messages an honest player can only plan alone, so this control gains nothing.
     assert rows[4].startswith("| no messages, seed 0 |") and "+0.000 | no |" in rows[4]
     mean, worst, _, *training = rows[5:]
-    assert mean.startswith(f"| mean | {before:.3f} | {after:.3f} |")
-    assert worst.startswith(f"| worst | {before:.3f} | {after:.3f} |")
+    assert mean.startswith(f"| mean of talk | {before:.3f} | {after:.3f} |")
+    assert worst.startswith(f"| worst of talk | {before:.3f} | {after:.3f} |")
     assert [line.split("|")[1:3] for line in training[1:]] == [[" 1–1 ", " 0.5 "], [" 2–2 ", " - "]]
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {
         "t_score.svg",
         "t_messages.svg",
     }
     assert shown.count("```text") == 2 and "Before self-play" in shown
+
+
+def test_methods_are_not_averaged_and_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    """A run of the first one's seed that begins from its warm start, and one of another seed."""
+    folders = []
+    for name, *words in (
+        ("default", "seed=3"),
+        ("kl", "seed=3", "algorithm.kl=0.5", "model.scratch=null", "model.path=warm_start"),
+        ("other", "seed=4", "algorithm.kl=0.5"),
+    ):
+        folders.append(make_run(tmp_path / name, *words))
+        write_lines(folders[-1] / "metrics.jsonl", STEPS)
+    path = folders[1] / "held_out_after.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    rows["sampled"]["scores"] = [max(0.0, s - 0.25) for s in rows["sampled"]["scores"]]
+    path.write_text(json.dumps(rows), encoding="utf-8")
+    runs = compare_runs.read_runs(folders)
+    assert [run.label for run in runs] == [
+        "talk, seed 3", "algorithm.kl=0.5, seed 3", "algorithm.kl=0.5, seed 4"
+    ]  # fmt: skip
+    _, _, line = compare_runs.changes(runs).split("\n")
+    assert line.startswith("- algorithm.kl=0.5, seed 3: -0.") and line.endswith("talk, seed 3")
