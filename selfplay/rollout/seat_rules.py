@@ -62,8 +62,9 @@ def read_spec(text: str, game: GameConfig, rollout: RolloutConfig, *, what: str)
     limited = not set(others) & set(kit.POLICY_SEATS)
     if spec.kind == POOL and limited:
         raise SettingsError(
-            f"{what} must not be the policy in {game.name}, where it can have only "
-            f"seat {', '.join(map(str, kit.POLICY_SEATS))}, got {text!r}"
+            f"{what} must not be the policy in {game.name}, where it learns only "
+            f"seat {', '.join(map(str, kit.POLICY_SEATS))}, got {text!r}; rollout.policy_seats "
+            "names the roles that it plays"
         )
     if spec.kind == SCRIPTED:
         seated = kit.seated(spec.argument)
