@@ -25,7 +25,7 @@ from dialop.shown import fenced
 from selfplay.apps.report.charts import curves_svg
 from selfplay.atomic import write_atomically
 from selfplay.config import Config, load_config
-from selfplay.config.text import difference
+from selfplay.config.text import changed, difference
 from selfplay.errors import SettingsError
 from selfplay.metrics.console import clock
 from selfplay.metrics.tables import (
@@ -60,7 +60,8 @@ MEASURES = (
 @dataclass(frozen=True, slots=True)
 class Run:
     """A finished run: settings, held-out results before and after, metrics of each step, and the
-    code that ran, as `code.txt` names it. `method` names what differs from the first run's."""
+    code that ran, as `code.txt` names it. `label` is the folder's name until `read_runs` names all
+    runs; `method` is that of `method_of`."""
 
     label: str
     method: str
@@ -85,14 +86,11 @@ def read_run(folder: Path) -> Run:
     config = load_config(paths[0])
     before, after = (json.loads(path.read_text(encoding="utf-8")) for path in paths[1:3])
     lines = paths[3].read_text(encoding="utf-8").split("\n")
-    method = "talk" if switch(config.game.options, "messages", default=True) else "no messages"
-    label = f"{method}, seed {config.seed}"
     code = folder / "code.txt"
     told = code.read_text("utf-8").splitlines() if code.exists() else []
     commits = tuple(line for line in told if line.startswith("commit "))
-    return Run(
-        label, method, config, commits, before, after, [json.loads(line) for line in lines if line]
-    )
+    steps = [json.loads(line) for line in lines if line]
+    return Run(folder.name, "", config, commits, before, after, steps)
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -108,24 +106,24 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
             raise ValueError(
                 f"{folder} and {folders[0]} played different held-out games: {other[0]}"
             )
-    runs = [with_method(run, runs[0]) for run in runs]
-    labels = [run.label for run in runs]
+    runs = [replace(run, method=method_of(run, runs[0])) for run in runs]
+    names = [f"{run.method}, seed {run.config.seed}" for run in runs]
     runs = [
-        replace(run, label=f"{run.label} ({folder.name})") if labels.count(run.label) > 1 else run
-        for run, folder in zip(runs, folders, strict=True)
+        replace(run, label=f"{name} ({run.label})" if names.count(name) > 1 else name)
+        for run, name in zip(runs, names, strict=True)
     ]
     return sorted(runs, key=lambda run: run.is_control)
 
 
-def with_method(run: Run, first: Run) -> Run:
-    """The run with the settings of its method that differ from the first run's in its label."""
-    ours, theirs = ({key: getattr(r.config, key) for key in METHOD} for r in (run, first))
-    lines = (line.partition(": ") for line in difference(theirs, ours))
-    changed = ", ".join(f"{key}={values.rpartition(' -> ')[2]}" for key, _, values in lines)
-    if not changed:
-        return run
-    method = changed if run.method == first.method else f"{run.method}, {changed}"
-    return replace(run, method=method, label=f"{method}, seed {run.config.seed}")
+def method_of(run: Run, first: Run) -> str:
+    """Whether the run has messages, and the settings of its method that differ from the first
+    run's."""
+    pairs = ((getattr(run.config, key), getattr(first.config, key), key) for key in METHOD)
+    settings = [f"{key}={value}" for pair in pairs for key, _, value in changed(*pair)]
+    alike = run.is_control == first.is_control
+    return ", ".join(
+        [*([] if settings and alike else ["no messages" if run.is_control else "talk"]), *settings]
+    )
 
 
 def changes(runs: Sequence[Run]) -> str:

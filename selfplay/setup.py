@@ -98,7 +98,9 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     shares = parse_shares(config.rollout.partners)
     partners = Partners(shares, config, rendering=rendering, world=world)
     cleanup.callback(partners.close)
-    eval_partners = fixed_partners(config, weights=weights, partners=partners)
+    eval_partners = fixed_partners(
+        config.eval, config.game, config.rollout, weights=weights, partners=partners
+    )
     engine, learner, start_bound = _start_models(config, weights, world, start_check, cleanup)
     supervisor = PolicySupervisor(
         learner,

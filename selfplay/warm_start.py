@@ -406,7 +406,7 @@ def teacher_games(
     """One game of each instance between teachers. Each seat's teacher is drawn from those in the
     warm start's mixture that can play it. If none can, the game chooses the seat's player."""
     mixture = list(zip(*teacher_mixture(teachers, game), strict=True))
-    kit, setups = game.kit, []
+    kit, able_to_learn, setups = game.kit, able_seats(game, rollout), []
     for instance in instances:
         players: list[Player] = []
         for seat in range(len(kit.ROLES)):
@@ -417,11 +417,10 @@ def teacher_games(
             script = kit.make_script(
                 spec, seed=named_seed(seed, "teacher's words", instance.key, seat)
             )
-            imitated = seat in able_seats(game, rollout)
             name = f"{SCRIPTED}:{spec}"
             players.append(
                 Teacher(script, rendering, name=name)
-                if imitated
+                if seat in able_to_learn
                 else ScriptedPartner(script, name=name)
             )
         setups.append(game_setup(instance, tuple(players), game))

@@ -15,7 +15,7 @@ from transformers import AutoConfig
 from selfplay.api.run import OpenRun, SavedRun, join_world, outside_event_loop, refusing
 from selfplay.atomic import write_atomically
 from selfplay.chat.rendering import Rendering
-from selfplay.config import Config
+from selfplay.config import Config, GameConfig
 from selfplay.config.load import load, override_words
 from selfplay.config.player_spec import SCRIPTED, parse_spec
 from selfplay.config.text import dump
@@ -197,7 +197,7 @@ def evaluate_asked(asked: Namespace) -> Evaluated:
             rows |= planned.baselines()
         title = "Cross-play" if plan.rows else f"Evaluation of {asked.runs[0]}"
         matrix = (plan.rows, plan.columns) if plan.rows else None
-        facts = _facts_of(asked, plan, planned.games) | _roles_of(rows.values(), plan.config)
+        facts = _facts_of(asked, plan, planned.games) | _roles_of(rows.values(), plan.config.game)
         report, paths = Report(title, facts, rows, matrix), list[Path]()
         if planned.world.rank == 0:
             try:
@@ -337,18 +337,19 @@ def _options_of(asked: Namespace) -> dict[str, list[str]]:
     return options | {"temperature": [f"{t:g}" for t in asked.temperature]}
 
 
-def _roles_of(rows: Iterable[Evaluation], config: Config) -> dict[str, list[str]]:
+def _roles_of(rows: Iterable[Evaluation], game: GameConfig) -> dict[str, list[str]]:
     """Who has which role, of a game of several roles in which the policy does not have all: where a
     script cannot play the role that is left, the game chooses another one."""
-    roles = config.game.kit.ROLES
+    roles = game.kit.ROLES
     seatings = dict.fromkeys(
-        " + ".join(f"{role} {seat['player']}" for role, seat in zip(roles, g["seats"], strict=True))
-        for row in rows
-        for g in row.games
-        if len({seat["player"] for seat in g["seats"]} | {"policy"}) > 1
+        tuple(seat["player"] for seat in played["seats"]) for row in rows for played in row.games
     )
-    played = [each for each in seatings if " policy" in each]
-    return {"roles": played} if played and len(set(roles)) > 1 else {}
+    shown = [
+        " + ".join(map(" ".join, zip(roles, players, strict=True)))
+        for players in seatings
+        if "policy" in players and set(players) != {"policy"}
+    ]
+    return {"roles": shown} if shown and len(set(roles)) > 1 else {}
 
 
 def _facts_of(asked: Namespace, plan: EvalPlan, games: Games) -> dict[str, Any]:

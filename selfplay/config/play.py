@@ -147,8 +147,8 @@ class RolloutConfig:
     change what it reads (docs/your_method.md)"""
     policy_seats: tuple[str, ...] = ()
     """roles that the policy plays in every game, such as [agent]; the partner plays the others.
-    Empty: those that the game names, or if it names none, all without a partner
-    and one seat after the other with one"""
+    Empty: those that the game names, or if it names none, all without a partner and one seat
+    after the other with one"""
     branch: BranchConfig = Field(default_factory=BranchConfig)
 
     @field_validator("player")

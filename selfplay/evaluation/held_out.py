@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from selfplay.atomic import write_atomically
-from selfplay.config import Config, EvalConfig, GameConfig, RolloutConfig
+from selfplay.config import EvalConfig, GameConfig, RolloutConfig
 from selfplay.config.player_spec import CHECKPOINT, WARM_START, Spec
 from selfplay.data.instances import HELD_OUT, VALIDATION, evaluation_instances
 from selfplay.distributed import World, on_first_rank
@@ -167,16 +167,23 @@ def validation(context: EvaluationContext, fixed: Sequence[Partner] = ()) -> dic
     return metrics
 
 
-def fixed_partners(config: Config, *, weights: Path, partners: Partners) -> list[Partner]:
+def fixed_partners(
+    settings: EvalConfig,
+    game: GameConfig,
+    rollout: RolloutConfig,
+    *,
+    weights: Path,
+    partners: Partners,
+) -> list[Partner]:
     """The partners that `eval.partners` names, loaded here. `weights` is the folder that self-play
     starts from."""
     return [
         partners.add(
             Spec(CHECKPOINT, str(weights), WARM_START)
             if name == WARM_START
-            else read_spec(name, config.game, config.rollout, what="eval.partners")
+            else read_spec(name, game, rollout, what="eval.partners")
         )
-        for name in config.eval.partners
+        for name in settings.partners
     ]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from selfplay.config import Config, load_config
+from selfplay.config import Config, GameConfig, RolloutConfig, load_config
 from selfplay.config.load import read_value
 from selfplay.config.player_spec import (
     CHECKPOINT,
@@ -136,7 +136,7 @@ def plan_evaluation(
         for source in policies:
             check_same_game(source, config.game, what=what, played=path, overrides=overrides)
         entries = [*map(str, checkpoints), *partners]
-        named = _read_players(entries, sources, config, what=what)
+        named = _read_players(entries, sources, config.game, config.rollout, what=what)
         players = sorted(dict.fromkeys(named), key=lambda player: _RANK.index(player.spec.kind))
         rows = [player for player in players if player in named[: len(checkpoints) or None]]
         columns = [*rows, *(player for player in players if player not in rows)]
@@ -171,7 +171,7 @@ def _pair_of_one(
         all_seats = chosen_seats(config.game, config.rollout) is None
         text = SELF if all_seats else parse_shares(config.rollout.partners)[0][0].text
     played = settings or source.home
-    spec = find_partner(text, config, played=played, overrides=overrides)
+    spec = find_partner(text, config.game, config.rollout, played=played, overrides=overrides)
     policy = MatrixPlayer("policy", ITSELF, source)
     return policy, policy if spec.kind == SELF else MatrixPlayer(text, spec, None), None
 
@@ -227,17 +227,22 @@ def find_config(source: Source, given: Path | None, overrides: Sequence[str]) ->
 
 
 def find_partner(
-    partner: str, config: Config, *, played: Path | str, overrides: Sequence[str]
+    partner: str,
+    game: GameConfig,
+    rollout: RolloutConfig,
+    *,
+    played: Path | str,
+    overrides: Sequence[str],
 ) -> Spec:
     """The partner that --partner names. Raises ValueError for one that cannot play here.
 
-    `played` names where `config` was read from.
+    `played` names where `game` was read from.
     """
-    spec = read_spec(partner, config.game, config.rollout, what="--partner")
+    spec = read_spec(partner, game, rollout, what="--partner")
     if spec.kind == CHECKPOINT:
         what = f"--partner {spec.text}"
         source = find_source(Path(spec.argument), what=what)
-        check_same_game(source, config.game, what=what, played=played, overrides=overrides)
+        check_same_game(source, game, what=what, played=played, overrides=overrides)
     if spec.kind == POOL:
         raise ValueError(
             "--partner must name one policy, got pool; nearest is "
@@ -281,7 +286,12 @@ def _source_of(entry: str, *, what: str) -> Source | None:
 
 
 def _read_players(
-    entries: Sequence[str], sources: Sequence[Source | None], config: Config, *, what: str
+    entries: Sequence[str],
+    sources: Sequence[Source | None],
+    game: GameConfig,
+    rollout: RolloutConfig,
+    *,
+    what: str,
 ) -> list[MatrixPlayer]:
     """The players that these entries name; equal ones may repeat. `sources` holds each entry's
     policy on disk, which is called RUN or RUN/PART, or by its path where two would share a name.
@@ -289,7 +299,6 @@ def _read_players(
     Raises:
         ValueError, SettingsError: for an entry that is no player, or cannot play in a matrix.
     """
-    game, rollout = config.game, config.rollout
     if len(game.kit.ROLES) != 2 or len(game.kit.POLICY_SEATS) != 2:
         raise ValueError(
             f"{what}: the policy must be able to play each of 2 seats, got game.name {game.name}"

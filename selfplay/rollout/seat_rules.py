@@ -53,18 +53,12 @@ def read_spec(text: str, game: GameConfig, rollout: RolloutConfig, *, what: str)
     if seats is None:
         return spec
     others = [seat for seat in range(len(kit.ROLES)) if seat not in seats]
-    if spec.kind == SELF:
+    limited = not set(others) & set(kit.POLICY_SEATS)
+    if spec.kind == SELF or (spec.kind == POOL and limited):
         names = [f"{seat} ({kit.ROLES[seat]})" for seat in others]
         raise SettingsError(
             f"{what} must not be the policy in {game.name} for seat {', '.join(names)}, which it "
             f"does not play, got {text!r}; rollout.policy_seats names the roles that it plays"
-        )
-    limited = not set(others) & set(kit.POLICY_SEATS)
-    if spec.kind == POOL and limited:
-        raise SettingsError(
-            f"{what} must not be the policy in {game.name}, where it learns only "
-            f"seat {', '.join(map(str, kit.POLICY_SEATS))}, got {text!r}; rollout.policy_seats "
-            "names the roles that it plays"
         )
     if spec.kind == SCRIPTED:
         seated = kit.seated(spec.argument)

@@ -107,11 +107,11 @@ def test_it_tells_who_has_which_role_beside_a_script_of_one_role() -> None:
     games = [["policy", "scripted:ask"], ["scripted:user", "policy"], ["policy", "policy"]]
     seated = tuple({"seats": [{"player": player} for player in game]} for game in games)
     row = Evaluation("policy with scripted:user", (), (0.0, 0.0, 0.0), {}, seated, {})
-    assert _roles_of([row], config) == {
+    assert _roles_of([row], config.game) == {
         "roles": ["user policy + assistant scripted:ask", "user scripted:user + assistant policy"]
     }
     alike = load_config(None, ["game.name=matching", *small])
-    assert _roles_of([row], alike) == {}
+    assert _roles_of([row], alike.game) == {}
 
 
 def test_overrides_are_told_and_replace_no_other_answer(run: Path) -> None:

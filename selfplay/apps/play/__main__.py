@@ -113,7 +113,9 @@ def find_players(args: argparse.Namespace) -> tuple[Spec, Config, Source | None]
     # The policy is welcome in every game here: the person takes a seat that it leaves.
     spec = ITSELF
     if args.partner != SELF:
-        spec = find_partner(args.partner, config, played=played, overrides=args.overrides)
+        spec = find_partner(
+            args.partner, config.game, config.rollout, played=played, overrides=args.overrides
+        )
     return spec, config, source
 
 
