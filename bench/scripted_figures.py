@@ -51,7 +51,14 @@ TEAMS: dict[str, tuple[tuple[str, ...], ...]] = {
         )
     ),
 }
-SILENT = ("solo", "solo:strict=5")  # teams of mediation that play without messages, too
+# Teams that play, too, where an option of their game is off.
+WITHOUT: dict[str, dict[str, tuple[tuple[str, ...], ...]]] = {
+    "planning": {
+        "messages": (("teller:rounds=9", "guesser"),),
+        "search": (("teller:rounds=3,score=total", "searcher"),),
+    },
+    "mediation": {"messages": (("solo",) * 3, ("solo:strict=5",) * 3)},
+}
 COUNTED = ("message", "propose", "tool", "reject")
 MAX_MOVES = 100
 
@@ -77,10 +84,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"|---|{'--:|' * 8}")
     for team in TEAMS[name]:
         print(row(kit, instances, team, options), flush=True)
-    if name == "mediation":
-        print("\nwithout messages:")
-        for spec in SILENT:
-            print(row(kit, instances, (spec,) * 3, replace(options, messages=False)))
+    for option, teams in WITHOUT.get(name, {}).items():
+        print(f"\nwithout {option}:")
+        for team in teams:
+            print(row(kit, instances, team, replace(options, **{option: False})), flush=True)
 
 
 def row(kit: Kit, instances: Sequence[Any], team: tuple[str, ...], options: Any) -> str:
