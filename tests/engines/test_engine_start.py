@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from selfplay.config import ChosenEngine
 from selfplay.engines.sglang import launch, patches
@@ -71,6 +72,31 @@ def test_engines_that_share_a_gpu_divide_its_cache_and_requests() -> None:
     config = replace(CONFIG, tp_size=1, processes=4, max_cache_tokens=8000)
     each = launch.config_of_each(config, "folder", {}, gpu=0, itemsize=2)
     assert (each.max_cache_tokens, each.max_batch) == (2000, 30)
+
+
+@pytest.mark.parametrize(("cache_tokens", "warns"), [(500, True), (900, False)])
+def test_a_cache_that_another_process_made_small_is_told(
+    cache_tokens: int,
+    warns: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """2 layers x 2 x 1 head x 64 x 2 bytes are 512 a token: 1,100 fit beside 100 weights' 200 B."""
+    described = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 1}
+    described |= {"model_type": "llama", "num_key_value_heads": 1, "head_dim": 64}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    launch.warn_of_small_cache(
+        cache_tokens,
+        str(tmp_path),
+        {"weight": torch.Size([10, 10])},
+        budget_bytes=1100 * 512 + 200,
+        itemsize=2,
+    )
+    said = capsys.readouterr().err
+    assert bool(said) is warns
+    if warns:
+        assert "500 tokens" in said
+        assert "1,100" in said
 
 
 def test_children_get_a_clean_environment_and_the_trainers_own_is_restored(

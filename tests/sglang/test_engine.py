@@ -38,6 +38,14 @@ def test_logprobs_are_those_of_the_full_softmax_after_the_temperature(
         assert tiny.worst_mismatch(policy, list(request.prompt_ids), completion, temperature) < 1e-4
 
 
+def test_a_game_may_use_every_position_of_its_model(engine: SGLangEngine, policy: Any) -> None:
+    """SGLang itself lets no request end less than two tokens before its context does."""
+    prompt = [10 + i % 280 for i in range(500)]
+    [completion] = engine.generate_batch([Request(prompt, 12, 0)], Sampling(1.0, ()))
+    assert len(completion.ids) == 12
+    assert tiny.worst_mismatch(policy, prompt, completion) < 1e-4
+
+
 def test_rare_tokens_are_drawn_as_often_as_their_probabilities_say(
     engine: SGLangEngine, policy: Any
 ) -> None:
@@ -113,8 +121,8 @@ def test_a_request_that_is_given_up_ends_no_other(engine: SGLangEngine, policy: 
 def test_a_request_that_does_not_fit_is_refused_and_the_engine_stays_usable(
     engine: SGLangEngine, policy: Any
 ) -> None:
-    with pytest.raises(ValueError, match="context of 512 tokens, got 40 \\+ 480"):
-        engine.generate_batch([Request(PROMPT, 480, 0)], PLAIN)
+    with pytest.raises(ValueError, match="context of 520 tokens, got 40 \\+ 481"):
+        engine.generate_batch([Request(PROMPT, 481, 0)], PLAIN)
     assert engine.generate_batch([Request(PROMPT, 2, 0)], PLAIN)[0].ids
 
 

@@ -13,6 +13,7 @@ from selfplay.config import ChosenEngine
 from selfplay.engines.sglang.engine import SGLangEngine
 
 STOP = 3
+POSITIONS = 512
 # An odd vocabulary, so that FSDP's two shards differ in size and the engine has to pad.
 SHAPE: dict[str, Any] = {
     "vocab_size": 301,
@@ -21,7 +22,7 @@ SHAPE: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": POSITIONS,
     "eos_token_id": STOP,
     "bos_token_id": None,
     "pad_token_id": None,
@@ -33,7 +34,8 @@ ENGINE: dict[str, Any] = {"max_cache_tokens": 8192, "max_batch": 16, "timeout_s"
 def start(folder: str, *, dtype: str = "float32", **settings: Any) -> SGLangEngine:
     """An engine on the CPU with the weights of this folder; `settings` are those of `engine`."""
     config = ChosenEngine(**(ENGINE | settings))
-    return SGLangEngine(folder, config, device="cpu", dtype=dtype)
+    # Eight more than the positions, as in a run whose games may use them all.
+    return SGLangEngine(folder, config, device="cpu", dtype=dtype, context_length=POSITIONS + 8)
 
 
 def build() -> PreTrainedModel:

@@ -117,6 +117,14 @@ class SGLangEngine:
                 for i in range(self.num_processes)
             ]
         )
+        if self.device == "cuda" and self.tp_size == 1 and not arguments.get("max_total_tokens"):
+            launch.warn_of_small_cache(
+                started.cache_tokens,
+                arguments["model_path"],
+                self.ledger.expected,
+                budget_bytes=self._budget_bytes,
+                itemsize=self.dtype.itemsize,
+            )
         self.cache_tokens = self.cache_tokens or started.cache_tokens
         self._loop = EngineLoop(started, signals, timeout_s=self._timeout_s)
         self.counters = RequestCounters()

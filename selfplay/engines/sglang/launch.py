@@ -16,6 +16,7 @@ import os
 import pathlib
 import shutil
 import socket
+import sys
 import threading
 import time
 import warnings
@@ -46,6 +47,9 @@ CHILD_ENVIRONMENT: dict[str, str | None] = {
     "SGLANG_FORCE_STREAM_INTERVAL": "1000000",
     # `Completion.logprobs` are log-probs after the temperature.
     "SGLANG_RETURN_ORIGINAL_LOGPROB": None,
+    # A game may use all of its model's positions. SGLang lets no request reach the last tokens of
+    # a context, so the context is longer than the model's; no token is ever there.
+    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
     # Each process would print progress bars and warnings about missing hardware.
     "PYTHONWARNINGS": "ignore",
     "TQDM_DISABLE": "1",
@@ -208,7 +212,7 @@ def config_of_each(
     if config.max_cache_tokens:
         return replace(config, max_cache_tokens=config.max_cache_tokens // num)
     share_bytes = config.mem_fraction * torch.cuda.mem_get_info(gpu)[0] / num
-    weight_bytes = sum(shape.numel() for shape in parameters.values()) * itemsize
+    weight_bytes = bytes_of(parameters, itemsize)
     tokens = int((share_bytes - weight_bytes) / token_bytes(model_path, itemsize))
     if tokens < 1:
         raise ValueError(
@@ -217,6 +221,35 @@ def config_of_each(
         )
     fraction = min(0.95, (1 + config.mem_fraction) / 2)  # more than the cache of a fixed size takes
     return replace(config, max_cache_tokens=tokens, mem_fraction=fraction)
+
+
+def warn_of_small_cache(
+    cache_tokens: int,
+    model_path: str,
+    parameters: Mapping[str, torch.Size],
+    *,
+    budget_bytes: float,
+    itemsize: int,
+) -> None:
+    """Say that an engine on one GPU got less than half of the cache that its memory would hold.
+
+    SGLang counts what another process takes during its start as its own.
+    """
+    rest_bytes = budget_bytes - bytes_of(parameters, itemsize)
+    fitting = int(rest_bytes / token_bytes(model_path, itemsize))
+    if cache_tokens < fitting / 2:
+        print(
+            f"warning: the engine's cache holds {cache_tokens:,} tokens, where engine.mem_fraction "
+            f"of the memory that was free would hold {fitting:,}: another process took memory "
+            "during the start; fewer games run at once; engine.max_cache_tokens sets the size",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def bytes_of(parameters: Mapping[str, torch.Size], itemsize: int) -> int:
+    """The bytes of a model's weights."""
+    return sum(shape.numel() for shape in parameters.values()) * itemsize
 
 
 def token_bytes(model_path: str, itemsize: int) -> int:
