@@ -41,6 +41,7 @@ TEAMS: dict[str, tuple[tuple[str, ...], ...]] = {
         *(("teller:tell=one", "searcher"), ("teller", "searcher:by=filter")),
         *(("teller", "guesser"), ("silent", "guesser")),
         ("teller:rounds=3,score=total", "searcher:think=points,plans=4"),
+        ("teller:rounds=3,score=total", "searcher:think=points,plans=4,stray=0.9"),
     ),
     "mediation": tuple(
         (spec,) * 3
@@ -48,6 +49,7 @@ TEAMS: dict[str, tuple[tuple[str, ...], ...]] = {
             *("random", "solo", "honest:tell=top", "honest", "honest:tell=calendar"),
             *("honest:tell=top,probe=1", "honest:probe=1", "honest:tell=calendar,probe=1"),
             *("honest:tell=calendar,probe=2", "honest:think=values"),
+            *("honest:think=values,stray=0.8", "solo:think=values,stray=0.8"),
         )
     ),
 }
