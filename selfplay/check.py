@@ -1,6 +1,6 @@
-"""Checks a function of your own before a run, with hand-made inputs (docs/your_method.md).
+"""Check a function of your own before a run, with hand-made inputs (docs/your_method.md).
 
-    python -m selfplay.check my_loss.py:loss [key=value ...]
+    python -m selfplay.check my_loss.py:loss [--config FILE] [key=value ...]
 
 Its parameters say what it is. Prints a line for each check, and ends at the first that fails. A run
 with the function makes the same checks before it starts.
@@ -8,356 +8,39 @@ with the function makes the same checks before it starts.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
 
-import torch
-
-from dialop import __version__
-from dialop.shown import error_line
-from dialop.specs import nearest
-from selfplay.advantages.advantages import SampleStatistics
-from selfplay.advantages.rewards import game_return, with_rewards
-from selfplay.advantages.sample import Sample
-from selfplay.chat.rendering import make_rendering
-from selfplay.chat.tokenizer import train_tokenizer
-from selfplay.config import Config, RewardConfig
+from selfplay.config import Config
 from selfplay.config.load import load
-from selfplay.config.plugins import function_of, key_of, own_functions
-from selfplay.engines.base import Completion, Request
-from selfplay.errors import SettingsError
-from selfplay.learner.batch import MicroBatch, pack
-from selfplay.rollout.driver import play_scripted
-from selfplay.rollout.episode import GameSetup, Position, limits_of
-from selfplay.rollout.seating import scripted_games
+from selfplay.config.plugins import key_of
+from selfplay.preflight.command_line import Parser, refused
+from selfplay.preflight.functions import findings
 
-NUM_GAMES = 8
-FAR = 99.0  # nats; exp of it overflows float32
+PROGRAM = "selfplay.check"
 
 
-def check_functions(config: Config) -> None:
-    """Check every function of one's own that the settings name, and a built-in one that not every
-    game can have. Raises ValueError as `findings`."""
-    checked = list(own_functions(config))
-    if config.reward.function == "message_credit":  # needs `Game.reach`
-        checked.append(("reward.function", config.reward.function))
-    for key, name in checked:
-        for _ in findings(key, name, config):
-            pass
-
-
-def findings(key: str, name: str, config: Config) -> Iterator[str]:
-    """A line for each check that the function passes.
-
-    Raises:
-        ValueError: one line for the first check that it does not pass.
-    """
-    function = function_of(key, name)
+def main(words: Sequence[str] | None = None) -> int:
+    parser = Parser(PROGRAM, __doc__)
+    add = parser.add_argument
+    add("name", metavar="FUNCTION", help="my_file.py:name, my_module:name or a built-in name")
+    add("--config", type=Path, help="settings file (default: the defaults)")
+    about = "settings that win over the file's"
+    add("overrides", nargs="*", default=[], metavar="key=value", help=about)
     try:
-        yield from _CHECKS[key](function, config)
-    except Exception as error:
-        own = isinstance(error, _Wrong | SettingsError)
-        line = str(error) if own else error_line(error) + _hint(error)
-        raise ValueError(f"{key} {name}: {line.removeprefix(f'{key} {name} ')}") from error
-
-
-class _Wrong(ValueError):
-    """A check that failed."""
-
-
-def _hint(error: Exception) -> str:
-    """What to do about an option that is not given or an attribute that does not exist."""
-    if isinstance(error, KeyError) and error.args:
-        return f"; if it is an option, give algorithm.options.{error.args[0]}=VALUE"
-    if isinstance(error, AttributeError) and dataclasses.is_dataclass(error.obj):
-        names = [each for each in dir(error.obj) if not each.startswith("_")]
-        return f"; it has {', '.join(names)}{nearest(str(error.name), names)}"
-    return ""
-
-
-def _require(right: bool, rule: str) -> None:
-    if not right:
-        raise _Wrong(rule)
-
-
-# --- losses ---------------------------------------------------------------------------------------
-
-
-def _check_loss(loss: Callable[..., Any], config: Config) -> Iterator[str]:
-    samples = [_sample(0, [1.0, 1.0, 1.0]), _sample(1, [-0.5, -0.5]), _sample(2, [0.0, 2.0, -1.0])]
-    batch = pack(samples, device=torch.device("cpu"))
-    # The samples' sums, 0.2, -0.1 and 0.05, differ from each other, from their mean and from 0.
-    moved_M = torch.tensor([0.0, 0.3, -0.1, 0.1, -0.2, 0.05, 0.5, -0.5])
-    logprobs_M = (batch.old_logprobs_M + moved_M).requires_grad_()
-    before = [batch.old_logprobs_M.clone(), batch.advantages_M.clone()]
-    losses_M, metrics = _losses(loss, logprobs_M, batch, config)
-    yield f"shapes: losses and metrics {', '.join(sorted(metrics)) or '(none)'} of each token"
-
-    same = zip(before, (batch.old_logprobs_M, batch.advantages_M), strict=True)
-    _require(all(map(torch.equal, *zip(*same, strict=True))), "it must not change its batch")
-    at: dict[float, torch.Tensor] = {}  # gradients, by how far all log-probs have moved
-    for far in (-FAR, 0.0, FAR):
-        far_M = (batch.old_logprobs_M + far).requires_grad_()
-        at[far] = _gradient(_losses(loss, far_M, batch, config)[0], far_M)
-    gradient_M = _gradient(losses_M, logprobs_M)
-    yield f"finite: losses and gradients, also {FAR:g} nats from the old log-probs"
-
-    _require(bool(gradient_M.any()), "its losses must depend on logprobs_M, got a gradient of 0")
-    yield f"gradient: {at[0.0][0]:g} for advantage 1 at ratio 1 (REINFORCE has -1)"
-
-    _require(
-        torch.equal(losses_M, _losses(loss, logprobs_M, batch, config)[0]),
-        "it must be deterministic, got other losses from the same batch",
-    )
-    yield "deterministic: the same losses twice"
-
-    parts, start = [], 0
-    for sample in samples:
-        part = pack([sample], device=torch.device("cpu"))
-        own_M = logprobs_M[start : start + sum(sample.mask)]
-        parts.append(_losses(loss, own_M, part, config)[0])
-        start += sum(sample.mask)
-    cut_M = torch.cat(parts)
-    pairs = ((cut_M, losses_M), (_gradient(cut_M, logprobs_M), gradient_M))
-    _require(
-        all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in pairs),
-        "a token's loss must not depend on other samples, because micro-batches cut between them",
-    )
-    yield "cut: the same losses and gradients if each sample is a micro-batch of its own"
-
-
-def _sample(number: int, advantages_K: Sequence[float]) -> Sample:
-    """A prompt of two tokens, then one sampled token for each advantage."""
-    num = len(advantages_K)
-    return Sample(
-        name=f"sample {number}",
-        ids=[1, 2, *range(10 * number + 3, 10 * number + 3 + num)],
-        mask=[0, 0, *[1] * num],
-        old_logprobs=[0.0, 0.0, *[-0.5 - 0.25 * k for k in range(num)]],
-        advantages=[0.0, 0.0, *advantages_K],
-    )
-
-
-def _losses(
-    loss: Callable[..., Any], logprobs_M: torch.Tensor, batch: MicroBatch, config: Config
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Losses and metrics, whose shapes are checked."""
-    result = loss(logprobs_M, batch, config.algorithm)
-    is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
-    _require(is_pair, f"it must return (losses_M, metrics), got {type(result).__name__}")
-    losses_M, metrics = result
-    for name, values_M in {"losses_M": losses_M, **metrics}.items():
-        is_tensor = isinstance(values_M, torch.Tensor)
-        shape = tuple(values_M.shape) if is_tensor else type(values_M).__name__
-        _require(
-            is_tensor and values_M.shape == logprobs_M.shape,
-            f"{name} must have the shape [M] of logprobs_M, {tuple(logprobs_M.shape)}, got {shape}",
-        )
-    return losses_M, metrics
-
-
-def _gradient(losses_M: torch.Tensor, logprobs_M: torch.Tensor) -> torch.Tensor:
-    """The gradient of the losses' sum, which is checked to be finite, as are they."""
-    bound = "; selfplay.learner.loss.ratio is an exp of log-ratios that is always finite"
-    _require(
-        bool(losses_M.isfinite().all()),
-        f"its losses must be finite, got {losses_M.tolist()}{bound}",
-    )
-    _require(losses_M.requires_grad, "its losses must depend on logprobs_M, got no gradient")
-    (gradient_M,) = torch.autograd.grad(losses_M.sum(), logprobs_M, retain_graph=True)
-    _require(
-        bool(gradient_M.isfinite().all()),
-        f"its gradient must be finite, got {gradient_M.tolist()}{bound}",
-    )
-    return gradient_M
-
-
-# --- advantages -----------------------------------------------------------------------------------
-
-
-def _check_advantage(advantage: Callable[..., Any], config: Config) -> Iterator[str]:
-    rewards = {"a": (0.0, 0.5, 1.0), "b": (0.25, 0.25), "c": (-1.0,)}
-    samples = [
-        SampleStatistics(f"{group} {i}", group, "seat 0", 4, reward, 0.0, (reward, reward))
-        for group, of_group in rewards.items()
-        for i, reward in enumerate(of_group)
-    ]
-    state: dict[str, float] = {}
-    scales = _scales(advantage, samples, state, config)
-    yield "shapes: a baseline and a divisor for each sample"
-
-    plain = all(isinstance(k, str) and type(v) in (int, float) for k, v in state.items())
-    _require(plain, f"its state must be numbers by name, got {state!r}")
-    later = dict(state)
-    _scales(advantage, samples, later, config)
-    kept = f"state {', '.join(state)}" if state else "no state"
-    yield f"finite: also in groups of equal returns and of one, and in a second step; {kept}"
-
-    again: dict[str, float] = {}
-    _require(
-        (scales, state) == (_scales(advantage, samples, again, config), again),
-        "it must be deterministic, because every rank computes it, got other numbers",
-    )
-    yield "deterministic: the same numbers twice"
-    mixed = sorted(samples, key=lambda one: one.name[-1])
-    known = zip(samples, scales, strict=True)
-    scale_of = {one.name: torch.tensor(scale) for one, scale in known}
-    others = zip(mixed, _scales(advantage, mixed, {}, config), strict=True)
-    _require(
-        all(torch.allclose(torch.tensor(scale), scale_of[one.name]) for one, scale in others),
-        "its numbers must not depend on the order of the samples, which the ranks decide",
-    )
-    yield "order: the same numbers if the groups' samples are mixed"
-    shown = [f"{(one.mean - b) / d:.3g}" for one, (b, *_, d) in zip(samples, scales, strict=True)]
-    yield f"advantages: {', '.join(shown[:3])} for a group of rewards 0, 0.5, 1"
-
-
-def _scales(
-    advantage: Callable[..., Any],
-    samples: Sequence[SampleStatistics],
-    state: dict[str, float],
-    config: Config,
-) -> list[list[float]]:
-    """The baseline of each turn and the divisor of each sample, checked to be finite numbers."""
-    scales = list(advantage(samples, state, config.algorithm))
-    _require(
-        len(scales) == len(samples)
-        and all(isinstance(scale, Sequence) and len(scale) == 2 for scale in scales),
-        f"it must return (baseline, divisor) for each of {len(samples)} samples, got {scales!r}",
-    )
-    found = []
-    for one, (baseline, divisor) in zip(samples, scales, strict=True):
-        num = len(one.turns)
-        baselines = list(baseline) if isinstance(baseline, Sequence) else [baseline] * num
-        _require(
-            len(baselines) == num
-            and all(map(math.isfinite, (*baselines, divisor)))
-            and divisor > 0,
-            f"baselines must be finite, one for all turns or for each of {num}, and divisors above "
-            f"0, got {baseline} and {divisor} in a group of "
-            f"{sum(other.group == one.group for other in samples)}",
-        )
-        found.append([*baselines, divisor])
-    return found
-
-
-# --- rewards --------------------------------------------------------------------------------------
-
-
-def _check_reward(reward: Callable[..., Any], config: Config) -> Iterator[str]:
-    kit, options = config.game.kit, config.game.options
-    if not kit.SCRIPT_NAMES:
-        yield f"nothing checked: {config.game.name} has no scripted players to play a game"
-        return
-    spec = (*kit.BASELINES, *kit.SCRIPT_NAMES)[0]
-    instances = kit.generate(kit.easy(options), seed=0, num=NUM_GAMES)
-    games = scripted_games(instances, spec=spec, game=config.game)
-    limits = limits_of(config.rollout)
-    silent = dataclasses.replace(Position(games[0].copy(), limits).episode(), ended="tokens")
-    episodes = play_scripted(games, limits=limits)
-    slip = dataclasses.replace(
-        episodes[0].turns[0], action=None, error="Error: no", error_kind="no", rewards=()
-    )
-    refused = dataclasses.replace(episodes[0], turns=(slip, *episodes[0].turns))
-    episodes += [refused, silent]
-    before = copy.deepcopy(episodes)
-    every = with_rewards(episodes, config.reward)
-    paid = every[:NUM_GAMES]
-    moves = sum(any(turn.rewards) for episode in paid for turn in episode.turns)
-    yield (
-        f"shapes: a finite number a seat in {NUM_GAMES} games of {config.game.name} between "
-        f"scripted players ({spec}), and for {moves} of their turns; also after a refused move and "
-        "in a game without a turn"
-    )
-    _require(episodes == before, "it must not change the episode")
-    _require(every == with_rewards(episodes, config.reward), "it must be deterministic")
-    yield "deterministic: the same rewards twice"
-    for seat in range(len(kit.ROLES)):
-        total = [game_return(episode, seat, config=RewardConfig()) for episode in paid]
-        mean = sum(total) / len(total)
-        yield f"seat {seat}: mean {mean:.3g}, from {min(total):.3g} to {max(total):.3g}"
-
-
-# --- players --------------------------------------------------------------------------------------
-
-
-def _check_player(player: Callable[..., Any], config: Config) -> Iterator[str]:
-    kit, options = config.game.kit, config.game.options
-    if not kit.SCRIPT_NAMES:
-        yield f"nothing checked: {config.game.name} has no scripted players to write its moves"
-        return
-    spec = (*kit.BASELINES, *kit.SCRIPT_NAMES)[0]
-    scripts = [kit.make_script(each, seed=0) for each in kit.seated(spec)]
-    rendering = make_rendering(train_tokenizer([], vocab_size=512, phrases=()))
-    (instance,) = kit.generate(kit.easy(options), seed=0, num=1)
-    room = {"max_new_tokens": 100_000, "max_game_tokens": 1_000_000}
-    players = tuple(player(rendering, seed_names=("check", s), **room) for s in range(len(scripts)))
-    setup = GameSetup(kit.new_game(instance, options), players, "check", 0)
-    position = Position(setup, limits_of(config.rollout))
-    prompts: list[list[list[int]]] = [[] for _ in scripts]
-
-    async def generate(request: Request) -> Completion:
-        seat = setup.game.seat_to_move or 0
-        prompts[seat].append(list(request.prompt_ids))
-        ids = rendering.action_ids(scripts[seat].act(setup.game.view(seat)))
-        return Completion(ids, [-0.5] * len(ids), "stop", 0)
-
-    while position.ended is None:
-        with suppress(StopIteration):
-            position.turn(generate).send(None)
-    for each, asked in zip(players, prompts, strict=True):
-        transcript = each.transcript
-        _require(each.name == "policy" and transcript is not None, "it must be a PolicyPlayer")
-        spans = transcript.spans
-        _require(
-            asked == [transcript.ids[: span.start] for span in spans],
-            "the engine must read exactly what the transcript has before a turn, or log-probs of "
-            "engine and trainer differ",
-        )
-        trained = sum(span.end - span.start for span in spans)
-        _require(sum(transcript.mask) == trained, "only sampled tokens may train")
-    num = len(position.turns)
-    yield f"tokens: the transcript keeps what the engine reads and writes in {num} turns"
-    twin = players[0].fork("again")
-    _require(
-        twin.transcript is not players[0].transcript
-        and twin.transcript.ids == players[0].transcript.ids,
-        "a fork must have a transcript of its own, equal so far",
-    )
-    yield "fork: an independent copy"
-
-
-_CHECKS: dict[str, Callable[[Callable[..., Any], Config], Iterator[str]]] = {
-    "algorithm.loss": _check_loss,
-    "algorithm.advantage": _check_advantage,
-    "reward.function": _check_reward,
-    "rollout.player": _check_player,
-}
-
-
-def main(words: Sequence[str]) -> int:
-    if not words or words[0] in ("-h", "--help"):
-        print(__doc__)
-        return 0
-    if words[0] == "--version":
-        print(f"selfplay {__version__}")
-        return 0
-    try:
-        key = key_of(words[0])
-        config = load(Config, None, [*words[1:], f"{key}={words[0]}"])
-        for line in findings(key, words[0], config):
-            print(f"ok  {line}", flush=True)
+        asked = parser.parse_intermixed_args(words)
+        parser.check_settings(asked.overrides)
+        key = key_of(asked.name)
+        config = load(Config, asked.config, [*asked.overrides, f"{key}={asked.name}"])
+        for line in findings(key, asked.name, config):
+            print(line if line.startswith("warning: ") else f"ok  {line}", flush=True)
     except ValueError as error:
-        print(f"selfplay.check: error: {error}", file=sys.stderr)
-        return 2
-    print("use it as", f"{key}={words[0]}", *words[1:])
+        return refused(PROGRAM, error)
+    given = [f"--config {asked.config}"] if asked.config else []
+    print("use it as", *given, f"{key}={asked.name}", *asked.overrides)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """A reward of your own: the game's, and less for a seat that says the same thing again.
 
-    python -m selfplay.check examples/method/no_repeats.py:reward game.name=my_game.py
+    python -m selfplay.check examples/method/no_repeats.py:reward --config configs/tiny.yaml
     python train.py --config configs/tiny.yaml out=runs/no_repeats \
         reward.function=examples/method/no_repeats.py:reward
 """

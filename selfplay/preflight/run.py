@@ -21,7 +21,6 @@ from dialop.kit import switch
 from dialop.shown import error_line
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
-from selfplay.check import check_functions
 from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, ModelConfig
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, Spec, parse_shares, parse_spec
 from selfplay.data.chats import read_chats
@@ -35,6 +34,7 @@ from selfplay.model.hub import check_weights, described_in, local_folder
 from selfplay.model.policy import end_ids, scratch_config
 from selfplay.partners.checkpoints import find_source
 from selfplay.partners.partners import check_partners
+from selfplay.preflight.functions import check_functions
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seat_rules import check_players

@@ -14,10 +14,11 @@ from dialop.matching.game import MatchingGame
 from selfplay.advantages.advantages import reward_samples
 from selfplay.advantages.rewards import seat_reward, with_rewards
 from selfplay.chat.rendering import Rendering
-from selfplay.check import findings, main
+from selfplay.check import main
 from selfplay.config import Config, RewardConfig
 from selfplay.config.load import load
 from selfplay.config.plugins import PLUGINS, function_of, key_of
+from selfplay.preflight.functions import findings
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import BranchPoint, GameSetup
 from tests.helpers.chat_server import Answer, chat_server
@@ -122,6 +123,12 @@ def of_actions(episode):
 
 def number(episode):
     return 0.5
+
+def for_the_user(episode):
+    return [float(episode.outcome.agreed), episode.outcome.score_norm], ()
+
+def for_the_assistant(episode):
+    return [episode.outcome.score_norm, float(episode.outcome.agreed)], ()
 
 def of_turns(episode):
     return [1.0, 1.0], [0.0 for _ in episode.turns]
@@ -232,6 +239,22 @@ def test_a_reward_that_cannot_be_paid_is_refused_in_one_line(
     assert re.search(rule, refusal("reward.function", f"{own}/own_rewards.py:{name}"))
 
 
+@pytest.mark.parametrize(("name", "warned"), [("for_the_user", False), ("for_the_assistant", True)])
+def test_a_check_plays_the_games_of_the_settings_and_says_if_all_are_paid_the_same(
+    own: Path, name: str, warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Scripts that ask and that guess both answer. In these settings only seat 1 is the policy."""
+    reward = f"{own}/own_rewards.py:{name}"
+    assert main([reward, "--config", "tiny_collab", "rollout.max_turns=6"]) == 0
+    said = capsys.readouterr().out
+    assert "in 16 games of collab between scripted players (ask, guess)" in said
+    assert said.count("from 1 to 1\n") == 1
+    warning = "\nwarning: seat 1 gets the same reward in all 16 games; where"
+    assert said.count("warning: ") == said.count(warning) == warned
+    used = f"\nuse it as --config tiny_collab reward.function={reward} rollout.max_turns=6\n"
+    assert said.endswith(used)
+
+
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
@@ -274,10 +297,12 @@ def test_a_name_that_is_no_function_is_refused_before_a_run(
             function_of("algorithm.loss", settings(f"algorithm.loss={name}").algorithm.loss)
     assert main([f"{own_losses}:other"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"selfplay.check: error: {own_losses}:other must take the parameters")
+    assert said.startswith(f"selfplay.check: {own_losses}:other must take the parameters")
     assert main(["nofile.py:loss"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("selfplay.check: error: the function must be an existing .py file, got ")
+    assert said.startswith("selfplay.check: the function must be an existing .py file, got ")
+    assert main([f"{own_losses}:alone", "--config", "tiny_colab"]) == 2
+    assert "no such file; nearest shipped file is tiny_collab" in capsys.readouterr().err
 
 
 # --- the examples, by hand ------------------------------------------------------------------------
