@@ -40,6 +40,7 @@ from selfplay.partners.judge import make_judge, try_judge
 from selfplay.partners.partners import Partners
 from selfplay.preflight.model import StartCheck, check_model
 from selfplay.preflight.run import games_cut_off
+from selfplay.rollout.seat_rules import who_plays
 from selfplay.step import Run
 from selfplay.warm_start import (
     progress_folder,
@@ -85,6 +86,8 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     cleanup.callback(signals.restore)
     if world.rank == 0 and (why := games_cut_off(config)):
         print(f"warning: {why}", file=sys.stderr)
+    if world.rank == 0 and (roles := who_plays(config.game, config.rollout)):
+        print(f"who plays in training: {roles}", flush=True)
     folder = _open_folder(config, world, cleanup)
     stream = cleanup.enter_context(closing(TrainStream(config)))
     tokenizer = make_tokenizer(config, folder, world)

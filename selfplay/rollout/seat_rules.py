@@ -37,6 +37,27 @@ def able_seats(game: GameConfig, rollout: RolloutConfig) -> list[int]:
     return [s for s, role in roles if s in kit.POLICY_SEATS or role in rollout.policy_seats]
 
 
+def who_plays(game: GameConfig, rollout: RolloutConfig) -> str | None:
+    """Who has which role with each of `rollout.partners`, in words; None where all roles are equal
+    or the policy plays only with itself."""
+    kit, chosen = game.kit, chosen_seats(game, rollout)
+    specs = [spec for spec, _ in parse_shares(rollout.partners)]
+    everywhere = tuple(range(len(kit.ROLES)))
+    if len(set(kit.ROLES)) == 1 or all(spec.kind == SELF for spec in specs):
+        return None
+    seatings = []
+    for spec in specs:
+        others = [spec.text] * len(kit.ROLES)
+        if spec.kind == SCRIPTED:
+            others = [f"{SCRIPTED}:{name}" for name in kit.seated(spec.argument)]
+        in_turn = [chosen] if chosen else [(seat,) for seat in everywhere]
+        for own in [everywhere] if spec.kind == SELF else in_turn:
+            players = ("policy" if seat in own else others[seat] for seat in everywhere)
+            seatings.append(" + ".join(map(" ".join, zip(kit.ROLES, players, strict=True))))
+    held_out = "" if chosen else "; in held-out games the policy has all roles"
+    return f"{', '.join(seatings)}{held_out}"
+
+
 def read_spec(text: str, game: GameConfig, rollout: RolloutConfig, *, what: str) -> Spec:
     """Parse a partner spec.
 

@@ -17,7 +17,7 @@ from selfplay.preflight.run import games_cut_off
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, Limits, limits_of
 from selfplay.rollout.players import Teacher
-from selfplay.rollout.seat_rules import check_players
+from selfplay.rollout.seat_rules import check_players, who_plays
 from selfplay.rollout.seating import Partner, policy_seats_in, scripted_games, scripted_partner
 from selfplay.warm_start import teacher_games
 from tests.helpers import three_rooms
@@ -222,6 +222,26 @@ def test_a_game_that_leaves_a_seat_to_others_gives_it_to_a_run_that_names_it(
             rendering=rendering,
         )
         assert [isinstance(player, Teacher) for player in setup.players] == imitated
+
+
+def test_a_run_of_several_roles_says_who_plays_whom() -> None:
+    """Also which script a game puts where the one that is named cannot play."""
+
+    def said(*overrides: str) -> str | None:
+        config = load_config(None, ["model.path=x", "game.name=collab", *overrides])
+        return who_plays(config.game, config.rollout)
+
+    user, both = "rollout.partners=['scripted:user']", "rollout.policy_seats=[user,assistant]"
+    taught = "user scripted:user + assistant policy"
+    turns = f"user policy + assistant scripted:ask, {taught}"
+    assert said(user) == taught
+    assert said(user, both) == f"{turns}; in held-out games the policy has all roles"
+    with_self = said("rollout.partners=[self,'scripted:user']", both)
+    assert with_self and with_self.startswith(f"user policy + assistant policy, {turns}; ")
+    assert (
+        said(both) is None
+        and said("game.name=matching", "rollout.partners=['scripted:solo']") is None
+    )
 
 
 def test_scripts_play_all_seats_and_only_able_teachers_are_imitated(rendering: Rendering) -> None:

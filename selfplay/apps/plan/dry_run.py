@@ -20,6 +20,7 @@ from selfplay.learner.optimizer import matrices_inside
 from selfplay.preflight.model import no_room, skeleton_of
 from selfplay.preflight.run import described_model, games_cut_off
 from selfplay.rollout.players import opening_ids
+from selfplay.rollout.seat_rules import who_plays
 from selfplay.warm_start import scratch_tokenizer
 
 _MOST_RANKS = 8  # GPUs of one host
@@ -46,6 +47,8 @@ def dry_run(config: Config, rendering: Rendering, *, gpu_gb: float | None) -> No
     print(first_prompt(config.game, config.data, rendering))
     if why := games_cut_off(config):
         print(f"warning: {why}")
+    if roles := who_plays(config.game, config.rollout):
+        print(f"who plays in training: {roles}")
     described = described_model(config.model)
     problem = no_room(described, rendering, config)
     if problem is not None:
