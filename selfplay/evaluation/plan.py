@@ -33,7 +33,7 @@ from selfplay.partners.checkpoints import (
     part_of_run,
     template_of,
 )
-from selfplay.rollout.seat_rules import chosen_seats, read_spec
+from selfplay.rollout.seat_rules import able_seats, chosen_seats, read_spec
 
 # Policies come first, because the engine of a match's first player runs its games.
 _RANK = (CHECKPOINT, SCRIPTED, ENDPOINT)
@@ -135,6 +135,8 @@ def plan_evaluation(
         config = load_config(path, [*ONE_PROCESS, *overrides])
         for source in policies:
             check_same_game(source, config.game, what=what, played=path, overrides=overrides)
+        settings = [path, *(source.settings for source in policies if source.settings is not None)]
+        _check_seats(settings, config, overrides, what=what)
         entries = [*map(str, checkpoints), *partners]
         named = _read_players(entries, sources, config.game, config.rollout, what=what)
         players = sorted(dict.fromkeys(named), key=lambda player: _RANK.index(player.spec.kind))
@@ -285,6 +287,24 @@ def _source_of(entry: str, *, what: str) -> Source | None:
     return find_source(path, what=what) if has_weights else None
 
 
+def _check_seats(
+    settings: Sequence[Path], config: Config, overrides: Sequence[str], *, what: str
+) -> None:
+    """Raise ValueError unless the game has two seats and the run of each settings file has learnt
+    both."""
+    game, roles = config.game, ",".join(config.game.kit.ROLES)
+    if len(game.kit.ROLES) != 2:
+        raise ValueError(f"{what}: the game must have 2 seats, got game.name {game.name}")
+    for path in dict.fromkeys(settings):
+        named = read_value(path, overrides, "rollout.policy_seats") or ()
+        if len(able_seats(game, replace(config.rollout, policy_seats=tuple(named)))) != 2:
+            raise ValueError(
+                f"{what}: rollout.policy_seats must be [{roles}] in {game.name}, because each pair "
+                f"plays in both seats, got [{','.join(named)}] in {path}; --partner compares runs "
+                "of one role"
+            )
+
+
 def _read_players(
     entries: Sequence[str],
     sources: Sequence[Source | None],
@@ -299,10 +319,6 @@ def _read_players(
     Raises:
         ValueError, SettingsError: for an entry that is no player, or cannot play in a matrix.
     """
-    if len(game.kit.ROLES) != 2 or len(game.kit.POLICY_SEATS) != 2:
-        raise ValueError(
-            f"{what}: the policy must be able to play each of 2 seats, got game.name {game.name}"
-        )
     names = {
         source.weights: "/".join(filter(None, (source.home.name, part_of_run(source))))
         for source in sources

@@ -11,7 +11,7 @@ from eval import main as run_eval
 from selfplay.config import load_config
 from selfplay.config.text import dump
 from selfplay.evaluation.evaluate import Evaluation
-from selfplay.evaluation.plan import find_config, pair_name
+from selfplay.evaluation.plan import find_config, pair_name, plan_evaluation
 from selfplay.evaluation.report import Report, lost_together, markdown, matrix_text
 from selfplay.partners.checkpoints import Source
 from selfplay.preflight.command_line import split_list
@@ -98,6 +98,30 @@ def test_scripted_players_score_as_their_rules_imply(
     shown = capsys.readouterr().out
     assert re.search(r"^scripted:honest +0 +1\.000 \[0\.912,", shown, re.MULTILINE)
     assert "Lost to each other" in shown
+
+
+def test_runs_that_learnt_both_roles_of_a_collaboration_meet_in_both(tmp_path: Path) -> None:
+    """Others are refused, as a row and in the list, unless an override names the roles for all."""
+    both = "rollout.policy_seats=[user,assistant]"
+    for name, *words in (("a", both), ("b", both), ("alone",)):
+        final = tmp_path / name / "final"
+        final.mkdir(parents=True)
+        (final / "config.json").write_text("{}")
+        (final / "model.safetensors").touch()
+        config = load_config(None, ["model.path=x", "game.name=collab", *words])
+        (tmp_path / name / "config.yaml").write_text(dump(config))
+
+    def pairs(row: str, column: str, *overrides: str) -> list[tuple[str, str, int | None]]:
+        players = [tmp_path / row], [str(tmp_path / column)]
+        plan = plan_evaluation(*players, games="generated", overrides=overrides)
+        return [(match.one.label, match.other.label, match.seat) for match in plan.matches]
+
+    assert pairs("a", "b") == [("a", "a", None), ("a", "b", 0), ("a", "b", 1)]
+    assert pairs("a", "alone", both)[1:] == [("a", "alone", 0), ("a", "alone", 1)]
+    for names in (("a", "alone"), ("alone", "a")):
+        rule = r"policy_seats must be \[user,assistant\] .*, got \[\] in .*/alone/config.yaml"
+        with pytest.raises(ValueError, match=rule):
+            pairs(*names)
 
 
 # --- the games ----------------------------------------------------------------------------------
