@@ -254,6 +254,9 @@ def _check_reward(reward: Callable[..., Any], config: Config) -> Iterator[str]:
     limits = limits_of(config.rollout)
     silent = dataclasses.replace(Position(games[0].copy(), limits).episode(), ended="tokens")
     episodes = play_scripted(games, limits=limits)
+    if config.reward.rubric is not None:  # a judge of one's own gives each game a mark
+        for number, each in enumerate((silent, *episodes)):
+            each.measures["mark"] = number / len(episodes)
     slip = dataclasses.replace(
         episodes[0].turns[0], action=None, error="Error: no", error_kind="no", rewards=()
     )

@@ -124,6 +124,9 @@ def of_actions(episode):
 def number(episode):
     return 0.5
 
+def of_marks(episode):
+    return [episode.measures["mark"]] * 2, ()
+
 def for_the_user(episode):
     return [float(episode.outcome.agreed), episode.outcome.score_norm], ()
 
@@ -253,6 +256,14 @@ def test_a_check_plays_the_games_of_the_settings_and_says_if_all_are_paid_the_sa
     assert said.count("warning: ") == said.count(warning) == warned
     used = f"\nuse it as --config tiny_collab reward.function={reward} rollout.max_turns=6\n"
     assert said.endswith(used)
+
+
+def test_a_reward_may_read_a_judges_mark(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [f"{own}/own_rewards.py:of_marks", "--config", "tiny", "reward.rubric=rubric.md"]
+    assert main([*words, "reward.judge=endpoint:judge@http://127.0.0.1:9/v1"]) == 0
+    assert "ok  seat 1: mean 0.521, from 0.0417 to 1\n" in capsys.readouterr().out
+    assert main(words[:3]) == 2
+    assert "KeyError: 'mark'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
