@@ -46,6 +46,8 @@ from bench.rows import SHAPES, keep, need_sglang
 def load(text: str) -> tuple[int, int, int]:
     """Games, mean tokens of a turn, and repeats (1 if left out)."""
     games, mean, *repeats = (int(number) for number in text.split("x"))
+    if games < 8:
+        raise argparse.ArgumentTypeError(f"a load must have 8 games or more, a group, got {text}")
     return games, mean, repeats[0] if repeats else 1
 
 
