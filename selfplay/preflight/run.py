@@ -19,6 +19,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from dialop.kit import switch
 from dialop.shown import error_line
+from dialop.specs import nearest
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, ModelConfig
@@ -27,6 +28,7 @@ from selfplay.data.chats import read_chats
 from selfplay.data.instances import TOKENIZER, check_files, generated, imitated_people
 from selfplay.distributed.tensor_parallel import why_undivided
 from selfplay.engines.endpoint import check_address, endpoint_key
+from selfplay.engines.sglang.launch import argument_names
 from selfplay.errors import SettingsError
 from selfplay.evaluation.held_out import check_fixed_partners
 from selfplay.metrics.tracker import check_tracker
@@ -141,6 +143,13 @@ def check_machine(device: str, engine: EngineConfig) -> None:
             "engine.kind must be hf where torch finds no GPU, got sglang; SGLang's build for CPUs "
             "needs SGLANG_USE_CPU_ENGINE=1 in the environment"
         )
+    if engine.server_args:  # SGLang takes seconds to import
+        names = argument_names()
+        for name in engine.server_args.keys() - names:
+            raise SettingsError(
+                f"engine.server_args must name arguments of SGLang's ServerArgs, got {name}"
+                f"{nearest(name, names)}"
+            )
 
 
 def check_folder(folder: Path, *, what: str) -> None:

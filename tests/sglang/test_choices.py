@@ -12,6 +12,8 @@ from selfplay.config import EngineConfig
 from selfplay.engines.base import GameCoroutine, Generate, Request, Sampling
 from selfplay.engines.sglang.choose import Load, choose
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.errors import SettingsError
+from selfplay.preflight.run import check_machine
 from tests.helpers.rare_tokens import rare_draws
 from tests.sglang import tiny
 
@@ -32,6 +34,13 @@ def chosen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
     started = tiny.start(tiny.save(tmp_path_factory.mktemp("model")), **settings)
     yield started
     started.close()
+
+
+def test_an_argument_that_sglang_lacks_is_refused_before_the_run() -> None:
+    """Not after the warm start, when the engine gets it."""
+    with pytest.raises(SettingsError, match="got log_levl; nearest is log_level"):
+        check_machine("cpu", EngineConfig(kind="sglang", server_args={"log_levl": "info"}))
+    check_machine("cpu", EngineConfig(kind="sglang", server_args={"log_level": "info"}))
 
 
 def game(prompt: list[int]) -> GameCoroutine:

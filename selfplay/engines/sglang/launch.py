@@ -21,7 +21,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -190,6 +190,13 @@ def engine_arguments(
             arguments["disable_prefill_cuda_graph"] = True
     arguments |= config.server_args
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def argument_names() -> list[str]:
+    """The names of SGLang's arguments. Imports SGLang."""
+    from sglang.srt.server_args import ServerArgs
+
+    return [field.name for field in fields(ServerArgs)]
 
 
 def config_of_each(
