@@ -115,8 +115,11 @@ def what_changed(folder: Path) -> str:
     before, after = all_before["sampled"], all_after["sampled"]
     old, new = tuple(before["interval"]), tuple(after["interval"])
     change = f"{new[0] - old[0]:+.3f}"
+    worse = ""
     if paired := paired_change(before["scores"], after["scores"]):
         change = f"{show_change(paired)} on the same {len(after['scores']):,} games"
+        if paired[2] < 0:
+            worse = "; it made the policy worse: try a fifth of optim.lr, or algorithm.kl=0.03"
     partners = "".join(
         f", with {name.removeprefix(_WITH)} from {show_interval(row['interval'])} to "
         f"{show_interval(all_after[name]['interval'])}"
@@ -137,7 +140,7 @@ def what_changed(folder: Path) -> str:
     return (
         f"self-play took the score from {show_interval(old)} to {show_interval(new)} ({change})"
         f"{partners}{rewards}{talk} and messages a game from "
-        f"{before['measures']['messages']:.2f} to {after['measures']['messages']:.2f}"
+        f"{before['measures']['messages']:.2f} to {after['measures']['messages']:.2f}{worse}"
     )
 
 

@@ -18,8 +18,8 @@ _COLUMNS = (
     ("mismatch_mean", "mismatch", ".0e"),
 )
 LEGEND = (
-    "steps: score, reward ± spread (of each seat), agreement, messages and errors a game, entropy, "
-    "mismatch, times"
+    "steps: score, eval (validation), reward ± spread (of each seat), agreement, messages, errors, "
+    "entropy, mismatch, times"
 )
 _STAGES = ("play_s", "credit_s", "update_s", "push_s", "eval_s", "save_s")
 
@@ -37,6 +37,8 @@ def step_line(
     for name, label, form in _COLUMNS:
         if metrics.get(name) is not None:
             parts.append(f"{label} {metrics[name]:{form}}")
+        if name == "score" and metrics.get("eval_score") is not None:
+            parts.append(f"eval {metrics['eval_score']:.3f}")
         if name == "score" and metrics.get("reward") is not None:
             parts.append(_reward(metrics))
     if metrics.get("num_optimizer_steps") == 0:

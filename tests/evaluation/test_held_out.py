@@ -27,6 +27,14 @@ def test_the_change_has_an_interval_over_the_same_games(tmp_path: Path) -> None:
     assert said.endswith("messages a game from 0.50 to 1.25")
 
 
+def test_a_policy_that_became_worse_is_told(tmp_path: Path) -> None:
+    write(tmp_path, "before", [0.5, 1.0] * 200, 0.5)
+    write(tmp_path, "after", [0.25, 0.75] * 200, 0.5)
+    assert "0.50 to 0.50; it made the policy worse: try a fifth of optim.lr" in what_changed(
+        tmp_path
+    )
+
+
 def test_the_reward_of_each_seat_stands_beside_the_score(tmp_path: Path) -> None:
     """A negotiation whose score hides that one seat rises and the other falls."""
     write(tmp_path, "before", [0.6], 0.69, **{"reward/0": 0.585, "reward/1": 0.615})

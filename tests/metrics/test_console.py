@@ -27,6 +27,7 @@ def test_the_line_of_a_step_fits_a_terminal() -> None:
     assert " no update " in step_line(idle | {"zero_variance_groups": 0.9}, num_steps=200)
     assert "no update" not in step_line(idle | {"num_optimizer_steps": 1.0}, num_steps=200)
     assert len(LEGEND) <= 120
+    assert "score 0.500 eval 0.250" in step_line(small | {"eval_score": 0.25}, num_steps=200)
 
 
 def test_the_lines_of_a_run_stand_in_columns() -> None:
