@@ -34,7 +34,7 @@ def main(words: Sequence[str] | None = None) -> int:
         key = key_of(asked.name)
         config = load(Config, asked.config, [*asked.overrides, f"{key}={asked.name}"])
         for line in findings(key, asked.name, config):
-            print(line if line.startswith("warning: ") else f"ok  {line}", flush=True)
+            print(line if line.startswith(("warning: ", "note: ")) else f"ok  {line}", flush=True)
     except ValueError as error:
         return refused(PROGRAM, error)
     given = [f"--config {asked.config}"] if asked.config else []

@@ -335,6 +335,12 @@ def _surrogate_loss(
     )
     policy_loss = function_of("algorithm.loss", algorithm.loss)
     losses_M, metrics = policy_loss(logprobs_M, batch, algorithm)
+    for name, values_M in {"losses_M": losses_M, **metrics}.items():
+        if values_M.shape != logprobs_M.shape:
+            raise RunEnds(
+                f"algorithm.loss {algorithm.loss}: {name} must have the shape of logprobs_M, "
+                f"{tuple(logprobs_M.shape)}, got {tuple(values_M.shape)}"
+            )
     losses_M = losses_M * batch.importance_M
     metrics = {**metrics, "policy_loss": losses_M, "entropy": entropies_M}
     if algorithm.old_logprobs == "engine":

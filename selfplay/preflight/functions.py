@@ -44,7 +44,7 @@ def check_functions(config: Config) -> None:
 
 
 def findings(key: str, name: str, config: Config) -> Iterator[str]:
-    """A line for each check that the function passes, or one that begins with "warning: ".
+    """A line for each check that the function passes, or one that begins "warning: " or "note: ".
 
     Raises:
         ValueError: one line for the first check that it does not pass.
@@ -101,6 +101,13 @@ def _check_loss(loss: Callable[..., Any], config: Config) -> Iterator[str]:
 
     _require(bool(gradient_M.any()), "its losses must depend on logprobs_M, got a gradient of 0")
     yield f"gradient: {at[0.0][0]:g} for advantage 1 at ratio 1 (REINFORCE has -1)"
+    if at[0.0][0] > 0:
+        yield "warning: a step makes tokens of positive advantage less likely; losses are minimized"
+    if config.algorithm.epochs == config.algorithm.minibatches == 1:
+        yield (
+            "note: with algorithm.epochs=1 and algorithm.minibatches=1 every ratio is 1, so losses "
+            "with the same gradient there train alike"
+        )
 
     _require(
         torch.equal(losses_M, _losses(loss, logprobs_M, batch, config)[0]),

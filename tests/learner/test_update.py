@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import PreTrainedModel
 
 from selfplay.advantages.sample import Sample
 from selfplay.distributed import init_world, shard
+from selfplay.errors import RunEnds
 from selfplay.learner.batch import DUMMY, pack
 from selfplay.learner.learner import RECOMPUTED
 from selfplay.learner.update import LossTerm, NonFinite, learning_rate, update_policy
@@ -97,6 +99,19 @@ def test_a_loss_that_is_not_finite_names_its_sample_and_takes_no_step() -> None:
     with pytest.raises(NonFinite, match=r"sample 5"):
         change(model, [LossTerm(samples, "surrogate")], "optim.tokens_per_microbatch=64")
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_a_loss_that_drops_tokens_of_a_large_batch_ends_the_run_by_name(tmp_path: Path) -> None:
+    """The check before a run calls it with eight tokens."""
+    (tmp_path / "own.py").write_text(
+        "def loss(logprobs_M, batch, algorithm):\n"
+        "    losses_M = -batch.advantages_M * logprobs_M\n"
+        "    return losses_M[len(losses_M) > 8 :], {}\n"
+    )
+    model = tiny_model()
+    rule = r"own\.py:loss: losses_M must have the shape of logprobs_M, \((\d+),\), got \(\d+,\)"
+    with pytest.raises(RunEnds, match=rule):
+        updated(model, some_samples(model), f"algorithm.loss={tmp_path}/own.py:loss")
 
 
 def test_imitation_ignores_the_rollouts_temperature() -> None:

@@ -64,6 +64,9 @@ def one_gradient(logprobs_M, batch, algorithm):
 def writes(logprobs_M, batch, algorithm):
     return -batch.advantages_M.clamp_(min=0) * logprobs_M, {}
 
+def turned(logprobs_M, batch, algorithm):
+    return batch.advantages_M * logprobs_M, {}
+
 def raises(logprobs_M, batch, algorithm):
     return -batch.advantage_M * logprobs_M, {}
 
@@ -314,6 +317,13 @@ def test_a_name_that_is_no_function_is_refused_before_a_run(
     assert said.startswith("selfplay.check: the function must be an existing .py file, got ")
     assert main([f"{own_losses}:alone", "--config", "tiny_colab"]) == 2
     assert "no such file; nearest shipped file is tiny_collab" in capsys.readouterr().err
+
+
+def test_a_loss_of_the_wrong_sign_is_told(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"{own}/own_losses.py:turned"]) == 0
+    said = capsys.readouterr().out
+    assert "\nwarning: a step makes tokens of positive advantage less likely" in said
+    assert "\nnote: with algorithm.epochs=1 and algorithm.minibatches=1 every ratio is 1" in said
 
 
 # --- the examples, by hand ------------------------------------------------------------------------
