@@ -125,7 +125,8 @@ def _text(message: Any, number: int) -> tuple[str, str]:
             f"the role of message {number} must be system, user or assistant, got {short(role)}"
         )
     if not isinstance(content, str):
-        raise ValueError(f"the content of message {number} must be text, got {short(content)}")
+        got = short(content) if "content" in message else f"none beside {', '.join(message)}"
+        raise ValueError(f"the content of message {number} must be text, got {got}")
     for key in _NOT_TEXT:
         if message.get(key):
             raise ValueError(

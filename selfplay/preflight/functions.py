@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -54,7 +54,7 @@ def findings(key: str, name: str, config: Config) -> Iterator[str]:
         yield from _CHECKS[key](function, config)
     except Exception as error:
         own = isinstance(error, _Wrong | SettingsError)
-        line = str(error) if own else error_line(error) + _hint(error)
+        line = str(error) if own else error_line(error) + _hint(error, config.algorithm.options)
         raise ValueError(f"{key} {name}: {line.removeprefix(f'{key} {name} ')}") from error
 
 
@@ -62,10 +62,11 @@ class _Wrong(ValueError):
     """A check that failed."""
 
 
-def _hint(error: Exception) -> str:
+def _hint(error: Exception, options: Mapping[str, Any]) -> str:
     """What to do about an option that is not given or an attribute that does not exist."""
     if isinstance(error, KeyError) and error.args:
-        return f"; if it is an option, give algorithm.options.{error.args[0]}=VALUE"
+        given = f" (given: {', '.join(options)})" if options else ""
+        return f"; if it is an option, give algorithm.options.{error.args[0]}=VALUE{given}"
     if isinstance(error, AttributeError) and dataclasses.is_dataclass(error.obj):
         names = [each for each in dir(error.obj) if not each.startswith("_")]
         return f"; it has {', '.join(names)}{nearest(str(error.name), names)}"
@@ -272,12 +273,15 @@ def _check_reward(reward: Callable[..., Any], config: Config) -> Iterator[str]:
     before = copy.deepcopy(episodes)
     every = with_rewards(episodes, config.reward)
     paid = every[: len(games)]
-    moves = sum(any(turn.rewards) for episode in paid for turn in episode.turns)
+    of_turns = [turn.rewards for episode in paid for turn in episode.turns]
+    moves = sum(map(any, of_turns))
     yield (
         f"shapes: a finite number a seat in {len(paid)} games of {config.game.name} between "
         f"scripted players ({', '.join(specs)}), and for {moves} of their turns; also after a "
         "refused move and in a game without a turn"
     )
+    if any(of_turns) and not moves:
+        yield "warning: its rewards of turns are 0 in all these games"
     _require(episodes == before, "it must not change the episode")
     _require(every == with_rewards(episodes, config.reward), "it must be deterministic")
     yield "deterministic: the same rewards twice"

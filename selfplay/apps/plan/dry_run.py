@@ -44,7 +44,7 @@ def dry_run(config: Config, rendering: Rendering, *, gpu_gb: float | None) -> No
         rendering = make_rendering(
             scratch_tokenizer(alone), template_kwargs=config.model.chat_template
         )
-    print(first_prompt(config.game, config.data, rendering))
+    print(first_prompts(config.game, config.data, rendering))
     if why := games_cut_off(config):
         print(f"warning: {why}")
     if roles := who_plays(config.game, config.rollout):
@@ -70,17 +70,23 @@ def dry_run(config: Config, rendering: Rendering, *, gpu_gb: float | None) -> No
     print("it fits")
 
 
-def first_prompt(game: GameConfig, data: DataConfig, rendering: Rendering) -> str:
-    """The text and the number of tokens of the first held-out game's first prompt, then its ids."""
+def first_prompts(game: GameConfig, data: DataConfig, rendering: Rendering) -> str:
+    """What the first seat to move of the first held-out game reads, and one seat of each other
+    role: the text, its number of tokens, its ids. A seat that moves later also hears what was said
+    before."""
     (instance,) = evaluation_instances(HELD_OUT, num=1, game=game, data=data)
-    new_game = game.kit.new_game(instance, game.options)
-    seat = new_game.seat_to_move
-    assert seat is not None
-    ids = opening_ids(rendering, new_game.prompt(seat))
-    return (
-        f"first prompt, {len(ids)} tokens (seat {seat} of instance {instance.key}):\n"
-        f"{rendering.spelt(ids)}\ntokens: {' '.join(map(str, ids))}"
-    )
+    new_game, roles = game.kit.new_game(instance, game.options), game.kit.ROLES
+    first = new_game.seat_to_move
+    assert first is not None
+    seats = [first, *(roles.index(role) for role in dict.fromkeys(roles) if role != roles[first])]
+    shown = []
+    for seat in seats:
+        ids = opening_ids(rendering, new_game.prompt(seat))
+        shown.append(
+            f"first prompt, {len(ids)} tokens (seat {seat}, {roles[seat]}, of instance "
+            f"{instance.key}):\n{rendering.spelt(ids)}\ntokens: {' '.join(map(str, ids))}"
+        )
+    return "\n".join(shown)
 
 
 def model_shape(described: PretrainedConfig, lora: LoraConfig | None) -> Shape:
