@@ -53,7 +53,7 @@ class SampleStatistics:
 
     name: str
     group: str
-    role: str
+    seating: str
     num_tokens: int
     mean: float
     variance: float
@@ -150,7 +150,7 @@ def sample_statistics(samples: Sequence[Sample]) -> list[SampleStatistics]:
                 SampleStatistics(
                     name=sample.name,
                     group=sample.group,
-                    role=sample.role,
+                    seating=sample.seating,
                     num_tokens=len(returns_K),
                     mean=mean,
                     variance=variance,
@@ -242,18 +242,18 @@ def reinforce_pp(
 
 
 def ema(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfig) -> Scales:
-    """The role's moving average (role-conditioned advantage estimation, SPIRAL, arXiv 2506.24119).
+    """The moving average of the seating (role-conditioned advantage, SPIRAL, arXiv 2506.24119).
 
     The baselines are of earlier steps only, because this step's rewards would bias the gradient;
     the first step has no others. The averages are the state: EMA_DECAY * old + (1 - EMA_DECAY) *
     mean, at first the mean itself.
     """
     baselines = {}
-    for role, of_role in _grouped(samples, by="role").items():
-        mean = _mean(of_role)
-        baselines[role] = old = state.get(role, mean)
-        state[role] = EMA_DECAY * old + (1.0 - EMA_DECAY) * mean if role in state else mean
-    return [(baselines[one.role], 1.0) for one in samples]
+    for seating, alike in _grouped(samples, by="seating").items():
+        mean = _mean(alike)
+        baselines[seating] = old = state.get(seating, mean)
+        state[seating] = EMA_DECAY * old + (1.0 - EMA_DECAY) * mean if seating in state else mean
+    return [(baselines[one.seating], 1.0) for one in samples]
 
 
 def ppo(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfig) -> Scales:

@@ -15,9 +15,9 @@ from selfplay.advantages.rewards import (
     move_rewards,
     name_of,
     rewarded,
-    role_of,
     seat_reward,
     seat_sample,
+    seating_of,
     spans_until,
     trained_seats,
     turn_penalties,
@@ -87,7 +87,7 @@ def _turn_sample(
         advantages=sample.advantages[:end],
         starts=tuple(start for start in sample.starts if start < end),
         reward=value,
-        role=role_of(episode, seat),
+        seating=seating_of(episode, seat),
     )
 
 

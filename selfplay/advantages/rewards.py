@@ -38,7 +38,7 @@ def episode_samples(
                     mask = [*sample.mask[: span.start], *blank, *sample.mask[span.end :]]
                     sample = replace(sample, mask=mask)
             if 1 in sample.mask:
-                sample = replace(sample, group=f"{role_of(episode, seat)} of {episode.instance}")
+                sample = replace(sample, group=f"{seating_of(episode, seat)} of {episode.instance}")
                 samples.append(rewarded(sample, episode, seat, algorithm, reward))
     return samples
 
@@ -232,8 +232,8 @@ def trained_seats(episode: Episode) -> list[int]:
     return [s for s, t in enumerate(episode.transcripts) if t is not None and 1 in t.mask]
 
 
-def role_of(episode: Episode, seat: int) -> str:
-    """The seat and, if there is one, the partner. Groups and moving averages are kept per role."""
+def seating_of(episode: Episode, seat: int) -> str:
+    """The seat and, if there is one, the partner. Groups and moving averages are kept by it."""
     players = zip(episode.players, episode.transcripts, strict=True)
     partners = [player for player, transcript in players if transcript is None]
     return " beside ".join([f"seat {seat}", *partners])
@@ -260,7 +260,7 @@ def rewarded(
         reward=reward,
         penalties=penalties,
         move_rewards=_move_tokens(episode, seat, last=last),
-        role=role_of(episode, seat),
+        seating=seating_of(episode, seat),
     )
 
 

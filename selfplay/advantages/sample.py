@@ -19,9 +19,9 @@ class Sample:
     - `move_rewards` are (token, reward) of single moves; the token is the seat's last sampled one
       up to the move. They are not in `reward`.
     - `penalties` are (start, end, penalty) of single refused turns; they are not in `reward`.
-    - `group` is the key of the samples it is compared with; `role` that of its moving average:
-      the seat and, if there is one, the partner ("seat 0 beside NAME"), not a role of the game.
-      Imitation samples have no group, no role and no reward.
+    - `group` is the key of the samples it is compared with; `seating` that of its moving average:
+      the seat and, if there is one, the partner ("seat 0 beside NAME"). Imitation samples have no
+      group, no seating and no reward.
     - `importance` is each token's weight in the loss, which corrects the mismatch of engine and
       trainer log-probs; 0 rejects the token. Empty means weight 1 everywhere.
     - `starts` are the positions after 0 where a separate sequence begins (`Transcript.starts`).
@@ -39,7 +39,7 @@ class Sample:
     penalties: tuple[tuple[int, int, float], ...] = ()
     move_rewards: tuple[tuple[int, float], ...] = ()
     group: str = ""
-    role: str = ""
+    seating: str = ""
     importance: list[float] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     returns: list[float] = field(default_factory=list)

@@ -140,7 +140,7 @@ def test_a_group_has_zero_variance_if_all_its_tokens_have_the_same_return() -> N
     assert [s.advantages for s in samples] == [[0.0, 0.125, 0.0, -0.125]] * 2
 
 
-def test_a_moving_average_is_kept_for_each_role() -> None:
+def test_a_moving_average_is_kept_for_each_seating() -> None:
     """The baselines of step 1 are its own means, 0.5 and 0.25. Step 2 uses these, then moves them a
     fifth of the way to its own means."""
     algorithm, world = AlgorithmConfig(advantage="ema"), init_world(device="cpu")
@@ -309,7 +309,7 @@ def test_games_with_different_partners_never_share_a_baseline() -> None:
     ]
     samples, stats = credited(episodes, algorithm=NO_STD, reward=RewardConfig())
     assert stats.num_groups == 2
-    assert {s.role for s in samples} == {"seat 0 beside scripted:solo", "seat 0 beside pool"}
+    assert {s.seating for s in samples} == {"seat 0 beside scripted:solo", "seat 0 beside pool"}
     assert [s.advantages[-1] for s in samples] == pytest.approx([-0.1, 0.1, -0.2, 0.2])
 
 

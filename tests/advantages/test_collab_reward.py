@@ -97,7 +97,7 @@ def test_asking_moves_the_assistant_alone() -> None:
     samples, _ = compute_advantages(
         samples, {}, algorithm=algorithm, world=init_world(device="cpu")
     )
-    given = {(s.role, round(s.advantages[-1], 6)) for s in samples}
+    given = {(s.seating, round(s.advantages[-1], 6)) for s in samples}
     assert given == {("seat 1", 0.25), ("seat 1", -0.25)}
 
 

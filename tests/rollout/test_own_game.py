@@ -110,7 +110,7 @@ def test_a_moves_reward_is_a_return_of_its_own_and_earlier_tokens(rendering: Ren
     ]
     algorithm = AlgorithmConfig(advantage="dr_grpo")
     samples, _ = reward_samples(episodes, algorithm=algorithm, reward=RewardConfig())
-    clerks = [s for s in samples if s.role == f"seat {CLERK}"]
+    clerks = [s for s in samples if s.seating == f"seat {CLERK}"]
     assert [sum(s.token_rewards()) for s in clerks] == [0.75, -1.0]
     first, second = with_advantages(clerks, algorithm=algorithm)
     transcript = episodes[0].transcripts[CLERK]
