@@ -133,6 +133,13 @@ def _shows(style: str) -> tuple[Callable[[str], str], Callable[[str], str]]:
     return on_one_line, partial(textwrap.fill, width=shutil.get_terminal_size().columns)
 
 
+def _fact(value: Any) -> str:
+    """A fact in words: the items of a list, or the names of a mapping, each with its value."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {item}" for name, item in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
 def markdown(report: Report, *, games: bool = True, style: str = "pipe") -> str:
     """The page: facts, the matrix, the table with its legend, errors by kind and, with `games`, the
     best, the typical and the worst game of a single policy's rows. With the style "plain" it is for
@@ -143,7 +150,7 @@ def markdown(report: Report, *, games: bool = True, style: str = "pipe") -> str:
     legend = "; ".join(f"*{heading}* {meaning}" for _, heading, meaning in columns)
     sections = [
         f"# {shown(report.title)}",
-        "\n".join(filled(f"- {n}: {shown(str(v))}") for n, v in facts.items() if v != ""),
+        "\n".join(filled(f"- {n}: {shown(_fact(v))}") for n, v in facts.items() if v != ""),
         matrix_text(report, style=style),
         table(*_table(report.rows, shown), style=style),
         filled(

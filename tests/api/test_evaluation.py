@@ -31,8 +31,8 @@ def test_evaluate_is_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert of_python.record == written and of_python.rows == written["rows"]
     assert {"policy", "policy, greedy", "honest"} <= of_python.rows.keys()
     assert len(of_python.rows["policy"]["scores"]) == 4 and repr(of_python) == str(of_python)
-    assert "board_sizes: [2]" in str(of_python)
-    assert r"board_sizes: \[2\]" in of_python._repr_markdown_()
+    assert "board_sizes: 2" in str(of_python)
+    assert r"\_" in of_python._repr_markdown_() and r"\_" not in str(of_python)
 
 
 @pytest.mark.usefixtures("no_page")
