@@ -13,7 +13,8 @@ import math
 import random
 import string
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -59,12 +60,14 @@ class Result:
 @dataclass(frozen=True, slots=True)
 class Played:
     """A game that scripted players have played: its instance and their legal moves. `last` is the
-    last try and what the game answered to it."""
+    last try and what the game answered to it; `shown` is what it showed at its end if no try was
+    refused, else empty."""
 
     instance: Any
     moves: tuple[tuple[int, str], ...]
     over: bool
     last: str = ""
+    shown: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,7 @@ def play_scripts(kit: Kit, options: Any, instance: Any, spec: str, *, seed: int)
     scripts = [kit.make_script(each, seed=seed + n) for n, each in enumerate(kit.seated(spec))]
     moves: list[tuple[int, str]] = []
     last = ""
+    num_tries = 0
     for _ in range(MAX_MOVES):
         seat = game.seat_to_move
         if seat is None:
@@ -153,11 +157,13 @@ def play_scripts(kit: Kit, options: Any, instance: Any, spec: str, *, seed: int)
             raise ValueError(f"seat_to_move must be a seat or None, got {seat!r}; {last}")
         text = scripts[seat].act(game.view(seat))
         step = game.step(seat, text)
+        num_tries += 1
         if step.error is None:
             moves.append((seat, text))
         refusal = "was legal" if step.error is None else f"was refused: {step.error[:200]}"
         last = f"the last move of {spec}, {text[:80]!r} of seat {seat}, {refusal}"
-    return Played(instance, tuple(moves), game.seat_to_move is None, last)
+    shown = _shows(game) if num_tries == len(moves) else {}
+    return Played(instance, tuple(moves), game.seat_to_move is None, last, shown)
 
 
 # --- the checks: each yields what is wrong ------------------------------------------------------
@@ -230,17 +236,65 @@ def _wrong_step(game: Game, step: Step, seat: int, unread: list[bool]) -> str:
 
 
 def _clone(case: Case) -> Iterator[str]:
+    for played in case.plays:
+        yield from _beside(case, played)
     for game, played, number in case.positions():
         seat, text = played.moves[number]
-        before, twin = game.state(), game.clone()
-        if type(twin) is not type(game) or twin.state() != before:
+        state, shown, twin = game.state(), _shows(game), game.clone()
+        if type(twin) is not type(game) or twin.state() != state:
             yield f"a clone before move {number} differs from its game"
+        if what := _changed(shown, twin):
+            yield f"a clone before move {number} must show what its game does: {what}"
         one = twin.step(seat, text)
-        if game.state() != before:
+        if game.state() != state:
             yield f"move {number} of a clone changed the game it was taken from"
-        other = game.clone().step(seat, text)
+        if what := _changed(shown, game):
+            yield f"move {number} of a clone changed the game it was taken from: {what}"
+        twin = game.clone()
+        child = twin.clone()
+        other = twin.step(seat, text)
+        if what := _changed(shown, child):
+            yield f"move {number} of a game changed its clone: {what}"
         if one != other:
             yield f"two clones answered move {number} differently: {one} and {other}"
+
+
+def _beside(case: Case, played: Played) -> Iterator[str]:
+    """What goes wrong where two new games of the same instance are played, one after the other."""
+    one, two = case.new(played), case.new(played)
+    start = _shows(one)
+    for seat, text in played.moves:
+        two.step(seat, text)
+    shared = "(state that all games share, such as a list of the class?)"
+    if what := _changed(start, one):
+        yield f"a new game changed while another was played {shared}: {what}"
+    for seat, text in played.moves:
+        one.step(seat, text)
+    for game in (one, two):
+        if what := _changed(played.shown, game):
+            yield f"the same moves in another new game must end alike {shared}: {what}"
+
+
+def _shows(game: Game) -> dict[str, Any]:
+    """What a game shows now: its outcome, unless reading it raises, and the view of each seat."""
+    shown = {f"view({seat})": game.view(seat) for seat in range(game.num_seats)}
+    with suppress(Exception):  # the check of the outcome tells
+        shown["outcome()"] = game.outcome()
+    return copy.deepcopy(shown)
+
+
+def _changed(before: dict[str, Any], game: Game) -> str:
+    """The first part of `before`, made by `_shows`, that the game shows otherwise now; else ""."""
+    now = _shows(game) if before else {}
+    for name, old in before.items():
+        new: Any = now.get(name)
+        if old != new and is_dataclass(old) and type(old) is type(new):
+            differ = (e.name for e in fields(old) if getattr(old, e.name) != getattr(new, e.name))
+            if part := next(differ, ""):
+                name, old, new = f"{name}.{part}", getattr(old, part), getattr(new, part)
+        if old != new:
+            return f"{name}, got {repr(new)[:80]}, before {repr(old)[:80]}"
+    return ""
 
 
 def _refusals(case: Case) -> Iterator[str]:
@@ -470,7 +524,7 @@ _PLAY = "scripted players bring games to their end; each move is answered as pro
 _CHECKS: dict[str, tuple[Callable[[Case], Iterator[str]], str]] = {
     "play": (_play, _PLAY),
     "outcome": (_outcome, "the outcome is valid at any time and final at the end"),
-    "clone": (_clone, "a clone plays on like its game and neither changes the other"),
+    "clone": (_clone, "a clone plays on like its game, and no game changes another"),
     "refusals": (
         _refusals,
         "a refused move, and any out of turn, changes nothing but error counts",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -170,6 +170,31 @@ class Deaf(ThreeRooms):
         return super().step(seat, text)
 
 
+class SharedList(ThreeRooms):
+    """All games share the list of what was said, and pay less the longer it is."""
+
+    said: ClassVar[list[str]] = []
+
+    def step(self, seat: int, text: str) -> Step:
+        step = super().step(seat, text)
+        self.said.extend([text] if step.error is None else [])
+        return step
+
+    def outcome(self) -> Outcome:
+        return replace(super().outcome(), score=1 / (1 + len(self.said)))
+
+
+class SharedAtTheEnd(SharedList):
+    """The list begins anew with each game, and only the end shows it."""
+
+    def __init__(self, instance: Instance, options: Options) -> None:
+        super().__init__(instance, options)
+        self.said.clear()
+
+    def outcome(self) -> Outcome:
+        return super().outcome() if self.play.to_move is None else ThreeRooms.outcome(self)
+
+
 def test_a_game_that_does_not_end_tells_its_last_move_and_the_refusal() -> None:
     problem = results_of(**broken(Deaf))["play"].problem
     assert " of 400 moves of scripted players were legal and the game goes on; " in problem
@@ -207,6 +232,8 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("play", broken(SilentMove), "must read something"),
     ("play", broken(NoSeat), "seat_to_move must be a seat or None, got 7; the last move of"),
     ("clone", broken(StaleClone), "changed the game"),
+    ("clone", broken(SharedList), "class?): outcome().score, got 0."),
+    ("clone", broken(SharedAtTheEnd), "must end alike (state that all games share, "),
     ("refusals", broken(TalkativeRefusal), "must show nothing"),
     ("refusals", broken(AnyoneMoves), "out of turn"),
     ("views", broken(OpenPrompts), "the prompt of seat"),
