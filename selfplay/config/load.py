@@ -162,7 +162,7 @@ def _read(path: Path, parents: tuple[Path, ...] = ()) -> tuple[dict[str, Any], O
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise SettingsError(f"{path}: no such file{_nearest_shipped(path)}") from None
+        raise SettingsError(f"{path}: no such file{_nearest_file(path)}") from None
     except (OSError, ValueError) as error:
         raise SettingsError(f"{path}: cannot be read: {error}") from None
     values, lines = _parsed(text, str(path))
@@ -190,7 +190,7 @@ def _based(
     origin, target = origins["base"], folder / str(base)
     target = target if target.is_file() else find_settings(Path(str(base)))
     if not target.is_file():
-        near = _nearest_shipped(target)
+        near = _nearest_file(Path(str(base)), folder)
         raise SettingsError(f"{origin}: base must be a file, got {show(base)}{near}")
     if target.resolve() in chain:
         raise SettingsError(f"{origin}: base {base} leads back to itself")
@@ -266,8 +266,11 @@ def find_settings(path: Path) -> Path:
     return path
 
 
-def _nearest_shipped(path: Path) -> str:
-    """The end of an error line: the shipped settings file whose name is nearest, or ""."""
-    names = [file.stem for file in shipped("configs").glob("*.yaml")]
-    near = difflib.get_close_matches(path.stem, names, 1)
-    return f"; nearest shipped file is {near[0]}" if near else ""
+def _nearest_file(path: Path, home: Path = Path()) -> str:
+    """The end of an error line: the settings file whose name is nearest to that of `path`, a path
+    from `home`, of its folder and of those that ship; or ""."""
+    files = shipped("configs").glob("*.yaml")
+    near = {file.stem: f"; nearest shipped file is {file.stem}" for file in files}
+    for file in (home / path.parent).glob("*.y*ml"):
+        near[file.stem] = f"; nearest is {path.parent / file.name}"
+    return "".join(near[name] for name in difflib.get_close_matches(path.stem, near, 1))

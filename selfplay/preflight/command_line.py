@@ -16,7 +16,7 @@ import selfplay
 from dialop.shown import error_text
 from dialop.specs import nearest
 from selfplay.config import COMMON, Config, load_config
-from selfplay.config.load import read_value, shipped
+from selfplay.config.load import find_settings, read_value, shipped
 from selfplay.config.play import GameConfig, options_of
 from selfplay.config.schema import Described, chosen, describe, described
 from selfplay.config.secrets import hidden, names_key
@@ -29,6 +29,7 @@ _OF_TRAINING = {
     *("monitors", "track"),
     *("warm_start", "policy_pool", "reward", "algorithm", "critic", "optim"),
 }
+_YAML = (".yaml", ".yml")
 _DASHES = "-\N{EN DASH}\N{EM DASH}"  # editors make the others of two hyphens
 
 
@@ -117,6 +118,8 @@ class Parser(argparse.ArgumentParser):
         for word in words:
             if "=" in word and word[0] not in _DASHES:
                 continue
+            if "--config" in self._option_string_actions and _is_settings(word):
+                raise ValueError(f"a settings file must be given as --config {word}, got {word!r}")
             # A shell cuts an unquoted key=[{a: 1}] at its blanks.
             cut = not word.startswith(tuple(_DASHES)) and any("=" in other for other in words)
             self._check_known(word, "; quote values that contain blanks" if cut else "")
@@ -218,6 +221,9 @@ def check_asked(asked: argparse.Namespace) -> None:
     """Raise ValueError for options of eval.py that contradict each other, or settings that an
     evaluation does not read."""
     Parser("eval.py", None).check_settings(asked.overrides, trains=False)
+    for run in asked.runs:
+        if run.suffix in _YAML and not run.is_dir():
+            raise ValueError(f"a settings file must be given as --config {run}, got it as a RUN")
     if len(asked.runs) != 1 and not asked.partners:
         raise ValueError(f"RUN must be given once without --partners, got {len(asked.runs)}")
     if asked.partners and (asked.partner or len(asked.temperature) > 1):
@@ -226,6 +232,11 @@ def check_asked(asked: argparse.Namespace) -> None:
         raise ValueError(
             f"--temperature must be 0 (greedy) or from 0.01 to 100, got {asked.temperature}"
         )
+
+
+def _is_settings(word: str) -> bool:
+    """Whether a word that is no option names a settings file, perhaps one that ships."""
+    return word[:1] not in _DASHES and find_settings(Path(word)).suffix in _YAML
 
 
 def _names_run(word: str) -> bool:

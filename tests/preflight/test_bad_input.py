@@ -149,6 +149,9 @@ TRAIN: list[tuple[str, str]] = [
     ("--confg run.yaml", "nearest is --config"),  # not: --config is required
     ("--config", "--config"),
     ("--config nowhere.yaml", "nowhere.yaml"),
+    ("--config rum.yaml", "rum.yaml: no such file; nearest is run.yaml"),
+    ("--dry-run run.yaml", "must be given as --config run.yaml, got 'run.yaml'"),
+    ("--dry-run tiny_ppo", "must be given as --config tiny_ppo, got 'tiny_ppo'"),
     *((f"--config {name}", name) for name in FILES if name.endswith(".yaml") and name[0] != "b"),
     ("--config binary.yaml", "binary.yaml"),
     ("--config base.yaml", "base.yaml:2: base must be a file"),
@@ -210,6 +213,7 @@ EVAL: list[tuple[str, str]] = [
     ("good/finl", "nearest is good/final"),
     ("--game.options.size=3", "write game.options.size=3"),
     ("--num 2 good good", "RUN must be given once"),
+    ("--num 2 run.yaml", "must be given as --config run.yaml, got it as a RUN"),
     ("--games nowhere.parquet", "--games"),
     ("--games generatd", "nearest is generated"),
     ("--num 0", "--num"),
