@@ -103,6 +103,7 @@ FILES: dict[str, str | bytes] = {
     "deep.yaml": "game: " + "[" * 5000 + "\n",
     "circle.yaml": "game: &game {size: 2, more: *game}\n",
     "base.yaml": "steps: 1\nbase: nowhere.yaml\n",
+    "people.jsonl": "",
 }
 
 
@@ -212,9 +213,10 @@ EVAL: list[tuple[str, str]] = [
     ("god", "nearest is good"),
     ("good/finl", "nearest is good/final"),
     ("--game.options.size=3", "write game.options.size=3"),
-    ("--num 2 good good", "RUN must be given once"),
+    ("--num 2 good unfinished", "without --partners, got 2; for a matrix of them write --partners"),
     ("--num 2 run.yaml", "must be given as --config run.yaml, got it as a RUN"),
-    ("--games nowhere.parquet", "--games"),
+    ("--games nowhere.parquet", "--games nowhere.parquet does not exist"),
+    ("--games ./peple.jsonl", "peple.jsonl does not exist; nearest is people.jsonl"),
     ("--games generatd", "nearest is generated"),
     ("--num 0", "--num"),
     ("--temperature nan", "--temperature"),
