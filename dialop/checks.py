@@ -145,7 +145,8 @@ def _plays(kit: Kit, options: Any, instances: Sequence[Any], seed: int) -> Itera
 def play_scripts(kit: Kit, options: Any, instance: Any, spec: str, *, seed: int) -> Played:
     """Play a game of scripted players, one of them of this spec, to its end or `MAX_MOVES`."""
     game = kit.new_game(instance, options)
-    scripts = [kit.make_script(each, seed=seed + n) for n, each in enumerate(kit.seated(spec))]
+    names = kit.seated(spec)
+    scripts = [kit.make_script(name, seed=seed + n) for n, name in enumerate(names)]
     moves: list[tuple[int, str]] = []
     last = ""
     num_tries = 0
@@ -156,6 +157,9 @@ def play_scripts(kit: Kit, options: Any, instance: Any, spec: str, *, seed: int)
         if seat not in range(game.num_seats):
             raise ValueError(f"seat_to_move must be a seat or None, got {seat!r}; {last}")
         text = scripts[seat].act(game.view(seat))
+        if not isinstance(text, str):
+            said = f"the script {names[seat]} of seat {seat} must return its move as a text"
+            raise TypeError(f"{said}, got {text!r} after {len(moves)} moves")
         step = game.step(seat, text)
         num_tries += 1
         if step.error is None:

@@ -201,6 +201,17 @@ def test_a_game_that_does_not_end_tells_its_last_move_and_the_refusal() -> None:
     assert re.search(r"the last move of \w+, '.+' of seat 2, was refused: Error: speak up", problem)
 
 
+class Mute:
+    """A scripted player that forgets to return its move."""
+
+    def act(self, view: View) -> None:
+        pass
+
+
+def mute_clerk(spec: str, *, seed: int) -> Any:
+    return Mute() if spec == "clerk" else three_rooms.make_script(spec, seed=seed)
+
+
 def forgetful(state: Any) -> ThreeRooms:
     """A restored game that has lost what it was told."""
     game = three_rooms.restore(state)
@@ -229,6 +240,11 @@ BROKEN: list[tuple[str, dict[str, Any], str]] = [
     ("seeding", {"generate_instance": restless}, "equal instances"),
     ("seeding", {"generate_instance": one_stream}, "another seed"),
     ("play", {"SCRIPT_NAMES": ("caller", "nobody")}, "unknown scripted player"),
+    (
+        "play",
+        {"make_script": mute_clerk},
+        "script clerk of seat 2 must return its move as a text, ",
+    ),
     ("play", broken(SilentMove), "must read something"),
     ("play", broken(NoSeat), "seat_to_move must be a seat or None, got 7; the last move of"),
     ("clone", broken(StaleClone), "changed the game"),
