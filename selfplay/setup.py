@@ -75,7 +75,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     """Make or resume the run in `config.out`: warm start, engine, learner, held-out games before
     the first step. `cleanup` closes what is started here. Every rank must call.
 
-    Raises SettingsError for a game, a folder, a model or a template that cannot be used.
+    Raises SettingsError for a folder, a model or a template that cannot be used.
     """
     # A step's games and samples stay until its end. Python collects garbage after 700 new objects
     # by default, which is nearly half of the time of credit and advantages.
@@ -84,7 +84,8 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     signals = Signals()
     signals.take()
     cleanup.callback(signals.restore)
-    on_first_rank(partial(_warn_of_cut_games, config), world)
+    if world.rank == 0 and (why := games_cut_off(config)):
+        print(f"warning: {why}", file=sys.stderr)
     if world.rank == 0 and (roles := who_plays(config.game, config.rollout)):
         print(f"who plays in training: {roles}", flush=True)
     folder = _open_folder(config, world, cleanup)
@@ -167,11 +168,6 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         baselines=state.get("baselines", {}),
         best=[[imitated(*sample) for sample in game] for game in state.get("best", [])],
     )
-
-
-def _warn_of_cut_games(config: Config) -> None:
-    if why := games_cut_off(config):
-        print(f"warning: {why}", file=sys.stderr)
 
 
 def _open_folder(config: Config, world: World, cleanup: ExitStack) -> Path:

@@ -51,29 +51,20 @@ def test_a_limit_of_turns_that_cuts_scripted_games_off_is_told() -> None:
     )
 
 
-@pytest.mark.parametrize("ending", [(), ("guesser",)])
-def test_games_that_never_end_are_told_and_refused_where_none_ends(
-    ending: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A clerk of one baseline, or of both, asks the tool again and again."""
+def test_games_that_never_end_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clerk of one of two baselines asks the tool again and again."""
     act = three_rooms.Player.act
 
     def asks(player: three_rooms.Player, view: three_rooms.View) -> str:
-        tries = view.seat == CLERK and player.name not in ending
+        tries = view.seat == CLERK and player.name != "guesser"
         return "[tool] 1 2" if tries else act(player, view)
 
     monkeypatch.setattr(three_rooms.Player, "act", asks)
-    config = config_of("rollout.max_turns=2")
-    told = (
-        f"{32 - 16 * len(ending)} of 32 games of clerk, guesser never end on their own: they go on "
-        "after 400 turns; run `python -m dialop check tests.helpers.three_rooms`"
+    assert games_cut_off(config_of("rollout.max_turns=2")) == (
+        "16 of 32 games of clerk, guesser never end on their own: they go on after 400 turns; run "
+        "`python -m dialop check tests.helpers.three_rooms`, unless rollout.max_turns ends them on "
+        "purpose"
     )
-    if ending:
-        assert games_cut_off(config) == told
-        return
-    with pytest.raises(SettingsError) as refused:
-        games_cut_off(config)
-    assert str(refused.value) == f"game.name tests.helpers.three_rooms: {told}"
 
 
 # --- a game's rooms and tools -------------------------------------------------------------------
