@@ -292,13 +292,23 @@ def _changed(before: dict[str, Any], game: Game) -> str:
     now = _shows(game) if before else {}
     for name, old in before.items():
         new: Any = now.get(name)
-        if old != new and is_dataclass(old) and type(old) is type(new):
-            differ = (e.name for e in fields(old) if getattr(old, e.name) != getattr(new, e.name))
-            if part := next(differ, ""):
-                name, old, new = f"{name}.{part}", getattr(old, part), getattr(new, part)
-        if old != new:
-            return f"{name}, got {repr(new)[:80]}, before {repr(old)[:80]}"
+        parts = [(name, old, new)]
+        if is_dataclass(old) and type(old) is type(new):
+            names = [each.name for each in fields(old)]
+            parts = [(f"{name}.{n}", getattr(old, n), getattr(new, n)) for n in names]
+        for part, old_part, new_part in parts:
+            if not _same(old_part, new_part):
+                return f"{part}, got {repr(new_part)[:80]}, before {repr(old_part)[:80]}"
     return ""
+
+
+def _same(old: Any, new: Any) -> bool:
+    """Whether two values are equal, as far as it can be told: arrays by their texts, and a value
+    that does not even equal its own copy never differs."""
+    try:
+        return bool(old == new) or not bool(copy.deepcopy(new) == new)
+    except (ValueError, RuntimeError):  # `==` of arrays has no one truth
+        return repr(old) == repr(new)
 
 
 def _refusals(case: Case) -> Iterator[str]:

@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from dialop import checks
@@ -297,6 +298,21 @@ def test_one_mistake_fails_one_check(game: type[ThreeRooms]) -> None:
 def test_what_cannot_be_checked_is_said(parts: dict[str, Any], name: str, words: str) -> None:
     line = results_of(**parts)[name].line()
     assert line.startswith(f"not checked {name}: ") and words in line
+
+
+def test_views_of_arrays_or_of_plain_objects_are_no_shared_state() -> None:
+    """An array has no one truth of ==, and an object without == does not equal its own copy."""
+
+    @dataclass(frozen=True)
+    class Seen(View):
+        table: Any = None
+        pen: Any = None
+
+    class Drawn(ThreeRooms):
+        def view(self, seat: int) -> View:
+            return Seen(**vars(super().view(seat)), table=np.eye(2), pen=object())
+
+    assert results_of(**broken(Drawn))["clone"].problem == ""
 
 
 @pytest.mark.parametrize(
