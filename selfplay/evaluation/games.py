@@ -20,6 +20,8 @@ from selfplay.data.instances import GENERATED, HELD_OUT, begun, evaluation_insta
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.partners.checkpoints import Source, nearest_beside
 
+_SUFFIXES = (".parquet", ".jsonl")
+
 
 @dataclass(frozen=True, slots=True)
 class Games:
@@ -58,10 +60,10 @@ def find_games(
         return Games(evaluation_instances(HELD_OUT, num=num, game=game, data=data), [])
     path = Path(games)
     if not path.is_file():
-        raise ValueError(
-            f"--games must be '{GENERATED}' or a .parquet or .jsonl file, got {games}"
-            + nearest_beside(path, lambda p: p.suffix in (".parquet", ".jsonl"), GENERATED)
-        )
+        rule = f"--games must be '{GENERATED}' or a .parquet or .jsonl file, got {games}"
+        if path.suffix in _SUFFIXES and not path.exists():
+            rule = f"--games {games} does not exist"
+        raise ValueError(rule + nearest_beside(path, lambda p: p.suffix in _SUFFIXES, GENERATED))
     try:
         instances = game.kit.read(path)
     except (OSError, ValueError) as error:

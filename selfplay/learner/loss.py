@@ -17,6 +17,8 @@ gradient.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -25,6 +27,19 @@ from selfplay.learner.batch import MicroBatch
 
 Losses = tuple[Tensor, dict[str, Tensor]]  # losses [M], metrics [M] by name
 LARGEST_LOG = 20.0  # nats; exp(20) is 4.9e8. verl clamps log-ratios to the same range
+
+
+def why_no_losses(result: Any, logprobs_M: Tensor) -> str | None:
+    """The rule that what a policy loss returned breaks; None if losses and metrics are [M]."""
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
+        return f"it must return (losses_M, metrics), got {type(result).__name__}"
+    for name, values_M in {"losses_M": result[0], **result[1]}.items():
+        is_tensor = isinstance(values_M, Tensor)
+        if not is_tensor or values_M.shape != logprobs_M.shape:
+            shape = tuple(values_M.shape) if is_tensor else type(values_M).__name__
+            wanted = tuple(logprobs_M.shape)
+            return f"{name} must have the shape [M] of logprobs_M, {wanted}, got {shape}"
+    return None
 
 
 def ratio(logs: Tensor) -> Tensor:

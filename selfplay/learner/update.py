@@ -37,6 +37,7 @@ from selfplay.learner.loss import (
     clipped_value_loss,
     kl_estimate,
     kl_losses,
+    why_no_losses,
 )
 from selfplay.learner.rescore import (
     MISMATCH_METRICS,
@@ -334,13 +335,10 @@ def _surrogate_loss(
         entropy_grad=algorithm.entropy > 0,
     )
     policy_loss = function_of("algorithm.loss", algorithm.loss)
-    losses_M, metrics = policy_loss(logprobs_M, batch, algorithm)
-    for name, values_M in {"losses_M": losses_M, **metrics}.items():
-        if values_M.shape != logprobs_M.shape:
-            raise RunEnds(
-                f"algorithm.loss {algorithm.loss}: {name} must have the shape of logprobs_M, "
-                f"{tuple(logprobs_M.shape)}, got {tuple(values_M.shape)}"
-            )
+    result = policy_loss(logprobs_M, batch, algorithm)
+    if why := why_no_losses(result, logprobs_M):
+        raise RunEnds(f"algorithm.loss {algorithm.loss}: {why}")
+    losses_M, metrics = result
     losses_M = losses_M * batch.importance_M
     metrics = {**metrics, "policy_loss": losses_M, "entropy": entropies_M}
     if algorithm.old_logprobs == "engine":

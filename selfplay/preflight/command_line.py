@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import selfplay
 from dialop.shown import error_text
-from dialop.specs import closest, nearest
+from dialop.specs import nearest
 from selfplay.config import COMMON, Config, load_config
 from selfplay.config.load import find_settings, read_value, shipped
 from selfplay.config.play import GameConfig, options_of
@@ -30,7 +30,6 @@ _OF_TRAINING = {
     *("warm_start", "policy_pool", "reward", "algorithm", "critic", "optim"),
 }
 _YAML = (".yaml", ".yml")
-_GAMES = (".parquet", ".jsonl")
 _DASHES = "-\N{EN DASH}\N{EM DASH}"  # editors make the others of two hyphens
 
 
@@ -230,13 +229,6 @@ def check_asked(asked: argparse.Namespace) -> None:
         raise ValueError(
             f"RUN must be given once without --partners, got {len(asked.runs)}"
             f"{matrix if asked.runs else ''}"
-        )
-    games = Path(asked.games)
-    if games.suffix in _GAMES and not games.exists():
-        beside = {p.name: p for p in games.parent.glob("*") if p.suffix in _GAMES}
-        near = closest(games.name, beside)
-        raise ValueError(
-            f"--games {games} does not exist{f'; nearest is {beside[near]}' if near else ''}"
         )
     if asked.partners and (asked.partner or len(asked.temperature) > 1):
         raise ValueError("--partners needs no --partner and at most one --temperature")

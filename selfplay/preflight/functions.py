@@ -23,6 +23,7 @@ from selfplay.config.plugins import function_of, own_functions
 from selfplay.engines.base import Completion, Request
 from selfplay.errors import SettingsError
 from selfplay.learner.batch import MicroBatch, pack
+from selfplay.learner.loss import why_no_losses
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import GameSetup, Position, limits_of
 from selfplay.rollout.seat_rules import chosen_seats
@@ -148,16 +149,9 @@ def _losses(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Losses and metrics, whose shapes are checked."""
     result = loss(logprobs_M, batch, config.algorithm)
-    is_pair = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)
-    _require(is_pair, f"it must return (losses_M, metrics), got {type(result).__name__}")
+    if why := why_no_losses(result, logprobs_M):
+        raise _Wrong(why)
     losses_M, metrics = result
-    for name, values_M in {"losses_M": losses_M, **metrics}.items():
-        is_tensor = isinstance(values_M, torch.Tensor)
-        shape = tuple(values_M.shape) if is_tensor else type(values_M).__name__
-        _require(
-            is_tensor and values_M.shape == logprobs_M.shape,
-            f"{name} must have the shape [M] of logprobs_M, {tuple(logprobs_M.shape)}, got {shape}",
-        )
     return losses_M, metrics
 
 

@@ -219,12 +219,12 @@ def config_of_each(
     if config.max_cache_tokens:
         return replace(config, max_cache_tokens=config.max_cache_tokens // num)
     share_bytes = config.mem_fraction * torch.cuda.mem_get_info(gpu)[0] / num
-    weight_bytes = bytes_of(parameters, itemsize)
-    tokens = int((share_bytes - weight_bytes) / token_bytes(model_path, itemsize))
+    tokens = fitting_tokens(share_bytes, model_path, parameters, itemsize=itemsize)
     if tokens < 1:
         raise ValueError(
             f"engine.mem_fraction must leave each of engine.processes more than its weights, "
-            f"{weight_bytes / 2**30:.1f} GiB, got {share_bytes / 2**30:.1f} GiB each"
+            f"{bytes_of(parameters, itemsize) / 2**30:.1f} GiB, got {share_bytes / 2**30:.1f} GiB "
+            "each"
         )
     fraction = min(0.95, (1 + config.mem_fraction) / 2)  # more than the cache of a fixed size takes
     return replace(config, max_cache_tokens=tokens, mem_fraction=fraction)
@@ -242,8 +242,7 @@ def warn_of_small_cache(
 
     SGLang counts what another process takes during its start as its own.
     """
-    rest_bytes = budget_bytes - bytes_of(parameters, itemsize)
-    fitting = int(rest_bytes / token_bytes(model_path, itemsize))
+    fitting = fitting_tokens(budget_bytes, model_path, parameters, itemsize=itemsize)
     if cache_tokens < fitting / 2:
         print(
             f"warning: the engine's cache holds {cache_tokens:,} tokens, where engine.mem_fraction "
@@ -252,6 +251,13 @@ def warn_of_small_cache(
             file=sys.stderr,
             flush=True,
         )
+
+
+def fitting_tokens(
+    share_bytes: float, model_path: str, parameters: Mapping[str, torch.Size], *, itemsize: int
+) -> int:
+    """The tokens of the cache that fits beside the weights into this share of a GPU's memory."""
+    return int((share_bytes - bytes_of(parameters, itemsize)) / token_bytes(model_path, itemsize))
 
 
 def bytes_of(parameters: Mapping[str, torch.Size], itemsize: int) -> int:
