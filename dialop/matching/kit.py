@@ -14,7 +14,7 @@ from dialop.game import Game, Script
 from dialop.kit import option
 from dialop.logged import Rules, part_of
 from dialop.matching import pages, recorded, scripted, store, texts
-from dialop.matching.board import Action, MatchingInstance, referenced
+from dialop.matching.board import Action, MatchingInstance, MatchingView, referenced
 from dialop.matching.game import MatchingGame
 from dialop.matching.generate import MatchingRecipe, generate_instance
 from dialop.matching.proposal import render_proposal
@@ -24,10 +24,10 @@ ROLES: tuple[str, ...] = ("player", "player")
 SCRIPT_NAMES: tuple[str, ...] = tuple(scripted.ScriptedPlayer.OPTIONS)
 BASELINES: tuple[str, ...] = ("honest", "solo", "random")
 PLAYED_BY_PEOPLE: bool = True
-# In a demonstration both seats state all their cells, then the first seat proposes.
-_DEMONSTRATOR, _DEMONSTRATED = "honest:reply=tell", 2**62  # the player, and the stream of boards
+_DEMONSTRATED = 2**62  # the stream of boards that are demonstrated
 NEW_GAME = "This game is over. A new game begins, with another partner."
 _MOST_MOVES = 100  # of a demonstration
+_PLANS_SHOWN = 3  # in a demonstration
 
 make_script = scripted.make_scripted
 restore = MatchingGame.from_state
@@ -65,9 +65,31 @@ def _demonstrations(options: Options) -> tuple[tuple[tuple[str, str], ...], str]
     """The demonstration games of these rules, the same for every game of every run."""
     recipe, indices = easy(options), range(options.demonstrations)
     boards = [generate_instance(recipe, seed=_DEMONSTRATED, index=index) for index in indices]
-    scripts = [make_script(_DEMONSTRATOR, seed=seat) for seat in (0, 1)]
     rules = part_of(options, Rules)
-    return demonstrated([(MatchingGame(board, rules), scripts) for board in boards])
+    games = [MatchingGame(board, rules) for board in boards]
+    return demonstrated(
+        [
+            (game, [_Demonstrator(seed) for seed in (10 * i + 1, 10 * i + 2)])
+            for i, game in enumerate(games)
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class _Demonstrator:
+    """States all its cells, proposes random plans, and rejects all but the third.
+
+    A model copies the plans that it was shown. Where these are several and random, the games of a
+    group propose different plans, which is what their advantages compare.
+    """
+
+    seed: int
+
+    def act(self, view: MatchingView) -> str:
+        proposed = sum(action.kind == "propose" for action in view.log)
+        if view.pending is not None and proposed < _PLANS_SHOWN:
+            return "[reject]"
+        return make_script("honest:reply=tell,plan=random", seed=self.seed).act(view)
 
 
 def demonstrated(

@@ -5,7 +5,7 @@ import pytest
 from dialop.logged import Rules
 from dialop.matching.game import MatchingGame
 from dialop.matching.generate import MatchingRecipe, generate_instance
-from dialop.matching.kit import NEW_GAME, demonstrated
+from dialop.matching.kit import NEW_GAME, Options, demonstrated, new_game
 from dialop.matching.scripted import make_scripted
 
 RECIPE = MatchingRecipe(size=3, keep="all")
@@ -46,3 +46,18 @@ def test_a_prompt_with_demonstrations_reads_them_before_its_own_game() -> None:
 def test_a_demonstration_holds_no_refused_move() -> None:
     with pytest.raises(ValueError, match="legal moves"):
         demonstrated([(game, scripts("honest:slip=1")) for game in boards(1)])
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_demonstrations_show_many_plans_and_both_answers(size: int) -> None:
+    """A model copies the plans that it reads; if all were one, a group's games would differ in
+    nothing that can be compared."""
+    options = Options(size=size, brief=True, demonstrations=2)
+    prompt = new_game(generate_instance(options, seed=6, index=0), options).prompt(0)
+    read = "\n".join(line for pair in prompt.earlier for line in pair)
+    plans = [part.split("[")[0].split("Partner")[0] for part in read.split("[propose]\n")[1:]]
+    plans = ["\n".join(plan.split("\n")[:size]) for plan in plans]
+    assert len(plans) == 6
+    assert len(set(plans)) >= 5
+    own = [move.split()[0] for _, move in prompt.earlier]
+    assert {"[message]", "[propose]", "[accept]", "[reject]"} == set(own)
