@@ -127,6 +127,11 @@ class Engine(GameRunner, Protocol):
         """
         ...
 
+    @property
+    def lost(self) -> bool:
+        """Whether the engine answers no more, unless it is restarted."""
+        ...
+
     def close(self) -> None:
         """End the engine and everything it started."""
         ...

@@ -198,6 +198,10 @@ class HFEngine:
     def restart(self) -> None:
         """Does nothing: only the weights can be wrong, and the next push copies them."""
 
+    @property
+    def lost(self) -> bool:
+        return False  # the engine has no processes
+
     def close(self) -> None:
         """Does nothing: the engine has no processes."""
 

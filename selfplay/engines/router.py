@@ -73,7 +73,11 @@ class EngineRouter:
 
     @contextmanager
     def rollout(self) -> Iterator[None]:
-        """A rollout of the policy's engine and of all frozen ones."""
+        """A rollout of the policy's engine and of all frozen ones. A frozen engine that was lost in
+        the last attempt is started again."""
+        for frozen in self._frozen.values():
+            if frozen.engine.lost:
+                frozen.engine.restart()
         with ExitStack() as rollouts:
             for engine in (self._policy, *(frozen.engine for frozen in self._frozen.values())):
                 rollouts.enter_context(engine.rollout())

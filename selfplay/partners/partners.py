@@ -1,8 +1,8 @@
 """The partners of a run: their players, their engines, the policy pool.
 
 A frozen checkpoint, or the policy pool, keeps one more complete model in memory on each rank that
-plays, for the whole run; rank 0 prints its size at the start. Names and the pool are the same on
-every rank.
+plays, for the whole run; rank 0 prints its size at the start. The pool, whose weights change, and a
+checkpoint that is the judge play in transformers. Names and the pool are the same on every rank.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from selfplay.rollout.players import FrozenPlayer, Player, PolicyPlayer
 from selfplay.rollout.seat_rules import chosen_seats
 from selfplay.rollout.seating import SELF_PLAY, Partner, scripted_partner
 from selfplay.rollout.text_players import EndpointPlayer
-from selfplay.weight_sync.start import load_whole
+from selfplay.weight_sync.start import load_partner_engine, load_whole
 
 POOL_SEED = "past self"  # an older word for the policy pool; it keeps the draws of old runs
 
@@ -48,7 +48,9 @@ POOL_SEED = "past self"  # an older word for the policy pool; it keeps the draws
 class Partners:
     """The partners of a run or an evaluation. Only ranks that play games hold engines.
 
-    `shares` gives each partner's share of the games; the shares add up to 1.
+    `shares` gives each partner's share of the games; the shares add up to 1. With `own_engines` a
+    checkpoint beside an SGLang engine has one of its own, which plays about ten times as many games
+    and takes half a minute to start; else it plays in transformers.
 
     Raises:
         SettingsError: for a checkpoint or an API key that is missing.
@@ -61,14 +63,17 @@ class Partners:
         *,
         rendering: Rendering,
         world: World,
+        own_engines: bool = False,
     ) -> None:
         self._config, self._world, self._plays = config, world, world.replica.leads
         self._folder, self._rendering = Path(config.out), rendering
         self._frozen: dict[str, Frozen] = {}
+        self._loaded_checkpoints: set[str] = set()  # the same on every rank
         self._endpoints: dict[str, Endpoint] = {}
         # None stands for the policy that is drawn from the pool in each step.
         self._partners: list[tuple[Partner | None, float]] = [
-            (None if spec.kind == POOL else self._partner(spec), share) for spec, share in shares
+            (None if spec.kind == POOL else self._partner(spec, own_engine=own_engines), share)
+            for spec, share in shares
         ]
         kinds = {spec.kind for spec, _ in shares}
         self._pool_share = POOL in kinds
@@ -91,7 +96,7 @@ class Partners:
     def add(self, spec: Spec) -> Partner:
         """One more partner, for games outside training; a checkpoint is loaded here."""
         self._needs_router = self._needs_router or spec.kind in (CHECKPOINT, ENDPOINT)
-        return self._partner(spec)
+        return self._partner(spec, own_engine=False)
 
     def routed(self, engine: GameRunner | None) -> GameRunner | None:
         """A router over the policy's engine and the partners' engines; the policy's engine itself
@@ -131,12 +136,14 @@ class Partners:
     def close(self) -> None:
         for endpoint in self._endpoints.values():
             endpoint.close()
+        for frozen in self._frozen.values():
+            frozen.engine.close()
 
-    def _partner(self, spec: Spec) -> Partner:
+    def _partner(self, spec: Spec, *, own_engine: bool) -> Partner:
         if spec.kind == SELF:
             return SELF_PLAY
         if spec.kind == CHECKPOINT:
-            return self._checkpoint(spec)
+            return self._checkpoint(spec, own_engine=own_engine)
         if spec.kind == ENDPOINT:
             return self._endpoint(spec)
         return Partner(
@@ -156,14 +163,16 @@ class Partners:
                 return [answer.result() for answer in sent]
 
             return ask
-        rendering, max_positions = self._loaded_checkpoint(spec)
+        weights, rendering, max_positions = self._read_checkpoint(spec)
+        frozen = self._load(spec.text, weights, rendering) if self._plays else None
 
         def read(requests: Sequence[Request]) -> list[Completion]:
             asked = [replace(each, prompt_ids=_chat_ids(rendering, each)) for each in requests]
             limit = max_positions or math.inf
             fits = [len(each.prompt_ids) + each.max_new_tokens <= limit for each in asked]
+            assert frozen is not None
             answers = iter(
-                self._frozen[spec.text].generate_batch(
+                frozen.generate_batch(
                     list(compress(asked, fits)), Sampling(0.0, rendering.stop_ids)
                 )
                 if any(fits)
@@ -175,12 +184,21 @@ class Partners:
 
         return read
 
-    def _checkpoint(self, spec: Spec) -> Partner:
-        rendering, max_positions = self._loaded_checkpoint(spec)
+    def _checkpoint(self, spec: Spec, *, own_engine: bool) -> Partner:
+        weights, rendering, max_positions = self._read_checkpoint(spec)
+        if spec.text not in self._loaded_checkpoints:
+            self._loaded_checkpoints.add(spec.text)
+            if own_engine and self._config.engine.kind == "sglang":
+                engine = load_partner_engine(self._config, weights, self._world)
+                if engine is not None:
+                    self._frozen[spec.text] = Frozen(engine, rendering.stop_ids)
+                    self._tell(spec.text, engine.num_weight_bytes, "in its own engine", weights)
+            elif self._plays:
+                self._frozen[spec.text] = self._load(spec.text, weights, rendering)
         return Partner(spec.text, self._seat(spec.text, spec.text, rendering, max_positions))
 
-    def _loaded_checkpoint(self, spec: Spec) -> tuple[Rendering, int | None]:
-        """The rendering and the largest context of a checkpoint, whose weights are loaded once."""
+    def _read_checkpoint(self, spec: Spec) -> tuple[Path, Rendering, int | None]:
+        """The weights' folder, the rendering and the largest context of a checkpoint."""
         source = _find(spec, what=f"partner {spec.text!r}")
         weights, own = source.weights, template_of(source)
         rendering = make_rendering(
@@ -188,10 +206,8 @@ class Partners:
             template_kwargs=self._config.model.chat_template if own is None else own,
             ends=end_ids(weights),
         )
-        if self._plays and spec.text not in self._frozen:
-            self._frozen[spec.text] = self._load(spec.text, weights, rendering)
         text = AutoConfig.from_pretrained(described_in(weights)).get_text_config()
-        return rendering, getattr(text, "max_position_embeddings", None)
+        return weights, rendering, getattr(text, "max_position_embeddings", None)
 
     def _endpoint(self, spec: Spec) -> Partner:
         settings = self._config.endpoint
@@ -246,15 +262,17 @@ class Partners:
         dtype = DTYPES[self._config.model.dtype]
         model = load_whole(weights, self._config, self._world, dtype=dtype).requires_grad_(False)
         num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+        self._tell(what, num_bytes, f"on {model.device}", weights)
+        engine = HFEngine(model, max_batch=self._config.engine.max_batch)
+        return Frozen(engine, rendering.stop_ids)
+
+    def _tell(self, what: str, num_bytes: int, place: str, weights: Path) -> None:
         if self._world.rank == 0:
             mib = num_bytes / 2**20
             print(
-                f"{what}: {mib:.3g} MiB of weights more on {model.device} for the whole run, "
-                f"from {weights}",
+                f"{what}: {mib:.3g} MiB of weights more {place} for the whole run, from {weights}",
                 flush=True,
             )
-        engine = HFEngine(model, max_batch=self._config.engine.max_batch)
-        return Frozen(engine, rendering.stop_ids)
 
     def _join(self, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase) -> None:
         """Add the policy to the pool."""

@@ -19,7 +19,7 @@ from selfplay.engines.base import Engine
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang.choose import choose, describe, load_of
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.engines.sglang.launch import expected_parameters
+from selfplay.engines.sglang.launch import config_of_partner, expected_parameters
 from selfplay.model.hub import described_in
 from selfplay.model.policy import DTYPES, load_model
 from selfplay.weight_sync.supervisor import EngineLost
@@ -77,27 +77,61 @@ def load_engine(
     weights = merged_folder(weights, world, config.optim)
     if not world.replica.leads:
         return None
+    assert isinstance(config.engine, ChosenEngine)
+    # An evaluation's policies may come from runs with engines of other sizes.
+    chosen = replace(config.engine, tp_size=world.replica.size)
+    engine = _sglang_engine(config, chosen, weights, world, load_format=load_format)
+    cleanup.callback(engine.close)
+    return engine
+
+
+def load_partner_engine(config: Config, weights: Path, world: World) -> SGLangEngine | None:
+    """An SGLang engine for a frozen partner with the weights of this folder. It stays awake beside
+    the policy's. None on a rank that shares another rank's. Every rank must call.
+
+    Raises EngineLost if it does not start, ValueError if too little GPU memory is free.
+    """
+    weights = merged_folder(weights, world, config.optim)
+    if not world.replica.leads:
+        return None
+    assert isinstance(config.engine, ChosenEngine)
+    chosen = config_of_partner(
+        replace(config.engine, tp_size=world.replica.size),
+        str(weights),
+        expected_parameters(str(weights)),
+        gpu=_first_gpu(world) if world.device.type == "cuda" else None,
+        itemsize=DTYPES[config.model.dtype].itemsize,
+        context=config.rollout.max_game_tokens,
+    )
+    return _sglang_engine(config, chosen, weights, world)
+
+
+def _sglang_engine(
+    config: Config, chosen: ChosenEngine, weights: Path, world: World, *, load_format: str = "auto"
+) -> SGLangEngine:
+    """An engine with these settings, of a rank that leads its replica."""
     if world.device.type == "cuda":
         gc.collect()  # free the warm start's memory before the engine takes its share
         torch.cuda.empty_cache()
     try:
-        assert isinstance(config.engine, ChosenEngine)
-        engine = SGLangEngine(
+        return SGLangEngine(
             str(weights),
-            # An evaluation's policies may come from runs with engines of other sizes.
-            replace(config.engine, tp_size=world.replica.size),
+            chosen,
             device=world.device.type,
             dtype=config.model.dtype,
             # SGLang's longest prompt is the context less 6 tokens, with its answer less 2.
             context_length=config.rollout.max_game_tokens + 8,
             seed=config.seed + world.replica.index,
-            base_gpu_id=world.local_rank // world.replica.size * world.replica.size,
+            base_gpu_id=_first_gpu(world),
             load_format=load_format,
         )
     except (RuntimeError, OSError) as error:  # a child has printed its own traceback
         raise EngineLost(f"the engine does not start: {error}") from error
-    cleanup.callback(engine.close)
-    return engine
+
+
+def _first_gpu(world: World) -> int:
+    """The first GPU of this rank's engine."""
+    return world.local_rank // world.replica.size * world.replica.size
 
 
 def load_whole(

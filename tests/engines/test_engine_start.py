@@ -74,24 +74,35 @@ def test_engines_that_share_a_gpu_divide_its_cache_and_requests() -> None:
     assert (each.max_cache_tokens, each.max_batch) == (2000, 30)
 
 
-@pytest.mark.parametrize(("cache_tokens", "warns"), [(500, True), (900, False)])
-def test_a_cache_that_another_process_made_small_is_told(
-    cache_tokens: int,
-    warns: bool,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+def test_one_engine_s_cache_is_its_share_of_the_memory_less_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2 layers x 2 x 1 head x 64 x 2 bytes are 512 a token: 1,100 fit beside 100 weights' 200 B."""
     described = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 1}
     described |= {"model_type": "llama", "num_key_value_heads": 1, "head_dim": 64}
     (tmp_path / "config.json").write_text(json.dumps(described))
-    launch.warn_of_small_cache(
-        cache_tokens,
-        str(tmp_path),
-        {"weight": torch.Size([10, 10])},
-        budget_bytes=1100 * 512 + 200,
-        itemsize=2,
-    )
+    free = 2 * (1100 * 512 + 200)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (free, free))
+    config = replace(CONFIG, tp_size=1, processes=1, max_cache_tokens=0, mem_fraction=0.5)
+    parameters = {"weight": torch.Size([10, 10])}
+    one = launch.config_of_each(config, str(tmp_path), parameters, gpu=0, itemsize=2)
+    assert (one.max_cache_tokens, one.max_batch) == (1100, config.max_batch)
+    # A partner has at most a quarter of the share, here 275 tokens: enough for 9 of 30, not of 300.
+    sizes = {"gpu": 0, "itemsize": 2}
+    partner = launch.config_of_partner(config, str(tmp_path), parameters, context=30, **sizes)
+    assert partner.max_cache_tokens == 275
+    few = replace(config, max_batch=2)
+    partner = launch.config_of_partner(few, str(tmp_path), parameters, context=30, **sizes)
+    assert partner.max_cache_tokens == 60
+    with pytest.raises(ValueError, match=r"a cache for 300 tokens"):
+        launch.config_of_partner(config, str(tmp_path), parameters, context=300, **sizes)
+
+
+@pytest.mark.parametrize(("cache_tokens", "warns"), [(500, True), (900, False)])
+def test_a_cache_that_another_process_made_small_is_told(
+    cache_tokens: int, warns: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launch.warn_of_small_cache(cache_tokens, 1100)
     said = capsys.readouterr().err
     assert bool(said) is warns
     if warns:

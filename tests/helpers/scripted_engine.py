@@ -19,6 +19,7 @@ class WaveEngine:
     """Answers each request with the text prepared for its seed; the k-th id has log-prob -k."""
 
     version = 3
+    lost = False
 
     def __init__(self, rendering: Rendering, texts: Mapping[int, str]) -> None:
         self.rendering, self.texts = rendering, texts

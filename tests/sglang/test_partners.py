@@ -1,4 +1,5 @@
-"""A training run with the real engine and every kind of partner at the same time.
+"""The real engine and its partners: a frozen checkpoint's own engine, lost and started again, and a
+training run with every kind of partner at the same time.
 
 Frozen models answer from a thread, an endpoint over the network, while the engine's games go on.
 """
@@ -6,15 +7,48 @@ Frozen models answer from a thread, an endpoint over the network, while the engi
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from selfplay.distributed import init_world
+from selfplay.engines.base import Completion, Generate, Request, Sampling
+from selfplay.engines.router import EngineRouter, Frozen
+from selfplay.weight_sync.supervisor import EngineSupervisor
 from tests.helpers import processes
 from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.tiny_run import begin_warm, metrics_of, write_tiny
+from tests.sglang.tiny import STOP, save, start
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAND_INS = pathlib.Path(__file__).resolve().parent / "stand_ins"
+
+
+def test_a_partner_s_engine_that_dies_in_a_game_is_started_again(tmp_path: pathlib.Path) -> None:
+    """Both engines have the same weights, so a partner's greedy answer is the policy's."""
+    folder = save(tmp_path)
+    own = Request([5, 6, 7, 8], 6, 0)
+    with closing(start(folder)) as policy, closing(start(folder)) as partner:
+        router = EngineRouter(policy, frozen={"x": Frozen(partner, (STOP,))}, endpoints={})
+        supervisor = EngineSupervisor(policy, init_world(1, 1, device="cpu"), runner=router)
+        deaths: Iterator[Any] = iter(partner._loop.children[:1])
+
+        async def game(generate: Generate) -> list[Completion]:
+            before = await generate(replace(own, model="x"))
+            for process in deaths:  # in the first attempt
+                process.kill()
+                process.join()
+            return [before, await generate(replace(own, model="x")), await generate(own)]
+
+        def play() -> list[list[Completion]]:
+            with router.rollout():
+                return router.run_games([game], Sampling(0.0, (STOP,)))
+
+        ((before, after, policy_s),) = supervisor.retry(play)
+        assert before.ids == after.ids == policy_s.ids and not partner.lost
 
 
 @pytest.mark.nightly

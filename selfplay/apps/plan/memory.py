@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from selfplay.config import ChosenEngine, Config, OptimConfig, ParallelConfig
+from selfplay.config.player_spec import CHECKPOINT, parse_shares
 from selfplay.distributed.shard import ONE_UNIT
 from selfplay.engines.sglang.choose import choose, load_of
 from selfplay.learner.optimizer import MOST_AT_ONCE
@@ -65,7 +66,8 @@ class Demand:
     """The memory demand of a run on `ranks` GPUs with `total` GiB each. `kl`: the loss has a KL to
     a reference. `critic`: there is one. `imitates`: a warm start comes first, which trains all
     weights if `imitates_all`, else adapters. `muon`: its optimizer is Muon. `offloadable`: the
-    other settings allow master weights on the host."""
+    other settings allow master weights on the host. `partners`: the frozen checkpoints that play
+    in training, each taken to be as large as the policy."""
 
     shape: Shape
     ranks: int
@@ -82,6 +84,7 @@ class Demand:
     muon: bool
     max_game_tokens: int
     offloadable: bool
+    partners: int
 
     @classmethod
     def of(cls, config: Config, shape: Shape, *, total: float) -> Demand:
@@ -115,6 +118,9 @@ class Demand:
             muon=config.warm_start.optimizer == "muon",
             max_game_tokens=config.rollout.max_game_tokens,
             offloadable=offloadable,
+            partners=sum(
+                spec.kind == CHECKPOINT for spec, _ in parse_shares(config.rollout.partners)
+            ),
         )
 
 
@@ -208,6 +214,8 @@ def estimate(demand: Demand) -> Memory:
         "engine's weights": own["engine's weights"],
         "engine asleep": asleep,
     }
+    for phase in (in_play, update, push):
+        phase["partners"] = partners_part(demand)
     phases = {"play": in_play, "update": update, "push": push}
     if demand.imitates:
         held, trained = shape.parameters, shape.trained
@@ -267,18 +275,34 @@ def engine_parts(demand: Demand) -> dict[str, float]:
         return {"engine's weights": 4 * demand.shape.base / GIB}
     per_gpu = _BYTES[demand.dtype] * demand.shape.parameters / engine.tp_size / GIB
     weights = engine.processes * per_gpu
+    free = demand.total - CONTEXT - partners_part(demand)
     return {
         "engine's weights": weights,
-        "engine's cache": max(0.0, engine.mem_fraction * (demand.total - CONTEXT) - weights),
+        "engine's cache": max(0.0, engine.mem_fraction * free - weights),
         "engine's graphs": ASLEEP * engine.processes,
     }
 
 
+def partners_part(demand: Demand) -> float:
+    """GiB of the frozen checkpoints that play in training, which never sleep: weights, and beside
+    SGLang an engine of their own (`launch.config_of_partner`)."""
+    engine, tp_size = demand.engine, demand.engine.tp_size
+    each = _BYTES[demand.dtype] * demand.shape.base / tp_size / GIB
+    if engine.kind == "sglang":
+        transcripts = engine.max_batch * demand.max_game_tokens * _token_bytes(demand) / GIB
+        each += min(engine.mem_fraction / 4 * demand.total, transcripts) + ASLEEP
+    return demand.partners * each
+
+
 def cache_tokens(demand: Demand) -> float:
     """How many tokens SGLang's cache holds."""
-    shape, tp_size = demand.shape, demand.engine.tp_size
-    per_token = _BYTES[demand.dtype] * shape.layers * shape.cache_width / tp_size
-    return engine_parts(demand).get("engine's cache", 0.0) * GIB / per_token
+    return engine_parts(demand).get("engine's cache", 0.0) * GIB / _token_bytes(demand)
+
+
+def _token_bytes(demand: Demand) -> float:
+    """The bytes of one token in an engine's cache on one GPU."""
+    shape = demand.shape
+    return _BYTES[demand.dtype] * shape.layers * shape.cache_width / demand.engine.tp_size
 
 
 def activations(demand: Demand, tokens: float) -> float:

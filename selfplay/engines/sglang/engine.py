@@ -78,7 +78,7 @@ class SGLangEngine:
         self._timeout_s, self._num_starts, self._adapts = config.timeout_s, 0, config.adapts
         if device == "cpu" and not config.max_cache_tokens:
             config = replace(config, max_cache_tokens=launch.CPU_CACHE)
-        if config.processes > 1:
+        if config.processes > 1 or (device == "cuda" and config.tp_size == 1):
             config = launch.config_of_each(
                 config, model_path, expected, gpu=base_gpu_id, itemsize=self.dtype.itemsize
             )
@@ -117,14 +117,7 @@ class SGLangEngine:
                 for i in range(self.num_processes)
             ]
         )
-        if self.device == "cuda" and self.tp_size == 1 and not arguments.get("max_total_tokens"):
-            launch.warn_of_small_cache(
-                started.cache_tokens,
-                arguments["model_path"],
-                self.ledger.expected,
-                budget_bytes=self._budget_bytes,
-                itemsize=self.dtype.itemsize,
-            )
+        launch.warn_of_small_cache(started.cache_tokens, arguments.get("max_total_tokens", 0))
         self.cache_tokens = self.cache_tokens or started.cache_tokens
         self._loop = EngineLoop(started, signals, timeout_s=self._timeout_s)
         self.counters = RequestCounters()
@@ -401,6 +394,16 @@ class SGLangEngine:
     def close(self) -> None:
         """Kill the engine's processes and no others. Safe to call twice."""
         self._loop.close()
+
+    @property
+    def lost(self) -> bool:
+        """Whether a process of the engine has ended, or gave no answer in time."""
+        return self._loop.lost
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """The bytes of one copy of the weights."""
+        return launch.bytes_of(self.ledger.expected, self.dtype.itemsize)
 
 
 class _GameRequests:

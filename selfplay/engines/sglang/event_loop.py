@@ -90,6 +90,11 @@ class EngineLoop:
             work.close()
             raise EngineFault(f"the engine is gone ({dead or 'closed'}): {what} is not possible")
 
+    @property
+    def lost(self) -> bool:
+        """Whether every later call would fail."""
+        return self._closed or self._dead is not None or self._ended() is not None
+
     @contextmanager
     def pending_answer(self) -> Iterator[None]:
         """Inside this block one answer is due. The time-out runs only while an answer is due."""

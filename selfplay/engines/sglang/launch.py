@@ -210,12 +210,12 @@ def config_of_each(
     """The settings of each of `config.processes` engines that share this GPU.
 
     Each has a cache of a fixed size: SGLang itself derives it from the free memory during its
-    start, which engines that start at the same time change for each other. Raises ValueError if
-    nothing is left for a cache.
+    start, which other engines and runs on this GPU change meanwhile. Raises ValueError if nothing
+    is left for a cache.
     """
     num = config.processes
-    # Games with the same prompt stay together, so a process may get more than its share.
-    config = replace(config, max_batch=math.ceil(1.25 * config.max_batch / num))
+    if num > 1:  # games with the same prompt stay together: a process may get more than its share
+        config = replace(config, max_batch=math.ceil(1.25 * config.max_batch / num))
     if config.max_cache_tokens:
         return replace(config, max_cache_tokens=config.max_cache_tokens // num)
     share_bytes = config.mem_fraction * torch.cuda.mem_get_info(gpu)[0] / num
@@ -230,24 +230,47 @@ def config_of_each(
     return replace(config, max_cache_tokens=tokens, mem_fraction=fraction)
 
 
-def warn_of_small_cache(
-    cache_tokens: int,
+def config_of_partner(
+    config: ChosenEngine,
     model_path: str,
     parameters: Mapping[str, torch.Size],
     *,
-    budget_bytes: float,
+    gpu: int | None,
     itemsize: int,
-) -> None:
-    """Say that an engine on one GPU got less than half of the cache that its memory would hold.
+    context: int,
+) -> ChosenEngine:
+    """The settings of the engine of a frozen partner, which keeps its memory for the whole run.
 
-    SGLang counts what another process takes during its start as its own.
+    Its cache has a fixed size: transcripts of `context` tokens for all games at once, in at most a
+    quarter of the policy's share of the GPU. `gpu` None is the CPU. Raises ValueError if the memory
+    leaves no cache for one transcript.
     """
-    fitting = fitting_tokens(budget_bytes, model_path, parameters, itemsize=itemsize)
-    if cache_tokens < fitting / 2:
+    config = replace(config, processes=1, sessions=False, adapts=False)
+    if gpu is None or config.max_cache_tokens:
+        return config
+    free, total = torch.cuda.mem_get_info(gpu)
+    weights_bytes = bytes_of(parameters, itemsize) / config.tp_size
+    share_bytes = min(0.8 * free, weights_bytes + config.mem_fraction / 4 * total)
+    fitting = fitting_tokens(
+        share_bytes * config.tp_size, model_path, parameters, itemsize=itemsize
+    )
+    if fitting < context:
+        raise ValueError(
+            f"a partner's engine needs {weights_bytes / 2**30:.1f} GiB for its weights and a cache "
+            f"for {context:,} tokens, got {free / 2**30:.1f} GiB of free GPU memory; lower "
+            "engine.mem_fraction, or serve the partner elsewhere (endpoint:)"
+        )
+    tokens = min(fitting, config.max_batch * context)
+    return replace(config, max_cache_tokens=tokens, mem_fraction=0.9)  # of what is free
+
+
+def warn_of_small_cache(cache_tokens: int, wanted: int) -> None:
+    """Say that an engine got less than half of the cache that it wanted: SGLang counts what another
+    process takes during its start as its own."""
+    if cache_tokens < wanted / 2:
         print(
-            f"warning: the engine's cache holds {cache_tokens:,} tokens, where engine.mem_fraction "
-            f"of the memory that was free would hold {fitting:,}: another process took memory "
-            "during the start; fewer games run at once; engine.max_cache_tokens sets the size",
+            f"warning: the engine's cache holds {cache_tokens:,} tokens, where {wanted:,} were to "
+            "fit: another process took memory during the start; fewer games run at once",
             file=sys.stderr,
             flush=True,
         )

@@ -16,10 +16,11 @@ import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 GRACE_S = 3.0  # for a handler of SIGTERM, before the process is ended
+_HANDLED = (signal.SIGTERM, signal.SIGQUIT)
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -115,57 +116,88 @@ class Signals:
 
     SGLang's event loop installs handlers for both signals, but they only run while the loop runs,
     which it does not do during training. `take` routes SIGTERM to the trainer's previous handler
-    (an ordinary exit if there was none) and SIGQUIT, which a dying child sends, to `on_death`, if
-    it is given. Python runs handlers between bytecode instructions, so a trainer blocked in a
+    (an ordinary exit if there was none) and SIGQUIT, which a dying child sends, to the `on_death`
+    of every taker. Python runs handlers between bytecode instructions, so a trainer blocked in a
     collective would not handle SIGTERM at all: a thread ends the process if no handler has run
     after `GRACE_S`.
+
+    A run and each of its engines take the signals, and restore them in any order. The handlers
+    before the first taker are back after the last.
     """
 
+    _takers: ClassVar[list[Signals]] = []
+    _previous: ClassVar[dict[signal.Signals, Any]] = {}  # handlers before the first taker
+    _wakeup: ClassVar[tuple[socket.socket, int] | None] = None  # the writer, the descriptor before
+    _handler_ran: ClassVar[threading.Event] = threading.Event()
+
     def __init__(self) -> None:
+        """Before an engine starts, whose loop replaces the handlers."""
         self._on_death: Callable[[], None] | None = None
-        self._previous = {
-            number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGQUIT)
-        }
-        self._handler_ran = threading.Event()
-        self._wakeup: tuple[socket.socket, socket.socket, int] | None = None
+        self._before = {number: signal.getsignal(number) for number in _HANDLED}
 
     def take(self, on_death: Callable[[], None] | None = None) -> None:
         """Install the handlers. The engine's loop must not run and must have removed its own."""
         self._on_death = on_death
-        signal.signal(signal.SIGTERM, self._on_term)
-        if on_death is not None:
-            signal.signal(signal.SIGQUIT, self._on_quit)
-        reader, writer = socket.socketpair()
-        writer.setblocking(False)
-        previous_fd = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        self._wakeup = (reader, writer, previous_fd)
-        threading.Thread(
-            target=self._end_if_stuck, args=(reader,), daemon=True, name="sigterm-grace"
-        ).start()
+        if not Signals._takers:
+            Signals._previous = self._before
+        Signals._takers.append(self)
+        self._install()
+        if Signals._wakeup is None:
+            reader, writer = socket.socketpair()
+            writer.setblocking(False)
+            before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+            Signals._wakeup, Signals._handler_ran = (writer, before), threading.Event()
+            threading.Thread(
+                target=_end_if_stuck,
+                args=(reader, Signals._handler_ran),
+                daemon=True,
+                name="sigterm-grace",
+            ).start()
+        else:  # the engine's loop has put it out
+            signal.set_wakeup_fd(Signals._wakeup[0].fileno(), warn_on_full_buffer=False)
 
     def restore(self) -> None:
-        """Restore the handlers that were installed before the engine started."""
-        if self._wakeup is not None:
-            _reader, writer, previous_fd = self._wakeup
-            signal.set_wakeup_fd(previous_fd)
+        """Handle the signals for this taker no longer."""
+        if self not in Signals._takers:
+            return
+        Signals._takers.remove(self)
+        if not Signals._takers and Signals._wakeup is not None:
+            writer, before = Signals._wakeup
+            signal.set_wakeup_fd(before)
             writer.close()  # the thread then reads end-of-stream and ends
-            self._wakeup = None
-        for number, handler in self._previous.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            Signals._wakeup = None
+        self._install()
 
-    def _on_term(self, number: int, frame: FrameType | None) -> None:
-        self._handler_ran.set()
-        previous = self._previous[signal.SIGTERM]
+    @staticmethod
+    def _install() -> None:
+        """The handlers that the takers want now, else the previous ones."""
+        quits = any(taker._on_death is not None for taker in Signals._takers)
+        wanted = {
+            signal.SIGTERM: Signals._on_term if Signals._takers else None,
+            signal.SIGQUIT: Signals._on_quit if quits else None,
+        }
+        for number, handler in wanted.items():
+            previous = Signals._previous[number]
+            unset = signal.SIG_DFL if previous is None else previous
+            signal.signal(number, unset if handler is None else handler)
+
+    @staticmethod
+    def _on_term(number: int, frame: FrameType | None) -> None:
+        Signals._handler_ran.set()
+        previous = Signals._previous[signal.SIGTERM]
         if previous == signal.SIG_IGN:
             return
         (previous if callable(previous) else _leave)(number, frame)
 
-    def _on_quit(self, _number: int, _frame: FrameType | None) -> None:
-        if self._on_death is not None:
-            self._on_death()
+    @staticmethod
+    def _on_quit(_number: int, _frame: FrameType | None) -> None:
+        for taker in Signals._takers:
+            if taker._on_death is not None:
+                taker._on_death()
 
-    def _end_if_stuck(self, reader: socket.socket) -> None:
-        with reader:
-            while numbers := reader.recv(16):
-                if signal.SIGTERM in numbers and not self._handler_ran.wait(GRACE_S):
-                    os._exit(128 + signal.SIGTERM)  # the kernel then ends the children
+
+def _end_if_stuck(reader: socket.socket, handler_ran: threading.Event) -> None:
+    with reader:
+        while numbers := reader.recv(16):
+            if signal.SIGTERM in numbers and not handler_ran.wait(GRACE_S):
+                os._exit(128 + signal.SIGTERM)  # the kernel then ends the children
