@@ -10,6 +10,7 @@ In Python `selfplay.train` does the same (docs/python.md).
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -25,6 +26,8 @@ if __name__ == "__main__":  # --help, --list and a typo are answered before torc
         PARSED = parse_train(sys.argv[1:], __doc__ or "")
     except ValueError as error:
         sys.exit(refused("train.py", error))
+    if not PARSED[0].dry_run and os.environ.get("RANK", "0") == "0":
+        print(f"run {PARSED[1].out}: loading torch", flush=True)
 
 # isort: split
 from torch.distributed.elastic.multiprocessing.errors import record

@@ -39,7 +39,7 @@ from selfplay.model.policy import end_ids, export, scratch_model
 from selfplay.partners.judge import make_judge, try_judge
 from selfplay.partners.partners import Partners
 from selfplay.preflight.model import StartCheck, check_model
-from selfplay.preflight.run import games_cut_off
+from selfplay.preflight.run import cut_off
 from selfplay.rollout.seat_rules import who_plays
 from selfplay.step import Run
 from selfplay.warm_start import (
@@ -84,8 +84,6 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     signals = Signals()
     signals.take()
     cleanup.callback(signals.restore)
-    if world.rank == 0 and (why := games_cut_off(config)):
-        print(f"warning: {why}", file=sys.stderr)
     if world.rank == 0 and (roles := who_plays(config.game, config.rollout)):
         print(f"who plays in training: {roles}", flush=True)
     folder = _open_folder(config, world, cleanup)
@@ -94,6 +92,9 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
     rendering = _rendering(config, tokenizer, world)
     on_first_rank(partial(try_judge, config, rendering, world), world)
     start_check = check_model(config, tokenizer, rendering, world)
+    if world.rank == 0:
+        for why in cut_off(config, rendering):
+            print(f"warning: {why}", file=sys.stderr)
     weights = first_weights(config, folder, tokenizer, rendering, world)
     config, chosen = choose_engine(
         config, weights, world, rewritten=rendering.rewritten, notes=folder / "code.txt"

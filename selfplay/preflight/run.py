@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,11 +39,12 @@ from selfplay.partners.checkpoints import find_source
 from selfplay.partners.partners import check_partners
 from selfplay.preflight.functions import check_functions
 from selfplay.rollout.driver import play_scripted
-from selfplay.rollout.episode import limits_of
+from selfplay.rollout.episode import Episode, limits_of
 from selfplay.rollout.seat_rules import check_players
 from selfplay.rollout.seating import scripted_games
 
 _LONG_GAME = 400  # turns after which a scripted game is left
+_MOST_MOVES = 2000  # whose tokens are counted
 
 
 def check_run(config: Config, *, here: bool = True) -> Rendering:
@@ -88,18 +90,45 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     return rendering
 
 
-def games_cut_off(config: Config) -> str | None:
-    """A warning where games of the scripted players that the policy is compared with end by
-    `rollout.max_turns`; None if at most 5 % do. Plays a few games of each, within a second or two.
-    """
-    kit, game, rollout = config.game.kit, config.game, config.rollout
+def cut_off(config: Config, rendering: Rendering) -> list[str]:
+    """Warnings where the limits of `rollout` cut off games or moves of scripted players."""
+    episodes = baseline_games(config)
+    found = games_cut_off(config, episodes), moves_cut_off(config, episodes, rendering)
+    return [why for why in found if why is not None]
+
+
+def baseline_games(config: Config) -> list[Episode]:
+    """A few games of each of the scripted players that the policy is compared with, played to their
+    own end. Takes a second or two."""
+    kit, game = config.game.kit, config.game
     instances = kit.generate(kit.easy(game.options), seed=0, num=16) if kit.BASELINES else []
-    limits = replace(limits_of(rollout), max_turns=_LONG_GAME)
-    episodes = [
+    limits = replace(limits_of(config.rollout), max_turns=_LONG_GAME)
+    return [
         episode
         for spec in kit.BASELINES
         for episode in play_scripted(scripted_games(instances, spec=spec, game=game), limits=limits)
     ]
+
+
+def moves_cut_off(config: Config, episodes: Sequence[Episode], rendering: Rendering) -> str | None:
+    """A warning where moves of these games have more tokens than `rollout.max_new_tokens`; None if
+    at most 5 % do."""
+    limit = config.rollout.max_new_tokens
+    moves = [turn.text for each in episodes for turn in each.turns if turn.error is None]
+    moves = moves[:_MOST_MOVES]
+    lengths = [len(rendering.action_ids(move)) for move in moves]
+    num_cut = sum(length > limit for length in lengths)
+    if num_cut <= 0.05 * len(lengths):
+        return None
+    return (
+        f"rollout.max_new_tokens {limit} is too low for {num_cut} of {len(lengths)} moves of "
+        f"{', '.join(config.game.kit.BASELINES)}; the longest takes {max(lengths)} tokens"
+    )
+
+
+def games_cut_off(config: Config, episodes: Sequence[Episode]) -> str | None:
+    """A warning where `rollout.max_turns` ends these games; None if it ends at most 5 %."""
+    kit, game, rollout = config.game.kit, config.game, config.rollout
     num_turns = [sum(turn.error is None for turn in episode.turns) for episode in episodes]
     num_cut = sum(num > rollout.max_turns for num in num_turns)
     if num_cut <= 0.05 * len(num_turns):

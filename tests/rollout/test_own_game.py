@@ -13,7 +13,7 @@ from selfplay.config import AlgorithmConfig, Config, RewardConfig, load_config
 from selfplay.config.text import dump
 from selfplay.data.instances import generated
 from selfplay.errors import SettingsError
-from selfplay.preflight.run import games_cut_off
+from selfplay.preflight.run import baseline_games, games_cut_off, moves_cut_off
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, Limits, limits_of
 from selfplay.rollout.players import Teacher
@@ -33,6 +33,10 @@ def config_of(*overrides: str) -> Config:
     return load_config(None, ["game.name=tests.helpers.three_rooms", *small, *overrides])
 
 
+def turns_told(config: Config) -> str | None:
+    return games_cut_off(config, baseline_games(config))
+
+
 def play(
     rendering: Rendering, moves: list[tuple[int, str]], *, index: int = 0, max_turns: int = 9
 ) -> Episode:
@@ -44,10 +48,25 @@ def play(
 
 def test_a_limit_of_turns_that_cuts_scripted_games_off_is_told() -> None:
     """Two callers and the clerk need three legal moves."""
-    assert games_cut_off(config_of("rollout.max_turns=3")) is None
-    assert games_cut_off(config_of("rollout.max_turns=2")) == (
+    assert turns_told(config_of("rollout.max_turns=3")) is None
+    assert turns_told(config_of("rollout.max_turns=2")) == (
         "rollout.max_turns 2 is too low for 32 of 32 games of clerk, guesser; the longest takes 3 "
         "turns"
+    )
+
+
+def test_a_limit_of_tokens_that_cuts_scripted_moves_off_is_told(rendering: Rendering) -> None:
+    config = config_of("rollout.max_new_tokens=400")
+    games = baseline_games(config)
+    lengths = sorted(len(rendering.action_ids(turn.text)) for game in games for turn in game.turns)
+    assert moves_cut_off(config, games, rendering) is None
+    least, longest = lengths[0], lengths[-1]
+    assert least < longest <= 400
+    short = config_of(f"rollout.max_new_tokens={least}")
+    num = sum(length > least for length in lengths)
+    assert moves_cut_off(short, games, rendering) == (
+        f"rollout.max_new_tokens {least} is too low for {num} of {len(lengths)} moves of clerk, "
+        f"guesser; the longest takes {longest} tokens"
     )
 
 
@@ -60,7 +79,7 @@ def test_games_that_never_end_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
         return "[tool] 1 2" if tries else act(player, view)
 
     monkeypatch.setattr(three_rooms.Player, "act", asks)
-    assert games_cut_off(config_of("rollout.max_turns=2")) == (
+    assert turns_told(config_of("rollout.max_turns=2")) == (
         "16 of 32 games of clerk, guesser never end on their own: they go on after 400 turns; run "
         "`python -m dialop check tests.helpers.three_rooms`, unless rollout.max_turns ends them on "
         "purpose"

@@ -18,7 +18,7 @@ from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.errors import SettingsError
 from selfplay.learner.optimizer import matrices_inside
 from selfplay.preflight.model import no_room, skeleton_of
-from selfplay.preflight.run import described_model, games_cut_off
+from selfplay.preflight.run import cut_off, described_model
 from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seat_rules import who_plays
 from selfplay.warm_start import scratch_tokenizer
@@ -45,8 +45,8 @@ def dry_run(config: Config, rendering: Rendering, *, gpu_gb: float | None) -> No
             scratch_tokenizer(alone), template_kwargs=config.model.chat_template
         )
     print(first_prompts(config.game, config.data, rendering))
-    if why := games_cut_off(config):
-        print(f"warning: {why}")
+    for limit in cut_off(config, rendering):
+        print(f"warning: {limit}")
     if roles := who_plays(config.game, config.rollout):
         print(f"who plays in training: {roles}")
     described = described_model(config.model)
