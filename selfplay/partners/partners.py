@@ -49,8 +49,8 @@ class Partners:
     """The partners of a run or an evaluation. Only ranks that play games hold engines.
 
     `shares` gives each partner's share of the games; the shares add up to 1. With `own_engines` a
-    checkpoint beside an SGLang engine has one of its own, which plays about ten times as many games
-    and takes half a minute to start; else it plays in transformers.
+    checkpoint beside an SGLang engine has one of its own, which takes half a minute to start and
+    answers many games at once; else it plays in transformers.
 
     Raises:
         SettingsError: for a checkpoint or an API key that is missing.
