@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from dialop import people, starts
-from dialop.game import Game, Script
+from dialop.game import Game
 from dialop.kit import option
 from dialop.logged import Rules, part_of
 from dialop.matching import pages, recorded, scripted, store, texts
@@ -63,46 +63,40 @@ def new_game(instance: MatchingInstance, options: Options) -> MatchingGame:
 @lru_cache(maxsize=8)
 def _demonstrations(options: Options) -> tuple[tuple[tuple[str, str], ...], str]:
     """The demonstration games of these rules, the same for every game of every run."""
-    recipe, indices = easy(options), range(options.demonstrations)
-    boards = [generate_instance(recipe, seed=_DEMONSTRATED, index=index) for index in indices]
-    rules = part_of(options, Rules)
-    games = [MatchingGame(board, rules) for board in boards]
-    return demonstrated(
-        [
-            (game, [_Demonstrator(seed) for seed in (10 * i + 1, 10 * i + 2)])
-            for i, game in enumerate(games)
-        ]
-    )
+    recipe, rules = easy(options), part_of(options, Rules)
+    shown = []
+    for index in range(options.demonstrations):
+        board = generate_instance(recipe, seed=_DEMONSTRATED, index=index)
+        players = [partial(_shown_move, 10 * index + number) for number in (1, 2)]
+        shown.append((MatchingGame(board, rules), players))
+    return demonstrated(shown)
 
 
-@dataclass(frozen=True)
-class _Demonstrator:
-    """States all its cells, proposes random plans, and rejects all but the third.
+def _shown_move(seed: int, view: MatchingView) -> str:
+    """The move of a player that states all its cells, proposes random plans, and rejects all but
+    the third.
 
     A model copies the plans that it was shown. Where these are several and random, the games of a
     group propose different plans, which is what their advantages compare.
     """
-
-    seed: int
-
-    def act(self, view: MatchingView) -> str:
-        proposed = sum(action.kind == "propose" for action in view.log)
-        if view.pending is not None and proposed < _PLANS_SHOWN:
-            return "[reject]"
-        return make_script("honest:reply=tell,plan=random", seed=self.seed).act(view)
+    proposed = sum(action.kind == "propose" for action in view.log)
+    if view.pending is not None and proposed < _PLANS_SHOWN:
+        return "[reject]"
+    return make_script("honest:reply=tell,plan=random", seed=seed).act(view)
 
 
 def demonstrated(
-    games: Sequence[tuple[Game, Sequence[Script]]],
+    games: Sequence[tuple[Game, Sequence[Callable[[Any], str]]]],
 ) -> tuple[tuple[tuple[str, str], ...], str]:
-    """`Prompt.earlier` and `Prompt.between` of these new games, each with its seats' players.
+    """`Prompt.earlier` and `Prompt.between` of these new games, each with what its seats' players
+    say to a view.
 
     The first game is shown from the view of the seat that moves first, the second from that of the
     other seat, and so on. Raises ValueError if a game does not end or a move is refused.
     """
     earlier: list[tuple[str, str]] = []
     between = ""
-    for number, (game, scripts) in enumerate(games):
+    for number, (game, players) in enumerate(games):
         first = game.seat_to_move
         assert first is not None
         shown = (first + number) % game.num_seats
@@ -112,7 +106,7 @@ def demonstrated(
             seat = game.seat_to_move
             if seat is None:
                 break
-            text = scripts[seat].act(game.view(seat))
+            text = players[seat](game.view(seat))
             if seat == shown:
                 parts = (between, opening, unread[seat])
                 earlier.append(("\n".join(part for part in parts if part), text))

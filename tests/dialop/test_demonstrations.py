@@ -1,5 +1,8 @@
 """Demonstration games in prompts: legal, complete, and from both sides in turn."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from dialop.logged import Rules
@@ -15,8 +18,8 @@ def boards(num: int) -> list[MatchingGame]:
     return [MatchingGame(generate_instance(RECIPE, seed=5, index=i), Rules()) for i in range(num)]
 
 
-def scripts(spec: str = "honest:reply=tell") -> list[object]:
-    return [make_scripted(spec, seed=seat) for seat in (0, 1)]
+def scripts(spec: str = "honest:reply=tell") -> list[Callable[[Any], str]]:
+    return [make_scripted(spec, seed=seat).act for seat in (0, 1)]
 
 
 def test_two_games_show_every_kind_of_move_from_the_seat_that_makes_it() -> None:
