@@ -16,22 +16,23 @@ import pytest
 
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Generate, Request, Sampling
+from selfplay.engines.hf import HFEngine
 from selfplay.engines.router import EngineRouter, Frozen
 from selfplay.weight_sync.supervisor import EngineSupervisor
 from tests.helpers import processes
 from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.tiny_run import begin_warm, metrics_of, write_tiny
-from tests.sglang.tiny import STOP, save, start
+from tests.sglang.tiny import STOP, build, save, start
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAND_INS = pathlib.Path(__file__).resolve().parent / "stand_ins"
 
 
 def test_a_partner_s_engine_that_dies_in_a_game_is_started_again(tmp_path: pathlib.Path) -> None:
-    """Both engines have the same weights, so a partner's greedy answer is the policy's."""
-    folder = save(tmp_path)
-    own = Request([5, 6, 7, 8], 6, 0)
-    with closing(start(folder)) as policy, closing(start(folder)) as partner:
+    """The partner has the weights of the policy, which plays in transformers: so its greedy answer
+    is the policy's."""
+    policy, own = HFEngine(build()), Request([5, 6, 7, 8], 6, 0)
+    with closing(start(save(tmp_path))) as partner:
         router = EngineRouter(policy, frozen={"x": Frozen(partner, (STOP,))}, endpoints={})
         supervisor = EngineSupervisor(policy, init_world(1, 1, device="cpu"), runner=router)
         deaths: Iterator[Any] = iter(partner._loop.children[:1])
