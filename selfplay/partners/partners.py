@@ -164,7 +164,9 @@ class Partners:
 
             return ask
         weights, rendering, max_positions = self._read_checkpoint(spec)
-        frozen = self._load(spec.text, weights, rendering) if self._plays else None
+        frozen = self._frozen.get(spec.text)  # a partner too
+        if self._plays and (frozen is None or not isinstance(frozen.engine, HFEngine)):
+            frozen = self._load(spec.text, weights, rendering)
 
         def read(requests: Sequence[Request]) -> list[Completion]:
             asked = [replace(each, prompt_ids=_chat_ids(rendering, each)) for each in requests]

@@ -89,7 +89,7 @@ def load_partner_engine(config: Config, weights: Path, world: World) -> SGLangEn
     """An SGLang engine for a frozen partner with the weights of this folder. It stays awake beside
     the policy's. None on a rank that shares another rank's. Every rank must call.
 
-    Raises EngineLost if it does not start, ValueError if too little GPU memory is free.
+    Raises EngineLost if it does not start, SettingsError if too little GPU memory is free.
     """
     weights = merged_folder(weights, world, config.optim)
     if not world.replica.leads:

@@ -15,6 +15,7 @@ import torch
 from selfplay.config import ChosenEngine
 from selfplay.engines.sglang import launch, patches
 from selfplay.engines.sglang.launch import child_environment, engine_arguments, free_port
+from selfplay.errors import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ChosenEngine(mem_fraction=0.7, tp_size=2, attention="triton", max_batch=96)
@@ -94,7 +95,7 @@ def test_one_engine_s_cache_is_its_share_of_the_memory_less_the_weights(
     few = replace(config, max_batch=2)
     partner = launch.config_of_partner(few, str(tmp_path), parameters, context=30, **sizes)
     assert partner.max_cache_tokens == 60
-    with pytest.raises(ValueError, match=r"a cache for 300 tokens"):
+    with pytest.raises(SettingsError, match=r"a cache for 300 tokens"):
         launch.config_of_partner(config, str(tmp_path), parameters, context=300, **sizes)
 
 

@@ -62,7 +62,8 @@ class SGLangEngine:
         load_format: "dummy" starts with random weights; requests are refused until a push.
 
         Raises RuntimeError outside the main thread or when a child process dies during the start,
-        ValueError for `config.deterministic` on a CPU and for memory that leaves no cache.
+        ValueError for `config.deterministic` on a CPU, and SettingsError for memory that leaves no
+        cache.
         """
         self.dtype, self.device = getattr(torch, dtype), device
         self.tp_size, self.num_processes = config.tp_size, config.processes

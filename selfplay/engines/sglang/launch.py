@@ -29,6 +29,7 @@ import torch
 from dialop.workers import without_main
 from selfplay.config import ChosenEngine
 from selfplay.engines.sglang import buckets, patches, processes
+from selfplay.errors import SettingsError
 
 # Variables that the children's environment must have (a value) or must not have (None), and why:
 CHILD_ENVIRONMENT: dict[str, str | None] = {
@@ -210,8 +211,8 @@ def config_of_each(
     """The settings of each of `config.processes` engines that share this GPU.
 
     Each has a cache of a fixed size: SGLang itself derives it from the free memory during its
-    start, which other engines and runs on this GPU change meanwhile. Raises ValueError if nothing
-    is left for a cache.
+    start, which other engines and runs on this GPU change meanwhile. Raises SettingsError if
+    nothing is left for a cache.
     """
     num = config.processes
     if num > 1:  # games with the same prompt stay together: a process may get more than its share
@@ -221,7 +222,7 @@ def config_of_each(
     share_bytes = config.mem_fraction * torch.cuda.mem_get_info(gpu)[0] / num
     tokens = fitting_tokens(share_bytes, model_path, parameters, itemsize=itemsize)
     if tokens < 1:
-        raise ValueError(
+        raise SettingsError(
             f"engine.mem_fraction must leave each of engine.processes more than its weights, "
             f"{bytes_of(parameters, itemsize) / 2**30:.1f} GiB, got {share_bytes / 2**30:.1f} GiB "
             "each"
@@ -242,8 +243,8 @@ def config_of_partner(
     """The settings of the engine of a frozen partner, which keeps its memory for the whole run.
 
     Its cache has a fixed size: transcripts of `context` tokens for all games at once, in at most a
-    quarter of the policy's share of the GPU. `gpu` None is the CPU. Raises ValueError if the memory
-    leaves no cache for one transcript.
+    quarter of the policy's share of the GPU. `gpu` None is the CPU. Raises SettingsError if the
+    memory leaves no cache for one transcript.
     """
     config = replace(config, processes=1, sessions=False, adapts=False)
     if gpu is None or config.max_cache_tokens:
@@ -255,7 +256,7 @@ def config_of_partner(
         share_bytes * config.tp_size, model_path, parameters, itemsize=itemsize
     )
     if fitting < context:
-        raise ValueError(
+        raise SettingsError(
             f"a partner's engine needs {weights_bytes / 2**30:.1f} GiB for its weights and a cache "
             f"for {context:,} tokens, got {free / 2**30:.1f} GiB of free GPU memory; lower "
             "engine.mem_fraction, or serve the partner elsewhere (endpoint:)"
