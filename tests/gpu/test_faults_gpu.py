@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from tests.gpu import small
 from tests.helpers import processes
@@ -106,3 +108,43 @@ def test_a_run_goes_on_over_other_gpus_and_meshes(tmp_path: Path) -> None:
         assert steps_of(folder, num_steps)[-1]["sync_check_mismatch"] < 0.03
         assert (folder / "checkpoints" / f"step_{num_steps:06d}" / "progress.json").exists()
         assert ("computed in another way" in output) == (num_steps > 2)
+
+
+@pytest.mark.four_gpus
+def test_a_run_over_four_gpus_goes_on_over_two_and_over_four_with_the_same_bits(
+    tmp_path: Path,
+) -> None:
+    """What a step leaves is read and written again by the mesh of the next step, with nothing
+    trained in between: weights and moments are the same bits."""
+    folder = tmp_path / "run"
+    for num_steps, num_gpus, following in ((1, 4, 2), (2, 2, 4), (3, 4, 4)):
+        run(folder, f"steps={num_steps}", torchrun=num_gpus)
+        assert steps_of(folder, num_steps)[-1]["sync_check_mismatch"] < 0.03
+        name = f"step_{num_steps:06d}"
+        tp = 2 if num_steps == 3 else 1
+        to = tmp_path / name
+        words = (str(folder), str(to), f"parallel.tp={tp}", f"engine.tp_size={tp}")
+        process = processes.start(HERE / "resave.py", *words, torchrun=following)
+        output, _ = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0, output[-6000:]
+        before, after = (saved(place / "checkpoints" / name / "state") for place in (folder, to))
+        assert before.keys() == after.keys()
+        assert sum("exp_avg" in key for key in before) > 40
+        assert [key for key in before if not torch.equal(before[key], after[key])] == []
+
+
+def saved(state: Path) -> dict[str, torch.Tensor]:
+    """Every tensor of a checkpoint, whole, by its path in the saved state."""
+    whole = state.parent / "whole.pt"
+    dcp_to_torch_save(state, whole)
+    found: dict[str, torch.Tensor] = {}
+
+    def walk(part: Any, path: str) -> None:
+        if isinstance(part, torch.Tensor):
+            found[path] = part
+        elif isinstance(part, dict):
+            for key, value in part.items():
+                walk(value, f"{path}/{key}")
+
+    walk(torch.load(whole, weights_only=False), "")
+    return found
