@@ -14,13 +14,15 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_state_dict,
@@ -95,9 +97,10 @@ def begin_checkpoint(
     """
     world, opened = learner.world, OpenCheckpoint(folder, step, learner)
     with filled(opened.folder, world) as partial:
-        dcp.save(
-            learner_state(learner), checkpoint_id=partial / "state", no_dist=world.mesh is None
-        )
+        with _stopped():
+            dcp.save(
+                learner_state(learner), checkpoint_id=partial / "state", no_dist=world.mesh is None
+            )
         if policy and (adapters := learner.adapters) is not None:
             export_adapters(learner.model, adapters, tokenizer, partial / "hf", world=world)
         elif policy:
@@ -197,7 +200,8 @@ def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
     if (adapters := learner.adapters) is not None:
         on_first_rank(lambda: check_base(newest / "hf", adapters.base), learner.world)
     state = learner_state(learner)
-    dcp.load(state, checkpoint_id=newest / "state", no_dist=learner.world.mesh is None)
+    with _stopped():
+        dcp.load(state, checkpoint_id=newest / "state", no_dist=learner.world.mesh is None)
     set_state_dict(
         learner.model,
         learner.optimizer,
@@ -312,6 +316,22 @@ def export_once(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
         except OSError:
             if not folder.exists():
                 raise
+
+
+@contextmanager
+def _stopped() -> Iterator[None]:
+    """Raises what ends the program, SIGTERM's exit or Ctrl-C, as such: dcp wraps all errors in its
+    own, and a writer that is left half-way raises another one in between."""
+    try:
+        yield
+    except CheckpointException as wrapped:
+        for failed, _ in wrapped.failures.values():
+            error: BaseException | None = failed
+            while error is not None:
+                if isinstance(error, SystemExit | KeyboardInterrupt):
+                    raise type(error)(*error.args) from None
+                error = error.__context__
+        raise
 
 
 def _options(learner: Learner) -> StateDictOptions:

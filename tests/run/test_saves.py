@@ -7,8 +7,10 @@ import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 import train
 from selfplay.checkpoint import checkpoints
@@ -159,6 +161,30 @@ def test_sigterm_is_an_ordinary_exit_with_any_engine(
         run_tiny(tmp_path / "run")
     assert left.value.code == 128 + signal.SIGTERM and closed == ["lock"]
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("method", ["write_record", "write_end_of_file"])
+def test_sigterm_while_a_checkpoint_is_written_is_an_ordinary_exit(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch wraps the exit, and its writer raises an error of its own when it is left half-way."""
+    writer = torch._C.PyTorchFileWriter
+
+    class Stopped(writer):  # type: ignore[misc, valid-type]
+        def write_record(self, *parts: Any) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            super().write_record(*parts)
+
+        def write_end_of_file(self) -> None:
+            if method == "write_end_of_file":
+                raise RuntimeError("unexpected pos 704 vs 598")
+            super().write_end_of_file()
+
+    monkeypatch.setattr(torch._C, "PyTorchFileWriter", Stopped)
+    with pytest.raises(SystemExit) as left:
+        run_tiny(tmp_path / "run")
+    assert left.value.code == 128 + signal.SIGTERM
+    assert checkpoints(tmp_path / "run") == []
 
 
 @pytest.mark.parametrize(("old", "new"), [(2, 3), (2, 9), (4, 1), (4, 400)])
