@@ -218,8 +218,9 @@ def play_drawn(mean: int | None, run: Run, step: int, numbers: Sequence[int]) ->
         player = None if engine is None else Watched(engine, mean)  # type: ignore[abstract]
         sampling = Sampling(run.config.rollout.temperature, run.rendering.stop_ids)
         limits = Limits(TURNS, max_retries=50)
-        setups = talks(run.config, run.rendering, numbers, mean, step)
         with run.timed("play"):
+            instances = run.stream.step(step, numbers)
+            setups = talks(instances, run.config, run.rendering, mean, step)
             episodes, stats = play_games(setups, player, sampling=sampling, limits=limits)
             barrier(run.world)
     return Rollout(with_drawn_rewards(episodes, step), stats)

@@ -33,7 +33,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -268,9 +268,15 @@ class Bench:
         if self.model is None:
             yield from self.own_rows(engine, config, rendering, games, repeats, variant)
             return
-        first = talks(config, rendering, range(1), mean, 0)[0].game.prompt(0)
+        with closing(TrainStream(config)) as stream:
+            warmed = stream.step(99, range(max(1, games // 8 // GROUP)))
+            few = talks(warmed, config, rendering, mean, 99)
+            rounds = [
+                talks(stream.step(repeat, range(games // GROUP)), config, rendering, mean, repeat)
+                for repeat in range(repeats)
+            ]
+        first = rounds[0][0].game.prompt(0)
         prompt = len(rendering.first(system=first.system, user=first.user))
-        few = talks(config, rendering, range(max(1, games // 8 // GROUP)), mean, 99)
         briefly = Watched(engine, mean)  # type: ignore[abstract]
         warm, _ = play_games(few, briefly, sampling=sampling_of(rendering), limits=LIMITS)
         own = [t.mask[prompt:] for e in warm for t in e.transcripts if t is not None]
@@ -279,8 +285,7 @@ class Bench:
         best = [plain(engine, 2 * games, prompt, heard, new, seed) for seed in range(2)]
         key = (games, mean)
         self.ceilings[key] = max(self.ceilings.get(key, 0.0), *best)
-        for repeat in range(repeats):
-            setups = talks(config, rendering, range(games // GROUP), mean, repeat)
+        for setups in rounds:
             row, _ = self.measure(engine, config, rendering, setups, mean)
             yield {
                 "shape": self.options.shape,

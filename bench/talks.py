@@ -10,14 +10,13 @@ import dataclasses
 import math
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
 from dialop.game import Game, Outcome, Prompt, Step
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
-from selfplay.data.stream import TrainStream
 from selfplay.engines.base import Completion, Engine, GameCoroutine, Generate, Request, Sampling
 from selfplay.rollout.episode import GameSetup
 from selfplay.rollout.players import PolicyPlayer
@@ -111,9 +110,9 @@ class Watched(Engine):
 
 
 def talks(
-    config: Config, rendering: Rendering, places: Sequence[int], mean: int, step: int
+    instances: Iterable[Any], config: Config, rendering: Rendering, mean: int, step: int
 ) -> list[GameSetup]:
-    """Games of TURNS turns on the instances at these places of a step, GROUP of each."""
+    """Games of TURNS turns on these instances of a step, GROUP of each."""
     kit = config.game.kit
     return [
         GameSetup(
@@ -130,6 +129,6 @@ def talks(
             instance.key,
             i,
         )
-        for instance in TrainStream(config).step(step, places)
+        for instance in instances
         for i in range(GROUP)
     ]
