@@ -34,10 +34,12 @@ Interval = tuple[float, float, float]  # mean, low, high
 
 @dataclass(frozen=True, slots=True)
 class TalkEffect:
-    """Score differences paired by game, as (mean, low, high): the score minus that with messages
-    of other games (`effect`) and with blank messages (`blank`; None if the game refuses them)."""
+    """Differences paired by game, as (mean, low, high): the score minus that with messages of
+    other games (`effect`), agreement likewise (`agreement`), and the score minus that with blank
+    messages (`blank`; None if the game refuses them)."""
 
     effect: Interval
+    agreement: Interval
     blank: Interval | None
     num_games: int
 
@@ -76,9 +78,11 @@ def talk_effect(
     )
     if effect is None:
         return None
+    scores, agreements = zip(*effect, strict=True)
     return TalkEffect(
-        mean_interval(effect, lowest=-1.0),
-        mean_interval(blanked, lowest=-1.0) if blanked is not None else None,
+        mean_interval(scores, lowest=-1.0),
+        mean_interval(agreements, lowest=-1.0),
+        mean_interval([score for score, _ in blanked], lowest=-1.0) if blanked else None,
         len(effect),
     )
 
@@ -89,14 +93,17 @@ def _differences(
     change: Change,
     play: Play,
     world: World,
-) -> list[float] | None:
-    """The score of each game of all ranks minus the control's; None if no message was changed. A
-    game whose control ended void is left out."""
+) -> list[tuple[float, float]] | None:
+    """Score and agreement of each game of all ranks minus the control's; None if no message was
+    changed. A game whose control ended void is left out."""
     controls = play({index: changed(setup, change) for index, setup in heard.items()})
     own = {
-        index: episode.score - (controls[index].score if index in heard else episode.score)
+        index: (
+            episode.score - other.score,
+            float(episode.outcome.agreed) - float(other.outcome.agreed),
+        )
         for index, episode in games.items()
-        if index not in heard or index in controls
+        if (other := controls.get(index) if index in heard else episode) is not None
     }
     num_changed = sum(cast(Any, control.game).num_changed for control in controls.values())
     every = gather_objects((own, num_changed), world)

@@ -184,11 +184,14 @@ def score_table(
 
 
 def talk_text(talk: Mapping[str, Any]) -> str:
-    """A row's `talk` in words: the talk effect and its games, then that of blank messages."""
+    """A row's `talk` in words: the talk effect and its games, how much of it is agreement, then
+    that of blank messages."""
     text = (
         f"talk effect {show_change(talk['effect'])}: the score minus that of the same "
         f"{talk['num_games']} games in which the policy hears messages of other games"
     )
+    if agreement := talk.get("agreement"):  # no file before 2026-11-27 has it
+        text += f" (agreement {show_change(agreement)})"
     return f"{text}; with blank ones {show_change(talk['blank'])}" if talk["blank"] else text
 
 

@@ -67,7 +67,8 @@ class Pointing(TurnGame):
     def outcome(self) -> Outcome:
         score = min(1.0, sum(guess == str(self.instance) for guess in self.guesses) / 2)
         over = len(self.guesses) == 2
-        return Outcome(over=over, agreed=True, score=score, score_norm=score, rewards=(score,) * 3)
+        both = (score,) * 3
+        return Outcome(over=over, agreed=score == 1, score=score, score_norm=score, rewards=both)
 
 
 @dataclass
@@ -135,7 +136,10 @@ def test_followed_messages_are_worth_the_score_that_they_bring() -> None:
     """Every game has its own number, so each other game's message misleads."""
     found = measured(setups(range(4), POLICY, POLICY))
     assert effects(found) == (1.0, 1.0) and found is not None and found.num_games == 4
-    assert effects(measured(setups(range(4), POLICY, DEAF))) == (0.5, 0.5)
+    assert found.agreement[0] == 1.0
+    half = measured(setups(range(4), POLICY, DEAF))
+    assert effects(half) == (0.5, 0.5)
+    assert half is not None and half.agreement[0] == 0.25  # the deaf seat guesses one of four
     # If all games have the same number, another game's message is as good, a blank one is not.
     assert effects(measured(setups((7, 7, 7), POLICY, POLICY))) == (0.0, 1.0)
 
@@ -371,13 +375,14 @@ def test_tables_tiles_card_and_the_last_line_state_it(tmp_path: Path) -> None:
     results = read_results(folder)
     shown_card = card("org/name", load_config(folder / "config.yaml"), results, code="", step=9)
     assert f" {shown} |" in shown_card and " talk effect [95 %] |" in shown_card
-    talk = TalkEffect((0.194, 0.184, 0.204), (0.2, 0.1, 0.3), 256)
+    talk = TalkEffect((0.194, 0.184, 0.204), (0.1, 0.0, 0.2), (0.2, 0.1, 0.3), 256)
     row = Evaluation("policy", (1.0,), (1.0, 1.0, 1.0), {"turns": 3.0}, (), {}, talk)
     plain = replace(row, talk=None)
     assert shown in table_text({"policy": row, "solo": plain})
     assert "talk effect" not in table_text({"solo": plain})
     page = markdown(Report("A page", {}, {"policy": row, "solo": plain}))
-    assert "hears messages of other games; with blank ones +0.200 [+0.100, +0.300]" in page
+    agreement = "hears messages of other games (agreement +0.100 [+0.000, +0.200])"
+    assert f"{agreement}; with blank ones +0.200 [+0.100, +0.300]" in page
 
 
 def test_a_malformed_talk_effect_is_named(tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ def _parsed(source: str, rows: Mapping[str, Any], problems: list[str]) -> Iterat
 
 def _talk(talk: Mapping[str, Any]) -> dict[str, Any]:
     """The talk effect of a row, or {}. Raises an error that `_parsed` names for other values."""
-    intervals = {name: talk[name] for name in ("effect", "blank") if talk.get(name)}
+    intervals = {name: talk[name] for name in ("effect", "agreement", "blank") if talk.get(name)}
     for mean, low, high in intervals.values():
         float(mean), float(low), float(high)
     return {"blank": None, **intervals, "num_games": int(talk["num_games"])} if talk else {}
