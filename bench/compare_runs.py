@@ -159,7 +159,7 @@ def results_table(runs: Sequence[Run]) -> str:
     """One row per run, sampled as in training unless a heading says greedy. Then the mean and the
     worst of each column over several runs of each method.
 
-    The column "apart" says whether the interval after self-play lies above the one before.
+    The rise is paired, game by game; its interval is left out where a game ended void.
     """
     measures = [m for m in MEASURES if any(m in r.after["sampled"]["measures"] for r in runs)]
     talk = any(run.after["sampled"].get("talk") for run in runs)
@@ -167,8 +167,7 @@ def results_table(runs: Sequence[Run]) -> str:
         "run",
         "score before [95 %]",
         "score after [95 %]",
-        "rise",
-        "apart",
+        "rise [95 %]",
         "greedy score",
         "greedy agreement",
         *(["talk effect [95 %]"] if talk else []),
@@ -178,14 +177,13 @@ def results_table(runs: Sequence[Run]) -> str:
     lines = [row(headings), row(["---", *["--:"] * (len(headings) - 1)])]
     for run in runs:
         before, after = run.before["sampled"], run.after["sampled"]
-        greedy = run.after["greedy"]
+        greedy, rise = run.after["greedy"], paired_change(before["scores"], after["scores"])
         arrows = [f"{_mean(before, measure)} → {_mean(after, measure)}" for measure in measures]
         cells = [
             run.label,
             show_interval(before["interval"]),
             show_interval(after["interval"]),
-            f"{after['interval'][0] - before['interval'][0]:+.3f}",
-            "yes" if after["interval"][1] > before["interval"][2] else "no",
+            show_change(rise) if rise else f"{after['interval'][0] - before['interval'][0]:+.3f}",
             f"{greedy['interval'][0]:.3f}",
             f"{greedy['measures']['agreement']:.3f}",
             *([" → ".join(talk_cell(at.get("talk")) for at in (before, after))] if talk else []),
@@ -209,7 +207,7 @@ def results_table(runs: Sequence[Run]) -> str:
             )
             rises = [after - before for before, after in zip(befores, afters, strict=True)]
             shown = [f"{of(values):.3f}" for values in (befores, afters)]
-            shown += [f"{of(rises):+.3f}", "", f"{of(greedies):.3f}", f"{of(agreements):.3f}"]
+            shown += [f"{of(rises):+.3f}", f"{of(greedies):.3f}", f"{of(agreements):.3f}"]
             lines.append(row([f"{name}{of_it}", *shown, *[""] * (len(measures) + talk + 1)]))
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ from statistics import fmean
 import pytest
 
 from bench import compare_runs
+from selfplay.metrics.tables import paired_change, show_change
 from tests.helpers.run_folders import make_run, write_lines
 
 STEPS = [
@@ -46,9 +47,9 @@ def test_the_report_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     cells = [cell.strip() for cell in rows[2].split("|")[1:-1]]
     assert cells[0] == "talk, seed 3" and cells[-1] == "1m15s"
     assert cells[1].startswith(f"{before:.3f} [") and cells[2].startswith(f"{after:.3f} [")
-    assert cells[3] == f"{after - before:+.3f}"
+    assert cells[3] == show_change(paired_change(*(row["scores"] for row in sampled)))
     # Without messages an honest player can only plan alone, so this control gains nothing.
-    assert rows[4].startswith("| no messages, seed 0 |") and "+0.000 | no |" in rows[4]
+    assert rows[4].startswith("| no messages, seed 0 |") and "+0.000 [" in rows[4]
     mean, worst, _, *training = rows[5:]
     assert mean.startswith(f"| mean of talk | {before:.3f} | {after:.3f} |")
     assert worst.startswith(f"| worst of talk | {before:.3f} | {after:.3f} |")
