@@ -163,16 +163,39 @@ def test_sigterm_is_an_ordinary_exit_with_any_engine(
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-@pytest.mark.parametrize("method", ["write_record", "write_end_of_file"])
+def test_a_state_in_several_files_is_the_same_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is saved so and resumed ends bit for bit as one that was not."""
+    monkeypatch.setattr("selfplay.checkpoint.PART_BYTES", 10_000)
+    run = tmp_path / "run"
+    assert run_tiny(run) == 0
+    saved, last = checkpoints(run)
+    sizes = sorted(path.stat().st_size for path in (saved / "state").glob("*.distcp"))
+    assert len(sizes) == 4 and sizes[-1] < 2 * sizes[0]
+    for folder in (last, run / "final"):
+        shutil.rmtree(folder)
+    (run / "held_out_after.json").unlink()
+    assert run_tiny(run) == 0
+    assert_same_run(finished(), run)
+
+
+@pytest.mark.parametrize(
+    ("method", "part_bytes"),
+    [("write_record", 2**26), ("write_end_of_file", 2**26), ("write_record", 10_000)],
+)
 def test_sigterm_while_a_checkpoint_is_written_is_an_ordinary_exit(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, part_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Torch wraps the exit, and its writer raises an error of its own when it is left half-way."""
-    writer = torch._C.PyTorchFileWriter
+    monkeypatch.setattr("selfplay.checkpoint.PART_BYTES", part_bytes)
+    writer, sent = torch._C.PyTorchFileWriter, []
 
     class Stopped(writer):  # type: ignore[misc, valid-type]
         def write_record(self, *parts: Any) -> None:
-            os.kill(os.getpid(), signal.SIGTERM)
+            if not sent:
+                sent.append(signal.SIGTERM)
+                os.kill(os.getpid(), signal.SIGTERM)
             super().write_record(*parts)
 
         def write_end_of_file(self) -> None:
