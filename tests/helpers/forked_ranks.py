@@ -4,6 +4,7 @@ The ranks are forks of one process, which has imported the trainer: under torchr
 seconds for that. One that fails ends the others.
 """
 
+import faulthandler
 import os
 import runpy
 import signal
@@ -14,6 +15,7 @@ from tests.helpers.processes import free_port
 
 
 def main() -> int:
+    faulthandler.enable()  # a crash in native code tells where each thread was
     num, sys.argv[:] = int(sys.argv[1]), sys.argv[2:]
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(num), "LOCAL_WORLD_SIZE": str(num)}
     ranks = set()
