@@ -129,8 +129,11 @@ class _PartsWriter(dcp.FileSystemWriter):
         if num < 2:
             return super().write_data(plan, planner)
         parts: list[list[WriteItem]] = [[] for _ in range(num)]
+        loads = [0] * num
         for item in sorted(plan.items, key=lambda item: -sizes[item.index]):
-            min(parts, key=lambda part: sum(sizes[own.index] for own in part)).append(item)
+            least = loads.index(min(loads))
+            parts[least].append(item)
+            loads[least] += sizes[item.index]
         write, prefix = super().write_data, plan.storage_data.prefix
         with ThreadPoolExecutor(num) as pool:
             written = [
