@@ -4,7 +4,7 @@ Transcripts are those of bench.update --groups: groups share a prompt, the parts
 geometric lengths, and every second token of a part is sampled. Both take a full optimizer step of
 GRPO: forward, backward, clipping, AdamW, at learning rate 0. TRL gets the transcripts through its
 `rollout_func` (`env_mask` marks the sampled tokens); its padding and scoring of a rollout are not
-counted. It runs with sdpa, Liger's layers and its own fused log-probs, with the fastest of the
+counted. It runs with Liger's layers and its own fused log-probs, with the fastest of the --ways and
 --batches. Weights are random and in the same dtype for both.
 
     python -m bench.peers                               one GPU, 0.5B and 7B
@@ -12,11 +12,16 @@ counted. It runs with sdpa, Liger's layers and its own fused log-probs, with the
     python -m bench.peers --dry-run                     a tiny shape on a CPU
 
 With --whole both take whole steps on the same instances: one answer of --own tokens to each real
-8x8 prompt, the update, new weights in the engine. TRL generates with transformers, as it does
-without a vLLM server; this project's step is train.py's loop (bench.loop).
+8x8 prompt, the update, new weights in the engine. TRL generates with transformers on the same GPU,
+as it does without vLLM; this project's step is train.py's loop (bench.loop).
+
+A way of TRL is the attention of its model, as transformers names it. With --whole a colon follows
+and how it generates: "generate" (one padded batch), "continuous" (transformers' continuous
+batching: TRL then casts the trained weights to bf16, and CUDA graphs are captured in each step) or
+"eager" (the same without CUDA graphs). A case that fails is a row with its error.
 
 Prints one JSON line per case: seconds of a step, transcript tokens/s (each transcript counts its
-full prompt) and peak GiB; finally the speedup of this project's step over TRL's.
+full prompt) and peak GiB; finally the speedup of this project's step over TRL's fastest.
 """
 
 from __future__ import annotations
@@ -31,12 +36,28 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
 
 from bench.rows import SHAPES, group_arguments, keep
+
+FLASH = "flash_attention_4"
+WAYS = ["sdpa", FLASH]
+WHOLE_WAYS = ["sdpa:generate", "sdpa:eager", f"{FLASH}:eager", f"{FLASH}:continuous"]
+# The second word of a way: TRL's settings.
+GENERATIONS: dict[str, dict[str, Any]] = {
+    "": {},
+    "generate": {},
+    "continuous": {"use_transformers_continuous_batching": True},
+    "eager": {
+        "use_transformers_continuous_batching": True,
+        "transformers_continuous_batching_config": {"use_cuda_graph": False},
+    },
+}
 
 
 def arguments() -> argparse.Namespace:
@@ -48,6 +69,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=int, default=16_384, help="computed tokens of our passes")
     parser.add_argument("--dry-run", action="store_true", help="run a tiny shape on the CPU")
     parser.add_argument("--batches", nargs="+", type=int, default=[4, 8, 16, 32], help="of TRL")
+    parser.add_argument("--ways", nargs="+", help="of TRL; default: sdpa and flash-attn-4")
     parser.add_argument("--steps", type=int, default=2, help="timed steps, after one for warm-up")
     parser.add_argument("--whole", action="store_true", help="whole steps with each one's engine")
     parser.add_argument("--attention", default="auto", help="of our engine, with --whole")
@@ -56,6 +78,13 @@ def arguments() -> argparse.Namespace:
     if chosen.dry_run:
         chosen.shapes, chosen.groups, chosen.prompt, chosen.own = ["tiny"], 2, 24, 12
         chosen.batches, chosen.budget = [4, 8], 2048
+    ways = WHOLE_WAYS if chosen.whole else WAYS
+    chosen.ways = chosen.ways or [way for way in ways if not chosen.dry_run or FLASH not in way]
+    for way in chosen.ways:
+        if way.partition(":")[2] not in GENERATIONS:
+            parser.error(
+                f"--ways {way}: after the colon comes one of {', '.join([*GENERATIONS][1:])}"
+            )
     return chosen
 
 
@@ -72,10 +101,12 @@ from transformers import (
     PreTrainedTokenizerBase,
     TrainerCallback,
 )
+from transformers.integrations import flash_paged
 
 from bench import loop
 from bench.shapes import qwen2_config, random_model
 from bench.update import peak_gib, restart_peak, synchronize, transcripts
+from dialop.shown import error_line
 from selfplay.advantages.sample import Sample
 from selfplay.config import load_config
 from selfplay.data.stream import TrainStream
@@ -134,7 +165,7 @@ class StepTimes(TrainerCallback):
 
 @dataclass(frozen=True, slots=True)
 class Trl:
-    """TRL's trainer on one shape, in passes of `batch` transcripts."""
+    """TRL's trainer on one shape, in one of the --ways and in passes of `batch` transcripts."""
 
     shape: str
     tokenizer: PreTrainedTokenizerBase
@@ -142,7 +173,20 @@ class Trl:
     options: argparse.Namespace
     folder: Path
 
-    def update(self, samples: list[Sample], *, batch: int) -> dict[str, Any]:
+    def cases(
+        self, one: Callable[..., dict[str, Any]], say: Callable[..., dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """The rows of `one` with each way and batch size that it can do."""
+        rows = []
+        for way, batch in product(self.options.ways, self.options.batches):
+            case = {"way": way, "batch": batch}
+            try:
+                rows.append(say(one(**case) | case))
+            except Exception as error:  # noqa: BLE001 — memory runs out, a kernel does not fit
+                say({"who": "TRL", "shape": self.shape, **case, "error": error_line(error)})
+        return rows
+
+    def update(self, samples: list[Sample], *, way: str, batch: int) -> dict[str, Any]:
         """Its optimizer step on these samples, without generation and scoring."""
         groups: dict[str, list[Sample]] = {}
         for sample in samples:
@@ -163,28 +207,31 @@ class Trl:
             return [Random(one).gauss(0.0, 1.0) for one in name]
 
         longest = max(len(s.ids) for s in samples) - own.start
-        seconds = self._seconds([*groups], longest, batch=batch, reward=reward, rollout=rollout)
+        seconds = self._seconds(
+            [*groups], longest, way=way, batch=batch, reward=reward, rollout=rollout
+        )
         tokens = sum(len(s.ids) for s in samples)
-        row = figures("TRL", self.shape, seconds, self.world, tokens_per_s=tokens)
-        return row | {"batch": batch}
+        return figures("TRL", self.shape, seconds, self.world, tokens_per_s=tokens)
 
-    def whole_step(self, prompts: list[str], *, batch: int) -> dict[str, Any]:
+    def whole_step(self, prompts: list[str], *, way: str, batch: int) -> dict[str, Any]:
         """Its whole step with its own generation."""
 
-        def reward(prompts: list[str], **_: Any) -> list[float]:
+        def reward(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+            # Continuous batching returns what it has after an error of its own.
+            assert len(completion_ids) == len(prompts) and all(completion_ids), "no answers"
             return [Random(f"{at} {prompt}").gauss(0.0, 1.0) for at, prompt in enumerate(prompts)]
 
         own = self.options.own
-        seconds = self._seconds(prompts, own, batch=batch, reward=reward, rollout=None)
+        seconds = self._seconds(prompts, own, way=way, batch=batch, reward=reward, rollout=None)
         tokens = len(prompts) * self.options.group_size * own
-        row = figures("TRL, whole step", self.shape, seconds, self.world, sampled_per_s=tokens)
-        return row | {"batch": batch}
+        return figures("TRL, whole step", self.shape, seconds, self.world, sampled_per_s=tokens)
 
     def _seconds(
         self,
         prompts: list[str],
         longest: int,
         *,
+        way: str,
         batch: int,
         reward: Callable[..., list[float]],
         rollout: Callable[[list[str], Any], dict[str, Any]] | None,
@@ -196,6 +243,7 @@ class Trl:
         restart_peak(self.world.device)
         cuda, large = self.world.device.type == "cuda", is_large(self.shape)
         dtype = torch.bfloat16 if large else torch.float32
+        attention, _, generation = way.partition(":")
         settings = GRPOConfig(
             output_dir=str(self.folder),
             max_steps=self.options.steps + 1,
@@ -218,11 +266,12 @@ class Trl:
             save_strategy="no",
             report_to="none",
             disable_tqdm=True,
+            **GENERATIONS[generation],
         )
         table = InMemoryTable.from_pydict({"prompt": prompts})
         times = StepTimes(self.world.device)
         trainer = GRPOTrainer(
-            model=random_weights(self.shape, dtype, self.world),
+            model=random_weights(self.shape, dtype, self.world, attention),
             reward_funcs=reward,
             args=settings,
             # With a name of its own: Dataset.from_list pickles the table to make one, which fails
@@ -241,12 +290,29 @@ class Trl:
         return median(times.seconds[1:])
 
 
-def random_weights(name: str, dtype: torch.dtype, world: World) -> PreTrainedModel:
-    """A plain transformers model of this shape with sdpa attention."""
+def name_bounds() -> None:
+    """Have continuous batching give an attention function its bounds by name. transformers 5.12
+    gives them by place, where flash-attn-4 4.0.0b19 has another parameter."""
+    load = flash_paged.lazy_import_paged_flash_attention
+    names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+
+    def loaded(implementation: str | None) -> tuple[Any, Any]:
+        attend, with_cache = load(implementation)
+
+        def named(q: Any, k: Any, v: Any, *bounds: Any, **others: Any) -> Any:
+            return attend(q, k, v, **dict(zip(names, bounds, strict=True)), **others)
+
+        return named, with_cache
+
+    flash_paged.lazy_import_paged_flash_attention = loaded
+
+
+def random_weights(name: str, dtype: torch.dtype, world: World, attention: str) -> PreTrainedModel:
+    """A plain transformers model of this shape."""
     config = qwen2_config(name)
     with torch.device(world.device):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation="sdpa"
+            config, dtype=dtype, attn_implementation=attention
         )
     return model
 
@@ -336,15 +402,15 @@ def whole_steps(
     ]
     prompts = [f"{prompt.system}\n{prompt.user}" for prompt in first]
     trl = Trl(name, tokenizer, world, options, folder)
-    theirs = [
-        say(trl.whole_step(prompts, batch=batch))["sampled_per_s"] for batch in options.batches
-    ]
-    say({"shape": name, "times_as_fast_as_TRL": round(rate / max(theirs), 2)})
+    theirs = [row["sampled_per_s"] for row in trl.cases(partial(trl.whole_step, prompts), say)]
+    if theirs:
+        say({"shape": name, "times_as_fast_as_TRL": round(rate / max(theirs), 2)})
 
 
 def main() -> None:
     options = arguments()
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    name_bounds()
     world = init_world(1, device="cpu" if options.dry_run else None)
 
     def say(row: dict[str, Any]) -> dict[str, Any]:
@@ -368,12 +434,7 @@ def main() -> None:
             trl = Trl(
                 name, make_tokenizer(config, Path(folder), world), world, options, Path(folder)
             )
-            theirs = []
-            for batch in options.batches:
-                try:
-                    theirs.append(say(trl.update(samples, batch=batch))["seconds"])
-                except torch.cuda.OutOfMemoryError:
-                    say({"who": "TRL", "shape": name, "batch": batch, "error": "out of memory"})
+            theirs = [row["seconds"] for row in trl.cases(partial(trl.update, samples), say)]
             if theirs:
                 times = min(theirs) / ours[0]["seconds"]
                 say({"shape": name, "times_as_fast_as_TRL": round(times, 2)})
