@@ -100,7 +100,7 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         config, weights, world, rewritten=rendering.rewritten, notes=folder / "code.txt"
     )
     shares = parse_shares(config.rollout.partners)
-    partners = Partners(shares, config, rendering=rendering, world=world, own_engines=True)
+    partners = Partners(shares, config, rendering=rendering, world=world)
     cleanup.callback(partners.close)
     eval_partners = fixed_partners(
         config.eval, config.game, config.rollout, weights=weights, partners=partners

@@ -188,7 +188,6 @@ def play_matches(
         SettingsError: for a partner whose weights or API key cannot be used.
     """
     rows: dict[str, Evaluation] = {}
-    one_partner = len({match.other.label for match in plan.matches}) == 1
     for one, own in groupby(plan.matches, key=lambda match: match.one):
         if one.source is None:
             for match in own:
@@ -210,13 +209,7 @@ def play_matches(
                 spec = ITSELF if other == one else other.spec
                 # The partner's model is freed before the next one is loaded.
                 with closing(
-                    Partners(
-                        [(spec, 1.0)],
-                        config,
-                        rendering=rendering,
-                        world=world,
-                        own_engines=one_partner,  # a matrix would start one for each pair
-                    )
+                    Partners([(spec, 1.0)], config, rendering=rendering, world=world)
                 ) as partners:
                     context = EvaluationContext(
                         config,

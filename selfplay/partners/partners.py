@@ -48,9 +48,9 @@ POOL_SEED = "past self"  # an older word for the policy pool; it keeps the draws
 class Partners:
     """The partners of a run or an evaluation. Only ranks that play games hold engines.
 
-    `shares` gives each partner's share of the games; the shares add up to 1. With `own_engines` a
-    checkpoint beside an SGLang engine has one of its own, which takes half a minute to start and
-    answers many games at once; else it plays in transformers.
+    `shares` gives each partner's share of the games; the shares add up to 1. Beside SGLang a
+    checkpoint of `shares` has an engine of its own, which takes half a minute to start and answers
+    many games at once; one that is added later plays in transformers.
 
     Raises:
         SettingsError: for a checkpoint or an API key that is missing.
@@ -63,7 +63,6 @@ class Partners:
         *,
         rendering: Rendering,
         world: World,
-        own_engines: bool = False,
     ) -> None:
         self._config, self._world, self._plays = config, world, world.replica.leads
         self._folder, self._rendering = Path(config.out), rendering
@@ -72,7 +71,7 @@ class Partners:
         self._endpoints: dict[str, Endpoint] = {}
         # None stands for the policy that is drawn from the pool in each step.
         self._partners: list[tuple[Partner | None, float]] = [
-            (None if spec.kind == POOL else self._partner(spec, own_engine=own_engines), share)
+            (None if spec.kind == POOL else self._partner(spec, own_engine=True), share)
             for spec, share in shares
         ]
         kinds = {spec.kind for spec, _ in shares}
