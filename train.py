@@ -11,6 +11,7 @@ In Python `selfplay.train` does the same (docs/python.md).
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -41,6 +42,9 @@ from selfplay.errors import RunEnds, SettingsError
 from selfplay.preflight.run import check_run
 
 
+STAYS = "what was saved before is complete, and the same command goes on from there"
+
+
 def main(words: list[str] | None = None) -> int:
     """Set a run up or resume it, take its steps, and end it. Returns the exit status."""
     try:
@@ -62,8 +66,11 @@ def main(words: list[str] | None = None) -> int:
     except (OSError, MachineError) as error:
         if isinstance(error, OSError) and error.errno not in REFUSALS:
             raise
-        stays = "what was saved before is complete, and the same command goes on from there"
-        return refused("train.py", RunEnds(f"{error}; {stays}"), status=1)
+        return refused("train.py", RunEnds(f"{error}; {STAYS}"), status=1)
+    except SystemExit as left:
+        if left.code != 128 + signal.SIGTERM:  # which a scheduler sends
+            raise
+        return refused("train.py", RunEnds(f"ended by SIGTERM; {STAYS}"), status=left.code)
     except Exception as error:  # code of one's own may raise anything
         if not own_place(error):
             raise
