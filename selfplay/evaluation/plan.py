@@ -256,13 +256,13 @@ def find_partner(
 def report_folder(source: Source, games: str, partner: str, options: Sequence[str] = ()) -> Path:
     """RUN/eval_NAME, where NAME joins the part of the run (unless it is final/), the games, the
     partner (unless it is self), and `options` (words such as num=64), so that no report
-    replaces one with other options. Weights from the hub or a .gguf file have runs/MODEL as
-    RUN."""
+    replaces one with other options. Weights without a run have runs/MODEL as RUN."""
     part = part_of_run(source)
     words = ["eval", *([part] if part else []), Path(games).stem]
     words += [re.sub(r"[^\w.-]+", "_", partner)] if partner != SELF else []
-    hub = source.hub and Path("runs") / re.sub(r"[^\w.-]+", "_", source.hub)
-    return (hub or source.home) / _folder_name(words, options)
+    model = source.hub or (source.home.resolve().name if source.settings is None else None)
+    home = source.home if model is None else Path("runs") / re.sub(r"[^\w.-]+", "_", model)
+    return home / _folder_name(words, options)
 
 
 def _folder_name(words: Sequence[str], options: Sequence[str]) -> str:

@@ -59,9 +59,9 @@ def local_folder(name_or_folder: str, *, what: str = "model.path") -> Path:
 
 def is_hub_name(name: str) -> bool:
     """Whether a name that is not a folder can be a hub name: it is ORG/NAME, not the name of a
-    `.gguf` file, and there is no local folder ORG, which would mean a mistyped path."""
+    `.gguf` file, and ORG is no local folder, and not `runs`: both would mean a mistyped path."""
     known = bool(_HUB_NAME.fullmatch(name)) and not name.endswith(".gguf")
-    return known and not Path(name).parent.exists()
+    return known and not name.startswith("runs/") and not Path(name).parent.exists()
 
 
 def check_weights(folder: Path, *, what: str) -> None:

@@ -50,9 +50,10 @@ def find_source(checkpoint: Path, *, what: str = "RUN") -> Source:
         check_weights(downloaded, what=what)
         return Source(downloaded, downloaded, _published(downloaded), hub=name)
     if not checkpoint.is_dir():
+        absent = "" if checkpoint.exists() else ", which does not exist here"
         raise ValueError(
             f"{what} must be a run folder or a Hugging Face folder, a .gguf file or a name, got "
-            f"{checkpoint}" + nearest_beside(checkpoint, lambda path: path.is_dir())
+            f"{checkpoint}{absent}" + nearest_beside(checkpoint, lambda path: path.is_dir())
         )
     if (checkpoint / "config.yaml").exists():
         exports = [*policies(checkpoint), checkpoint / "warm_start"]

@@ -61,9 +61,9 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
         )
     check_functions(config)
     check_players(config)
+    check_files(config.game, config.data)  # before a model is fetched
     check_partners(config.rollout.partners, config.game, out=config.out)
     check_fixed_partners(config.eval, config.game, config.rollout, out=config.out)
-    check_files(config.game, config.data)
     if here:
         check_folder(Path(config.out), what="out")
         check_machine(config.device, config.engine)

@@ -216,13 +216,18 @@ def test_a_run_gives_its_final_model_else_its_newest_checkpoint_else_its_warm_st
     assert find_source(folder).weights == folder / "warm_start"
 
 
-def test_a_folder_outside_a_run_takes_its_game_from_config(run: Path, tmp_path: Path) -> None:
+def test_a_folder_outside_a_run_takes_its_game_from_config(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no report goes into it."""
+    monkeypatch.chdir(tmp_path)
     model = tmp_path / "elsewhere" / "model"
     shutil.copytree(run / "final", model)
     words = [str(model), "--games", "generated", "--num", "2"]
     assert run_eval(words) == 2
     assert run_eval([*words, "--config", str(run / "given.yaml"), "game.options.size=3"]) == 0
-    page = evaluated(model / "eval_generated_config=given_num=2_game.options.size=3")
+    report = Path("runs") / "model" / "eval_generated_config=given_num=2_game.options.size=3"
+    page = evaluated(report)
     assert page["config"] == f"{run.name}/given.yaml"
     assert (page["weights"], page["board_sizes"]) == (str(model), [3])
 

@@ -46,6 +46,7 @@ def test_a_file_that_is_no_gguf_is_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"model\.path must be a .*, which does not exist here"):
         local_folder(missing)
     assert not is_hub_name("models/model.gguf")
+    assert not is_hub_name("runs/nothing") and is_hub_name("ORG/nothing")
 
 
 def test_smollm2_has_its_own_tokens_and_template() -> None:

@@ -173,7 +173,10 @@ TRAIN: list[tuple[str, str]] = [
     ("rollout={instances: 100000, group_size: 10000}", "rollout.instances"),
     ("rollout.partners=[checkpoint:pickled]", "rollout.partners: checkpoint:pickled"),
     ("rollout.partners=[checkpoint:nowhere]", "rollout.partners: checkpoint:nowhere must be"),
-    ("rollout.partners=[self, checkpoint:god]", "got god; nearest is good"),
+    (
+        "rollout.partners=[self, checkpoint:god]",
+        "got god, which does not exist here; nearest is good",
+    ),
     ("rollout.instance=3", "nearest is rollout.instances"),
     ("game.brief=true", "nearest is game.options.brief"),
     (f"game.name={MEETING}", "unknown key game.options"),

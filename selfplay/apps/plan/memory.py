@@ -319,6 +319,13 @@ def activations(demand: Demand, tokens: float) -> float:
 
 def why_not(demand: Demand) -> str | None:
     """Why the run does not fit; None if it does."""
+    memory = estimate(demand)
+    if not memory.fits():
+        phase, parts = max(memory.phases.items(), key=lambda item: sum(item[1].values()))
+        return (
+            f"the phase {phase} needs about {sum(parts.values()):.0f} GiB of a GPU with "
+            f"{demand.total:.0f}, {SPARE:.0f} of them spare"
+        )
     if demand.engine.kind == "sglang":
         tokens, least = cache_tokens(demand), LEAST_GAMES * demand.max_game_tokens
         if tokens < least:
@@ -327,14 +334,7 @@ def why_not(demand: Demand) -> str | None:
                 f"({LEAST_GAMES} transcripts of rollout.max_game_tokens), got "
                 f"{demand.engine.mem_fraction:g}, which leaves {tokens:,.0f}"
             )
-    memory = estimate(demand)
-    if memory.fits():
-        return None
-    phase, parts = max(memory.phases.items(), key=lambda item: sum(item[1].values()))
-    return (
-        f"the phase {phase} needs about {sum(parts.values()):.0f} GiB of a GPU with "
-        f"{demand.total:.0f}, {SPARE:.0f} of them spare"
-    )
+    return None
 
 
 def remedy(demand: Demand) -> list[str]:
