@@ -41,7 +41,6 @@ from selfplay.atomic import REFUSALS
 from selfplay.errors import RunEnds, SettingsError
 from selfplay.preflight.run import check_run
 
-
 STAYS = "what was saved before is complete, and the same command goes on from there"
 
 
