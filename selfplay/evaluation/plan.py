@@ -143,7 +143,7 @@ def plan_evaluation(
         rows = [player for player in players if player in named[: len(checkpoints) or None]]
         columns = [*rows, *(player for player in players if player not in rows)]
         pairs = _pairs_of_matrix(players, rows)
-        home = next((source.home for source in policies if source.hub is None), None)
+        home = next((_home(source) for source in policies if source.hub is None), None)
         if out is None and home is None:
             raise ValueError("--out is needed: no player is a local folder to write to")
         name = _folder_name(["crossplay", Path(games).stem], [*options, *overrides])
@@ -256,13 +256,20 @@ def find_partner(
 def report_folder(source: Source, games: str, partner: str, options: Sequence[str] = ()) -> Path:
     """RUN/eval_NAME, where NAME joins the part of the run (unless it is final/), the games, the
     partner (unless it is self), and `options` (words such as num=64), so that no report
-    replaces one with other options. Weights without a run have runs/MODEL as RUN."""
+    replaces one with other options."""
     part = part_of_run(source)
     words = ["eval", *([part] if part else []), Path(games).stem]
     words += [re.sub(r"[^\w.-]+", "_", partner)] if partner != SELF else []
-    model = source.hub or (source.home.resolve().name if source.settings is None else None)
-    home = source.home if model is None else Path("runs") / re.sub(r"[^\w.-]+", "_", model)
-    return home / _folder_name(words, options)
+    return _home(source) / _folder_name(words, options)
+
+
+def _home(source: Source) -> Path:
+    """Where the reports of a policy go: its run. Weights without a run have runs/MODEL, named after
+    the hub, the .gguf file, or the folder and the one around it."""
+    if source.hub is None and source.settings is not None:
+        return source.home
+    name = source.hub or "_".join(source.home.resolve().parts[-2:])
+    return Path("runs") / re.sub(r"[^\w.-]+", "_", name)
 
 
 def _folder_name(words: Sequence[str], options: Sequence[str]) -> str:

@@ -226,8 +226,8 @@ def test_a_folder_outside_a_run_takes_its_game_from_config(
     words = [str(model), "--games", "generated", "--num", "2"]
     assert run_eval(words) == 2
     assert run_eval([*words, "--config", str(run / "given.yaml"), "game.options.size=3"]) == 0
-    report = Path("runs") / "model" / "eval_generated_config=given_num=2_game.options.size=3"
-    page = evaluated(report)
+    report = "eval_generated_config=given_num=2_game.options.size=3"
+    page = evaluated(Path("runs") / "elsewhere_model" / report)
     assert page["config"] == f"{run.name}/given.yaml"
     assert (page["weights"], page["board_sizes"]) == (str(model), [3])
 
