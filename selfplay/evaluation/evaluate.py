@@ -106,7 +106,7 @@ def evaluate(
 
     def play(games: Mapping[int, GameSetup]) -> dict[int, Episode]:
         numbers, finished = [*games], FinishedGames()
-        with progress(len(games), "evaluation", rank=world.rank) as bar:
+        with progress(len(games), "evaluation", rank=world.rank, at_once=True) as bar:
             context.supervisor.retry(
                 partial(
                     play_games,

@@ -78,8 +78,11 @@ def clock(seconds: float) -> str:
     return f"{rounded // 3600}h{rounded % 3600 // 60:02d}m"
 
 
-def progress(items: Iterable[Any] | int, label: str, *, rank: int = 0) -> tqdm[Any]:
-    """A progress bar with the remaining time, on standard error; ranks above 0 show none.
+def progress(
+    items: Iterable[Any] | int, label: str, *, rank: int = 0, at_once: bool = False
+) -> tqdm[Any]:
+    """A progress bar with the remaining time, on standard error; ranks above 0 show none. Items
+    that are done `at_once` end together, so no time is foretold from the first ones.
 
     Iterate over it, or pass a count as `items` and call `bar.update(k)` inside
     `with progress(count, …) as bar:`. Without a terminal it prints a line at most every ten
@@ -87,8 +90,18 @@ def progress(items: Iterable[Any] | int, label: str, *, rank: int = 0) -> tqdm[A
     """
     iterable, total = (None, items) if isinstance(items, int) else (items, None)
     if rank or sys.stderr.isatty():
-        return tqdm(iterable, label, total, leave=False, dynamic_ncols=True, disable=bool(rank))
-    form = "{desc} {n_fmt}/{total_fmt}, {elapsed} gone, {remaining} left{postfix}"
+        form = "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed}" if at_once else None
+        return tqdm(
+            iterable,
+            label,
+            total,
+            leave=False,
+            dynamic_ncols=True,
+            disable=bool(rank),
+            bar_format=form,
+        )
+    left = "" if at_once else ", {remaining} left"
+    form = f"{{desc}} {{n_fmt}}/{{total_fmt}}, {{elapsed}} gone{left}{{postfix}}"
     return _Lines(
         iterable, label, total, leave=False, bar_format=form, mininterval=10, miniters=1, delay=10
     )

@@ -50,10 +50,13 @@ def test_progress_without_a_terminal_prints_lines_only_when_long(
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
     assert list(progress(range(5), "short")) == [0, 1, 2, 3, 4]
-    with progress(100, "play") as bar:
-        bar.delay = 0
-        bar.start_t -= 40
-        bar.last_print_t -= 40
-        bar.update(50)
-    output = capsys.readouterr().err
-    assert "play 50/100" in output and output.count("00:40") == 2 and output.count("\n") == 1
+    for at_once in (False, True):
+        with progress(100, "play", at_once=at_once) as bar:
+            bar.delay = 0
+            bar.start_t -= 40
+            bar.last_print_t -= 40
+            bar.update(50)
+    assert capsys.readouterr().err.splitlines() == [
+        "play 50/100, 00:40 gone, 00:40 left",
+        "play 50/100, 00:40 gone",
+    ]
