@@ -83,7 +83,7 @@ def evaluate(
     another rank's engine and plays no games.
 
     `temperature` None samples as in training, 0 is greedy. With a partner the policy has `seat`;
-    None takes the seats in turn. Void games are left out of scores and means; the measure
+    None takes those of `seat_in_turn`. Void games are left out of scores and means; the measure
     `num_void` counts them. The talk effect is measured on the first `talk_games` games; the first
     `num_shown` are returned in full.
 

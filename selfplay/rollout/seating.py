@@ -104,6 +104,13 @@ def policy_seats_in(
     return (index % num_seats,) if chosen is None else chosen
 
 
+def seat_in_turn(number: int, num_seats: int) -> int:
+    """The seat of a player that changes seats from game to game: 0, 1, 1, 0 of two seats, again
+    and again. Where the instances let the seats begin in turn, it has each seat as often while it
+    begins as while another seat does."""
+    return (number + number // num_seats) % num_seats
+
+
 def policy_player(
     names: tuple[object, ...], rollout: RolloutConfig, rendering: Rendering
 ) -> PolicyPlayer:
@@ -151,11 +158,12 @@ def evaluation_games(
     rendering: Rendering,
     seat: int | None = None,
 ) -> list[GameSetup]:
-    """One game of each instance. With a partner the policy has `seat`, or the seats in turn."""
+    """One game of each instance. With a partner the policy has `seat`, or else
+    those of `seat_in_turn`."""
     setups = []
     for number, instance in enumerate(instances):
         names = ("evaluation", instance.key)
-        index = number if seat is None else seat
+        index = seat_in_turn(number, len(game.kit.ROLES)) if seat is None else seat
         players = seat_players(
             names, partner, index=index, game=game, rollout=rollout, rendering=rendering
         )

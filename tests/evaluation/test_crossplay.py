@@ -151,10 +151,10 @@ def test_policies_play_in_both_seats_on_the_games_of_a_plain_evaluation(
     assert run_eval([*plain[:-1], str(tmp_path / "honest"), "--partner", "scripted:honest"]) == 0
     rows = {name: evaluated(tmp_path / name)["rows"] for name in ("plain", "honest")}
     assert rows["plain"]["policy"]["scores"] == alone
-    alternating = rows["honest"]["policy with scripted:honest"]["scores"]
-    first, second = cells["a", "scripted:honest"], cells["scripted:honest", "a"]
-    assert alternating[::2] == first["scores"][::2]
-    assert alternating[1::2] == second["scores"][1::2]
+    seats = [cells["a", "scripted:honest"]["scores"], cells["scripted:honest", "a"]["scores"]]
+    assert rows["honest"]["policy with scripted:honest"]["scores"] == [
+        seats[seat][number] for number, seat in enumerate([0, 1, 1, 0] * 3)
+    ]
 
 
 def test_the_loss_of_a_pair_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,14 +92,18 @@ def test_it_measures_what_the_run_measured(run: Path, tmp_path: Path) -> None:
     assert load_config(tmp_path / "out" / "config.yaml").game == config.game
 
 
-def test_a_scripted_partner_alternates_seats(run: Path, tmp_path: Path) -> None:
-    words = [str(run), "--games", "generated", "--num", "4"]
+def test_with_a_partner_it_has_each_seat_as_often_while_it_begins(
+    run: Path, tmp_path: Path
+) -> None:
+    words = [str(run), "--games", "generated", "--num", "8"]
     assert run_eval([*words, "--out", str(tmp_path), "--partner", "scripted:honest"]) == 0
     games = evaluated(tmp_path)["rows"]["policy with scripted:honest"]["games"]
-    assert [[seat["player"] for seat in game["seats"]] for game in games] == [
-        ["policy", "scripted:honest"],
-        ["scripted:honest", "policy"],
-    ] * 2
+    seats = [[seat["player"] for seat in game["seats"]].index("policy") for game in games]
+    assert seats == [0, 1, 1, 0] * 2
+    begins = [game["turns"][0]["seat"] == seat for game, seat in zip(games, seats, strict=True)]
+    assert Counter(zip(seats, begins, strict=True)) == {
+        (seat, first): 2 for seat in (0, 1) for first in (False, True)
+    }
 
 
 def test_it_tells_who_has_which_role_beside_a_script_of_one_role() -> None:

@@ -234,7 +234,7 @@ def play_here(session: Session, out: Path) -> int:
     """Play in the terminal until the input ends or Ctrl-C."""
     name, about = session.opponent.name, session.introduction()
     for number in count():
-        seat = session.seats[number % len(session.seats)]
+        seat = session.seat_of(number)
         called = f"{seat_names(session.game.kit.ROLES)[seat]} (seat {seat})"
         person = PersonPlayer(
             name="person", called=called, lines_in=sys.stdin, lines_out=sys.stdout

@@ -30,6 +30,7 @@ from selfplay.rollout.seating import (
     Partner,
     policy_player,
     scripted_partner,
+    seat_in_turn,
     seat_players,
 )
 
@@ -56,8 +57,8 @@ def seats_for_a_person(game: GameConfig, rollout: RolloutConfig, opponent: Oppon
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The games of one start of the program: the instances in turn, the person in `seats` in turn.
-    `seed` is the run's."""
+    """The games of one start of the program: the instances in turn, the person in `seats` as
+    `seat_in_turn` says. `seed` is the run's."""
 
     instances: Sequence[Instance]
     opponent: Opponent
@@ -65,6 +66,10 @@ class Session:
     game: GameConfig
     rollout: RolloutConfig
     seed: int
+
+    def seat_of(self, number: int) -> int:
+        """The person's seat in game `number`."""
+        return self.seats[seat_in_turn(number, len(self.seats))]
 
     def play(
         self, number: int, person: Player, begin: Callable[[Game, int, str], None]
@@ -75,7 +80,7 @@ class Session:
         instance has other draws.
         """
         instance = self.instances[number % len(self.instances)]
-        own, kit = self.seats[number % len(self.seats)], self.game.kit
+        own, kit = self.seat_of(number), self.game.kit
         game = kit.new_game(instance, self.game.options)
         names = (self.seed, "with a person", instance.key, number)
         players = tuple(
@@ -93,7 +98,7 @@ class Session:
         players = seat_players(
             (self.seed, "watched", instance.key, number),
             Partner(opponent.name, opponent.make_player),
-            index=number,
+            index=seat_in_turn(number, len(self.game.kit.ROLES)),
             game=self.game,
             rollout=self.rollout,
             rendering=opponent.rendering,
