@@ -26,6 +26,7 @@ from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, barrier, gather_objects, init_world, on_first_rank
 from selfplay.engines.base import Engine
 from selfplay.engines.hf import HFEngine
+from selfplay.engines.sglang.kernels import engine_kernels
 from selfplay.engines.sglang.processes import Signals
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import EvaluationContext
@@ -209,7 +210,8 @@ def _start_models(
         engine = load_engine(config, weights, world, cleanup=cleanup)
         start_check.sample(engine, EngineSupervisor(engine, world).retry)
         sleep_or_close(engine)
-        learner = make_learner(config, weights, world)
+        kernels = engine_kernels() if config.engine.exact else None
+        learner = make_learner(config, weights, world, kernels=kernels)
     return engine, learner, start_check.compare(learner, engine, weights)
 
 

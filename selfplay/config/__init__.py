@@ -150,6 +150,15 @@ class Config:
                 f"{self.parallel.tp}: critics and adapters do not support tensor parallel; use "
                 "parallel.fsdp"
             )
+        if self.engine.exact and (self.model.lora is not None or self.parallel.tp > 1):
+            raise ValueError(
+                "engine.exact must be false with model.lora and with parallel.tp above 1, got "
+                "true: the engine holds merged, undivided weights, whose products round otherwise"
+            )
+        if self.engine.exact and self.model.dtype != "bfloat16":
+            raise ValueError(
+                f"model.dtype must be bfloat16 with engine.exact, got {self.model.dtype}"
+            )
         if self.warm_start.lora and self.model.lora is None:
             raise ValueError("warm_start.lora needs model.lora, which sets the adapters, got null")
         if method != "ppo" and self.critic != CriticConfig():

@@ -145,6 +145,10 @@ class EngineConfig:
     """extra arguments of SGLang's server, under SGLang's names; they override this project's"""
     deterministic: bool = False
     """use SGLang's batch-invariant kernels and a seed for each request; slower"""
+    exact: bool = False
+    """give the trainer's log-probs the engine's bits, for qwen2 and qwen3 in bf16 on a Hopper GPU:
+    both compute with SGLang's batch-invariant kernels, and any difference stops the run; implies
+    engine.deterministic; slower"""
     timeout_s: float = Field(default=600.0, ge=1.0, le=86400.0)
     """seconds to wait for the engine's answer to a generation or weight-sync request before the
     engine is restarted"""
@@ -164,6 +168,14 @@ class EngineConfig:
             raise ValueError(
                 f"engine.device_map must be null with engine.kind sglang, got {self.device_map}: "
                 "engine.tp_size splits its model"
+            )
+        if self.exact and self.kind != "sglang":
+            raise ValueError(f"engine.kind must be sglang with engine.exact, got {self.kind}")
+        if self.exact and self.tp_size > 1:
+            raise ValueError(f"engine.tp_size must be 1 with engine.exact, got {self.tp_size}")
+        if self.exact and self.attention not in ("auto", "fa3"):
+            raise ValueError(
+                f"engine.attention must be auto or fa3 with engine.exact, got {self.attention}"
             )
         return self
 

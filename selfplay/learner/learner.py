@@ -28,6 +28,7 @@ from selfplay.distributed import (
 )
 from selfplay.learner.batch import MicroBatch
 from selfplay.learner.optimizer import make_optimizer
+from selfplay.model.exact import Kernels
 from selfplay.model.lora import Adapters, without_adapters
 from selfplay.model.policy import (
     DTYPES,
@@ -69,12 +70,17 @@ class Learner:
 
 
 def make_learner(
-    config: Config, weights: Path, world: World, *, imitation: bool = False
+    config: Config,
+    weights: Path,
+    world: World,
+    *,
+    imitation: bool = False,
+    kernels: Kernels | None = None,
 ) -> Learner:
     """The sharded policy, its optimizer and what the method needs: a reference for the KL, a critic
     for PPO. With adapters only they are trained, and the reference is the same model without them.
     For `imitation` there is neither reference nor critic, and all weights are trained unless
-    `warm_start.lora` is set.
+    `warm_start.lora` is set. With `kernels` the models compute as the engine does.
     """
     lora = None if imitation and not config.warm_start.lora else config.model.lora
     load = partial(
@@ -86,6 +92,7 @@ def make_learner(
         recompute=RECOMPUTED[config.parallel.checkpointing],
         seed=config.seed,
         liger=config.model.liger and world.device.type == "cuda" and liger_is_here(),
+        kernels=kernels,
     )
     model = load(lora=lora).eval()
     reference = critic = None

@@ -216,6 +216,11 @@ def check_mismatch(metrics: Mapping[str, float], bound: float) -> None:
     """
     mismatch = metrics.get("mismatch_mean", 0.0)
     if not mismatch <= bound:  # also true for NaN
+        if bound == 0.0:
+            raise EngineDisagrees(
+                f"engine.exact: log-probs of engine and trainer differ in this step's games, by "
+                f"{metrics['mismatch_max']:.2g} nats at most; engine.exact=false goes on"
+            )
         raise EngineDisagrees(
             f"the mean log-prob mismatch of this step's games is {mismatch:.4f} nats a token, "
             f"above {bound:.4g}, the larger of engine.max_mismatch and what the measured noise "

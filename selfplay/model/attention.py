@@ -194,7 +194,7 @@ def _packed_attention(
     # [1, heads, N, D] → [N, heads, D]: the varlen kernels only need a last stride of 1.
     query_NHD, key_KGD, value_KGD = (x[0].transpose(0, 1) for x in (query, key, value))
     if key_tokens is not None:
-        key_KGD, value_KGD = (_Gather.apply(x, key_tokens) for x in (key_KGD, value_KGD))
+        key_KGD, value_KGD = (Gather.apply(x, key_tokens) for x in (key_KGD, value_KGD))
     if width < key.shape[-1]:
         value_KGD = pad(value_KGD, (0, key.shape[-1] - width))
     span = _Span(
@@ -217,7 +217,7 @@ def _packed_attention(
     return attend(query_NHD, key_KGD, value_KGD, span)[..., :width].unsqueeze(0), None
 
 
-class _Gather(torch.autograd.Function):
+class Gather(torch.autograd.Function):
     """Rows `x_N...[index_K]`. The gradient of a row that is gathered several times is summed in
     fp32, whatever the dtype."""
 

@@ -28,6 +28,13 @@ ALIGNMENT = 64
 # fit the cache.
 LIVE_LOGITS = {"cuda": 2**27, "cpu": 2**22}
 
+# Hidden states [C, D], weight [V, D], targets [C] and the temperature → the targets' log-probs, the
+# entropies and the log-sum-exps of the logits over the temperature, each fp32 [C].
+PositionStats = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, float],
+    tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+]
+
 
 def token_logprobs(
     hidden_MD: torch.Tensor,
@@ -39,6 +46,7 @@ def token_logprobs(
     entropy_grad: bool = False,
     shard: VocabShard | None = None,
     cap: float | None = None,
+    stats: PositionStats | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log softmax(hidden @ weight^T / temperature)[target] and that softmax's entropy, fp32 [M].
     With `cap` a logit x is cap * tanh(x / cap) before the temperature.
@@ -47,7 +55,8 @@ def token_logprobs(
     set. `chunk` bounds the positions whose logits exist at once (default: as many as LIVE_LOGITS
     allows); results do not depend on it. With `shard`, `weight_VD` is this rank's slice of the
     vocabulary; `hidden_MD`, `targets_M`, the results and the gradient of `hidden_MD` are the same
-    on every rank. Raises ValueError for a temperature of 0.
+    on every rank. `stats` computes the forward pass otherwise (`selfplay/model/exact.py`), without
+    `shard` and `cap`. Raises ValueError for a temperature of 0.
     """
     if temperature <= 0:
         raise ValueError(
@@ -64,6 +73,7 @@ def token_logprobs(
         entropy_grad,
         shard,
         cap,
+        stats,
     )
     return logprobs_M, entropy_M
 
@@ -83,6 +93,7 @@ class _TokenLogprobs(torch.autograd.Function):
         entropy_grad: bool,
         shard: VocabShard | None,
         cap: float | None,
+        stats: PositionStats | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Iterate over chunks of positions. Over ranks H = sum_r w_r (H_r - log w_r), where w_r is
         the probability of rank r's part of the vocabulary and H_r the entropy within it."""
@@ -97,28 +108,35 @@ class _TokenLogprobs(torch.autograd.Function):
         top = None if cap is None else stats_M3.new_full((), cap)
         for start in range(0, hidden_MD.shape[0], chunk):
             rows_C = slice(start, start + chunk)
+            if stats is not None:
+                of_chunk = stats(hidden_MD[rows_C], weight_VD, targets_M[rows_C], temperature)
+                stats_M3[rows_C] = torch.stack(of_chunk, dim=1)
+                continue
             logits_CV = _matmul_fp32(hidden_MD[rows_C], weight_VD.t())
             if top is not None:
-                logits_CV = _fused(_capped, logits_CV)(logits_CV, top)
-            lse_C, entropy_C = _fused(_row_stats, logits_CV)(logits_CV, scale)
+                logits_CV = fused(_capped, logits_CV)(logits_CV, top)
+            lse_C, entropy_C = fused(_row_stats, logits_CV)(logits_CV, scale)
             target_C = logits_CV.gather(1, columns_M[rows_C, None].clamp(min=0))[:, 0]
             target_C = torch.where(here_M[rows_C], target_C * scale, 0.0)
             stats_M3[rows_C] = torch.stack((lse_C, entropy_C, target_C), dim=1)
             del logits_CV
-        if shard is None:
+        if stats is not None:
+            logprobs_M, entropy_M, lse_M = (part_M.clone() for part_M in stats_M3.unbind(1))
+        elif shard is None:
             lse_M, entropy_M, target_M = (part_M.clone() for part_M in stats_M3.unbind(1))
+            logprobs_M = target_M - lse_M
         else:
             lse_RM, entropy_RM, target_RM = shard.all_gather(stats_M3).unbind(2)
             lse_M = lse_RM.logsumexp(0)
             log_share_RM = lse_RM - lse_M
             entropy_M = (log_share_RM.exp() * (entropy_RM - log_share_RM)).sum(0)
-            target_M = target_RM.sum(0)
+            logprobs_M = target_RM.sum(0) - lse_M
         ctx.save_for_backward(hidden_MD, weight_VD, columns_M, lse_M, entropy_M)
         ctx.temperature, ctx.chunk, ctx.shard = temperature, chunk, shard
         ctx.entropy_grad, ctx.cap = entropy_grad, top
         if not entropy_grad:
             ctx.mark_non_differentiable(entropy_M)
-        return target_M - lse_M, entropy_M
+        return logprobs_M, entropy_M
 
     @staticmethod
     def backward(ctx: Any, grad_logprobs_M: torch.Tensor, grad_entropy_M: torch.Tensor) -> Any:
@@ -138,8 +156,8 @@ class _TokenLogprobs(torch.autograd.Function):
             weight_WD = weight_VD[start : start + width]
             logits_MW = _matmul_fp32(hidden_MD, weight_WD.t())
             if ctx.cap is not None:
-                logits_MW = _fused(_capped, logits_MW)(logits_MW, ctx.cap)
-            grad_MW = _fused(_logit_grad, logits_MW)(
+                logits_MW = fused(_capped, logits_MW)(logits_MW, ctx.cap)
+            grad_MW = fused(_logit_grad, logits_MW)(
                 logits_MW,
                 columns_M - start,
                 lse_M,
@@ -155,7 +173,7 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_hidden_MD += _matmul_fp32(grad_MW, weight_WD)
         if ctx.shard is not None:
             grad_hidden_MD = ctx.shard.all_reduce(grad_hidden_MD)
-        return grad_hidden_MD.to(hidden_MD.dtype), grad_weight_VD, *[None] * 6
+        return grad_hidden_MD.to(hidden_MD.dtype), grad_weight_VD, *[None] * 7
 
 
 def _aligned(width: int) -> int:
@@ -217,7 +235,7 @@ def _matmul_fp32(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         return torch.mm(left.float(), right.float())
 
 
-def _fused(function: Callable[..., Any], tensor: torch.Tensor) -> Callable[..., Any]:
+def fused(function: Callable[..., Any], tensor: torch.Tensor) -> Callable[..., Any]:
     """The function, compiled on CUDA: one pass over the logits instead of eight for these
     memory-bound chains of elementwise operations. On a CPU a tiny run would lose more time to
     compilation than it saves."""

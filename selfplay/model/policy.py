@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -46,6 +47,7 @@ from selfplay.distributed import World, as_forward, fill_shards, shard, vocab_sh
 from selfplay.errors import SettingsError
 from selfplay.model.attention import NAME as PACKED
 from selfplay.model.attention import PackedRow, packed_kwargs, register_packed_attention
+from selfplay.model.exact import Kernels, compute_as_engine, engine_kernels, position_stats
 from selfplay.model.hub import check_one_set, described_in, local_folder
 from selfplay.model.logprob import ALIGNMENT, token_logprobs
 from selfplay.model.lora import add_adapters, first_value, full_weights, is_adapter, plain_name
@@ -153,13 +155,14 @@ def load_sharded(
     liger: bool = False,
     lora: LoraConfig | None = None,
     seed: int = 0,
+    kernels: Kernels | None = None,
 ) -> PreTrainedModel:
     """`load_model` and `shard` in one, for models that fit on no single rank.
 
     The model is created and sharded on the meta device. Then each rank reads its own part of each
     tensor, so it never holds more than its shard and one tensor. With `lora`, adapters drawn by
-    `seed` are added and everything else is frozen. Raises ValueError for a folder without
-    safetensors and for a tensor that is not in the folder.
+    `seed` are added and everything else is frozen. With `kernels` it computes as the engine does.
+    Raises ValueError for a folder without safetensors and for a tensor that is not in the folder.
     """
     if world.mesh is None:
         model = load_model(name_or_folder, device=world.device, dtype=master_dtype)
@@ -169,7 +172,9 @@ def load_sharded(
     folder = local_folder(name_or_folder)
     model = empty_model(AutoConfig.from_pretrained(folder), dtype=master_dtype)
     stored = Stored(folder, model)
-    if liger:
+    if kernels is not None:
+        compute_as_engine(model, kernels)
+    elif liger:
         apply_liger(model)
     if lora is not None:
         add_adapters(model, lora, seed=seed)
@@ -291,6 +296,7 @@ def policy_logprobs(
         one_M1 = hidden_MD.new_ones(len(hidden_MD), 1)
         hidden_MD = torch.cat([hidden_MD, pad(one_M1, (0, ALIGNMENT - 1))], dim=1)
     scale, cap = logit_rule(model.config)
+    kernels = engine_kernels(model)
     return token_logprobs(
         hidden_MD,
         weight_VD,
@@ -299,6 +305,7 @@ def policy_logprobs(
         entropy_grad=entropy_grad,
         shard=rows,
         cap=None if cap is None else cap / scale,
+        stats=None if kernels is None else partial(position_stats, kernels=kernels),
     )
 
 

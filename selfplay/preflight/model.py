@@ -39,6 +39,7 @@ from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import check_room
 from selfplay.learner.batch import pack
 from selfplay.learner.learner import Learner, batch_logprobs
+from selfplay.model.exact import why_not_exact
 from selfplay.model.families import why_not
 from selfplay.model.hub import described_in, local_folder
 from selfplay.model.lora import check_targets
@@ -136,6 +137,8 @@ def _refusal(
         engine=config.engine.kind,
         max_tokens=config.rollout.max_game_tokens,
     )
+    if config.engine.exact and (problem := why_not_exact(described)) is not None:
+        return f"engine.exact must be false for this model, got true: {problem}"
     if why is None and model.path is not None:
         why = check_copy(described, engine=config.engine.kind == "hf")
     if why is not None:

@@ -29,7 +29,7 @@ from selfplay.data.chats import read_chats
 from selfplay.data.instances import TOKENIZER, check_files, generated, imitated_people
 from selfplay.distributed.tensor_parallel import why_undivided
 from selfplay.engines.endpoint import check_address, endpoint_key
-from selfplay.engines.sglang.launch import argument_names
+from selfplay.engines.sglang.launch import argument_names, pick_attention_backend
 from selfplay.errors import SettingsError
 from selfplay.evaluation.held_out import check_fixed_partners
 from selfplay.metrics.tracker import check_tracker
@@ -180,6 +180,11 @@ def check_machine(device: str, engine: EngineConfig) -> None:
         raise SettingsError(
             "engine.kind must be hf where torch finds no GPU, got sglang; SGLang's build for CPUs "
             "needs SGLANG_USE_CPU_ENGINE=1 in the environment"
+        )
+    if engine.exact and not (torch.cuda.is_available() and pick_attention_backend("cuda") == "fa3"):
+        raise SettingsError(
+            "engine.exact must be false without a Hopper GPU and FlashAttention 3 (flash_ops of "
+            "sglang-kernel), got true"
         )
     if engine.server_args:  # SGLang takes seconds to import
         names = argument_names()

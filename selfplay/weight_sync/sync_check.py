@@ -89,7 +89,8 @@ class SyncCheck:
         offloaded: bool,
     ) -> None:
         self._learner, self._supervisor = learner, supervisor
-        self._least = max(config.max_mismatch, start_bound)
+        self._exact = config.exact
+        self._least = 0.0 if config.exact else max(config.max_mismatch, start_bound)
         self._token_budget, self._off = token_budget, config.kind == "hf" or offloaded
         self._num_processes = config.processes
         self.num_turns = (FIRST_TURNS + RECHECK_TURNS + RECHECK_TURNS) * self._num_processes
@@ -101,7 +102,9 @@ class SyncCheck:
     def bound(self) -> float:
         """The largest accepted mean mismatch of a rollout, in nats per token: the largest of the
         setting, the start check's bound and, once a comparison has been healthy, the noise
-        floor's."""
+        floor's. 0 with `engine.exact`."""
+        if self._exact:
+            return 0.0
         return max(self._least, self._floor.bound if self._healthy else 0.0)
 
     def state(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ BASE = ("model.scratch={}", "rollout.max_game_tokens=1000", "game.options.scale=
 BRANCH = "rollout.branch.turns=decisions"
 FIRST, BESIDE = "warm_start={num_games: 4, first_games: 2}", "rollout.partners=[self,pool]"
 HONEST = "rollout.partners=[scripted:honest]"
+EXACT = ("engine.kind=sglang", "engine.exact=true", "model.dtype=bfloat16")
 FILE = ("data.train=games.jsonl", "game.options.brief=true")
 # The key or the choice that the message names, and settings of which one has to change.
 REFUSED: list[tuple[str, ...]] = [
@@ -54,6 +55,12 @@ REFUSED: list[tuple[str, ...]] = [
     (r"data\.start", *FILE, "data.start=half"),
     (r"model\.dtype.*optim\.master_dtype", "optim.master_dtype=bfloat16"),
     (r"parallel\.offload", "parallel.offload=all", BESIDE),
+    (r"engine\.kind must be sglang", "engine.exact=true"),
+    (r"engine\.tp_size must be 1", *EXACT, "engine.tp_size=2"),
+    (r"engine\.attention must be auto or fa3", *EXACT, "engine.attention=triton"),
+    (r"model\.dtype must be bfloat16", *EXACT, "model.dtype=float32"),
+    (r"engine\.exact must be false", *EXACT, "model.lora={}"),
+    (r"engine\.exact must be false", *EXACT, "parallel.tp=2"),
 ]
 ACCEPTED: list[tuple[str, ...]] = [
     ("algorithm.advantage=ppo", "rollout.group_size=1"),
@@ -63,6 +70,7 @@ ACCEPTED: list[tuple[str, ...]] = [
     ("track=none",),
     ("algorithm.advantage=ema", "rollout.group_size=1"),
     ("engine.sessions=true",),
+    EXACT,
 ]
 
 

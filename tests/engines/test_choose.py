@@ -62,6 +62,7 @@ def test_an_engine_that_cannot_be_several_is_one(settings: dict[str, Any]) -> No
 
 def test_batch_invariant_kernels_get_neither_sessions_nor_graphs() -> None:
     assert chosen(EngineConfig(kind="sglang", deterministic=True))[2:] == (False, False)
+    assert choose(EngineConfig(kind="sglang", exact=True), Load(**LOAD)).deterministic
 
 
 def test_what_is_given_stays_and_bursts_follow_the_given_processes() -> None:

@@ -14,8 +14,8 @@ import torch
 
 from selfplay.config import ScratchConfig
 from selfplay.model.attention import (
+    Gather,
     PackedRow,
-    _Gather,
     _padded,
     _Span,
     _varlen,
@@ -115,7 +115,7 @@ def test_torchs_kernel_sees_a_shared_prefix(window: int | None) -> None:
     span = _Span(*bounds, max(queries), max(keys), 0.125, window)
 
     def attend(kernel: Any) -> torch.Tensor:
-        return kernel(heads[0], *(_Gather.apply(x, tokens) for x in heads[1:]), span)
+        return kernel(heads[0], *(Gather.apply(x, tokens) for x in heads[1:]), span)
 
     outs = [attend(_varlen), attend(_padded)]
     torch.testing.assert_close(outs[0], outs[1], rtol=2e-2, atol=2e-2)

@@ -152,7 +152,9 @@ def spoken(model: PreTrainedModel, num: int, *, seed: int) -> list[ScoredTurn]:
     return [(ids, [0] * 16 + [1] * 12) for ids in ids_BT.tolist()]
 
 
-def checked(engine: PreTrainedModel, *, start_bound: float = 0.0) -> tuple[SyncCheck, Learner]:
+def checked(
+    engine: PreTrainedModel, *, start_bound: float = 0.0, exact: bool = False
+) -> tuple[SyncCheck, Learner]:
     """A check whose floor was measured with equal weights, and its learner in bf16."""
     model = tiny_model()
     learner = learner_of(model)
@@ -165,7 +167,7 @@ def checked(engine: PreTrainedModel, *, start_bound: float = 0.0) -> tuple[SyncC
     check = SyncCheck(
         learner,
         policy_engine,
-        config=ChosenEngine(kind="sglang"),
+        config=ChosenEngine(kind="sglang", exact=exact),
         start_bound=start_bound,
         token_budget=config.optim.tokens_per_microbatch,
         offloaded=False,
@@ -234,6 +236,13 @@ def test_noise_at_the_start_raises_the_bound_of_the_first_rollout() -> None:
     assert check.bound == 0.14, "the floor's largest turn is far below"
 
 
+def test_no_noise_leaves_engine_exact_any_room() -> None:
+    check, learner = checked(tiny_model(), start_bound=0.14, exact=True)
+    check.keep_turns(spoken(learner.model, check.num_turns, seed=0))
+    check.after_push(version=1)
+    assert check.bound == 0.0
+
+
 @pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 0.008), ("float32", 1e-4)])
 def test_a_run_whose_engine_rounds_as_measured_passes_its_first_step(
     dtype: str, bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -292,13 +301,16 @@ def test_one_missed_push_is_made_again_and_two_end_the_run(
 # --- what a run leaves behind -------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("bound", "named"), [(0.05, "engine.max_mismatch"), (0.0, "engine.exact")])
 @pytest.mark.parametrize("old", ["engine", "recomputed"])
-def test_the_rollout_is_compared_before_any_weight_moves(old: str) -> None:
+def test_the_rollout_is_compared_before_any_weight_moves(
+    old: str, bound: float, named: str
+) -> None:
     model, config = tiny_model(seed=1), config_of(f"algorithm.old_logprobs={old}")
     before = [parameter.detach().clone() for parameter in model.parameters()]
     samples = some_samples(tiny_model(seed=0))
-    with pytest.raises(EngineDisagrees, match=r"engine.max_mismatch"):
-        update_policy(learner_of(model), samples, [], step=0, config=config, max_mismatch=0.05)
+    with pytest.raises(EngineDisagrees, match=named):
+        update_policy(learner_of(model), samples, [], step=0, config=config, max_mismatch=bound)
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
     assert all(parameter.grad is None for parameter in model.parameters())
 

@@ -6,7 +6,7 @@ of 26M to 7B. None of these settings changes the sampled distribution.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from selfplay.config import ChosenEngine, Config, EngineConfig
 
@@ -57,6 +57,8 @@ def load_of(
 def choose(config: EngineConfig, load: Load) -> ChosenEngine:
     """The settings with a value for each that is `auto`."""
     given = {field.name: getattr(config, field.name) for field in fields(config)}
+    config = replace(config, deterministic=config.deterministic or config.exact)
+    given["deterministic"] = config.deterministic
     one = config.kind == "hf" or config.tp_size > 1 or config.deterministic or not load.gpu
     num = 1 if one else num_processes(load)
     num = num if given["processes"] == "auto" else given["processes"]

@@ -181,7 +181,8 @@ def engine_arguments(
     if device == "cpu":  # SGLang may pack the layer there, which rules out fp32 logits
         arguments["disable_cuda_graph"] = True
     else:
-        if dtype == "bfloat16" and head_size(model_path) <= LARGEST_FP32_HEAD:
+        fp32_head = dtype == "bfloat16" and head_size(model_path) <= LARGEST_FP32_HEAD
+        if fp32_head and not config.exact:
             arguments["enable_fp32_lm_head"] = True
         arguments["cuda_graph_max_bs_decode"] = config.max_batch
         if config.prefill_graphs:

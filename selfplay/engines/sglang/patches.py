@@ -1,4 +1,4 @@
-"""What is changed inside SGLang's scheduler process: two fixes and two speed-ups.
+"""What is changed inside SGLang's scheduler process: three fixes and two speed-ups.
 
 `launch` starts each scheduler with `processes.run_scheduler`, which calls `apply`; the trainer's
 side of `accept_lists` is `scheduler_client.SchedulerClient`. Imports SGLang only inside the
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 VERSION = "0.5.17"  # of SGLang; another version keeps its own `process_batch_result_decode`
+# FlashAttention 3 takes another kernel for at most 64 queries times the heads that share a key.
+LEAST_QUERIES = 65
 # What would have no effect, without an error, on an SGLang whose file does not hold the word.
 _GRAPHS = "srt/model_executor/runner_backend_utils/breakable_cuda_graph/breakable_cuda_graph.py"
 ANCHORS = {
@@ -23,8 +25,8 @@ ANCHORS = {
 }
 
 
-def apply() -> None:
-    """Change SGLang in this process, before its scheduler starts."""
+def apply(server_args: Any) -> None:
+    """Change SGLang in this process, before its scheduler starts with these `ServerArgs`."""
     import sglang
 
     off = missing(sglang.__version__, Path(sglang.__file__).parent)
@@ -32,6 +34,8 @@ def apply() -> None:
         keep_graph_tensors()
     pause_when_idle()
     accept_lists()
+    if server_args.enable_deterministic_inference and server_args.attention_backend == "fa3":
+        keep_key_blocks()
     if "append_decoded_tokens" not in off:
         append_decoded_tokens()
 
@@ -94,6 +98,33 @@ def pause_when_idle() -> None:
         return pause(self, tag)
 
     Saver.pause = paused
+
+
+def keep_key_blocks() -> None:
+    """Let FlashAttention 3 sum over the same blocks of keys for any number of queries.
+
+    For heads of 64 its kernel for few queries, which decodes, has blocks of 192 keys, the other one
+    of 128, so that SGLang's deterministic mode is none: beyond 128 keys a token's numbers depend on
+    whether it is decoded or prefilled. Told of more queries than there are, it takes the other one.
+    The plan that SGLang makes ahead of a decode step is for the kernel that is not taken.
+    """
+    from sglang.srt.layers.attention import flashattention_backend as backend
+
+    attend, plan = (
+        backend.flash_attn_with_kvcache,
+        backend.FlashAttentionBackend._compute_scheduler_metadata,
+    )
+
+    def attend_in_same_blocks(*, q: Any, max_seqlen_q: int, **others: Any) -> Any:
+        if q.shape[-1] == 64:
+            max_seqlen_q = max(int(max_seqlen_q), LEAST_QUERIES)
+        return attend(q=q, max_seqlen_q=max_seqlen_q, **others)
+
+    def plan_unless_narrow(self: Any, *words: Any, **named: Any) -> Any:
+        return None if self.head_dim == 64 else plan(self, *words, **named)
+
+    backend.flash_attn_with_kvcache = attend_in_same_blocks
+    backend.FlashAttentionBackend._compute_scheduler_metadata = plan_unless_narrow
 
 
 def accept_lists() -> None:

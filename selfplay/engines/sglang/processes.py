@@ -63,7 +63,7 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
 
     from selfplay.engines.sglang import patches
 
-    patches.apply()
+    patches.apply(arguments[0])
     tqdm.set_lock(threading.RLock())  # its own leaves a semaphore behind, since SGLang is killed
     run_scheduler_process(*arguments, **keywords)
 

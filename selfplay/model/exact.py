@@ -1,0 +1,377 @@
+"""The engine's forward pass in the trainer (`engine.exact`): equal log-probs, bit for bit.
+
+SGLang's deterministic mode computes each token with kernels whose result does not depend on what
+else is in the batch. Here the same kernels (`Kernels`) compute the trainer's forward pass, in the
+same order and with the same roundings. For equal weights engine and trainer then have the same
+bits, whether the engine decoded a token or prefilled it, in packed rows and after shared prefixes.
+Backward passes use ordinary kernels, since nothing compares their bits.
+
+Where transformers rounds otherwise: a norm reads the sum of its input and the residual before that
+is rounded, and rounds once; so do the rotary embedding and the gate of the MLP; logits are rounded
+to bf16 before the temperature divides them.
+
+Shapes: N tokens of a row, K of its sequences with their prefixes, S segments, C scored positions, D
+width of the model, H query heads, G key/value heads, W width of a head, F of the MLP, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from selfplay.model.attention import Gather
+from selfplay.model.logprob import fused
+
+FAMILIES = ("qwen2", "qwen3")
+HEAD_WIDTHS = (64, 128)
+
+
+class Kernels(NamedTuple):
+    """The engine's operations (`selfplay/engines/sglang/kernels.py`)."""
+
+    matmul: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+    """x [N, D], weight [F, D], bias [F] or None → [N, F]"""
+    norm: Callable[[Tensor, Tensor, float], Tensor]
+    """x [N, D], weight [D], eps → RMS norm [N, D]"""
+    mean: Callable[[Tensor], Tensor]
+    """x [N, D] in fp32 → means [N, 1]"""
+    rotate: Callable[[Tensor, Tensor, Tensor], None]
+    """query [N, H, W] and key [N, G, W], changed in place; cosines and sines [N, W] in fp32"""
+    gate: Callable[[Tensor], Tensor]
+    """x [N, 2F] → silu(first half) * second half"""
+    attend: Callable[[Tensor, Tensor, Tensor, Span], tuple[Tensor, Tensor]]
+    """query [N, H, W], key and value [K, G, W] → output [N, H, W], log-sum-exp of the scores"""
+    attend_backward: Callable[[Tensor, tuple[Tensor, ...], Span], tuple[Tensor, Tensor, Tensor]]
+    """gradient of the output; query, key, value, output, log-sum-exp → the first three's"""
+    log_softmax: Callable[[Tensor], Tensor]
+    """x [C, V] in fp32"""
+
+
+class Span(NamedTuple):
+    """Causal attention of segments after their prefixes: the bounds of queries and keys (int32),
+    the longest of each, the scale of the scores."""
+
+    queries_S1: Tensor
+    keys_S1: Tensor
+    max_queries: int
+    max_keys: int
+    scale: float
+
+
+def why_not_exact(config: PretrainedConfig) -> str | None:
+    """Why a model of this config cannot have the engine's bits; None if it can."""
+    if config.model_type not in FAMILIES:
+        return f"the family must be one of {', '.join(FAMILIES)}, got {config.model_type}"
+    width = _head_width(config)
+    if width not in HEAD_WIDTHS:
+        return f"a head must be {' or '.join(map(str, HEAD_WIDTHS))} wide, got {width}"
+    if set(config.layer_types) != {"full_attention"}:
+        return f"every layer must have full attention, got {', '.join(set(config.layer_types))}"
+    if (kind := config.rope_parameters["rope_type"]) != "default":
+        return f"rope_type must be default, got {kind}"
+    return None
+
+
+def _head_width(config: PretrainedConfig) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def compute_as_engine(model: PreTrainedModel, kernels: Kernels) -> None:
+    """Let the model's layers compute with the engine's operations; before `shard`."""
+    base = model.base_model
+    base.engine_kernels = kernels
+    base.forward = MethodType(_model_forward, base)
+    for layer in base.layers:
+        layer.forward = MethodType(_layer_forward, layer)
+
+
+def engine_kernels(model: PreTrainedModel) -> Kernels | None:
+    """The kernels given to `compute_as_engine`; None for an ordinary model."""
+    kernels: Kernels | None = getattr(model.base_model, "engine_kernels", None)
+    return kernels
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What all layers of a pass read. FSDP would round tensors that are arguments of a layer."""
+
+    kernels: Kernels
+    span: Span
+    key_tokens: Tensor | None
+    cos_sin_NW: Tensor
+
+
+def _model_forward(
+    self: Any,
+    input_ids: Tensor,
+    position_ids: Tensor | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    max_length_q: int = 0,
+    max_length_k: int = 0,
+    key_tokens: Tensor | None = None,
+    **_: Any,
+) -> BaseModelOutputWithPast:
+    """The last hidden states of a packed row [1, N], as `packed_kwargs` describes it; without its
+    bounds each row of `input_ids` is a sequence."""
+    num, length = input_ids.shape
+    ids_N = input_ids.flatten()
+    if cu_seq_lens_q is None or cu_seq_lens_k is None:
+        position_ids = torch.arange(length, device=ids_N.device).repeat(num)
+        cu_seq_lens_q = cu_seq_lens_k = torch.arange(
+            0, num * length + 1, length, dtype=torch.int32, device=ids_N.device
+        )
+        max_length_q = max_length_k = length
+    assert position_ids is not None
+    width = _head_width(self.config)
+    run = _Pass(
+        self.engine_kernels,
+        Span(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, width**-0.5),
+        key_tokens,
+        _cos_sin(position_ids.flatten(), width, self.config.rope_parameters["rope_theta"]),
+    )
+    x_ND: Tensor = self.embed_tokens(ids_N)
+    residual_ND: Any = None
+    for layer in self.layers:
+        x_ND, residual_ND = layer(x_ND, residual_ND, run)
+    normed_ND = _add_norm(x_ND, residual_ND, self.norm, run.kernels)[0]
+    return BaseModelOutputWithPast(last_hidden_state=normed_ND.view(num, length, -1))
+
+
+def _cos_sin(positions_N: Tensor, width: int, base: float) -> Tensor:
+    """Cosines, then sines, of the positions times the rotary frequencies; fp32 [N, W]."""
+    exponents = torch.arange(0, width, 2, dtype=torch.float, device=positions_N.device) / width
+    angles = positions_N.float()[:, None] * (1.0 / base**exponents)
+    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+
+def _layer_forward(
+    self: Any, x_ND: Tensor, residual_ND: Tensor | None, run: _Pass
+) -> tuple[Tensor, Tensor]:
+    """A layer's output before it is added to the residual, and the residual, both [N, D]."""
+    kernels, attention, mlp = run.kernels, self.self_attn, self.mlp
+    if residual_ND is None:
+        residual_ND, x_ND = x_ND, _norm(x_ND, self.input_layernorm, kernels)
+    else:
+        x_ND, residual_ND = _add_norm(x_ND, residual_ND, self.input_layernorm, kernels)
+    parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+    x_NF = _linear(x_ND, parts, kernels)
+    query, key, value = (
+        x.unflatten(1, (-1, attention.head_dim))
+        for x in x_NF.split([part.weight.shape[0] for part in parts], dim=1)
+    )
+    if hasattr(attention, "q_norm"):
+        query, key = (
+            _norm(x.flatten(0, 1), norm, kernels).view(x.shape)
+            for x, norm in ((query, attention.q_norm), (key, attention.k_norm))
+        )
+    query, key = _Rotate.apply(query, key, run.cos_sin_NW, kernels)
+    if run.key_tokens is not None:
+        key, value = (Gather.apply(x, run.key_tokens) for x in (key, value))
+    heads_NHW = _Attend.apply(query, key, value, run.span, kernels)
+    x_ND = _linear(heads_NHW.flatten(1), (attention.o_proj,), kernels)
+    x_ND, residual_ND = _add_norm(x_ND, residual_ND, self.post_attention_layernorm, kernels)
+    gated_NF = _Gate.apply(_linear(x_ND, (mlp.gate_proj, mlp.up_proj), kernels), kernels)
+    return _linear(gated_NF, (mlp.down_proj,), kernels), residual_ND
+
+
+def position_stats(
+    hidden_CD: Tensor, weight_VD: Tensor, targets_C: Tensor, temperature: float, kernels: Kernels
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The targets' log-probs, the entropies and the log-sum-exps of the logits over the
+    temperature, each fp32 [C]. The log-probs are the engine's; no gradients."""
+    logits_CV = kernels.matmul(hidden_CD, weight_VD, None).float()
+    logits_CV /= logits_CV.new_full((1, 1), temperature)  # a number would be multiplied by 1 / it
+    logprobs_CV = kernels.log_softmax(logits_CV)
+    logits_C, logprobs_C = (x.gather(1, targets_C[:, None])[:, 0] for x in (logits_CV, logprobs_CV))
+    return logprobs_C, fused(_entropy, logits_CV)(logprobs_CV), logits_C - logprobs_C
+
+
+def _entropy(logprobs_CV: Tensor) -> Tensor:
+    return -(logprobs_CV.exp() * logprobs_CV).sum(1)
+
+
+# --- operations with the engine's forward pass ----------------------------------------------------
+
+
+def _linear(x_ND: Tensor, layers: tuple[nn.Linear, ...], kernels: Kernels) -> Tensor:
+    """The outputs of linear layers side by side [N, F], by one product as in the engine."""
+    weight_FD, bias_F = (_side_by_side(layers, name) for name in ("weight", "bias"))
+    out: Tensor = _Linear.apply(x_ND, weight_FD, bias_F, kernels)
+    return out
+
+
+def _side_by_side(layers: tuple[nn.Linear, ...], name: str) -> Tensor | None:
+    parts = [getattr(layer, name) for layer in layers]
+    if len(parts) == 1 or parts[0] is None:
+        return parts[0]
+    return torch.cat(parts)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x_ND: Tensor, weight_FD: Tensor, bias_F: Tensor | None, kernels: Kernels
+    ) -> Tensor:
+        ctx.save_for_backward(x_ND, weight_FD)
+        ctx.has_bias = bias_F is not None
+        return kernels.matmul(x_ND.contiguous(), weight_FD, bias_F)
+
+    @staticmethod
+    def backward(ctx: Any, grad_NF: Tensor) -> tuple[Tensor | None, ...]:
+        x_ND, weight_FD = ctx.saved_tensors
+        bias = grad_NF.sum(0) if ctx.has_bias else None
+        return grad_NF @ weight_FD, grad_NF.t() @ x_ND, bias, None
+
+
+def _norm(x_ND: Tensor, norm: Any, kernels: Kernels) -> Tensor:
+    out: Tensor = _Norm.apply(x_ND, norm.weight, norm.variance_epsilon, kernels)
+    return out
+
+
+def _add_norm(
+    x_ND: Tensor, residual_ND: Tensor, norm: Any, kernels: Kernels
+) -> tuple[Tensor, Tensor]:
+    """The norm of x + residual, and that sum."""
+    outs: tuple[Tensor, Tensor] = _AddNorm.apply(
+        x_ND, residual_ND, norm.weight, norm.variance_epsilon, kernels
+    )
+    return outs
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, weight_D: Tensor, eps: float, kernels: Kernels) -> Tensor:
+        ctx.save_for_backward(x_ND, weight_D)
+        ctx.eps = eps
+        return kernels.norm(x_ND.contiguous(), weight_D, eps)
+
+    @staticmethod
+    def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor | None, ...]:
+        x_ND, weight_D = ctx.saved_tensors
+        grad_x, grad_weight = fused(_norm_grad, x_ND)(grad_ND, x_ND.float(), weight_D, ctx.eps)
+        return grad_x.to(x_ND.dtype), grad_weight, None, None
+
+
+class _AddNorm(torch.autograd.Function):
+    """As SGLang's RMSNorm.forward_native: the norm reads the sum in fp32."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_ND: Tensor, residual_ND: Tensor, weight_D: Tensor, eps: float, kernels: Kernels
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(x_ND, residual_ND, weight_D)
+        ctx.eps = eps
+        sum_ND = x_ND.float() + residual_ND.float()
+        normed_ND = sum_ND * torch.rsqrt(kernels.mean(sum_ND.pow(2)) + eps) * weight_D
+        return normed_ND.to(x_ND.dtype), sum_ND.to(x_ND.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad_ND: Tensor, grad_sum_ND: Tensor) -> tuple[Tensor | None, ...]:
+        x_ND, residual_ND, weight_D = ctx.saved_tensors
+        grad_x, grad_weight = fused(_add_norm_grad, x_ND)(
+            grad_ND, grad_sum_ND, x_ND, residual_ND, weight_D, ctx.eps
+        )
+        return grad_x, grad_x, grad_weight, None, None
+
+
+def _norm_grad(
+    grad_ND: Tensor, x_ND: Tensor, weight_D: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    """With r = (mean x^2 + eps)^-1/2 and y = r x the norm is w y, and its gradient
+    r (w g - y mean(w g y))."""
+    inverse_N1 = torch.rsqrt(x_ND.pow(2).mean(-1, keepdim=True) + eps)
+    y_ND, grad_ND = x_ND * inverse_N1, grad_ND.float()
+    to_y_ND = grad_ND * weight_D.float()
+    grad_x_ND = inverse_N1 * (to_y_ND - y_ND * (to_y_ND * y_ND).mean(-1, keepdim=True))
+    return grad_x_ND, (grad_ND * y_ND).sum(0).to(weight_D.dtype)
+
+
+def _add_norm_grad(
+    grad_ND: Tensor,
+    grad_sum_ND: Tensor,
+    x_ND: Tensor,
+    residual_ND: Tensor,
+    weight_D: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    grad_x_ND, grad_weight_D = _norm_grad(
+        grad_ND, x_ND.float() + residual_ND.float(), weight_D, eps
+    )
+    return (grad_x_ND + grad_sum_ND.float()).to(x_ND.dtype), grad_weight_D
+
+
+class _Rotate(torch.autograd.Function):
+    """The rotary embedding; backward turns the other way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query_NHW: Tensor, key_NGW: Tensor, cos_sin_NW: Tensor, kernels: Kernels
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(cos_sin_NW)
+        query_NHW, key_NGW = (
+            x.clone(memory_format=torch.contiguous_format) for x in (query_NHW, key_NGW)
+        )
+        kernels.rotate(query_NHW, key_NGW, cos_sin_NW)
+        return query_NHW, key_NGW
+
+    @staticmethod
+    def backward(ctx: Any, grad_NHW: Tensor, grad_NGW: Tensor) -> tuple[Tensor | None, ...]:
+        (cos_sin_NW,) = ctx.saved_tensors
+        back = fused(_rotated_back, grad_NHW)
+        return back(grad_NHW, cos_sin_NW), back(grad_NGW, cos_sin_NW), None, None
+
+
+def _rotated_back(grad_NHW: Tensor, cos_sin_NW: Tensor) -> Tensor:
+    cos, sin = cos_sin_NW[:, None].chunk(2, dim=-1)
+    a, b = grad_NHW.float().chunk(2, dim=-1)
+    return torch.cat((a * cos + b * sin, b * cos - a * sin), dim=-1).to(grad_NHW.dtype)
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_N2F: Tensor, kernels: Kernels) -> Tensor:
+        ctx.save_for_backward(x_N2F)
+        return kernels.gate(x_N2F)
+
+    @staticmethod
+    def backward(ctx: Any, grad_NF: Tensor) -> tuple[Tensor | None, ...]:
+        (x_N2F,) = ctx.saved_tensors
+        return fused(_gate_grad, x_N2F)(grad_NF, x_N2F), None
+
+
+def _gate_grad(grad_NF: Tensor, x_N2F: Tensor) -> Tensor:
+    gate, up = x_N2F.float().chunk(2, dim=-1)
+    grad, share = grad_NF.float(), torch.sigmoid(gate)
+    to_gate = grad * up * share * (1.0 + gate * (1.0 - share))
+    return torch.cat((to_gate, grad * gate * share), dim=-1).to(x_N2F.dtype)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query_NHW: Tensor,
+        key_KGW: Tensor,
+        value_KGW: Tensor,
+        span: Span,
+        kernels: Kernels,
+    ) -> Tensor:
+        value_KGW = value_KGW.contiguous()
+        out_NHW, lse = kernels.attend(query_NHW, key_KGW, value_KGW, span)
+        ctx.save_for_backward(query_NHW, key_KGW, value_KGW, out_NHW, lse)
+        ctx.span, ctx.kernels = span, kernels
+        return out_NHW
+
+    @staticmethod
+    def backward(ctx: Any, grad_NHW: Tensor) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        grads = ctx.kernels.attend_backward(grad_NHW.contiguous(), saved, ctx.span)
+        return *grads, None, None
