@@ -21,16 +21,17 @@ from selfplay.model.gguf import converted, file_digest
 
 # The files of a model and its tokenizer, without pickles, code or a second copy of the weights.
 SETTINGS = "selfplay.yaml"  # the settings of a policy that `python -m selfplay.apps.publish` wrote
-FETCHED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", SETTINGS]
+WEIGHTS = "*.safetensors"
+FETCHED = [WEIGHTS, "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", SETTINGS]
 NOT_FETCHED = ["*/*", "consolidated*"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 BASE = "base.json"  # in a folder of adapters: where their base weights are, and their digest
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-def local_folder(name_or_folder: str, *, what: str = "model.path") -> Path:
+def local_folder(name_or_folder: str, *, what: str = "model.path", weights: bool = True) -> Path:
     """The folder itself, the folder converted from a `.gguf` file, or the local copy of the hub's
-    ORG/NAME, converted or downloaded if necessary.
+    ORG/NAME, converted or downloaded if necessary; without `weights` only what describes it is.
 
     Raises SettingsError, which begins with `what`, for a name that is none of them, for a model
     that the hub does not have, and if the hub cannot be reached.
@@ -46,9 +47,10 @@ def local_folder(name_or_folder: str, *, what: str = "model.path") -> Path:
             f"{what} must be a Hugging Face folder, a .gguf file or a hub name such as "
             f"Qwen/Qwen2.5-0.5B-Instruct, got {name_or_folder}{absent}"
         )
+    fetched = FETCHED if weights else [name for name in FETCHED if name != WEIGHTS]
     try:
         return Path(
-            snapshot_download(name_or_folder, allow_patterns=FETCHED, ignore_patterns=NOT_FETCHED)
+            snapshot_download(name_or_folder, allow_patterns=fetched, ignore_patterns=NOT_FETCHED)
         )
     except Exception as error:
         raise SettingsError(

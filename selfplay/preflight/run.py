@@ -78,7 +78,9 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
         imitated_people(config.game, config.data, recorded=recorded, share=share)
     if config.warm_start.chats is not None:
         read_chats(config.warm_start.chats, config.warm_start.chat_roles)
-    rendering = read_rendering(config.model, config.game, seed=config.seed, adapters=False)
+    rendering = read_rendering(
+        config.model, config.game, seed=config.seed, adapters=False, weights=here
+    )
     if rendering.rewritten and config.engine.sessions is True:
         raise SettingsError(
             "engine.sessions must be false with this chat template, where no prompt continues the "
@@ -219,15 +221,21 @@ def check_endpoint(spec: Spec, endpoint: EndpointConfig, *, what: str) -> None:
 
 
 def read_rendering(
-    model: ModelConfig, game: GameConfig, *, seed: int, adapters: bool = True
+    model: ModelConfig,
+    game: GameConfig,
+    *,
+    seed: int,
+    adapters: bool = True,
+    weights: bool = True,
 ) -> Rendering:
     """The policy's rendering, from its folder's tokenizer. A scratch model has no trained tokenizer
-    yet, so an untrained one of the same size is used.
+    yet, so an untrained one of the same size is used. Without `weights` those of a hub's model are
+    neither fetched nor looked for.
 
     Raises SettingsError for a model, tokenizer or template that cannot be used and, if `adapters`
     is False, for a folder of adapters.
     """
-    tokenizer, ends = _tokenizer(model, game, seed=seed, adapters=adapters)
+    tokenizer, ends = _tokenizer(model, game, seed=seed, adapters=adapters, weights=weights)
     try:
         rendering = make_rendering(tokenizer, template_kwargs=model.chat_template, ends=ends)
     except SettingsError:
@@ -250,7 +258,7 @@ def described_model(model: ModelConfig) -> PretrainedConfig:
     if model.path is None:
         assert model.scratch is not None
         return scratch_config(model.scratch)
-    return AutoConfig.from_pretrained(described_in(local_folder(model.path)))
+    return AutoConfig.from_pretrained(described_in(local_folder(model.path, weights=False)))
 
 
 def _refuse_run(folder: Path) -> None:
@@ -268,7 +276,7 @@ def _refuse_run(folder: Path) -> None:
 
 
 def _tokenizer(
-    model: ModelConfig, game: GameConfig, *, seed: int, adapters: bool
+    model: ModelConfig, game: GameConfig, *, seed: int, adapters: bool, weights: bool
 ) -> tuple[PreTrainedTokenizerBase, tuple[int, ...]]:
     """The tokenizer, and the ids that end a text by the model's configs."""
     if model.path is None:
@@ -280,9 +288,10 @@ def _tokenizer(
             return train_tokenizer([], vocab_size=scratch.vocab_size, phrases=phrases), ()
         except ValueError as error:
             raise SettingsError(str(error)) from None
-    folder = local_folder(model.path)
+    folder = local_folder(model.path, weights=weights)
     _refuse_run(folder)
-    check_weights(folder, what="model.path")
+    if weights or folder == Path(model.path):
+        check_weights(folder, what="model.path")
     try:
         described = described_in(folder)
         tokenizer, ends = load_tokenizer(folder), end_ids(folder)

@@ -1,9 +1,11 @@
 """Memory by phase: near what was measured, refused where it cannot fit, with settings that fit."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 import train
 from bench.rows import SHAPES
@@ -201,6 +203,32 @@ def test_a_dry_run_prints_settings_prompt_and_memory_and_makes_nothing(
     for phase in ("imitation", "play", "update", "push"):
         assert f"\n  {phase} " in shown
     assert shown.rstrip().endswith("it fits")
+
+
+def test_a_dry_run_fetches_no_weights_from_the_hub(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A hub that has the model as `org/name` and copies the files that are asked for."""
+    fetched = tmp_path / "fetched"
+
+    def download(name: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        assert name == "org/name"
+        names = [path.name for path in model.iterdir()]
+        for each in filter_repo_objects(
+            names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+        ):
+            fetched.mkdir(exist_ok=True)
+            shutil.copy(model / each, fetched)
+        return str(fetched)
+
+    monkeypatch.setattr("selfplay.model.hub.snapshot_download", download)
+    monkeypatch.chdir(tmp_path)
+    words = ["--config", "tiny.yaml", "model.path=org/name", "model.scratch=null", "out=run"]
+    assert train.main([*words, "engine.kind=sglang", "--dry-run", "--gpu", "80"]) == 0
+    assert capsys.readouterr().out.rstrip().endswith("it fits")
+    assert (fetched / "config.json").exists() and not [*fetched.glob("*.safetensors")]
+    assert train.main([*words, "steps=1", "eval.final_games=2"]) == 0, "a run fetches them"
+    assert [*fetched.glob("*.safetensors")]
 
 
 def test_a_dry_run_of_a_scratch_model_counts_the_runs_own_tokens_and_refuses_a_prompt_too_long(
