@@ -2,10 +2,10 @@
 
 A control plays the same instances with the same named seeds. Only one thing differs: in place of
 each message that a seat of the policy reads, it reads a message of another game, sent by the same
-seat as close as possible to the same turn and of a similar length; or a blank one. The
-game itself goes on with the message that was sent, so its own texts, proposals, answers, tools and
-what partners and the speaker read stay as they are. Games in which the policy heard no message
-count with a difference of 0 and are not played again.
+seat and by the same player (policy or partner), as close as possible to the same turn and of a
+similar length; or a blank one. The game itself goes on with the message that was sent, so its own
+texts, proposals, answers, tools and what partners and the speaker read stay as they are. Games in
+which the policy heard no message count with a difference of 0 and are not played again.
 
 This works for every game in which a move that only speaks has the kind (`Step.action`) "message"
 and its readers read it in `Step.observations`. A message that the game would refuse from this
@@ -46,13 +46,15 @@ class TalkEffect:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A message of a game, as its speaker sent it. `turn` counts the legal moves before it."""
+    """A message of a game, as its speaker sent it. `turn` counts the legal moves before it.
+    `by_policy` is False for a partner's."""
 
     instance: str
     seat: int
     readers: tuple[int, ...]
     turn: int
     text: str
+    by_policy: bool = True
 
 
 Change = Callable[[Said], str | None]  # what is heard instead; None for the message itself
@@ -141,7 +143,9 @@ class HeardOtherwise:
         if step.action is None:
             return step
         readers = readers_of(step)
-        said = Said(self._instance, seat, readers, self._num_legal, text)
+        said = Said(
+            self._instance, seat, readers, self._num_legal, text, by_policy=seat in self._policy
+        )
         self._num_legal += 1
         if step.action != MESSAGE or not self._policy & set(readers):
             return step
@@ -167,7 +171,14 @@ def messages_of(episode: Episode) -> list[Said]:
     """The messages of a game."""
     legal = [turn for turn in episode.turns if turn.action is not None]
     return [
-        Said(episode.instance, turn.seat, readers_of(turn), number, turn.text)
+        Said(
+            episode.instance,
+            turn.seat,
+            readers_of(turn),
+            number,
+            turn.text,
+            by_policy=turn.seat in episode.policy_seats,
+        )
         for number, turn in enumerate(legal)
         if turn.action == MESSAGE
     ]
@@ -177,9 +188,9 @@ class MessageBank:
     """The messages of many games, from which a game gets those of others."""
 
     def __init__(self, said: Iterable[Said]) -> None:
-        self._said: dict[tuple[int, tuple[int, ...]], list[Said]] = defaultdict(list)
+        self._said: dict[tuple[Any, ...], list[Said]] = defaultdict(list)
         for message in said:
-            self._said[message.seat, message.readers].append(message)
+            self._said[message.seat, message.readers, message.by_policy].append(message)
 
     def other(self, said: Said) -> str | None:
         """A message of another instance from the same seat to the same readers: of the closest
@@ -190,7 +201,7 @@ class MessageBank:
         """
         others = [
             (abs(other.turn - said.turn), abs(length_class(other) - length_class(said)), other.text)
-            for other in self._said[said.seat, said.readers]
+            for other in self._said[said.seat, said.readers, said.by_policy]
             if other.instance != said.instance
         ]
         if not others:

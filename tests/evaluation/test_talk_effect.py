@@ -227,12 +227,13 @@ def test_the_bank_gives_a_message_of_another_game_alike_in_seat_turn_and_length(
         Said("a", 0, (1,), 2, "[message] my own game"),
         Said("b", 1, (0,), 2, "[message] another speaker"),
         Said("b", 0, (1, 2), 2, "[message] other readers too"),
+        Said("b", 0, (1,), 2, "[message] of a partner", by_policy=False),
         Said("b", 0, (1,), 0, "[message] another turn here"),
         Said("b", 0, (1,), 2, "[message] much longer than this one is"),
     ]
-    assert MessageBank([mine, *others[:3]]).other(mine) is None
+    assert MessageBank([mine, *others[:4]]).other(mine) is None
     assert MessageBank(others).other(mine) == "[message] much longer than this one is"
-    assert MessageBank(others[:4]).other(mine) == "[message] another turn here"
+    assert MessageBank(others[:5]).other(mine) == "[message] another turn here"
     fitting = [Said(key, 0, (1,), 2, f"[message] Daniel {key}") for key in "bcdefgh"]
     fitting += [Said("b", 0, (1,), 2, "[message] Daniel BLEU 7")]  # 2 and 3 words are one class
     draws = {
