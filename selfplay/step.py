@@ -302,7 +302,7 @@ def best_games_term(run: Run, rollout: Rollout) -> LossTerm:
     config, world = run.config, run.world
     own = [imitation_samples([game]) for game in best_games(rollout.episodes)]
     new = [game for of_rank in gather_objects(own, world) for game in of_rank if game]
-    run.best.extend(sorted(new, key=lambda game: game[0].name))
+    run.best.extend(sorted(new, key=lambda game: named_seed("best games", game[0].name)))
     del run.best[: -config.rollout.instances]
     samples = [sample for game in run.best for sample in game]
     weight = config.algorithm.imitate_best

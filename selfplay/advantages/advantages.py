@@ -12,7 +12,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
-from typing import TypeVar
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from selfplay.advantages.branches import branch_samples
 from selfplay.advantages.rewards import (
@@ -71,10 +72,14 @@ def reward_samples(
 ) -> tuple[list[Sample], CreditStats]:
     """Samples with rewards and without advantages. Zero-variance groups are dropped if the method's
     baseline is the group's own mean."""
-    games = _grouped(episode_samples(episodes, algorithm=algorithm, reward=reward), by="group")
+    games = _grouped(
+        episode_samples(episodes, algorithm=algorithm, reward=reward), attrgetter("group")
+    )
     turns: dict[str, list[Sample]] = {}
     if any(episode.branches for episode in episodes):
-        turns = _grouped(branch_samples(episodes, algorithm=algorithm, reward=reward), by="group")
+        turns = _grouped(
+            branch_samples(episodes, algorithm=algorithm, reward=reward), attrgetter("group")
+        )
     groups = games | turns
     statistics = {name: sample_statistics(group) for name, group in groups.items()}
     rewards = {
@@ -249,7 +254,7 @@ def ema(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfig
     mean, at first the mean itself.
     """
     baselines = {}
-    for seating, alike in _grouped(samples, by="seating").items():
+    for seating, alike in _grouped(samples, attrgetter("seating")).items():
         mean = _mean(alike)
         baselines[seating] = old = state.get(seating, mean)
         state[seating] = EMA_DECAY * old + (1.0 - EMA_DECAY) * mean if seating in state else mean
@@ -266,7 +271,7 @@ def _per_group(
 ) -> Scales:
     """Each sample's baseline and divisor, which `scales_of` gives for a group at a time."""
     scales: dict[str, tuple[float | Sequence[float], float]] = {}
-    for group in _grouped(samples, by="group").values():
+    for group in _grouped(samples, attrgetter("group")).values():
         scales |= {one.name: s for one, s in zip(group, scales_of(group), strict=True)}
     return [scales[one.name] for one in samples]
 
@@ -359,13 +364,13 @@ def imitated(name: str, ids: list[int], mask: list[int], starts: Sequence[int]) 
 
 
 def best_games(episodes: Sequence[Episode]) -> list[Episode]:
-    """Of each instance the game with the highest score of those that ended in an agreement, if its
-    score is above the mean of the instance's games.
+    """Of each instance, and each choice of the policy's seats, the game with the highest score of
+    those that ended in an agreement, if its score is above the mean of these games.
 
     These are the games that rejection sampling imitates (RAFT, arXiv 2304.06767, the best of n).
     """
     best = []
-    for games in _grouped(episodes, by="instance").values():
+    for games in _grouped(episodes, lambda game: (game.instance, *game.policy_seats)).values():
         mean = sum(game.score for game in games) / len(games)
         agreed = [game for game in games if game.outcome.agreed and game.score > mean]
         best += sorted(agreed, key=lambda game: -game.score)[:1]
@@ -375,10 +380,10 @@ def best_games(episodes: Sequence[Episode]) -> list[Episode]:
 # --- helpers --------------------------------------------------------------------------------------
 
 
-def _grouped(entries: Sequence[T], *, by: str) -> dict[str, list[T]]:
-    groups: dict[str, list[T]] = {}
+def _grouped(entries: Sequence[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    groups: dict[Any, list[T]] = {}
     for entry in entries:
-        groups.setdefault(getattr(entry, by), []).append(entry)
+        groups.setdefault(key(entry), []).append(entry)
     return groups
 
 

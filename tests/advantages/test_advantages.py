@@ -337,3 +337,13 @@ def test_the_best_game_of_an_instance_is_an_agreement_above_its_mean() -> None:
         )
     ]
     assert [(game.instance, game.index) for game in best_games(games)] == [("a", 1)]
+
+
+def test_with_a_partner_each_seat_has_its_own_best_game() -> None:
+    """Seat 0's games score 0.25 and 0.5, seat 1's 0.75 and 1.0: as one group seat 0 had none."""
+    games = []
+    for index, score in enumerate([0.25, 0.75, 0.5, 1.0]):
+        game = episode((score, score), index)
+        transcripts = [t if seat == index % 2 else None for seat, t in enumerate(game.transcripts)]
+        games.append(replace(game, transcripts=tuple(transcripts)))
+    assert [game.index for game in best_games(games)] == [2, 3]
