@@ -82,7 +82,7 @@ class Config:
     keep_checkpoints: int = Field(default=2, ge=1, le=10_000)
     """how many of the newest checkpoints are kept"""
     log_games_every: int = Field(default=50, ge=1, le=10_000_000)
-    """write every n-th game in full to games.jsonl"""
+    """write one of n games in full to games.jsonl"""
     log_groups_every: int = Field(default=50, ge=0, le=10_000_000)
     """write all games of step 1 and of every n-th step from there to groups.jsonl, instance by
     instance, with each seat's reward, return and advantage; 0 writes none"""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from selfplay.atomic import write_atomically
+from selfplay.data.seeds import named_seed
 from selfplay.errors import SettingsError
 from selfplay.metrics.console import LEGEND, step_line
 from selfplay.metrics.records import Pieces, game_record
@@ -66,8 +67,8 @@ class Stopwatch:
 class Journal:
     """The open logs of a run.
 
-    `after_step` is the step of the checkpoint that the run resumes from, 0 for a new run. Every
-    `log_games_every`-th game of this rank is written in full to games.jsonl, with the tokens that
+    `after_step` is the step of the checkpoint that the run resumes from, 0 for a new run. One of
+    `log_games_every` games of this rank is written in full to games.jsonl, with the tokens that
     `pieces` spells.
     """
 
@@ -97,6 +98,12 @@ class Journal:
             self._groups.append(record)
         self._groups.sync()
 
+    def _logs(self, number: int) -> bool:
+        """Whether game `number` of the run is the one of its `log_games_every` that is logged. A
+        drawn one, since instances and seats come in turn."""
+        block, index = divmod(number, self._log_games_every)
+        return index == named_seed("logged game", block) % self._log_games_every
+
     def step(
         self,
         step: int,
@@ -112,7 +119,7 @@ class Journal:
         logged = [
             game_record(episode, step=step, pieces=self._pieces)
             for index, episode in enumerate(episodes)
-            if (first + index) % self._log_games_every == 0
+            if self._logs(first + index)
         ]
         for record in logged:
             self._games.append(record)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from selfplay.metrics.step_log import Journal, StepLog, Stopwatch
+from tests.helpers.hand_episodes import episode
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -71,6 +72,21 @@ def test_a_validation_counts_in_the_rest_as_often_as_it_came(
         watch.lap()
     # The last 20 laps take 1 s each; one validation of 60 s in 30 laps is 2 s a lap.
     assert watch.remaining_s(10) == pytest.approx(10 * (1.0 + 2.0))
+
+
+def test_one_game_of_n_is_logged_whatever_comes_in_turn(tmp_path: Path) -> None:
+    """Four groups of eight games a step, of eight: a fixed one of eight would always be a group's
+    first, where the policy with a partner has seat 0."""
+    journal = Journal(tmp_path, "none", num_steps=50, log_games_every=8, after_step=0, rank=0)
+    games = [episode((1.0, 1.0), number % 8, instance=f"{number // 8}") for number in range(32)]
+    for step in range(1, 51):
+        journal.step(step, {}, games, Stopwatch())
+    journal.close()
+    logged = [(line["step"], line["instance"]) for line in lines(tmp_path / "games.jsonl")]
+    assert logged == [(step, f"{group}") for step in range(1, 51) for group in range(4)]
+    first = [line["episode"] == 0 for line in lines(tmp_path / "games.jsonl")]
+    odd = [line["episode"] % 2 for line in lines(tmp_path / "games.jsonl")]
+    assert 0.05 < sum(first) / 200 < 0.25 and 0.35 < sum(odd) / 200 < 0.65
 
 
 @pytest.mark.parametrize("rank", [0, 1])
