@@ -65,7 +65,8 @@ class ScriptedCollab(ScriptedBase):
         self.check_turn(view)
         if self.seat == USER:
             return Lesson(_act_user(self, view))
-        draw = random.Random(f"{self.seed} {len(view.log)}")
+        again = " again" * view.num_errors_this_turn  # a slip must not decide what follows it
+        draw = random.Random(f"{self.seed} {len(view.log)}{again}")
         if self.slip and not view.num_errors_this_turn and draw.random() < self.slip:
             return Lesson(f"[{ANSWER}]")
         return Lesson(_act_assistant(self, view, draw))
