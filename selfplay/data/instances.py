@@ -37,7 +37,8 @@ def generated(
     """Instances start..start+num-1 of the stream that `purpose` and the run's seed select.
 
     `easy` keeps every instance that the rules allow. Validation and held-out instances are the same
-    for every run seed and occur in no training stream.
+    for every run seed and drawn apart from all training streams; of a small game training sees
+    equal ones.
     """
     fixed = purpose in (VALIDATION, HELD_OUT)
     stream_seed = named_seed("instances", None if fixed else seed, purpose)
@@ -52,7 +53,7 @@ def evaluation_instances(
 ) -> tuple[Any, ...]:
     """The first `num` instances for VALIDATION or HELD_OUT: generated, or from the settings' file.
 
-    A file with fewer instances gives all of them. Generated ones occur in no training stream.
+    A file with fewer instances gives all of them. Generated ones are drawn apart from training's.
     """
     name, source = _source(data, purpose)
     if source == GENERATED:
