@@ -28,6 +28,7 @@ from selfplay.partners.partners import Partners
 from selfplay.rollout.driver import FinishedGames, play_games, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, limits_of
 from selfplay.rollout.players import opening_ids
+from selfplay.rollout.seat_rules import chosen_seats
 from selfplay.rollout.seating import SELF_PLAY, Partner, evaluation_games, scripted_games
 from selfplay.weight_sync.start import choose_engine, load_engine
 from selfplay.weight_sync.supervisor import EngineSupervisor
@@ -143,9 +144,11 @@ def evaluate_scripted(
     other: str | None = None,
 ) -> Evaluation:
     """Play two scripted players: `spec` in both seats, or `spec` in seat 0 and `other` in seat 1.
-    Not spread over ranks."""
+    Alone, `spec` has the score of the seats that the policy has. Not spread over ranks."""
     setups = scripted_games(instances, spec=spec, game=game, other=other)
     episodes = play_scripted(setups, limits=limits_of(rollout))
+    if other is None and (seats := chosen_seats(game, rollout)) is not None:
+        episodes = [replace(episode, in_its_place=seats) for episode in episodes]
     return _evaluation(spec, dict(enumerate(episodes)), world=None)
 
 

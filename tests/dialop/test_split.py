@@ -63,6 +63,22 @@ def test_who_asks_for_more_gets_more() -> None:
     assert rows[2]["reward/1"] > rows[0]["reward/1"] > rows[1]["reward/1"]
 
 
+def test_scripts_are_scored_in_the_seats_that_the_policy_has(tmp_path: Path) -> None:
+    """With another role for each seat and the policy in the second."""
+    game = tmp_path / "roles.py"
+    game.write_text(GAME.read_text().replace('("player", "player"), (', '("giver", "taker"), ('))
+    words = [f"game.name={game}", "rollout.partners=[scripted:fair]"]
+    means = {}
+    for seats in ("[]", "[taker]"):
+        config = load_config(SETTINGS, [*words, f"rollout.policy_seats={seats}"])
+        instances = config.game.kit.generate(config.game.options, seed=0, num=50)
+        row = evaluate_scripted(instances, spec="soft", game=config.game, rollout=config.rollout)
+        means[seats] = row.interval[0], row.measures["reward/0"], row.measures["reward/1"]
+    score, giver, taker = means["[]"]
+    assert score == pytest.approx((giver + taker) / 2) and abs(giver - taker) > 0.02
+    assert means["[taker]"] == (pytest.approx(taker), giver, taker)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_page")
 def test_its_run_shows_rewards_and_partners_first(
