@@ -37,7 +37,7 @@ if __name__ == "__main__":  # --help and a typo are answered before torch is imp
 # isort: split
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from dialop.game import MachineError
+from dialop.game import GameError
 from selfplay.api.evaluation import evaluate_asked
 from selfplay.errors import RunEnds, SettingsError
 
@@ -50,7 +50,7 @@ def main(words: list[str] | None = None) -> int:
         return refused("eval.py", error)
     try:
         evaluated = evaluate_asked(asked)
-    except (SettingsError, RunEnds, MachineError) as error:
+    except (SettingsError, RunEnds, GameError) as error:
         return refused("eval.py", error, status=2 if isinstance(error, SettingsError) else 1)
     if evaluated.paths:
         print(evaluated, *evaluated.paths, sep="\n")

@@ -33,7 +33,7 @@ if __name__ == "__main__":  # --help, --list and a typo are answered before torc
 # isort: split
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from dialop.game import MachineError
+from dialop.game import GameError
 from selfplay.api.run import start
 from selfplay.apps.plan.dry_run import dry_run
 from selfplay.apps.report import REPORT
@@ -62,7 +62,7 @@ def main(words: list[str] | None = None) -> int:
                 print(last_line(run.folder, page=run.folder / REPORT), flush=True)
     except (SettingsError, RunEnds) as error:
         return refused("train.py", error, status=2 if isinstance(error, SettingsError) else 1)
-    except (OSError, MachineError) as error:
+    except (OSError, GameError) as error:
         if isinstance(error, OSError) and error.errno not in REFUSALS:
             raise
         return refused("train.py", RunEnds(f"{error}; {STAYS}"), status=1)

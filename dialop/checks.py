@@ -19,7 +19,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from dialop.game import Game, Outcome, Step
+from dialop.game import Game, Step, wrong_measures, wrong_outcome
 from dialop.kit import Kit
 from dialop.shown import error_line
 from dialop.tags import split_move
@@ -402,6 +402,8 @@ def _outcome(case: Case) -> Iterator[str]:
         final = game.outcome()
         if problem := _wrong_outcome(game, final):
             yield f"at the end: {problem}"
+        if problem := wrong_measures(game.measures(range(game.num_seats))):
+            yield f"at the end: measures {problem}"
         for seat in range(game.num_seats) if game.seat_to_move is None else ():
             for text in {*JUNK, *(text for _, text in played.moves)}:
                 step = game.step(seat, text)
@@ -409,18 +411,9 @@ def _outcome(case: Case) -> Iterator[str]:
                     yield f"after the end, {text[:40]!r} of seat {seat} was accepted or changed it"
 
 
-def _wrong_outcome(game: Game, outcome: Outcome) -> str:
-    numbers = [outcome.score, outcome.score_norm, outcome.proposal_norm, *outcome.rewards]
-    if outcome.over != (game.seat_to_move is None):
-        return f"over must say whether seat_to_move is None, got {outcome.over}"
-    if len(outcome.rewards) != game.num_seats:
-        return f"rewards must be one number a seat, got {outcome.rewards}"
-    if outcome.seat_scores and len(outcome.seat_scores) != game.num_seats:
-        return f"seat_scores must be one number a seat, got {outcome.seat_scores}"
-    if not all(0 <= score <= 1 for score in (outcome.score_norm, *outcome.seat_scores)):
-        return f"normalized scores must be in [0, 1], got {outcome}"
-    if not all(math.isfinite(number) for number in numbers):
-        return f"scores and rewards must be finite, got {outcome}"
+def _wrong_outcome(game: Game, outcome: Any) -> str:
+    if problem := wrong_outcome(game, outcome):
+        return f"it {problem}"
     if not all(type(value) is float and math.isfinite(value) for value in outcome.facts.values()):
         return f"facts must be finite floats, got {outcome.facts}"
     return ""

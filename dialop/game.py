@@ -18,10 +18,14 @@ seat gets. The same five methods (`prompt`, `step`, `clone`, `view`, `outcome`) 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Protocol
+
+ROUNDING = 1e-9  # by which a score may miss 0 or 1
 
 
 class PlayerError(Exception):
@@ -35,9 +39,13 @@ class PlayerError(Exception):
         self.kind = kind
 
 
-class MachineError(ValueError):
-    """What a game needs of this machine is missing. No move is at fault, so the run ends with this
-    line."""
+class GameError(ValueError):
+    """A game's code breaks a rule of `Game` or of its module. No move is at fault, so the run ends
+    with this line."""
+
+
+class MachineError(GameError):
+    """What a game needs of this machine is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +117,44 @@ class Outcome:
         if not self.seat_scores or not seats:
             return self.score_norm
         return sum(self.seat_scores[seat] for seat in seats) / len(seats)
+
+
+def wrong_outcome(game: Game, outcome: Any) -> str:
+    """What is wrong with what `game.outcome()` gave, as "must give …"; "" if nothing is."""
+    if not isinstance(outcome, Outcome):
+        return f"must give an Outcome, got {outcome!r}"
+    for name in ("rewards", "seat_scores"):
+        numbers = getattr(outcome, name)
+        if name == "seat_scores" and numbers == ():
+            continue
+        if not _all_finite(numbers) or len(numbers) != game.num_seats:
+            return f"must give {name} as a tuple of one number a seat, got {numbers!r}"
+    scores = (outcome.score_norm, *outcome.seat_scores)
+    if not _all_finite((outcome.score, outcome.proposal_norm, outcome.score_norm)):
+        return f"must give finite numbers as scores, got {outcome}"
+    if not all(-ROUNDING <= score <= 1 + ROUNDING for score in scores):
+        shown = ", ".join(f"{score:g}" for score in scores)
+        return (
+            f"must give score_norm and seat_scores in [0, 1], got {shown}; rewards may be any "
+            "numbers"
+        )
+    if outcome.over != (game.seat_to_move is None):
+        mover = "no seat is" if game.seat_to_move is None else f"seat {game.seat_to_move} is"
+        return f"must give over={not outcome.over} where {mover} to move, got {outcome.over}"
+    return ""
+
+
+def wrong_measures(measures: Any) -> str:
+    """What is wrong with what `Game.measures` gave, as "must give …"; "" if nothing is."""
+    if isinstance(measures, dict) and _all_finite(tuple(measures.values())):
+        return ""
+    return f"must give a number for each name, got {measures!r}"
+
+
+def _all_finite(numbers: Any) -> bool:
+    return isinstance(numbers, tuple | list) and all(
+        isinstance(number, Real) and math.isfinite(number) for number in numbers
+    )
 
 
 class Game(ABC):

@@ -38,12 +38,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dialop.forms import Form, tag_forms
-from dialop.game import Game, Prompt, Script
+from dialop.game import Game, GameError, Prompt, Script
 from dialop.modules import own_module
 from dialop.people import PeoplesGame
 from dialop.specs import choices, nearest, parse_spec
 from dialop.starts import RecordedGame, replay
-from dialop.turns import FunctionScript
+from dialop.turns import FunctionScript, TurnGame
 from dialop.workers import Spawn
 
 if TYPE_CHECKING:
@@ -125,6 +125,11 @@ class Kit:
         self.Options: type[Any] = getattr(module, "Options", NoOptions)
         _check_options(name, self.Options)
         self._scripts: Mapping[str, Any] = getattr(module, "SCRIPTS", {})
+        if not isinstance(self._scripts, Mapping):
+            raise ValueError(
+                f"SCRIPTS of game {name} must be a dict of functions by name, got {self._scripts!r}"
+            )
+        _check_class(name, module.new_game)
         names = getattr(module, "SCRIPT_NAMES", self._scripts)
         self.SCRIPT_NAMES: tuple[str, ...] = tuple(names)
         self.BASELINES: tuple[str, ...] = tuple(getattr(module, "BASELINES", self.SCRIPT_NAMES))
@@ -143,11 +148,19 @@ class Kit:
         indices = range(start, start + num)
         if processes == 1:
             make = self._module.generate_instance
-            return [make(options, seed=seed, index=index) for index in indices]
+            return [self._checked(make(options, seed=seed, index=index)) for index in indices]
         make_one = partial(_generate_one, self.name, options, seed)
         with ProcessPoolExecutor(processes, mp_context=Spawn()) as pool:
             chunk = max(1, min(64, num // (4 * processes)))
             return list(pool.map(make_one, indices, chunksize=chunk))
+
+    def _checked(self, instance: Any) -> Any:
+        if not isinstance(getattr(instance, "key", None), str):
+            raise GameError(
+                f"generate_instance of game {self.name} must return an instance with a text `key`, "
+                f"got {instance!r}"
+            )
+        return instance
 
     def new_game(self, instance: Any, options: Any) -> Game:
         """A game at its start. Raises ValueError unless it has one seat for each role."""
@@ -173,6 +186,10 @@ class Kit:
         if self._scripts and not self.has("make_script"):
             parse_spec(spec, dict.fromkeys(self._scripts, ()))
             return FunctionScript(self._scripts[spec], seed)
+        if not self.has("make_script"):
+            raise ValueError(
+                f"game {self.name} must define SCRIPTS, which this needs (dialop/kit.py)"
+            )
         script: Script = self._required("make_script")(spec, seed=seed)
         return script
 
@@ -343,6 +360,27 @@ def _check_options(name: str, options: Any) -> None:
     for entry in dataclasses.fields(options):
         if entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING:
             raise ValueError(f"Options.{entry.name} of game {name} must have a default")
+    try:
+        check_options(options())
+    except ValueError as error:
+        raise ValueError(f"Options of game {name}: the default of {error}") from None
+
+
+def _check_class(name: str, made_by: Any) -> None:
+    """Raise ValueError for a game's class that lacks what `dialop.turns.TurnGame` needs."""
+    if not (isinstance(made_by, type) and issubclass(made_by, TurnGame)):
+        return
+    called = f"{made_by.__name__} of game {name}"
+    lacking = [
+        *sorted(made_by.__abstractmethods__),
+        *(each for each in ("num_seats", "tags") if not hasattr(made_by, each)),
+    ]
+    if lacking:
+        raise ValueError(f"{called} must define {', '.join(lacking)} (dialop/turns.py)")
+    for each in ("tags", "bare"):
+        texts = getattr(made_by, each)
+        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{each} of {called} must be a tuple of texts, got {texts!r}")
 
 
 def _generate_one(name: str, options: Any, seed: int, index: int) -> Any:

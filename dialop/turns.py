@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Self
 
-from dialop.game import Game, Lesson, PlayerError, Prompt, Step
+from dialop.game import Game, GameError, Lesson, PlayerError, Prompt, Step
 from dialop.tags import indent_further, split_move
 from dialop.values import frozen, plain
 
@@ -85,7 +85,13 @@ class TurnGame(Game):
 
     def prompt(self, seat: int) -> Prompt:
         """The rules; the seat's own part and, in a restored game, what it has read so far."""
-        return Prompt(self.rules, "\n".join([self.sees(seat), *self._opening[seat]]))
+        return Prompt(self.rules, "\n".join([self._own(seat), *self._opening[seat]]))
+
+    def _own(self, seat: int) -> str:
+        own = self.sees(seat)
+        if not isinstance(own, str):
+            raise GameError(f"{type(self).__name__}.sees must return a text, got {own!r}")
+        return own
 
     def step(self, seat: int, text: str) -> Step:
         """Try a move. A refused one changes only the error count."""
@@ -98,7 +104,7 @@ class TurnGame(Game):
             return Step(seat, None, f"Error: {error}", error.kind, ("",) * self.num_seats)
         if mover is not None and mover not in range(self.num_seats):
             name, last = type(self).__name__, self.num_seats - 1
-            raise ValueError(f"{name}.play must return a seat, 0 to {last}, or None, got {mover!r}")
+            raise GameError(f"{name}.play must return a seat, 0 to {last}, or None, got {mover!r}")
         self._to_move = mover
         self.log.append((seat, tag, content))
         self._texts.append((seat, text))
@@ -128,7 +134,7 @@ class TurnGame(Game):
 
     def view(self, seat: int) -> TurnView:
         """The seat's own part and all moves."""
-        return TurnView(seat, self.sees(seat), tuple(self.log), self._to_move)
+        return TurnView(seat, self._own(seat), tuple(self.log), self._to_move)
 
     def state(self) -> dict[str, Any]:
         """Instance, options, texts of the legal moves and error counts as plain JSON values."""
@@ -165,7 +171,11 @@ class FunctionScript:
 
     def act(self, view: Any) -> str:
         """The next move as text."""
-        return self.move(view, random.Random(f"{self.seed} {view!r}"))
+        text = self.move(view, random.Random(f"{self.seed} {view!r}"))
+        if not isinstance(text, str):
+            name = getattr(self.move, "__name__", "a script")
+            raise GameError(f"the scripted player {name} must return a move's text, got {text!r}")
+        return text
 
     def lesson(self, view: Any) -> Lesson:
         """The same move as an example to imitate."""

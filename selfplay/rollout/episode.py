@@ -7,15 +7,13 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dialop.game import Game, Outcome, Prompt
+from dialop.game import Game, GameError, Outcome, Prompt, wrong_measures, wrong_outcome
 from dialop.tags import split_message
 from selfplay.chat.transcript import Transcript
 from selfplay.config import RolloutConfig
 from selfplay.engines.base import Generate
-from selfplay.errors import SettingsError
 from selfplay.rollout.players import Move, Player
 
-_ROUNDING = 1e-9  # by which a score may miss 0 or 1
 VOID = "void"  # `ended` of a game in which a partner gave no answer; it is not scored
 
 
@@ -90,8 +88,9 @@ class Episode:
 
     Transcripts are None for partners. `views[seat]` is what the seat knew at the end; metrics and
     reports read it. `measures` are the game's own counts of the policy's moves, or of all moves if
-    the policy has no seat. `judge` is the answer of a judge. `game` is the final game state; None
-    if only its texts are known.
+    the policy has no seat. `in_its_place` are the seats of scripts that the policy would have.
+    `judge` is the answer of a judge. `game` is the final game state; None if only its texts are
+    known.
     """
 
     instance: str
@@ -106,6 +105,7 @@ class Episode:
     branches: tuple[BranchPoint, ...] = ()
     measures: dict[str, float] = field(default_factory=dict)
     judge: str = ""
+    in_its_place: tuple[int, ...] = ()
     game: Game | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
@@ -123,8 +123,10 @@ class Episode:
 
     @property
     def score(self) -> float:
-        """The normalized score of the policy's seats, or of all seats if it has none."""
-        return self.outcome.score_of(self.policy_seats or range(len(self.transcripts)))
+        """The normalized score of the policy's seats or, if it has none, of those in its place or
+        of all."""
+        seats = self.policy_seats or self.in_its_place or range(len(self.transcripts))
+        return self.outcome.score_of(seats)
 
     def messages(self, seats: Collection[int]) -> list[str]:
         """The texts of the messages that these seats sent, without the tag and without private
@@ -211,19 +213,17 @@ class Position:
         return twin
 
     def episode(self) -> Episode:
-        """The record of the game so far. Raises SettingsError for a score that is no share of the
-        best, which no mean or interval could tell."""
+        """The record of the game so far. Raises GameError for an outcome or measures that no mean
+        or interval could tell."""
         setup, game = self.setup, self.setup.game
-        outcome = game.outcome()
-        scores = (outcome.score_norm, *outcome.seat_scores)
-        if not all(-_ROUNDING <= score <= 1 + _ROUNDING for score in scores):
-            raise SettingsError(
-                f"{type(game).__name__}.outcome() must give score_norm and seat_scores in [0, 1], "
-                f"got {', '.join(f'{score:g}' for score in scores)} (instance {setup.instance}); "
-                "rewards may be any numbers"
-            )
+        outcome, of_game = game.outcome(), type(game).__name__
+        if problem := wrong_outcome(game, outcome):
+            raise GameError(f"{of_game}.outcome() {problem} (instance {setup.instance})")
         transcripts = tuple(p.transcript for p in setup.players)
         policy = [seat for seat, t in enumerate(transcripts) if t is not None]
+        measures = game.measures(policy or range(game.num_seats))
+        if problem := wrong_measures(measures):
+            raise GameError(f"{of_game}.measures() {problem} (instance {setup.instance})")
         return Episode(
             instance=setup.instance,
             index=setup.index,
@@ -234,7 +234,7 @@ class Position:
             views=tuple(game.view(seat) for seat in range(game.num_seats)),
             outcome=outcome,
             ended=self.ended or "",
-            measures=game.measures(policy or range(game.num_seats)),
+            measures=measures,
             game=game,
         )
 

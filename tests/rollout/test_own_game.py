@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dialop.game import GameError
 from selfplay.advantages.advantages import reward_samples
 from selfplay.advantages.rewards import with_rewards
 from selfplay.chat.rendering import Rendering
@@ -13,6 +14,7 @@ from selfplay.config import AlgorithmConfig, Config, RewardConfig, load_config
 from selfplay.config.text import dump
 from selfplay.data.instances import generated
 from selfplay.errors import SettingsError
+from selfplay.evaluation.evaluate import evaluate_scripted
 from selfplay.preflight.run import baseline_games, games_cut_off, moves_cut_off
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, Limits, limits_of
@@ -24,6 +26,8 @@ from tests.helpers import three_rooms
 from tests.helpers.hand_episodes import with_advantages
 from tests.helpers.small_games import games_of, play_one
 from tests.helpers.three_rooms import CLERK, Instance, ThreeRooms
+
+ROOT = Path(__file__).resolve().parents[2]
 
 RIGHT = [(0, "[message] 1"), (1, "[message] 2"), (CLERK, "[tool] 1 2"), (CLERK, "[answer] 3")]
 
@@ -127,11 +131,54 @@ def test_a_score_that_is_no_share_of_the_best_ends_the_run_with_one_line(
     outcome = ThreeRooms.outcome
     monkeypatch.setattr(ThreeRooms, "outcome", lambda game: replace(outcome(game), **wrong))
     rule = r"ThreeRooms.outcome\(\) must give score_norm and seat_scores in \[0, 1\], got .*three"
-    with pytest.raises(SettingsError, match=rule):
+    with pytest.raises(GameError, match=rule):
         play(rendering, RIGHT)
     close = {"score_norm": 1 + 1e-12, "rewards": (-7.0, 7.0, 0.0)}
     monkeypatch.setattr(ThreeRooms, "outcome", lambda game: replace(outcome(game), **close))
     assert play(rendering, RIGHT).ended == "finished"
+
+
+# A part of examples/meeting/meeting.py, what stands in its place, and what is said of it.
+WRONG_GAMES = [
+    ('"free: " + " ".join(self.instance.free[seat])', "7", "sees must return a text, got 7"),
+    ("def sees(", "def seen(", "Meeting of game .* must define sees"),
+    ("None if self.day else 1 - seat", "'you'", "play must return a seat, 0 to 1, or None, got 'y"),
+    ("None if self.day else 1 - seat", "None", r"over=True where no seat is to move, got False"),
+    ("(score,) * 2)", "score)", r"must give rewards as a tuple of one number a seat, got 1\.0"),
+    ("(score,) * 2)", "(score,))", r"must give rewards as a tuple of one number a seat, got \("),
+    ("Outcome(over=over", "dict(over=over", "must give an Outcome, got {'over': "),
+    ('{"days_named": float(', "{0: str(", r"measures\(\) must give a number for each name"),
+    ("num_seats, tags,", "seats, tags,", "Meeting of game .* must define num_seats"),
+    ('2, ("message", "meet")', '2, "meet"', "tags of Meeting .* must be a tuple of texts, got 'm"),
+    ("return Instance(", "return (", "must return an instance with a text `key`, got "),
+    ("option(6,", "option(9,", "the default of num_days must be 2 to 7, got 9"),
+    (
+        '{"tell": tell, "',
+        '{"tell": tell}.keys() or {"',
+        "SCRIPTS of game .* must be a dict of func",
+    ),
+    (
+        'f"[meet] {common}" if told',
+        "None if told",
+        "scripted player tell must return a move's text",
+    ),
+]
+
+
+@pytest.mark.parametrize(("part", "instead", "said"), WRONG_GAMES)
+def test_a_mistake_in_a_game_of_ones_own_is_named(
+    part: str, instead: str, said: str, tmp_path: Path
+) -> None:
+    text = (ROOT / "examples" / "meeting" / "meeting.py").read_text()
+    assert text.count(part) == 1
+    own = tmp_path / f"own_{tmp_path.name}.py"
+    own.write_text(text.replace(part, instead))
+    with pytest.raises(ValueError, match=said):
+        config = load_config(
+            None, ["model.scratch={}", "rollout.max_game_tokens=99", f"game.name={own}"]
+        )
+        instances = config.game.kit.generate(config.game.options, seed=0, num=4)
+        evaluate_scripted(instances, spec="tell", game=config.game, rollout=config.rollout)
 
 
 # --- credit -------------------------------------------------------------------------------------
