@@ -98,6 +98,8 @@ def parse_spec(spec: str, options: Mapping[str, Sequence[str]]) -> tuple[str, di
     values: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in rest.split(","))):
         option, _, value = (piece.strip() for piece in part.partition("="))
+        if not options[name]:
+            raise ValueError(f"{name} has no options, got {part.strip()!r}")
         if option not in options[name]:
             raise ValueError(unknown(f"option of {name}", option, options[name]))
         values[option] = value

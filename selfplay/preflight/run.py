@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import tempfile
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from jinja2.exceptions import TemplateError
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from dialop.kit import switch
-from dialop.shown import error_line
+from dialop.shown import error_line, on_one_line
 from dialop.specs import nearest
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
@@ -39,7 +40,7 @@ from selfplay.partners.checkpoints import find_source
 from selfplay.partners.partners import check_partners
 from selfplay.preflight.functions import check_functions
 from selfplay.rollout.driver import play_scripted
-from selfplay.rollout.episode import Episode, limits_of
+from selfplay.rollout.episode import Episode, Turn, limits_of
 from selfplay.rollout.seat_rules import check_players
 from selfplay.rollout.seating import scripted_games
 
@@ -93,10 +94,11 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
 
 
 def cut_off(config: Config, rendering: Rendering) -> list[str]:
-    """Warnings where the limits of `rollout` cut off games or moves of scripted players."""
+    """Warnings where the limits of `rollout` cut off games or moves of scripted players, and where
+    the game refuses their moves."""
     episodes = baseline_games(config)
     found = games_cut_off(config, episodes), moves_cut_off(config, episodes, rendering)
-    return [why for why in found if why is not None]
+    return [*(why for why in found if why is not None), *moves_refused(episodes)]
 
 
 def baseline_games(config: Config) -> list[Episode]:
@@ -126,6 +128,22 @@ def moves_cut_off(config: Config, episodes: Sequence[Episode], rendering: Render
         f"rollout.max_new_tokens {limit} is too low for {num_cut} of {len(lengths)} moves of "
         f"{', '.join(config.game.kit.BASELINES)}; the longest takes {max(lengths)} tokens"
     )
+
+
+def moves_refused(episodes: Sequence[Episode]) -> list[str]:
+    """A warning for each scripted player of which these games refuse a move or more a game."""
+    games, refused = Counter[str](), defaultdict[str, list[Turn]](list)
+    for episode in episodes:
+        games.update(set(episode.players))
+        for turn in episode.turns:
+            if turn.error is not None:
+                refused[episode.players[turn.seat]].append(turn)
+    return [
+        f"{name} makes {len(turns)} moves in {games[name]} games that the rules refuse, such as "
+        f"{on_one_line(turns[0].text)[:80]!r}: {turns[0].error}"
+        for name, turns in refused.items()
+        if len(turns) >= games[name]
+    ]
 
 
 def games_cut_off(config: Config, episodes: Sequence[Episode]) -> str | None:

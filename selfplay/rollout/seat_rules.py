@@ -75,18 +75,20 @@ def read_spec(text: str, game: GameConfig, rollout: RolloutConfig, *, what: str)
         return spec
     others = [seat for seat in range(len(kit.ROLES)) if seat not in seats]
     limited = not set(others) & set(kit.POLICY_SEATS)
+    names = ", ".join(f"{seat} ({kit.ROLES[seat]})" for seat in others)
+    able = [name for name in kit.SCRIPT_NAMES if kit.seated(name)[others[0]] == name]
+    such_as = f", {what}=[{SCRIPTED}:{able[0]}] who else plays" if able else ""
     if spec.kind == SELF or (spec.kind == POOL and limited):
-        names = [f"{seat} ({kit.ROLES[seat]})" for seat in others]
         raise SettingsError(
-            f"{what} must not be the policy in {game.name} for seat {', '.join(names)}, which it "
-            f"does not play, got {text!r}; rollout.policy_seats names the roles that it plays"
+            f"{what} must not be the policy in {game.name} for seat {names}, which it does not "
+            f"play, got {text!r}; rollout.policy_seats names the roles that it plays{such_as}"
         )
     if spec.kind == SCRIPTED:
         seated = kit.seated(spec.argument)
         if all(seated[seat] != spec.argument for seat in others):
+            instead = f"; nearest is {SCRIPTED}:{able[0]}" if able else ""
             raise SettingsError(
-                f"{what}: partner {text!r} cannot have seat {', '.join(map(str, others))} of "
-                f"{game.name}"
+                f"{what}: partner {text!r} cannot have seat {names} of {game.name}{instead}"
             )
     return spec
 

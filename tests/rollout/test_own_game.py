@@ -1,5 +1,6 @@
 """A game of three seats, two rooms, a tool and rewards of moves: who plays, what trains, credit."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,12 @@ from selfplay.config.text import dump
 from selfplay.data.instances import generated
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import evaluate_scripted
-from selfplay.preflight.run import baseline_games, games_cut_off, moves_cut_off
+from selfplay.preflight.run import (
+    baseline_games,
+    games_cut_off,
+    moves_cut_off,
+    moves_refused,
+)
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, Limits, limits_of
 from selfplay.rollout.players import Teacher
@@ -181,6 +187,23 @@ def test_a_mistake_in_a_game_of_ones_own_is_named(
         evaluate_scripted(instances, spec="tell", game=config.game, rollout=config.rollout)
 
 
+def test_a_script_whose_moves_the_game_refuses_is_warned_of(tmp_path: Path) -> None:
+    text = (ROOT / "examples" / "meeting" / "meeting.py").read_text()
+    own = tmp_path / "stubborn.py"
+    own.write_text(text.replace('f"[meet] {common}" if told', '"[meet] never" if told'))
+    config = load_config(
+        None, ["model.scratch={}", "rollout.max_game_tokens=99", f"game.name={own}"]
+    )
+    (line,) = moves_refused(baseline_games(config))
+    refused = (
+        r"scripted:tell makes \d+ moves in 16 games that the rules refuse, such as '\[meet\] ne"
+    )
+    assert re.match(refused, line) and "name one of mon" in line
+    assert not moves_refused(
+        baseline_games(load_config(None, ["model.scratch={}", "rollout.max_game_tokens=99"]))
+    )
+
+
 # --- credit -------------------------------------------------------------------------------------
 
 
@@ -266,12 +289,15 @@ def test_a_partner_fills_all_other_seats(rendering: Rendering) -> None:
     ("overrides", "message"),
     [
         (["rollout.policy_seats=[clerc]"], "nearest is clerk"),
-        (["rollout.policy_seats=[clerk]"], "must not be the policy"),
+        (
+            ["rollout.policy_seats=[clerk]"],
+            r"the policy .*, rollout.partners=\[scripted:caller\] who",
+        ),
         (["rollout.partners=['scripted:guesser']"], "a multiple of 3"),
         (["rollout.partners=['scripted:guesser']", "rollout.group_size=3"], "at least 6"),
         (
             ["rollout.partners=['scripted:guesser']", "rollout.policy_seats=[clerk]"],
-            "cannot have seat 0, 1",
+            r"cannot have seat 0 \(caller\), 1 \(caller\) of .*; nearest is scripted:caller",
         ),
         (["rollout.partners=['scripted:gesser']"], "unknown scripted player"),
     ],
