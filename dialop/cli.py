@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from dialop import __version__, scaffold
 from dialop.checks import check_kit
@@ -60,8 +60,15 @@ def _game_of(argv: Sequence[str] | None) -> str:
     return parser.parse_known_args(argv)[0].game or "matching"
 
 
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
 def _parser(kit: Kit) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m dialop",
         description="Begin a game, check it, generate instances, rescore recorded games.",
         epilog=_EPILOG,

@@ -53,7 +53,11 @@ def find_source(checkpoint: Path, *, what: str = "RUN") -> Source:
         absent = "" if checkpoint.exists() else ", which does not exist here"
         raise ValueError(
             f"{what} must be a run folder or a Hugging Face folder, a .gguf file or a name, got "
-            f"{checkpoint}{absent}" + nearest_beside(checkpoint, lambda path: path.is_dir())
+            f"{checkpoint}{absent}"
+            + (
+                nearest_beside(checkpoint, lambda path: path.is_dir())
+                or _runs_in(checkpoint.parent)
+            )
         )
     if (checkpoint / "config.yaml").exists():
         exports = [*policies(checkpoint), checkpoint / "warm_start"]
@@ -164,6 +168,12 @@ def part_of_run(source: Source) -> str | None:
 def _is_model(folder: Path) -> bool:
     has_config = any((folder / name).exists() for name in ("config.json", "adapter_config.json"))
     return has_config and any(folder.glob("*.safetensors"))
+
+
+def _runs_in(folder: Path) -> str:
+    """The end of an error text: the first runs in a folder, "" without any."""
+    runs = sorted(str(path.parent) for path in folder.glob("*/config.yaml"))
+    return f"; there are {', '.join(runs[:4])}" if runs else ""
 
 
 def nearest_beside(path: Path, wanted: Callable[[Path], bool], *words: str) -> str:

@@ -102,3 +102,10 @@ def test_a_new_game_is_a_new_module(
     (line,) = capsys.readouterr().err.splitlines()
     assert re.search(told, line)
     assert (tmp_path / "taken.py").read_text() == "mine" and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("words", [["chek", "x.py"], ["check"], ["generate", "--size", "nine"]])
+def test_a_wrong_word_is_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")

@@ -379,6 +379,13 @@ def test_a_download_takes_one_copy_of_the_weights_and_no_code() -> None:
     assert list(taken) == wanted
 
 
+def test_a_run_that_is_not_there_and_is_like_none_names_those_that_are(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert evaluation.main([str(run.parent / "b7"), "--games", "generated"]) == 2
+    assert f"b7, which does not exist here; there are {run}" in capsys.readouterr().err
+
+
 def test_eval_takes_a_model_by_its_name_on_the_hub(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
