@@ -115,11 +115,10 @@ def what_changed(folder: Path) -> str:
     before, after = all_before["sampled"], all_after["sampled"]
     old, new = tuple(before["interval"]), tuple(after["interval"])
     change = f"{new[0] - old[0]:+.3f}"
-    worse = ""
+    fell = False
     if paired := paired_change(before["scores"], after["scores"]):
         change = f"{show_change(paired)} on the same {len(after['scores']):,} games"
-        if paired[2] < 0:
-            worse = "; it made the policy worse: try a fifth of optim.lr, or algorithm.kl=0.03"
+        fell = paired[2] < 0
     partners = "".join(
         f", with {name.removeprefix(_WITH)} from {show_interval(row['interval'])} to "
         f"{show_interval(all_after[name]['interval'])}"
@@ -133,6 +132,11 @@ def what_changed(folder: Path) -> str:
         for name in seats
         if name in after["measures"]
     )
+    worse = ""
+    if fell and not seats:
+        worse = "; it made the policy worse: try a fifth of optim.lr, or algorithm.kl=0.03"
+    elif fell and not partners:
+        worse = "; its seats are paid differently: eval.partners shows whether it got worse"
     talk = ""
     if before.get("talk") and after.get("talk"):
         effects = (show_change(tuple(row["talk"]["effect"])) for row in (before, after))

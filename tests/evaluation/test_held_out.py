@@ -35,6 +35,15 @@ def test_a_policy_that_became_worse_is_told(tmp_path: Path) -> None:
     )
 
 
+def test_a_pair_of_opposed_seats_is_not_called_worse(tmp_path: Path) -> None:
+    write(tmp_path, "before", [0.5, 1.0] * 200, 0.5, **{"reward/0": 0.5, "reward/1": 0.5})
+    write(tmp_path, "after", [0.25, 0.75] * 200, 0.5, **{"reward/0": 0.6, "reward/1": 0.2})
+    said = what_changed(tmp_path)
+    assert said.endswith(
+        "; its seats are paid differently: eval.partners shows whether it got worse"
+    )
+
+
 def test_the_reward_of_each_seat_stands_beside_the_score(tmp_path: Path) -> None:
     """A negotiation whose score hides that one seat rises and the other falls."""
     write(tmp_path, "before", [0.6], 0.69, **{"reward/0": 0.585, "reward/1": 0.615})
