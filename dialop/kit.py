@@ -13,7 +13,8 @@ and may define
     SCRIPTS                  its scripted players by name, as functions (view, draw) -> move
     SCRIPT_NAMES, make_script(spec, *, seed)   instead of SCRIPTS: the names, and the player of a
                              spec; ValueError for an unknown one
-    BASELINES                scripted players that evaluations compare the policy with
+    BASELINES                scripted players that evaluations compare the policy with (default:
+                             all, but one of those whose games have the same players)
     POLICY_SEATS             the seats of the policy, unless a run names others (default: all)
     PLAYED_BY_PEOPLE         whether a .jsonl of instances holds recorded games of people
     ANSWERS                  whether a move can call for an answer (`Game.answer_due`; default: yes)
@@ -41,6 +42,7 @@ from dialop.forms import Form, tag_forms
 from dialop.game import Game, GameError, Prompt, Script
 from dialop.modules import own_module
 from dialop.people import PeoplesGame
+from dialop.shown import error_line
 from dialop.specs import choices, nearest, parse_spec
 from dialop.starts import RecordedGame, replay
 from dialop.turns import FunctionScript, TurnGame
@@ -132,7 +134,9 @@ class Kit:
         _check_class(name, module.new_game)
         names = getattr(module, "SCRIPT_NAMES", self._scripts)
         self.SCRIPT_NAMES: tuple[str, ...] = tuple(names)
-        self.BASELINES: tuple[str, ...] = tuple(getattr(module, "BASELINES", self.SCRIPT_NAMES))
+        self.BASELINES: tuple[str, ...] = tuple(
+            module.BASELINES if self.has("BASELINES") else self._different(self.SCRIPT_NAMES)
+        )
         all_seats = range(len(self.ROLES))
         self.POLICY_SEATS: tuple[int, ...] = tuple(getattr(module, "POLICY_SEATS", all_seats))
         self.PLAYED_BY_PEOPLE: bool = getattr(module, "PLAYED_BY_PEOPLE", False)
@@ -198,6 +202,19 @@ class Kit:
         if self.has("seated"):
             return tuple(self._module.seated(spec))
         return (spec,) * len(self.ROLES)
+
+    def _different(self, specs: Sequence[str]) -> list[str]:
+        """The first spec of each cast."""
+        casts: dict[tuple[str, ...], str] = {}
+        for spec in specs:
+            try:
+                casts.setdefault(self.seated(spec), spec)
+            except Exception as error:
+                raise ValueError(
+                    f"seated({spec!r}) of game {self.name} must return a spec for each seat: "
+                    f"{error_line(error)}"
+                ) from error
+        return [*casts.values()]
 
     def vary(self, instance: Any, seat: int, *, seed: int) -> Any:
         """Another instance that differs only in what this seat sees, None if there is none. `python

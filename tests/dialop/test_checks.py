@@ -333,6 +333,14 @@ def test_a_module_that_declares_itself_wrongly_is_refused(
         Kit("broken", SimpleNamespace(**parts))
 
 
+def test_scripts_of_one_cast_are_one_baseline() -> None:
+    """A caller's games and a clerk's have the same three players."""
+    parts = {name: part for name, part in vars(three_rooms).items() if name != "BASELINES"}
+    assert Kit("own", SimpleNamespace(**parts)).BASELINES == ("caller", "calculator", "guesser")
+    with pytest.raises(ValueError, match=r"seated\('caller'\) of game own .*ZeroDivisionError"):
+        Kit("own", SimpleNamespace(**{**parts, "seated": lambda _: 1 / 0}))
+
+
 def test_a_name_that_is_no_game_gets_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Any
 ) -> None:
