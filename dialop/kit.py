@@ -90,8 +90,14 @@ def check_options(options: Any) -> None:
     for each in dataclasses.fields(options):
         value, rules = getattr(options, each.name), each.metadata
         low, high = rules.get("ge"), rules.get("le")
-        if low is not None and not low <= value <= high:
-            raise ValueError(f"{each.name} must be {low} to {high}, got {value}")
+        if value is None:
+            continue
+        above, below = low is None or value >= low, high is None or value <= high
+        if not (above and below):
+            bounds = f"{low} to {high}"
+            if low is None or high is None:
+                bounds = f"at most {high}" if low is None else f"at least {low}"
+            raise ValueError(f"{each.name} must be {bounds}, got {value}")
 
 
 def switch(options: Any, name: str, *, default: bool = False) -> bool:
@@ -194,7 +200,7 @@ class Kit:
             raise ValueError(
                 f"game {self.name} must define SCRIPTS, which this needs (dialop/kit.py)"
             )
-        script: Script = self._required("make_script")(spec, seed=seed)
+        script: Script = self._module.make_script(spec, seed=seed)
         return script
 
     def seated(self, spec: str) -> tuple[str, ...]:

@@ -158,6 +158,8 @@ WRONG_GAMES = [
     ('2, ("message", "meet")', '2, "meet"', "tags of Meeting .* must be a tuple of texts, got 'm"),
     ("return Instance(", "return (", "must return an instance with a text `key`, got "),
     ("option(6,", "option(9,", "the default of num_days must be 2 to 7, got 9"),
+    ("low=2, high=7)", "low=7)", "the default of num_days must be at least 7, got 6"),
+    ("low=2, high=7)", "high=5)", "the default of num_days must be at most 5, got 6"),
     (
         '{"tell": tell, "',
         '{"tell": tell}.keys() or {"',
