@@ -3,7 +3,11 @@ the settings of a small run."""
 
 from __future__ import annotations
 
+import json
+import os
 import pathlib
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,6 +20,7 @@ from selfplay.config import ChosenEngine
 from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 PLAIN = Sampling(1.0, ())
 GENERATOR = torch.Generator().manual_seed(0)
 PROMPTS = torch.randint(10, 30_000, (16, 200), generator=GENERATOR).tolist()
@@ -53,6 +58,25 @@ engine: {kind: sglang, attention: triton, mem_fraction: 0.2, max_batch: 64}
 parallel: {offload: optimizer}
 eval: {final_games: 16}
 """
+
+
+def train(tmp_path: pathlib.Path, settings: Sequence[str], *, num: int = 1) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl of a run of RUN with these settings in `tmp_path / "run"`, by
+    train.py on `num` ranks."""
+    config, out = tmp_path / "run.yaml", tmp_path / "run"
+    config.write_text(RUN)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num)]
+    words = ["train.py", "--config", str(config), f"out={out}", *settings]
+    done = subprocess.run(
+        [sys.executable, *(launch if num > 1 else []), *words],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 def used_bytes(family: Iterable[psutil.Process] | None = None) -> int:

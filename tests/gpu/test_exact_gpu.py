@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +9,6 @@ import pytest
 from selfplay.engines.sglang.launch import pick_attention_backend
 from tests.gpu import small
 
-ROOT = Path(__file__).resolve().parents[2]
 SHAPES = {  # an architecture and a width; four heads
     "qwen2, heads of 64": ("qwen2", 256),
     "qwen2, heads of 128": ("qwen2", 512),
@@ -29,22 +24,13 @@ def test_every_log_prob_has_the_engines_bits(arch: str, width: int, tmp_path: Pa
     weights. Some transcripts are longer than a block of 128 keys."""
     if pick_attention_backend("cuda") != "fa3":
         pytest.skip("needs FlashAttention 3 of sglang-kernel")
-    config, out = tmp_path / "run.yaml", tmp_path / "run"
-    config.write_text(small.RUN)
-    settings = [
-        *(f"out={out}", "engine.exact=true", "engine.attention=auto", "steps=3", "save_every=3"),
-        *(f"model.scratch.arch={arch}", f"model.scratch.width={width}"),
-    ]
-    done = subprocess.run(
-        [sys.executable, "train.py", "--config", config, *settings],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
+    steps = small.train(
+        tmp_path,
+        [
+            *("engine.exact=true", "engine.attention=auto", "steps=3", "save_every=3"),
+            *(f"model.scratch.arch={arch}", f"model.scratch.width={width}"),
+        ],
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert [step["step"] for step in steps] == [1, 2, 3]
     for step in steps:
         assert step["num_trained_tokens"] > 0 and step["grad_norm"] > 0

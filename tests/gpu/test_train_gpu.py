@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.gpu import small
 
-ROOT = Path(__file__).resolve().parents[2]
 AWAY = "parallel.offload=all"
 MESHES = [
     pytest.param(1, 1, 1, [], id="1", marks=pytest.mark.one_gpu),
@@ -28,22 +22,10 @@ def test_a_run_trains_pushes_and_ends_on_each_mesh(
     num: int, tp: int, engine_tp: int, more: list[str], tmp_path: Path
 ) -> None:
     """The engine's log-probs are the trainer's in the first step and after each push."""
-    config, out = tmp_path / "run.yaml", tmp_path / "run"
-    config.write_text(small.RUN)
-    settings = [f"out={out}", f"parallel.tp={tp}", f"engine.tp_size={engine_tp}", *more]
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num)]
-    done = subprocess.run(
-        [sys.executable, *(launch if num > 1 else []), "train.py", "--config", config, *settings],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
+    out = tmp_path / "run"
+    steps = small.train(
+        tmp_path, [f"parallel.tp={tp}", f"engine.tp_size={engine_tp}", *more], num=num
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    steps: list[dict[str, Any]] = [
-        json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()
-    ]
     assert [step["step"] for step in steps] == [1, 2]
     for step in steps:
         assert step["num_games"] == 8 * 4
