@@ -27,6 +27,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from selfplay.model.attention import Gather
+from selfplay.model.families import head_width
 from selfplay.model.logprob import fused
 
 FAMILIES = ("qwen2", "qwen3")
@@ -69,7 +70,7 @@ def why_not_exact(config: PretrainedConfig) -> str | None:
     """Why a model of this config cannot have the engine's bits; None if it can."""
     if config.model_type not in FAMILIES:
         return f"the family must be one of {', '.join(FAMILIES)}, got {config.model_type}"
-    width = _head_width(config)
+    width = head_width(config)
     if width not in HEAD_WIDTHS:
         return f"a head must be {' or '.join(map(str, HEAD_WIDTHS))} wide, got {width}"
     if set(config.layer_types) != {"full_attention"}:
@@ -77,10 +78,6 @@ def why_not_exact(config: PretrainedConfig) -> str | None:
     if (kind := config.rope_parameters["rope_type"]) != "default":
         return f"rope_type must be default, got {kind}"
     return None
-
-
-def _head_width(config: PretrainedConfig) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def compute_as_engine(model: PreTrainedModel, kernels: Kernels) -> None:
@@ -130,7 +127,7 @@ def _model_forward(
         )
         max_length_q = max_length_k = length
     assert position_ids is not None
-    width = _head_width(self.config)
+    width = head_width(self.config)
     run = _Pass(
         self.engine_kernels,
         Span(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k, width**-0.5),

@@ -48,6 +48,11 @@ def why_not(model: PreTrainedModel, *, sharded: bool, engine: str, max_tokens: i
     return None
 
 
+def head_width(config: PretrainedConfig) -> int:
+    """The width of an attention head, by the config of a model's text part."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
 def _dropout(model: PreTrainedModel) -> list[str]:
     """The config keys that set a dropout above 0."""
     has_dropout = any(

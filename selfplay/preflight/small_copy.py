@@ -27,6 +27,7 @@ from selfplay.distributed import fill_shards
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.learner.batch import pack
+from selfplay.model.families import head_width
 from selfplay.model.policy import empty_model, load_model, loading_quietly, policy_logprobs
 from selfplay.model.stored import Stored
 
@@ -66,7 +67,7 @@ def small_config(config: PretrainedConfig) -> PretrainedConfig:
             setattr(small, key, most)
     heads, groups = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     if heads > 4:
-        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        width = head_width(config)
         small.num_attention_heads = 4
         if groups is not None:
             small.num_key_value_heads = 4 if groups == heads else min(2, groups)

@@ -20,6 +20,7 @@ from selfplay.config.player_spec import CHECKPOINT, parse_shares
 from selfplay.distributed.shard import ONE_UNIT
 from selfplay.engines.sglang.choose import choose, load_of
 from selfplay.learner.optimizer import MOST_AT_ONCE
+from selfplay.model.families import head_width
 
 GIB = 2**30
 CONTEXT = 1.0  # CUDA context and kernels of the trainer
@@ -149,7 +150,7 @@ class Memory:
 def shape_of(text: Any, *, base: int, adapters: int, matrices: int) -> Shape:
     """The shape of a model from the config of its text part."""
     heads = text.num_attention_heads
-    head = getattr(text, "head_dim", None) or text.hidden_size // heads
+    head = head_width(text)
     experts = getattr(text, "num_experts_per_tok", None)
     expert_width = getattr(text, "moe_intermediate_size", None) or text.intermediate_size
     return Shape(

@@ -294,11 +294,11 @@ def token_bytes(model_path: str, itemsize: int) -> int:
     """The bytes of one token in the KV cache."""
     from transformers import AutoConfig
 
+    from selfplay.model.families import head_width
+
     text = AutoConfig.from_pretrained(model_path).get_text_config()
-    heads = text.num_attention_heads
-    head = getattr(text, "head_dim", None) or text.hidden_size // heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    return int(2 * text.num_hidden_layers * kv_heads * head * itemsize)
+    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return int(2 * text.num_hidden_layers * kv_heads * head_width(text) * itemsize)
 
 
 def head_size(model_path: str) -> float:
