@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol
 
-ROUNDING = 1e-9  # by which a score may miss 0 or 1
+_ROUNDING = 1e-9  # by which a score may miss 0 or 1
 
 
 class PlayerError(Exception):
@@ -132,7 +132,7 @@ def wrong_outcome(game: Game, outcome: Any) -> str:
     scores = (outcome.score_norm, *outcome.seat_scores)
     if not _all_finite((outcome.score, outcome.proposal_norm, outcome.score_norm)):
         return f"must give finite numbers as scores, got {outcome}"
-    if not all(-ROUNDING <= score <= 1 + ROUNDING for score in scores):
+    if not all(-_ROUNDING <= score <= 1 + _ROUNDING for score in scores):
         shown = ", ".join(f"{score:g}" for score in scores)
         return (
             f"must give score_norm and seat_scores in [0, 1], got {shown}; rewards may be any "

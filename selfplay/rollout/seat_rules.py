@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dialop.kit import Kit
 from dialop.specs import nearest
 from selfplay.config import COMPARED_IN_GROUPS, Config, GameConfig, RolloutConfig
 from selfplay.config.player_spec import POOL, SCRIPTED, SELF, Spec, parse_shares, parse_spec
@@ -76,9 +77,8 @@ def read_spec(text: str, game: GameConfig, rollout: RolloutConfig, *, what: str)
     others = [seat for seat in range(len(kit.ROLES)) if seat not in seats]
     limited = not set(others) & set(kit.POLICY_SEATS)
     names = ", ".join(f"{seat} ({kit.ROLES[seat]})" for seat in others)
-    able = [name for name in kit.SCRIPT_NAMES if kit.seated(name)[others[0]] == name]
-    such_as = f", {what}=[{SCRIPTED}:{able[0]}] who else plays" if able else ""
     if spec.kind == SELF or (spec.kind == POOL and limited):
+        such_as = f", {what}=[{able}] who else plays" if (able := _script_for(kit, others)) else ""
         raise SettingsError(
             f"{what} must not be the policy in {game.name} for seat {names}, which it does not "
             f"play, got {text!r}; rollout.policy_seats names the roles that it plays{such_as}"
@@ -86,11 +86,17 @@ def read_spec(text: str, game: GameConfig, rollout: RolloutConfig, *, what: str)
     if spec.kind == SCRIPTED:
         seated = kit.seated(spec.argument)
         if all(seated[seat] != spec.argument for seat in others):
-            instead = f"; nearest is {SCRIPTED}:{able[0]}" if able else ""
+            instead = f"; nearest is {able}" if (able := _script_for(kit, others)) else ""
             raise SettingsError(
                 f"{what}: partner {text!r} cannot have seat {names} of {game.name}{instead}"
             )
     return spec
+
+
+def _script_for(kit: Kit, seats: Sequence[int]) -> str:
+    """The first scripted player that can have the first of these seats, "" if none can."""
+    able = (name for name in kit.SCRIPT_NAMES if kit.seated(name)[seats[0]] == name)
+    return next((f"{SCRIPTED}:{name}" for name in able), "")
 
 
 def check_players(config: Config) -> None:

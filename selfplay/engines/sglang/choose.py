@@ -56,9 +56,8 @@ def load_of(
 
 def choose(config: EngineConfig, load: Load) -> ChosenEngine:
     """The settings with a value for each that is `auto`."""
-    given = {field.name: getattr(config, field.name) for field in fields(config)}
     config = replace(config, deterministic=config.deterministic or config.exact)
-    given["deterministic"] = config.deterministic
+    given = {field.name: getattr(config, field.name) for field in fields(config)}
     one = config.kind == "hf" or config.tp_size > 1 or config.deterministic or not load.gpu
     num = 1 if one else num_processes(load)
     num = num if given["processes"] == "auto" else given["processes"]
