@@ -53,7 +53,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--mean", type=int, help="mean tokens of a turn of natural length")
     add("--steps", type=int, default=2, help="timed steps, after one for warm-up")
     add("--mem-fraction", type=float, help="default: that of --config, or 0.3")
-    add("--attention", default="triton", help="the engine's attention backend")
+    add("--attention", default="auto", help="the engine's attention backend")
     add("--engine", choices=["sglang", "hf"], help="default: hf in a dry run")
     add("--set", nargs="*", default=[], metavar="key=value", help="override any setting")
     add("--out", type=Path, help="append one JSON line to this file")
@@ -61,7 +61,6 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     chosen = parser.parse_args(words)
     if chosen.dry_run:
         chosen.shape, chosen.tries, chosen.turn_tokens, chosen.steps = "tiny", 2, 8, 1
-        chosen.attention = "auto"
     chosen.engine = chosen.engine or ("hf" if chosen.dry_run else "sglang")
     if chosen.mean and chosen.engine == "hf":
         parser.error("--mean needs --engine sglang: the hf engine's games end a turn together")
