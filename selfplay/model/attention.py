@@ -16,8 +16,9 @@ run computes it:
 2. torch's own `varlen_attn` (CUDA, bf16 or fp16),
 3. scaled dot-product attention on length-sorted padded chunks (CPU, or fp32).
 
-flash-attn-4 compiles itself for each kind of heads. Before it computes one, it is compared with the
-third on a small row, forward and backward (`_flash_fits`).
+flash-attn-4 compiles itself for each kind of heads, once for a machine: its kernels are kept in
+`KERNELS`. Before it computes one, it is compared with the third on a small row, forward and
+backward (`_flash_fits`).
 
 A model that caps its attention scores (Gemma-2) uses flash-attn-4 if it can run, otherwise an
 explicit softmax, which materializes all scores [C, H, L, L]. Values narrower than the keys
@@ -36,14 +37,17 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
+from huggingface_hub.constants import HF_HOME
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -59,6 +63,7 @@ MIN_FILL = 0.5
 # The largest relative error of flash-attn-4 in bf16 that is accepted. On an H100 it is 0.003; a
 # missing window or a wrong mask is far above.
 MOST_ERROR = 0.02
+KERNELS = Path(HF_HOME) / "selfplay-flash-attn"  # compiled, by version of the package
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,12 +292,24 @@ def _explicit(
 @cache
 def _flash_attn() -> Any | None:
     """The function of flash-attn-4; None, and one line that says why, if it cannot be imported."""
+    if _writable(KERNELS):  # else it compiles anew in each process
+        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(KERNELS))
+        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     try:
         from flash_attn.cute.interface import flash_attn_varlen_func
     except Exception as error:  # noqa: BLE001 — a version that does not fit fails in many ways
         _say(f"attention: torch's kernel, {_flash_name()} cannot be imported ({error_line(error)})")
         return None
     return flash_attn_varlen_func
+
+
+def _writable(folder: Path) -> bool:
+    """Whether files can be made in `folder`, which is created."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def _flash_name() -> str:
@@ -321,7 +338,7 @@ class _Heads(NamedTuple):
 @cache
 def _flash_fits(heads: _Heads) -> bool:
     """Whether flash-attn-4 computes these heads as `_padded` does. The first call compiles it, for
-    seconds, and prints one line."""
+    seconds, or loads what was compiled, and prints one line."""
     cap = "" if heads.softcap is None else f", scores capped at {heads.softcap:g}"
     window = ", a window" if heads.windowed else ""
     kind = f"heads of {heads.width}, {heads.groups} to a key{window}{cap}"
@@ -329,7 +346,8 @@ def _flash_fits(heads: _Heads) -> bool:
     try:
         # A thread has its own state of autograd: the caller may be in no_grad, under autocast or in
         # a layer whose activations are recomputed.
-        with ThreadPoolExecutor(1) as thread:
+        with warnings.catch_warnings(), ThreadPoolExecutor(1) as thread:
+            warnings.simplefilter("ignore")  # of arguments that its compiler leaves out
             error = thread.submit(_flash_error, heads).result()
         # "not <=", so that a NaN does not fit.
         problem = None if error <= MOST_ERROR else f"its relative error is {error:.2g}"
@@ -338,7 +356,7 @@ def _flash_fits(heads: _Heads) -> bool:
     if problem is not None:
         _say(f"attention: {_flash_name()} does not fit {kind} ({problem}); torch computes them")
     else:
-        _say(f"attention: {_flash_name()}, compiled in {perf_counter() - start:.0f} s for {kind}")
+        _say(f"attention: {_flash_name()}, ready in {perf_counter() - start:.0f} s for {kind}")
     return problem is None
 
 

@@ -1,8 +1,10 @@
 """Which kernel computes packed attention: flash-attn-4 where it runs and gives `_padded`'s numbers,
 otherwise torch's. The package is a stand-in here; tests/gpu/test_update_gpu.py has the real one."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,9 +25,16 @@ CPU, FP32 = torch.device("cpu"), torch.float32
 Install = Callable[[Any], None]
 
 
+CACHE = "FLASH_ATTENTION_CUTE_DSL_CACHE_"
+
+
 @pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Install]:
     """Puts a function in the place of flash-attn-4's, or an error that its import raises."""
+    monkeypatch.setattr(attention, "KERNELS", tmp_path)
+    for name in ("ENABLED", "DIR"):
+        monkeypatch.setenv(CACHE + name, "")  # so that it is restored
+        monkeypatch.delenv(CACHE + name)
 
     def put(function: Any) -> None:
         class Interface(ModuleType):
@@ -94,6 +103,19 @@ def test_a_package_that_cannot_be_imported_is_named_once(
     assert "cannot be imported" in line and line.endswith("RuntimeError: cutlass 4.8)")
 
 
+def test_its_kernels_are_kept_where_files_can_be_made(
+    install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(attention, "KERNELS", tmp_path / "file" / "kernels")
+    install(exact)
+    assert _flash_attn() is not None and CACHE + "ENABLED" not in os.environ
+    monkeypatch.setattr(attention, "KERNELS", tmp_path / "new" / "kernels")
+    install(exact)
+    assert _flash_attn() is not None and os.environ[CACHE + "ENABLED"] == "1"
+    assert Path(os.environ[CACHE + "DIR"]) == tmp_path / "new" / "kernels"
+
+
 def no_window(*heads: Any, **given: Any) -> Any:
     return exact(*heads, **{**given, "window_size": (None, 0)})
 
@@ -141,7 +163,7 @@ def test_heads_that_it_does_not_compute_are_torchs(
             assert _flash_fits(_Heads(CPU, FP32, 7, 16, windowed, softcap)) == (why is None)
     (line,) = capsys.readouterr().out.splitlines()
     assert "heads of 16, 7 to a key" in line and (", a window" in line) == windowed
-    assert ("compiled in" if why is None else why) in line
+    assert ("ready in" if why is None else why) in line
 
 
 @pytest.mark.parametrize(
