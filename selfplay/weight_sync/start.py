@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from selfplay.chat.tokenizer import load_tokenizer
 from selfplay.checkpoint import export_once
 from selfplay.config import ChosenEngine, Config, OptimConfig
+from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, barrier, broadcast_object
 from selfplay.engines.base import Engine
 from selfplay.engines.hf import HFEngine
@@ -121,7 +122,7 @@ def _sglang_engine(
             dtype=config.model.dtype,
             # SGLang's longest prompt is the context less 6 tokens, with its answer less 2.
             context_length=config.rollout.max_game_tokens + 8,
-            seed=config.seed + world.replica.index,
+            seed=named_seed(config.seed, "engine", world.replica.index),
             base_gpu_id=_first_gpu(world),
             load_format=load_format,
         )
