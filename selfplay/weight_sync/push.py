@@ -6,7 +6,7 @@ its processes open by a handle. Sizes in bytes. Shapes: N elements of a flat buf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -23,17 +23,6 @@ from selfplay.engines.sglang import buckets
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.errors import EngineFault
 from selfplay.model.lora import Weight, plain_weights
-
-WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # activation checkpointing, torch.compile
-
-
-def named_weights(model: nn.Module) -> Iterator[tuple[str, Weight]]:
-    """Weights under their Hugging Face names, without the names of wrappers; a tied head appears
-    once. `Weight.merged` adds the adapters."""
-    for name, weight in plain_weights(model).items():
-        for wrapper in WRAPPERS:
-            name = name.replace(wrapper, "")
-        yield name, weight
 
 
 def cast_full_tensor(parameter: Tensor, dtype: torch.dtype) -> Tensor:
@@ -64,7 +53,7 @@ def push(
     parameters are not exactly the engine's, and EngineFault on every rank of the replica if the
     engine fails. Even then this rank joins every gather, so that the other ranks' pushes end.
     """
-    weights = dict(named_weights(model))
+    weights = plain_weights(model)
     if engine is not None and not isinstance(engine, SGLangEngine):
         _copy_weights(model, cast(HFEngine, engine), weights, version=version, dtype=dtype)
         return
@@ -225,14 +214,14 @@ def compare(
 ) -> Compared:
     """Compare these parameters with the engine's, bit for bit, after a push; nothing is written.
 
-    All ranks call it, as they call `push`, with the same `names` (those of `named_weights`).
+    All ranks call it, as they call `push`, with the same `names` (those of `plain_weights`).
     Returns this rank's counts: of its own engine, or of its rank in a shared one. Equal weights
     always differ in 0 elements, because both sides come from the same cast of the same numbers. A
     model's loader that writes weights in an unknown way shows in too few compared elements.
     Raises EngineFault as `push` does.
     """
     selected = set(names)
-    weights = {name: weight for name, weight in named_weights(model) if name in selected}
+    weights = {name: weight for name, weight in plain_weights(model).items() if name in selected}
     if engine is not None and not isinstance(engine, SGLangEngine):
         return _compare_here(model, cast(HFEngine, engine), weights, dtype=dtype)
     shapes = {name: torch.Size(weight.base.shape) for name, weight in weights.items()}

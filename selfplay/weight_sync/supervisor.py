@@ -25,8 +25,9 @@ from selfplay.distributed import World, all_reduce_sum, barrier, gather_objects
 from selfplay.engines.base import Engine, GameRunner
 from selfplay.errors import EngineDisagrees, EngineFault, RunEnds
 from selfplay.learner.learner import Learner
+from selfplay.model.lora import plain_weights
 from selfplay.weight_sync.offload import Offload
-from selfplay.weight_sync.push import compare, named_weights, push
+from selfplay.weight_sync.push import compare, push
 
 T = TypeVar("T")
 MAX_FAILURES = 3  # in a row; the last of them ends the run
@@ -167,7 +168,9 @@ class PolicySupervisor(EngineSupervisor):
 
     def _shapes(self) -> dict[str, torch.Size]:
         """The full shape of each parameter by its Hugging Face name."""
-        return {name: weight.base.shape for name, weight in named_weights(self._learner.model)}
+        return {
+            name: weight.base.shape for name, weight in plain_weights(self._learner.model).items()
+        }
 
     def _compared_names(self, version: int) -> list[str]:
         """Two parameters to compare after the push of `version`.

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.weight_sync.push import cast_full_tensor, named_weights
+from selfplay.model.lora import plain_weights
+from selfplay.weight_sync.push import cast_full_tensor
 
 
 def engine_layout(
@@ -73,7 +74,7 @@ def expected_hashes(model: nn.Module, *, tp_size: int = 1) -> list[dict[str, str
 
     named = {
         name: cast_full_tensor(weight.merged(), torch.bfloat16).to(torch.bfloat16)
-        for name, weight in named_weights(model)
+        for name, weight in plain_weights(model).items()
     }
     return [
         {

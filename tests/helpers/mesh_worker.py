@@ -37,8 +37,9 @@ from selfplay.learner.learner import Learner
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.learner.update import LossTerm, optimizer_step
 from selfplay.model.attention import PackedRow, register_packed_attention
+from selfplay.model.lora import plain_weights
 from selfplay.model.policy import load_sharded, policy_logprobs, scratch_model
-from selfplay.weight_sync.push import cast_full_tensor, named_weights
+from selfplay.weight_sync.push import cast_full_tensor
 
 # 54 words over 2 x 2 ranks leave 27 rows to a pair: FSDP has to cope with 14 and 13.
 VOCAB = 54
@@ -174,7 +175,7 @@ def save_and_compare(model: PreTrainedModel, folder: Path, world: World) -> None
                 patches.enter_context(patch("torch.distributed.all_gather_object")),
             ]
         export_atomically(model, None, folder, world=world)
-        for name, weight in named_weights(model):
+        for name, weight in plain_weights(model).items():
             assert cast_full_tensor(weight.merged(), torch.bfloat16).dtype == torch.bfloat16, name
         held: list[object] = [world.rank, "x" * 1000 * world.rank, {"none": None}]
         every = gather_objects(held, world)
