@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from dialop.game import Game, GameError, Outcome, Prompt, wrong_measures, wrong_outcome
 from dialop.tags import split_message
@@ -86,11 +85,10 @@ class Episode:
     """One played game. `ended` is "finished" (a regular end), the limit that ended it ("turns",
     "retries", "tokens") or "void".
 
-    Transcripts are None for partners. `views[seat]` is what the seat knew at the end; metrics and
-    reports read it. `measures` are the game's own counts of the policy's moves, or of all moves if
-    the policy has no seat. `in_its_place` are the seats of scripts that the policy would have.
-    `judge` is the answer of a judge. `game` is the final game state; None if only its texts are
-    known.
+    Transcripts are None for partners. `measures` are the game's own counts of the policy's moves,
+    or of all moves if the policy has no seat. `in_its_place` are the seats of scripts that the
+    policy would have. `judge` is the answer of a judge. `game` is the final game state; None if
+    only its texts are known.
     """
 
     instance: str
@@ -99,7 +97,6 @@ class Episode:
     prompts: tuple[Prompt, ...]
     turns: tuple[Turn, ...]
     transcripts: tuple[Transcript | None, ...]
-    views: tuple[Any, ...]
     outcome: Outcome
     ended: str
     branches: tuple[BranchPoint, ...] = ()
@@ -231,7 +228,6 @@ class Position:
             prompts=self._prompts,
             turns=tuple(self.turns),
             transcripts=transcripts,
-            views=tuple(game.view(seat) for seat in range(game.num_seats)),
             outcome=outcome,
             ended=self.ended or "",
             measures=measures,

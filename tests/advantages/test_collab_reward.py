@@ -46,7 +46,6 @@ def conversation(*texts: str, tokens: int = 10, user_tokens: int = 0, index: int
         prompts=(Prompt("", ""), Prompt("", "")),
         turns=tuple(turns),
         transcripts=(transcripts[0] if user_tokens else None, transcripts[1]),
-        views=(game.view(0), game.view(1)),
         outcome=game.outcome(),
         ended="finished",
         measures=game.measures([1]),

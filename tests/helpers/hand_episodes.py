@@ -45,7 +45,6 @@ def episode(
         prompts=(game.prompt(0), game.prompt(1)),
         turns=tuple(turns),
         transcripts=transcripts or (said(10 + index), said(20 + index, num=2)),
-        views=(game.view(0), game.view(1)),
         outcome=Outcome(
             over=True, agreed=agreed, score=0.0, score_norm=rewards[0], rewards=rewards
         ),

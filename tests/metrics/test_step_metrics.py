@@ -58,7 +58,7 @@ def test_means_by_hand() -> None:
 def test_a_games_own_measures_may_have_any_prefix() -> None:
     """The step's counters begin with num_ and branch_; a game's are means and do not meet them."""
     own = {"num_hints": 3.0, "branch_depth": 4.0, "hints": 5.0}
-    games = [replace(SILENT, views=(None, None), measures=own) for _ in range(2)]
+    games = [replace(SILENT, measures=own) for _ in range(2)]
     world = init_world(device="cpu")
     played = RolloutStats(num_prompt_tokens=1, num_generated_tokens=1, engine_s=1.0)
     metrics = step_metrics(games, played, CreditStats(2, 0), {}, world)

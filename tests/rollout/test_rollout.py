@@ -123,7 +123,6 @@ def test_a_cut_off_move_never_reaches_the_game(rendering: Rendering) -> None:
     turn = episode.turns[0]
     assert (turn.error_kind, turn.action) == ("cut_off", None)
     assert turn.observations == ("", "") and turn.error is not None and "cut off" in turn.error
-    assert episode.views[0].log[0].kind == "propose"
     seat_0 = episode.transcripts[0]
     span = seat_0.spans[0]
     # The end-of-turn token was not sampled. It is added to the context and does not train.
