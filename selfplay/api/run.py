@@ -102,10 +102,7 @@ class SavedRun:
     @property
     def policy(self) -> Path:
         """The Hugging Face folder of the newest saved weights. Raises SettingsError without one."""
-        try:
-            return find_source(self.folder, what="policy").weights
-        except ValueError as error:
-            raise SettingsError(str(error)) from None
+        return find_source(self.folder, what="policy").weights
 
     def _records(self, name: str) -> list[dict[str, Any]]:
         """The complete lines of a file; a run in progress may be writing the last one."""

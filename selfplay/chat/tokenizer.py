@@ -61,11 +61,11 @@ def train_tokenizer(
 
     It has the ChatML template, eos `<|im_end|>` and pad `<|endoftext|>`. Each of `phrases` is
     always one token. Any text can be encoded and decodes to itself (in Unicode's composed form).
-    Raises ValueError for a vocabulary too small for all bytes and phrases.
+    Raises SettingsError for a vocabulary too small for all bytes and phrases.
     """
     smallest = _MIN_VOCAB_SIZE + len(phrases)
     if vocab_size < smallest:
-        raise ValueError(
+        raise SettingsError(
             f"model.scratch.vocab_size must be at least {smallest} (256 bytes, {len(_SPECIAL)} "
             f"special tokens and {len(phrases)} phrases of the game), got {vocab_size}"
         )

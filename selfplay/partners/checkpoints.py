@@ -38,8 +38,8 @@ def find_source(checkpoint: Path, *, what: str = "RUN") -> Source:
 
     It can be a run folder (the newest weights of its final export or checkpoints, else its warm
     start), a part of a run folder, any Hugging Face folder, a .gguf file, or a name on the hub,
-    which is downloaded. Raises ValueError, which names the most similar folder, for a folder that
-    is missing or holds no model.
+    which is downloaded. Raises SettingsError, which names the most similar folder, for a folder
+    that is missing or holds no model.
     """
     checkpoint = checkpoint.expanduser()  # a shell leaves it in checkpoint:~/runs/a
     name = str(checkpoint)
@@ -51,7 +51,7 @@ def find_source(checkpoint: Path, *, what: str = "RUN") -> Source:
         return Source(downloaded, downloaded, _published(downloaded), hub=name)
     if not checkpoint.is_dir():
         absent = "" if checkpoint.exists() else ", which does not exist here"
-        raise ValueError(
+        raise SettingsError(
             f"{what} must be a run folder or a Hugging Face folder, a .gguf file or a name, got "
             f"{checkpoint}{absent}"
             + (
@@ -63,14 +63,14 @@ def find_source(checkpoint: Path, *, what: str = "RUN") -> Source:
         exports = [*policies(checkpoint), checkpoint / "warm_start"]
         weights = next((folder for folder in exports if _is_model(folder)), None)
         if weights is None:
-            raise ValueError(
+            raise SettingsError(
                 f"{what}: the run {checkpoint} has no final/, no checkpoints/step_N/hf and "
                 "no warm_start/ yet"
             )
         return Source(weights, checkpoint, checkpoint / "config.yaml")
     weights = checkpoint / "hf" if _is_model(checkpoint / "hf") else checkpoint
     if not (weights / "config.json").exists() and not _is_model(weights):
-        raise ValueError(
+        raise SettingsError(
             f"{what}: {checkpoint} holds neither a run (config.yaml) nor a Hugging Face "
             "model (config.json and *.safetensors)"
         )
@@ -97,8 +97,8 @@ def check_same_game(
     played: Path | str,
     overrides: Sequence[str] = (),
 ) -> None:
-    """Raise ValueError if the policy was trained on another game than `game`, on other texts of it,
-    or with private reasoning where `game` has none.
+    """Raise SettingsError if the policy was trained on another game than `game`, on other texts of
+    it, or with private reasoning where `game` has none.
 
     `played` names where `game` was read from. Overrides of the form game.KEY=value apply to both
     sides. Weights outside a run are not checked. Other keys of the run's settings are not read,
@@ -120,7 +120,7 @@ def check_same_game(
         # A policy without private reasoning can play in either game.
         either = key == "options.private_reasoning" and trained == "false"
         if trained != wanted and not either:
-            raise ValueError(
+            raise SettingsError(
                 f"{what}: game.{key} must be the same for all who meet, got {trained} in "
                 f"{source.home} and {wanted} in {played}"
             )

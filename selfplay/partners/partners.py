@@ -35,7 +35,7 @@ from selfplay.metrics.step import add_up
 from selfplay.model.hub import described_in
 from selfplay.model.policy import DTYPES, empty_model, end_ids
 from selfplay.model.stored import Stored
-from selfplay.partners.checkpoints import Source, check_same_game, find_source, template_of
+from selfplay.partners.checkpoints import check_same_game, find_source, template_of
 from selfplay.rollout.players import FrozenPlayer, Player, PolicyPlayer
 from selfplay.rollout.seat_rules import chosen_seats
 from selfplay.rollout.seating import SELF_PLAY, Partner, scripted_partner
@@ -200,7 +200,7 @@ class Partners:
 
     def _read_checkpoint(self, spec: Spec) -> tuple[Path, Rendering, int | None]:
         """The weights' folder, the rendering and the largest context of a checkpoint."""
-        source = _find(spec, what=f"partner {spec.text!r}")
+        source = find_source(Path(spec.argument), what=f"partner {spec.text!r}")
         weights, own = source.weights, template_of(source)
         rendering = make_rendering(
             load_tokenizer(weights),
@@ -350,14 +350,5 @@ def check_spec(spec: Spec, game: GameConfig, *, out: str, what: str) -> None:
     trained on another game."""
     if spec.kind == CHECKPOINT:
         what = f"{what}: {spec.text}"
-        try:
-            check_same_game(_find(spec, what=what), game, what=what, played=out)
-        except ValueError as error:
-            raise SettingsError(str(error)) from None
-
-
-def _find(spec: Spec, *, what: str) -> Source:
-    try:
-        return find_source(Path(spec.argument), what=what)
-    except ValueError as error:
-        raise SettingsError(str(error)) from None
+        source = find_source(Path(spec.argument), what=what)
+        check_same_game(source, game, what=what, played=out)

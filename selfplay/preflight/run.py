@@ -283,10 +283,7 @@ def _refuse_run(folder: Path) -> None:
     """Raise SettingsError for a run's folder, which names the newest part that holds weights."""
     if (folder / "config.json").exists() or not (folder / "config.yaml").exists():
         return
-    try:
-        weights = find_source(folder, what="model.path").weights
-    except ValueError as error:
-        raise SettingsError(str(error)) from None
+    weights = find_source(folder, what="model.path").weights
     raise SettingsError(
         f"model.path must be the folder of a model, got that of a run, {folder}; nearest is "
         f"{weights}"
@@ -302,10 +299,7 @@ def _tokenizer(
         assert scratch is not None
         instances = generated(TOKENIZER, game=game, seed=seed, start=0, num=1)
         phrases = game.kit.phrases(instances, game.options, split_lines=scratch.split_lines)
-        try:
-            return train_tokenizer([], vocab_size=scratch.vocab_size, phrases=phrases), ()
-        except ValueError as error:
-            raise SettingsError(str(error)) from None
+        return train_tokenizer([], vocab_size=scratch.vocab_size, phrases=phrases), ()
     folder = local_folder(model.path, weights=weights)
     _refuse_run(folder)
     if weights or folder == Path(model.path):
