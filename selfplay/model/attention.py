@@ -129,7 +129,7 @@ def packed_kwargs(row: PackedRow) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class Span:
     """What a varlen kernel needs besides the heads: the bounds of queries and keys, the longest of
     each, the scale of the scores, the sliding window and the cap of the scores (None: none)."""
 
@@ -202,7 +202,7 @@ def _packed_attention(
         key_KGD, value_KGD = (Gather.apply(x, key_tokens) for x in (key_KGD, value_KGD))
     if width < key.shape[-1]:
         value_KGD = pad(value_KGD, (0, key.shape[-1] - width))
-    span = _Span(
+    span = Span(
         cu_seq_lens_q,
         cu_seq_lens_k,
         max_length_q,
@@ -374,7 +374,7 @@ def _flash_error(heads: _Heads) -> float:
         for bounds in ((0, 150, 210), (0, 150, 310))
     )
     window = 50 if windowed else None
-    span = _Span(queries_S1, keys_S1, 150, 160, width**-0.5, window, softcap)
+    span = Span(queries_S1, keys_S1, 150, 160, width**-0.5, window, softcap)
     _flash(query, key, value, span)  # without gradients it is another compilation
     results = []
     for attend, kind in ((_flash, dtype), (_padded, torch.float32)):
@@ -385,7 +385,7 @@ def _flash_error(heads: _Heads) -> float:
 
 
 def _flash(
-    query_NHD: torch.Tensor, key_KGD: torch.Tensor, value_KGD: torch.Tensor, span: _Span
+    query_NHD: torch.Tensor, key_KGD: torch.Tensor, value_KGD: torch.Tensor, span: Span
 ) -> torch.Tensor:
     attend = _flash_attn()
     assert attend is not None
@@ -408,7 +408,7 @@ def _flash(
 
 
 def _varlen(
-    query_NHD: torch.Tensor, key_KGD: torch.Tensor, value_KGD: torch.Tensor, span: _Span
+    query_NHD: torch.Tensor, key_KGD: torch.Tensor, value_KGD: torch.Tensor, span: Span
 ) -> torch.Tensor:
     attend, accepted = _torch_varlen()
     # torch 2.11 accepts grouped key/value heads; later versions need `enable_gqa`.
@@ -432,7 +432,7 @@ def _torch_varlen() -> tuple[Any, frozenset[str]]:
 
 
 def _padded(
-    query_NHD: torch.Tensor, key_KGD: torch.Tensor, value_KGD: torch.Tensor, span: _Span
+    query_NHD: torch.Tensor, key_KGD: torch.Tensor, value_KGD: torch.Tensor, span: Span
 ) -> torch.Tensor:
     """SDPA on padded chunks of C segments of similar length, whose sequences also have similar
     lengths. Padding is at the end, where the causal mask hides it from every real token."""

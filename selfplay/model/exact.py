@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from selfplay.model.attention import Gather
+from selfplay.model.attention import Gather, Span
 from selfplay.model.families import head_width
 from selfplay.model.logprob import fused
 
@@ -53,17 +53,6 @@ class Kernels(NamedTuple):
     """gradient of the output; query, key, value, output, log-sum-exp → the first three's"""
     log_softmax: Callable[[Tensor], Tensor]
     """x [C, V] in fp32"""
-
-
-class Span(NamedTuple):
-    """Causal attention of segments after their prefixes: the bounds of queries and keys (int32),
-    the longest of each, the scale of the scores."""
-
-    queries_S1: Tensor
-    keys_S1: Tensor
-    max_queries: int
-    max_keys: int
-    scale: float
 
 
 def why_not_exact(config: PretrainedConfig) -> str | None:

@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM
 from selfplay.advantages.sample import Sample
 from selfplay.learner.batch import pack
 from selfplay.model.attention import (
+    Span,
     _flash,
     _flash_fits,
     _Heads,
     _padded,
-    _Span,
     _varlen,
     attention_backend,
 )
@@ -65,7 +65,7 @@ def test_heads_of_a_model(model: str, prefix: int) -> None:
         torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]).to("cuda", torch.int32)
         for lengths in (queries, keys)
     ]
-    span = _Span(*bounds, int(queries.max()), int(keys.max()), width**-0.5, window, cap)
+    span = Span(*bounds, int(queries.max()), int(keys.max()), width**-0.5, window, cap)
     torch.manual_seed(0)
     *inputs, grad = (
         torch.randn(int(lengths.sum()), num, width, device="cuda").bfloat16()

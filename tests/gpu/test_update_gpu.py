@@ -16,8 +16,8 @@ from selfplay.config import ScratchConfig
 from selfplay.model.attention import (
     Gather,
     PackedRow,
+    Span,
     _padded,
-    _Span,
     _varlen,
 )
 from selfplay.model.logprob import token_logprobs
@@ -112,7 +112,7 @@ def test_torchs_kernel_sees_a_shared_prefix(window: int | None) -> None:
     ]
     tokens = torch.cat(paths).to("cuda")
     bounds = [torch.tensor([0, *n]).cumsum(0).to("cuda", torch.int32) for n in (queries, keys)]
-    span = _Span(*bounds, max(queries), max(keys), 0.125, window)
+    span = Span(*bounds, max(queries), max(keys), 0.125, window)
 
     def attend(kernel: Any) -> torch.Tensor:
         return kernel(heads[0], *(Gather.apply(x, tokens) for x in heads[1:]), span)

@@ -13,11 +13,11 @@ import torch
 
 from selfplay.model import attention
 from selfplay.model.attention import (
+    Span,
     _flash_attn,
     _flash_fits,
     _Heads,
     _padded,
-    _Span,
     attention_backend,
 )
 
@@ -61,7 +61,7 @@ def exact(q: Any, k: Any, v: Any, **given: Any) -> tuple[torch.Tensor, None]:
     bounds = given["cu_seqlens_q"], given["cu_seqlens_k"]
     longest = given["max_seqlen_q"], given["max_seqlen_k"]
     window = None if back is None else back + 1
-    span = _Span(*bounds, *longest, given["softmax_scale"], window, given["softcap"] or None)
+    span = Span(*bounds, *longest, given["softmax_scale"], window, given["softcap"] or None)
     return _padded(q, k, v, span), None
 
 

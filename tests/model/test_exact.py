@@ -10,10 +10,9 @@ from torch.nn.functional import linear, silu
 from transformers import PreTrainedModel, Qwen2Config, Qwen3Config
 
 from selfplay.learner.batch import MicroBatch, pack
-from selfplay.model.attention import _padded, _Span
+from selfplay.model.attention import Span, _padded
 from selfplay.model.exact import (
     Kernels,
-    Span,
     compute_as_engine,
     position_stats,
     why_not_exact,
@@ -37,7 +36,7 @@ def _rotate(query: Tensor, key: Tensor, cos_sin: Tensor) -> None:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, span: Span) -> tuple[Tensor, Tensor]:
-    return _padded(q, k, v, _Span(*span)), torch.empty(0)
+    return _padded(q, k, v, span), torch.empty(0)
 
 
 def _attend_backward(
@@ -45,7 +44,7 @@ def _attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     with torch.enable_grad():
         q, k, v = (x.detach().requires_grad_() for x in saved[:3])
-        of_q, of_k, of_v = torch.autograd.grad(_padded(q, k, v, _Span(*span)), (q, k, v), grad)
+        of_q, of_k, of_v = torch.autograd.grad(_padded(q, k, v, span), (q, k, v), grad)
     return of_q, of_k, of_v
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from selfplay.engines.sglang.patches import LEAST_QUERIES
-from selfplay.model.exact import Kernels, Span
+from selfplay.model.attention import Span
+from selfplay.model.exact import Kernels
 
 
 def engine_kernels() -> Kernels:
