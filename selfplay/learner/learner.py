@@ -138,7 +138,7 @@ def batch_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of the trained tokens and the entropies there, both [M], in nats, at `temperature`.
     The entropies have gradients only if `entropy_grad` is set."""
-    with _autocast(learner):
+    with autocast(learner):
         return policy_logprobs(
             model,
             batch.row,
@@ -161,7 +161,7 @@ def batch_values(learner: Learner, batch: MicroBatch) -> Tensor:
     """The critic's values [M], fp32, before each trained token is sampled."""
     critic = learner.critic
     assert critic is not None
-    with _autocast(learner):
+    with autocast(learner):
         hidden_MD = hidden_states(critic.backbone, batch.row)
     return _head_values(critic.head, hidden_MD.float())
 
@@ -172,7 +172,7 @@ def _head_values(head: nn.Linear, hidden_MD: Tensor) -> Tensor:
     return values_M1[:, 0]
 
 
-def _autocast(learner: Learner) -> torch.autocast:
+def autocast(learner: Learner) -> torch.autocast:
     """Computes in `compute_dtype` in a single CPU process, the only one without a mesh; with a mesh
     FSDP's mixed precision does."""
     enabled = learner.world.mesh is None and learner.compute_dtype != torch.float32

@@ -364,10 +364,7 @@ def _over_steps(
     per_step: Sequence[dict[str, float]], *, num_skipped: int, epochs: int
 ) -> dict[str, float]:
     """Means over the optimizer steps; the mismatch of the first one; counts."""
-    metrics = {}
-    for name in sorted({name for of_step in per_step for name in of_step}):
-        values = [of_step[name] for of_step in per_step if name in of_step]
-        metrics[name] = sum(values) / len(values)
+    metrics = step_means(per_step)
     for of_step in per_step[:1]:
         metrics |= {name: of_step[name] for name in MISMATCH_METRICS if name in of_step}
     num_tokens = sum(of_step["num_trained_tokens"] for of_step in per_step)
@@ -376,6 +373,13 @@ def _over_steps(
     if num_skipped:
         metrics["num_skipped_steps"] = float(num_skipped)
     return metrics
+
+
+def step_means(steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the optimizer steps that have it."""
+    names = sorted({name for of_step in steps for name in of_step})
+    had = {name: [of_step[name] for of_step in steps if name in of_step] for name in names}
+    return {name: sum(values) / len(values) for name, values in had.items()}
 
 
 def _set_training(learner: Learner, training: bool) -> None:

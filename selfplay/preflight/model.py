@@ -38,7 +38,7 @@ from selfplay.engines.base import Engine, Request, Sampling
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import check_room
 from selfplay.learner.batch import pack
-from selfplay.learner.learner import Learner, batch_logprobs
+from selfplay.learner.learner import Learner, autocast, batch_logprobs
 from selfplay.model.exact import why_not_exact
 from selfplay.model.families import why_not
 from selfplay.model.hub import described_in, local_folder
@@ -324,12 +324,9 @@ def _unpacked_pass(learner: Learner, ids: list[int]) -> Tensor | None:
     the vocabulary."""
     if learner.world.tp > 1:
         return None
-    world, dtype = learner.world, learner.compute_dtype
-    lowered = world.mesh is None and dtype != torch.float32
-    with torch.autocast(world.device.type, dtype, enabled=lowered):
-        logprobs = eager_logprobs(
-            learner.model, ids, last=min(NUM_COMPARED, len(ids) - 1), device=world.device
-        )
+    last, device = min(NUM_COMPARED, len(ids) - 1), learner.world.device
+    with autocast(learner):
+        logprobs = eager_logprobs(learner.model, ids, last=last, device=device)
     reshard(learner.model)
     return logprobs
 

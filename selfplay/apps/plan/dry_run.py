@@ -23,7 +23,6 @@ from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seat_rules import who_plays
 from selfplay.warm_start import scratch_tokenizer
 
-_MOST_RANKS = 8  # GPUs of one host
 _MOST_GB = 10_000  # of one GPU
 
 
