@@ -41,7 +41,7 @@ STAGES: dict[str, tuple[int, str, str, int]] = {
     "tokenizer": (WARM_START, "selfplay.setup", "scratch_tokenizer", 1),
     "teachers' games": (WARM_START, "selfplay.warm_start", "_play", 2),
     "imitation": (WARM_START, "selfplay.warm_start", "optimizer_step", 40),
-    "imitation's save": (WARM_START, "selfplay.warm_start", "save_checkpoint", 1),
+    "imitation's save": (WARM_START, "selfplay.warm_start", "begin_checkpoint", 1),
     "warm start's export": (WARM_START, "selfplay.setup", "export_atomically", 1),
     "evaluation before": (LOOP, "selfplay.setup", "held_out_at_start", 1),
     "play": (LOOP, "selfplay.step", "play", 3),

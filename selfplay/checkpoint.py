@@ -95,12 +95,11 @@ def begin_checkpoint(
     tokenizer: PreTrainedTokenizerBase | None,
     *,
     step: int,
-    policy: bool = True,
 ) -> OpenCheckpoint:
     """Write the learner after `step` finished steps; its tensors must not be offloaded. Neither
     needs nor changes the engine. Every rank must call.
 
-    Without `policy` there is no `hf/`, and only `resume` can read the checkpoint.
+    Without a tokenizer there is no `hf/`, and only `resume` can read the checkpoint.
     """
     world, opened = learner.world, OpenCheckpoint(folder, step, learner)
     with filled(opened.folder, world) as partial:
@@ -110,9 +109,9 @@ def begin_checkpoint(
                 storage_writer=_PartsWriter(partial / "state", per_thread_copy_ahead=0),
                 no_dist=world.mesh is None,
             )
-        if policy and (adapters := learner.adapters) is not None:
+        if tokenizer is not None and (adapters := learner.adapters) is not None:
             export_adapters(learner.model, adapters, tokenizer, partial / "hf", world=world)
-        elif policy:
+        elif tokenizer is not None:
             export(learner.model, tokenizer, partial / "hf", world=world)
     return opened
 
@@ -158,21 +157,6 @@ def _num_bytes(item: WriteItem) -> int:
     if (tensor := item.tensor_data) is None:
         return 0
     return math.prod(tensor.chunk.sizes) * tensor.properties.dtype.itemsize
-
-
-def save_checkpoint(
-    folder: Path,
-    learner: Learner,
-    tokenizer: PreTrainedTokenizerBase | None,
-    *,
-    step: int,
-    keep: int,
-    state: Mapping[str, Any],
-    policy: bool = True,
-) -> Path:
-    """`begin_checkpoint` and its `finish` in one."""
-    opened = begin_checkpoint(folder, learner, tokenizer, step=step, policy=policy)
-    return opened.finish(state, keep=keep)
 
 
 def keep_newest(folder: Path, keep: int) -> None:

@@ -28,7 +28,7 @@ from selfplay.atomic import atomic_folder, damage, write_atomically
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.chat.transcript import Transcript
-from selfplay.checkpoint import resume, save_checkpoint
+from selfplay.checkpoint import begin_checkpoint, resume
 from selfplay.config import Config, GameConfig, ModelConfig, RolloutConfig, WarmStartConfig
 from selfplay.config.player_spec import SCRIPTED
 from selfplay.data.chats import Chat, read_chats
@@ -37,7 +37,7 @@ from selfplay.data.seeds import named_seed, pick
 from selfplay.distributed import World, barrier
 from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
-from selfplay.learner.update import LossTerm, learning_rate, optimizer_step
+from selfplay.learner.update import LossTerm, learning_rate, optimizer_step, step_means
 from selfplay.metrics.console import progress
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.metrics.step_log import StepLog
@@ -150,31 +150,16 @@ def warm_start(
         )
         recent.append(optimizer_step(learner, [term], lr=lr, config=config))
         if (step + 1) % every == 0 or step + 1 == len(batches):
-            means = _means(recent)
+            means = step_means(recent)
             recent.clear()
             log.append({"step": step + 1, **means, **counts})
             bar.set_postfix_str(f"loss {means['imitation_loss']:.3f}", refresh=False)
         if (step + 1) % SAVE_EVERY == 0 and step + 1 < len(batches):
             log.sync()
-            save_checkpoint(
-                unfinished,
-                learner,
-                None,
-                step=step + 1,
-                keep=2,
-                state={"recent": recent},
-                policy=False,
-            )
+            opened = begin_checkpoint(unfinished, learner, None, step=step + 1)
+            opened.finish({"recent": recent}, keep=2)
     log.close()
     return means
-
-
-def _means(steps: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the steps that have it: a step without a chat has no loss of
-    chats."""
-    names = dict.fromkeys(name for metrics in steps for name in metrics)
-    had = {name: [metrics[name] for metrics in steps if name in metrics] for name in names}
-    return {name: sum(values) / len(values) for name, values in had.items()}
 
 
 def saved_samples(

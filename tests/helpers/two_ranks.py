@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from selfplay.advantages.advantages import compute_advantages, reward_samples
 from selfplay.advantages.sample import Sample
-from selfplay.checkpoint import resume, save_checkpoint
+from selfplay.checkpoint import begin_checkpoint, resume
 from selfplay.config import (
     AlgorithmConfig,
     CriticConfig,
@@ -237,7 +237,7 @@ def moved(kind: str, world: World, meshes: Sequence[World], folder: Path) -> dic
     for place, mesh in enumerate(meshes[1:]):
         if learner.world.world_size > 1 or world.rank == 0:
             with patch("selfplay.checkpoint.PART_BYTES", 1000):  # each rank writes four files
-                save_checkpoint(folder / f"{place}", learner, None, step=1, keep=1, state={})
+                begin_checkpoint(folder / f"{place}", learner, None, step=1).finish({}, keep=1)
         barrier(world)
         again = make_saved(kind, mesh, base)
         assert resume(folder / f"{place}", again) == (1, {})
