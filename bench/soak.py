@@ -52,7 +52,7 @@ STAGES: dict[str, tuple[int, str, str, int]] = {
     "log": (LOOP, "selfplay.metrics.step_log", "Journal.step", 3),
     "save": (LOOP, "selfplay.step", "save_learner", 1),
     "evaluation after": (END, "selfplay.api.run", "held_out", 1),
-    "export": (END, "selfplay.step", "finish", 1),
+    "export": (END, "selfplay.api.run", "export_final", 1),
 }
 NOT_COMPARED = ("report.html", "config.yaml", "code.txt", ".lock", ".metadata", "manifest.json")
 SETTINGS = (

@@ -315,7 +315,7 @@ def _progress(path: Path) -> dict[str, Any]:
     return dict(progress)
 
 
-def finish(
+def export_final(
     folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase, *, step: int
 ) -> None:
     """Export the policy after `step` steps to the Hugging Face folder `final/`, adapters merged;

@@ -25,7 +25,7 @@ from selfplay.advantages.advantages import (
 from selfplay.advantages.rewards import with_rewards
 from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering
-from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint, finish
+from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint
 from selfplay.config import Config
 from selfplay.data.seeds import named_seed
 from selfplay.data.stream import TrainStream
@@ -362,12 +362,6 @@ def save_and_sleep(run: Run, num_done: int, state: Mapping[str, Any]) -> None:
     """Save the run after `num_done` steps; the engine goes to sleep for good."""
     run.supervisor.sleep_and_onload()
     save_learner(run, num_done).finish(state, keep=run.config.keep_checkpoints)
-
-
-def export_final(run: Run, num_done: int) -> None:
-    """Export the policy after `num_done` steps to `final/`; the engine goes to sleep for good."""
-    run.supervisor.sleep_and_onload()
-    finish(run.folder, run.learner, run.tokenizer, step=num_done)
 
 
 def trainer_state(run: Run) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from dialop.shown import error_text
 from selfplay.apps.report import refresh_report
+from selfplay.checkpoint import export_final
 from selfplay.config import Config, load_config
 from selfplay.config.load import load, override_words
 from selfplay.data.instances import HELD_OUT, evaluation_instances
@@ -32,7 +33,6 @@ from selfplay.step import (
     Run,
     Step,
     evaluates_after,
-    export_final,
     save_and_sleep,
     saves_after,
     take_step,
@@ -206,7 +206,8 @@ class OpenRun(SavedRun):
             refresh_report(self.folder, rank=parts.world.rank)
             if self._num_saved != self.num_done:
                 save_and_sleep(parts, self.num_done, trainer_state(parts))
-            export_final(parts, self.num_done)
+            parts.supervisor.sleep_and_onload()  # the engine goes to sleep for good
+            export_final(parts.folder, parts.learner, parts.tokenizer, step=self.num_done)
             self._ended_by = "finish has ended it"
 
     def close(self) -> None:

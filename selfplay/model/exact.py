@@ -78,7 +78,7 @@ def compute_as_engine(model: PreTrainedModel, kernels: Kernels) -> None:
         layer.forward = MethodType(_layer_forward, layer)
 
 
-def engine_kernels(model: PreTrainedModel) -> Kernels | None:
+def kernels_of(model: PreTrainedModel) -> Kernels | None:
     """The kernels given to `compute_as_engine`; None for an ordinary model."""
     kernels: Kernels | None = getattr(model.base_model, "engine_kernels", None)
     return kernels

@@ -47,7 +47,7 @@ from selfplay.distributed import World, as_forward, fill_shards, shard, vocab_sh
 from selfplay.errors import SettingsError
 from selfplay.model.attention import NAME as PACKED
 from selfplay.model.attention import PackedRow, packed_kwargs, register_packed_attention
-from selfplay.model.exact import Kernels, compute_as_engine, engine_kernels, position_stats
+from selfplay.model.exact import Kernels, compute_as_engine, kernels_of, position_stats
 from selfplay.model.hub import check_one_set, described_in, local_folder
 from selfplay.model.logprob import ALIGNMENT, token_logprobs
 from selfplay.model.lora import add_adapters, first_value, full_weights, is_adapter, plain_name
@@ -296,7 +296,7 @@ def policy_logprobs(
         one_M1 = hidden_MD.new_ones(len(hidden_MD), 1)
         hidden_MD = torch.cat([hidden_MD, pad(one_M1, (0, ALIGNMENT - 1))], dim=1)
     scale, cap = logit_rule(model.config)
-    kernels = engine_kernels(model)
+    kernels = kernels_of(model)
     return token_logprobs(
         hidden_MD,
         weight_VD,

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from selfplay.checkpoint import begin_checkpoint, finish, resume
+from selfplay.checkpoint import begin_checkpoint, export_final, resume
 from selfplay.config import LoraConfig, OptimConfig, load_config
 from selfplay.config.player_spec import parse_shares
 from selfplay.distributed import init_world
@@ -58,7 +58,7 @@ def _run(run: Path, *, seed: int, base: Path | None = None) -> Tensor:
     """A run's adapters on `warm_start/`, or on a base elsewhere; the logits of its policy."""
     learner = _learner(base or _base(run / "warm_start", seed=seed), seed=seed)
     begin_checkpoint(run, learner, TOKENIZER, step=1).finish({}, keep=1)
-    finish(run, learner, TOKENIZER, step=1)
+    export_final(run, learner, TOKENIZER, step=1)
     return _logits(run / "final")
 
 

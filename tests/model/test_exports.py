@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from selfplay.checkpoint import export_atomically, finish
+from selfplay.checkpoint import export_atomically, export_final
 from selfplay.config import Config, LoraConfig, load_config
 from selfplay.distributed import init_world
 from selfplay.errors import SettingsError
@@ -74,13 +74,13 @@ def _pool(base: Path, out: Path) -> Path:
 
 
 def _final(base: Path, out: Path) -> Path:
-    finish(out, _learner(base), tokenizer_of("qwen2.5"), step=1)
+    export_final(out, _learner(base), tokenizer_of("qwen2.5"), step=1)
     return out / "final"
 
 
 def _merged(base: Path, out: Path) -> Path:
     learner = _learner(base)
-    finish(out, learner, tokenizer_of("qwen2.5"), step=1)
+    export_final(out, learner, tokenizer_of("qwen2.5"), step=1)
     optim = _config(base, out).optim
     return merged_folder(out / "final_adapters", learner.world, optim)
 

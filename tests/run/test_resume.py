@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from selfplay import step as step_verbs
 from selfplay.partners.checkpoints import find_source
 from tests.helpers.shared_work import slow_except
 from tests.helpers.tiny_run import (
@@ -83,7 +82,7 @@ def test_a_continued_run_is_found_by_its_newest_weights(
     longer = folder / "checkpoints" / "step_000006" / "hf"
     assert find_source(folder).weights == folder / "final"
     with monkeypatch.context() as patched:
-        patched.setattr(step_verbs, "finish", stopped)
+        patched.setattr("selfplay.api.run.export_final", stopped)
         with pytest.raises(KeyboardInterrupt):
             run_tiny(folder, "steps=6")
     assert find_source(folder).weights == longer

@@ -4,11 +4,11 @@ A bucket is one flat tensor of full parameters under Hugging Face names. A paylo
 from which one tensor-parallel rank of the engine opens a bucket: a CUDA IPC handle, or a shared
 memory file on a CPU.
 
-`compare` compares a bucket bit for bit with the weights in the engine's own process, where SGLang
-calls it as a custom weight loader. It runs the model's own `load_weights`, as a push does, so this
-file needs no description of fused, padded and sharded layouts. Each write to a parameter becomes a
-comparison. The counts go back through the buffer that the trainer shares with the engine, because
-SGLang ends the scheduler when a custom loader raises. Sizes in bytes.
+`compare_in_engine` compares a bucket bit for bit with the weights in the engine's own process,
+where SGLang calls it as a custom weight loader. It runs the model's own `load_weights`, as a push
+does, so this file needs no description of fused, padded and sharded layouts. Each write to a
+parameter becomes a comparison. The counts go back through the buffer that the trainer shares with
+the engine, because SGLang ends the scheduler when a custom loader raises. Sizes in bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # Each bucket has a fixed cost, so smaller ones are slower (docs/notes/log.md: 0.25 to 4 GiB).
 BUCKET_BYTES = 2 * 2**30
-LOADER = "selfplay.engines.sglang.buckets.compare"
+LOADER = "selfplay.engines.sglang.buckets.compare_in_engine"
 FOUND_BYTES = 16  # one rank's result: elements compared and elements that differ, int64 each
 _COPY = torch.ops.aten.copy_.default
 _FILLS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor)
@@ -80,8 +80,8 @@ def serialise(flat_N: Tensor, names: Sequence[str], shapes: Sequence[torch.Size]
 def serialise_compared(
     buffer_B: Tensor, names: Sequence[str], shapes: Sequence[torch.Size], *, rank: int, ranks: int
 ) -> bytes:
-    """A payload for `compare`. Its buffer has a result slot of FOUND_BYTES for each rank, then the
-    values as a push lays them out. Its name is JSON that describes both."""
+    """A payload for `compare_in_engine`. Its buffer has a result slot of FOUND_BYTES for each rank,
+    then the values as a push lays them out. Its name is JSON that describes both."""
     values = [[name, list(shape)] for name, shape in zip(names, shapes, strict=True)]
     description = json.dumps({"rank": rank, "ranks": ranks, "values": values})
     return _payload([(description, buffer_B)], buffer_B)
@@ -104,7 +104,7 @@ def _payload(message: Any, shared: Tensor) -> bytes:
     return payload
 
 
-def compare(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
+def compare_in_engine(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     """Compare the values of a buffer of `serialise_compared` with the model's; write the counts to
     this rank's slot."""
     [(name, buffer_B)] = named_tensors
