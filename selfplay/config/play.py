@@ -84,7 +84,7 @@ class DataConfig:
     file"""
     start: object = 0
     """how much of each recorded game is replayed before the policy plays: a number of log
-    entries, 'random', or a share of the words between 0 and 1 (docs/partners.md)"""
+    entries, 'random', or a share of the words between 0 and 1 (docs/recorded_games.md)"""
     processes: int = Field(default=1, ge=1, le=512)
     """worker processes on each rank that leads an engine; they generate instances for the warm
     start and evaluations, and prefetch those of the next training step"""

@@ -9,7 +9,8 @@ watch two of them.
     python -m selfplay.apps.play scripted:tell --config FILE      # before any training
 
 The page is for this machine alone: the printed address holds a token of this start. Finished games
-go to RUN/played.jsonl, those with a script alone to played.jsonl.
+go to RUN/played.jsonl (watched ones to RUN/watched.jsonl), those with a script alone to
+played.jsonl.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ from selfplay.setup import open_world
 from selfplay.weight_sync.start import choose_engine, load_engine
 
 PROGRAM = "selfplay.apps.play"
-GAMES_FILE = "played.jsonl"
+GAMES_FILE, WATCHED_FILE = "played.jsonl", "watched.jsonl"
 NUM_GAMES = 64  # instances of the held-out stream, which are played in turn
 POLICY = "the policy"
 PAGE_PACKAGES = ("starlette", "uvicorn")  # the extra `play`, which --terminal does without
@@ -80,9 +81,8 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add("--port", type=int, help="of the page (default: 8765); 0 takes a free one")
     add("--terminal", action="store_true", help="play in the terminal, without a page")
     add("--watch", action="store_true", help="the policy plays with --partner; you read, in turn")
-    add(
-        "--out", type=Path, help=f"the .jsonl file that keeps the games (default: RUN/{GAMES_FILE})"
-    )
+    files = f"RUN/{GAMES_FILE}, with --watch RUN/{WATCHED_FILE}"
+    add("--out", type=Path, help=f"the .jsonl file that keeps the games (default: {files})")
     add("--config", type=Path, help="settings file (default: the run's own)")
     add("overrides", nargs="*", metavar="key=value", help="settings that win over the file's")
     args = parser.parse_intermixed_args(words)
@@ -168,7 +168,8 @@ def main(words: Sequence[str] | None = None) -> int:
                 raise ValueError(
                     "--out is needed: the weights are on the hub, not in a local folder"
                 )
-            out: Path = args.out or (source.home if source else Path()) / GAMES_FILE
+            home = source.home if source else Path()
+            out: Path = args.out or home / (WATCHED_FILE if args.watch else GAMES_FILE)
             if out.suffix != ".jsonl":
                 raise ValueError(f"--out must end in .jsonl, got {out}")
             check_folder(out.absolute().parent, what="--out")
