@@ -52,7 +52,7 @@ def main(folder: str, out: str) -> None:
     group = dist.new_group([0, 1], backend="gloo")
     wide = tiny.start(folder, tp_size=2) if rank == 0 else None
     stale = mismatches(wide, reference) if wide is not None else []
-    names = [name for name, _ in plain_weights(policy).items()]
+    names = list(plain_weights(policy))
     options: dict[str, Any] = {"group": group, "dtype": torch.float32, "bucket_bytes": 50_000}
     before = sync.compare(policy, wide, names, **options)
     for version in (1, 2):

@@ -43,7 +43,7 @@ def game(prompt: tuple[int, ...]) -> GameCoroutine:
 
 
 def names_of(model: Any) -> list[str]:
-    return [name for name, _ in plain_weights(model).items()]
+    return list(plain_weights(model))
 
 
 def wrong_elements(model: Any, engine: SGLangEngine) -> int:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,13 @@ def test_the_policy_plays_with_its_partner_in_each_seat_and_every_move_is_shown(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    out = tmp_path / "watched.jsonl"
+    """The games are kept, and not among those that people played."""
+    run = shutil.copytree(finished(), tmp_path / "run")
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
-    words = [str(finished()), "--partner", partner, "--watch", "--out", str(out)]
-    assert main(words) == 0
+    assert main([str(run), "--partner", partner, "--watch"]) == 0
     shown = capsys.readouterr().out
-    games = [json.loads(line) for line in out.read_text().splitlines()]
+    assert not (run / "played.jsonl").exists()
+    games = [json.loads(line) for line in (run / "watched.jsonl").read_text().splitlines()]
     assert [game["players"] for game in games] == players
     assert shown.count("The game is over: ") == shown.count("Enter shows another") == 2
     for game in games:
