@@ -173,37 +173,38 @@ WRONG_GAMES = [
 ]
 
 
+SHORT = ("model.scratch={}", "rollout.max_game_tokens=99")
+
+
+def changed_meeting(folder: Path, part: str, instead: str) -> Path:
+    """A copy of examples/meeting/meeting.py, in a module of its own, with one part replaced."""
+    text = (ROOT / "examples" / "meeting" / "meeting.py").read_text()
+    assert text.count(part) == 1
+    own = folder / f"own_{folder.name}.py"
+    own.write_text(text.replace(part, instead))
+    return own
+
+
 @pytest.mark.parametrize(("part", "instead", "said"), WRONG_GAMES)
 def test_a_mistake_in_a_game_of_ones_own_is_named(
     part: str, instead: str, said: str, tmp_path: Path
 ) -> None:
-    text = (ROOT / "examples" / "meeting" / "meeting.py").read_text()
-    assert text.count(part) == 1
-    own = tmp_path / f"own_{tmp_path.name}.py"
-    own.write_text(text.replace(part, instead))
+    own = changed_meeting(tmp_path, part, instead)
     with pytest.raises(ValueError, match=said):
-        config = load_config(
-            None, ["model.scratch={}", "rollout.max_game_tokens=99", f"game.name={own}"]
-        )
+        config = load_config(None, [*SHORT, f"game.name={own}"])
         instances = config.game.kit.generate(config.game.options, seed=0, num=4)
         evaluate_scripted(instances, spec="tell", game=config.game, rollout=config.rollout)
 
 
 def test_a_script_whose_moves_the_game_refuses_is_warned_of(tmp_path: Path) -> None:
-    text = (ROOT / "examples" / "meeting" / "meeting.py").read_text()
-    own = tmp_path / "stubborn.py"
-    own.write_text(text.replace('f"[meet] {common}" if told', '"[meet] never" if told'))
-    config = load_config(
-        None, ["model.scratch={}", "rollout.max_game_tokens=99", f"game.name={own}"]
-    )
+    own = changed_meeting(tmp_path, 'f"[meet] {common}" if told', '"[meet] never" if told')
+    config = load_config(None, [*SHORT, f"game.name={own}"])
     (line,) = moves_refused(baseline_games(config))
     refused = (
         r"scripted:tell makes \d+ moves in 16 games that the rules refuse, such as '\[meet\] ne"
     )
     assert re.match(refused, line) and "name one of mon" in line
-    assert not moves_refused(
-        baseline_games(load_config(None, ["model.scratch={}", "rollout.max_game_tokens=99"]))
-    )
+    assert not moves_refused(baseline_games(load_config(None, SHORT)))
 
 
 # --- credit -------------------------------------------------------------------------------------
