@@ -1,5 +1,6 @@
 """An SGLang engine's arguments, environment and port. Runs without SGLang."""
 
+import itertools
 import json
 import logging
 import os
@@ -14,7 +15,7 @@ import torch
 
 from selfplay.config import ChosenEngine
 from selfplay.engines.sglang import launch, patches
-from selfplay.engines.sglang.launch import child_environment, engine_arguments, free_port
+from selfplay.engines.sglang.launch import child_environment, engine_arguments, reserve_ports
 from selfplay.errors import SettingsError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,30 +130,34 @@ def test_children_get_a_clean_environment_and_the_trainers_own_is_restored(
     assert logging.getLogger().level == level
 
 
-def test_an_engines_port_is_free_and_sixteen_away_from_its_neighbours(
+def test_engines_that_start_at_the_same_time_have_ports_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two ranks that start at the same time must not pick the same port."""
-    ports = []
-    for pid in range(1000, 1008):
+    """Two engines of a process whose id is one below another's, as of two runs on one host."""
+    reserved = []
+    for pid in (1000, 1000, 1001, 1001, 1000):
         monkeypatch.setattr(launch.os, "getpid", lambda pid=pid: pid)
-        ports.append(free_port())
-    assert all(abs(a - b) >= 16 for a in ports for b in ports if a != b)
-    assert len(set(ports)) >= 6, "other programs may use some of them"
+        reserved.append(reserve_ports())
+    ports = [each.getsockname()[1] for each in reserved]
+    assert all(abs(a - b) >= 16 for a, b in itertools.combinations(ports, 2))
     assert all(20_000 <= port < 32_000 for port in ports)
+    for each in reserved:
+        each.close()
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", ports[-1]))
-        assert free_port() != ports[-1]
+        taken.bind(("127.0.0.1", ports[0] + 1))
+        with reserve_ports() as other:
+            assert other.getsockname()[1] != ports[0]
 
 
-def test_a_restarted_engine_gets_the_port_of_the_killed_one() -> None:
-    """Its connections linger for a minute; the next block of ports may be another rank's."""
-    port = free_port()
-    with socket.create_server(("127.0.0.1", port)) as server:
-        with socket.create_connection(("127.0.0.1", port)):
-            server.accept()[0].close()
-        assert free_port() != port
-    assert free_port() == port
+def test_a_restarted_engine_gets_the_ports_of_the_killed_one() -> None:
+    """Connections to it linger for a minute."""
+    with reserve_ports() as reserved:
+        port = reserved.getsockname()[1]
+        with socket.create_server(("127.0.0.1", port + 1)) as server:
+            with socket.create_connection(("127.0.0.1", port + 1)):
+                server.accept()[0].close()
+    with reserve_ports() as again:
+        assert again.getsockname()[1] == port
 
 
 def installed(home: Path) -> Path:

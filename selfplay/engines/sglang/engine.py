@@ -100,8 +100,10 @@ class SGLangEngine:
 
     def _start(self) -> None:
         # Each process has its own random stream, and a restart begins a new one.
-        seed, port = self._arguments["random_seed"] + 7919 * self._num_starts, launch.free_port()
+        seed = self._arguments["random_seed"] + 7919 * self._num_starts
         self._num_starts += 1
+        self._ports = launch.reserve_ports()
+        port = self._ports.getsockname()[1] + 1
         arguments = self._arguments
         if self.device == "cuda":
             free_bytes = torch.cuda.mem_get_info(arguments["base_gpu_id"])[0]
@@ -395,6 +397,7 @@ class SGLangEngine:
     def close(self) -> None:
         """Kill the engine's processes and no others. Safe to call twice."""
         self._loop.close()
+        self._ports.close()
 
     @property
     def lost(self) -> bool:

@@ -105,26 +105,29 @@ def pick_attention_backend(device: str, *, deterministic: bool = False) -> str:
     return "triton"
 
 
-def free_port() -> int:
-    """The first of 16 rendezvous ports, one for each SGLang engine of this process, that no other
-    process on this host should pick.
+def reserve_ports() -> socket.socket:
+    """A bound socket whose port and the 15 above it no other engine of this host uses until it is
+    closed. The 15 are the rendezvous ports of an engine's SGLang processes.
 
-    SGLang picks a port that is free at the moment and binds it seconds later, when another rank or
-    run may have picked the same one. Here the search starts at a port derived from this process's
-    id. Consecutive ids start 16 ports apart. All ports lie below the range that the kernel uses for
-    outgoing connections. A restart may reuse the killed engine's port although connections to it
-    linger, because the next port may be another rank's. Raises RuntimeError when no port is free.
+    SGLang picks a port that is free at the moment and binds it seconds later, when another engine
+    may have picked the same one. The search starts at a block derived from this process's id. All
+    ports lie below the range that the kernel uses for outgoing connections. A restart may reuse the
+    killed engine's ports although connections to them linger. Raises RuntimeError when no block is
+    free.
     """
     first = os.getpid() % NUM_PORTS
     for step in range(NUM_PORTS):
         port = FIRST_PORT + 16 * ((first + step) % NUM_PORTS)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's server does
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+        reserved = socket.socket()
+        try:
+            reserved.bind(("127.0.0.1", port))
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's server
+                probe.bind(("127.0.0.1", port + 1))
+        except OSError:
+            reserved.close()
+            continue
+        return reserved
     raise RuntimeError(f"no port is free from {FIRST_PORT} to {FIRST_PORT + 16 * NUM_PORTS}")
 
 
