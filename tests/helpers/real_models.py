@@ -30,17 +30,17 @@ def smollm2() -> Path:
 def two_steps(folder: Path, *overrides: str) -> list[str]:
     """Words for train.py: SmolLM2 imitates four games in words, then takes two steps of self-play.
 
-    The auxiliary imitation loss gives each step a gradient even where all rewards are equal, and
-    with error_credit turn a refused move has one of its own.
+    The auxiliary imitation loss gives each step a gradient even where all rewards are equal; a cost
+    of tokens makes them differ.
     """
     root = Path(__file__).resolve().parents[2]
     return [
         *("--config", str(root / "configs" / "smollm2_tiny.yaml"), f"out={folder}"),
         *(f"model.path={smollm2()}", "steps=2", "device=cpu", "eval.final_games=1"),
-        "algorithm.error_credit=turn",
+        *("algorithm.error_credit=turn", "reward.token_cost=0.01"),
         "warm_start={num_games: 4, batch_size: 4, warmup_steps: 0, auxiliary_games: 1}",
         "warm_start.auxiliary_weight=1",
-        *("rollout={instances: 1, group_size: 2, max_turns: 3, max_new_tokens: 16}", *overrides),
+        *("rollout={instances: 1, group_size: 3, max_turns: 3, max_new_tokens: 16}", *overrides),
     ]
 
 
