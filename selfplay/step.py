@@ -165,7 +165,7 @@ def take_step(run: Run, step: int) -> Step:
         log_groups(run, rollout, batch, advantages, num_done)
     line = run.journal.step(num_done, metrics, rollout.episodes, run.timed)
     if checkpoint is not None:
-        checkpoint.finish(trainer_state(run), keep=config.keep_checkpoints)
+        finish_checkpoint(run, checkpoint, trainer_state(run))
     elif failed is not None:
         save_and_sleep(run, num_done, trainer_state(run))
     if failed is not None:
@@ -358,10 +358,17 @@ def save_learner(run: Run, num_done: int) -> OpenCheckpoint:
         return begin_checkpoint(run.folder, run.learner, run.tokenizer, step=num_done)
 
 
+def finish_checkpoint(run: Run, checkpoint: OpenCheckpoint, state: Mapping[str, Any]) -> None:
+    """Complete the checkpoint. Its seconds are in the next line, as that of its step is written."""
+    with run.timed("save"):
+        run.journal.sync()
+        checkpoint.finish(state, keep=run.config.keep_checkpoints)
+
+
 def save_and_sleep(run: Run, num_done: int, state: Mapping[str, Any]) -> None:
     """Save the run after `num_done` steps; the engine goes to sleep for good."""
     run.supervisor.sleep_and_onload()
-    save_learner(run, num_done).finish(state, keep=run.config.keep_checkpoints)
+    finish_checkpoint(run, save_learner(run, num_done), state)
 
 
 def trainer_state(run: Run) -> dict[str, Any]:

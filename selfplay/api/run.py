@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from threading import Thread
 from types import TracebackType
 from typing import Any, Self
 
@@ -128,6 +129,7 @@ class OpenRun(SavedRun):
         self._parts: Run | None = parts
         self._cleanup = cleanup
         self._ended_by: str | None = None  # why it takes no more steps
+        self._page: Thread | None = None
 
     @property
     def parts(self) -> Run:
@@ -157,8 +159,17 @@ class OpenRun(SavedRun):
             if saved := saves_after(settings, step.number):
                 self._num_saved = step.number
             if saved or evaluates_after(settings, step.number):
-                refresh_report(self.folder, rank=parts.world.rank, min_age_s=30.0)
+                self._draw_page(parts.world.rank)
         return step
+
+    def _draw_page(self, rank: int) -> None:
+        """Draw the page while the next steps are taken."""
+        if self._page is not None:
+            self._page.join()
+        self._page = Thread(
+            target=refresh_report, args=(self.folder,), kwargs={"rank": rank, "min_age_s": 30.0}
+        )
+        self._page.start()
 
     @outside_event_loop()
     def evaluate(
@@ -198,14 +209,16 @@ class OpenRun(SavedRun):
         If the settings have steps left, they are left for a later start: a checkpoint is saved.
         """
         with self._ending_at_an_error("finish") as parts:
-            parts.journal.close()
             if self.num_done:
                 held_out("after", parts.evaluation, parts.fixed_partners, folder=self.folder)
             else:
                 unchanged(self.folder, parts.world)
+            if self._page is not None:
+                self._page.join()  # else an older page could be the last one
             refresh_report(self.folder, rank=parts.world.rank)
             if self._num_saved != self.num_done:
                 save_and_sleep(parts, self.num_done, trainer_state(parts))
+            parts.journal.close()
             parts.supervisor.sleep_and_onload()  # the engine goes to sleep for good
             export_final(parts.folder, parts.learner, parts.tokenizer, step=self.num_done)
             self._ended_by = "finish has ended it"

@@ -96,7 +96,6 @@ class Journal:
         """Write the groups of a step (`group_records`), before `step` writes its line."""
         for record in records:
             self._groups.append(record)
-        self._groups.sync()
 
     def _logs(self, number: int) -> bool:
         """Whether game `number` of the run is the one of its `log_games_every` that is logged. A
@@ -123,13 +122,17 @@ class Journal:
         ]
         for record in logged:
             self._games.append(record)
-        self._metrics.sync()
-        self._games.sync()
         self._tracker.step(step, line, logged)
         remaining_s = stopwatch.remaining_s(self._num_steps - step)
         if self._rank == 0:
             print(step_line(line, num_steps=self._num_steps, remaining_s=remaining_s), flush=True)
         return line
+
+    def sync(self) -> None:
+        """Flush the lines to disk, so that no checkpoint is of a step without its line. It waits
+        for what else is being written there, so not every step does."""
+        for log in (self._metrics, self._games, self._groups):
+            log.sync()
 
     def close(self) -> None:
         self._metrics.close()
@@ -175,7 +178,7 @@ class StepLog:
             data = data[self._file.write(data) :]
 
     def sync(self) -> None:
-        """Flush the lines to disk, so that no checkpoint is of a step without its line."""
+        """Flush the lines to disk."""
         if self._file is not None:
             os.fsync(self._file.fileno())
 
