@@ -153,9 +153,9 @@ def test_a_restarted_engine_gets_the_ports_of_the_killed_one() -> None:
     """Connections to it linger for a minute."""
     with reserve_ports() as reserved:
         port = reserved.getsockname()[1]
-        with socket.create_server(("127.0.0.1", port + 1)) as server:
-            with socket.create_connection(("127.0.0.1", port + 1)):
-                server.accept()[0].close()
+        address = ("127.0.0.1", port + 1)
+        with socket.create_server(address) as server, socket.create_connection(address):
+            server.accept()[0].close()
     with reserve_ports() as again:
         assert again.getsockname()[1] == port
 

@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from selfplay.metrics.step_log import Journal, StepLog, Stopwatch
+from selfplay.step import finish_checkpoint
 from tests.helpers.hand_episodes import episode
 
 
@@ -87,6 +90,28 @@ def test_one_game_of_n_is_logged_whatever_comes_in_turn(tmp_path: Path) -> None:
     first = [line["episode"] == 0 for line in lines(tmp_path / "games.jsonl")]
     odd = [line["episode"] % 2 for line in lines(tmp_path / "games.jsonl")]
     assert 0.05 < sum(first) / 200 < 0.25 and 0.35 < sum(odd) / 200 < 0.65
+
+
+def test_a_checkpoint_is_complete_after_the_disk_holds_the_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no step without one waits for the disk."""
+    order: list[str] = []
+
+    def recorded(handle: int) -> None:
+        order.append(Path(f"/proc/self/fd/{handle}").readlink().name)
+
+    monkeypatch.setattr("selfplay.metrics.step_log.os.fsync", recorded)
+    journal = Journal(tmp_path, "none", num_steps=3, log_games_every=1, after_step=0, rank=0)
+    order.clear()
+    journal.step(1, {"score": 0.5}, [episode((1.0, 1.0), 0)], Stopwatch())
+    run: Any = SimpleNamespace(
+        timed=Stopwatch(), journal=journal, config=SimpleNamespace(keep_checkpoints=1)
+    )
+    saved: Any = SimpleNamespace(finish=lambda state, keep: order.append("checkpoint"))
+    finish_checkpoint(run, saved, {})
+    assert order == ["metrics.jsonl", "games.jsonl", "groups.jsonl", "checkpoint"]
+    journal.close()
 
 
 @pytest.mark.parametrize("rank", [0, 1])
