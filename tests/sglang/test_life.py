@@ -68,7 +68,8 @@ def test_a_hang_ends_at_the_time_out_and_a_stopped_engine_is_closed_and_a_failed
     assert asked["after_s"] >= 3
     assert "silent for 3 s" in before_training["asked again"]["error"]
     assert "closed" in before_training
-    assert "died during initialization" in before_training["broken"]["error"]
+    error = before_training["broken"]["error"]
+    assert "died during initialization" in error and error.endswith("Its own error is above.")
 
 
 def test_sigterm_during_training_is_an_ordinary_exit(

@@ -389,7 +389,13 @@ def launch(every: Sequence[dict[str, Any]]) -> Started:
 
             def wait_for_ready() -> None:
                 start_next()
-                wait()
+                try:
+                    wait()
+                except RuntimeError as error:
+                    what, guess, _ = str(error).partition(" If exit code is -9")
+                    if guess and "exit code: -" not in what:  # no signal ended it
+                        raise RuntimeError(f"{what} Its own error is above.") from error
+                    raise
 
             result.wait_for_ready = wait_for_ready
             return result, schedulers
