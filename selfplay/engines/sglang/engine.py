@@ -391,7 +391,7 @@ class SGLangEngine:
             self.close()
             self._start()
         except (RuntimeError, OSError) as error:
-            self._loop.close()
+            self.close()
             raise EngineFault(f"the engine does not start again: {error}") from error
 
     def close(self) -> None:

@@ -56,7 +56,9 @@ CHILD_ENVIRONMENT: dict[str, str | None] = {
     "TQDM_DISABLE": "1",
 }
 
-FIRST_PORT, NUM_PORTS = 20_000, 750
+# Blocks of ports, each for one engine: a port that reserves it, and one for each of up to 16
+# processes.
+FIRST_PORT, BLOCK, NUM_BLOCKS = 20_000, 17, 705
 CPU_CACHE = 65_536  # tokens, unless engine.max_cache_tokens is set
 
 # Numbers of tokens for which prefills are captured as CUDA graphs. SGLang pads a prefill to the
@@ -106,8 +108,8 @@ def pick_attention_backend(device: str, *, deterministic: bool = False) -> str:
 
 
 def reserve_ports() -> socket.socket:
-    """A bound socket whose port and the 15 above it no other engine of this host uses until it is
-    closed. The 15 are the rendezvous ports of an engine's SGLang processes.
+    """A bound socket whose port and the 16 above it no other engine of this host uses until it is
+    closed. The 16 are the rendezvous ports of an engine's SGLang processes.
 
     SGLang picks a port that is free at the moment and binds it seconds later, when another engine
     may have picked the same one. The search starts at a block derived from this process's id. All
@@ -115,9 +117,9 @@ def reserve_ports() -> socket.socket:
     killed engine's ports although connections to them linger. Raises RuntimeError when no block is
     free.
     """
-    first = os.getpid() % NUM_PORTS
-    for step in range(NUM_PORTS):
-        port = FIRST_PORT + 16 * ((first + step) % NUM_PORTS)
+    first = os.getpid() % NUM_BLOCKS
+    for step in range(NUM_BLOCKS):
+        port = FIRST_PORT + BLOCK * ((first + step) % NUM_BLOCKS)
         reserved = socket.socket()
         try:
             reserved.bind(("127.0.0.1", port))
@@ -128,7 +130,7 @@ def reserve_ports() -> socket.socket:
             reserved.close()
             continue
         return reserved
-    raise RuntimeError(f"no port is free from {FIRST_PORT} to {FIRST_PORT + 16 * NUM_PORTS}")
+    raise RuntimeError(f"no port is free from {FIRST_PORT} to {FIRST_PORT + BLOCK * NUM_BLOCKS}")
 
 
 def engine_arguments(
