@@ -159,17 +159,17 @@ class OpenRun(SavedRun):
             if saved := saves_after(settings, step.number):
                 self._num_saved = step.number
             if saved or evaluates_after(settings, step.number):
-                self._draw_page(parts.world.rank)
+                self._draw_page(parts.world.rank, min_age_s=30.0)
         return step
 
-    def _draw_page(self, rank: int) -> None:
-        """Draw the page while the next steps are taken."""
+    def _draw_page(self, rank: int, *, min_age_s: float = 0.0) -> Thread:
+        """Draw the page beside what follows, and after the one before, which is older."""
         if self._page is not None:
             self._page.join()
-        self._page = Thread(
-            target=refresh_report, args=(self.folder,), kwargs={"rank": rank, "min_age_s": 30.0}
-        )
+        words = {"rank": rank, "min_age_s": min_age_s}
+        self._page = Thread(target=refresh_report, args=(self.folder,), kwargs=words)
         self._page.start()
+        return self._page
 
     @outside_event_loop()
     def evaluate(
@@ -213,9 +213,7 @@ class OpenRun(SavedRun):
                 held_out("after", parts.evaluation, parts.fixed_partners, folder=self.folder)
             else:
                 unchanged(self.folder, parts.world)
-            if self._page is not None:
-                self._page.join()  # else an older page could be the last one
-            refresh_report(self.folder, rank=parts.world.rank)
+            self._draw_page(parts.world.rank).join()
             if self._num_saved != self.num_done:
                 save_and_sleep(parts, self.num_done, trainer_state(parts))
             parts.journal.close()
