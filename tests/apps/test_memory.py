@@ -73,7 +73,6 @@ def test_a_pass_is_estimated_near_what_was_measured(
 FITTING = [
     ("qwen2.5_0.5b", "0.5B", 1, H100),
     ("qwen2.5_1.5b", "1.5B", 1, H100),
-    ("qwen2.5_0.5b optim.tokens_per_microbatch=16384", "1.5B", 1, H100),
     ("qwen2.5_7b_lora", "7B", 1, H100),
     ("qwen2.5_7b_lora warm_start.num_games=512", "7B", 1, H100),
     ("own_game", "1.5B", 1, H100),
