@@ -72,14 +72,10 @@ def reward_samples(
 ) -> tuple[list[Sample], CreditStats]:
     """Samples with rewards and without advantages. Zero-variance groups are dropped if the method's
     baseline is the group's own mean."""
-    games = _grouped(
-        episode_samples(episodes, algorithm=algorithm, reward=reward), attrgetter("group")
-    )
+    games = _grouped(episode_samples(episodes, reward=reward), attrgetter("group"))
     turns: dict[str, list[Sample]] = {}
     if any(episode.branches for episode in episodes):
-        turns = _grouped(
-            branch_samples(episodes, algorithm=algorithm, reward=reward), attrgetter("group")
-        )
+        turns = _grouped(branch_samples(episodes, reward=reward), attrgetter("group"))
     groups = games | turns
     statistics = {name: sample_statistics(group) for name, group in groups.items()}
     rewards = {
@@ -166,11 +162,8 @@ def sample_statistics(samples: Sequence[Sample]) -> list[SampleStatistics]:
 
 
 def token_returns(sample: Sample) -> list[float]:
-    """Each token's return [T]: the final reward, plus the moves' rewards from the token on, minus
-    the penalty of the token's turn."""
+    """Each token's return [T]: the final reward, plus the moves' rewards from the token on."""
     returns_T = [sample.reward] * len(sample.ids)
-    for start, end, penalty in sample.penalties:
-        returns_T[start:end] = [g - penalty for g in returns_T[start:end]]
     for token, reward in sample.move_rewards:
         returns_T[: token + 1] = [g + reward for g in returns_T[: token + 1]]
     return returns_T

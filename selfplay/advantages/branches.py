@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from selfplay.advantages.rewards import (
-    game_return,
     move_rewards,
     name_of,
     rewarded,
@@ -20,17 +19,14 @@ from selfplay.advantages.rewards import (
     seating_of,
     spans_until,
     trained_seats,
-    turn_penalties,
 )
 from selfplay.advantages.sample import Sample
-from selfplay.config import AlgorithmConfig, RewardConfig
+from selfplay.config import RewardConfig
 from selfplay.rollout.branches import siblings_of
 from selfplay.rollout.episode import BranchPoint, Episode
 
 
-def branch_samples(
-    episodes: Sequence[Episode], *, algorithm: AlgorithmConfig, reward: RewardConfig
-) -> list[Sample]:
+def branch_samples(episodes: Sequence[Episode], *, reward: RewardConfig) -> list[Sample]:
     """Samples of each sibling turn, with the mean reward of its continuations, and of each
     continuation's later turns.
 
@@ -42,7 +38,7 @@ def branch_samples(
         for point in episode.branches:
             for sibling, continuations in enumerate(siblings_of(episode, point)):
                 sibling_name = f"turn {point.turn} sibling {sibling}"
-                turn = _turn_sample(continuations, point, algorithm, reward)
+                turn = _turn_sample(continuations, point, reward)
                 turn = replace(
                     turn,
                     name=f"{name_of(episode)} {sibling_name}",
@@ -52,33 +48,22 @@ def branch_samples(
                 for number, continuation in enumerate(continuations):
                     if continuation is not episode:
                         name = f"{sibling_name} continuation {number}"
-                        samples += _after(continuation, point, name, algorithm, reward)
+                        samples += _after(continuation, point, name, reward)
     return samples
 
 
 def _turn_sample(
-    continuations: Sequence[Episode],
-    point: BranchPoint,
-    algorithm: AlgorithmConfig,
-    config: RewardConfig,
+    continuations: Sequence[Episode], point: BranchPoint, config: RewardConfig
 ) -> Sample:
-    """The turn alone, rewarded with the mean reward of its continuations.
-
-    With `error_credit: turn` only its own penalty is subtracted, and no other turn's.
-    """
+    """The turn alone, rewarded with the mean reward of its continuations."""
     episode, seat = continuations[0], point.seat
     span = spans_until(episode, seat, point.turn + 1)[-1]
     start, end = span.start, span.end
     sample = seat_sample(episode, seat)
-    per_turn = algorithm.error_credit == "turn"
-    reward_of = game_return if per_turn else seat_reward
-    value = sum(reward_of(c, seat, config=config) for c in continuations) / len(continuations)
+    value = sum(seat_reward(c, seat, config=config) for c in continuations) / len(continuations)
     # Rewards of earlier moves are equal in all continuations and not part of this turn's return.
     before = move_rewards(episode, seat).items()
     value -= sum(reward for number, reward in before if number < point.turn)
-    if per_turn:
-        penalties = turn_penalties(episode, seat, config=config)
-        value -= sum(penalty for first, _, penalty in penalties if first == start)
     return replace(
         sample,
         ids=sample.ids[:end],  # tokens after the last trained one are not needed
@@ -91,13 +76,7 @@ def _turn_sample(
     )
 
 
-def _after(
-    episode: Episode,
-    point: BranchPoint,
-    name: str,
-    algorithm: AlgorithmConfig,
-    config: RewardConfig,
-) -> list[Sample]:
+def _after(episode: Episode, point: BranchPoint, name: str, config: RewardConfig) -> list[Sample]:
     """The turns after the sibling turn, one sample for each seat that had any."""
     samples = []
     for seat in trained_seats(episode):
@@ -111,5 +90,5 @@ def _after(
             group=f"seat {seat} after turn {point.turn} of {name_of(episode)}",
         )
         if 1 in sample.mask:
-            samples.append(rewarded(sample, episode, seat, algorithm, config))
+            samples.append(rewarded(sample, episode, seat, config))
     return samples

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 from selfplay.advantages.sample import Sample
 from selfplay.chat.transcript import Span
-from selfplay.config import AlgorithmConfig, RewardConfig
+from selfplay.config import RewardConfig
 from selfplay.config.plugins import function_of
 from selfplay.errors import SettingsError
 from selfplay.rollout.episode import Episode
@@ -23,9 +23,7 @@ from selfplay.rollout.episode import Episode
 UNACCEPTED = 0.5  # with `regret`, the fraction of its value that an unaccepted proposal pays
 
 
-def episode_samples(
-    episodes: Sequence[Episode], *, algorithm: AlgorithmConfig, reward: RewardConfig
-) -> list[Sample]:
+def episode_samples(episodes: Sequence[Episode], *, reward: RewardConfig) -> list[Sample]:
     """One sample with rewards for each seat of each game, without its turns at branch points."""
     samples = []
     for episode in episodes:
@@ -39,7 +37,7 @@ def episode_samples(
                     sample = replace(sample, mask=mask)
             if 1 in sample.mask:
                 sample = replace(sample, group=f"{seating_of(episode, seat)} of {episode.instance}")
-                samples.append(rewarded(sample, episode, seat, algorithm, reward))
+                samples.append(rewarded(sample, episode, seat, reward))
     return samples
 
 
@@ -179,17 +177,6 @@ def move_rewards(episode: Episode, seat: int) -> dict[int, float]:
     }
 
 
-def turn_penalties(
-    episode: Episode, seat: int, *, config: RewardConfig
-) -> tuple[tuple[int, int, float], ...]:
-    """The token range [start, end) of each refused turn of the seat, and its penalty."""
-    if episode.transcripts[seat] is None or not config.error_penalty:
-        return ()
-    return tuple(
-        (span.start, span.end, config.error_penalty) for span in refused_spans(episode, seat)
-    )
-
-
 # --- samples --------------------------------------------------------------------------------------
 
 
@@ -239,26 +226,16 @@ def seating_of(episode: Episode, seat: int) -> str:
     return " beside ".join([f"seat {seat}", *partners])
 
 
-def rewarded(
-    sample: Sample, episode: Episode, seat: int, algorithm: AlgorithmConfig, config: RewardConfig
-) -> Sample:
+def rewarded(sample: Sample, episode: Episode, seat: int, config: RewardConfig) -> Sample:
     """The sample with the seat's rewards at its tokens.
 
-    With `error_credit: turn` each refused turn has its own penalty; otherwise the final reward
-    includes all of them. No reward is clamped at 0.
+    The final reward includes the penalties of all refused turns. No reward is clamped at 0.
     """
     last = len(sample.mask) - 1 - sample.mask[::-1].index(1)
-    reward = final_reward(episode, seat, config=config)
-    penalties: tuple[tuple[int, int, float], ...] = ()
-    if algorithm.error_credit == "turn":
-        all_penalties = turn_penalties(episode, seat, config=config)
-        penalties = tuple(penalty for penalty in all_penalties if sample.mask[penalty[0]])
-    else:
-        reward -= config.error_penalty * episode.num_errors(seat)
+    penalty = config.error_penalty * episode.num_errors(seat)
     return replace(
         sample,
-        reward=reward,
-        penalties=penalties,
+        reward=final_reward(episode, seat, config=config) - penalty,
         move_rewards=_move_tokens(episode, seat, last=last),
         seating=seating_of(episode, seat),
     )

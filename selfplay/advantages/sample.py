@@ -18,12 +18,11 @@ class Sample:
     - `reward` is the seat's final reward; it belongs to the last trained token.
     - `move_rewards` are (token, reward) of single moves; the token is the seat's last sampled one
       up to the move. They are not in `reward`.
-    - `penalties` are (start, end, penalty) of single refused turns; they are not in `reward`.
     - `group` is the key of the samples it is compared with; `seating` that of its moving average:
       the seat and, if there is one, the partner ("seat 0 beside NAME"). Imitation samples have no
       group, no seating and no reward.
     - `importance` is each token's weight in the loss, which corrects the mismatch of engine and
-      trainer log-probs; 0 rejects the token. Empty means weight 1 everywhere.
+      trainer log-probs. Empty means weight 1 everywhere.
     - `starts` are the positions after 0 where a separate sequence begins (`Transcript.starts`).
       Each sequence has its own context; credit and loss treat the sample as one.
     - `values` are the critic's estimates before each trained token, `returns` their targets. Both
@@ -36,7 +35,6 @@ class Sample:
     old_logprobs: list[float]
     advantages: list[float]
     reward: float = 0.0
-    penalties: tuple[tuple[int, int, float], ...] = ()
     move_rewards: tuple[tuple[int, float], ...] = ()
     group: str = ""
     seating: str = ""
@@ -68,18 +66,13 @@ class Sample:
 
     @property
     def total_reward(self) -> float:
-        """The seat's reward for the game: the final one and those of single moves, minus all
-        penalties."""
-        moves = sum(reward for _, reward in self.move_rewards)
-        return self.reward + moves - sum(penalty for *_, penalty in self.penalties)
+        """The seat's reward for the game: the final one and those of single moves."""
+        return self.reward + sum(reward for _, reward in self.move_rewards)
 
     def token_rewards(self) -> list[float]:
-        """Each token's reward: `reward` at the last trained token, `move_rewards` at theirs, minus
-        each penalty at the last token of its turn."""
+        """Each token's reward: `reward` at the last trained token, `move_rewards` at theirs."""
         rewards = [0.0] * len(self.ids)
         rewards[len(self.mask) - 1 - self.mask[::-1].index(1)] = self.reward
-        for _, end, penalty in self.penalties:
-            rewards[end - 1] -= penalty
         for token, reward in self.move_rewards:
             rewards[token] += reward
         return rewards

@@ -102,9 +102,6 @@ class AlgorithmConfig:
     advantage_eps: float = Field(default=1e-4, ge=0.0, le=1000.0)
     """added to the standard deviation that divides advantages; a larger value damps groups with
     almost no variance"""
-    error_credit: Literal["episode", "turn"] = "episode"
-    """which tokens get reward.error_penalty: all of the seat's tokens in the episode, or only
-    those of the refused turn"""
     resample: int = Field(default=0, ge=0, le=100_000)
     """replacement instances that a step may draw for instances whose groups all had zero
     variance (dynamic sampling); 0 draws none"""

@@ -176,40 +176,25 @@ def erring(index: int, reward: float, *, errors: int) -> Episode:
     return replace(played, turns=(*played.turns, good))
 
 
-def test_with_turn_credit_only_the_refused_turn_is_penalized() -> None:
-    """Episode 0: a refused turn, then 1.0; episode 1: 0.5. Penalty 0.25. Values 0.75, 1.0 | 0.5, so
-    means 0.875 and 0.5, baseline 0.6875."""
-    algorithm = AlgorithmConfig(advantage="dr_grpo", error_credit="turn")
-    episodes = [erring(0, 1.0, errors=1), erring(1, 0.5, errors=0)]
-    reward = RewardConfig(error_penalty=0.25)
-    samples, _ = reward_samples(episodes, algorithm=algorithm, reward=reward)
+def test_a_rewarded_move_changes_the_returns_of_the_tokens_up_to_it() -> None:
+    """Game 0: a move of -0.25, then 1.0 at the end; game 1: 0.5. Returns 0.75, 1.0 | 0.5, so means
+    0.875 and 0.5, baseline 0.6875."""
+    games = [erring(0, 1.0, errors=1), erring(1, 0.5, errors=0)]
+    samples, _ = reward_samples(games, algorithm=NO_STD, reward=RewardConfig())
+    samples[0] = replace(samples[0], move_rewards=((1, -0.25),))
     assert [s.token_rewards() for s in samples] == [[0.0, -0.25, 0.0, 1.0], [0.0, 0.5]]
-    found = with_advantages(samples, algorithm=algorithm)
+    found = with_advantages(samples, algorithm=NO_STD)
     assert [s.advantages for s in found] == [[0.0, 0.0625, 0.0, 0.3125], [0.0, -0.1875]]
-    # grpo divides by the standard deviation of the values, with equal weight for each episode.
-    grpo = replace(algorithm, advantage="grpo", advantage_eps=0.0)
+    # grpo divides by the standard deviation of the returns, with equal weight for each game.
+    grpo = replace(NO_STD, advantage="grpo", advantage_eps=0.0)
     divisor = math.sqrt(((0.1875**2 + 0.125**2) + 0.1875**2) / 2)
     (first, _) = with_advantages(samples, algorithm=grpo)
     assert first.advantages == pytest.approx([0.0, 0.0625 / divisor, 0.0, 0.3125 / divisor])
-    first, second = (
+    statistics = [
         SampleStatistics("", "", "", num, mean, variance)
         for num, mean, variance in ((2, 0.875, 0.125**2), (1, 0.5, 0.0))
-    )
-    assert group_std([first, second]) == pytest.approx(divisor)
-
-
-def test_turn_credit_learns_from_equal_scores_and_changes_nothing_without_errors() -> None:
-    reward = RewardConfig(error_penalty=0.25)
-    turn, full = (AlgorithmConfig(error_credit=mode) for mode in ("turn", "episode"))
-    both_erred = [erring(0, 1.0, errors=1), erring(1, 1.0, errors=1)]
-    samples, stats = credited(both_erred, algorithm=turn, reward=reward)
-    assert stats.num_zero_variance_groups == 0
-    assert [s.advantages for s in samples] == [pytest.approx([0, -1, 0, 1], rel=1e-3)] * 2
-    assert credited(both_erred, algorithm=full, reward=reward)[1].num_zero_variance_groups == 1
-    clean = [erring(i, r, errors=0) for i, r in enumerate((0.1, 0.7, 0.9))]
-    assert [s.advantages for s in credited(clean, algorithm=turn, reward=reward)[0]] == [
-        s.advantages for s in credited(clean, algorithm=full, reward=reward)[0]
     ]
+    assert group_std(statistics) == pytest.approx(divisor)
 
 
 def test_kind_regret_rewards_a_pending_proposal_less_than_an_accepted_one() -> None:

@@ -106,8 +106,7 @@ def test_the_reward_of_a_reply_is_the_mean_over_its_continuations() -> None:
     point = BranchPoint(turn=0, seat=1)
     point.continuations.update({(0, 1): conversation(*WRONG), (1, 0): conversation(*GUESSED)})
     game = replace(conversation(*ASKED), branches=(point,))
-    algorithm = load_config(None, ["model.scratch={}", "rollout.max_game_tokens=1000"]).algorithm
-    samples = branch_samples([game], algorithm=algorithm, reward=reward)
+    samples = branch_samples([game], reward=reward)
     values = {
         s.name.rpartition("turn 0 ")[2]: s.reward for s in samples if "continuation" not in s.name
     }

@@ -68,7 +68,7 @@ def returns_of(*moves: tuple[int, str]) -> list[tuple[float, ...]]:
     """What each turn of each seat returns, on the board of the test above."""
     reward = RewardConfig(function="message_credit")
     shaped = with_rewards([played(MatchingGame(ROWS, Rules()), *moves)], reward)
-    samples = episode_samples(shaped, algorithm=AlgorithmConfig(), reward=reward)
+    samples = episode_samples(shaped, reward=reward)
     return [one.turns for one in sample_statistics(samples)]
 
 

@@ -162,8 +162,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     ),
     "baselines": (
         *("algorithm.advantage=ema", "optim.schedule=constant"),
-        *("reward={function: regret, error_penalty: 0.1}", "algorithm.error_credit=turn"),
-        *("algorithm.imitate_best=0.5",),
+        *("reward={function: regret, error_penalty: 0.1}", "algorithm.imitate_best=0.5"),
     ),
     "critic": PPO_RUN,
     # With a reference and two optimizer steps a rollout.

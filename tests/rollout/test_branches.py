@@ -193,11 +193,10 @@ def test_a_refused_turn_is_penalized_and_equal_turns_are_dropped(rendering: Rend
         ("branch", 2, 2, 0, 1): "[accept]",
     }
     episode, _ = played(rendering, DECISIONS, texts)
-    for credit in ("turn", "episode"):
-        algorithm = AlgorithmConfig(advantage="dr_grpo", error_credit=credit)
-        samples, _ = credited(episode, algorithm=algorithm, penalty=0.25)
-        advantages = [samples[f"turn 2 sibling {k}"].advantages[-1] for k in (0, 1, 2)]
-        assert advantages == pytest.approx([1 / 12, -1 / 6, 1 / 12])
+    algorithm = AlgorithmConfig(advantage="dr_grpo")
+    samples, _ = credited(episode, algorithm=algorithm, penalty=0.25)
+    advantages = [samples[f"turn 2 sibling {k}"].advantages[-1] for k in (0, 1, 2)]
+    assert advantages == pytest.approx([1 / 12, -1 / 6, 1 / 12])
     samples, stats = credited(episode, algorithm=AlgorithmConfig())
     assert samples == {}
     assert (stats.num_branch_groups, stats.num_zero_variance_branch_groups) == (2, 2)
@@ -253,10 +252,10 @@ def babble(rendering: Rendering, branching: Branching) -> tuple[list[Episode], B
 
 def trained_tokens(episodes: Sequence[Episode]) -> Counter[float]:
     """How often each token is trained, by its log-prob."""
-    algorithm, reward = AlgorithmConfig(), RewardConfig()
+    reward = RewardConfig()
     samples = [
-        *episode_samples(episodes, algorithm=algorithm, reward=reward),
-        *branch_samples(episodes, algorithm=algorithm, reward=reward),
+        *episode_samples(episodes, reward=reward),
+        *branch_samples(episodes, reward=reward),
     ]
     assert len({sample.name for sample in samples}) == len(samples)
     return Counter(

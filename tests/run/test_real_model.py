@@ -42,7 +42,6 @@ def test_an_instruct_model_learns_a_game_of_ones_own(name: str, tmp_path: Path) 
         *(
             "eval.final_games=1",
             "log_games_every=1",
-            "algorithm.error_credit=turn",
             "optim.warmup_steps=0",
         ),
     ]
