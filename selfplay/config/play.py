@@ -106,13 +106,11 @@ class DataConfig:
 class BranchConfig:
     """Credit for single turns: alternative turns are sampled at a state and played to the end."""
 
-    turns: Literal["none", "all", "random", "first", "decisions"] = "none"
-    """which of the policy's turns become branch points: none, all, turns at random, the first
-    turns, or decisions (turns that must answer a proposal) (docs/branches.md)"""
+    turns: Literal["none", "all", "first", "decisions"] = "none"
+    """which of the policy's turns become branch points: none, all, the first turns, or decisions
+    (turns that must answer a proposal) (docs/branches.md)"""
     per_game: int = Field(default=1, ge=1, le=1_000)
-    """branch points per game: a limit for first and decisions; for random, the number of turns
-    drawn below rollout.max_turns (those that are not the policy's or are never reached are
-    skipped)"""
+    """limit of branch points per game for first and decisions"""
     siblings: int = Field(default=4, ge=2, le=1_000)
     """alternative turns compared at a branch point, including the turn of the played game"""
     continuations: int = Field(default=1, ge=1, le=1_000)

@@ -9,33 +9,14 @@ depends on what follows it; otherwise the siblings would not be fair samples of 
 from __future__ import annotations
 
 import asyncio
-import random
 from dataclasses import dataclass, replace
 
-from selfplay.config import RolloutConfig
-from selfplay.data.seeds import named_seed
+from selfplay.config.play import BranchConfig
 from selfplay.engines.base import Generate
-from selfplay.rollout.episode import VOID, Branching, BranchPoint, Episode, Position
+from selfplay.rollout.episode import VOID, BranchPoint, Episode, Position
 
 
-def branching_of(rollout: RolloutConfig, names: tuple[object, ...]) -> Branching:
-    """A game's branch plan. `names` seed its random choice of turns."""
-    branch = rollout.branch
-    drawn: frozenset[int] = frozenset()
-    if branch.turns == "random":
-        generator = random.Random(named_seed(*names, "branch turns"))
-        num = min(branch.per_game, rollout.max_turns)
-        drawn = frozenset(generator.sample(range(rollout.max_turns), num))
-    return Branching(
-        rule=branch.turns,
-        most=branch.per_game,
-        drawn=drawn,
-        siblings=branch.siblings,
-        continuations=branch.continuations,
-    )
-
-
-async def play_branched(position: Position, branching: Branching, generate: Generate) -> Episode:
+async def play_branched(position: Position, branch: BranchConfig, generate: Generate) -> Episode:
     """Play a game to its end, and its branches to theirs.
 
     Sibling 0 of a branch point is the turn that the game itself took, and its continuation 0 is the
@@ -44,9 +25,9 @@ async def play_branched(position: Position, branching: Branching, generate: Gene
     points: list[BranchPoint] = []
     try:
         async with asyncio.TaskGroup() as tasks:
-            branches = _Branches(branching, generate, tasks)
+            branches = _Branches(branch, generate, tasks)
             while position.ended is None:
-                if _is_branch_point(position, branching, len(points)):
+                if _is_branch_point(position, branch, len(points)):
                     points.append(await branches.take_turn(position))
                 else:
                     await position.turn(generate)
@@ -61,7 +42,7 @@ async def play_branched(position: Position, branching: Branching, generate: Gene
 class _Branches:
     """The forks of one game, each played in a task."""
 
-    branching: Branching
+    branch: BranchConfig
     generate: Generate
     tasks: asyncio.TaskGroup
 
@@ -70,12 +51,12 @@ class _Branches:
         seat = position.setup.game.seat_to_move
         assert seat is not None
         point = BranchPoint(turn=len(position.turns), seat=seat)
-        for sibling in range(1, self.branching.siblings):
+        for sibling in range(1, self.branch.siblings):
             twin = position.fork("branch", point.turn, sibling)
             self.tasks.create_task(self._play_sibling(twin, point, sibling))
         await position.turn(self.generate)
         if position.ended is None:
-            for number in range(1, self.branching.continuations):
+            for number in range(1, self.branch.continuations):
                 twin = position.fork("branch", point.turn, 0, number)
                 self.tasks.create_task(self._play_on(twin, point, (0, number)))
         return point
@@ -84,7 +65,7 @@ class _Branches:
         """A sibling turn from the same state, then its continuations."""
         await twin.turn(self.generate)
         if twin.ended is None:
-            for number in range(1, self.branching.continuations):
+            for number in range(1, self.branch.continuations):
                 fork = twin.fork(number)
                 self.tasks.create_task(self._play_on(fork, point, (sibling, number)))
             twin = twin.fork(0)
@@ -99,21 +80,20 @@ class _Branches:
             point.continuations[key] = episode
 
 
-def _is_branch_point(position: Position, branching: Branching, num_points: int) -> bool:
+def _is_branch_point(position: Position, branch: BranchConfig, num_points: int) -> bool:
     """Whether the next turn is a branch point. Only the policy's turns can be."""
     game = position.setup.game
     if game.seat_to_move is None or position.setup.players[game.seat_to_move].transcript is None:
         return False
-    match branching.rule:
+    match branch.turns:
+        case "none":
+            return False
         case "all":
             return True
-        case "random":
-            return len(position.turns) in branching.drawn
         case "first":
-            return num_points < branching.most
+            return num_points < branch.per_game
         case "decisions":
-            return num_points < branching.most and game.answer_due
-    raise ValueError(f"a branch plan must be all, random, first or decisions, got {branching.rule}")
+            return num_points < branch.per_game and game.answer_due
 
 
 def siblings_of(episode: Episode, point: BranchPoint) -> list[list[Episode]]:

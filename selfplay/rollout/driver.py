@@ -90,8 +90,8 @@ def play_games(
     async def play_game(index: int, generate: Generate) -> None:
         setup, counting = setups[index].copy(), _Counting(generate, version)
         position = Position(setup, limits)
-        if setup.branching is not None:
-            episode = await play_branched(position, setup.branching, counting.generate)
+        if setup.branch is not None:
+            episode = await play_branched(position, setup.branch, counting.generate)
         else:
             while position.ended is None:
                 await position.turn(counting.generate)

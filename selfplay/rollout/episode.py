@@ -10,26 +10,11 @@ from dialop.game import Game, GameError, Outcome, Prompt, wrong_measures, wrong_
 from dialop.tags import split_message
 from selfplay.chat.transcript import Transcript
 from selfplay.config import RolloutConfig
+from selfplay.config.play import BranchConfig
 from selfplay.engines.base import Generate
 from selfplay.rollout.players import Move, Player
 
 VOID = "void"  # `ended` of a game in which a partner gave no answer; it is not scored
-
-
-@dataclass(frozen=True, slots=True)
-class Branching:
-    """A branch plan: where a game is forked, into how many sibling turns, each with how many
-    continuations.
-
-    `rule` is `rollout.branch.turns`. The rules first and decisions fork at most `most` turns, the
-    rule random forks the turns in `drawn`.
-    """
-
-    rule: str
-    most: int
-    drawn: frozenset[int]
-    siblings: int
-    continuations: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +28,7 @@ class GameSetup:
     players: tuple[Player, ...]
     instance: str
     index: int
-    branching: Branching | None = None
+    branch: BranchConfig | None = None
 
     def copy(self) -> GameSetup:
         """An independent copy with the same draws, so that the game can be played again."""

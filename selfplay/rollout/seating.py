@@ -15,7 +15,6 @@ from selfplay.config import GameConfig, RolloutConfig
 from selfplay.config.player_spec import SCRIPTED, SELF
 from selfplay.config.plugins import function_of
 from selfplay.data.seeds import named_seed
-from selfplay.rollout.branches import branching_of
 from selfplay.rollout.episode import GameSetup
 from selfplay.rollout.players import Player, PolicyPlayer, ScriptedPartner
 from selfplay.rollout.seat_rules import chosen_seats
@@ -56,6 +55,7 @@ def self_play_games(
     differ only in what was sampled.
     """
     setups = []
+    branch = rollout.branch if rollout.branch.turns != "none" else None
     chosen = _choose_partners(partners, instances, step=step, seed=seed)
     for instance, partner in zip(instances, chosen, strict=True):
         new_game = game.kit.new_game(instance, game.options)
@@ -64,9 +64,7 @@ def self_play_games(
             players = seat_players(
                 names, partner, index=index, game=game, rollout=rollout, rendering=rendering
             )
-            branches = rollout.branch.turns != "none"
-            branching = branching_of(rollout, names) if branches else None
-            setups.append(GameSetup(new_game, players, instance.key, index, branching))
+            setups.append(GameSetup(new_game, players, instance.key, index, branch))
     return setups
 
 

@@ -152,7 +152,7 @@ RUNS: dict[str, tuple[str, ...]] = {
         *("steps=3", "save_every=1"),
     ),
     "branches": (
-        *("rollout.branch.turns=random", "rollout.branch.per_game=2", "rollout.branch.siblings=3"),
+        *("rollout.branch.turns=first", "rollout.branch.per_game=2", "rollout.branch.siblings=3"),
         *("rollout.branch.continuations=2", "log_games_every=1", "steps=2", "save_every=1"),
     ),
     "recomputed": (

@@ -14,14 +14,15 @@ from selfplay.advantages.branches import branch_samples
 from selfplay.advantages.rewards import episode_samples
 from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering
-from selfplay.config import AlgorithmConfig, RewardConfig, load_config
+from selfplay.config import AlgorithmConfig, RewardConfig
+from selfplay.config.play import BranchConfig
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Generate, Request
 from selfplay.metrics.records import branch_records
 from selfplay.metrics.step import branch_metrics, branch_tally, turn_values
-from selfplay.rollout.branches import branching_of, siblings_of
+from selfplay.rollout.branches import siblings_of
 from selfplay.rollout.driver import play_games
-from selfplay.rollout.episode import Branching, Episode, GameSetup
+from selfplay.rollout.episode import Episode, GameSetup
 from selfplay.rollout.players import Move, Player, ScriptedPartner
 from tests.helpers.dialop_boards import BEST, BRIEF, SMALL, WORST
 from tests.helpers.hand_episodes import with_advantages
@@ -29,14 +30,15 @@ from tests.helpers.scripted_engine import StreamEngine, WaveEngine
 from tests.helpers.small_games import LIMITS, SAMPLING, Lines, policies, tokens
 
 MESSAGE = "[message] BLEU Ava 3"
-DECISIONS = Branching("decisions", most=1, drawn=frozenset(), siblings=3, continuations=1)
-SECOND = Branching("random", most=1, drawn=frozenset({1}), siblings=2, continuations=2)
+DECISIONS = BranchConfig("decisions", siblings=3)
+FIRST = BranchConfig("first", siblings=2, continuations=2)
+Texts = Mapping[tuple[object, ...], str]
 
 # The played game: seat 0 sends a message, seat 1 proposes the best matching (12 of 12), seat 0
 # accepts.
-PLAYED = {(0, 0): MESSAGE, (1, 0): BEST, (0, 1): "[accept]"}
+PLAYED: Texts = {(0, 0): MESSAGE, (1, 0): BEST, (0, 1): "[accept]"}
 # Other answers to the proposal: reject and agree on 8 of 12, or reject and fail to make a move.
-ANSWERS: dict[tuple[object, ...], str] = {
+ANSWERS: Texts = {
     ("branch", 2, 1, 0, 1): "[reject]",
     ("branch", 2, 1, 0, 0, 2): WORST,
     ("branch", 2, 1, 0, 1, 1): "[accept]",
@@ -44,42 +46,39 @@ ANSWERS: dict[tuple[object, ...], str] = {
     ("branch", 2, 2, 0, 0, 2): "hm",
     ("branch", 2, 2, 0, 0, 3): "hm",
 }
-# Another continuation of the played proposal. Another proposal, accepted in one continuation and
-# without an answer in the other.
-PROPOSALS: dict[tuple[object, ...], str] = {
-    ("branch", 1, 0, 1, 0, 1): "[reject]",
-    ("branch", 1, 0, 1, 0, 2): WORST,
-    ("branch", 1, 0, 1, 1, 1): "[accept]",
-    ("branch", 1, 1, 1, 0): WORST,
-    ("branch", 1, 1, 0, 0, 1): "[accept]",
-    ("branch", 1, 1, 1, 0, 1): "hm",
-    ("branch", 1, 1, 1, 0, 2): "hm",
+# A game of two turns: seat 0 proposes the best matching, seat 1 accepts. Another continuation of
+# this proposal. Another proposal, accepted in one continuation and without an answer in the other.
+SHORT: Texts = {(0, 0): BEST, (1, 0): "[accept]"}
+PROPOSALS: Texts = {
+    ("branch", 0, 0, 1, 1, 0): "[reject]",
+    ("branch", 0, 0, 1, 1, 1): WORST,
+    ("branch", 0, 0, 1, 0, 1): "[accept]",
+    ("branch", 0, 1, 0, 0): WORST,
+    ("branch", 0, 1, 0, 1, 0): "[accept]",
+    ("branch", 0, 1, 1, 1, 0): "hm",
+    ("branch", 0, 1, 1, 1, 1): "hm",
 }
 
 
-def hand_setup(rendering: Rendering, branching: Branching | None, number: int = 0) -> GameSetup:
+def hand_setup(rendering: Rendering, branch: BranchConfig, number: int = 0) -> GameSetup:
     """The hand-sized board with the policy in both seats; draws are named ("hand", …)."""
     names = ("hand", number) if number else ("hand",)
     players = policies(rendering, *names)
-    return GameSetup(MatchingGame(SMALL, BRIEF), players, SMALL.key, number, branching)
+    return GameSetup(MatchingGame(SMALL, BRIEF), players, SMALL.key, number, branch)
 
 
-def prepared(texts: Mapping[tuple[object, ...], str]) -> dict[int, str]:
+def prepared(texts: Texts) -> dict[int, str]:
     """Seeds of draws to texts; keys are the names after the episode's: (…, seat, its turn)."""
-    return {named_seed("hand", *names): text for names, text in {**PLAYED, **texts}.items()}
+    return {named_seed("hand", *names): text for names, text in texts.items()}
 
 
 def played(
-    rendering: Rendering,
-    branching: Branching | None,
-    texts: Mapping[tuple[object, ...], str],
-    engine: type[WaveEngine] = WaveEngine,
+    rendering: Rendering, branch: BranchConfig, texts: Texts, game: Texts = PLAYED
 ) -> tuple[Episode, WaveEngine]:
-    prepared_engine = engine(rendering, prepared(texts))
-    (episode,), _ = play_games(
-        [hand_setup(rendering, branching)], prepared_engine, sampling=SAMPLING, limits=LIMITS
-    )
-    return episode, prepared_engine
+    engine = WaveEngine(rendering, prepared({**game, **texts}))
+    setups = [hand_setup(rendering, branch)]
+    (episode,), _ = play_games(setups, engine, sampling=SAMPLING, limits=LIMITS)
+    return episode, engine
 
 
 def test_the_value_of_an_answer_is_the_score_that_followed_it(rendering: Rendering) -> None:
@@ -103,22 +102,24 @@ def test_the_value_of_an_answer_is_the_score_that_followed_it(rendering: Renderi
 
 def test_the_value_of_a_turn_is_the_mean_of_its_continuations(rendering: Rendering) -> None:
     """The played proposal led to 1 and to 8 of 12; the other one to 8 of 12 and to 0."""
-    episode, engine = played(rendering, SECOND, PROPOSALS)
+    episode, engine = played(rendering, FIRST, PROPOSALS, SHORT)
     (point,) = episode.branches
-    assert (point.turn, point.seat) == (1, 1)
+    assert (point.turn, point.seat) == (0, 0)
     assert sorted(point.continuations) == [(0, 1), (1, 0), (1, 1)]
     assert turn_values(episode, point) == pytest.approx([(1 + 8 / 12) / 2, (8 / 12 + 0) / 2])
     # The played game; its turn's other continuation; the other turn, once; its two continuations.
     seeds = [request.seed for request in engine.asked]
-    assert len(seeds) == len(set(seeds)) == 3 + 3 + 1 + (1 + 2)
+    assert len(seeds) == len(set(seeds)) == 2 + 3 + 1 + (1 + 2)
 
 
-@pytest.mark.parametrize(("branching", "texts"), [(DECISIONS, ANSWERS), (SECOND, PROPOSALS)])
+@pytest.mark.parametrize(
+    ("branch", "texts", "game"), [(DECISIONS, ANSWERS, PLAYED), (FIRST, PROPOSALS, SHORT)]
+)
 def test_a_branch_has_the_exact_tokens_of_the_played_game(
-    rendering: Rendering, branching: Branching, texts: Mapping[tuple[object, ...], str]
+    rendering: Rendering, branch: BranchConfig, texts: Texts, game: Texts
 ) -> None:
     """They are copied, not rendered or sampled again."""
-    episode, engine = played(rendering, branching, texts)
+    episode, engine = played(rendering, branch, texts, game)
     (point,) = episode.branches
     for (sibling, _), continuation in point.continuations.items():
         assert continuation.turns[: point.turn] == episode.turns[: point.turn]
@@ -132,9 +133,9 @@ def test_a_branch_has_the_exact_tokens_of_the_played_game(
             assert twin.ids[:end] == original.ids[:end]
             assert twin.logprobs[:end] == original.logprobs[:end]
     at_point = [r.prompt_ids for r in engine.asked if r.seed in _seeds_at(point.turn, point.seat)]
-    assert len(at_point) == branching.siblings and len(set(at_point)) == 1
-    num_all = sum(len(rendering.action_ids(t)) for t in {**PLAYED, **texts}.values())
-    num_played = sum(len(rendering.action_ids(text)) for text in PLAYED.values())
+    assert len(at_point) == branch.siblings and len(set(at_point)) == 1
+    num_all = sum(len(rendering.action_ids(t)) for t in {**game, **texts}.values())
+    num_played = sum(len(rendering.action_ids(text)) for text in game.values())
     sums = branch_tally([episode], CreditStats(0, 0, 1, 0))
     assert sums["branch_tokens"] == num_all - num_played
 
@@ -203,18 +204,18 @@ def test_a_refused_turn_is_penalized_and_equal_turns_are_dropped(rendering: Rend
 
 
 def test_the_continuations_of_one_point_form_a_group(rendering: Rendering) -> None:
-    """Turns of value 5/6 and 1/3. After them seat 0 got 2/3 twice and 0 once, mean 4/9; seat 1 had
+    """Turns of value 5/6 and 1/3. After them seat 1 got 2/3 twice and 0 once, mean 4/9; seat 0 had
     a turn in one of the three games only. The rest of the played game is in neither group."""
-    episode, _ = played(rendering, SECOND, PROPOSALS)
+    episode, _ = played(rendering, FIRST, PROPOSALS, SHORT)
     samples, stats = credited(episode, algorithm=AlgorithmConfig(advantage="dr_grpo"))
     assert {name: s.advantages[-1] for name, s in samples.items()} == {
-        "turn 1 sibling 0": pytest.approx(1 / 4),
-        "turn 1 sibling 1": pytest.approx(-1 / 4),
-        "turn 1 sibling 0 continuation 1 seat 0": pytest.approx(2 / 9),
-        "turn 1 sibling 1 continuation 0 seat 0": pytest.approx(2 / 9),
-        "turn 1 sibling 1 continuation 1 seat 0": pytest.approx(-4 / 9),
+        "turn 0 sibling 0": pytest.approx(1 / 4),
+        "turn 0 sibling 1": pytest.approx(-1 / 4),
+        "turn 0 sibling 0 continuation 1 seat 1": pytest.approx(2 / 9),
+        "turn 0 sibling 1 continuation 0 seat 1": pytest.approx(2 / 9),
+        "turn 0 sibling 1 continuation 1 seat 1": pytest.approx(-4 / 9),
     }
-    slips = samples["turn 1 sibling 1 continuation 1 seat 0"]
+    slips = samples["turn 0 sibling 1 continuation 1 seat 1"]
     assert sum(slips.mask) == 2 * len(rendering.action_ids("hm"))
     assert replace(stats, rewards={}) == CreditStats(
         1, 1, num_branch_groups=3, num_zero_variance_branch_groups=1
@@ -240,9 +241,9 @@ class Messenger(Babbler):
     TEXTS = (MESSAGE,)
 
 
-def babble(rendering: Rendering, branching: Branching) -> tuple[list[Episode], Babbler]:
+def babble(rendering: Rendering, branch: BranchConfig) -> tuple[list[Episode], Babbler]:
     engine = Babbler(rendering, {})
-    setups = [hand_setup(rendering, branching, number) for number in range(3)]
+    setups = [hand_setup(rendering, branch, number) for number in range(3)]
     episodes, stats = play_games(setups, engine, sampling=SAMPLING, limits=LIMITS)
     num_played = sum(turn.num_tokens for episode in episodes for turn in episode.turns)
     sums = branch_tally(episodes, CreditStats(0, 0, 1, 0))
@@ -267,30 +268,30 @@ def trained_tokens(episodes: Sequence[Episode]) -> Counter[float]:
 
 
 @pytest.mark.parametrize(("siblings", "continuations"), [(2, 1), (3, 1), (2, 3)])
-@pytest.mark.parametrize("rule", ["all", "random", "decisions"])
+@pytest.mark.parametrize("rule", ["all", "first", "decisions"])
 def test_every_sampled_token_trains_once(
     rendering: Rendering, rule: str, siblings: int, continuations: int
 ) -> None:
     """In exactly one sample, before zero-variance groups are dropped. Both seats train."""
-    branching = Branching(rule, 2, frozenset({0, 1, 3}), siblings, continuations)
-    episodes, engine = babble(rendering, branching)
+    branch = BranchConfig(rule, 2, siblings, continuations)
+    episodes, engine = babble(rendering, branch)
     generated = sum(len(rendering.action_ids(engine.text(r))) for r in engine.asked)
     assert trained_tokens(episodes) == Counter([-float(k) for k in range(generated)])
     if rule != "decisions":
         assert {point.seat for e in episodes for point in e.branches} == {0, 1}
 
 
-@pytest.mark.parametrize("rule", ["all", "random", "first", "decisions"])
+@pytest.mark.parametrize("rule", ["all", "first", "decisions"])
 def test_waves_and_streams_play_the_same_branches(rendering: Rendering, rule: str) -> None:
-    branching = Branching(rule, most=2, drawn=frozenset({0, 2}), siblings=3, continuations=2)
+    branch = BranchConfig(rule, per_game=2, siblings=3, continuations=2)
     texts = {
         request.seed: engine.text(request)
-        for engine in (babble(rendering, branching)[1],)
+        for engine in (babble(rendering, branch)[1],)
         for request in engine.asked
     }
     (one, _), (other, _) = (
         play_games(
-            [hand_setup(rendering, branching, number) for number in range(3)],
+            [hand_setup(rendering, branch, number) for number in range(3)],
             engine(rendering, texts),
             sampling=SAMPLING,
             limits=LIMITS,
@@ -309,15 +310,13 @@ def test_waves_and_streams_play_the_same_branches(rendering: Rendering, rule: st
 
 
 def test_rules_choose_turns_by_what_came_before_them(rendering: Rendering) -> None:
-    def points(branching: Branching) -> list[list[int]]:
-        return [[p.turn for p in e.branches] for e in babble(rendering, branching)[0]]
+    def points(branch: BranchConfig) -> list[list[int]]:
+        return [[p.turn for p in e.branches] for e in babble(rendering, branch)[0]]
 
     turns = [len(e.turns) for e in babble(rendering, DECISIONS)[0]]
-    assert points(replace(DECISIONS, rule="all")) == [list(range(n)) for n in turns]
-    assert points(replace(DECISIONS, rule="first", most=2)) == [[0, 1][:n] for n in turns]
-    some = replace(DECISIONS, rule="random", drawn=frozenset({0, 2}))
-    assert points(some) == [[t for t in (0, 2) if t < n] for n in turns]
-    for episode in babble(rendering, replace(DECISIONS, most=9))[0]:
+    assert points(replace(DECISIONS, turns="all")) == [list(range(n)) for n in turns]
+    assert points(replace(DECISIONS, turns="first", per_game=2)) == [[0, 1][:n] for n in turns]
+    for episode in babble(rendering, replace(DECISIONS, per_game=9))[0]:
         waiting, due = False, []
         for number, turn in enumerate(episode.turns):
             if waiting:
@@ -327,34 +326,23 @@ def test_rules_choose_turns_by_what_came_before_them(rendering: Rendering) -> No
         assert [p.turn for p in episode.branches] == due
 
 
-def test_random_turns_are_reproducible_and_within_the_game() -> None:
-    settings = ["model.path=x", "rollout.branch.turns=random", "rollout.branch.per_game=3"]
-    config = load_config(None, settings)
-    plans = [branching_of(config.rollout, (0, "play", 1, "key", index)) for index in range(20)]
-    assert plans == [
-        branching_of(config.rollout, (0, "play", 1, "key", index)) for index in range(20)
-    ]
-    drawn = [plan.drawn for plan in plans]
-    assert all(len(d) == 3 and d < set(range(30)) for d in drawn) and len(set(drawn)) == 20
-
-
 def test_a_copied_partner_draws_anew_and_its_turns_are_no_branch_points(
     rendering: Rendering,
 ) -> None:
     setup = hand_setup(rendering, DECISIONS)
     partner = ScriptedPartner(make_scripted("random", seed=1), name="scripted:random")
     players: tuple[Player, ...] = (setup.players[0], partner)
-    rule = replace(DECISIONS, rule="first", siblings=20)
+    rule = replace(DECISIONS, turns="first", siblings=20)
     engine = Messenger(rendering, {})
     (episode,), _ = play_games(
-        [replace(setup, players=players, branching=rule)], engine, sampling=SAMPLING, limits=LIMITS
+        [replace(setup, players=players, branch=rule)], engine, sampling=SAMPLING, limits=LIMITS
     )
     (point,) = episode.branches
     assert {continuation.turns[1].text for continuation in point.continuations.values()} == {
         BEST,
         WORST,
     }
-    every = replace(rule, rule="all", siblings=2)
+    every = replace(rule, turns="all", siblings=2)
     setup = replace(hand_setup(rendering, every), players=(partner, setup.players[0].fork()))
     (episode,), _ = play_games([setup], engine, sampling=SAMPLING, limits=LIMITS)
     assert [turn.seat for turn in episode.turns][:2] == [0, 1]
@@ -363,7 +351,7 @@ def test_a_copied_partner_draws_anew_and_its_turns_are_no_branch_points(
 
 def test_metrics_by_hand(rendering: Rendering) -> None:
     """Values 5/6 and 1/3 are 1/4 from their mean: variance 1/16."""
-    episode, _ = played(rendering, SECOND, PROPOSALS)
+    episode, _ = played(rendering, FIRST, PROPOSALS, SHORT)
     _, stats = credited(episode, algorithm=AlgorithmConfig(advantage="dr_grpo"))
     size = {text: len(rendering.action_ids(text)) for text in (WORST, "[accept]", "[reject]", "hm")}
     continuations = size["[reject]"] + size[WORST] + 2 * size["[accept]"] + 2 * size["hm"]
@@ -392,11 +380,12 @@ class Walker(Lines):
 
 
 def test_a_void_continuation_has_no_value(rendering: Rendering) -> None:
-    setup = hand_setup(rendering, replace(DECISIONS, rule="first"))
+    setup = hand_setup(rendering, replace(DECISIONS, turns="first"))
     texts = {(0, 0): BEST, ("branch", 0, 1, 0, 0): WORST, ("branch", 0, 2, 0, 0): WORST}
+    engine = WaveEngine(rendering, prepared(texts))
     (episode,), _ = play_games(
         [replace(setup, players=(setup.players[0], Walker()))],
-        WaveEngine(rendering, prepared(texts)),
+        engine,
         sampling=SAMPLING,
         limits=LIMITS,
     )

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = (
     *("steps=2", "rollout.instances=3", "optim.tokens_per_microbatch=256", "algorithm.kl=0.1"),
     *("algorithm.resample=2", "warm_start.auxiliary_weight=0.1"),
-    *("warm_start.auxiliary_games=3", "eval.every=2", "rollout.branch.turns=random"),
+    *("warm_start.auxiliary_games=3", "eval.every=2", "rollout.branch.turns=first"),
     *("rollout.branch.per_game=2", "rollout.branch.siblings=3", "algorithm.imitate_best=0.5"),
 )
 
