@@ -78,11 +78,6 @@ class EngineSupervisor:
         return float(num)
 
     def _recover(self, failed: EnginesFailed, number: int) -> None:
-        """Make the engines ready for the next attempt after the `number`-th failure in a row."""
-        self._restart(failed, number)
-        _check_not_last(failed, number)
-
-    def _restart(self, failed: EnginesFailed, number: int) -> None:
         """Print what failed and restart this rank's engine if it failed. After the last failure in
         a row the engine is closed instead, which frees memory that saving may need."""
         world, last = self._world, number == MAX_FAILURES
@@ -220,13 +215,13 @@ class PolicySupervisor(EngineSupervisor):
     def _recover(self, failed: EnginesFailed, number: int) -> None:
         """A restarted engine gets the weights of the last push."""
         self._restart_asleep(failed, number)
-        self.push_and_wake(self._version)
+        if number < MAX_FAILURES:
+            self.push_and_wake(self._version)
 
     def _restart_asleep(self, failed: EnginesFailed, number: int) -> None:
         """Restart the failed engines; all engines sleep and nothing is offloaded afterwards."""
-        self._restart(failed, number)
+        super()._recover(failed, number)
         self.sleep_and_onload()
-        _check_not_last(failed, number)
 
 
 @contextmanager
@@ -279,19 +274,18 @@ def make_room(device: torch.device, mem_fraction: float) -> None:
 
 def _repeat(attempt: Callable[[], T], recover: Callable[[EnginesFailed, int], None]) -> T:
     """The result of the first attempt in which no engine fails. `recover` gets each failure and its
-    number, from 1, and raises EngineLost after the last in a row."""
-    for number in range(1, MAX_FAILURES + 1):
+    number, from 1. Raises EngineLost after the last in a row."""
+    number = 0
+    while True:
         try:
             return attempt()
         except EnginesFailed as failed:
+            number += 1
             recover(failed, number)
-    raise AssertionError("recover raises after the last failure")
-
-
-def _check_not_last(failed: EnginesFailed, number: int) -> None:
-    """Raise EngineLost after the last failure in a row."""
-    if number == MAX_FAILURES:
-        raise EngineLost(f"an engine failed {number} times in a row; last error, {failed}")
+            if number == MAX_FAILURES:
+                raise EngineLost(
+                    f"an engine failed {number} times in a row; last error, {failed}"
+                ) from failed
 
 
 def _check_equal(num_different: int, version: int) -> None:
