@@ -210,8 +210,8 @@ def mark_stages(marks: Path, goal: Goal | None) -> None:
 
 def contents(folder: Path) -> dict[str, object]:
     """The contents that must be the same, by file. Logs are without times in seconds. Excluded are
-    a state's `.metadata` (torch writes a random name into it), the manifest with its hash, and the
-    report, which shows times and the folder's name."""
+    a state's `.metadata` (torch writes a random name into it), the manifest, and the report, which
+    shows times and the folder's name."""
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))

@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from selfplay.errors import SettingsError
 from selfplay.model.gguf import converted, file_digest
 
-# The files of a model and its tokenizer, without pickles, code or a second copy of the weights.
 SETTINGS = "selfplay.yaml"  # the settings of a policy that `python -m selfplay.apps.publish` wrote
 WEIGHTS = "*.safetensors"
+# The files of a model and its tokenizer, without pickles, code or a second copy of the weights.
 FETCHED = [WEIGHTS, "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", SETTINGS]
 NOT_FETCHED = ["*/*", "consolidated*"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

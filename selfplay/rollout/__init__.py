@@ -1,4 +1,5 @@
 """Playing games: players, one game turn by turn, branches, all games of a step at once.
 
-Speaks of seats, turns and episodes. Never sees torch, rewards or advantages.
+Speaks of seats, turns and episodes, which carry the game's own rewards. Never sees torch, samples
+or advantages.
 """
