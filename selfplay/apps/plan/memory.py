@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from selfplay.config import ChosenEngine, Config, OptimConfig, ParallelConfig
+from selfplay.config import ChosenEngine, Config
 from selfplay.config.player_spec import CHECKPOINT, parse_shares
 from selfplay.distributed.shard import ONE_UNIT
 from selfplay.engines.sglang.choose import choose, load_of
@@ -64,36 +64,16 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The memory demand of a run on `ranks` GPUs with `total` GiB each. `kl`: the loss has a KL to
-    a reference. `critic`: there is one. `imitates`: a warm start comes first, which trains all
-    weights if `imitates_all`, else adapters. `muon`: its optimizer is Muon. `offloadable`: the
-    other settings allow master weights on the host. `partners`: the frozen checkpoints that play
-    in training, each taken to be as large as the policy."""
+    """The memory demand of a run with these settings, whose engine is chosen, on `ranks` GPUs with
+    `total` GiB each."""
 
+    config: Config
     shape: Shape
     ranks: int
     total: float
-    engine: ChosenEngine
-    optim: OptimConfig
-    parallel: ParallelConfig
-    dtype: str
-    liger: bool
-    kl: bool
-    critic: bool
-    imitates: bool
-    imitates_all: bool
-    muon: bool
-    max_game_tokens: int
-    offloadable: bool
-    partners: int
 
     @classmethod
     def of(cls, config: Config, shape: Shape, *, total: float) -> Demand:
-        try:
-            replace(config, parallel=replace(config.parallel, offload="all"))
-            offloadable = True
-        except ValueError:
-            offloadable = False
         ranks = config.parallel.tp * (config.parallel.fsdp or 1)
         load = load_of(
             config,
@@ -103,26 +83,17 @@ class Demand:
             cores=CORES,
             gpu=True,
         )
-        return cls(
-            shape=shape,
-            ranks=ranks,
-            total=total,
-            engine=choose(config.engine, load),
-            optim=config.optim,
-            parallel=config.parallel,
-            dtype=config.model.dtype,
-            liger=config.model.liger,
-            kl=config.algorithm.kl > 0,
-            critic=config.algorithm.advantage == "ppo",
-            imitates=config.warm_start.imitates,
-            imitates_all=not config.warm_start.lora,
-            muon=config.warm_start.optimizer == "muon",
-            max_game_tokens=config.rollout.max_game_tokens,
-            offloadable=offloadable,
-            partners=sum(
-                spec.kind == CHECKPOINT for spec, _ in parse_shares(config.rollout.partners)
-            ),
-        )
+        return cls(replace(config, engine=choose(config.engine, load)), shape, ranks, total)
+
+    @property
+    def engine(self) -> ChosenEngine:
+        assert isinstance(self.config.engine, ChosenEngine)
+        return self.config.engine
+
+    @property
+    def element(self) -> int:
+        """The bytes of an element in the compute dtype."""
+        return _BYTES[self.config.model.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,16 +147,18 @@ def estimate(demand: Demand) -> Memory:
     The warm start has no reference, critic or engine; without `warm_start.lora` it has no adapters
     and trains the model's own weights. Muon keeps one moment per matrix.
     """
-    shape, ranks, optim, parallel = demand.shape, demand.ranks, demand.optim, demand.parallel
-    master, computed = _BYTES[optim.master_dtype], _BYTES[demand.dtype]
+    config, shape, ranks = demand.config, demand.shape, demand.ranks
+    engine, parallel, warm = demand.engine, config.parallel, config.warm_start
+    master = _BYTES[config.optim.master_dtype]
     weights = master * shape.parameters / ranks / GIB
     moments = 8 * shape.trained / ranks / GIB
-    reference = weights if demand.kl and not shape.adapters else 0.0
-    critic = (2 * master + 8) * shape.parameters / ranks / GIB if demand.critic else 0.0
-    asleep = ASLEEP * demand.engine.processes if demand.engine.kind == "sglang" else 0.0
+    reference = weights if config.algorithm.kl and not shape.adapters else 0.0
+    has_critic = config.algorithm.advantage == "ppo"
+    critic = (2 * master + 8) * shape.parameters / ranks / GIB if has_critic else 0.0
+    asleep = ASLEEP * engine.processes if engine.kind == "sglang" else 0.0
     own = engine_parts(demand)
     copy = kept_copy(demand)
-    scored = demand.engine.kind == "sglang" and parallel.offload != "all"
+    scored = engine.kind == "sglang" and parallel.offload != "all"
     in_play = {
         "context": CONTEXT,
         "weights": 0.0 if parallel.offload == "all" else weights,
@@ -204,25 +177,26 @@ def estimate(demand: Demand) -> Memory:
         **_pass(demand),
         # The reference is read inside the policy's pass; with adapters it is the same model.
         "copies in the compute dtype": copy * (2 if reference else 1),
-        "engine's weights": 0.0 if demand.engine.kind == "sglang" else own["engine's weights"],
+        "engine's weights": 0.0 if engine.kind == "sglang" else own["engine's weights"],
         "engine asleep": asleep,
     }
     push = {
         "context": CONTEXT,
         "weights": weights,
         "moments": moments if parallel.offload == "none" else 0.0,
-        "buckets": 2 * min(BUCKET, computed * shape.parameters / GIB),
+        "buckets": 2 * min(BUCKET, demand.element * shape.parameters / GIB),
         "engine's weights": own["engine's weights"],
         "engine asleep": asleep,
     }
     for phase in (in_play, update, push):
         phase["partners"] = partners_part(demand)
     phases = {"play": in_play, "update": update, "push": push}
-    if demand.imitates:
+    if warm.imitates:
         held, trained = shape.parameters, shape.trained
-        if demand.imitates_all:
+        if not warm.lora:
             held = trained = shape.base
-        of_moments = 8 * trained - (4 * shape.matrices if demand.muon else 0)
+        muon = warm.optimizer == "muon"
+        of_moments = 8 * trained - (4 * shape.matrices if muon else 0)
         imitation = {
             "context": CONTEXT,
             "weights": master * held / ranks / GIB,
@@ -231,7 +205,7 @@ def estimate(demand: Demand) -> Memory:
             **_pass(demand),
             "copies in the compute dtype": copy,
         }
-        if demand.muon:  # Muon steps after the pass, when its memory is free
+        if muon:  # Muon steps after the pass, when its memory is free
             step = _MUON_COPIES * 2 * min(MOST_AT_ONCE, shape.matrices) / GIB
             passed = imitation["activations"] + imitation["logits"]
             imitation["Muon's step above the pass"] = max(0.0, step - passed)
@@ -242,17 +216,18 @@ def estimate(demand: Demand) -> Memory:
 def kept_copy(demand: Demand) -> float:
     """GiB of the copy of the weights in the compute dtype that a single data-parallel rank keeps
     through a pass (selfplay/distributed/shard.py); 0 if the master weights have that dtype."""
-    if demand.ranks != demand.parallel.tp or demand.dtype == demand.optim.master_dtype:
+    config = demand.config
+    if demand.ranks != config.parallel.tp or config.model.dtype == config.optim.master_dtype:
         return 0.0
-    return _BYTES[demand.dtype] * demand.shape.parameters / demand.ranks / GIB
+    return demand.element * demand.shape.parameters / demand.ranks / GIB
 
 
 def _pass(demand: Demand) -> dict[str, float]:
     """GiB of a forward and backward pass of one micro-batch, without weights, gradients and
     `kept_copy`. A pass ends with the gradients of FSDP's root, which are summed in fp32 when its
     activations are free again. The root holds embeddings and head, or all of a small model."""
-    shape, tp = demand.shape, demand.parallel.tp
-    tokens, computed = demand.optim.tokens_per_microbatch, _BYTES[demand.dtype]
+    shape, tp = demand.shape, demand.config.parallel.tp
+    tokens, computed = demand.config.optim.tokens_per_microbatch, demand.element
     one_unit = computed * shape.parameters / tp <= ONE_UNIT
     root = (shape.parameters if one_unit else 2 * shape.vocabulary * shape.width) / tp / GIB
     layers = 0.0 if one_unit or kept_copy(demand) else 3 * computed * _layer(shape) / tp / GIB
@@ -274,7 +249,7 @@ def engine_parts(demand: Demand) -> dict[str, float]:
     engine = demand.engine
     if engine.kind != "sglang":
         return {"engine's weights": 4 * demand.shape.base / GIB}
-    per_gpu = _BYTES[demand.dtype] * demand.shape.parameters / engine.tp_size / GIB
+    per_gpu = demand.element * demand.shape.parameters / engine.tp_size / GIB
     weights = engine.processes * per_gpu
     free = demand.total - CONTEXT - partners_part(demand)
     return {
@@ -285,14 +260,15 @@ def engine_parts(demand: Demand) -> dict[str, float]:
 
 
 def partners_part(demand: Demand) -> float:
-    """GiB of the frozen checkpoints that play in training, which never sleep: weights, and beside
-    SGLang an engine of their own (`launch.config_of_partner`)."""
-    engine, tp_size = demand.engine, demand.engine.tp_size
-    each = _BYTES[demand.dtype] * demand.shape.base / tp_size / GIB
+    """GiB of the frozen checkpoints that play in training, each taken to be as large as the policy,
+    which never sleep: weights, and beside SGLang an engine of their own
+    (`launch.config_of_partner`)."""
+    engine, rollout = demand.engine, demand.config.rollout
+    each = demand.element * demand.shape.base / engine.tp_size / GIB
     if engine.kind == "sglang":
-        transcripts = engine.max_batch * demand.max_game_tokens * _token_bytes(demand) / GIB
+        transcripts = engine.max_batch * rollout.max_game_tokens * _token_bytes(demand) / GIB
         each += min(engine.mem_fraction / 4 * demand.total, transcripts) + ASLEEP
-    return demand.partners * each
+    return each * sum(spec.kind == CHECKPOINT for spec, _ in parse_shares(rollout.partners))
 
 
 def cache_tokens(demand: Demand) -> float:
@@ -303,17 +279,17 @@ def cache_tokens(demand: Demand) -> float:
 def _token_bytes(demand: Demand) -> float:
     """The bytes of one token in an engine's cache on one GPU."""
     shape = demand.shape
-    return _BYTES[demand.dtype] * shape.layers * shape.cache_width / demand.engine.tp_size
+    return demand.element * shape.layers * shape.cache_width / demand.engine.tp_size
 
 
 def activations(demand: Demand, tokens: float) -> float:
     """GiB of activations that a forward pass of `tokens` tokens keeps for the backward pass."""
-    shape, tp = demand.shape, demand.parallel.tp
-    per_mlp, per_width = (6, 12) if demand.liger else (8, 18)
+    shape, parallel = demand.shape, demand.config.parallel
+    per_mlp, per_width = (6, 12) if demand.config.model.liger else (8, 18)
     divided = per_mlp * shape.mlp_width + (per_width - _HIDDEN) * shape.width + 1536
-    layer = _HIDDEN * shape.width + divided / tp
+    layer = _HIDDEN * shape.width + divided / parallel.tp
     recomputed = {"none": 0, "half": (shape.layers + 1) // 2, "full": shape.layers}
-    num = recomputed[demand.parallel.checkpointing]
+    num = recomputed[parallel.checkpointing]
     kept = (shape.layers - num) * layer + num * 2 * shape.width + (layer if num else 0)
     return tokens * kept / GIB
 
@@ -327,13 +303,15 @@ def why_not(demand: Demand) -> str | None:
             f"the phase {phase} needs about {sum(parts.values()):.0f} GiB of a GPU with "
             f"{demand.total:.0f}, {SPARE:.0f} of them spare"
         )
-    if demand.engine.kind == "sglang":
-        tokens, least = cache_tokens(demand), LEAST_GAMES * demand.max_game_tokens
+    engine = demand.engine
+    if engine.kind == "sglang":
+        least = LEAST_GAMES * demand.config.rollout.max_game_tokens
+        tokens = cache_tokens(demand)
         if tokens < least:
             return (
                 f"engine.mem_fraction must leave a cache of at least {least:,} tokens "
                 f"({LEAST_GAMES} transcripts of rollout.max_game_tokens), got "
-                f"{demand.engine.mem_fraction:g}, which leaves {tokens:,.0f}"
+                f"{engine.mem_fraction:g}, which leaves {tokens:,.0f}"
             )
     return None
 
@@ -345,25 +323,27 @@ def remedy(demand: Demand) -> list[str]:
     activations, fewer tokens a pass, bf16 master weights, moments on the host, weights on the host.
     Those that the settings refuse are left out.
     """
-    tokens = demand.optim.tokens_per_microbatch
+    engine, tokens = demand.engine, demand.config.optim.tokens_per_microbatch
     steps: list[tuple[str, Any]] = [
         ("parallel.checkpointing", "full"),
         ("optim.tokens_per_microbatch", max(_LEAST_TOKENS, min(tokens, 8192))),
-        *([("optim.master_dtype", "bfloat16")] if demand.dtype == "bfloat16" else []),
+        ("optim.master_dtype", "bfloat16"),
         ("parallel.offload", "optimizer"),
-        *([("parallel.offload", "all")] if demand.offloadable else []),
+        ("parallel.offload", "all"),
     ]
 
     def fraction(words: Mapping[str, Any]) -> float | None:
-        for share in _fractions(demand.engine):
-            if why_not(_changed(demand, {**words, "engine.mem_fraction": share})) is None:
+        for share in _fractions(engine):
+            changed = _changed(demand, {**words, "engine.mem_fraction": share})
+            if changed is not None and why_not(changed) is None:
                 return share
         return None
 
     chosen: dict[str, Any] = {}
     for step in (None, *steps):
-        if step is not None and _value(demand, step[0]) != step[1]:
-            chosen[step[0]] = step[1]
+        if step is not None:
+            further = {**chosen, step[0]: step[1]}
+            chosen = chosen if _changed(demand, further) in (None, demand) else further
         if fraction(chosen) is None:
             continue
         for key in list(chosen):  # drop overrides that a later one makes unnecessary
@@ -371,7 +351,7 @@ def remedy(demand: Demand) -> list[str]:
             if fraction(fewer) is not None:
                 chosen = fewer
         share = fraction(chosen)
-        if share != demand.engine.mem_fraction:
+        if share != engine.mem_fraction:
             chosen["engine.mem_fraction"] = share
         return [f"{name}={str(value).lower()}" for name, value in chosen.items()]
     return []
@@ -389,14 +369,14 @@ def _layer(shape: Shape) -> float:
     return (shape.parameters - shape.vocabulary * shape.width) / shape.layers
 
 
-def _value(demand: Demand, key: str) -> Any:
-    section, _, name = key.partition(".")
-    return getattr(getattr(demand, section), name)
-
-
-def _changed(demand: Demand, values: Mapping[str, Any]) -> Demand:
+def _changed(demand: Demand, values: Mapping[str, Any]) -> Demand | None:
+    """The demand with other settings; None if these refuse each other."""
+    sections: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         section, _, name = key.partition(".")
-        part: Any = replace(getattr(demand, section), **{name: value})
-        demand = replace(demand, **{section: part})
-    return demand
+        sections.setdefault(section, {})[name] = value
+    try:
+        parts = {s: replace(getattr(demand.config, s), **named) for s, named in sections.items()}
+        return replace(demand, config=replace(demand.config, **parts))
+    except ValueError:
+        return None
