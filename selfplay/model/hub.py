@@ -13,7 +13,12 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 from safetensors import SafetensorError, safe_open
 
 from selfplay.errors import SettingsError
@@ -53,10 +58,24 @@ def local_folder(name_or_folder: str, *, what: str = "model.path", weights: bool
             snapshot_download(name_or_folder, allow_patterns=fetched, ignore_patterns=NOT_FETCHED)
         )
     except Exception as error:
+        named = what if what.endswith(name_or_folder) else f"{what} {name_or_folder}"
         raise SettingsError(
-            f"{what} {name_or_folder} is not a local folder and cannot be downloaded from the "
-            f"hub: {error}"
+            f"{named} is not a local folder and cannot be downloaded from the hub: {_why(error)}"
         ) from error
+
+
+def _why(error: Exception) -> str:
+    """Why a download failed, in a few words: the hub's own are several lines."""
+    match error:
+        case GatedRepoError():
+            return "it is gated; accept its terms on its page, then `hf auth login`"
+        case RepositoryNotFoundError():
+            return "the hub has none of this name that your login may read"
+        case LocalEntryNotFoundError() if constants.HF_HUB_OFFLINE:
+            return "HF_HUB_OFFLINE is set, and no copy is here"
+        case LocalEntryNotFoundError():
+            return f"{constants.ENDPOINT} cannot be reached, and no copy is here"
+    return " ".join(str(error).split())
 
 
 def is_hub_name(name: str) -> bool:

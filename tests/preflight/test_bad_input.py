@@ -347,7 +347,8 @@ def test_an_unreachable_hub_is_refused_in_seconds(tmp_path: Path) -> None:
         timeout=HANG_S,
     )
     assert done.returncode == 2
-    assert_one_line(own_output(done.stderr), "train.py", "Nobody/nothing")
+    assert_one_line(own_output(done.stderr), "train.py", "model.path Nobody/nothing")
+    assert "http://127.0.0.1:9 cannot be reached" in done.stderr
     assert not (tmp_path / "fresh").exists()
 
 
