@@ -1,8 +1,8 @@
 """One seat's exact tokens: ids, loss mask and engine log-probs, one entry for each token.
 
-Units: tokens and nats. Only `begin`, `observe`, `act`, `fork` and `mark_untrained` write, so the
-three lists always have the same length. A 1 in the mask marks a token that is trained: one that the
-policy sampled or, in the warm start, that a teacher wrote.
+Units: tokens and nats. Only the methods write, so the three lists always have the same length. A 1
+in the mask marks a token that is trained: one that the policy sampled or, in the warm start, that a
+teacher wrote.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One sampled turn at token positions [start, end)."""
+    """One turn at token positions [start, end). What a player read between two texts of one turn
+    lies in it too."""
 
     start: int
     end: int
@@ -81,6 +82,14 @@ class Transcript:
         self.logprobs.extend(logprobs)
         for first, last in untrained:
             self.mask[start + first : start + last] = [0] * (last - first)
+
+    def join(self, number: int) -> int:
+        """Make one span of those from `number` on: the texts that a player sampled for one turn.
+        Returns how many tokens they have."""
+        parts = self.spans[number:]
+        if len(parts) > 1:
+            self.spans[number:] = [Span(parts[0].start, parts[-1].end)]
+        return sum(part.end - part.start for part in parts)
 
     def mark_untrained(self, span_index: int) -> None:
         """Remove one turn from the loss, such as a scripted player's illegal move."""

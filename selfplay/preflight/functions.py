@@ -15,7 +15,7 @@ from dialop.shown import error_line
 from dialop.specs import nearest
 from selfplay.advantages.advantages import SampleStatistics
 from selfplay.advantages.rewards import game_return, move_rewards, with_rewards
-from selfplay.advantages.sample import Sample
+from selfplay.advantages.sample import Sample, trained_stretches
 from selfplay.chat.rendering import make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.config import Config, RewardConfig
@@ -311,27 +311,27 @@ def _check_player(player: Callable[..., Any], config: Config) -> Iterator[str]:
     setup = GameSetup(kit.new_game(instance, options), players, "check", 0)
     position = Position(setup, limits_of(config.rollout))
     prompts: list[list[list[int]]] = [[] for _ in scripts]
+    num_sampled = [0] * len(scripts)
 
     async def generate(request: Request) -> Completion:
         seat = setup.game.seat_to_move or 0
         prompts[seat].append(list(request.prompt_ids))
         ids = rendering.action_ids(scripts[seat].act(setup.game.view(seat)))
+        num_sampled[seat] += len(ids)
         return Completion(ids, [-0.5] * len(ids), "stop", 0)
 
     while position.ended is None:
         with suppress(StopIteration):
             position.turn(generate).send(None)
-    for each, asked in zip(players, prompts, strict=True):
+    for each, asked, num in zip(players, prompts, num_sampled, strict=True):
         transcript = each.transcript
         _require(each.name == "policy" and transcript is not None, "it must be a PolicyPlayer")
-        spans = transcript.spans
+        _require(sum(transcript.mask) == num, "only sampled tokens may train, and all of them")
         _require(
-            asked == [transcript.ids[: span.start] for span in spans],
+            asked == [transcript.ids[:start] for start, _ in trained_stretches(transcript.mask)],
             "the engine must read exactly what the transcript has before a turn, or log-probs of "
             "engine and trainer differ",
         )
-        trained = sum(span.end - span.start for span in spans)
-        _require(sum(transcript.mask) == trained, "only sampled tokens may train")
     num = len(position.turns)
     yield f"tokens: the transcript keeps what the engine reads and writes in {num} turns"
     twin = players[0].fork("again")

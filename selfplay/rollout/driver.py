@@ -181,7 +181,6 @@ def first_turns(
     turns = []
     for index in Random(seed).sample(range(len(transcripts)), min(num, len(transcripts))):
         transcript = transcripts[index]
-        span = transcript.spans[0]
-        mask = [0] * span.start + [1] * (span.end - span.start)
-        turns.append((transcript.ids[: span.end], mask))
+        end = min([transcript.spans[0].end, *transcript.starts[:1]])
+        turns.append((transcript.ids[:end], transcript.mask[:end]))
     return turns

@@ -173,7 +173,14 @@ class Position:
         seat = game.seat_to_move
         assert self.ended is None and seat is not None
         try:
+            transcript = setup.players[seat].transcript
+            number = 0 if transcript is None else len(transcript.spans)
             move = await setup.players[seat].move(game, seat, self._unread[seat], generate)
+            sampled = 0 if transcript is None else transcript.join(number)
+            if sampled and move is None:  # a thought took the tokens of the move
+                move = Move("", complete=False, num_tokens=sampled, used_up=True)
+            elif sampled and move is not None:
+                move = replace(move, num_tokens=sampled)
             if move is None or move.void is not None:
                 self.ended = "tokens" if move is None else VOID
             elif move.used_up:

@@ -121,7 +121,7 @@ class PolicyPlayer:
         self.transcript = self._text.transcript
         self._model = model
         self._rendering = rendering
-        self._seed_names = seed_names
+        self._seed_names, self._num_requests = seed_names, 0
         self._max_new_tokens, self._max_game_tokens = max_new_tokens, max_game_tokens
 
     async def move(
@@ -132,8 +132,8 @@ class PolicyPlayer:
         room = min(self._max_new_tokens, self._max_game_tokens - len(prompt_ids))
         if room < 1:
             return None
-        turn = len(self.transcript.spans)
-        seed = named_seed(*self._seed_names, seat, turn)
+        seed = named_seed(*self._seed_names, seat, self._num_requests)
+        self._num_requests += 1
         # The prompt is a copy: the transcript grows later, the request must not.
         completion = await generate(
             Request(prompt_ids=prompt_ids, max_new_tokens=room, seed=seed, model=self._model)

@@ -18,9 +18,10 @@ from selfplay.check import main
 from selfplay.config import Config, RewardConfig
 from selfplay.config.load import load
 from selfplay.config.plugins import PLUGINS, function_of, key_of
+from selfplay.data.seeds import named_seed
 from selfplay.preflight.functions import findings
 from selfplay.rollout.driver import play_games
-from selfplay.rollout.episode import BranchPoint, GameSetup
+from selfplay.rollout.episode import BranchPoint, Episode, GameSetup
 from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.dialop_boards import BEST, BRIEF, SMALL
 from tests.helpers.hand_episodes import episode, with_advantages
@@ -159,6 +160,11 @@ class Shares(PolicyPlayer):
 
 class Named(PolicyPlayer):
     name = "somebody"
+
+class Thinker(PolicyPlayer):
+    async def move(self, game, seat, observation, generate):
+        thought = await super().move(game, seat, observation, generate)
+        return thought and await super().move(game, seat, "Now move.", generate)
 """
 
 
@@ -390,6 +396,39 @@ def test_the_example_player(rendering: Rendering) -> None:
         assert rendering.decode(transcript.ids).count("(Use at most ten words.)") == 1
         trained = [i for i, m in zip(transcript.ids, transcript.mask, strict=True) if m]
         assert trained == rendering.action_ids(text)
+
+
+def test_a_player_that_thinks_before_its_move_has_one_turn_of_both(
+    own: Path, rendering: Rendering
+) -> None:
+    """The thought and the move are tokens of one turn: it ends with the move, where its reward
+    stands, and costs both. A thought that takes the move's last tokens ends the game."""
+    name = f"{own}/own_players.py:Thinker"
+    assert len(list(findings("rollout.player", name, settings(f"rollout.player={name}")))) == 2
+    made = function_of("rollout.player", name)
+    said = [(0, "let me see"), (0, BEST), (1, "good"), (1, "[accept]")]
+    texts = {named_seed("hand", 0, seat, k % 2): text for k, (seat, text) in enumerate(said)}
+
+    def played(max_game_tokens: int) -> Episode:
+        room = {"max_new_tokens": 100, "max_game_tokens": max_game_tokens}
+        players = tuple(made(rendering, seed_names=("hand", 0), **room) for _ in (0, 1))
+        setup = GameSetup(MatchingGame(SMALL, BRIEF), players, SMALL.key, 0)
+        engine = WaveEngine(rendering, texts)
+        (episode,), _ = play_games([setup], engine, sampling=SAMPLING, limits=LIMITS)
+        return episode
+
+    episode = played(900)
+    assert [turn.text for turn in episode.turns] == [BEST, "[accept]"]
+    for seat, (thought, move) in enumerate((("let me see", BEST), ("good", "[accept]"))):
+        (span,), transcript = episode.transcripts[seat].spans, episode.transcripts[seat]
+        parts = [rendering.action_ids(text) for text in (thought, move)]
+        assert transcript.ids[span.start :][: len(parts[0])] == parts[0]
+        assert transcript.ids[: span.end][-len(parts[1]) :] == parts[1]
+        assert sum(transcript.mask) == sum(map(len, parts)) == episode.turns[seat].num_tokens
+    (span,) = episode.transcripts[0].spans
+    cut = played(span.start + len(rendering.action_ids("let me see")) + 1)
+    assert (cut.ended, [turn.text for turn in cut.turns]) == ("tokens", [""])
+    assert cut.turns[0].num_tokens == sum(cut.transcripts[0].mask) > 0
 
 
 # --- a run with all of them -----------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from dialop.matching.game import MatchingGame
 from selfplay.advantages.rewards import seat_reward
 from selfplay.chat.rendering import Rendering
-from selfplay.chat.transcript import Span
+from selfplay.chat.transcript import Span, Transcript
 from selfplay.config import Config, RewardConfig
 from selfplay.engines.base import Completion, Request
 from selfplay.metrics.step import tally
@@ -101,12 +101,18 @@ def test_waves_and_streams_play_the_same_games(rendering: Rendering) -> None:
 def test_first_turns_are_drawn_from_the_full_rollout() -> None:
     """Eight of forty games, both seats. A seat reads [game, seat], samples 7 8, reads 9, samples 5
     6: its first turn ends after 7 8."""
-    spans = (SimpleNamespace(start=2, end=4), SimpleNamespace(start=5, end=6))
-    transcripts = [
-        tuple(SimpleNamespace(ids=[game, seat, 7, 8, 9, 5, 6], spans=spans) for seat in (0, 1))
+
+    def transcript(*prompt: int) -> Transcript:
+        made = Transcript()
+        for read, sampled in ((prompt, [7, 8]), ([9], [5, 6])):
+            made.observe(read)
+            made.act(sampled, logprobs=[-0.5, -0.5])
+        return made
+
+    episodes = [
+        SimpleNamespace(transcripts=tuple(transcript(game, seat) for seat in (0, 1)))
         for game in range(40)
     ]
-    episodes = [SimpleNamespace(transcripts=pair) for pair in transcripts]
     turns = first_turns(episodes, 8, seed=1)
     assert [mask for _, mask in turns] == [[0, 0, 1, 1]] * 8
     assert {tuple(ids[2:]) for ids, _ in turns} == {(7, 8)}
