@@ -32,7 +32,7 @@ from dialop.shown import error_line
 from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
-from selfplay.data.instances import HELD_OUT, evaluation_instances
+from selfplay.data.instances import GENERATED, HELD_OUT, evaluation_instances, read_file
 from selfplay.distributed import World, broadcast_object, reshard
 from selfplay.engines.base import Engine, Request, Sampling
 from selfplay.errors import SettingsError
@@ -53,6 +53,7 @@ from selfplay.model.policy import (
 from selfplay.preflight.small_copy import check_copy, eager_logprobs
 
 NUM_BOARDS = 4  # held-out instances whose prompts must leave room for a reply
+MOST_BOARDS = 256  # about as many of each file of instances, spread over it
 NUM_SAMPLED = 32  # tokens that the engine samples
 NUM_COMPARED = 64  # last tokens of the text, whose log-probs are compared
 MOST_TOKENS = 4200  # largest length of the text, above a window of 4,096
@@ -98,11 +99,17 @@ def check_model(
 
 
 def no_room(described: PretrainedConfig, rendering: Rendering, config: Config) -> str | None:
-    """Why the transcripts do not fit the model, or the first held-out prompts do not fit the
-    transcripts; None if all fit."""
+    """Why the transcripts do not fit the model, or the prompts of held-out instances and of the
+    files of `data` do not fit the transcripts; None if all fit."""
+    game, data = config.game, config.data
+    boards = [*evaluation_instances(HELD_OUT, num=NUM_BOARDS, game=game, data=data)]
+    for name in ("train", "test", "validation"):
+        if (source := getattr(data, name)) != GENERATED:
+            found = read_file(game, f"data.{name}", source)
+            boards += found[:: max(1, len(found) // MOST_BOARDS)]
     try:
         check_room(
-            evaluation_instances(HELD_OUT, num=NUM_BOARDS, game=config.game, data=config.data),
+            boards,
             rendering=rendering,
             game=config.game,
             rollout=config.rollout,

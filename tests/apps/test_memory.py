@@ -10,6 +10,7 @@ from huggingface_hub.utils import filter_repo_objects
 import train
 from bench.rows import SHAPES
 from bench.shapes import qwen2_config
+from dialop.matching.store import write_instances
 from selfplay.apps.plan.dry_run import model_shape
 from selfplay.apps.plan.memory import (
     GIB,
@@ -22,6 +23,7 @@ from selfplay.apps.plan.memory import (
 )
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, OptimConfig, load_config
+from selfplay.data.instances import TRAIN, generated
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.model.hub import local_folder
 from selfplay.model.lora import add_adapters
@@ -252,6 +254,12 @@ def test_a_dry_run_of_a_scratch_model_counts_the_runs_own_tokens_and_refuses_a_p
     assert train.main([*command, f"rollout.max_game_tokens={len(ids)}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "rollout.max_game_tokens must be above the longest prompt" in line
+    boards = tmp_path / "boards.parquet"
+    larger = load_config(tmp_path / "tiny.yaml", [*words, "game.options.size=8"]).game
+    write_instances(boards, generated(TRAIN, game=larger, seed=0, start=0, num=2, easy=True))
+    words = [f"data.train={boards}", f"rollout.max_game_tokens={len(ids) + 40}"]
+    assert train.main([*command, *words]) == 2
+    assert "longest prompt, which has" in capsys.readouterr().err
 
 
 def test_a_dry_run_refuses_what_does_not_fit_in_one_line(
