@@ -146,7 +146,8 @@ def plan_evaluation(
         home = next((_home(source) for source in policies if source.hub is None), None)
         if out is None and home is None:
             raise ValueError("--out is needed: no player is a local folder to write to")
-        name = _folder_name(["crossplay", Path(games).stem], [*options, *overrides])
+        who = [player.label for player in players]
+        name = _folder_name(["crossplay", Path(games).stem], [*who, *options, *overrides])
         folder = Path(f"{home}/{name}")
     usual = config.rollout.temperature
     matches = [

@@ -117,6 +117,11 @@ def test_runs_that_learnt_both_roles_of_a_collaboration_meet_in_both(tmp_path: P
         return [(match.one.label, match.other.label, match.seat) for match in plan.matches]
 
     assert pairs("a", "b") == [("a", "a", None), ("a", "b", 0), ("a", "b", 1)]
+    one, other = ([tmp_path / "a"], [str(tmp_path / "b")]), ([tmp_path / "a"], ["scripted:ask"])
+    folders = [
+        plan_evaluation(*who, games="generated", overrides=[both]).out for who in (one, other)
+    ]
+    assert folders[0] != folders[1], "no report replaces that of other players"
     assert pairs("a", "alone", both)[1:] == [("a", "alone", 0), ("a", "alone", 1)]
     for names in (("a", "alone"), ("alone", "a")):
         rule = r"policy_seats must be \[user,assistant\] .*, got \[\] in .*/alone/config.yaml"
