@@ -256,11 +256,11 @@ def credit(run: Run, rollout: Rollout) -> Batch:
         samples, stats = reward_samples(
             rollout.episodes, algorithm=algorithm, reward=run.config.reward
         )
-        samples = balance_tokens(samples, run.world)
         samples, baselines = compute_advantages(
             samples, run.baselines, algorithm=algorithm, world=run.world
         )
         run.baselines.update(baselines)
+        samples = balance_tokens(samples, run.world)
     return Batch(samples, stats)
 
 

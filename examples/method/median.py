@@ -11,8 +11,12 @@ from statistics import median
 
 
 def advantage(samples, state, algorithm):
-    """Each sample's (baseline, divisor): its group's median, and 1."""
+    """Each sample's (baseline, divisor): its group's median, and 1; None, which leaves it out, in a
+    group of equal returns."""
     returns = defaultdict(list)
     for sample in samples:
         returns[sample.group].append(sample.mean)
-    return [(median(returns[sample.group]), 1.0) for sample in samples]
+    return [
+        (median(group), 1.0) if max(group) > min(group) else None
+        for group in (returns[sample.group] for sample in samples)
+    ]

@@ -63,8 +63,8 @@ class SampleStatistics:
 
 Statistics = Sequence[SampleStatistics]  # of all samples of a step, over all ranks
 # Each sample's baseline, or one for each of its turns, and divisor: a token's advantage is
-# (its return - baseline) / divisor.
-Scales = list[tuple[float | Sequence[float], float]]
+# (its return - baseline) / divisor. None leaves a sample out.
+Scales = list[tuple[float | Sequence[float], float] | None]
 
 
 def reward_samples(
@@ -109,8 +109,9 @@ def compute_advantages(
     algorithm: AlgorithmConfig,
     world: World,
 ) -> tuple[list[Sample], dict[str, float]]:
-    """This rank's samples with advantages, and the next step's state of `algorithm.advantage`, such
-    as moving averages, equal on every rank. Samples without a group keep their advantages.
+    """This rank's samples with advantages, without those that `algorithm.advantage` leaves out, and
+    its next state, such as moving averages, equal on every rank. Samples without a group keep their
+    advantages.
 
     Every rank must call: a group may lie on several ranks."""
     by_rank = gather_objects(sample_statistics(samples), world)
@@ -121,10 +122,12 @@ def compute_advantages(
     state, advantage = dict(state), function_of("algorithm.advantage", algorithm.advantage)
     scales = advantage(statistics, state, algorithm)
     scale_of = {one.name: scale for one, scale in zip(statistics, scales, strict=True)}
-    with_advantages = [
-        _with_advantages(sample, *scale_of[sample.name]) if sample.group else sample
-        for sample in samples
-    ]
+    with_advantages = []
+    for sample in samples:
+        if not sample.group:
+            with_advantages.append(sample)
+        elif (scale := scale_of[sample.name]) is not None:
+            with_advantages.append(_with_advantages(sample, *scale))
     return with_advantages, state
 
 
@@ -263,7 +266,7 @@ def _per_group(
     samples: Statistics, scales_of: Callable[[list[SampleStatistics]], Scales]
 ) -> Scales:
     """Each sample's baseline and divisor, which `scales_of` gives for a group at a time."""
-    scales: dict[str, tuple[float | Sequence[float], float]] = {}
+    scales: dict[str, tuple[float | Sequence[float], float] | None] = {}
     for group in _grouped(samples, attrgetter("group")).values():
         scales |= {one.name: s for one, s in zip(group, scales_of(group), strict=True)}
     return [scales[one.name] for one in samples]

@@ -199,16 +199,25 @@ def _check_advantage(advantage: Callable[..., Any], config: Config) -> Iterator[
     )
     yield "deterministic: the same numbers twice"
     mixed = sorted(samples, key=lambda one: one.name[-1])
-    known = zip(samples, scales, strict=True)
-    scale_of = {one.name: torch.tensor(scale) for one, scale in known}
+    scale_of = {one.name: scale for one, scale in zip(samples, scales, strict=True)}
     others = zip(mixed, _scales(advantage, mixed, {}, config), strict=True)
     _require(
-        all(torch.allclose(torch.tensor(scale), scale_of[one.name]) for one, scale in others),
+        all(_alike(scale, scale_of[one.name]) for one, scale in others),
         "its numbers must not depend on the order of the samples, which the ranks decide",
     )
     yield "order: the same numbers if the groups' samples are mixed"
-    shown = [f"{(one.mean - b) / d:.3g}" for one, (b, *_, d) in zip(samples, scales, strict=True)]
+    shown = [
+        "left out" if scale is None else f"{(one.mean - scale[0]) / scale[-1]:.3g}"
+        for one, scale in zip(samples, scales, strict=True)
+    ]
     yield f"advantages: {', '.join(shown[:3])} for a group of rewards 0, 0.5, 1"
+    yield f"advantages: {', '.join(shown[3:5])} for a group of equal rewards"
+
+
+def _alike(one: list[float] | None, other: list[float] | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return len(one) == len(other) and torch.allclose(torch.tensor(one), torch.tensor(other))
 
 
 def _scales(
@@ -216,17 +225,26 @@ def _scales(
     samples: Sequence[SampleStatistics],
     state: dict[str, float],
     config: Config,
-) -> list[list[float]]:
-    """The baseline of each turn and the divisor of each sample, checked to be finite numbers."""
+) -> list[list[float] | None]:
+    """The baseline of each turn and the divisor of each sample, checked to be finite numbers; None
+    for a sample that is left out."""
     scales = list(advantage(samples, state, config.algorithm))
     _require(
         len(scales) == len(samples)
-        and all(isinstance(scale, Sequence) and len(scale) == 2 for scale in scales),
-        f"it must return (baseline, divisor) for each of {len(samples)} samples, got {scales!r}",
+        and all(s is None or (isinstance(s, Sequence) and len(s) == 2) for s in scales),
+        f"it must return (baseline, divisor) for each of {len(samples)} samples, got {scales!r}; "
+        "None leaves a sample out",
     )
-    found = []
-    for one, (baseline, divisor) in zip(samples, scales, strict=True):
-        num = len(one.turns)
+    found: list[list[float] | None] = []
+    for one, scale in zip(samples, scales, strict=True):
+        if scale is None:
+            found.append(None)
+            continue
+        (baseline, divisor), num = scale, len(one.turns)
+        _require(
+            isinstance(baseline, Sequence) or getattr(baseline, "ndim", 0) == 0,
+            f"a baseline must be a number, or a list of one for each turn, got {type(baseline)}",
+        )
         baselines = list(baseline) if isinstance(baseline, Sequence) else [baseline] * num
         _require(
             len(baselines) == num
