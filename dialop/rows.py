@@ -103,10 +103,11 @@ def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
                 return  # only blank lines follow
             try:
                 record = parse_json(line)
+                if not isinstance(record, dict):
+                    raise ValueError(f"not a JSON object, got {short(record)}")
             except ValueError as error:
-                raise ValueError(f"{path} line {number}: {error}") from None
-            if not isinstance(record, dict):
-                raise ValueError(f"{path} line {number}: not a JSON object, got {short(record)}")
+                why = str(error) if line.strip() else "blank"
+                raise ValueError(f"{path} line {number}: {why}; a line is one object") from None
             yield record
 
 
@@ -120,6 +121,8 @@ def parse_json(content: bytes | str) -> Any:
         value = json.loads(content)
         # Python reads NaN, 1e999 and half of a surrogate pair; writing them raises.
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not valid JSON ({error.msg}, character {error.pos + 1})") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not valid JSON ({error})") from None
     return value

@@ -128,8 +128,8 @@ def take_step(run: Run, step: int) -> Step:
 
     - All seats of the policy share one set of weights. A group is (instance, seat, partner): the
       seats of one game share a reward, so they are never each other's baseline.
-    - Advantages are per token, so single turns can be penalised or compared (branch points).
-    - Groups without variance are dropped before the update.
+    - Advantages are per token, so single turns can be rewarded or compared (branch points).
+    - Groups without variance are dropped before the update, if the baseline is the group's.
     - By default the loss is a mean over all trained tokens of all ranks (token_mean), not over
       sequences; the ratio's denominator is the engine's own log-prob of each sampled token; and the
       KL term is off.

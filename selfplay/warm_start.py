@@ -312,8 +312,8 @@ def chat_samples(config: Config, rendering: Rendering, *, rank: int) -> list[Sam
         line = f"warm start: {len(fitting)} chats of {warm.chats}"
         if len(fitting) < len(samples):
             line += (
-                f"; {len(samples) - len(fitting)} others are left out, which have more tokens than "
-                f"rollout.max_game_tokens {limit}, the longest {longest}"
+                f"; left out for more tokens than rollout.max_game_tokens {limit}: "
+                f"{len(samples) - len(fitting)}, the longest with {longest}"
             )
         print(line, flush=True)
     return fitting

@@ -8,9 +8,9 @@
 
 def reward(episode):
     """The game's rewards at its end, and -0.1 for each turn that repeats one of the same seat."""
-    said, moves = set(), []
+    said, moves, seats = set(), [], range(len(episode.outcome.rewards))
     for turn in episode.turns:
         repeats = (turn.seat, turn.text) in said
         said.add((turn.seat, turn.text))
-        moves.append([-0.1 if repeats and seat == turn.seat else 0.0 for seat in (0, 1)])
+        moves.append([-0.1 if repeats and seat == turn.seat else 0.0 for seat in seats])
     return episode.outcome.rewards, moves

@@ -102,7 +102,12 @@ def with_rewards(episodes: Sequence[Episode], config: RewardConfig) -> list[Epis
 
 def _with_rewards(episode: Episode, config: RewardConfig) -> Episode:
     name = config.function
-    given, num = function_of("reward.function", name)(episode), len(episode.outcome.rewards)
+    function, num = function_of("reward.function", name), len(episode.outcome.rewards)
+    try:
+        given = function(episode)
+    except Exception as error:
+        error.add_note(f"in {name_of(episode)}")
+        raise
     try:
         rewards, moves = given
         moves = moves or [()] * len(episode.turns)

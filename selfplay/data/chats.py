@@ -100,13 +100,15 @@ def _chat(row: Mapping[str, Any], roles: Collection[str], *, name: str) -> Chat:
     texts = [_text(message, number) for number, message in enumerate(messages)]
     system = texts.pop(0)[1] if texts[0][0] == "system" else ""
     skipped = len(messages) - len(texts)
-    for number, (role, _) in enumerate(texts):
+    for number, (role, text) in enumerate(texts):
         expected = ("user", "assistant")[number % 2]
         if role != expected:
             raise ValueError(
                 "messages must be at most one system message, then user and assistant in turns: "
                 f"message {number + skipped} must be {expected}, got {role}"
             )
+        if role in roles and not text.strip():
+            raise ValueError(f"message {number + skipped} must have text to imitate, got {text!r}")
     if "user" not in roles:
         texts = texts[: len(texts) // 2 * 2]
     if not texts:

@@ -181,12 +181,13 @@ def parse_train(words: Sequence[str], about: str) -> tuple[argparse.Namespace, C
 def parse_eval(words: Sequence[str], about: str) -> argparse.Namespace:
     """Parse the command line, with `key=value` words anywhere (`overrides`). Ends the process after
     --help. Raises ValueError for words that cannot be used."""
-    usage = "%(prog)s RUN --games FILE|generated [options] [key=value ...]"
+    usage = "%(prog)s RUN [--games FILE] [options] [key=value ...]"
     parser = Parser("eval.py", about, usage=usage)
     add = parser.add_argument
     run = "a run, a Hugging Face folder or name; with --partners also several, one row each"
     add("words", nargs="*", metavar="RUN", help=run)
-    add("--games", required=True, help="'generated', a .parquet of instances or recorded .jsonl")
+    games = "a .parquet of instances, recorded .jsonl or 'generated' (default)"
+    add("--games", default="generated", help=games)
     add("--num", type=int, help="games (default: eval.final_games, or all of the file)")
     add("--partner", help="see docs/partners.md (default: self, or the run's if seats are unequal)")
     add(

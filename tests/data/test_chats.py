@@ -113,7 +113,7 @@ def test_a_bad_row_is_named_in_one_line(name: str, tmp_path: Path) -> None:
 def test_a_blank_line_between_rows_is_named(tmp_path: Path) -> None:
     path = tmp_path / "chats.jsonl"
     path.write_text(f"\n{json.dumps(ROWS[0])}\n")
-    with pytest.raises(SettingsError, match="line 1: not valid JSON"):
+    with pytest.raises(SettingsError, match="line 1: blank; a line is one object"):
         read_chats(str(path), ASSISTANT)
 
 
