@@ -44,12 +44,7 @@ class TrainStream:
         self._file: Sequence[Instance] | None = None
         self._prefetcher: Prefetcher | None = None
         if config.data.train != GENERATED:
-            self._file = _read(
-                config.data.train,
-                config.game,
-                batch=config.rollout.instances,
-                num_resampled=config.algorithm.resample,
-            )
+            self._file = read_train_file(config)
         elif config.data.processes > 1:
             self._prefetcher = Prefetcher(
                 config.game, seed=config.seed, processes=config.data.processes
@@ -111,9 +106,14 @@ class TrainStream:
         return self._shuffled[1]
 
 
-def _read(path: str, game: GameConfig, *, batch: int, num_resampled: int) -> Sequence[Instance]:
+def read_train_file(config: Config) -> Sequence[Instance]:
     """The instances of data.train. Raises SettingsError if they are too few for one step."""
-    instances: Sequence[Instance] = read_file(game, "data.train", path)
+    path, batch, num_resampled = (
+        config.data.train,
+        config.rollout.instances,
+        config.algorithm.resample,
+    )
+    instances: Sequence[Instance] = read_file(config.game, "data.train", path)
     if len(instances) < batch:
         raise SettingsError(
             f"rollout.instances must be at most the {len(instances)} instances of {path}, "

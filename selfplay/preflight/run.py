@@ -27,7 +27,14 @@ from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, ModelConfig
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, Spec, parse_shares, parse_spec
 from selfplay.data.chats import read_chats
-from selfplay.data.instances import TOKENIZER, check_files, generated, imitated_people
+from selfplay.data.instances import (
+    GENERATED,
+    TOKENIZER,
+    check_files,
+    generated,
+    imitated_people,
+)
+from selfplay.data.stream import read_train_file
 from selfplay.distributed.tensor_parallel import why_undivided
 from selfplay.engines.endpoint import check_address, endpoint_key
 from selfplay.engines.sglang.launch import argument_names, pick_attention_backend
@@ -63,6 +70,8 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     check_functions(config)
     check_players(config)
     check_files(config.game, config.data)  # before a model is fetched
+    if config.data.train != GENERATED:
+        read_train_file(config)
     check_partners(config.rollout.partners, config.game, out=config.out)
     check_fixed_partners(config.eval, config.game, config.rollout, out=config.out)
     if here:

@@ -258,8 +258,9 @@ def test_a_dry_run_of_a_scratch_model_counts_the_runs_own_tokens_and_refuses_a_p
     larger = load_config(tmp_path / "tiny.yaml", [*words, "game.options.size=8"]).game
     write_instances(boards, generated(TRAIN, game=larger, seed=0, start=0, num=2, easy=True))
     words = [f"data.train={boards}", f"rollout.max_game_tokens={len(ids) + 40}"]
-    assert train.main([*command, *words]) == 2
-    assert "longest prompt, which has" in capsys.readouterr().err
+    for num, said in ((4, "must be at most the 2 instances"), (2, "longest prompt, which has")):
+        assert train.main([*command, *words, f"rollout.instances={num}"]) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_a_dry_run_refuses_what_does_not_fit_in_one_line(

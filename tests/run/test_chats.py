@@ -141,8 +141,8 @@ def test_chats_that_are_too_long_are_counted_once_and_left_out(
     num = sum(length > lengths[10] for length in lengths)
     config = settings(chats, f"rollout.max_game_tokens={lengths[10]}")
     assert len(chat_samples(config, rendering, rank=0)) == 20 - num and 0 < num < 10
-    line = f"{20 - num} chats of {chats}; {num} others are left out, which have more tokens than "
-    line += f"rollout.max_game_tokens {lengths[10]}, the longest {lengths[-1]}\n"
+    line = f"{20 - num} chats of {chats}; left out for more tokens than rollout.max_game_tokens "
+    line += f"{lengths[10]}: {num}, the longest with {lengths[-1]}\n"
     assert capsys.readouterr().out == f"warm start: {line}"
     chat_samples(config, rendering, rank=1)
     assert capsys.readouterr().out == ""

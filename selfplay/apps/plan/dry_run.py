@@ -21,7 +21,7 @@ from selfplay.preflight.model import no_room, skeleton_of
 from selfplay.preflight.run import cut_off, described_model
 from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seat_rules import who_plays
-from selfplay.warm_start import scratch_tokenizer
+from selfplay.warm_start import chat_samples, scratch_tokenizer
 
 _MOST_GB = 10_000  # of one GPU
 
@@ -44,6 +44,8 @@ def dry_run(config: Config, rendering: Rendering, *, gpu_gb: float | None) -> No
             scratch_tokenizer(alone), template_kwargs=config.model.chat_template
         )
     print(first_prompts(config.game, config.data, rendering))
+    if config.warm_start.chats is not None:
+        chat_samples(config, rendering, rank=0)  # tells how many there are and how many too long
     for limit in cut_off(config, rendering):
         print(f"warning: {limit}")
     if roles := who_plays(config.game, config.rollout):
