@@ -63,13 +63,12 @@ def evaluation_instances(
 
 
 def check_files(game: GameConfig, data: DataConfig) -> None:
-    """Raise SettingsError for instance files that are missing, empty or unreadable."""
+    """Raise SettingsError for files of held-out instances that are missing, empty or unreadable,
+    and for a training file whose games cannot be gone on with."""
     for purpose in (VALIDATION, HELD_OUT):
         name, source = _source(data, purpose)
         if source != GENERATED:
             read_file(game, name, source)
-    if data.train != GENERATED:
-        read_file(game, "data.train", data.train)
     if data.start != 0:
         read_recorded(game, "data.start", data.train)
 

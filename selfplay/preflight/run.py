@@ -69,9 +69,9 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
         )
     check_functions(config)
     check_players(config)
-    check_files(config.game, config.data)  # before a model is fetched
     if config.data.train != GENERATED:
         read_train_file(config)
+    check_files(config.game, config.data)  # before a model is fetched
     check_partners(config.rollout.partners, config.game, out=config.out)
     check_fixed_partners(config.eval, config.game, config.rollout, out=config.out)
     if here:
