@@ -90,7 +90,7 @@ def play_games(
     async def play_game(index: int, generate: Generate) -> None:
         setup, counting = setups[index].copy(), _Counting(generate, version)
         position = Position(setup, limits)
-        if setup.branch is not None:
+        if setup.branch.turns != "none":
             episode = await play_branched(position, setup.branch, counting.generate)
         else:
             while position.ended is None:

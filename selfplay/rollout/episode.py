@@ -14,6 +14,7 @@ from selfplay.config.play import BranchConfig
 from selfplay.engines.base import Generate
 from selfplay.rollout.players import Move, Player
 
+UNBRANCHED = BranchConfig()
 VOID = "void"  # `ended` of a game in which a partner gave no answer; it is not scored
 
 
@@ -28,7 +29,7 @@ class GameSetup:
     players: tuple[Player, ...]
     instance: str
     index: int
-    branch: BranchConfig | None = None
+    branch: BranchConfig = UNBRANCHED
 
     def copy(self) -> GameSetup:
         """An independent copy with the same draws, so that the game can be played again."""
@@ -177,9 +178,8 @@ class Position:
             number = 0 if transcript is None else len(transcript.spans)
             move = await setup.players[seat].move(game, seat, self._unread[seat], generate)
             sampled = 0 if transcript is None else transcript.join(number)
-            if sampled and move is None:  # a thought took the tokens of the move
-                move = Move("", complete=False, num_tokens=sampled, used_up=True)
-            elif sampled and move is not None:
+            if sampled:  # without a move a thought took its tokens
+                move = move or Move("", complete=False, num_tokens=0, used_up=True)
                 move = replace(move, num_tokens=sampled)
             if move is None or move.void is not None:
                 self.ended = "tokens" if move is None else VOID

@@ -55,7 +55,6 @@ def self_play_games(
     differ only in what was sampled.
     """
     setups = []
-    branch = rollout.branch if rollout.branch.turns != "none" else None
     chosen = _choose_partners(partners, instances, step=step, seed=seed)
     for instance, partner in zip(instances, chosen, strict=True):
         new_game = game.kit.new_game(instance, game.options)
@@ -64,7 +63,7 @@ def self_play_games(
             players = seat_players(
                 names, partner, index=index, game=game, rollout=rollout, rendering=rendering
             )
-            setups.append(GameSetup(new_game, players, instance.key, index, branch))
+            setups.append(GameSetup(new_game, players, instance.key, index, rollout.branch))
     return setups
 
 
