@@ -38,7 +38,7 @@ def without_main() -> Iterator[None]:
                 _hidden.pop()  # the first one has the values; the others found them hidden
 
 
-class _Process(SpawnProcess):
+class Spawned(SpawnProcess):
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
         with without_main():
@@ -49,4 +49,4 @@ class Spawn(SpawnContext):
     """multiprocessing's spawn context, `without_main`. Spawn, because forking a process with
     running threads (torch, an engine) can hang."""
 
-    Process = _Process
+    Process = Spawned

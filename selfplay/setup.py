@@ -72,9 +72,12 @@ def open_world(config: Config, cleanup: ExitStack | None = None) -> World:
     )
 
 
-def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
+def set_up(
+    config: Config, world: World, cleanup: ExitStack, checked: Rendering | None = None
+) -> Run:
     """Make or resume the run in `config.out`: warm start, engine, learner, held-out games before
-    the first step. `cleanup` closes what is started here. Every rank must call.
+    the first step. `cleanup` closes what is started here. `checked` is what `check_run` returned;
+    without it the model's tokenizer is read here. Every rank must call.
 
     Raises SettingsError for a folder, a model or a template that cannot be used.
     """
@@ -89,8 +92,10 @@ def set_up(config: Config, world: World, cleanup: ExitStack) -> Run:
         print(f"who plays in training: {roles}", flush=True)
     folder = _open_folder(config, world, cleanup)
     stream = cleanup.enter_context(closing(TrainStream(config)))
-    tokenizer = make_tokenizer(config, folder, world)
-    rendering = _rendering(config, tokenizer, world)
+    if config.model.path is None or checked is None:  # a scratch model's was a stand-in
+        checked = _rendering(config, make_tokenizer(config, folder, world))
+    rendering, tokenizer = checked, checked.tokenizer
+    warn_of_template(rendering, tokenizer.name_or_path, world)
     on_first_rank(partial(try_judge, config, rendering, world), world)
     start_check = check_model(config, tokenizer, rendering, world)
     if world.rank == 0:
@@ -182,16 +187,14 @@ def _open_folder(config: Config, world: World, cleanup: ExitStack) -> Path:
     return folder
 
 
-def _rendering(config: Config, tokenizer: PreTrainedTokenizerBase, world: World) -> Rendering:
-    """The rendering of the model's chat template; warns of what it cannot do."""
+def _rendering(config: Config, tokenizer: PreTrainedTokenizerBase) -> Rendering:
+    """The rendering of the model's chat template."""
     path = config.model.path
-    rendering = make_rendering(
+    return make_rendering(
         tokenizer,
         template_kwargs=config.model.chat_template,
         ends=() if path is None else end_ids(local_folder(path)),
     )
-    warn_of_template(rendering, tokenizer.name_or_path, world)
-    return rendering
 
 
 def _start_models(

@@ -39,6 +39,7 @@ from selfplay.step import (
     take_step,
     trainer_state,
 )
+from selfplay.weight_sync.start import import_early
 
 
 @contextmanager
@@ -283,9 +284,10 @@ def start(
         raise SettingsError("overrides need a file, a name or a mapping, got a finished Config")
     with ExitStack() as cleanup:
         with refusing():
-            check_run(config)
+            import_early(config, cleanup)
+            rendering = check_run(config)
             world = join_world(config, cleanup)
-        return OpenRun(set_up(config, world, cleanup), cleanup.pop_all())
+        return OpenRun(set_up(config, world, cleanup, rendering), cleanup.pop_all())
 
 
 def train(

@@ -61,6 +61,7 @@ class Rendering:
     unread: given template arguments that the template does not read.
     """
 
+    tokenizer: PreTrainedTokenizerFast
     stop_ids: tuple[int, ...]
     end_id: int
     folds_system: bool
@@ -308,6 +309,7 @@ def _make_rendering(
     hidden_user = markers.hide_slot(user_after_system)
     stop_ids = dict.fromkeys((end_id, tokenizer.eos_token_id, *ends))
     rendering = Rendering(
+        tokenizer=tokenizer,
         stop_ids=tuple(int(i) for i in stop_ids if i is not None),
         end_id=end_id,
         folds_system=folds,

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import socket
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from selfplay.config import ChosenEngine
-from selfplay.engines.sglang import launch, patches
-from selfplay.engines.sglang.launch import child_environment, engine_arguments, reserve_ports
+from selfplay.config import ChosenEngine, load_config
+from selfplay.engines.sglang import early, launch, patches
+from selfplay.engines.sglang.launch import engine_arguments, reserve_ports
+from selfplay.engines.sglang.processes import child_environment
 from selfplay.errors import SettingsError
+from selfplay.weight_sync.start import import_early
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ChosenEngine(mem_fraction=0.7, tp_size=2, attention="triton", max_batch=96)
@@ -193,3 +196,32 @@ def test_what_another_sglang_lacks_is_off_and_named_once(
 def test_the_version_is_the_pinned_one() -> None:
     pin = re.search(r"^sglang\S*==(\S+)", (ROOT / "requirements/gpu.txt").read_text(), re.M)
     assert pin is not None and pin[1] == patches.VERSION
+
+
+@pytest.mark.parametrize(
+    ("words", "ranks", "num"),
+    [
+        ((), {}, 1),
+        (("engine.processes=2",), {}, 2),
+        (("engine.tp_size=2",), {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, 2),
+        (("engine.tp_size=2",), {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, None),
+        (("engine.kind=hf",), {}, None),
+        (("warm_start.num_games=64",), {}, None),  # the imitation needs the memory first
+        (("engine.server_args={log_level: info}",), {}, None),
+    ],
+)
+def test_the_schedulers_that_this_rank_will_need_import_early(
+    words: tuple[str, ...],
+    ranks: dict[str, str],
+    num: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    given = ("engine.kind=sglang", "warm_start=off", f"out={tmp_path}", "device=cpu", *words)
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, value)
+    begun: list[int] = []
+    monkeypatch.setattr(early, "begin", lambda num, **_: begun.append(num))
+    with ExitStack() as cleanup:
+        import_early(load_config("tiny", list(given)), cleanup)
+    assert begun == ([] if num is None else [num])

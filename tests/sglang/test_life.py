@@ -72,6 +72,14 @@ def test_a_hang_ends_at_the_time_out_and_a_stopped_engine_is_closed_and_a_failed
     assert "died during initialization" in error and error.endswith("Its own error is above.")
 
 
+def test_an_engine_takes_a_scheduler_that_waits_and_ends_the_others(
+    before_training: dict[str, dict[str, Any]],
+) -> None:
+    started = before_training["started"]
+    assert started["scheduler"] == started["early"]
+    assert started["left"] == -signal.SIGKILL
+
+
 def test_sigterm_during_training_is_an_ordinary_exit(
     trainers: dict[str, subprocess.Popen[str]], before_training: dict[str, dict[str, Any]]
 ) -> None:

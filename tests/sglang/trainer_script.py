@@ -17,6 +17,7 @@ import time
 import torch
 
 from selfplay.engines.base import Generate, Request, Sampling
+from selfplay.engines.sglang import early
 from selfplay.engines.sglang.engine import SGLangEngine
 from tests.helpers.processes import say
 from tests.sglang import tiny
@@ -58,8 +59,13 @@ def train(engine: SGLangEngine) -> None:
 
 def hang(folder: str) -> None:
     """The engine stops answering. It is closed with requests that it never read, and then is
-    garbage."""
+    garbage. Three schedulers wait for it, of which one has died."""
+    early.begin(3, device="cpu", tp_size=1)
+    dead, taken, left = early.waiting()
+    dead.kill()
+    dead.join()
     engine = tiny.start(folder, timeout_s=3.0)
+    say("started", early=taken.pid, scheduler=scheduler(engine), left=left.exitcode)
     os.kill(scheduler(engine), signal.SIGSTOP)
     say("asked", **refused(engine))
     say("asked again", **refused(engine))

@@ -29,7 +29,8 @@ from pathlib import Path
 import torch
 
 from selfplay.config import Config
-from selfplay.engines.sglang.launch import child_environment, pick_attention_backend
+from selfplay.engines.sglang.launch import pick_attention_backend
+from selfplay.engines.sglang.processes import child_environment
 from selfplay.errors import SettingsError
 from selfplay.evaluation.plan import find_config
 from selfplay.model.hub import described_in

@@ -5,7 +5,6 @@ Written for SGLang 0.5.17. Times in seconds.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib.util
 import json
@@ -20,7 +19,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -28,33 +27,8 @@ import torch
 
 from dialop.workers import without_main
 from selfplay.config import ChosenEngine
-from selfplay.engines.sglang import buckets, patches, processes
+from selfplay.engines.sglang import buckets, early, patches, processes
 from selfplay.errors import SettingsError
-
-# Variables that the children's environment must have (a value) or must not have (None), and why:
-CHILD_ENVIRONMENT: dict[str, str | None] = {
-    # A child that uses torchrun's store would wait for a server that does not exist.
-    "TORCHELASTIC_USE_AGENT_STORE": None,
-    # The memory saver and CUDA IPC both need plain cudaMalloc segments.
-    "PYTORCH_CUDA_ALLOC_CONF": None,
-    "PYTORCH_ALLOC_CONF": None,
-    # NVLink multicast can break the GPUs of a shared host.
-    "NCCL_NVLS_ENABLE": "0",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    # This version cannot save CUDA graphs while the engine sleeps; they stay in memory.
-    "SGLANG_MEMORY_SAVER_CUDA_GRAPH": None,
-    # One message for each request. By default SGLang sends one every 50 tokens, even without
-    # streaming.
-    "SGLANG_FORCE_STREAM_INTERVAL": "1000000",
-    # `Completion.logprobs` are log-probs after the temperature.
-    "SGLANG_RETURN_ORIGINAL_LOGPROB": None,
-    # A game may use all of its model's positions. SGLang lets no request reach the last tokens of
-    # a context, so the context is longer than the model's; no token is ever there.
-    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
-    # Each process would print progress bars and warnings about missing hardware.
-    "PYTHONWARNINGS": "ignore",
-    "TQDM_DISABLE": "1",
-}
 
 # Blocks of ports, each for one engine: a port that reserves it, and one for each of up to 16
 # processes.
@@ -328,35 +302,6 @@ def with_cache(
     return {**arguments, "mem_fraction_static": share, "max_total_tokens": cache_tokens}
 
 
-@contextlib.contextmanager
-def child_environment(device: str, tp_size: int) -> Iterator[None]:
-    """Set the environment in which children start; on exit, restore this process's own.
-
-    That undoes SGLang's edits too: it sets CUDA_DEVICE_MAX_CONNECTIONS=8 and other variables in the
-    process that starts it, and resets root logging.
-    """
-    environment, root = dict(os.environ), logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    wanted = dict(CHILD_ENVIRONMENT)
-    if device == "cpu" and tp_size > 1 and "SGLANG_CPU_OMP_THREADS_BIND" not in environment:
-        cores = sorted(os.sched_getaffinity(0))
-        wanted["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(
-            str(cores[rank % len(cores)]) for rank in range(tp_size)
-        )
-    for name, value in wanted.items():
-        os.environ.pop(name, None)
-        if value is not None:
-            os.environ[name] = value
-    try:
-        yield
-    finally:
-        for name in set(os.environ) - set(environment):
-            del os.environ[name]
-        os.environ.update(environment)
-        root.handlers[:] = handlers
-        root.setLevel(level)
-
-
 def launch(every: Sequence[dict[str, Any]]) -> Started:
     """Import SGLang; start one engine for each dict of arguments, all loading at the same time.
 
@@ -372,14 +317,14 @@ def launch(every: Sequence[dict[str, Any]]) -> Started:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as PYTHONWARNINGS does in the children
         import sglang
-        from sglang.srt.entrypoints.engine import Engine
+        from sglang.srt.entrypoints import engine as sglang_engine
 
     patches.warn_of_missing(sglang.__version__, pathlib.Path(sglang.__file__).parent)
 
     imported_s = time.perf_counter()
     parent_pid = os.getpid()
 
-    class GuardedEngine(Engine):
+    class GuardedEngine(sglang_engine.Engine):
         run_scheduler_process_func = processes.ChildOf(parent_pid, processes.run_scheduler)
         run_detokenizer_process_func = processes.ChildOf(parent_pid, processes.run_detokenizer)
 
@@ -411,12 +356,16 @@ def launch(every: Sequence[dict[str, Any]]) -> Started:
         if waiting:
             engines.append(GuardedEngine(**waiting.pop(0)))
 
-    before = set(multiprocessing.active_children())
+    before = set(multiprocessing.active_children()).difference(early.waiting())
     # This logger warns only about the custom SIGQUIT handler, which we pass on purpose.
     logging.getLogger("sglang.srt.entrypoints.engine").setLevel(logging.CRITICAL)
     complete = False
     try:
-        with child_environment(every[0]["device"], every[0]["tp_size"]), without_main():
+        with (
+            processes.child_environment(every[0]["device"], every[0]["tp_size"]),
+            without_main(),
+            early.handed_over(sglang_engine),
+        ):
             start_next()
         complete = True
     finally:

@@ -7,13 +7,15 @@ top. Times in seconds.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import logging
 import os
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, ClassVar
@@ -21,6 +23,33 @@ from typing import Any, ClassVar
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 GRACE_S = 3.0  # for a handler of SIGTERM, before the process is ended
 _HANDLED = (signal.SIGTERM, signal.SIGQUIT)
+
+# Variables that the children's environment must have (a value) or must not have (None), and why:
+CHILD_ENVIRONMENT: dict[str, str | None] = {
+    # A child that uses torchrun's store would wait for a server that does not exist.
+    "TORCHELASTIC_USE_AGENT_STORE": None,
+    # The memory saver and CUDA IPC both need plain cudaMalloc segments.
+    "PYTORCH_CUDA_ALLOC_CONF": None,
+    "PYTORCH_ALLOC_CONF": None,
+    # SGLang sets it; a process that starts early reads it before.
+    "CUDA_DEVICE_MAX_CONNECTIONS": "8",
+    # NVLink multicast can break the GPUs of a shared host.
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    # This version cannot save CUDA graphs while the engine sleeps; they stay in memory.
+    "SGLANG_MEMORY_SAVER_CUDA_GRAPH": None,
+    # One message for each request. By default SGLang sends one every 50 tokens, even without
+    # streaming.
+    "SGLANG_FORCE_STREAM_INTERVAL": "1000000",
+    # `Completion.logprobs` are log-probs after the temperature.
+    "SGLANG_RETURN_ORIGINAL_LOGPROB": None,
+    # A game may use all of its model's positions. SGLang lets no request reach the last tokens of
+    # a context, so the context is longer than the model's; no token is ever there.
+    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+    # Each process would print progress bars and warnings about missing hardware.
+    "PYTHONWARNINGS": "ignore",
+    "TQDM_DISABLE": "1",
+}
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -54,6 +83,37 @@ class ChildOf:
 def _enter(parent_pid: int, body: Callable[..., None]) -> Callable[..., None]:
     die_with_parent(parent_pid)
     return body
+
+
+@contextlib.contextmanager
+def child_environment(device: str, tp_size: int) -> Iterator[None]:
+    """Set the environment in which children start; on exit, restore this process's own.
+
+    That undoes SGLang's edits too: it sets CUDA_DEVICE_MAX_CONNECTIONS=8 and other variables in the
+    process that starts it, and resets root logging.
+    """
+    environment, root = dict(os.environ), logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    wanted = dict(CHILD_ENVIRONMENT)
+    if device == "cpu":
+        wanted["SGLANG_USE_CPU_ENGINE"] = "1"  # read when sglang is imported
+    if device == "cpu" and tp_size > 1 and "SGLANG_CPU_OMP_THREADS_BIND" not in environment:
+        cores = sorted(os.sched_getaffinity(0))
+        wanted["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(
+            str(cores[rank % len(cores)]) for rank in range(tp_size)
+        )
+    for name, value in wanted.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(environment):
+            del os.environ[name]
+        os.environ.update(environment)
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def run_scheduler(*arguments: Any, **keywords: Any) -> None:

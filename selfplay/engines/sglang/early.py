@@ -1,0 +1,134 @@
+"""Scheduler processes that import SGLang while the trainer still checks and reads.
+
+A scheduler spends about ten seconds on the import, as long as the trainer needs before it launches
+the engine. Child processes import this module first, so it imports neither torch nor sglang at its
+top. Written for SGLang 0.5.17.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from types import SimpleNamespace
+from typing import Any
+
+from dialop.workers import Spawned
+from selfplay.engines.sglang import processes
+
+_waiting: list[EarlyScheduler] = []
+
+
+class EarlyScheduler(Spawned):
+    """A process that runs and imports from its making on; `start` gives it its work.
+
+    It keeps the environment in which it was made; `start` adds to it.
+    """
+
+    def __init__(self) -> None:
+        reader, writer = multiprocessing.Pipe(duplex=False)
+        target: Any = processes.ChildOf(os.getpid(), _wait)
+        super().__init__(target=target, args=(reader,))
+        super().start()
+        reader.close()
+        self._writer, self._gpus = writer, os.environ.get("CUDA_VISIBLE_DEVICES")
+        self._work: tuple[processes.ChildOf, tuple[Any, ...]] | None = None
+
+    def takes(self, body: processes.ChildOf, words: tuple[Any, ...]) -> bool:
+        """Whether the process still waits and sees the same GPUs; `start` then runs `body`."""
+        if not self.is_alive() or self._gpus != os.environ.get("CUDA_VISIBLE_DEVICES"):
+            return False
+        self._work = body, words
+        return True
+
+    def start(self) -> None:
+        """Run the work. Raises BrokenPipeError if the process has ended meanwhile."""
+        self._writer.send((self._work, dict(os.environ)))
+        self._writer.close()
+
+    def end(self) -> None:
+        """End the process, which has no work."""
+        self.kill()
+        self.join()
+        self._writer.close()
+
+
+def begin(num: int, *, device: str, tp_size: int) -> None:
+    """Start `num` schedulers that wait for the next engine of this process, unless another thread
+    than the main one asks or SGLang is not here."""
+    if threading.current_thread() is not threading.main_thread():
+        return  # they would end with this thread
+    if importlib.util.find_spec("sglang") is None:
+        return
+    memory_saver: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if device == "cuda":
+        memory_saver = importlib.import_module("torch_memory_saver").configure_subprocess()
+    with processes.child_environment(device, tp_size), memory_saver:
+        _waiting.extend(EarlyScheduler() for _ in range(num))
+
+
+def waiting() -> tuple[EarlyScheduler, ...]:
+    """The schedulers without work."""
+    return tuple(_waiting)
+
+
+def end() -> None:
+    """End the schedulers without work."""
+    while _waiting:
+        _waiting.pop().end()
+
+
+@contextlib.contextmanager
+def handed_over(engine_module: Any) -> Iterator[None]:
+    """Let SGLang's launch use the waiting schedulers first; those left over end with the block."""
+
+    def process(*, target: Any, args: Any = (), kwargs: Any = None) -> BaseProcess:
+        while isinstance(target, processes.ChildOf) and target.body is processes.run_scheduler:
+            if not _waiting:
+                break
+            if (early := _waiting.pop(0)).takes(target, args):
+                return early
+            early.end()
+        return multiprocessing.Process(target=target, args=args, kwargs=kwargs or {})
+
+    engine_module.mp = SimpleNamespace(**{**vars(multiprocessing), "Process": process})
+    try:
+        yield
+    finally:
+        engine_module.mp = multiprocessing
+        end()
+
+
+def _wait(reader: Connection) -> None:
+    """Import what a scheduler needs, then do the work that comes. Without work, or if the import
+    fails, which another process will tell, the process ends in silence."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's, which ends this process
+    logging.disable(logging.WARNING)  # SGLang names each model that cannot be imported here
+    try:
+        # A title needs the environment as it was at the start; SGLang sets its own later.
+        importlib.import_module("setproctitle").setproctitle("sglang::early")
+        for name in ("managers.scheduler", "models.registry"):
+            importlib.import_module(f"sglang.srt.{name}")
+        from sglang.srt.utils import numa_utils
+    except (ImportError, OSError, RuntimeError):
+        sys.exit(1)
+    logging.disable(logging.NOTSET)
+    try:
+        (body, words), environment = reader.recv()
+    except EOFError:
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.update(environment)
+    server_args, _, gpu = words[:3]
+    # SGLang binds a scheduler to the GPU's memory node before Python starts.
+    if (node := numa_utils.get_numa_node_if_available(server_args, gpu)) is not None:
+        numa_utils.numa_bind_to_node(node)
+    body(*words)
