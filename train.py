@@ -18,6 +18,7 @@ from pathlib import Path
 import selfplay  # noqa: F401  it sets how OpenMP waits, which torch reads when it is imported
 from dialop.shown import own_place
 from dialop.terminal import open_terminal, show_error
+from selfplay.engines.sglang import early
 from selfplay.preflight.command_line import last_line, parse_train, refused, typed
 
 PARSED = None
@@ -27,8 +28,10 @@ if __name__ == "__main__":  # --help, --list and a typo are answered before torc
         PARSED = parse_train(sys.argv[1:], __doc__ or "")
     except ValueError as error:
         sys.exit(refused("train.py", error))
-    if not PARSED[0].dry_run and os.environ.get("RANK", "0") == "0":
-        print(f"run {PARSED[1].out}: loading torch", flush=True)
+    if not PARSED[0].dry_run:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"run {PARSED[1].out}: loading torch", flush=True)
+        early.begin(PARSED[1])
 
 # isort: split
 from torch.distributed.elastic.multiprocessing.errors import record

@@ -23,6 +23,7 @@ from selfplay.config import Config, load_config
 from selfplay.config.load import load, override_words
 from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.distributed import World, close_world
+from selfplay.engines.sglang import early
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import evaluate
 from selfplay.evaluation.held_out import held_out, unchanged
@@ -39,7 +40,6 @@ from selfplay.step import (
     take_step,
     trainer_state,
 )
-from selfplay.weight_sync.start import import_early
 
 
 @contextmanager
@@ -284,7 +284,8 @@ def start(
         raise SettingsError("overrides need a file, a name or a mapping, got a finished Config")
     with ExitStack() as cleanup:
         with refusing():
-            import_early(config, cleanup)
+            early.begin(config)
+            cleanup.callback(early.end)
             rendering = check_run(config)
             world = join_world(config, cleanup)
         return OpenRun(set_up(config, world, cleanup, rendering), cleanup.pop_all())

@@ -18,50 +18,12 @@ from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, barrier, broadcast_object
 from selfplay.engines.base import Engine
 from selfplay.engines.hf import HFEngine
-from selfplay.engines.sglang import early
 from selfplay.engines.sglang.choose import choose, describe, load_of
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.engines.sglang.launch import config_of_partner, expected_parameters
 from selfplay.model.hub import described_in
 from selfplay.model.policy import DTYPES, load_model
 from selfplay.weight_sync.supervisor import EngineLost
-
-
-def import_early(config: Config, cleanup: ExitStack) -> None:
-    """Let the schedulers of this rank's SGLang engine import while this process goes on: about as
-    many as `choose_engine` will say. `cleanup` ends those without work.
-
-    Not before an imitation, in which they would hold memory, and not where SGLang gets arguments
-    for which it may set variables that are read at the import.
-    """
-    engine = config.engine
-    imitates = config.warm_start.imitates and not (Path(config.out) / "warm_start").exists()
-    own = engine.server_args or engine.deterministic or engine.exact
-    if engine.kind != "sglang" or imitates or own:
-        return
-    rank, ranks, of_host = (
-        int(os.environ.get(name, default))
-        for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1"))
-    )
-    if rank % engine.tp_size:
-        return  # another rank leads its replica
-    gpu = config.device != "cpu" and torch.cuda.is_available()
-    load = load_of(
-        config,
-        0,
-        replicas=max(1, ranks // engine.tp_size),
-        continues=True,
-        cores=_cores(of_host // engine.tp_size),
-        gpu=gpu,
-    )
-    num = choose(engine, load).processes * engine.tp_size
-    early.begin(num, device="cuda" if gpu else "cpu", tp_size=engine.tp_size)
-    cleanup.callback(early.end)
-
-
-def _cores(num_engines: int) -> int:
-    """The cores for each of the engines of this host."""
-    return len(os.sched_getaffinity(0)) // max(1, num_engines)
 
 
 def choose_engine(
@@ -82,7 +44,7 @@ def choose_engine(
         num_weights,
         replicas=world.replica.num,
         continues=not rewritten,
-        cores=_cores(of_host),
+        cores=len(os.sched_getaffinity(0)) // max(1, of_host),
         gpu=world.device.type == "cuda",
     )
     engine = broadcast_object(choose(config.engine, load), world)

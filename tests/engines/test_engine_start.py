@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import socket
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from selfplay.engines.sglang import early, launch, patches
 from selfplay.engines.sglang.launch import engine_arguments, reserve_ports
 from selfplay.engines.sglang.processes import child_environment
 from selfplay.errors import SettingsError
-from selfplay.weight_sync.start import import_early
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ChosenEngine(mem_fraction=0.7, tp_size=2, attention="triton", max_batch=96)
@@ -221,7 +219,7 @@ def test_the_schedulers_that_this_rank_will_need_import_early(
     for name, value in ranks.items():
         monkeypatch.setenv(name, value)
     begun: list[int] = []
-    monkeypatch.setattr(early, "begin", lambda num, **_: begun.append(num))
-    with ExitStack() as cleanup:
-        import_early(load_config("tiny", list(given)), cleanup)
+    monkeypatch.setattr(early, "start", lambda num, **_: begun.append(num))
+    monkeypatch.setattr(early.importlib.util, "find_spec", lambda _: True)  # as if SGLang were here
+    early.begin(load_config("tiny", list(given)))
     assert begun == ([] if num is None else [num])

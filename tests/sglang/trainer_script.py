@@ -60,7 +60,7 @@ def train(engine: SGLangEngine) -> None:
 def hang(folder: str) -> None:
     """The engine stops answering. It is closed with requests that it never read, and then is
     garbage. Three schedulers wait for it, of which one has died."""
-    early.begin(3, device="cpu", tp_size=1)
+    early.start(3, gpu=False, tp_size=1)
     dead, taken, left = early.waiting()
     dead.kill()
     dead.join()

@@ -1,4 +1,4 @@
-"""Scheduler processes that import SGLang while the trainer still checks and reads.
+"""Scheduler processes that import SGLang while the trainer imports, checks and reads.
 
 A scheduler spends about ten seconds on the import, as long as the trainer needs before it launches
 the engine. Child processes import this module first, so it imports neither torch nor sglang at its
@@ -7,6 +7,7 @@ top. Written for SGLang 0.5.17.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.util
 import logging
@@ -18,11 +19,14 @@ import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from dialop.workers import Spawned
+from selfplay.config import Config
 from selfplay.engines.sglang import processes
+from selfplay.engines.sglang.choose import choose, load_of
 
 _waiting: list[EarlyScheduler] = []
 
@@ -61,18 +65,45 @@ class EarlyScheduler(Spawned):
         self._writer.close()
 
 
-def begin(num: int, *, device: str, tp_size: int) -> None:
-    """Start `num` schedulers that wait for the next engine of this process, unless another thread
-    than the main one asks or SGLang is not here."""
-    if threading.current_thread() is not threading.main_thread():
-        return  # they would end with this thread
-    if importlib.util.find_spec("sglang") is None:
+def begin(config: Config) -> None:
+    """Start the schedulers that this rank's engine will need, about as many as it will choose.
+
+    Not before an imitation, in which they would hold memory, and not where SGLang gets arguments
+    for which it may set variables that are read at the import.
+    """
+    engine = config.engine
+    imitates = config.warm_start.imitates and not (Path(config.out) / "warm_start").exists()
+    own = engine.server_args or engine.deterministic or engine.exact
+    main_thread = threading.current_thread() is threading.main_thread()  # they end with it
+    here = importlib.util.find_spec("sglang") is not None
+    if _waiting or engine.kind != "sglang" or imitates or own or not main_thread or not here:
         return
+    try:
+        rank, ranks, of_host = (
+            int(os.environ.get(name, default))
+            for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1"))
+        )
+    except ValueError:
+        return  # `init_world` names the variable
+    if rank % engine.tp_size:
+        return  # another rank leads its replica
+    import torch
+
+    gpu = config.device != "cpu" and torch.cuda.is_available()
+    cores = len(os.sched_getaffinity(0)) // max(1, of_host // engine.tp_size)
+    replicas = max(1, ranks // engine.tp_size)
+    load = load_of(config, 0, replicas=replicas, continues=True, cores=cores, gpu=gpu)
+    start(choose(engine, load).processes * engine.tp_size, gpu=gpu, tp_size=engine.tp_size)
+
+
+def start(num: int, *, gpu: bool, tp_size: int) -> None:
+    """Start `num` schedulers that wait for the next engine of this process."""
     memory_saver: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if device == "cuda":
+    if gpu:
         memory_saver = importlib.import_module("torch_memory_saver").configure_subprocess()
-    with processes.child_environment(device, tp_size), memory_saver:
+    with processes.child_environment("cuda" if gpu else "cpu", tp_size), memory_saver:
         _waiting.extend(EarlyScheduler() for _ in range(num))
+    atexit.register(end)  # else Python would wait for them
 
 
 def waiting() -> tuple[EarlyScheduler, ...]:
