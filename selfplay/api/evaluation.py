@@ -21,6 +21,7 @@ from selfplay.config.player_spec import SCRIPTED, parse_spec
 from selfplay.config.text import dump
 from selfplay.data.instances import GENERATED
 from selfplay.distributed import World
+from selfplay.engines.sglang import early
 from selfplay.errors import RunEnds, SettingsError
 from selfplay.evaluation.evaluate import (
     NUM_SHOWN,
@@ -229,6 +230,8 @@ class _Plan:
                 options=[f"{name}={value}" for name, values in options.items() for value in values],
             )
             config = self.plan.config
+            early.begin(config)
+            cleanup.callback(early.end)
             check_folder(self.plan.out, what="--out")
             check_machine(config.device, config.engine)
             for player in self.plan.players:
