@@ -75,7 +75,7 @@ def begin(config: Config) -> None:
     imitates = config.warm_start.imitates and not (Path(config.out) / "warm_start").exists()
     own = engine.server_args or engine.deterministic or engine.exact
     main_thread = threading.current_thread() is threading.main_thread()  # they end with it
-    here = importlib.util.find_spec("sglang") is not None
+    here = all(map(importlib.util.find_spec, ("sglang", "torch_memory_saver")))
     if _waiting or engine.kind != "sglang" or imitates or own or not main_thread or not here:
         return
     try:
