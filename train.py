@@ -26,12 +26,12 @@ if __name__ == "__main__":  # --help, --list and a typo are answered before torc
     open_terminal("train.py", stopped="the same command goes on from what was saved")
     try:
         PARSED = parse_train(sys.argv[1:], __doc__ or "")
-    except ValueError as error:
+        if not PARSED[0].dry_run:
+            if os.environ.get("RANK", "0") == "0":
+                print(f"run {PARSED[1].out}: loading torch", flush=True)
+            early.begin(PARSED[1])
+    except (ValueError, OSError) as error:
         sys.exit(refused("train.py", error))
-    if not PARSED[0].dry_run:
-        if os.environ.get("RANK", "0") == "0":
-            print(f"run {PARSED[1].out}: loading torch", flush=True)
-        early.begin(PARSED[1])
 
 # isort: split
 from torch.distributed.elastic.multiprocessing.errors import record

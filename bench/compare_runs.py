@@ -122,7 +122,10 @@ def method_of(run: Run, first: Run) -> str:
     settings = [f"{key}={value}" for pair in pairs for key, _, value in changed(*pair)]
     alike = run.is_control == first.is_control
     return ", ".join(
-        [*([] if settings and alike else ["no messages" if run.is_control else "talk"]), *settings]
+        [
+            *([] if settings and alike else ["no messages" if run.is_control else "messages"]),
+            *settings,
+        ]
     )
 
 

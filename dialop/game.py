@@ -146,9 +146,32 @@ def wrong_outcome(game: Game, outcome: Any) -> str:
 
 def wrong_measures(measures: Any) -> str:
     """What is wrong with what `Game.measures` gave, as "must give …"; "" if nothing is."""
-    if isinstance(measures, dict) and _all_finite(tuple(measures.values())):
-        return ""
-    return f"must give a number for each name, got {measures!r}"
+    if not (isinstance(measures, dict) and _all_finite(tuple(measures.values()))):
+        return f"must give a number for each name, got {measures!r}"
+    for name in measures:
+        if name in _EVERY_GAMES or str(name).startswith(("errors_", "eval_", "score/", "reward/")):
+            return f"must give names of its own, got {name!r}, which every game has"
+    if len(measures.keys() & {"statements", "true_statements"}) == 1:
+        return f"must give both of statements and true_statements, got {', '.join(measures)}"
+    return ""
+
+
+# Metrics that are counted for every game; a game may count its words by a rule of its own.
+_EVERY_GAMES = {
+    "agreement",
+    "errors",
+    "games",
+    "honesty",
+    "messages",
+    "optimal",
+    "reward",
+    "reward_std",
+    "score",
+    "score_if_agreed",
+    "score_norm",
+    "step",
+    "turns",
+}
 
 
 def _all_finite(numbers: Any) -> bool:

@@ -92,6 +92,8 @@ def check_options(options: Any) -> None:
         low, high = rules.get("ge"), rules.get("le")
         if value is None:
             continue
+        if (low is not None or high is not None) and not isinstance(value, int | float):
+            raise ValueError(f"{each.name} must be a number, got {value!r}")
         above, below = low is None or value >= low, high is None or value <= high
         if not (above and below):
             bounds = f"{low} to {high}"

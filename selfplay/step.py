@@ -111,7 +111,8 @@ class Step:
     def __repr__(self) -> str:
         num_groups = len({sample.group for sample in self.samples})
         return (
-            f"Step {self.number}: {len(self.episodes)} games, score {self.metrics['score']:.3f}, "
+            f"Step {self.number}: {len(self.episodes)} games, "
+            f"score {self.metrics.get('score', math.nan):.3f}, "
             f"{len(self.samples)} samples in {num_groups} groups"
         )
 

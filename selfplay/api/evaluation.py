@@ -25,7 +25,6 @@ from selfplay.engines.sglang import early
 from selfplay.errors import RunEnds, SettingsError
 from selfplay.evaluation.evaluate import (
     NUM_SHOWN,
-    AllVoid,
     Evaluation,
     check_room,
     evaluate_people,
@@ -230,8 +229,8 @@ class _Plan:
                 options=[f"{name}={value}" for name, values in options.items() for value in values],
             )
             config = self.plan.config
-            early.begin(config)
             cleanup.callback(early.end)
+            early.begin(config)
             check_folder(self.plan.out, what="--out")
             check_machine(config.device, config.engine)
             for player in self.plan.players:
@@ -261,16 +260,13 @@ class _Plan:
 
     def play(self, *, num_shown: int = NUM_SHOWN) -> dict[str, Evaluation]:
         """The rows of the matches, each with its first `num_shown` games in full."""
-        try:
-            return play_matches(
-                self.plan,
-                instances=self.games.instances,
-                policies=self._policies,
-                world=self.world,
-                num_shown=num_shown,
-            )
-        except AllVoid as error:
-            raise RunEnds(str(error)) from error
+        return play_matches(
+            self.plan,
+            instances=self.games.instances,
+            policies=self._policies,
+            world=self.world,
+            num_shown=num_shown,
+        )
 
     def baselines(self) -> dict[str, Evaluation]:
         """The rows of people and of the game's scripted baselines on the same instances."""

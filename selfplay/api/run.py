@@ -284,8 +284,8 @@ def start(
         raise SettingsError("overrides need a file, a name or a mapping, got a finished Config")
     with ExitStack() as cleanup:
         with refusing():
-            early.begin(config)
             cleanup.callback(early.end)
+            early.begin(config)
             rendering = check_run(config)
             world = join_world(config, cleanup)
         return OpenRun(set_up(config, world, cleanup, rendering), cleanup.pop_all())

@@ -103,6 +103,8 @@ def _wrong(name: str, fault: Mapping[str, Any], other: str) -> str:
     value, rule = fault["input"], re.sub("^[A-Z][a-z]+ should ", "must ", fault["msg"])
     rule = rule.replace("greater than or equal to", "at least")
     rule = rule.replace("less than or equal to", "at most")
+    rule = rule.replace("an object", f"a section, as {name}: {{KEY: VALUE}}")
+    rule = rule.replace("a valid array", "a list, as [A, B]")
     got = "a value not shown here" if names_key(name) else hidden(show(value))[:200]
     choices = re.findall("'([^']*)'", rule) if fault["type"] == "literal_error" else ()
     return f"{name} {rule}{other}, got {got}{nearest(_MEANT.get(str(value), str(value)), choices)}"

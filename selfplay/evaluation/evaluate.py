@@ -18,6 +18,7 @@ from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, GameConfig, RolloutConfig
 from selfplay.distributed import World, gather_objects
 from selfplay.engines.base import Sampling
+from selfplay.errors import RunEnds
 from selfplay.evaluation.plan import ITSELF, EvalPlan
 from selfplay.evaluation.talk_effect import TalkEffect, talk_effect
 from selfplay.metrics.console import progress
@@ -36,7 +37,7 @@ from selfplay.weight_sync.supervisor import EngineSupervisor
 NUM_SHOWN = 32  # games that an evaluation keeps in full: those of the first instances
 
 
-class AllVoid(RuntimeError):
+class AllVoid(RunEnds):
     """All games of an evaluation are void."""
 
 

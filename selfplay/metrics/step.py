@@ -9,6 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from dialop.game import GameError
 from selfplay.advantages.advantages import CreditStats
 from selfplay.advantages.rewards import sample_name
 from selfplay.config.player_spec import SELF
@@ -182,8 +183,8 @@ def step_metrics(
     games, rewards, counts, branches = map(add_up, zip(*gather_objects(apart, world), strict=True))
     engine_s = counts.pop("engine_s") / world.replica.num
     num_zero_variance = counts.pop("num_zero_variance_groups")
-    return {
-        **game_measures(games),
+    of_games = game_measures(games)
+    of_run = {
         **reward_metrics(rewards),
         **learnt,
         "zero_variance_groups": num_zero_variance / max(1, counts["num_groups"]),
@@ -194,6 +195,9 @@ def step_metrics(
         "engine_s": engine_s,
         "tokens_per_s": counts["num_generated_tokens"] / engine_s if engine_s else 0.0,
     }
+    for name in of_games.keys() & of_run.keys():
+        raise GameError(f"Game.measures must give names of its own, got {name!r}, a run's metric")
+    return of_games | of_run
 
 
 # --- branch points: a turn's value is the mean normalized score (0 to 1) of its continuations

@@ -124,8 +124,6 @@ class Partners:
 
     def take_usage(self) -> dict[str, float]:
         """All ranks' endpoint usage since the last call, as metrics. Every rank must call."""
-        if not self._endpoints:  # they are the same on every rank
-            return {}
         return add_up(gather_objects(self._usage(), self._world))
 
     def state(self) -> dict[str, Any]:
@@ -171,14 +169,12 @@ class Partners:
             asked = [replace(each, prompt_ids=_chat_ids(rendering, each)) for each in requests]
             limit = max_positions or math.inf
             fits = [len(each.prompt_ids) + each.max_new_tokens <= limit for each in asked]
-            assert frozen is not None
-            answers = iter(
-                frozen.generate_batch(
-                    list(compress(asked, fits)), Sampling(0.0, rendering.stop_ids)
-                )
-                if any(fits)
-                else ()
-            )
+            fitting = list(compress(asked, fits))
+            answers: Iterator[Completion] = iter(())
+            if fitting:  # never on a rank that plays no games, which loads nothing
+                assert frozen is not None
+                sampling = Sampling(0.0, rendering.stop_ids)
+                answers = iter(frozen.generate_batch(fitting, sampling))
             too_long = Completion([], [], "void", 0, text="its chat is too long")
             found = [next(answers) if fit else too_long for fit in fits]
             return [replace(each, text=each.text or rendering.decode(each.ids)) for each in found]

@@ -30,6 +30,7 @@ from selfplay.data.chats import read_chats
 from selfplay.data.instances import (
     GENERATED,
     TOKENIZER,
+    TRAIN,
     check_files,
     generated,
     imitated_people,
@@ -88,6 +89,7 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
         imitated_people(config.game, config.data, recorded=recorded, share=share)
     if config.warm_start.chats is not None:
         read_chats(config.warm_start.chats, config.warm_start.chat_roles)
+    check_state(config)
     rendering = read_rendering(
         config.model, config.game, seed=config.seed, adapters=False, weights=here
     )
@@ -100,6 +102,22 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     if undivided is not None:
         raise SettingsError(undivided)
     return rendering
+
+
+def check_state(config: Config) -> None:
+    """Raise SettingsError if a generated game cannot be written into logs, as its state must be."""
+    if config.data.train != GENERATED:
+        return
+    (instance,) = generated(TRAIN, game=config.game, seed=config.seed, start=0, num=1)
+    state = config.game.kit.new_game(instance, config.game.options).state()
+    for name, value in state.items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise SettingsError(
+                f"game.name {config.game.name}: state() must be plain JSON, got {name}={value!r}: "
+                f"{error}"
+            ) from error
 
 
 def cut_off(config: Config, rendering: Rendering) -> list[str]:

@@ -45,14 +45,14 @@ def test_the_report_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert 0 < before < after
     assert "Code: commit abc." in shown
     cells = [cell.strip() for cell in rows[2].split("|")[1:-1]]
-    assert cells[0] == "talk, seed 3" and cells[-1] == "1m15s"
+    assert cells[0] == "messages, seed 3" and cells[-1] == "1m15s"
     assert cells[1].startswith(f"{before:.3f} [") and cells[2].startswith(f"{after:.3f} [")
     assert cells[3] == show_change(paired_change(*(row["scores"] for row in sampled)))
     # Without messages an honest player can only plan alone, so this control gains nothing.
     assert rows[4].startswith("| no messages, seed 0 |") and "+0.000 [" in rows[4]
     mean, worst, _, *training = rows[5:]
-    assert mean.startswith(f"| mean of talk | {before:.3f} | {after:.3f} |")
-    assert worst.startswith(f"| worst of talk | {before:.3f} | {after:.3f} |")
+    assert mean.startswith(f"| mean of messages | {before:.3f} | {after:.3f} |")
+    assert worst.startswith(f"| worst of messages | {before:.3f} | {after:.3f} |")
     assert [line.split("|")[1:3] for line in training[1:]] == [[" 1–1 ", " 0.5 "], [" 2–2 ", " - "]]
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {
         "t_score.svg",
@@ -77,7 +77,7 @@ def test_methods_are_not_averaged_and_are_compared_seed_by_seed(tmp_path: Path) 
     path.write_text(json.dumps(rows), encoding="utf-8")
     runs = compare_runs.read_runs(folders)
     assert [run.label for run in runs] == [
-        "talk, seed 3", "algorithm.kl=0.5, seed 3", "algorithm.kl=0.5, seed 4"
+        "messages, seed 3", "algorithm.kl=0.5, seed 3", "algorithm.kl=0.5, seed 4"
     ]  # fmt: skip
     _, _, line = compare_runs.changes(runs).split("\n")
-    assert line.startswith("- algorithm.kl=0.5, seed 3: -0.") and line.endswith("talk, seed 3")
+    assert line.startswith("- algorithm.kl=0.5, seed 3: -0.") and line.endswith("messages, seed 3")

@@ -157,7 +157,7 @@ def test_a_file_starts_from_its_base(tmp_path: Path) -> None:
     config = load(Config, path, [])
     assert config == Config(seed=1, rollout=Rollout(group_size=2, temperature=0.5))
     path = write(tmp_path, "base: base.yaml\n\nrollout:\n")
-    assert refused(path).startswith(f"{path}:3: rollout must be an object")
+    assert refused(path).startswith(f"{path}:3: rollout must be a section")
 
 
 def test_circular_bases_are_refused(tmp_path: Path) -> None:
@@ -184,8 +184,8 @@ MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
     ("rollout:\n  temperature: 3\n", 2, ("rollout.temperature must be at most 2, got 3",)),
     ("rollout:\n  temperature: .nan\n", 2, ("rollout.temperature", "finite", ".nan")),
     ("rollout:\n  seats:\n  - 0\n  - b\n", 4, ("rollout.seats.1 must be a valid integer",)),
-    ("rollout: 3\n", 1, ("rollout must be an object", "got 3")),
-    ("words: a\n", 1, ("words must be a valid array", "got a")),
+    ("rollout: 3\n", 1, ("rollout must be a section, as rollout: {KEY: VALUE}", "got 3")),
+    ("words: a\n", 1, ("words must be a list, as [A, B]", "got a")),
     ("model:\n  scratch: {family: lama}\n", 2, ("'qwen2' or 'llama', got lama; nearest is llama",)),
     ("seed: [1\n", 2, ("YAML",)),
 ]

@@ -73,8 +73,10 @@ def test_a_checkpoint_answers_chats(rendering: Rendering) -> None:
     folder = finished()
     overrides = ["model.scratch={}", "rollout.max_game_tokens=1000"]
     config = load_config(None, [*overrides, f"reward.judge=checkpoint:{folder}"][:2])
-    partners = Partners([], config, rendering=rendering, world=init_world(device="cpu"))
-    read = partners.reader(parse_spec(f"checkpoint:{folder}"))
+    spec, world = parse_spec(f"checkpoint:{folder}"), init_world(device="cpu")
+    read = Partners([], config, rendering=rendering, world=world).reader(spec)
+    idle = replace(world, replica=replace(world.replica, leads=False))  # plays and loads nothing
+    assert Partners([], config, rendering=rendering, world=idle).reader(spec)([]) == []
 
     def chat(user: str) -> Request:
         return Request((), 8, 0, messages=(Message("system", "Hi."), Message("user", user)))

@@ -18,6 +18,7 @@ from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import evaluate_scripted
 from selfplay.preflight.run import (
     baseline_games,
+    check_state,
     games_cut_off,
     moves_cut_off,
     moves_refused,
@@ -154,9 +155,17 @@ WRONG_GAMES = [
     ("(score,) * 2)", "(score,))", r"must give rewards as a tuple of one number a seat, got \("),
     ("Outcome(over=over", "dict(over=over", "must give an Outcome, got {'over': "),
     ('{"days_named": float(', "{0: str(", r"measures\(\) must give a number for each name"),
+    (
+        '{"days_named": float(',
+        '{"messages": float(',
+        "names of its own, got 'messages', which every",
+    ),
+    ('{"days_named": float(', '{"eval_x": float(', "names of its own, got 'eval_x', which every"),
+    ('{"days_named": float(', '{"statements": float(', "give both of statements and true_state"),
     ("num_seats, tags,", "seats, tags,", "Meeting of game .* must define num_seats"),
     ('2, ("message", "meet")', '2, "meet"', "tags of Meeting .* must be a tuple of texts, got 'm"),
     ("return Instance(", "return (", "must return an instance with a text `key`, got "),
+    ("option(6,", "option('six',", "the default of num_days must be a number, got 'six'"),
     ("option(6,", "option(9,", "the default of num_days must be 2 to 7, got 9"),
     ("low=2, high=7)", "low=7)", "the default of num_days must be at least 7, got 6"),
     ("low=2, high=7)", "high=5)", "the default of num_days must be at most 5, got 6"),
@@ -194,6 +203,16 @@ def test_a_mistake_in_a_game_of_ones_own_is_named(
         config = load_config(None, [*SHORT, f"game.name={own}"])
         instances = config.game.kit.generate(config.game.options, seed=0, num=4)
         evaluate_scripted(instances, spec="tell", game=config.game, rollout=config.rollout)
+
+
+def test_a_state_that_is_no_json_is_refused_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(None, SHORT)
+    check_state(config)
+    (instance,) = config.game.kit.generate(config.game.options, seed=0, num=1)
+    game = type(config.game.kit.new_game(instance, config.game.options))
+    monkeypatch.setattr(game, "state", lambda _: {"turn": 0, "days": {1}})
+    with pytest.raises(SettingsError, match=r"state\(\) must be plain JSON, got days=\{1\}: "):
+        check_state(config)
 
 
 def test_a_script_whose_moves_the_game_refuses_is_warned_of(tmp_path: Path) -> None:

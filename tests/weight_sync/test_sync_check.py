@@ -18,10 +18,11 @@ from transformers import PreTrainedModel
 from selfplay import step as step_verbs
 from selfplay.advantages.sample import Sample
 from selfplay.checkpoint import checkpoints
-from selfplay.config import ChosenEngine, ParallelConfig
+from selfplay.config import ChosenEngine, LoraConfig, ParallelConfig
 from selfplay.errors import EngineDisagrees
 from selfplay.learner.learner import Learner
 from selfplay.learner.update import minibatches, update_policy
+from selfplay.model.lora import add_adapters
 from selfplay.weight_sync import supervisor
 from selfplay.weight_sync.offload import Offload
 from selfplay.weight_sync.supervisor import PolicySupervisor
@@ -264,6 +265,18 @@ def test_a_run_whose_engine_rounds_as_measured_passes_its_first_step(
 
 
 # --- a missed push ----------------------------------------------------------------------------
+
+
+def test_a_matrix_that_adapters_change_is_compared_after_every_push() -> None:
+    model = tiny_model()
+    add_adapters(model, LoraConfig(targets=("q_proj", "v_proj")), seed=0)
+    learner = learner_of(model)
+    policy = PolicySupervisor(
+        learner, None, Offload(learner, ParallelConfig()), config=ChosenEngine()
+    )
+    for version in range(20):
+        names = policy._compared_names(version)
+        assert any("q_proj.weight" in name or "v_proj.weight" in name for name in names)
 
 
 @pytest.mark.parametrize("missed", [1, 2])

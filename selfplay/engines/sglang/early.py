@@ -14,9 +14,9 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
+from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -38,12 +38,12 @@ class EarlyScheduler(Spawned):
     """
 
     def __init__(self) -> None:
-        reader, writer = multiprocessing.Pipe(duplex=False)
+        ours, theirs = multiprocessing.Pipe()
         target: Any = processes.ChildOf(os.getpid(), _wait)
-        super().__init__(target=target, args=(reader,))
+        super().__init__(target=target, args=(theirs,))
         super().start()
-        reader.close()
-        self._writer, self._gpus = writer, os.environ.get("CUDA_VISIBLE_DEVICES")
+        theirs.close()
+        self._pipe, self._gpus = ours, os.environ.get("CUDA_VISIBLE_DEVICES")
         self._work: tuple[processes.ChildOf, tuple[Any, ...]] | None = None
 
     def takes(self, body: processes.ChildOf, words: tuple[Any, ...]) -> bool:
@@ -55,14 +55,17 @@ class EarlyScheduler(Spawned):
 
     def start(self) -> None:
         """Run the work. Raises BrokenPipeError if the process has ended meanwhile."""
-        self._writer.send((self._work, dict(os.environ)))
-        self._writer.close()
+        assert self._work is not None and self.pid is not None
+        body, (*words, answers) = self._work  # `answers` is a pipe, of which only spawning can send
+        self._pipe.send((body, words, dict(os.environ)))
+        reduction.send_handle(self._pipe, answers.fileno(), self.pid)
+        self._pipe.close()
 
     def end(self) -> None:
         """End the process, which has no work."""
         self.kill()
         self.join()
-        self._writer.close()
+        self._pipe.close()
 
 
 def begin(config: Config) -> None:
@@ -101,9 +104,14 @@ def start(num: int, *, gpu: bool, tp_size: int) -> None:
     memory_saver: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if gpu:
         memory_saver = importlib.import_module("torch_memory_saver").configure_subprocess()
-    with processes.child_environment("cuda" if gpu else "cpu", tp_size), memory_saver:
-        _waiting.extend(EarlyScheduler() for _ in range(num))
     atexit.register(end)  # else Python would wait for them
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which they inherit: Ctrl-C is for the
+    try:  # trainer, which ends them
+        with processes.child_environment("cuda" if gpu else "cpu", tp_size), memory_saver:
+            for _ in range(num):
+                _waiting.append(EarlyScheduler())
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def waiting() -> tuple[EarlyScheduler, ...]:
@@ -138,10 +146,9 @@ def handed_over(engine_module: Any) -> Iterator[None]:
         end()
 
 
-def _wait(reader: Connection) -> None:
-    """Import what a scheduler needs, then do the work that comes. Without work, or if the import
-    fails, which another process will tell, the process ends in silence."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's, which ends this process
+def _wait(pipe: Connection) -> None:
+    """Import what a scheduler needs, then do the work that comes, or tell why it cannot."""
+    failed = None
     logging.disable(logging.WARNING)  # SGLang names each model that cannot be imported here
     try:
         # A title needs the environment as it was at the start; SGLang sets its own later.
@@ -149,17 +156,20 @@ def _wait(reader: Connection) -> None:
         for name in ("managers.scheduler", "models.registry"):
             importlib.import_module(f"sglang.srt.{name}")
         from sglang.srt.utils import numa_utils
-    except (ImportError, OSError, RuntimeError):
-        sys.exit(1)
+    except (ImportError, OSError, RuntimeError) as error:
+        failed = error
     logging.disable(logging.NOTSET)
     try:
-        (body, words), environment = reader.recv()
+        body, words, environment = pipe.recv()
+        answers = Connection(reduction.recv_handle(pipe), readable=False)
     except EOFError:
         return
+    if failed is not None:
+        raise failed
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(environment)
     server_args, _, gpu = words[:3]
     # SGLang binds a scheduler to the GPU's memory node before Python starts.
     if (node := numa_utils.get_numa_node_if_available(server_args, gpu)) is not None:
         numa_utils.numa_bind_to_node(node)
-    body(*words)
+    body(*words, answers)

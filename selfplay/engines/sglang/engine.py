@@ -136,7 +136,11 @@ class SGLangEngine:
             self._pools = [
                 SessionPool(s.client, slots=slots, max_tokens=tokens) for s in self.senders
             ]
-        self.start_s = self._warm_up(started, patience_s=max(self._timeout_s, 600.0))
+        try:
+            self.start_s = self._warm_up(started, patience_s=max(self._timeout_s, 600.0))
+        except BaseException:
+            self.close()  # no one else has this engine yet
+            raise
         seconds = ", ".join(f"{name} {took_s:.1f} s" for name, took_s in self.start_s.items())
         print(
             f"engine up: {seconds}; attention {arguments['attention_backend']}, tp {self.tp_size}, "

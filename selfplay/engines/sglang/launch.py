@@ -367,16 +367,16 @@ def launch(every: Sequence[dict[str, Any]]) -> Started:
             early.handed_over(sglang_engine),
         ):
             start_next()
+        # SGLang's modules create half a million objects that live as long as the process. Freezing
+        # them saves 0.3 s in each full garbage collection and 1.7 s at exit.
+        gc.collect()
+        gc.freeze()
         complete = True
     finally:
         children = tuple(set(multiprocessing.active_children()) - before)
         if not complete:
             processes.kill(children)
             gc.freeze()  # a ZeroMQ context collected before its open sockets would wait forever
-    # SGLang's modules create half a million objects that live as long as the process. Freezing them
-    # saves 0.3 s in each full garbage collection and 1.7 s at exit.
-    gc.collect()
-    gc.freeze()
     engines.reverse()  # the last one to begin is the first to be complete
     launch_s = time.perf_counter() - imported_s
     return Started(tuple(engines), children, imported_s - began_s, launch_s)

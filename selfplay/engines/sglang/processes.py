@@ -155,7 +155,7 @@ def kill(processes: Sequence[BaseProcess], *, wait_s: float = 60.0) -> None:
     for process in processes:
         process.kill()
     for descendant in descendants:
-        if descendant.is_running():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may end meanwhile
             descendant.kill()
     for process in processes:
         process.join(wait_s)
