@@ -406,6 +406,8 @@ def _check_class(name: str, made_by: Any) -> None:
         texts = getattr(made_by, each)
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
             raise ValueError(f"{each} of {called} must be a tuple of texts, got {texts!r}")
+    if upper := [tag for tag in made_by.tags if tag != tag.lower()]:
+        raise ValueError(f"tags of {called} must be in lower case, as moves are read, got {upper}")
 
 
 def _generate_one(name: str, options: Any, seed: int, index: int) -> Any:

@@ -47,8 +47,8 @@ def held_out(
     if not context.world.rank:
         print(
             f"playing {len(instances)} held-out games {stage} self-play, sampled and greedy "
-            f"(eval.final_games), and up to {config.eval.talk_games} of them with other messages "
-            "(eval.talk_games)",
+            f"(eval.final_games), and up to {min(len(instances), config.eval.talk_games)} of them "
+            "with other messages (eval.talk_games)",
             flush=True,
         )
     rows = {

@@ -25,7 +25,7 @@ COLUMNS = (
     ("optimal", "optimal", "share of games that end with a best possible plan"),
     ("score_norm", "score norm", "the game's own `score_norm`, of all seats together"),
     ("turns", "turns", "tries at a move, including refused ones"),
-    ("messages", "messages", "legal messages"),
+    ("messages", "messages", "legal messages; with a partner only those of the player named first"),
     ("words", "words", "words in messages"),
     ("statements", "statements", "facts stated in a wording that scripted players can parse"),
     ("searches", "searches", "answered tool calls"),

@@ -164,6 +164,7 @@ WRONG_GAMES = [
     ('{"days_named": float(', '{"statements": float(', "give both of statements and true_state"),
     ("num_seats, tags,", "seats, tags,", "Meeting of game .* must define num_seats"),
     ('2, ("message", "meet")', '2, "meet"', "tags of Meeting .* must be a tuple of texts, got 'm"),
+    ('2, ("message", "meet")', '2, ("message", "Meet")', r"must be in lower case.* got \['Meet'\]"),
     ("return Instance(", "return (", "must return an instance with a text `key`, got "),
     ("option(6,", "option('six',", "the default of num_days must be a number, got 'six'"),
     ("option(6,", "option(9,", "the default of num_days must be 2 to 7, got 9"),

@@ -34,6 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if out.suffix != ".html":
             raise ValueError(f"--out must end in .html, got {out}")
         runs = [read_run(folder) for folder in args.runs]
+        unread = [run for run in runs if run.config is None]
+        if unread and out.exists():
+            raise ValueError(
+                f"{unread[0].problems[0]}; {out} stays as it is, --out FILE writes another"
+            )
         out.parent.mkdir(parents=True, exist_ok=True)
         write_report(runs, out)
     except (ValueError, OSError) as error:

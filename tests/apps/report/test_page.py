@@ -218,6 +218,21 @@ def test_an_odd_file_costs_only_itself(
     assert data_of((folder / "report.html").read_text())["games"]
 
 
+def test_a_page_is_not_replaced_by_one_without_settings(
+    tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(small, tmp_path / "run")
+    assert main([str(folder)]) == 0
+    page = (folder / "report.html").read_bytes()
+    (folder / "config.yaml").write_text("game: {name: gone.py}\n")
+    capsys.readouterr()
+    assert main([str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert "gone.py" in said and "stays as it is" in said and said.count("\n") == 1
+    assert (folder / "report.html").read_bytes() == page
+    assert main([str(folder), "--out", str(tmp_path / "other.html")]) == 0
+
+
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "1" + 400 * "0", "1" + 5000 * "0", "1e308"])
 @pytest.mark.parametrize("share", [0.03, 1.0])
 def test_numbers_beyond_every_bound_cost_only_their_place(
