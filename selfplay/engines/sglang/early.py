@@ -111,7 +111,7 @@ def start(num: int, *, gpu: bool, tp_size: int) -> None:
             for _ in range(num):
                 _waiting.append(EarlyScheduler())
     finally:
-        signal.signal(signal.SIGINT, handler)
+        signal.signal(signal.SIGINT, signal.SIG_DFL if handler is None else handler)
 
 
 def waiting() -> tuple[EarlyScheduler, ...]:
