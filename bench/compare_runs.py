@@ -121,12 +121,8 @@ def method_of(run: Run, first: Run) -> str:
     pairs = ((getattr(run.config, key), getattr(first.config, key), key) for key in METHOD)
     settings = [f"{key}={value}" for pair in pairs for key, _, value in changed(*pair)]
     alike = run.is_control == first.is_control
-    return ", ".join(
-        [
-            *([] if settings and alike else ["no messages" if run.is_control else "messages"]),
-            *settings,
-        ]
-    )
+    kind = "no messages" if run.is_control else "messages"
+    return ", ".join(settings if settings and alike else [kind, *settings])
 
 
 def changes(runs: Sequence[Run]) -> str:

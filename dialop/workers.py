@@ -39,6 +39,8 @@ def without_main() -> Iterator[None]:
 
 
 class Spawned(SpawnProcess):
+    """A spawned process, `without_main`."""
+
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
         with without_main():

@@ -105,8 +105,9 @@ def start(num: int, *, gpu: bool, tp_size: int) -> None:
     if gpu:
         memory_saver = importlib.import_module("torch_memory_saver").configure_subprocess()
     atexit.register(end)  # else Python would wait for them
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which they inherit: Ctrl-C is for the
-    try:  # trainer, which ends them
+    # They inherit that SIGINT is ignored: Ctrl-C is for the trainer, which ends them.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
         with processes.child_environment("cuda" if gpu else "cpu", tp_size), memory_saver:
             for _ in range(num):
                 _waiting.append(EarlyScheduler())
