@@ -6,9 +6,8 @@ same order and with the same roundings. For equal weights engine and trainer the
 bits, whether the engine decoded a token or prefilled it, in packed rows and after shared prefixes.
 Backward passes use ordinary kernels, since nothing compares their bits.
 
-Where transformers rounds otherwise: a norm reads the sum of its input and the residual before that
-is rounded, and rounds once; so do the rotary embedding and the gate of the MLP; logits are rounded
-to bf16 before the temperature divides them.
+Where transformers rounds otherwise: norms, the rotary embedding and the gate of the MLP round once;
+logits are rounded to bf16 before the temperature divides them.
 
 Shapes: N tokens of a row, K of its sequences with their prefixes, S segments, C scored positions, D
 width of the model, H query heads, G key/value heads, W width of a head, F of the MLP, V vocabulary.
@@ -17,7 +16,6 @@ width of the model, H query heads, G key/value heads, W width of a head, F of th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -41,8 +39,6 @@ class Kernels(NamedTuple):
     """x [N, D], weight [F, D], bias [F] or None → [N, F]"""
     norm: Callable[[Tensor, Tensor, float], Tensor]
     """x [N, D], weight [D], eps → RMS norm [N, D]"""
-    mean: Callable[[Tensor], Tensor]
-    """x [N, D] in fp32 → means [N, 1]"""
     rotate: Callable[[Tensor, Tensor, Tensor], None]
     """query [N, H, W] and key [N, G, W], changed in place; cosines and sines [N, W] in fp32"""
     gate: Callable[[Tensor], Tensor]
@@ -84,14 +80,15 @@ def kernels_of(model: PreTrainedModel) -> Kernels | None:
     return kernels
 
 
-@dataclass(frozen=True, slots=True)
 class _Pass:
-    """What all layers of a pass read. FSDP would round tensors that are arguments of a layer."""
+    """What all layers of a pass read. Not a dataclass: FSDP rounds the tensors in a layer's
+    arguments, also those in tuples and dataclasses."""
 
-    kernels: Kernels
-    span: Span
-    key_tokens: Tensor | None
-    cos_sin_NW: Tensor
+    def __init__(
+        self, kernels: Kernels, span: Span, key_tokens: Tensor | None, cos_sin_NW: Tensor
+    ) -> None:
+        self.kernels, self.span = kernels, span
+        self.key_tokens, self.cos_sin_NW = key_tokens, cos_sin_NW
 
 
 def _model_forward(
@@ -124,10 +121,9 @@ def _model_forward(
         _cos_sin(position_ids.flatten(), width, self.config.rope_parameters["rope_theta"]),
     )
     x_ND: Tensor = self.embed_tokens(ids_N)
-    residual_ND: Any = None
     for layer in self.layers:
-        x_ND, residual_ND = layer(x_ND, residual_ND, run)
-    normed_ND = _add_norm(x_ND, residual_ND, self.norm, run.kernels)[0]
+        x_ND = layer(x_ND, run)
+    normed_ND = _norm(x_ND, self.norm, run.kernels)
     return BaseModelOutputWithPast(last_hidden_state=normed_ND.view(num, length, -1))
 
 
@@ -138,17 +134,11 @@ def _cos_sin(positions_N: Tensor, width: int, base: float) -> Tensor:
     return torch.cat((angles.cos(), angles.sin()), dim=-1)
 
 
-def _layer_forward(
-    self: Any, x_ND: Tensor, residual_ND: Tensor | None, run: _Pass
-) -> tuple[Tensor, Tensor]:
-    """A layer's output before it is added to the residual, and the residual, both [N, D]."""
+def _layer_forward(self: Any, x_ND: Tensor, run: _Pass) -> Tensor:
+    """The residual stream after a layer [N, D]."""
     kernels, attention, mlp = run.kernels, self.self_attn, self.mlp
-    if residual_ND is None:
-        residual_ND, x_ND = x_ND, _norm(x_ND, self.input_layernorm, kernels)
-    else:
-        x_ND, residual_ND = _add_norm(x_ND, residual_ND, self.input_layernorm, kernels)
     parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-    x_NF = _linear(x_ND, parts, kernels)
+    x_NF = _linear(_norm(x_ND, self.input_layernorm, kernels), parts, kernels)
     query, key, value = (
         x.unflatten(1, (-1, attention.head_dim))
         for x in x_NF.split([part.weight.shape[0] for part in parts], dim=1)
@@ -162,10 +152,10 @@ def _layer_forward(
     if run.key_tokens is not None:
         key, value = (Gather.apply(x, run.key_tokens) for x in (key, value))
     heads_NHW = _Attend.apply(query, key, value, run.span, kernels)
-    x_ND = _linear(heads_NHW.flatten(1), (attention.o_proj,), kernels)
-    x_ND, residual_ND = _add_norm(x_ND, residual_ND, self.post_attention_layernorm, kernels)
-    gated_NF = _Gate.apply(_linear(x_ND, (mlp.gate_proj, mlp.up_proj), kernels), kernels)
-    return _linear(gated_NF, (mlp.down_proj,), kernels), residual_ND
+    x_ND = x_ND + _linear(heads_NHW.flatten(1), (attention.o_proj,), kernels)
+    normed_ND = _norm(x_ND, self.post_attention_layernorm, kernels)
+    gated_NF = _Gate.apply(_linear(normed_ND, (mlp.gate_proj, mlp.up_proj), kernels), kernels)
+    return x_ND + _linear(gated_NF, (mlp.down_proj,), kernels)
 
 
 def position_stats(
@@ -222,16 +212,6 @@ def _norm(x_ND: Tensor, norm: Any, kernels: Kernels) -> Tensor:
     return out
 
 
-def _add_norm(
-    x_ND: Tensor, residual_ND: Tensor, norm: Any, kernels: Kernels
-) -> tuple[Tensor, Tensor]:
-    """The norm of x + residual, and that sum."""
-    outs: tuple[Tensor, Tensor] = _AddNorm.apply(
-        x_ND, residual_ND, norm.weight, norm.variance_epsilon, kernels
-    )
-    return outs
-
-
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_ND: Tensor, weight_D: Tensor, eps: float, kernels: Kernels) -> Tensor:
@@ -246,28 +226,6 @@ class _Norm(torch.autograd.Function):
         return grad_x.to(x_ND.dtype), grad_weight, None, None
 
 
-class _AddNorm(torch.autograd.Function):
-    """As SGLang's RMSNorm.forward_native: the norm reads the sum in fp32."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x_ND: Tensor, residual_ND: Tensor, weight_D: Tensor, eps: float, kernels: Kernels
-    ) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(x_ND, residual_ND, weight_D)
-        ctx.eps = eps
-        sum_ND = x_ND.float() + residual_ND.float()
-        normed_ND = sum_ND * torch.rsqrt(kernels.mean(sum_ND.pow(2)) + eps) * weight_D
-        return normed_ND.to(x_ND.dtype), sum_ND.to(x_ND.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad_ND: Tensor, grad_sum_ND: Tensor) -> tuple[Tensor | None, ...]:
-        x_ND, residual_ND, weight_D = ctx.saved_tensors
-        grad_x, grad_weight = fused(_add_norm_grad, x_ND)(
-            grad_ND, grad_sum_ND, x_ND, residual_ND, weight_D, ctx.eps
-        )
-        return grad_x, grad_x, grad_weight, None, None
-
-
 def _norm_grad(
     grad_ND: Tensor, x_ND: Tensor, weight_D: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
@@ -278,20 +236,6 @@ def _norm_grad(
     to_y_ND = grad_ND * weight_D.float()
     grad_x_ND = inverse_N1 * (to_y_ND - y_ND * (to_y_ND * y_ND).mean(-1, keepdim=True))
     return grad_x_ND, (grad_ND * y_ND).sum(0).to(weight_D.dtype)
-
-
-def _add_norm_grad(
-    grad_ND: Tensor,
-    grad_sum_ND: Tensor,
-    x_ND: Tensor,
-    residual_ND: Tensor,
-    weight_D: Tensor,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
-    grad_x_ND, grad_weight_D = _norm_grad(
-        grad_ND, x_ND.float() + residual_ND.float(), weight_D, eps
-    )
-    return (grad_x_ND + grad_sum_ND.float()).to(x_ND.dtype), grad_weight_D
 
 
 class _Rotate(torch.autograd.Function):

@@ -55,14 +55,14 @@ def test_the_measured_choices(
     assert chosen(**changes) == expected
 
 
-@pytest.mark.parametrize("settings", [{"kind": "hf"}, {"tp_size": 2}, {"deterministic": True}])
+@pytest.mark.parametrize("settings", [{"kind": "hf"}, {"tp_size": 2}])
 def test_an_engine_that_cannot_be_several_is_one(settings: dict[str, Any]) -> None:
     assert chosen(EngineConfig(**{"kind": "sglang", **settings}), turn_tokens=10.0)[0] == 1
 
 
-def test_batch_invariant_kernels_get_neither_sessions_nor_graphs() -> None:
-    assert chosen(EngineConfig(kind="sglang", deterministic=True))[2:] == (False, False)
+def test_an_exact_engine_is_deterministic_and_as_fast_as_it_can() -> None:
     assert choose(EngineConfig(kind="sglang", exact=True), Load(**LOAD)).deterministic
+    assert chosen(EngineConfig(kind="sglang", exact=True)) == chosen()
 
 
 def test_what_is_given_stays_and_bursts_follow_the_given_processes() -> None:

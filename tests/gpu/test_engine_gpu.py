@@ -6,6 +6,7 @@ import pathlib
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -190,8 +191,13 @@ def test_shards_arrive_exactly_in_wide_engines_and_one_rank_s_end_ends_all(
     assert small.used_bytes(everyone) == 0
 
 
-def test_deterministic_mode_repeats_a_seed_in_any_batch_and_tells_seeds_apart(folder: str) -> None:
-    engine = small.start(folder, deterministic=True)
+@pytest.mark.parametrize(
+    "settings", [{}, {"processes": 2, "sessions": True, "prefill_graphs": True}]
+)
+def test_deterministic_mode_repeats_a_seed_in_any_batch_and_tells_seeds_apart(
+    settings: dict[str, Any], folder: str
+) -> None:
+    engine = small.start(folder, deterministic=True, attention="auto", **settings)
     try:
         push(small.build(torch.device("cuda")), engine)
         prompt = small.PROMPTS[0]

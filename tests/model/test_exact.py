@@ -3,12 +3,19 @@ what it computes, its gradients, and where it rounds. tests/gpu/test_exact_gpu.p
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import linear, silu
 from transformers import PreTrainedModel, Qwen2Config, Qwen3Config
 
+from selfplay.distributed import init_world, shard
 from selfplay.learner.batch import MicroBatch, pack
 from selfplay.model.attention import Span, _padded
 from selfplay.model.exact import (
@@ -51,7 +58,6 @@ def _attend_backward(
 TORCH = Kernels(
     matmul=linear,
     norm=_norm,
-    mean=lambda x: x.mean(-1, keepdim=True),
     rotate=_rotate,
     gate=lambda x: silu(x.chunk(2, dim=-1)[0]) * x.chunk(2, dim=-1)[1],
     attend=_attend,
@@ -113,6 +119,26 @@ def test_in_bf16_it_rounds_once_where_transformers_rounds_twice() -> None:
     assert (found - expected).abs().mean() < 0.05
     gradients = _scores(exact, batch)[2:]
     assert all(g.dtype == torch.bfloat16 and g.isfinite().all() for g in gradients)
+
+
+def test_layers_that_are_sharded_have_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FSDP rounds what a layer is given, which would round the rotary embedding's angles."""
+    (plain, alone), (_, sharded) = _pair("qwen2"), _pair("qwen2")
+    batch = pack(group_samples(plain), device=CPU)
+    monkeypatch.setattr(sys.modules["selfplay.distributed.shard"], "ONE_UNIT", 0)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp",))
+        world = replace(init_world(device="cpu"), mesh=mesh)
+        shard(sharded, world, compute_dtype=torch.bfloat16)
+        assert isinstance(sharded.base_model.layers[0], FSDPModule)
+        found, expected = (
+            policy_logprobs(model, batch.row, batch.targets_M, temperature=0.7)[0]
+            for model in (sharded, alone.bfloat16())
+        )
+        assert torch.equal(found, expected)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_logits_are_rounded_before_the_temperature_divides_them() -> None:

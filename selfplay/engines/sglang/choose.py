@@ -58,16 +58,14 @@ def choose(config: EngineConfig, load: Load) -> ChosenEngine:
     """The settings with a value for each that is `auto`."""
     config = replace(config, deterministic=config.deterministic or config.exact)
     given = {field.name: getattr(config, field.name) for field in fields(config)}
-    one = config.kind == "hf" or config.tp_size > 1 or config.deterministic or not load.gpu
+    one = config.kind == "hf" or config.tp_size > 1 or not load.gpu
     num = 1 if one else num_processes(load)
     num = num if given["processes"] == "auto" else given["processes"]
     chosen = {
         "processes": num,
         "burst_share": burst_share(num, load.turn_tokens),
-        "sessions": load.continues and not config.deterministic,
-        "prefill_graphs": load.num_weights <= MOST_LAUNCH_BOUND
-        and load.gpu
-        and not config.deterministic,
+        "sessions": load.continues,
+        "prefill_graphs": load.num_weights <= MOST_LAUNCH_BOUND and load.gpu,
     }
     chosen = {name: value for name, value in chosen.items() if given[name] == "auto"}
     return ChosenEngine(**{**given, **chosen, "adapts": "burst_share" in chosen})

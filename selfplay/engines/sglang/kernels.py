@@ -48,7 +48,6 @@ def engine_kernels() -> Kernels:
     return Kernels(
         matmul=lambda x, weight, bias: invariant.matmul_persistent(x, weight.t(), bias=bias),
         norm=invariant.rms_norm_batch_invariant,
-        mean=lambda x: invariant.mean_dim(x, -1, keepdim=True),
         rotate=rotate,
         gate=lambda x: silu_and_mul(x, None),
         attend=attend,

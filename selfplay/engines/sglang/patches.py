@@ -1,4 +1,4 @@
-"""What is changed inside SGLang's scheduler process: three fixes and two speed-ups.
+"""What is changed inside SGLang's scheduler process: three fixes and three speed-ups.
 
 `launch` starts each scheduler with `processes.run_scheduler`, which calls `apply`; the trainer's
 side of `accept_lists` is `scheduler_client.SchedulerClient`. Imports SGLang only inside the
@@ -34,8 +34,10 @@ def apply(server_args: Any) -> None:
         keep_graph_tensors()
     pause_when_idle()
     accept_lists()
-    if server_args.enable_deterministic_inference and server_args.attention_backend == "fa3":
-        keep_key_blocks()
+    if server_args.enable_deterministic_inference:
+        norm_in_two_kernels()
+        if server_args.attention_backend == "fa3":
+            keep_key_blocks()
     if "append_decoded_tokens" not in off:
         append_decoded_tokens()
 
@@ -125,6 +127,28 @@ def keep_key_blocks() -> None:
 
     backend.flash_attn_with_kvcache = attend_in_same_blocks
     backend.FlashAttentionBackend._compute_scheduler_metadata = plan_unless_narrow
+
+
+def norm_in_two_kernels() -> None:
+    """Let the deterministic mode add the residual, then norm the rounded sum.
+
+    SGLang has a batch-invariant kernel for a norm alone. With a residual it runs nine operations of
+    torch, which are a third of a small model's time.
+    """
+    from sglang.srt.batch_invariant_ops import rms_norm_batch_invariant
+    from sglang.srt.layers.layernorm import RMSNorm
+
+    norm = RMSNorm.forward_cuda
+
+    def add_and_norm(self: Any, x: Any, residual: Any = None, addition: Any = None) -> Any:
+        special = self.cast_x_before_out_mul or self.fp32_residual or self.override_orig_dtype
+        special = special or self.variance_size_override is not None or addition is not None
+        if residual is None or special or x.numel() == 0:
+            return norm(self, x, residual, addition)
+        residual = x + residual
+        return rms_norm_batch_invariant(residual, self.weight.data, self.variance_epsilon), residual
+
+    RMSNorm.forward_cuda = add_and_norm
 
 
 def accept_lists() -> None:
