@@ -133,7 +133,7 @@ def norm_in_two_kernels() -> None:
     """Let the deterministic mode add the residual, then norm the rounded sum.
 
     SGLang has a batch-invariant kernel for a norm alone. With a residual it runs nine operations of
-    torch, which are a third of a small model's time.
+    torch, which take 0.3 of a small model's GPU time.
     """
     from sglang.srt.batch_invariant_ops import rms_norm_batch_invariant
     from sglang.srt.layers.layernorm import RMSNorm
