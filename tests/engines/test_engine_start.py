@@ -201,6 +201,7 @@ def test_the_version_is_the_pinned_one() -> None:
     [
         ((), {}, 1),
         (("engine.processes=2",), {}, 2),
+        (("engine.exact=true", "model.dtype=bfloat16"), {}, 1),
         (("engine.tp_size=2",), {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, 2),
         (("engine.tp_size=2",), {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, None),
         (("engine.kind=hf",), {}, None),

@@ -75,11 +75,11 @@ def begin(config: Config) -> None:
     for which it may set variables that are read at the import.
     """
     engine = config.engine
+    wanted = engine.kind == "sglang" and not engine.server_args and not _waiting
     imitates = config.warm_start.imitates and not (Path(config.out) / "warm_start").exists()
-    own = engine.server_args or engine.deterministic or engine.exact
     main_thread = threading.current_thread() is threading.main_thread()  # they end with it
     here = all(map(importlib.util.find_spec, ("sglang", "torch_memory_saver")))
-    if _waiting or engine.kind != "sglang" or imitates or own or not main_thread or not here:
+    if not (wanted and main_thread and here) or imitates:
         return
     try:
         rank, ranks, of_host = (
