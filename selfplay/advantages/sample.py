@@ -51,13 +51,14 @@ class Sample:
         )
 
     def sequences(self) -> list[tuple[int, int]]:
-        """The ranges [start, end) of the sequences that have a trained token; the complete sample
-        if it is one sequence."""
-        if not self.starts:
-            return [(0, len(self.ids))]
-        bounds = (0, *self.starts, len(self.ids))
-        ranges = pairwise(bounds)
-        return [(start, end) for start, end in ranges if 1 in self.mask[start:end]]
+        """The ranges [start, end) of the sequences that have a trained token, each up to its last
+        one, since nothing depends on what follows. A sample of one sequence without any is
+        complete."""
+        flags = bytes(self.mask)
+        bounds = pairwise((0, *self.starts, len(flags)))
+        ranges = [(start, flags.rfind(1, start, end) + 1) for start, end in bounds]
+        trained = [(start, end) for start, end in ranges if end > start]
+        return trained or [(0, len(self.ids))] * (not self.starts)
 
     @property
     def longest(self) -> int:

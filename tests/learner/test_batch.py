@@ -37,6 +37,20 @@ def test_packing_by_hand() -> None:
     assert [batch.names[i] for i in batch.sample_M] == ["long", "long", "long", "short"]
 
 
+def test_what_follows_the_last_trained_token_is_left_out() -> None:
+    """SHORT then hears 22 23; a second sequence, from 24 on, has one trained token and hears 26."""
+    heard = Sample("heard", [20, 21, 22, 23], [0, 1, 0, 0], [0, -4, 0, 0], [0, -6, 0, 0])
+    twice = Sample(
+        "twice", [20, 21, 22, 24, 25, 26], [0, 1, 0, 0, 1, 0], [0.0] * 6, [0.0] * 6, starts=(3,)
+    )
+    assert heard.longest == 2
+    assert pack([heard, LONG], device=CPU).row.ids_N.tolist() == [20, 21, *LONG.ids]
+    assert pack([twice], device=CPU).row.ids_N.tolist() == [20, 21, 24, 25]
+    found, expected = (pack([LONG, s], device=CPU) for s in (heard, SHORT))
+    for name in ("targets_M", "advantages_M", "old_logprobs_M", "sample_M"):
+        assert getattr(found, name).tolist() == getattr(expected, name).tolist()
+
+
 def test_the_first_token_of_a_transcript_cannot_be_trained() -> None:
     bad = Sample("bad", [1, 2], [1, 1], [0.0, 0.0], [1.0, 1.0])
     with pytest.raises(ValueError):
