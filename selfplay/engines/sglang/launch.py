@@ -319,8 +319,7 @@ def launch(every: Sequence[dict[str, Any]]) -> Started:
         import sglang
         from sglang.srt.entrypoints import engine as sglang_engine
 
-    patches.warn_of_missing(sglang.__version__, pathlib.Path(sglang.__file__).parent)
-
+    patches.warn_of_version(sglang.__version__)
     imported_s = time.perf_counter()
     parent_pid = os.getpid()
 

@@ -11,56 +11,36 @@ import copy
 import os
 import sys
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 VERSION = "0.5.17"  # of SGLang; another version keeps its own `process_batch_result_decode`
 # FlashAttention 3 takes another kernel for at most 64 queries times the heads that share a key.
 LEAST_QUERIES = 65
-# What would have no effect, without an error, on an SGLang whose file does not hold the word.
-_GRAPHS = "srt/model_executor/runner_backend_utils/breakable_cuda_graph/breakable_cuda_graph.py"
-ANCHORS = {
-    "keep_graph_tensors": (_GRAPHS, "_weak_ref_if_tensor"),
-    "SGLANG_FORCE_STREAM_INTERVAL": ("srt/environ.py", "SGLANG_FORCE_STREAM_INTERVAL"),
-}
 
 
 def apply(server_args: Any) -> None:
     """Change SGLang in this process, before its scheduler starts with these `ServerArgs`."""
     import sglang
 
-    off = missing(sglang.__version__, Path(sglang.__file__).parent)
-    if "keep_graph_tensors" not in off:
-        keep_graph_tensors()
+    keep_graph_tensors()
     pause_when_idle()
     accept_lists()
     if server_args.enable_deterministic_inference:
         norm_in_two_kernels()
         if server_args.attention_backend == "fa3":
             keep_key_blocks()
-    if "append_decoded_tokens" not in off:
+    if sglang.__version__ == VERSION:
         append_decoded_tokens()
 
 
-def missing(version: str, home: Path) -> list[str]:
-    """The names of what is off with this version of SGLang, installed in `home`."""
-    off = [] if version == VERSION else ["append_decoded_tokens"]
-    for name, (file, word) in ANCHORS.items():
-        source = home / file
-        if not source.exists() or word not in source.read_text(encoding="utf-8"):
-            off.append(name)
-    return off
-
-
 @cache
-def warn_of_missing(version: str, home: Path) -> None:
-    """Name once, on a run's first rank, what is off with this version of SGLang. What else a
-    version lacks ends the engine's start with an error."""
-    off = missing(version, home)
-    if off and os.environ.get("RANK", "0") == "0":
-        names = " and ".join(off)
+def warn_of_version(version: str) -> None:
+    """Say once, on a run's first rank, that this SGLang is not the pinned one. Where it lacks what
+    is changed, the engine's start ends with an error."""
+    if version != VERSION and os.environ.get("RANK", "0") == "0":
         print(
-            f"warning: SGLang {version} lacks what {VERSION} has; off: {names}",
+            f"warning: SGLang {version} is untested, {VERSION} is pinned; off: "
+            "append_decoded_tokens",
             file=sys.stderr,
             flush=True,
         )
@@ -76,6 +56,7 @@ def keep_graph_tensors() -> None:
         breakable_cuda_graph,
     )
 
+    assert hasattr(breakable_cuda_graph, "_weak_ref_if_tensor"), "this SGLang has another name"
     breakable_cuda_graph._weak_ref_if_tensor = _itself
 
 
