@@ -36,11 +36,11 @@ from selfplay.metrics.monitors import Monitors
 from selfplay.metrics.run_folder import hold_run, open_run
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.model.hub import local_folder
-from selfplay.model.policy import end_ids, export, scratch_model
+from selfplay.model.policy import export, scratch_model
 from selfplay.partners.judge import make_judge, try_judge
 from selfplay.partners.partners import Partners
 from selfplay.preflight.model import StartCheck, check_model
-from selfplay.preflight.run import cut_off
+from selfplay.preflight.run import cut_off, read_rendering
 from selfplay.rollout.seat_rules import who_plays
 from selfplay.step import Run
 from selfplay.warm_start import (
@@ -92,8 +92,12 @@ def set_up(
         print(f"who plays in training: {roles}", flush=True)
     folder = _open_folder(config, world, cleanup)
     stream = cleanup.enter_context(closing(TrainStream(config)))
-    if config.model.path is None or checked is None:  # a scratch model's was a stand-in
-        checked = _rendering(config, make_tokenizer(config, folder, world))
+    if config.model.path is None:  # what was checked is a stand-in
+        checked = make_rendering(
+            make_tokenizer(config, folder, world), template_kwargs=config.model.chat_template
+        )
+    elif checked is None:
+        checked = read_rendering(config.model, config.game, seed=config.seed)
     rendering, tokenizer = checked, checked.tokenizer
     warn_of_template(rendering, tokenizer.name_or_path, world)
     on_first_rank(partial(try_judge, config, rendering, world), world)
@@ -185,16 +189,6 @@ def _open_folder(config: Config, world: World, cleanup: ExitStack) -> Path:
     check_shared(folder, world)
     on_first_rank(partial(repair_folder, folder, imitation=progress_folder(folder)), world)
     return folder
-
-
-def _rendering(config: Config, tokenizer: PreTrainedTokenizerBase) -> Rendering:
-    """The rendering of the model's chat template."""
-    path = config.model.path
-    return make_rendering(
-        tokenizer,
-        template_kwargs=config.model.chat_template,
-        ends=() if path is None else end_ids(local_folder(path)),
-    )
 
 
 def _start_models(
