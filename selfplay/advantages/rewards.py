@@ -145,22 +145,14 @@ def _with_rewards(episode: Episode, config: RewardConfig) -> Episode:
 
 
 def seat_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:
-    """The game's return to the seat minus the penalties of its refused moves.
-
-    Each seat pays for its own errors. The result may have any sign.
-    """
-    penalty = config.error_penalty * episode.num_errors(seat)
-    return game_return(episode, seat, config=config) - penalty
-
-
-def game_return(episode: Episode, seat: int, *, config: RewardConfig) -> float:
-    """The seat's return from the game: its final reward and its rewards of single moves."""
+    """The seat's reward for the game: the final one and those of single moves, of any sign."""
     moves = move_rewards(episode, seat)
     return final_reward(episode, seat, config=config) + sum(moves.values())
 
 
 def final_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:
-    """The seat's reward at the end of the game, minus the cost of what it wrote.
+    """The seat's reward at the end of the game, minus the cost of what it wrote and the penalties
+    of all its refused moves.
 
     The cost is min(1, token_cost * tokens + message_cost * words): of all tokens that the seat
     sampled, refused turns included (Wu et al., CollabLLM, arXiv 2502.00640, section 3), and of the
@@ -170,7 +162,8 @@ def final_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:
     cost = config.token_cost * num_tokens
     if config.message_cost:
         cost += config.message_cost * sum(len(m.split()) for m in episode.messages([seat]))
-    return episode.outcome.rewards[seat] - min(1.0, cost)
+    penalty = config.error_penalty * episode.num_errors(seat)
+    return episode.outcome.rewards[seat] - min(1.0, cost) - penalty
 
 
 def move_rewards(episode: Episode, seat: int) -> dict[int, float]:
@@ -232,15 +225,11 @@ def seating_of(episode: Episode, seat: int) -> str:
 
 
 def rewarded(sample: Sample, episode: Episode, seat: int, config: RewardConfig) -> Sample:
-    """The sample with the seat's rewards at its tokens.
-
-    The final reward includes the penalties of all refused turns. No reward is clamped at 0.
-    """
+    """The sample with the seat's rewards at its tokens. No reward is clamped at 0."""
     last = len(sample.mask) - 1 - sample.mask[::-1].index(1)
-    penalty = config.error_penalty * episode.num_errors(seat)
     return replace(
         sample,
-        reward=final_reward(episode, seat, config=config) - penalty,
+        reward=final_reward(episode, seat, config=config),
         move_rewards=_move_tokens(episode, seat, last=last),
         seating=seating_of(episode, seat),
     )

@@ -14,7 +14,7 @@ import torch
 from dialop.shown import error_line
 from dialop.specs import nearest
 from selfplay.advantages.advantages import SampleStatistics
-from selfplay.advantages.rewards import game_return, move_rewards, with_rewards
+from selfplay.advantages.rewards import move_rewards, seat_reward, with_rewards
 from selfplay.advantages.sample import Sample, trained_stretches
 from selfplay.chat.rendering import make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
@@ -299,7 +299,7 @@ def _check_reward(reward: Callable[..., Any], config: Config) -> Iterator[str]:
     yield "deterministic: the same rewards twice"
     same, learnt = [], chosen_seats(config.game, config.rollout) or range(len(kit.ROLES))
     for seat in range(len(kit.ROLES)):
-        total = [game_return(episode, seat, config=RewardConfig()) for episode in paid]
+        total = [seat_reward(episode, seat, config=RewardConfig()) for episode in paid]
         mean = sum(total) / len(total)
         yield f"seat {seat}: mean {mean:.3g}, from {min(total):.3g} to {max(total):.3g}"
         by_turn = any(move_rewards(episode, seat) for episode in paid)
