@@ -197,19 +197,11 @@ def legal_mask(episode: Episode, seat: int) -> list[int]:
     transcript = episode.transcripts[seat]
     assert transcript is not None
     mask = list(transcript.mask)
-    for span in refused_spans(episode, seat):
-        mask[span.start : span.end] = [0] * (span.end - span.start)
-    return mask
-
-
-def refused_spans(episode: Episode, seat: int) -> list[Span]:
-    """The tokens of each refused turn of the seat."""
-    transcript = episode.transcripts[seat]
-    assert transcript is not None
     turns = [turn for turn in episode.turns if turn.seat == seat]
-    return [
-        span for turn, span in zip(turns, transcript.spans, strict=True) if turn.error is not None
-    ]
+    for turn, span in zip(turns, transcript.spans, strict=True):
+        if turn.error is not None:
+            mask[span.start : span.end] = [0] * (span.end - span.start)
+    return mask
 
 
 def trained_seats(episode: Episode) -> list[int]:
