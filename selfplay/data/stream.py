@@ -91,10 +91,7 @@ class TrainStream:
         if source == FILE:
             assert self._file is not None
             return self._file[number]
-        (instance,) = generated(
-            source, game=self._config.game, seed=self._config.seed, start=number, num=1
-        )
-        return instance
+        return _one(self._config.game, self._config.seed, source, number)
 
     def _order(self, epoch: int) -> list[int]:
         """The indices of the file in the shuffled order of an epoch; caches the last epoch."""
