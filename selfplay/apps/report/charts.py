@@ -210,9 +210,9 @@ def thinned(points: Sequence[Any]) -> list[Any]:
     return [points[round((i + 1) * len(points) / MAX_POINTS) - 1] for i in range(MAX_POINTS)]
 
 
-def smoothed(points: Sequence[Point], *, share: float = 0.05) -> list[Point]:
-    """The mean over a centred window of `share` of the points, at least 5 of them."""
-    half = max(5, math.ceil(share * len(points))) // 2
+def smoothed(points: Sequence[Point]) -> list[Point]:
+    """The mean over a centred window of 5 % of the points, at least 5 of them."""
+    half = max(5, math.ceil(0.05 * len(points))) // 2
     sums = np.cumsum([0.0, *(y for _, y in points)])
     places = np.arange(len(points))
     first, end = np.maximum(0, places - half), np.minimum(len(points), places + half + 1)
