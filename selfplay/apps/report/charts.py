@@ -249,10 +249,6 @@ def _digits(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def _dashed(entry: Line | Level) -> bool:
-    return isinstance(entry, Level) or entry.dashed
-
-
 def _chart(
     title: str,
     figure: Figure,
@@ -268,10 +264,9 @@ def _chart(
     width, height = _INCHES[0] * 72, _INCHES[1] * 72
     place = axes.get_position()
     box = (place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height)
-    entries: list[Line | Level] = [*lines, *levels]
     legend = [
-        {"name": entry.name, "colour": entry.colour, "dashed": _dashed(entry)} for entry in entries
-    ]
+        {"name": line.name, "colour": line.colour, "dashed": line.dashed} for line in lines
+    ] + [{"name": level.name, "colour": level.colour, "dashed": True} for level in levels]
     under_pointer = [
         {
             "name": line.name,
