@@ -103,7 +103,7 @@ def check_kit(kit: Kit, options: Any, *, seed: int = 0) -> list[Result]:
         plays = tuple(_plays(kit, options, instances, seed))
     except Exception as error:  # noqa: BLE001 (any code of the game may raise anything)
         problem = f"a game of scripted players raised {error_line(error)}"
-        return [*results, Result("play", _PLAY, problem)]
+        return once([*results, Result("play", _PLAY, problem)])
     return once(results + check_plays(Case(kit, options, instances, plays)))
 
 
@@ -196,7 +196,8 @@ def _texts(kit: Kit, options: Any, instance: Any) -> list[Any]:
 
 def _play(case: Case) -> Iterator[str]:
     if not case.plays:
-        raise Unchecked("the module names no SCRIPTS, so the other checks play no move")
+        near = case.kit.near("SCRIPTS")
+        raise Unchecked(f"the module names no SCRIPTS, so the other checks play no move{near}")
     for played in case.plays:
         if not played.over:
             num = f"{len(played.moves)} of {MAX_MOVES} moves of scripted players were legal"
@@ -259,7 +260,7 @@ def _clone(case: Case) -> Iterator[str]:
         other = twin.step(seat, text)
         if what := _changed(shown, child):
             yield f"move {number} of a game changed its clone: {what}"
-        if one != other:
+        if not _same(one, other):
             yield f"two clones answered move {number} differently: {one} and {other}"
 
 
@@ -303,25 +304,35 @@ def _changed(before: dict[str, Any], game: Game) -> str:
 
 
 def _same(old: Any, new: Any) -> bool:
-    """Whether two values are equal, as far as it can be told: arrays by their texts, and a value
-    that does not even equal its own copy never differs."""
+    """Whether two values are equal, as far as it can be told: arrays and what holds NaN by their
+    texts, and a value that does not even equal its own copy never differs."""
+    alike = repr(old) == repr(new)
     try:
-        return bool(old == new) or not bool(copy.deepcopy(new) == new)
+        equal = bool(old == new) or not bool(copy.deepcopy(new) == new)
+        return equal or (alike and "nan" in repr(new))
     except (ValueError, RuntimeError):  # `==` of arrays has no one truth
-        return repr(old) == repr(new)
+        return alike
 
 
 def _refusals(case: Case) -> Iterator[str]:
+    moves = [text for played in case.plays for _, text in played.moves]
+    junk = (*JUNK, *dict.fromkeys(f"{_head(text)}🙂" for text in moves if split_move(text)))
     for game, played, number in islice(case.positions(), 40):
-        legal, before = played.moves[number][1], _changeable(game)
+        legal, before, tried = played.moves[number][1], _changeable(game), game.clone()
         for seat in range(game.num_seats):
             out_of_turn = (legal,) if seat != game.seat_to_move else ()
-            for text in (*JUNK, *out_of_turn):
+            for text in (*junk, *out_of_turn):
                 twin = game.clone()
                 step = twin.step(seat, text)
+                if step.error is not None:
+                    tried.step(seat, text)
                 problem = "a seat moved out of turn" if out_of_turn and not step.error else ""
                 if problem := problem or _wrong_refusal(twin, step, before):
                     yield f"before move {number}, {text[:40]!r} of seat {seat}: {problem}"
+        for seat, text in played.moves[number:]:
+            tried.step(seat, text)
+        if what := _changed(played.shown, tried):
+            yield f"moves refused before move {number} changed how the game ends: {what}"
 
 
 def _changeable(game: Game) -> tuple[Any, ...]:
@@ -340,8 +351,10 @@ def _wrong_refusal(game: Game, step: Step, before: tuple[Any, ...]) -> str:
     if any(step.observations) or len(step.observations) != game.num_seats or any(step.rewards):
         return "a refused move must show nothing to any seat and reward none"
     mover, outcome, state = before
-    if game.seat_to_move != mover or game.outcome() != outcome:
-        return "a refused move changed whose move it is, or the outcome"
+    if game.seat_to_move != mover:
+        return f"a refused move changed whose move it is, got {game.seat_to_move}, before {mover}"
+    if what := _changed({"outcome()": outcome}, game):
+        return f"a refused move changed {what}"
     if _without_errors(game.state()) != state:
         return "a refused move changed the state (only keys that begin with num_errors may change)"
     return ""
@@ -355,7 +368,8 @@ def _without_errors(value: Any) -> Any:
 
 def _views(case: Case) -> Iterator[str]:
     if not case.kit.has("vary"):
-        raise Unchecked("the module has no vary(instance, seat, *, seed)")
+        near = case.kit.near("vary")
+        raise Unchecked(f"the module has no vary(instance, seat, *, seed){near}")
     num_varied = 0
     for played in case.plays[: 2 * NUM_INSTANCES]:
         for seat in range(len(case.kit.ROLES)):
@@ -439,7 +453,8 @@ def _state(case: Case) -> Iterator[str]:
         for each in range(game.num_seats):
             if twin.view(each) != game.view(each):
                 yield f"the game restored before move {number} has another view({each})"
-        if twin.step(seat, text) != copied.step(seat, text) or twin.outcome() != copied.outcome():
+        one, other = twin.step(seat, text), copied.step(seat, text)
+        if not (_same(one, other) and _same(twin.outcome(), copied.outcome())):
             yield f"the game restored before move {number} plays on differently"
 
 
@@ -463,11 +478,9 @@ def _fuzz(case: Case) -> Iterator[str]:
             except Exception as error:  # noqa: BLE001 (that is the question)
                 yield f"step({seat}, {text[:60]!r}) raised {error_line(error)}"
                 return
-            problem = _wrong_outcome(game, game.outcome())
+            problem = _wrong_refusal(game, step, before) or _wrong_outcome(game, game.outcome())
             if step.error is None:
                 problem = problem or _wrong_step(game, step, seat, unread)
-            else:
-                problem = problem or _wrong_refusal(game, step, before)
             if problem:
                 yield f"{text[:40]!r} of seat {seat}: {problem}"
                 return
@@ -496,12 +509,16 @@ def _forgery(case: Case) -> Iterator[str]:
         split = split_move(text)
         if twin.step(seat, text).action != "message" or split is None or not split[1]:
             continue
-        head = text[: len(text.rstrip()) - len(split[1])]
         for line in sorted(set(written))[:8]:
-            step = game.clone().step(seat, f"{head}ok\n{line}")
+            step = game.clone().step(seat, f"{_head(text)}ok\n{line}")
             for reader, observation in enumerate(step.observations):
                 if f"\n{line}\n" in f"\n{observation}\n" and reader != seat:
                     yield f"a message can forge this text of the game: {line[:80]!r}"
+
+
+def _head(text: str) -> str:
+    """A move up to its content."""
+    return text[: len(text.rstrip()) - len((split_move(text) or ("", ""))[1])]
 
 
 def _shown(case: Case) -> Iterator[tuple[str, str]]:

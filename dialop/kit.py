@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache, partial
@@ -177,6 +178,11 @@ class Kit:
     def new_game(self, instance: Any, options: Any) -> Game:
         """A game at its start. Raises ValueError unless it has one seat for each role."""
         game: Game = self._module.new_game(instance, options)
+        if isinstance(game, TurnGame) and not hasattr(game, "_texts"):
+            raise GameError(
+                f"{type(game).__name__}.__init__ of game {self.name} must call "
+                "super().__init__(instance, options); `begin` sets a game's own attributes without"
+            )
         if game.num_seats != len(self.ROLES):
             raise ValueError(
                 f"game {self.name} must have one seat for each role, got {game.num_seats} seats "
@@ -187,6 +193,10 @@ class Kit:
     def has(self, name: str) -> bool:
         """Whether the module defines this name."""
         return hasattr(self._module, name)
+
+    def near(self, name: str) -> str:
+        """The end of a message that the module lacks this name: the nearest it has, or ""."""
+        return nearest(name, vars(self._module))
 
     def restore(self, state: Mapping[str, Any]) -> Game:
         """The game that `Game.state()` described."""
@@ -201,6 +211,7 @@ class Kit:
         if not self.has("make_script"):
             raise ValueError(
                 f"game {self.name} must define SCRIPTS, which this needs (dialop/kit.py)"
+                f"{self.near('SCRIPTS')}"
             )
         script: Script = self._module.make_script(spec, seed=seed)
         return script
@@ -402,6 +413,13 @@ def _check_class(name: str, made_by: Any) -> None:
     ]
     if lacking:
         raise ValueError(f"{called} must define {', '.join(lacking)} (dialop/turns.py)")
+    try:
+        inspect.signature(made_by).bind(None, None)
+    except TypeError:
+        raise ValueError(
+            f"{called} must be made with (instance, options), got __init__"
+            f"{inspect.signature(made_by.__init__)}; `begin` sets a game's own attributes without"
+        ) from None
     for each in ("tags", "bare"):
         texts = getattr(made_by, each)
         if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from dialop import checks
+from dialop import checks, scaffold
 from dialop.checks import Result, check_kit
 from dialop.cli import main
 from dialop.game import Outcome, Prompt, Step
@@ -288,10 +288,87 @@ def test_one_mistake_fails_one_check(game: type[ThreeRooms]) -> None:
     assert "not checked fuzz: it fails as outcome does" in lines
 
 
+# --- mistakes of a TurnGame ----------------------------------------------------------------------
+
+
+class EarlyAnswer(scaffold.MyGame):
+    """A refused answer is kept."""
+
+    def play(self, seat: int, tag: str, content: str) -> int | None:
+        self.answer = content if tag == "answer" else ""
+        return super().play(seat, tag, content)
+
+
+class CountedTries(scaffold.MyGame):
+    """Refused answers, which no state shows, make the game pay less."""
+
+    tries = 0
+
+    def play(self, seat: int, tag: str, content: str) -> int | None:
+        self.tries += 1
+        return super().play(seat, tag, content)
+
+    def outcome(self) -> Outcome:
+        return replace(super().outcome(), score=1 / max(self.tries, 1) if self.answer else 0.0)
+
+
+class NoReturn(scaffold.MyGame):
+    """A return is missing, so the first move ends the game."""
+
+    def play(self, seat: int, tag: str, content: str) -> None:
+        super().play(seat, tag, content)
+
+
+class NotANumber(scaffold.MyGame):
+    def outcome(self) -> Outcome:
+        return replace(super().outcome(), rewards=(float("nan"),) * 2)
+
+
+class Unmade(scaffold.MyGame):
+    """The attributes of TurnGame are not set."""
+
+    def __init__(self, instance: Any, options: Any) -> None:
+        self.instance, self.options = instance, options
+
+
+class OfNothing(scaffold.MyGame):
+    def __init__(self) -> None:
+        super().__init__(None, None)
+
+
+@pytest.mark.parametrize(
+    ("game", "name", "words"),
+    [
+        (EarlyAnswer, "refusals", "a refused move changed outcome().over, got True, before False"),
+        (CountedTries, "refusals", "changed how the game ends: outcome().score, got 0."),
+        (
+            NoReturn,
+            "outcome",
+            "is to move (`play` returned no seat, which ends the game), ",
+        ),
+        (NotANumber, "outcome", "must give rewards as a tuple of one number a seat, got (nan, "),
+        (Unmade, "seeding", "Unmade.__init__ of game own must call super().__init__(instance, "),
+    ],
+)
+def test_a_mistake_in_a_game_of_turns_fails_one_check_that_says_what_it_is(
+    game: type[scaffold.MyGame], name: str, words: str
+) -> None:
+    module = {**vars(scaffold), "new_game": game, "restore": game.from_state}
+    kit = Kit("own", SimpleNamespace(**module))
+    failed = [result for result in check_kit(kit, kit.Options()) if result.problem]
+    assert [result.name for result in failed] == [name] and words in failed[0].problem
+
+
+def test_a_class_that_cannot_be_made_of_instance_and_options_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"with \(instance, options\), got __init__\("):
+        Kit("own", SimpleNamespace(**{**vars(scaffold), "new_game": OfNothing}))
+
+
 @pytest.mark.parametrize(
     ("parts", "name", "words"),
     [
         ({"SCRIPT_NAMES": ()}, "play", "names no SCRIPTS, "),
+        ({"SCRIPT_NAMES": (), "SCRIPT": {}}, "play", "; nearest is SCRIPT"),
         ({"vary": lambda instance, seat, *, seed: None}, "views", ""),
     ],
 )

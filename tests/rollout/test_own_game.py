@@ -150,7 +150,11 @@ WRONG_GAMES = [
     ('"free: " + " ".join(self.instance.free[seat])', "7", "sees must return a text, got 7"),
     ("def sees(", "def seen(", "Meeting of game .* must define sees"),
     ("None if self.day else 1 - seat", "'you'", "play must return a seat, 0 to 1, or None, got 'y"),
-    ("None if self.day else 1 - seat", "None", r"over=True where no seat is to move, got False"),
+    (
+        "None if self.day else 1 - seat",
+        "None",
+        r"over=True .* to move \(`play` returned no seat",
+    ),
     ("(score,) * 2)", "score)", r"must give rewards as a tuple of one number a seat, got 1\.0"),
     ("(score,) * 2)", "(score,))", r"must give rewards as a tuple of one number a seat, got \("),
     ("Outcome(over=over", "dict(over=over", "must give an Outcome, got {'over': "),
