@@ -34,6 +34,13 @@ from selfplay.rollout.seating import (
     seat_players,
 )
 
+# What a limit that ended a game says of it in the terminal.
+_LIMITS = {
+    "turns": "the moves ran out (rollout.max_turns)",
+    "retries": "too many tries in a row were refused (rollout.max_retries)",
+    "tokens": "a seat's tokens ran out (rollout.max_game_tokens)",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Opponent:
@@ -200,11 +207,16 @@ def ending_text(episode: Episode, kit: Kit, *, own: int | None = None) -> str:
     outcome, names = episode.outcome, seat_names(kit.ROLES)
     own_scores = ", ".join(f"{n} {s:.3f}" for n, s in zip(names, outcome.seat_scores, strict=False))
     score = f"scores {own_scores}" if own_scores else f"{outcome.score_norm:.3f} of the best"
-    ended = "agreed" if outcome.agreed else f"no agreement ({episode.ended})"
+    ended = "agreed" if outcome.agreed else "no agreement"
     paid = [outcome.rewards, *(turn.rewards for turn in episode.turns if turn.rewards)]
     rewards = [sum(of_seat) for of_seat in zip(*paid, strict=True)]
     by_role = ", ".join(f"{n} {reward:.3g}" for n, reward in zip(names, rewards, strict=True))
     lines = [f"The game is over: {ended}, {score}; rewards {by_role}."]
+    if episode.ended in _LIMITS:
+        lines.append(f"A limit ended it: {_LIMITS[episode.ended]}.")
+    if episode.ended == "retries":
+        last = episode.turns[-1]
+        lines.append(f"The last one of {names[last.seat]}: {printable(last.error or '')}")
     game = drawn_game(game_record(episode, step=0), "", 0, Texts(), kit=kit)
     if "board" in game:
         return "\n".join([*lines, "", *_table_lines(game)])

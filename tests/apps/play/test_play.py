@@ -319,6 +319,23 @@ def test_the_terminal_tells_what_was_hidden_in_a_game_without_a_picture(
     assert "propos" not in before + after
 
 
+def test_the_terminal_tells_why_too_many_refused_moves_ended_a_game(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["model.path=x", "game.name=dialop.scaffold", "rollout.max_retries=1"]
+    config = load_config(None, settings)
+    monkeypatch.setattr("sys.stdin", io.StringIO("[answer] 11\n[tell] x\n[answer] x\n"))
+    playing = session(config, SumOfTwo("a", (4, 8)), honest(config))
+    assert play_here(playing, tmp_path / "games.jsonl") == 0
+    first, second = capsys.readouterr().out.split("The game is over: ")[1:]
+    assert first.startswith("agreed, 0.000 of the best;") and "limit" not in first
+    assert (
+        "\nA limit ended it: too many tries in a row were refused (rollout.max_retries).\n"
+        in second
+    )
+    assert "\nThe last one of player 0: Error: write digits after [answer]\n" in second
+
+
 HAGGLE = """
 game: {name: haggle.py}
 model: {scratch: {}}
@@ -342,7 +359,8 @@ def test_a_game_is_played_with_its_script_before_any_training(
     assert play_program([*words, "--seat", "buyer"]) == 0
     said = capsys.readouterr().out
     assert "=== a new game; you are buyer (seat 1) ===" in said
-    assert "no agreement (turns), scores seller 0.000, buyer 0.000; rewards seller 0," in said
+    assert "no agreement, scores seller 0.000, buyer 0.000; rewards seller 0," in said
+    assert "\nA limit ended it: the moves ran out (rollout.max_turns).\n" in said
     (game,) = map(json.loads, (tmp_path / "played.jsonl").read_text().splitlines())
     assert [seat["player"] for seat in game["seats"]] == ["scripted:fair", "person"]
     for wrong, rule in {
