@@ -52,10 +52,12 @@ _ROUNDING = 1e-9  # by which a value may miss its limits
 def columns_of(rows: Iterable[Collection[str]]) -> list[tuple[str, str, str]]:
     """The columns that at least one of the rows has, those of a game's own measures last; a row is
     given by its measures' names."""
-    present = dict.fromkeys(_column_name(name) for row in rows for name in row)
-    seats = {name for name in present if name.startswith("score/")} - {"score/self"}
-    if len(seats) < 2:  # it is the score
-        present = {name: None for name in present if name not in seats}
+    present: dict[str, None] = {}
+    for row in rows:
+        names = dict.fromkeys(map(_column_name, row))
+        seats = {name for name in names if name.startswith("score/")} - {"score/self"}
+        # In rows with one seat alone it is the score.
+        present |= {name: None for name in names if name not in seats or len(seats) > 1}
     known = [column for column in COLUMNS if column[0] in present]
     own = present.keys() - {name for name, _, _ in COLUMNS}
     return known + [
@@ -83,9 +85,9 @@ def _own_column(name: str) -> tuple[str, str]:
     """The heading and meaning of a measure that only some games have."""
     kind, _, seat = name.partition("/")
     if seat and kind == "reward":
-        return f"reward {seat}", f"what the game pays seat {seat}"
+        return f"reward of seat {seat}", f"what the game pays seat {seat}"
     if seat and kind == "score":
-        return f"score {seat}", f"score of the games with the policy in seat {seat}"
+        return f"score in seat {seat}", f"score of the games with the policy in seat {seat}"
     return name.replace("_", " "), "the game's own measure"
 
 

@@ -33,11 +33,14 @@ def test_scores_by_seat_have_columns_where_the_policy_has_several_seats() -> Non
     rows = [
         {"score": 0.5, f"score/scripted:{p}/0": 0.3, f"score/scripted:{p}/1": 0.7} for p in "ab"
     ]
-    names = [name for name, _, _ in columns_of(rows)]
+    names, headings, _ = map(list, zip(*columns_of(rows), strict=True))
     assert names == ["score/0", "score/1"]
+    assert headings == ["score in seat 0", "score in seat 1"]
     assert [measure_cells(row, names) for row in rows] == [["0.300", "0.700"]] * 2
     assert measure_cells({"score/self": 0.5}, names) == ["-", "-"]
     assert columns_of([{"score": 0.5, "score/scripted:a/1": 0.5, "score/self": 0.5}]) == []
+    crossed = [{"score": 0.5, f"score/scripted:a/{seat}": 0.5} for seat in (0, 1)]
+    assert columns_of(crossed) == [], "each row of a cross-play matrix has one seat"
 
 
 def test_a_game_whose_seats_have_own_scores_says_so() -> None:
