@@ -15,7 +15,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,10 @@ from selfplay.config.text import changed, difference
 from selfplay.errors import SettingsError
 from selfplay.metrics.console import clock
 from selfplay.metrics.tables import (
+    COLUMNS,
+    columns_of,
     game_text,
+    measure_cells,
     paired_change,
     show_change,
     show_interval,
@@ -50,11 +53,8 @@ CURVE_OF_TRAINING = (
 # The settings that make a method: runs in which they differ are not averaged. The weights at the
 # start are none of them: two methods may begin from one warm start.
 METHOD = ("algorithm", "reward", "rollout", "optim", "critic")
-# Further measures of the table. A game has some of them.
-MEASURES = (
-    *("messages", "words", "statements", "searches"),
-    *("errors", "honesty", "questions", "interactivity"),
-)
+# Measures that the table leaves out; it has all others, a game's own too.
+NOT_SHOWN = ("agreement", "score_if_agreed", "optimal", "turns", "tokens", "user_words")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +136,19 @@ def changes(runs: Sequence[Run]) -> str:
             continue
         scores = [each.after["sampled"]["scores"] for each in (other, run)]
         if change := paired_change(*scores):
-            lines.append(f"- {run.label}: {show_change(change)} beside {other.label}")
+            before, after = map(_figures, (other, run))
+            shown = [f"{n} {after[n] - before[n]:+.3f}" for n in after if n in before]
+            shown = [show_change(change), *shown]
+            lines.append(f"- {run.label}: {', '.join(shown)} beside {other.label}")
     return "\n".join(["On the same games, after self-play:", "", *lines]) if lines else ""
+
+
+def _figures(run: Run) -> dict[str, float]:
+    """The talk effect after self-play and the game's own measures, those that the run has."""
+    row = run.after["sampled"]
+    own = measures_of([run], own=True).items()
+    talk = {"talk effect": row["talk"]["effect"][0]} if row.get("talk") else {}
+    return talk | {h: row["measures"][name] for name, h in own if name in row["measures"]}
 
 
 def held_to(config: Config) -> Config:
@@ -155,12 +166,12 @@ def held_to(config: Config) -> Config:
 
 
 def results_table(runs: Sequence[Run]) -> str:
-    """One row per run, sampled as in training unless a heading says greedy. Then the mean and the
-    worst of each column over several runs of each method.
+    """One row per run, sampled as in training unless a heading says greedy. Then the mean of each
+    column over several runs of each method, and the worst score, agreement and talk effect.
 
     The rise is paired, game by game; its interval is left out where a game ended void.
     """
-    measures = [m for m in MEASURES if any(m in r.after["sampled"]["measures"] for r in runs)]
+    measures = measures_of(runs)
     talk = any(run.after["sampled"].get("talk") for run in runs)
     headings = (
         "run",
@@ -170,14 +181,13 @@ def results_table(runs: Sequence[Run]) -> str:
         "greedy score",
         "greedy agreement",
         *(["talk effect [95 %]"] if talk else []),
-        *measures,
+        *measures.values(),
         "self-play",
     )
     lines = [row(headings), row(["---", *["--:"] * (len(headings) - 1)])]
     for run in runs:
         before, after = run.before["sampled"], run.after["sampled"]
         greedy, rise = run.after["greedy"], paired_change(before["scores"], after["scores"])
-        arrows = [f"{_mean(before, measure)} → {_mean(after, measure)}" for measure in measures]
         cells = [
             run.label,
             show_interval(before["interval"]),
@@ -186,7 +196,7 @@ def results_table(runs: Sequence[Run]) -> str:
             f"{greedy['interval'][0]:.3f}",
             f"{greedy['measures']['agreement']:.3f}",
             *([" → ".join(talk_cell(at.get("talk")) for at in (before, after))] if talk else []),
-            *arrows,
+            *_arrows(before["measures"], after["measures"], measures),
             clock(sum(step.get("step_s", 0.0) for step in run.steps)),
         ]
         lines.append(row(cells))
@@ -195,27 +205,49 @@ def results_table(runs: Sequence[Run]) -> str:
         alike = [run for run in runs if run.method == method]
         of_it = f" of {method}" if len(methods) > 1 else ""
         for name, of in (("mean", statistics.fmean), ("worst", min)) if len(alike) > 1 else ():
-            befores, afters, greedies, agreements = (
-                [value(run) for run in alike]
-                for value in (
-                    lambda run: run.before["sampled"]["interval"][0],
-                    lambda run: run.after["sampled"]["interval"][0],
-                    lambda run: run.after["greedy"]["interval"][0],
-                    lambda run: run.after["greedy"]["measures"]["agreement"],
-                )
-            )
+            stages = [[getattr(run, at)["sampled"] for run in alike] for at in ("before", "after")]
+            befores, afters = ([each["interval"][0] for each in rows] for rows in stages)
             rises = [after - before for before, after in zip(befores, afters, strict=True)]
+            greedy = [run.after["greedy"] for run in alike]
             shown = [f"{of(values):.3f}" for values in (befores, afters)]
-            shown += [f"{of(rises):+.3f}", f"{of(greedies):.3f}", f"{of(agreements):.3f}"]
-            lines.append(row([f"{name}{of_it}", *shown, *[""] * (len(measures) + talk + 1)]))
+            shown += [f"{of(rises):+.3f}", f"{of([e['interval'][0] for e in greedy]):.3f}"]
+            shown += [f"{of([e['measures']['agreement'] for e in greedy]):.3f}"]
+            if talk:
+                effects = [
+                    [e["talk"]["effect"][0] for e in rows if e.get("talk")] for rows in stages
+                ]
+                shown += [" → ".join(f"{of(each):+.3f}" if each else "-" for each in effects)]
+            before, after = (_means([each["measures"] for each in rows]) for rows in stages)
+            shown += _arrows(before, after, measures) if name == "mean" else [""] * len(measures)
+            lines.append(row([f"{name}{of_it}", *shown, ""]))
     return "\n".join(lines)
+
+
+def measures_of(runs: Sequence[Run], *, own: bool = False) -> dict[str, str]:
+    """The headings of the measures that the runs have, or of those of the game's `own`, by name."""
+    left_out = {name for name, *_ in COLUMNS} if own else NOT_SHOWN
+    columns = columns_of(run.after["sampled"]["measures"] for run in runs)
+    return {name: heading for name, heading, _ in columns if name not in left_out}
+
+
+def _means(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The mean of each measure over the rows that have it."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: statistics.fmean(row[name] for row in rows if name in row) for name in names}
+
+
+def _arrows(before: dict[str, float], after: dict[str, float], names: Collection[str]) -> list[str]:
+    """The cells of measures before and after."""
+    cells = (measure_cells(measures, names) for measures in (before, after))
+    return [" → ".join(pair) for pair in zip(*cells, strict=True)]
 
 
 def training_table(runs: Sequence[Run], *, parts: int = 8) -> str:
     """Training games by parts of the run: means over a part's steps and all runs with messages."""
     talking = [run for run in runs if not run.is_control]
     last = max((step["step"] for run in talking for step in run.steps), default=0)
-    names = [name for name in CURVE_OF_TRAINING if any(name in s for r in talking for s in r.steps)]
+    able = (*CURVE_OF_TRAINING, *measures_of(talking, own=True))
+    names = [name for name in able if any(name in s for r in talking for s in r.steps)]
     lines = [row(["steps", *names]), row(["---", *["--:"] * len(names)])]
     for part in range(min(parts, last)):
         first, end = (1 + last * bound // min(parts, last) for bound in (part, part + 1))
@@ -238,9 +270,8 @@ def baselines(runs: Sequence[Run]) -> str:
     shown = [f"{name} {show_interval(after[name]['interval'])}" for name in scripts]
     num_games = len(after["sampled"]["scores"])
     return (
-        "Sampled as in training unless a heading says greedy. Apart: whether the interval after "
-        "self-play lies above the one before. Messages, errors and so on: means per game, "
-        "before → after. "
+        "Sampled as in training unless a heading says greedy. Messages, errors and so on: means "
+        "per game, before → after. "
         f"Scripted players on the same {num_games:,} instances: {', '.join(shown)}."
     )
 
@@ -293,11 +324,6 @@ def games_to_read(run: Run, num: int) -> str:
 
 def row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
-
-
-def _mean(row: dict[str, Any], measure: str) -> str:
-    """A mean with two decimals; a dash if there was nothing to measure."""
-    return f"{row['measures'][measure]:.2f}" if measure in row["measures"] else "-"
 
 
 def main(words: Sequence[str] | None = None) -> int:

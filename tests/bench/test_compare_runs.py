@@ -81,3 +81,26 @@ def test_methods_are_not_averaged_and_are_compared_seed_by_seed(tmp_path: Path) 
     ]  # fmt: skip
     _, _, line = compare_runs.changes(runs).split("\n")
     assert line.startswith("- algorithm.kl=0.5, seed 3: -0.") and line.endswith("messages, seed 3")
+
+
+def test_talk_effect_and_the_games_own_measures_are_summed_up_and_compared(tmp_path: Path) -> None:
+    """Two seeds of one method, and another one, with a talk effect after self-play alone."""
+    folders = []
+    for number, words in enumerate((["seed=3"], ["seed=4"], ["seed=3", "algorithm.kl=0.5"])):
+        folders.append(make_run(tmp_path / str(number), *words))
+        path = folders[-1] / "held_out_after.json"
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        rows["sampled"]["measures"]["days_named"] = number + 1.0
+        rows["sampled"]["talk"] = {"effect": [0.1 * number, -0.5, 0.5]}
+        rows["greedy"] = rows["sampled"]
+        path.write_text(json.dumps(rows), encoding="utf-8")
+    runs = compare_runs.read_runs(folders)
+    table = [line.split(" | ") for line in compare_runs.results_table(runs).split("\n")]
+    head, _, first, *_, mean, worst = table
+    talk, own = head.index("talk effect [95 %]"), head.index("days named")
+    assert (first[talk], first[own]) == ("- → +0.000 [-0.500, +0.500]", "- → 1.000")
+    assert (mean[talk], mean[own]) == ("- → +0.050", "- → 1.500")
+    assert (worst[talk], worst[own]) == ("- → +0.000", "")
+    assert len({len(line) for line in (head, *table[2:])}) == 1
+    *_, line = compare_runs.changes(runs).split("\n")
+    assert line.endswith(", talk effect +0.200, days named +2.000 beside messages, seed 3")
