@@ -254,7 +254,7 @@ def run_steps(
     def update(learner: Learner, samples: list[Sample], *others: Any, **named: Any) -> Any:
         metrics, skipped = update_policy(learner, samples, *others, **named)
         last[:] = samples
-        num_tokens = sum(len(sample.ids) for sample in samples)
+        num_tokens = sum(sample.num_read for sample in samples)
         num_packed = float(sum(gather_objects(num_tokens, world)) // world.tp)
         return metrics | {"num_packed_tokens": num_packed}, skipped
 

@@ -140,7 +140,7 @@ def wrong_outcome(game: Game, outcome: Any) -> str:
         )
     if outcome.over != (game.seat_to_move is None):
         mover = "no seat is" if game.seat_to_move is None else f"seat {game.seat_to_move} is"
-        by_play = not outcome.over and callable(getattr(game, "play", None))
+        by_play = not outcome.over and hasattr(game, "_to_move")  # a TurnGame
         why = " (`play` returned no seat, which ends the game)" if by_play else ""
         return f"must give over={not outcome.over} where {mover} to move{why}, got {outcome.over}"
     return ""

@@ -195,8 +195,10 @@ class Kit:
         return hasattr(self._module, name)
 
     def near(self, name: str) -> str:
-        """The end of a message that the module lacks this name: the nearest it has, or ""."""
-        return nearest(name, vars(self._module))
+        """The end of a message that the module lacks this name: the nearest of its own, or ""."""
+        home = self._module.__name__
+        own = (n for n, v in vars(self._module).items() if getattr(v, "__module__", home) == home)
+        return nearest(name, own)
 
     def restore(self, state: Mapping[str, Any]) -> Game:
         """The game that `Game.state()` described."""

@@ -61,6 +61,11 @@ class Sample:
         return trained or [(0, len(self.ids))] * (not self.starts)
 
     @property
+    def num_read(self) -> int:
+        """The number of tokens of its sequences."""
+        return sum(end - start for start, end in self.sequences())
+
+    @property
     def longest(self) -> int:
         """The number of tokens of the longest sequence."""
         return max((end - start for start, end in self.sequences()), default=0)

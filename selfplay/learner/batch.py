@@ -263,8 +263,7 @@ def balance_tokens(samples: Sequence[Sample], world: World) -> list[Sample]:
     """
     if world.world_size == 1:
         return list(samples)
-    lengths = [sum(end - start for start, end in sample.sequences()) for sample in samples]
-    groups = deal(gather_objects(lengths, world), tp=world.tp)
+    groups = deal(gather_objects([sample.num_read for sample in samples], world), tp=world.tp)
     outgoing = [
         [samples[i] for rank, i in groups[receiver // world.tp] if rank == world.rank]
         for receiver in range(world.world_size)

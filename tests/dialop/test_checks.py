@@ -15,6 +15,7 @@ from dialop.checks import Result, check_kit
 from dialop.cli import main
 from dialop.game import Outcome, Prompt, Step
 from dialop.kit import Kit, games
+from dialop.turns import TurnView
 from tests.helpers import three_rooms
 from tests.helpers.three_rooms import CLERK, Instance, Options, ThreeRooms, View
 
@@ -312,6 +313,23 @@ class CountedTries(scaffold.MyGame):
         return replace(super().outcome(), score=1 / max(self.tries, 1) if self.answer else 0.0)
 
 
+@dataclass(frozen=True, slots=True)
+class CountingView(TurnView):
+    refused: int = 0
+
+
+class ShownTries(scaffold.MyGame):
+    """Each seat sees, and the outcome's facts tell, how many moves were refused."""
+
+    def view(self, seat: int) -> TurnView:
+        view = super().view(seat)
+        return CountingView(view.seat, view.own, view.log, view.seat_to_move, sum(self._num_errors))
+
+    def outcome(self) -> Outcome:
+        refused = float(sum(self._num_errors)) if self.seat_to_move is None else 0.0
+        return replace(super().outcome(), facts={"refused": refused})
+
+
 class NoReturn(scaffold.MyGame):
     """A return is missing, so the first move ends the game."""
 
@@ -357,6 +375,13 @@ def test_a_mistake_in_a_game_of_turns_fails_one_check_that_says_what_it_is(
     kit = Kit("own", SimpleNamespace(**module))
     failed = [result for result in check_kit(kit, kit.Options()) if result.problem]
     assert [result.name for result in failed] == [name] and words in failed[0].problem
+
+
+def test_a_game_may_count_what_it_refuses() -> None:
+    module = {**vars(scaffold), "new_game": ShownTries, "restore": ShownTries.from_state}
+    kit = Kit("own", SimpleNamespace(**module))
+    results = {result.name: result for result in check_kit(kit, kit.Options())}
+    assert results["refusals"].problem == "" and results["refusals"].unchecked == ""
 
 
 def test_a_class_that_cannot_be_made_of_instance_and_options_is_refused() -> None:

@@ -63,6 +63,8 @@ def test_an_engine_that_cannot_be_several_is_one(settings: dict[str, Any]) -> No
 def test_an_exact_engine_is_deterministic_and_as_fast_as_it_can() -> None:
     assert choose(EngineConfig(kind="sglang", exact=True), Load(**LOAD)).deterministic
     assert chosen(EngineConfig(kind="sglang", exact=True)) == chosen()
+    uncached = {"deterministic": True, "attention": "flashinfer"}
+    assert not choose(EngineConfig(kind="sglang", **uncached), Load(**LOAD)).sessions
 
 
 def test_what_is_given_stays_and_bursts_follow_the_given_processes() -> None:

@@ -121,20 +121,22 @@ def build(device: torch.device, *, seed: int = 0) -> PreTrainedModel:
     return model
 
 
+def game(prompt: list[int], seed: int = 0) -> GameCoroutine:
+    """Three turns of one seat, which hears 64 tokens between them: each one's prompt and answer."""
+
+    async def play(generate: Generate) -> list[tuple[list[int], Completion]]:
+        ids, turns = list(prompt), []
+        for turn in range(3):
+            completion = await generate(Request(list(ids), 32, 100 * seed + turn))
+            turns.append((list(ids), completion))
+            ids += [*completion.ids, *prompt[turn : turn + 64]]
+        return turns
+
+    return play
+
+
 def game_differences(model: PreTrainedModel, engine: SGLangEngine) -> torch.Tensor:
-    """As `differences`, of games of three turns of one seat, which hears 64 tokens between them."""
-
-    def game(prompt: list[int]) -> GameCoroutine:
-        async def play(generate: Generate) -> list[tuple[list[int], Completion]]:
-            ids, turns = list(prompt), []
-            for turn in range(3):
-                completion = await generate(Request(list(ids), 32, turn))
-                turns.append((list(ids), completion))
-                ids += [*completion.ids, *prompt[turn : turn + 64]]
-            return turns
-
-        return play
-
+    """As `differences`, of games of three turns."""
     games = engine.run_games(map(game, PROMPTS), PLAIN)
     return torch.cat([apart(model, *turn) for turns in games for turn in turns])
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from selfplay.engines.base import Request, Sampling
+from selfplay.engines.base import Request
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.weight_sync import push as sync
 from tests.gpu import small
@@ -197,15 +197,19 @@ def test_shards_arrive_exactly_in_wide_engines_and_one_rank_s_end_ends_all(
 def test_deterministic_mode_repeats_a_seed_in_any_batch_and_tells_seeds_apart(
     settings: dict[str, Any], folder: str
 ) -> None:
+    """In games of three turns."""
     engine = small.start(folder, deterministic=True, attention="auto", **settings)
     try:
         push(small.build(torch.device("cuda")), engine)
         prompt = small.PROMPTS[0]
-        alone = engine.generate_batch([Request(prompt, 48, 7)], Sampling(1.0, ()))[0]
-        crowd = [Request(prompt, 48, seed) for seed in range(24)]
-        crowd += [Request(other, 48, 99) for other in small.PROMPTS]
-        together = engine.generate_batch(crowd, Sampling(1.0, ()))
-        assert together[7].ids == alone.ids
-        assert len({tuple(c.ids) for c in together[:24]}) == 24
+        [alone] = engine.run_games([small.game(prompt, 7)], small.PLAIN)
+        crowd = [small.game(prompt, seed) for seed in range(24)]
+        crowd += [small.game(other, 99) for other in small.PROMPTS]
+        together = [
+            [turn.ids for _, turn in turns] for turns in engine.run_games(crowd, small.PLAIN)
+        ]
+        assert together[7] == [turn.ids for _, turn in alone]
+        for turn in range(3):
+            assert len({tuple(turns[turn]) for turns in together[:24]}) == 24
     finally:
         engine.close()

@@ -61,10 +61,12 @@ def choose(config: EngineConfig, load: Load) -> ChosenEngine:
     one = config.kind == "hf" or config.tp_size > 1 or not load.gpu
     num = 1 if one else num_processes(load)
     num = num if given["processes"] == "auto" else given["processes"]
+    # SGLang has no prefix cache there, on which sessions rely.
+    uncached = config.deterministic and config.attention == "flashinfer"
     chosen = {
         "processes": num,
         "burst_share": burst_share(num, load.turn_tokens),
-        "sessions": load.continues,
+        "sessions": load.continues and not uncached,
         "prefill_graphs": load.num_weights <= MOST_LAUNCH_BOUND and load.gpu,
     }
     chosen = {name: value for name, value in chosen.items() if given[name] == "auto"}

@@ -56,7 +56,8 @@ def keep_graph_tensors() -> None:
         breakable_cuda_graph,
     )
 
-    assert hasattr(breakable_cuda_graph, "_weak_ref_if_tensor"), "this SGLang has another name"
+    name = "_weak_ref_if_tensor"
+    assert hasattr(breakable_cuda_graph, name), f"SGLang must have {name}, as {VERSION} has"
     breakable_cuda_graph._weak_ref_if_tensor = _itself
 
 
@@ -121,11 +122,14 @@ def norm_in_two_kernels() -> None:
 
     norm = RMSNorm.forward_cuda
 
-    def add_and_norm(self: Any, x: Any, residual: Any = None, addition: Any = None) -> Any:
+    def add_and_norm(
+        self: Any, x: Any, residual: Any = None, post_residual_addition: Any = None
+    ) -> Any:
         special = self.cast_x_before_out_mul or self.fp32_residual or self.override_orig_dtype
-        special = special or self.variance_size_override is not None or addition is not None
+        special = special or self.variance_size_override is not None
+        special = special or post_residual_addition is not None
         if residual is None or special or x.numel() == 0:
-            return norm(self, x, residual, addition)
+            return norm(self, x, residual, post_residual_addition)
         residual = x + residual
         return rms_norm_batch_invariant(residual, self.weight.data, self.variance_epsilon), residual
 
