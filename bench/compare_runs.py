@@ -17,6 +17,7 @@ import statistics
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,10 @@ CURVE_OF_TRAINING = (
 )
 # The settings that make a method: runs in which they differ are not averaged. The weights at the
 # start are none of them: two methods may begin from one warm start.
-METHOD = ("algorithm", "reward", "rollout", "optim", "critic")
+METHOD = (
+    *("steps", "algorithm", "reward", "rollout", "optim", "critic", "policy_pool"),
+    "warm_start.auxiliary_weight",
+)
 # Measures that the table leaves out; it has all others, a game's own too.
 NOT_SHOWN = ("agreement", "score_if_agreed", "optimal", "turns", "tokens", "user_words")
 
@@ -60,13 +64,15 @@ NOT_SHOWN = ("agreement", "score_if_agreed", "optimal", "turns", "tokens", "user
 @dataclass(frozen=True, slots=True)
 class Run:
     """A finished run: settings, held-out results before and after, metrics of each step, and the
-    code that ran, as `code.txt` names it. `label` is the folder's name until `read_runs` names all
-    runs; `method` is that of `method_of`."""
+    code that ran, as `code.txt` names it: the commits, and the sha256 of each function of one's
+    own. `label` is the folder's name until `read_runs` names all runs; `method` is that of
+    `method_of`."""
 
     label: str
     method: str
     config: Config
     code: tuple[str, ...]
+    own_code: dict[str, str]
     before: dict[str, Any]
     after: dict[str, Any]
     steps: list[dict[str, Any]]
@@ -89,8 +95,9 @@ def read_run(folder: Path) -> Run:
     code = folder / "code.txt"
     told = code.read_text("utf-8").splitlines() if code.exists() else []
     commits = tuple(line for line in told if line.startswith("commit "))
+    digests = {line.split()[0]: line.split()[-1] for line in told if " sha256 " in line}
     steps = [json.loads(line) for line in lines if line]
-    return Run(folder.name, "", config, commits, before, after, steps)
+    return Run(folder.name, "", config, commits, digests, before, after, steps)
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
@@ -117,9 +124,15 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 def method_of(run: Run, first: Run) -> str:
     """Whether the run has messages, and the settings of its method that differ from the first
-    run's."""
-    pairs = ((getattr(run.config, key), getattr(first.config, key), key) for key in METHOD)
+    run's, or the sha256 of a function of one's own that has changed."""
+    pairs = ((*map(attrgetter(key), (run.config, first.config)), key) for key in METHOD)
     settings = [f"{key}={value}" for pair in pairs for key, _, value in changed(*pair)]
+    settings += [
+        f"{key} of sha256 {digest[:8]}"
+        for key, digest in run.own_code.items()
+        if first.own_code.get(key, digest) != digest
+        and attrgetter(key)(run.config) == attrgetter(key)(first.config)
+    ]
     alike = run.is_control == first.is_control
     kind = "no messages" if run.is_control else "messages"
     return ", ".join(settings if settings and alike else [kind, *settings])
@@ -127,9 +140,10 @@ def method_of(run: Run, first: Run) -> str:
 
 def changes(runs: Sequence[Run]) -> str:
     """What another method changes on the same held-out games, for each seed that the first run's
-    method has too."""
+    method has too, and in the mean over the seeds."""
     first = {run.config.seed: run for run in runs if run.method == runs[0].method}
     lines = []
+    found: dict[str, list[dict[str, float]]] = {}
     for run in runs:
         other = first.get(run.config.seed)
         if other is None or run.method == other.method:
@@ -137,9 +151,14 @@ def changes(runs: Sequence[Run]) -> str:
         scores = [each.after["sampled"]["scores"] for each in (other, run)]
         if change := paired_change(*scores):
             before, after = map(_figures, (other, run))
-            shown = [f"{n} {after[n] - before[n]:+.3f}" for n in after if n in before]
-            shown = [show_change(change), *shown]
+            apart = {n: after[n] - before[n] for n in after if n in before}
+            found.setdefault(run.method, []).append({"score": change[0], **apart})
+            shown = [show_change(change), *(f"{n} {each:+.3f}" for n, each in apart.items())]
             lines.append(f"- {run.label}: {', '.join(shown)} beside {other.label}")
+    for method, of_seeds in found.items():
+        if (num := len(of_seeds)) > 1:
+            means = ", ".join(f"{n} {each:+.3f}" for n, each in _means(of_seeds).items())
+            lines.append(f"- {method}, mean of {num} seeds: {means}")
     return "\n".join(["On the same games, after self-play:", "", *lines]) if lines else ""
 
 
@@ -242,9 +261,21 @@ def _arrows(before: dict[str, float], after: dict[str, float], names: Collection
     return [" → ".join(pair) for pair in zip(*cells, strict=True)]
 
 
-def training_table(runs: Sequence[Run], *, parts: int = 8) -> str:
-    """Training games by parts of the run: means over a part's steps and all runs with messages."""
-    talking = [run for run in runs if not run.is_control]
+def training_tables(runs: Sequence[Run]) -> list[str]:
+    """A table of training games for each method with messages, named where there are several."""
+    methods: dict[str, list[Run]] = {}
+    for run in runs:
+        if not run.is_control:
+            methods.setdefault(run.method, []).append(run)
+    tables = [training_table(alike) for alike in methods.values()]
+    if len(tables) < 2:
+        return tables
+    named = zip(methods, tables, strict=True)
+    return [f"Training games, {method}:\n\n{table}" for method, table in named]
+
+
+def training_table(talking: Sequence[Run], *, parts: int = 8) -> str:
+    """Training games by parts of the run: means over a part's steps and all runs."""
     last = max((step["step"] for run in talking for step in run.steps), default=0)
     able = (*CURVE_OF_TRAINING, *measures_of(talking, own=True))
     names = [name for name in able if any(name in s for r in talking for s in r.steps)]
@@ -346,7 +377,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"compare_runs: {error}", file=sys.stderr)
         return 2
     parts = [results_table(runs), changes(runs), baselines(runs), commits(runs), *figures]
-    parts += [training_table(runs), games_to_read(runs[0], args.games)]
+    parts += [*training_tables(runs), games_to_read(runs[0], args.games)]
     print("\n\n".join(filter(None, parts)))
     return 0
 

@@ -67,7 +67,7 @@ def generate_instance(options: Options, *, seed: int, index: int) -> Instance:
 def vary(instance: Instance, seat: int, *, seed: int) -> Instance:
     """Another instance that differs only in what this seat sees, for the check `views`."""
     numbers = list(instance.numbers)
-    numbers[seat] += 1
+    numbers[seat] = abs(numbers[seat] - 1)
     return replace(instance, numbers=tuple(numbers))
 
 

@@ -177,7 +177,9 @@ def _gradient(losses_M: torch.Tensor, logprobs_M: torch.Tensor) -> torch.Tensor:
 def _check_advantage(advantage: Callable[..., Any], config: Config) -> Iterator[str]:
     rewards = {"a": (0.0, 0.5, 1.0), "b": (0.25, 0.25), "c": (-1.0,)}
     samples = [
-        SampleStatistics(f"{group} {i}", group, "seat 0", 4, reward, 0.0, (reward, reward))
+        SampleStatistics(
+            f"{group} {i}", group, "seat 0", 4 + 3 * i, reward, 0.0, (reward,) * (2 + i)
+        )
         for group, of_group in rewards.items()
         for i, reward in enumerate(of_group)
     ]
@@ -210,7 +212,8 @@ def _check_advantage(advantage: Callable[..., Any], config: Config) -> Iterator[
         "left out" if scale is None else f"{(one.mean - scale[0]) / scale[-1]:.3g}"
         for one, scale in zip(samples, scales, strict=True)
     ]
-    yield f"advantages: {', '.join(shown[:3])} for a group of rewards 0, 0.5, 1"
+    blind = "; they do not tell rewards apart" if len(set(shown[:3])) == 1 else ""
+    yield f"advantages: {', '.join(shown[:3])} for a group of rewards 0, 0.5, 1{blind}"
     yield f"advantages: {', '.join(shown[3:5])} for a group of equal rewards"
 
 

@@ -104,3 +104,38 @@ def test_talk_effect_and_the_games_own_measures_are_summed_up_and_compared(tmp_p
     assert len({len(line) for line in (head, *table[2:])}) == 1
     *_, line = compare_runs.changes(runs).split("\n")
     assert line.endswith(", talk effect +0.200, days named +2.000 beside messages, seed 3")
+
+
+def test_what_shapes_learning_makes_another_method(tmp_path: Path) -> None:
+    """Two seeds of the default, two of another number of steps, and a function whose file was
+    changed between two runs; each has its own mean and training table."""
+    own = "algorithm.advantage=examples/method/median.py:advantage"
+    folders = []
+    for number, words in enumerate(
+        (
+            ["seed=3"],
+            ["seed=4"],
+            ["seed=3", "steps=2"],
+            ["seed=4", "steps=2"],
+            ["seed=3", "warm_start.auxiliary_weight=0.5"],
+        )
+    ):
+        folders.append(make_run(tmp_path / str(number), *words))
+        write_lines(folders[-1] / "metrics.jsonl", [{"step": 1, "score": 0.25 * number}])
+    runs = compare_runs.read_runs(folders)
+    assert [run.method for run in runs] == [
+        *("messages", "messages", "steps=2", "steps=2", "warm_start.auxiliary_weight=0.5")
+    ]
+    tables = compare_runs.training_tables(runs)
+    assert [table.split("\n")[0] for table in tables] == [
+        f"Training games, {method}:" for method in dict.fromkeys(run.method for run in runs)
+    ]
+    assert [table.split("| ")[-1] for table in tables] == ["0.125 |", "0.625 |", "1 |"]
+    assert compare_runs.changes(runs).endswith("- steps=2, mean of 2 seeds: score +0.000")
+    pair = [make_run(tmp_path / digest, own) for digest in ("a1", "b2")]
+    for folder in pair:
+        write_lines(folder / "metrics.jsonl", STEPS)
+        (folder / "code.txt").write_text(f"{own.replace('=', ' ')} sha256 {folder.name * 32}\n")
+    assert [run.method for run in compare_runs.read_runs(pair)] == [
+        *("messages", "algorithm.advantage of sha256 b2b2b2b2")
+    ]

@@ -227,6 +227,21 @@ def test_an_advantage_that_cannot_train_is_refused_in_one_line(
     assert re.search(rule, refusal("algorithm.advantage", f"{own}/own_advantages.py:{name}"))
 
 
+def test_the_check_shows_advantages_of_samples_of_unlike_length_and_says_if_they_are_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The return over 4, 7 and 10 tokens, and a baseline that leaves nothing."""
+    (tmp_path / "two.py").write_text(
+        "def lengths(samples, state, algorithm):\n"
+        "    return [(0.0, one.num_tokens) for one in samples]\n"
+        "def nothing(samples, state, algorithm):\n"
+        "    return [(one.mean, 1.0) for one in samples]\n"
+    )
+    for name, shown in (("lengths", "0, 0.0714, 0.1 for"), ("nothing", "do not tell rewards")):
+        assert main([f"{tmp_path / 'two.py'}:{name}"]) == 0
+        assert shown in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
