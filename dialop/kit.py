@@ -196,7 +196,7 @@ class Kit:
 
     def near(self, name: str) -> str:
         """The end of a message that the module lacks this name: the nearest of its own, or ""."""
-        home = self._module.__name__
+        home = getattr(self._module, "__name__", None)  # a bridge makes modules without a name
         own = (n for n, v in vars(self._module).items() if getattr(v, "__module__", home) == home)
         return nearest(name, own)
 
