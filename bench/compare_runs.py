@@ -138,6 +138,14 @@ def method_of(run: Run, first: Run) -> str:
     return ", ".join(settings if settings and alike else [kind, *settings])
 
 
+def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
+    """The runs of each method."""
+    methods: dict[str, list[Run]] = {}
+    for run in runs:
+        methods.setdefault(run.method, []).append(run)
+    return methods
+
+
 def changes(runs: Sequence[Run]) -> str:
     """What another method changes on the same held-out games, for each seed that the first run's
     method has too, and in the mean over the seeds."""
@@ -219,9 +227,8 @@ def results_table(runs: Sequence[Run]) -> str:
             clock(sum(step.get("step_s", 0.0) for step in run.steps)),
         ]
         lines.append(row(cells))
-    methods = list(dict.fromkeys(run.method for run in runs))
-    for method in methods:
-        alike = [run for run in runs if run.method == method]
+    methods = by_method(runs)
+    for method, alike in methods.items():
         of_it = f" of {method}" if len(methods) > 1 else ""
         for name, of in (("mean", statistics.fmean), ("worst", min)) if len(alike) > 1 else ():
             stages = [[getattr(run, at)["sampled"] for run in alike] for at in ("before", "after")]
@@ -263,15 +270,11 @@ def _arrows(before: dict[str, float], after: dict[str, float], names: Collection
 
 def training_tables(runs: Sequence[Run]) -> list[str]:
     """A table of training games for each method with messages, named where there are several."""
-    methods: dict[str, list[Run]] = {}
-    for run in runs:
-        if not run.is_control:
-            methods.setdefault(run.method, []).append(run)
-    tables = [training_table(alike) for alike in methods.values()]
+    methods = by_method([run for run in runs if not run.is_control])
+    tables = {method: training_table(alike) for method, alike in methods.items()}
     if len(tables) < 2:
-        return tables
-    named = zip(methods, tables, strict=True)
-    return [f"Training games, {method}:\n\n{table}" for method, table in named]
+        return [*tables.values()]
+    return [f"Training games, {method}:\n\n{table}" for method, table in tables.items()]
 
 
 def training_table(talking: Sequence[Run], *, parts: int = 8) -> str:
