@@ -419,12 +419,15 @@ def end_ids(weights: Path) -> tuple[int, ...]:
 def apply_liger(model: PreTrainedModel) -> None:
     """Replace the model's RMSNorm, RoPE and SwiGLU with liger's Triton kernels; before `shard`.
 
+    Where the CuTe DSL is installed (flash-attn-4 brings it), liger would take its CuTe kernel for
+    heads of 128, which is compiled for every length of a row: more than half of an update's time.
     Norms and MLPs are replaced in this model only. RoPE is replaced for all models of this
     architecture in the process, which must then be on a GPU. Raises ValueError for an architecture
     that liger does not support, ImportError without liger.
     """
     # It warns of each backend for other hardware that it cannot import.
     logging.getLogger("liger_kernel.backends.registry").setLevel(logging.ERROR)
+    from liger_kernel.backends import set_impl
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
 
     kind = model.config.model_type
@@ -432,6 +435,7 @@ def apply_liger(model: PreTrainedModel) -> None:
         raise ValueError(
             f"liger does not support the architecture {kind}; set model.liger to false"
         )
+    set_impl("nvidia-triton")
     MODEL_TYPE_TO_APPLY_LIGER_FN[kind](
         rope=True,
         rms_norm=True,
