@@ -1,12 +1,13 @@
 """Measures time and memory of the update: log-probs of packed rows, backward, optimizer step.
 
 Uses real Qwen2.5 shapes with random weights, so nothing is downloaded. A row holds sequences of one
-length, all trained. With --groups the transcripts of a group share a prompt, the parts after it
-have geometric lengths, and every second token of a part is trained; each case is then measured with
-`optim.share_prefixes` off and on. Utilisation counts 6 operations per weight and computed token
-(for the head, per trained token) plus causal attention, divided by the operations per second of a
-large matmul in the same run; recomputed activations do not count. `launch_s` is the time of a pass
-over one sequence: nearly all of it is the CPU's time to launch a pass's kernels.
+length, all trained; each pass has rows of another length, as a run's have. With --groups the
+transcripts of a group share a prompt, the parts after it have geometric lengths, and every second
+token of a part is trained; each case is then measured with `optim.share_prefixes` off and on.
+Utilisation counts 6 operations per weight and computed token (for the head, per trained token) plus
+causal attention, divided by the operations per second of a large matmul in the same run; recomputed
+activations do not count. `launch_s` is the time of a pass over one sequence: nearly all of it is
+the CPU's time to launch a pass's kernels.
 
     python -m bench.update                                    one GPU, every shape
     torchrun --nproc-per-node 4 -m bench.update --tp 2        a 2 x 2 mesh
@@ -24,7 +25,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise, product
+from itertools import cycle, pairwise, product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -95,6 +96,15 @@ def transcripts(options: argparse.Namespace, vocab: int) -> list[Sample]:
             ids = prompt + [draws.randrange(3, vocab) for _ in range(num)]
             samples.append(_sample(f"{group}.{one}", ids, first=options.prompt + 1, every=2))
     return samples
+
+
+def without_end(samples: Sequence[Sample], num: int) -> list[Sample]:
+    """The samples, the longest without its last `num` tokens."""
+    longest = max(samples, key=lambda sample: len(sample.ids))
+    end = len(longest.ids) - num
+    ids, mask, zeros = longest.ids[:end], longest.mask[:end], [0.0] * end
+    shorter = Sample(longest.name, ids, mask, zeros, zeros)
+    return [shorter if sample is longest else sample for sample in samples]
 
 
 def _sample(name: str, ids: list[int], *, first: int, every: int) -> Sample:
@@ -173,8 +183,12 @@ def measure(
         samples = transcripts(options, vocab)
     else:
         samples = sequences(tokens, options.seq_len, vocab, world)
-    packed = micro_batches(samples, world, budget=tokens, share_prefixes=share)
-    batches = [batch for _, batch in packed]
+    passes = []
+    for cut in range(options.steps + 2):
+        shorter = without_end(samples, 2 * cut)
+        packed = micro_batches(shorter, world, budget=tokens, share_prefixes=share)
+        passes.append([batch for _, batch in packed])
+    batches, following = passes[0], cycle(passes)
     num_trained = sum(len(batch.targets_M) for batch in batches)
     restart_peak(device)
     losses: list[float] = []
@@ -197,8 +211,8 @@ def measure(
         optimizer.step()
 
     with torch.no_grad():
-        forward_s = timed(lambda: [*map(forward, batches)], device, num=options.steps)
-    pass_s = timed(lambda: forward_backward(batches), device, num=options.steps)
+        forward_s = timed(lambda: [*map(forward, next(following))], device, num=options.steps)
+    pass_s = timed(lambda: forward_backward(next(following)), device, num=options.steps)
     peak_pass_gib, loss = peak_gib(device), losses[-1]
     alone = [pack(samples[:1], device=device)]
     launch_s = timed(lambda: forward_backward(alone), device, num=options.steps)

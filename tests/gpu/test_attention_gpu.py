@@ -3,6 +3,8 @@ models of each family whose layers have windows or capped scores."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from selfplay.model.attention import (
     attention_backend,
 )
 from selfplay.model.policy import load_model, policy_logprobs
+from tests.gpu import small
 from tests.helpers.family_models import FAMILIES, random_folder
 
 # Query heads, key heads, width, window, cap of scores.
@@ -89,6 +92,44 @@ def test_heads_of_a_model(model: str, prefix: int) -> None:
     )
     print(model, prefix, *(f"{a:.1e}/{b:.1e}" for a, b in zip(mine, torchs, strict=True)))
     assert all(a <= 1.05 * b for a, b in zip(mine, torchs, strict=True)), (mine, torchs)
+
+
+# In a process of its own: liger's RoPE replaces that of every later model of the architecture.
+LENGTHS = """
+import cutlass.cute as cute
+import torch
+from selfplay.advantages.sample import Sample
+from selfplay.config import ScratchConfig
+from selfplay.learner.batch import pack
+from selfplay.model.policy import apply_liger, policy_logprobs, scratch_model
+
+compiled, given = [], cute.compile
+cute.compile = lambda *words, **named: compiled.append(words[0]) or given(*words, **named)
+model = scratch_model(ScratchConfig(width=2048, layers=1, heads=16, kv_heads=2, mlp_width=512,
+                                    max_positions=1024, vocab_size=1000), seed=0)
+apply_liger(model)
+model.to("cuda", torch.bfloat16)
+for length in (450, 451, 490):
+    before = len(compiled)
+    mask = [0] + [1] * (length - 1)
+    samples = [Sample(str(k), [5 + k] * length, mask, [], []) for k in range(20)]
+    batch = pack(samples, device=torch.device("cuda"), share_prefixes=False)
+    policy_logprobs(model, batch.row, batch.targets_M, temperature=1.0)[0].sum().backward()
+    print(len(batch.row.ids_N), len(compiled) - before)
+"""
+
+
+def test_a_row_of_another_length_is_not_compiled_anew() -> None:
+    """In the CuTe DSL, with heads of 128 and more rows of a head than liger needs to choose it."""
+    pytest.importorskip("liger_kernel")
+    words = [sys.executable, "-c", LENGTHS]
+    done = subprocess.run(
+        words, cwd=small.ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    counts = [line.split() for line in done.stdout.splitlines()[-3:]]
+    assert [num for num, _ in counts] == ["9000", "9020", "9800"]
+    assert [compiled for _, compiled in counts[1:]] == ["0", "0"], done.stdout
 
 
 @pytest.mark.parametrize("name", WINDOWED)
