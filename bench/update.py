@@ -99,12 +99,13 @@ def transcripts(options: argparse.Namespace, vocab: int) -> list[Sample]:
 
 
 def without_end(samples: Sequence[Sample], num: int) -> list[Sample]:
-    """The samples, the longest without its last `num` tokens."""
-    longest = max(samples, key=lambda sample: len(sample.ids))
-    end = len(longest.ids) - num
-    ids, mask, zeros = longest.ids[:end], longest.mask[:end], [0.0] * end
-    shorter = Sample(longest.name, ids, mask, zeros, zeros)
-    return [shorter if sample is longest else sample for sample in samples]
+    """The samples without their last `num` tokens; each keeps its first trained one."""
+    shorter = []
+    for sample in samples:
+        end = max(len(sample.ids) - num, sample.mask.index(1) + 1)
+        zeros = [0.0] * end
+        shorter.append(Sample(sample.name, sample.ids[:end], sample.mask[:end], zeros, zeros))
+    return shorter
 
 
 def _sample(name: str, ids: list[int], *, first: int, every: int) -> Sample:

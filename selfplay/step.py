@@ -1,7 +1,7 @@
 """One training step, verb by verb: play, credit, update, measure, push.
 
-`take_step` calls them in this order. Each opens one room: play `rollout/`, credit `advantages/`,
-update `learner/`, measure `metrics/`, push `weight_sync/`. Every rank must call each.
+`take_step` calls them in this order. The table of docs/design.md names the files that each opens.
+Every rank must call each.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """This rank's samples of a step with their advantages, and how many groups had variance."""
+    """This rank's samples of a step with their advantages, and what credit counted."""
 
     samples: list[Sample]
     stats: CreditStats
@@ -128,7 +128,7 @@ def take_step(run: Run, step: int) -> Step:
     2402.03300) with differences:
 
     - All seats of the policy share one set of weights. A group is (instance, seat, partner): the
-      seats of one game share a reward, so they are never each other's baseline.
+      seats of one game are never each other's baseline.
     - Advantages are per token, so single turns can be rewarded or compared (branch points).
     - Groups without variance are dropped before the update, if the baseline is the group's.
     - By default the loss is a mean over all trained tokens of all ranks (token_mean), not over

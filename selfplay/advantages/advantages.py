@@ -1,7 +1,7 @@
 """From samples with rewards to samples with advantages, by group statistics over all ranks.
 
 A group is (instance, seat, partner), or the sibling turns of one state. The two seats of one game
-are never each other's baseline: they share a reward, so their advantage would be exactly zero.
+are never each other's baseline: where they share a reward, their advantage would be zero.
 
 Shapes: G samples of a group, B samples of a batch, T tokens of a sample, K of them trained.
 """
@@ -23,7 +23,7 @@ from selfplay.advantages.rewards import (
     trained_seats,
 )
 from selfplay.advantages.sample import Sample, trained_stretches
-from selfplay.config import COMPARED_IN_GROUPS, AlgorithmConfig, RewardConfig
+from selfplay.config import AlgorithmConfig, RewardConfig
 from selfplay.config.plugins import function_of
 from selfplay.distributed import World, gather_objects
 from selfplay.rollout.episode import Episode
@@ -70,8 +70,7 @@ Scales = list[tuple[float | Sequence[float], float] | None]
 def reward_samples(
     episodes: Sequence[Episode], *, algorithm: AlgorithmConfig, reward: RewardConfig
 ) -> tuple[list[Sample], CreditStats]:
-    """Samples with rewards and without advantages. Zero-variance groups are dropped if the method's
-    baseline is the group's own mean."""
+    """Samples with rewards and without advantages."""
     games = _grouped(episode_samples(episodes, reward=reward), attrgetter("group"))
     turns: dict[str, list[Sample]] = {}
     if any(episode.branches for episode in episodes):
@@ -91,8 +90,7 @@ def reward_samples(
         for name, group in statistics.items()
         if not critic and deviation(group) < ZERO_VARIANCE
     }
-    dropped = zero_variance if algorithm.advantage in COMPARED_IN_GROUPS else set()
-    samples = [s for name, group in groups.items() if name not in dropped for s in group]
+    samples = [sample for group in groups.values() for sample in group]
     return samples, CreditStats(
         num_groups=len(games),
         num_zero_variance_groups=len(zero_variance & games.keys()),
@@ -202,7 +200,7 @@ def turns(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConf
         divisor = turn_std(group) + algorithm.advantage_eps
         return [(turn_baselines(group, i), divisor) for i in range(len(group))]
 
-    return _per_group(samples, scales)
+    return _per_group(samples, scales, deviation=turn_std)
 
 
 def turn_baselines(group: Statistics, index: int) -> tuple[float, ...]:
@@ -262,16 +260,6 @@ def ppo(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfig
     return [(0.0, 1.0)] * len(samples)
 
 
-def _per_group(
-    samples: Statistics, scales_of: Callable[[list[SampleStatistics]], Scales]
-) -> Scales:
-    """Each sample's baseline and divisor, which `scales_of` gives for a group at a time."""
-    scales: dict[str, tuple[float | Sequence[float], float] | None] = {}
-    for group in _grouped(samples, attrgetter("group")).values():
-        scales |= {one.name: s for one, s in zip(group, scales_of(group), strict=True)}
-    return [scales[one.name] for one in samples]
-
-
 def _mean(group: Statistics) -> float:
     return sum(one.mean for one in group) / len(group)
 
@@ -282,6 +270,22 @@ def group_std(group: Statistics) -> float:
     mean = _mean(group)
     squares = [(one.mean - mean) ** 2 + one.variance for one in group]
     return math.sqrt(sum(squares) / len(squares))
+
+
+def _per_group(
+    samples: Statistics,
+    scales_of: Callable[[list[SampleStatistics]], Scales],
+    *,
+    deviation: Callable[[Statistics], float] = group_std,
+) -> Scales:
+    """Each sample's baseline and divisor, which `scales_of` gives for a group at a time; None in a
+    group whose `deviation` is 0, which has no gradient."""
+    scales: dict[str, tuple[float | Sequence[float], float] | None] = {}
+    for group in _grouped(samples, attrgetter("group")).values():
+        equal = deviation(group) < ZERO_VARIANCE
+        of_group = [None] * len(group) if equal else scales_of(group)
+        scales |= {one.name: scale for one, scale in zip(group, of_group, strict=True)}
+    return [scales[one.name] for one in samples]
 
 
 def leave_one_out(means_G: Sequence[float]) -> list[float]:

@@ -23,7 +23,7 @@ from selfplay.config import AlgorithmConfig, Config, CriticConfig
 from selfplay.config.plugins import function_of
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, all_reduce_sum, clip_grad_norm, gather_objects
-from selfplay.errors import RunEnds
+from selfplay.errors import RunEnds, SettingsError
 from selfplay.learner.batch import MicroBatch, micro_batches, num_trained_tokens
 from selfplay.learner.learner import (
     Learner,
@@ -199,7 +199,7 @@ def optimizer_step(
         num for term, num in zip(terms, num_tokens, strict=True) if term.objective != "value"
     )
     lr = lr if train_policy else 0.0
-    return {"num_trained_tokens": num_policy_tokens, **norms, "lr": lr, **metrics}
+    return {**metrics, "num_trained_tokens": num_policy_tokens, **norms, "lr": lr}
 
 
 def _global_sizes(
@@ -336,8 +336,8 @@ def _surrogate_loss(
     )
     policy_loss = function_of("algorithm.loss", algorithm.loss)
     result = policy_loss(logprobs_M, batch, algorithm)
-    if why := why_no_losses(result, logprobs_M):
-        raise RunEnds(f"algorithm.loss {algorithm.loss}: {why}")
+    if why := why_no_losses(result, logprobs_M):  # earlier optimizer steps may have been taken
+        raise SettingsError(f"algorithm.loss {algorithm.loss}: {why}")
     losses_M, metrics = result
     losses_M = losses_M * batch.importance_M
     metrics = {**metrics, "policy_loss": losses_M, "entropy": entropies_M}

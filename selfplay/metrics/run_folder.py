@@ -44,7 +44,8 @@ _TRAINED = ("warm_start", "warm_start_progress/checkpoints", "held_out_before.js
 IMITATED_BOARDS = "imitated_boards.json"  # digests of the recorded boards that were imitated
 _PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "pyarrow"),
-    *("sglang", "flash-attn-4", "liger-kernel"),
+    *("triton", "sglang", "sglang-kernel", "flashinfer-python"),
+    *("flash-attn-4", "nvidia-cutlass-dsl", "liger-kernel"),
 )
 
 

@@ -196,7 +196,10 @@ def step_metrics(
         "tokens_per_s": counts["num_generated_tokens"] / engine_s if engine_s else 0.0,
     }
     for name in of_games.keys() & of_run.keys():
-        raise GameError(f"Game.measures must give names of its own, got {name!r}, a run's metric")
+        raise GameError(
+            f"Game.measures and algorithm.loss must give names of their own, got {name!r}, which "
+            "both the games' measures and the run's metrics have"
+        )
     return of_games | of_run
 
 

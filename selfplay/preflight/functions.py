@@ -176,13 +176,15 @@ def _gradient(losses_M: torch.Tensor, logprobs_M: torch.Tensor) -> torch.Tensor:
 
 def _check_advantage(advantage: Callable[..., Any], config: Config) -> Iterator[str]:
     rewards = {"a": (0.0, 0.5, 1.0), "b": (0.25, 0.25), "c": (-1.0,)}
-    samples = [
+    samples = [  # with the names of a run's
         SampleStatistics(
-            f"{group} {i}", group, "seat 0", 4 + 3 * i, reward, 0.0, (reward,) * (2 + i)
+            f"instance {instance} episode {i} seat {seat}", f"seat {seat} of {instance}",
+            f"seat {seat}", 4 + 3 * i + seat, reward, 0.0, (reward,) * (2 + i),
         )
-        for group, of_group in rewards.items()
-        for i, reward in enumerate(of_group)
-    ]
+        for seat in (0, 1)
+        for instance, of_games in rewards.items()
+        for i, reward in enumerate(of_games)
+    ]  # fmt: skip
     state: dict[str, float] = {}
     scales = _scales(advantage, samples, state, config)
     yield "shapes: a baseline and a divisor for each sample"
@@ -200,7 +202,7 @@ def _check_advantage(advantage: Callable[..., Any], config: Config) -> Iterator[
         "it must be deterministic, because every rank computes it, got other numbers",
     )
     yield "deterministic: the same numbers twice"
-    mixed = sorted(samples, key=lambda one: one.name[-1])
+    mixed = sorted(samples, key=lambda one: one.num_tokens)
     scale_of = {one.name: scale for one, scale in zip(samples, scales, strict=True)}
     others = zip(mixed, _scales(advantage, mixed, {}, config), strict=True)
     _require(

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -132,12 +133,37 @@ def test_a_group_has_zero_variance_if_all_its_tokens_have_the_same_return() -> N
         moving(0, move=0.25, end=0.5, last=True),
         moving(1, move=0.5, end=0.25, last=True),
     ]
-    samples, stats = reward_samples(equal, algorithm=algorithm, reward=reward)
+    samples, stats = credited(equal, algorithm=algorithm, reward=reward)
     assert samples == [] and stats.num_zero_variance_groups == 1
     early = [moving(index, move=0.25, end=0.5, last=False) for index in (0, 1)]
     samples, stats = credited(early, algorithm=algorithm, reward=reward)
     assert stats.num_zero_variance_groups == 0
     assert [s.advantages for s in samples] == [[0.0, 0.125, 0.0, -0.125]] * 2
+
+
+@pytest.mark.parametrize("method", ["grpo", "dr_grpo", "rloo", "turns"])
+def test_a_built_in_called_by_ones_own_function_gives_the_same_samples(
+    method: str, tmp_path: Path
+) -> None:
+    """Both leave out the groups of instance b, whose games have equal rewards."""
+    file = tmp_path / f"own_{method}.py"
+    file.write_text(
+        f"from selfplay.advantages.advantages import {method} as given\n\n"
+        "def advantage(samples, state, algorithm):\n"
+        "    return given(samples, state, algorithm)\n"
+    )
+    games = [
+        replace(episode((reward, reward), index), instance=instance)
+        for instance, rewards in (("a", (0.0, 1.0)), ("b", (0.5, 0.5)))
+        for index, reward in enumerate(rewards)
+    ]
+    found = [
+        credited(games, algorithm=AlgorithmConfig(advantage=name), reward=RewardConfig())
+        for name in (method, f"{file}:advantage")
+    ]
+    assert found[0] == found[1]
+    samples, stats = found[0]
+    assert (len(samples), stats.num_groups, stats.num_zero_variance_groups) == (4, 4, 2)
 
 
 def test_a_moving_average_is_kept_for_each_seating() -> None:

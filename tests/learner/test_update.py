@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from selfplay.advantages.sample import Sample
 from selfplay.distributed import init_world, shard
-from selfplay.errors import RunEnds
+from selfplay.errors import SettingsError
 from selfplay.learner.batch import DUMMY, pack
 from selfplay.learner.learner import RECOMPUTED
 from selfplay.learner.update import LossTerm, NonFinite, learning_rate, update_policy
@@ -102,7 +102,8 @@ def test_a_loss_that_is_not_finite_names_its_sample_and_takes_no_step() -> None:
 
 
 def test_a_loss_that_drops_tokens_of_a_large_batch_ends_the_run_by_name(tmp_path: Path) -> None:
-    """The check before a run calls it with eight tokens."""
+    """The check before a run calls it with eight tokens. Nothing is saved, since an earlier
+    minibatch may have changed the weights."""
     (tmp_path / "own.py").write_text(
         "def loss(logprobs_M, batch, algorithm):\n"
         "    losses_M = -batch.advantages_M * logprobs_M\n"
@@ -110,7 +111,7 @@ def test_a_loss_that_drops_tokens_of_a_large_batch_ends_the_run_by_name(tmp_path
     )
     model = tiny_model()
     rule = r"losses_M must have the shape \[M\] of logprobs_M, \(\d+,\), got \(\d+,\)"
-    with pytest.raises(RunEnds, match=r"own\.py:loss: " + rule):
+    with pytest.raises(SettingsError, match=r"own\.py:loss: " + rule):
         updated(model, some_samples(model), f"algorithm.loss={tmp_path}/own.py:loss")
 
 

@@ -97,6 +97,11 @@ def neighbours(samples, state, algorithm):
         pairs += [(sum(means) / len(means), 1.0)] * len(means)
     return pairs
 
+def beside(samples, state, algorithm):
+    of = {one.name: one.mean for one in samples}
+    return [(of[f"{name} seat {1 - int(seat)}"], 1.0)
+            for name, seat in (one.name.split(" seat ") for one in samples)]
+
 def hoards(samples, state, algorithm):
     state["last"] = samples
     return [(0.0, 1.0)] * len(samples)
@@ -213,8 +218,8 @@ def test_a_loss_that_cannot_train_is_refused_in_one_line(own: Path, name: str, r
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        ("short", r"\(baseline, divisor\) for each of 6 samples, got \[\(0.0, 1.0\)\]"),
-        ("floats", r"\(baseline, divisor\) for each of 6 samples, got \[0.0, 0.5"),
+        ("short", r"\(baseline, divisor\) for each of 12 samples, got \[\(0.0, 1.0\)\]"),
+        ("floats", r"\(baseline, divisor\) for each of 12 samples, got \[0.0, 0.5"),
         ("neighbours", "must not depend on the order of the samples"),
         ("divides", "divisors above 0, got 0.0 and 0.0 in a group of 3"),
         ("draws", "must be deterministic"),
@@ -225,6 +230,22 @@ def test_an_advantage_that_cannot_train_is_refused_in_one_line(
     own: Path, name: str, rule: str
 ) -> None:
     assert re.search(rule, refusal("algorithm.advantage", f"{own}/own_advantages.py:{name}"))
+
+
+def test_an_advantage_may_look_at_the_other_seat_of_a_game_by_name(own: Path) -> None:
+    """The check's samples have the names that a run's have."""
+    name = f"{own}/own_advantages.py:beside"
+    found = list(findings("algorithm.advantage", name, settings(f"algorithm.advantage={name}")))
+    assert any("0, 0, 0 for a group of rewards 0, 0.5, 1; they do not tell" in one for one in found)
+    config = settings()
+    samples, _ = reward_samples(
+        [episode((0.5, 0.5))], algorithm=config.algorithm, reward=config.reward
+    )
+    names = [(one.name, one.group, one.seating) for one in samples]
+    assert names == [
+        (f"instance hand/0 episode 0 seat {seat}", f"seat {seat} of hand/0", f"seat {seat}")
+        for seat in (0, 1)
+    ]
 
 
 def test_the_check_shows_advantages_of_samples_of_unlike_length_and_says_if_they_are_one(
