@@ -337,7 +337,7 @@ def _surrogate_loss(
     policy_loss = function_of("algorithm.loss", algorithm.loss)
     result = policy_loss(logprobs_M, batch, algorithm)
     if why := why_no_losses(result, logprobs_M):  # earlier optimizer steps may have been taken
-        raise SettingsError(f"algorithm.loss {algorithm.loss}: {why}")
+        raise SettingsError(f"algorithm.loss {algorithm.loss}: {why}; this step is not saved")
     losses_M, metrics = result
     losses_M = losses_M * batch.importance_M
     metrics = {**metrics, "policy_loss": losses_M, "entropy": entropies_M}
