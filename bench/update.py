@@ -190,19 +190,19 @@ def measure(
         packed = micro_batches(shorter, world, budget=tokens, share_prefixes=share)
         passes.append([batch for _, batch in packed])
     batches, following = passes[0], cycle(passes)
-    num_trained = sum(len(batch.targets_M) for batch in batches)
     restart_peak(device)
     losses: list[float] = []
 
     def forward(batch: MicroBatch) -> torch.Tensor:
         logprobs_M, _ = policy_logprobs(model, batch.row, batch.targets_M, temperature=1.0)
-        return logprobs_M.sum() / -num_trained
+        return -logprobs_M.sum()
 
     def forward_backward(batches: Sequence[MicroBatch]) -> None:
         model.zero_grad(set_to_none=True)
         total = torch.zeros((), device=device)
+        num_trained = sum(len(batch.targets_M) for batch in batches)
         for batch in batches:
-            loss = forward(batch)
+            loss = forward(batch) / num_trained
             (loss / world.dp_size).backward()
             total += loss.detach()
         losses.append(total.item())
