@@ -145,7 +145,8 @@ class OpenRun(SavedRun):
         """Take the next step: play, credit, update, measure, push (`take_step`).
 
         Raises:
-            SettingsError: if the settings have no step left or an earlier call has ended the run.
+            SettingsError: if the settings have no step left, an earlier call has ended the run, or
+                a loss of one's own returns wrong shapes, which leaves the step unsaved.
             RunEnds: for a check that ends the run, after its state is saved.
         """
         settings = self.parts.config

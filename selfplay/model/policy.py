@@ -419,9 +419,6 @@ def end_ids(weights: Path) -> tuple[int, ...]:
 def apply_liger(model: PreTrainedModel) -> None:
     """Replace the model's RMSNorm, RoPE and SwiGLU with liger's Triton kernels; before `shard`.
 
-    Where the CuTe DSL is installed (SGLang and flash-attn-4 require it), liger would take its CuTe
-    RoPE for heads of 128, which is compiled for every length of a row: more than half of an
-    update's time.
     Norms and MLPs are replaced in this model only. RoPE is replaced for all models of this
     architecture in the process, which must then be on a GPU. Raises ValueError for an architecture
     that liger does not support, ImportError without liger.
@@ -436,6 +433,8 @@ def apply_liger(model: PreTrainedModel) -> None:
         raise ValueError(
             f"liger does not support the architecture {kind}; set model.liger to false"
         )
+    # Where the CuTe DSL is installed (SGLang and flash-attn-4 require it), liger would take its
+    # CuTe RoPE for heads of 128, which is compiled for every length of a row.
     set_impl("nvidia-triton")
     MODEL_TYPE_TO_APPLY_LIGER_FN[kind](
         rope=True,
