@@ -95,7 +95,7 @@ def open_run(folder: Path, config: Config) -> None:
     """Create the run's folder, or open an existing run to resume it. Only rank 0 calls this.
 
     Writes `config.yaml`, which loads back to an equal `config`, and appends to `code.txt` what code
-    runs, with the digests of the user's own files; says if one differs from the last start. If
+    runs, with the digests of the user's own files; says what differs from the last start. If
     nothing was trained yet, any settings are accepted. Otherwise only settings of the run's length,
     its logs and where things are computed may change; changes of the last kind are printed. Raises
     SettingsError if others differ or the saved ones are gone.
@@ -135,15 +135,19 @@ def open_run(folder: Path, config: Config) -> None:
         )
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(saved, dump(config))
-    own = _own_files(config)
+    own, versions = _own_files(config), _versions()
     with (folder / "code.txt").open("a+", encoding="utf-8") as file:
         file.seek(0)
-        before = dict(line.rpartition(" sha256 ")[::2] for line in file.read().splitlines())
+        lines = file.read().splitlines()
+        before = dict(line.rpartition(" sha256 ")[::2] for line in lines)
         for what, digest in own.items():
             if trained and before.get(what, digest) != digest:
                 print(f"{folder} goes on with another {what} than it had before", flush=True)
-        lines = "".join(f"{what} sha256 {digest}\n" for what, digest in own.items())
-        file.write(_describe_code() + lines + "\n")
+        had = [line for line in lines if line.startswith("selfplay ")]
+        if trained and had and (others := _other_versions(had[-1], versions)):
+            print(f"{folder} goes on with other versions (before -> now): {others}", flush=True)
+        digests = [f"{what} sha256 {digest}" for what, digest in own.items()]
+        file.write("\n".join([*_describe_start(), versions, *digests, "", ""]))
 
 
 def _own_files(config: Config) -> dict[str, str]:
@@ -167,26 +171,36 @@ def _among(keys: Collection[str], line: str) -> bool:
     return name in keys or any(name.startswith(f"{key}.") for key in keys)
 
 
-def _describe_code() -> str:
-    """The start time, the git commit of a clone and whether files differ from it, the command, and
-    versions."""
+def _describe_start() -> list[str]:
+    """The start time, the git commit of a clone and whether files differ from it, the command."""
     root = Path(__file__).resolve().parents[2]
     # An installed copy may lie inside someone else's repository.
     commit = _git(root, "rev-parse", "HEAD") if (root / ".git").exists() else ""
     if commit and _git(root, "status", "--porcelain"):
         commit += " with uncommitted changes"
+    started = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    name = Path(sys.argv[0]).name
+    words = [*(["python"] if name.endswith(".py") else []), name, *sys.argv[1:]]
+    command = on_one_line(shlex.join(words))
+    return [f"started {started}", f"commit {commit or 'unknown'}", f"command {command}"]
+
+
+def _versions() -> str:
+    """The line of code.txt that names each package here with its version, joined by commas."""
     versions = [f"selfplay {selfplay.__version__}", f"python {platform.python_version()}"]
     for name in _PACKAGES:
         try:
             versions.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             continue
-    started = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    name = Path(sys.argv[0]).name
-    words = [*(["python"] if name.endswith(".py") else []), name, *sys.argv[1:]]
-    command = on_one_line(shlex.join(words))
-    lines = [f"started {started}", f"commit {commit or 'unknown'}", f"command {command}"]
-    return "\n".join([*lines, ", ".join(versions), ""])
+    return ", ".join(versions)
+
+
+def _other_versions(before: str, now: str) -> str:
+    """What differs between two lines of `_versions`, "" if nothing does."""
+    old, new = (dict(one.rsplit(" ", 1) for one in line.split(", ")) for line in (before, now))
+    names = [name for name in old | new if old.get(name) != new.get(name)]
+    return "; ".join(f"{n} {old.get(n, 'absent')} -> {new.get(n, 'absent')}" for n in names)
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,29 @@ def test_what_a_run_computes_may_not_change(tmp_path: Path) -> None:
         told = str(refusal.value)
         assert f" {word.split('=')[0]}" in told and "threads" not in told, word
     assert load(Config, tmp_path / "config.yaml").threads == 0
+
+
+def test_other_versions_of_packages_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the newest start: one that went back to the first versions has two differences again."""
+    open_run(tmp_path, load(Config, None, SCRATCH))
+    code = tmp_path / "code.txt"
+    here = metadata.version("torch")
+    other = code.read_text().replace(f"torch {here}", "torch 2.0").replace(", numpy ", ", numba ")
+    code.write_text(code.read_text() + other)
+    open_run(tmp_path, load(Config, None, SCRATCH))
+    assert capsys.readouterr().out == ""  # nothing was trained
+    code.write_text(code.read_text() + other)
+    (tmp_path / "held_out_before.json").write_text("{}")
+    open_run(tmp_path, load(Config, None, SCRATCH))
+    numpy = metadata.version("numpy")
+    assert capsys.readouterr().out == (
+        f"{tmp_path} goes on with other versions (before -> now): torch 2.0 -> {here}; "
+        f"numba {numpy} -> absent; numpy absent -> {numpy}\n"
+    )
+    open_run(tmp_path, load(Config, None, SCRATCH))
+    assert capsys.readouterr().out == ""
 
 
 HOLD = """
