@@ -25,20 +25,22 @@ GRADIENT, NATS = 3 * FORWARD + 200, 4.0
 MODELS = ("llama False", "qwen3 True", "one unit")
 
 
-MESHES = [(2, "fsdp2"), (2, "tp2"), pytest.param((4, "fsdp2xtp2"), marks=pytest.mark.slow)]
+IDS = ("fsdp2", "tp2", "fsdp2xtp2", "fsdp4xtp2")
+SLOW = (pytest.param((num, "2"), marks=pytest.mark.slow) for num in (4, 8))
+MESHES = [(2, "fsdp2"), (2, "tp2"), *SLOW]
 
 
 Report = tuple[int, Callable[[str], Any]]
 
 
-@pytest.fixture(params=MESHES, ids=["fsdp2", "tp2", "fsdp2xtp2"])
+@pytest.fixture(params=MESHES, ids=IDS)
 def report(request: pytest.FixtureRequest) -> Report:
     """The number of processes of a mesh, and their measurements in a case."""
     num, mesh = request.param
 
     def read(case: str) -> Any:
-        if num == 4:
-            return measured_by("mesh_worker.py", "2", ranks=4)[case]
+        if num > 2:
+            return measured_by("mesh_worker.py", mesh, ranks=num)[case]
         return two_ranks(mesh, part="fast" if case in FAST else "slow")[case]
 
     return num, read
@@ -62,11 +64,18 @@ def test_ranks_share_samples_by_tokens_and_ranks_of_a_row_get_the_same(report: R
     """Rank 0 has samples of 5 and 3 tokens, rank 1 none, rank 2 two of 4, rank 3 one of 1.
 
     Of two ranks the second gets the sample of 3. Of two rows, with 8 and 9 tokens, neither passes
-    any on.
+    any on. Of four rows two have nothing, and get one of 4 and the one of 3.
     """
     num, read = report
-    wanted = {(2, 1): ["a", "b"], (2, 2): ["ab", "ab"], (4, 2): ["ab", "ab", "cde", "cde"]}
-    assert read("shared") == [[names, True] for names in wanted[num, read("tp")]]
+    of_rows = {
+        (2, 1): ["a", "b"],
+        (2, 2): ["ab"],
+        (4, 2): ["ab", "cde"],
+        (8, 2): ["a", "ce", "d", "b"],
+    }
+    tp = read("tp")
+    wanted = [[names, True] for names in of_rows[num, tp] for _ in range(tp)]
+    assert read("shared") == wanted
 
 
 @pytest.mark.parametrize("aggregation", slow_except(AGGREGATIONS, *FAST))

@@ -278,7 +278,7 @@ def shared(world: World) -> list[tuple[str, bool]]:
         moves = ((length - 1, 0.25),)
         return Sample(name, ids, mask, logprobs, [0.0] * length, move_rewards=moves, group=name)
 
-    played = [("a", 5), ("b", 3)], [], [("c", 4), ("d", 4)], [("e", 1)]
+    played = [("a", 5), ("b", 3)], [], [("c", 4), ("d", 4)], [("e", 1)], *[[]] * 4
     mine = balance_tokens([sample_of(*one) for one in played[world.rank]], world)
     unchanged = all(sample == sample_of(sample.name, len(sample.ids)) for sample in mine)
     return gather_objects(("".join(sample.name for sample in mine), unchanged), world)
