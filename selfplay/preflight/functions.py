@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -35,13 +37,15 @@ FAR = 99.0  # nats; exp of it overflows float32
 
 def check_functions(config: Config) -> None:
     """Check every function of one's own that the settings name, and a built-in one that not every
-    game can have. Raises ValueError as `findings`."""
+    game can have. Warnings go to standard error, once under torchrun. Raises ValueError as
+    `findings`."""
     checked = list(own_functions(config))
     if config.reward.function == "message_credit":  # needs `Game.reach`
         checked.append(("reward.function", config.reward.function))
     for key, name in checked:
-        for _ in findings(key, name, config):
-            pass
+        for line in findings(key, name, config):
+            if line.startswith("warning: ") and os.environ.get("RANK", "0") == "0":
+                print(f"warning: {key} {name}: {line[9:]}", file=sys.stderr)
 
 
 def findings(key: str, name: str, config: Config) -> Iterator[str]:

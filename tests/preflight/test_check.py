@@ -19,7 +19,7 @@ from selfplay.config import Config, RewardConfig
 from selfplay.config.load import load
 from selfplay.config.plugins import PLUGINS, function_of, key_of
 from selfplay.data.seeds import named_seed
-from selfplay.preflight.functions import findings
+from selfplay.preflight.functions import check_functions, findings
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import BranchPoint, Episode, GameSetup
 from tests.helpers.chat_server import Answer, chat_server
@@ -366,6 +366,10 @@ def test_a_loss_of_the_wrong_sign_is_told(own: Path, capsys: pytest.CaptureFixtu
     said = capsys.readouterr().out
     assert "\nwarning: a step makes tokens of positive advantage less likely" in said
     assert "\nnote: with algorithm.epochs=1 and algorithm.minibatches=1 every ratio is 1" in said
+    check_functions(settings(f"algorithm.loss={own}/own_losses.py:turned"))  # as a run does
+    warned = capsys.readouterr().err
+    assert warned.startswith(f"warning: algorithm.loss {own}/own_losses.py:turned: a step makes")
+    assert warned.count("\n") == 1
 
 
 # --- the examples, by hand ------------------------------------------------------------------------
@@ -502,4 +506,4 @@ def test_a_run_with_functions_of_ones_own(
     (folder / "code.txt").write_text(code.replace(digest, "0" * 64))
     assert run_tiny(folder, *words) == 0
     said = capsys.readouterr().out
-    assert f"goes on with another rollout.player {files['rollout.player']} than it had" in said
+    assert f"goes on with a changed rollout.player {files['rollout.player']}\n" in said
