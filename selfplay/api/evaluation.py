@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -105,18 +106,20 @@ def evaluate(
         SettingsError: for players, games or settings that cannot be used.
         RunEnds: if all games are void, an engine is lost or the report cannot be written.
     """
-    temperatures = [temperature] if isinstance(temperature, int | float) else temperature
+    with refusing():
+        settings = _settings_file(config)
+        _check_partners(partner, partners)
     asked = Namespace(
         runs=_folders(policy),
         games=str(games),
         num=num,
         partner=partner,
         partners=list(partners),
-        temperature=[float(each) for each in temperatures],
+        temperature=_temperatures(temperature),
         start=str(start),
-        config=None if config is None else Path(config),
+        config=settings,
         out=None if out is None else Path(out),
-        overrides=override_words({**(overrides or {}), **more}),
+        overrides=override_words(overrides, more),
     )
     return evaluate_asked(asked)
 
@@ -141,20 +144,21 @@ def play(
     Raises:
         SettingsError, RunEnds: as `evaluate` does.
     """
-    words = override_words({**(overrides or {}), **more})
+    words = override_words(overrides, more)
     if isinstance(player, str) and player.startswith(f"{SCRIPTED}:"):
         return _scripted_games(player, partner, str(games), num, config, words)
-    if isinstance(config, Mapping):
-        raise SettingsError("config of a policy must be a file or the name of one, got a mapping")
+    with refusing():
+        settings = _settings_file(config)
+        _check_partners(partner, ())
     asked = Namespace(
         runs=_folders(player),
         games=str(games),
         num=num,
         partner=partner,
         partners=[],
-        temperature=[] if temperature is None else [float(temperature)],
+        temperature=_temperatures(() if temperature is None else temperature),
         start="0",
-        config=None if config is None else Path(config),
+        config=settings,
         out=None,
         overrides=[*words, "eval.talk_games=0"],
     )
@@ -280,10 +284,36 @@ class _Plan:
         return self._people | scripted
 
 
+def _settings_file(config: object) -> Path | None:
+    """Raises ValueError for another type than that of a file."""
+    if not isinstance(config, str | Path | None):
+        kind = "a mapping" if isinstance(config, Mapping) else repr(config)
+        raise ValueError(f"config of a policy must be a file or the name of one, got {kind}")
+    return None if config is None else Path(config)
+
+
+def _check_partners(partner: Any, partners: Any) -> None:
+    """Raise ValueError for arguments of other types."""
+    if not isinstance(partner, str | None):
+        raise ValueError(f"partner must be a text, as in 'scripted:honest', got {partner!r}")
+    listed = isinstance(partners, Sequence) and not isinstance(partners, str)
+    if not (listed and all(isinstance(each, str) for each in partners)):
+        raise ValueError(f"partners must be a list of texts, got {partners!r}")
+
+
+def _temperatures(given: Any) -> list[Any]:
+    """One or several, as floats; what is no number stays, for `check_asked` to refuse."""
+    listed = isinstance(given, Sequence) and not isinstance(given, str)
+    several = list(given) if listed else [given]
+    return [float(each) if isinstance(each, Real) else each for each in several]
+
+
 def _folders(policy: Policy | Sequence[Policy]) -> list[Path]:
     """The folders of policies. Raises SettingsError for a run whose policy is not saved."""
-    policies = [policy] if isinstance(policy, SavedRun | str | Path) else policy
+    policies = policy if isinstance(policy, Sequence) and not isinstance(policy, str) else [policy]
     for one in policies:
+        if not isinstance(one, SavedRun | str | Path):
+            raise SettingsError(f"a policy must be a run, a folder or a name, got {one!r}")
         if isinstance(one, OpenRun) and one.takes_steps:
             raise SettingsError(
                 f"{one.folder} is open and its policy is not saved; call its evaluate, or finish it"

@@ -21,6 +21,7 @@ from selfplay.apps.report import refresh_report
 from selfplay.checkpoint import export_final
 from selfplay.config import Config, load_config
 from selfplay.config.load import load, override_words
+from selfplay.config.play import check_num_games, check_temperature
 from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.distributed import World, close_world
 from selfplay.engines.sglang import early
@@ -180,8 +181,14 @@ class OpenRun(SavedRun):
         """Play the first `num` held-out games with the policy as it is now; None means
         eval.final_games. `temperature` None samples as in training, 0 is greedy.
 
-        Returns a row as those of `before` and `after`.
+        Returns a row as those of `before` and `after`. Raises SettingsError for a number or a
+        temperature that cannot be; the run goes on then.
         """
+        with refusing():
+            if num is not None:
+                check_num_games(num, what="num")
+            if temperature is not None:
+                check_temperature(temperature, what="temperature")
         with self._ending_at_an_error("evaluate") as parts:
             settings = parts.config
             instances = evaluation_instances(
@@ -280,7 +287,7 @@ def start(
         SettingsError: for settings, files or a machine that cannot be used.
     """
     if not isinstance(config, Config):
-        config = load_config(config, override_words({**(overrides or {}), **more}))
+        config = load_config(config, override_words(overrides, more))
     elif overrides or more:
         raise SettingsError("overrides need a file, a name or a mapping, got a finished Config")
     with ExitStack() as cleanup:

@@ -66,14 +66,20 @@ def source_of(given: Settings | None) -> str:
     return "settings" if isinstance(given, Mapping) else str(given or "defaults")
 
 
-def override_words(values: Mapping[str, Any]) -> list[str]:
-    """Overrides `key=value` that give these dotted keys these values.
+def override_words(
+    overrides: Mapping[str, Any] | None, more: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Overrides `key=value` that give these dotted keys these values; `more` wins.
 
     Raises:
-        SettingsError: for a value that YAML cannot hold.
+        SettingsError: for overrides that are no mapping, or a value that YAML cannot hold.
     """
+    if not isinstance(overrides, Mapping | None):
+        raise SettingsError(
+            f"overrides must be a mapping, as in {{'optim.lr': 1e-5}}, got {overrides!r}"
+        )
     words = []
-    for name, value in values.items():
+    for name, value in {**(overrides or {}), **(more or {})}.items():
         plain = str(value) if isinstance(value, Path) else value
         try:
             words.append(f"{name}={json.dumps(plain, ensure_ascii=False)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from numbers import Integral, Real
 from typing import Any, Literal, Self
 
 from pydantic import (
@@ -31,6 +32,20 @@ from selfplay.config.secrets import check_body
 
 DEFAULT_GAME = "matching"
 MAX_GAMES = 1_000_000  # per step and per evaluation
+
+
+def check_num_games(num: object, *, what: str) -> None:
+    """Raise ValueError, which begins with `what`, for a number of games that none can play."""
+    if not isinstance(num, Integral) or not 1 <= int(num) <= MAX_GAMES:
+        raise ValueError(
+            f"{what} must be at least 1 and at most {MAX_GAMES}, a whole number, got {num!r}"
+        )
+
+
+def check_temperature(value: object, *, what: str) -> None:
+    """Raise ValueError, which begins with `what`, for a temperature of played games."""
+    if not (isinstance(value, Real) and (value == 0 or 0.01 <= float(value) <= 100)):
+        raise ValueError(f"{what} must be 0 (greedy) or from 0.01 to 100, got {value!r}")
 
 
 @dataclass(frozen=True, slots=True, config=RULES)
@@ -145,8 +160,8 @@ class RolloutConfig:
     change what it reads (docs/your_method.md)"""
     policy_seats: tuple[str, ...] = ()
     """roles that the policy plays in every game, such as [agent]; the partner plays the others.
-    Empty: those that the game names, or if it names none, all without a partner and one seat
-    after the other with one"""
+    All of them: each game has the policy alone, or in one seat after the other with a partner.
+    Empty: those that the game names, or if it names none, all of them"""
     branch: BranchConfig = Field(default_factory=BranchConfig)
 
     @field_validator("player")

@@ -15,7 +15,7 @@ from typing import Any
 from dialop.rows import read_records
 from dialop.starts import Entries, checked_entries
 from selfplay.config import DataConfig, EvalConfig, GameConfig
-from selfplay.config.play import MAX_GAMES
+from selfplay.config.play import check_num_games
 from selfplay.data.instances import GENERATED, HELD_OUT, begun, evaluation_instances
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.partners.checkpoints import Source, nearest_beside
@@ -51,8 +51,8 @@ def find_games(
         ValueError: for a missing or empty file or more games than it holds.
         OSError: for a file that cannot be read.
     """
-    if num is not None and not 1 <= num <= MAX_GAMES:
-        raise ValueError(f"--num must be at least 1 and at most {MAX_GAMES}, got {num}")
+    if num is not None:
+        check_num_games(num, what="--num")
     if games == GENERATED and start:
         raise ValueError("--start needs --games FILE.jsonl with recorded games, got generated")
     if games == GENERATED:

@@ -17,7 +17,7 @@ from dialop.shown import error_text
 from dialop.specs import nearest
 from selfplay.config import COMMON, Config, load_config
 from selfplay.config.load import find_settings, read_value, shipped
-from selfplay.config.play import GameConfig, options_of
+from selfplay.config.play import GameConfig, check_temperature, options_of
 from selfplay.config.schema import Described, chosen, describe, described
 from selfplay.config.secrets import hidden, names_key
 from selfplay.errors import SettingsError
@@ -233,10 +233,8 @@ def check_asked(asked: argparse.Namespace) -> None:
         )
     if asked.partners and (asked.partner or len(asked.temperature) > 1):
         raise ValueError("--partners needs no --partner and at most one --temperature")
-    if not all(t == 0 or 0.01 <= t <= 100 for t in asked.temperature):
-        raise ValueError(
-            f"--temperature must be 0 (greedy) or from 0.01 to 100, got {asked.temperature}"
-        )
+    for temperature in asked.temperature:
+        check_temperature(temperature, what="--temperature")
 
 
 def _is_settings(word: str) -> bool:

@@ -44,6 +44,9 @@ def test_the_open_policy_is_evaluated_as_the_saved_one(tmp_path: Path) -> None:
         assert before["scores"] == run.before["sampled"]["scores"][:4]
         with pytest.raises(selfplay.SettingsError, match="is open and its policy is not saved"):
             selfplay.evaluate(run)
+        for num, temperature in (("4", None), (0, None), (-1, None), (4, -1.0), (4, 1000)):
+            with pytest.raises(selfplay.SettingsError, match=r"^(num|temperature) must be "):
+                run.evaluate(num, temperature=temperature)  # type: ignore[arg-type]
         for _ in range(2):
             run.step()
         after = run.evaluate(temperature=0.0)
@@ -83,6 +86,17 @@ def test_scripts_play_a_game_without_a_model() -> None:
         (lambda run: selfplay.evaluate(run, steps=3), "steps has no effect without training"),
         (lambda run: selfplay.evaluate(run, temperature=-1), "--temperature must be 0"),
         (lambda run: selfplay.evaluate([run, run]), "RUN must be given once"),
+        (lambda run: selfplay.evaluate(run, num="8"), "--num must be .*a whole number, got '8'"),
+        (lambda run: selfplay.evaluate(run, num=8.5), "--num must be .*a whole number, got 8.5"),
+        (lambda run: selfplay.evaluate(run, temperature="hot"), "--temperature .* got 'hot'"),
+        (lambda run: selfplay.evaluate(run, partner=["scripted:solo"]), "partner must be a text"),
+        (lambda run: selfplay.evaluate(run, partners="self"), "partners must be a list of texts"),
+        (lambda run: selfplay.evaluate(run, partners=2), "partners must be a list of texts, got 2"),
+        (lambda run: selfplay.evaluate(run, config=SETTINGS), "config of a policy must be a file"),
+        (lambda run: selfplay.evaluate(run, ["a=1"]), "overrides must be a mapping"),
+        (lambda run: selfplay.evaluate(3), "a policy must be a run, a folder or a name, got 3"),
+        (lambda run: selfplay.play(run, num="2"), "--num must be .*a whole number, got '2'"),
+        (lambda run: selfplay.play(run, temperature="1"), "--temperature must be .* got '1'"),
         (lambda run: selfplay.play(run, partner="scripted:nobody"), "--partner"),
         (lambda run: selfplay.play(run, config=SETTINGS), "config of a policy must be a file"),
         (lambda run: selfplay.play("scripted:nobody", config="tiny"), "nobody"),
