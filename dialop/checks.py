@@ -11,6 +11,7 @@ import copy
 import json
 import math
 import random
+import re
 import string
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
@@ -430,8 +431,9 @@ def _outcome(case: Case) -> Iterator[str]:
 def _wrong_outcome(game: Game, outcome: Any) -> str:
     if problem := wrong_outcome(game, outcome):
         return f"it {problem}"
-    if not all(type(value) is float and math.isfinite(value) for value in outcome.facts.values()):
-        return f"facts must be finite floats, got {outcome.facts}"
+    facts = outcome.facts.values()
+    if not all(type(value) in (int, float) and math.isfinite(value) for value in facts):
+        return f"facts must be finite numbers, got {outcome.facts}"
     return ""
 
 
@@ -465,6 +467,7 @@ def _fuzz(case: Case) -> Iterator[str]:
     texts = [text for played in case.plays for _, text in played.moves] or list(JUNK)
     for instance in case.instances:
         game = case.kit.new_game(instance, case.options)
+        others = _of_other_tags(game, texts)
         unread = [True] * game.num_seats
         for _ in range(150):
             if game.seat_to_move is None:
@@ -473,7 +476,8 @@ def _fuzz(case: Case) -> Iterator[str]:
             seat = draw.randrange(game.num_seats)
             if draw.random() < 0.7 and game.seat_to_move is not None:
                 seat = game.seat_to_move
-            text = _mutated(draw.choice(texts), draw)
+            other = others and draw.random() < 0.3
+            text = draw.choice(others) if other else _mutated(draw.choice(texts), draw)
             before = _changeable(game)
             try:
                 step = game.step(seat, text)
@@ -486,6 +490,16 @@ def _fuzz(case: Case) -> Iterator[str]:
             if problem:
                 yield f"{text[:40]!r} of seat {seat}: {problem}"
                 return
+
+
+def _of_other_tags(game: Game, texts: Sequence[str]) -> list[str]:
+    """Moves with the tags of a TurnGame that no script uses: bare, with the contents of the
+    scripts' moves, and with words that a seat reads first."""
+    moves = [move for move in map(split_move, texts) if move is not None]
+    shown = " ".join(game.prompt(seat).user for seat in range(game.num_seats))
+    contents = dict.fromkeys(["", *(content for _, content in moves), *re.findall(r"\w+", shown)])
+    unused = set(getattr(game, "tags", ())) - {tag for tag, _ in moves}
+    return [f"[{tag}] {content}" for tag in sorted(unused) for content in contents]
 
 
 def _mutated(text: str, draw: random.Random) -> str:

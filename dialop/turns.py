@@ -76,6 +76,9 @@ class TurnGame(Game):
 
     def show(self, seat: int, text: str) -> None:
         """Give a seat this text to read instead of the move, as for a tool's answer."""
+        if seat not in range(self.num_seats) or not isinstance(text, str):
+            rule = f"show must be given a seat, 0 to {self.num_seats - 1}, and a text"
+            raise GameError(f"{type(self).__name__}.{rule}, got {seat!r} and {text!r}")
         self._shown[seat] = text
 
     @property

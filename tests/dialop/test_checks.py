@@ -337,6 +337,17 @@ class NoReturn(scaffold.MyGame):
         super().play(seat, tag, content)
 
 
+class Probe(scaffold.MyGame):
+    """No script probes, and a probe of a word that a seat reads raises."""
+
+    tags = (*scaffold.MyGame.tags, "probe")
+
+    def play(self, seat: int, tag: str, content: str) -> int | None:
+        if tag == "probe" and content.lower() in self.sees(seat).lower().split():
+            raise KeyError(content)
+        return super().play(seat, tag, content)
+
+
 class NotANumber(scaffold.MyGame):
     def outcome(self) -> Outcome:
         return replace(super().outcome(), rewards=(float("nan"),) * 2)
@@ -365,6 +376,7 @@ class OfNothing(scaffold.MyGame):
             "is to move (`play` returned no seat, which ends the game), ",
         ),
         (NotANumber, "outcome", "must give rewards as a tuple of one number a seat, got (nan, "),
+        (Probe, "fuzz", "[probe]"),
         (Unmade, "seeding", "Unmade.__init__ of game own must call super().__init__(instance, "),
     ],
 )
