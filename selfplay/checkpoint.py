@@ -182,6 +182,12 @@ def repair_folder(folder: Path, *, imitation: Path) -> None:
         check_name(saved)
     log = folder / "metrics.jsonl"
     if not checkpoints(folder) and log.exists() and log.stat().st_size:
+        if (folder / "final").exists():
+            raise SettingsError(
+                f"{folder} holds the policy of a finished run in final/ and no checkpoint to go on "
+                f"from; begin another run with out=FOLDER (model.path={folder / 'final'} begins "
+                "with this policy), or delete final/ to make the run again"
+            )
         print(
             f"warning: {folder / 'checkpoints'} holds no checkpoint: the run begins with its first "
             "step again",

@@ -41,6 +41,7 @@ _WHERE = (
 # The files that a start creates before training, and those that show that training began.
 _PREPARED = ("tokenizer", "random_start", "warm_start_progress")
 _TRAINED = ("warm_start", "warm_start_progress/checkpoints", "held_out_before.json", "checkpoints")
+_SHOWN = 12  # settings that a refusal lists
 IMITATED_BOARDS = "imitated_boards.json"  # digests of the recorded boards that were imitated
 _PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "pyarrow"),
@@ -111,8 +112,13 @@ def open_run(folder: Path, config: Config) -> None:
             "it, or use another folder with out=FOLDER"
         )
     if refused and trained:
+        refused.sort(key=lambda line: not line.startswith("game.name:"))
+        shown = [
+            *refused[:_SHOWN],
+            *([f"{more} more"] if (more := len(refused) - _SHOWN) > 0 else []),
+        ]
         raise SettingsError(
-            f"{folder} holds a run with other settings (saved -> given): {'; '.join(refused)}; "
+            f"{folder} holds a run with other settings (saved -> given): {'; '.join(shown)}; "
             "give the saved ones, or another folder with out=FOLDER"
         )
     if config.optim.schedule != "constant" and not refused and (trained & {"checkpoints"}):
@@ -142,7 +148,7 @@ def open_run(folder: Path, config: Config) -> None:
         before = dict(line.rpartition(" sha256 ")[::2] for line in lines)
         for what, digest in own.items():
             if trained and before.get(what, digest) != digest:
-                print(f"{folder} goes on with another {what} than it had before", flush=True)
+                print(f"{folder} goes on with a changed {what}", flush=True)
         had = [line for line in lines if line.startswith("selfplay ")]
         if trained and had and (others := _other_versions(had[-1], versions)):
             print(f"{folder} goes on with other versions (before -> now): {others}", flush=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import train
-from selfplay.config import Config
+from selfplay.config import Config, load_config
 from selfplay.config.load import load
 from selfplay.errors import SettingsError
 from selfplay.metrics.run_folder import hold_run, open_run
@@ -100,6 +100,16 @@ def test_what_a_run_computes_may_not_change(tmp_path: Path) -> None:
         told = str(refusal.value)
         assert f" {word.split('=')[0]}" in told and "threads" not in told, word
     assert load(Config, tmp_path / "config.yaml").threads == 0
+
+
+def test_a_run_of_another_game_is_named_first(tmp_path: Path) -> None:
+    open_run(tmp_path, load(Config, None, SCRATCH))
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(SettingsError) as refusal:
+        open_run(tmp_path, load_config("tiny_mediation"))
+    told = str(refusal.value)
+    assert "(saved -> given): game.name: matching -> mediation; " in told
+    assert told.count(" -> ") == 13 and re.search(r"; \d+ more; give the saved ones", told)
 
 
 def test_other_versions_of_packages_are_told(

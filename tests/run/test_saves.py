@@ -47,6 +47,23 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
     assert_same_run(finished(), run)
 
 
+def test_a_finished_policy_is_not_trained_over(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its checkpoints were deleted to save space; the same command has fewer steps."""
+    shutil.rmtree(run / "checkpoints")
+    weights, log = (run / "final" / "model.safetensors").read_bytes(), metrics_of(run)
+    assert run_tiny(run, "steps=2") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"model.path={run / 'final'} begins with this policy" in said
+    assert (run / "final" / "model.safetensors").read_bytes() == weights and metrics_of(run) == log
+    shutil.rmtree(run / "final")
+    assert run_tiny(run, "steps=2") == 0 and len(metrics_of(run)) == 2
+    assert (
+        "holds no checkpoint: the run begins with its first step again" in capsys.readouterr().err
+    )
+
+
 def test_without_a_whole_checkpoint_the_run_ends(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
