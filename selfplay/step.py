@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,7 @@ class Run:
     journal: Journal
     timed: Stopwatch  # the seconds of the step's stages
     first_step: int
+    changed: dict[str, float] = field(default_factory=dict)  # numbers that this step alone has
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +317,7 @@ def measure(run: Run, rollout: Rollout, batch: Batch, learnt: dict[str, float]) 
     Restarts are counted since the last call, those of the last push and evaluation included."""
     learnt = learnt | run.partners.take_usage()
     metrics = step_metrics(rollout.episodes, rollout.stats, batch.stats, learnt, run.world)
-    return metrics | {"num_engine_restarts": run.supervisor.take_num_restarts()}
+    return metrics | run.changed | {"num_engine_restarts": run.supervisor.take_num_restarts()}
 
 
 def advantages_of(run: Run, batch: Batch) -> dict[str, float]:

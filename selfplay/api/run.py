@@ -10,13 +10,15 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from numbers import Real
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
 from typing import Any, Self
 
 from dialop.shown import error_text
+from dialop.specs import nearest
 from selfplay.apps.report import refresh_report
 from selfplay.checkpoint import export_final
 from selfplay.config import Config, load_config
@@ -59,6 +61,14 @@ def outside_event_loop() -> Iterator[None]:
     finally:
         asyncio._set_running_loop(loop)
         asyncio.tasks._enter_task(loop, task)
+
+
+# The settings that a step reads anew; of others `start` has made the parts of the run.
+OF_A_STEP = (
+    *("rollout.temperature", "optim.lr", "algorithm.kl", "algorithm.entropy", "algorithm.options"),
+    *("algorithm.clip_low", "algorithm.clip_high", "algorithm.dual_clip", "reward.judge_weight"),
+    *("reward.token_cost", "reward.message_cost", "reward.error_penalty"),
+)
 
 
 class SavedRun:
@@ -142,12 +152,16 @@ class OpenRun(SavedRun):
         return self._parts
 
     @outside_event_loop()
-    def step(self) -> Step:
+    def step(self, overrides: Mapping[str, Any] | None = None) -> Step:
         """Take the next step: play, credit, update, measure, push (`take_step`).
 
+        `overrides` are settings by dotted key that this step alone has, those of OF_A_STEP. Its
+        line of metrics.jsonl has the numbers by these keys.
+
         Raises:
-            SettingsError: if the settings have no step left, an earlier call has ended the run, or
-                a loss of one's own returns wrong shapes, which leaves the step unsaved.
+            SettingsError: for other overrides; or if the settings have no step left, an earlier
+                call has ended the run, or a loss of one's own returns wrong shapes, which leaves
+                the step unsaved.
             RunEnds: for a check that ends the run, after its state is saved.
         """
         settings = self.parts.config
@@ -156,14 +170,40 @@ class OpenRun(SavedRun):
                 f"steps must be above {self.num_done}, which {self.folder} has made, to take "
                 f"another step, got {settings.steps}"
             )
+        changed = self._with(overrides) if overrides else self.parts
         with self._ending_at_an_error("step") as parts:
-            step = take_step(parts, self.num_done)
+            step = take_step(changed, self.num_done)
             self.num_done = step.number
             if saved := saves_after(settings, step.number):
                 self._num_saved = step.number
             if saved or evaluates_after(settings, step.number):
                 self._draw_page(parts.world.rank, min_age_s=30.0)
         return step
+
+    def _with(self, overrides: Mapping[str, Any]) -> Run:
+        """The parts, whose settings have these values."""
+        words, parts = override_words(overrides), self.parts
+        for key in overrides:
+            if not any(key == name or key.startswith(f"{name}.") for name in OF_A_STEP):
+                raise SettingsError(
+                    f"a step's overrides must be of {', '.join(OF_A_STEP)}, got {key}"
+                    f"{nearest(key, OF_A_STEP)}"
+                )
+        given = load(Config, self.folder / "config.yaml", words)
+        if given.algorithm.kl and parts.learner.reference is None:
+            raise SettingsError(
+                "algorithm.kl must be above 0 at the run's start to load a reference, got "
+                f"{parts.config.algorithm.kl:g} there and {given.algorithm.kl:g} in a step"
+            )
+        config = replace(
+            parts.config,
+            rollout=given.rollout,
+            algorithm=given.algorithm,
+            reward=given.reward,
+            optim=given.optim,
+        )
+        numbers = {key: float(v) for key, v in overrides.items() if isinstance(v, Real)}
+        return replace(parts, config=config, changed=numbers)
 
     def _draw_page(self, rank: int, *, min_age_s: float = 0.0) -> Thread:
         """Draw the page beside what follows, and after the one before, which is older."""

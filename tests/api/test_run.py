@@ -96,6 +96,34 @@ def test_steps_by_hand_make_the_same_run_also_after_an_early_end(warm: Path) -> 
     assert_same_run(finished(), warm)
 
 
+def test_a_step_may_have_settings_of_its_own(warm: Path) -> None:
+    """They end with it: the others are those of a run without. The line of the step has them."""
+    plain = metrics_of(finished())
+    with selfplay.start(SETTINGS, out=warm) as run:
+        for key, said in {
+            "rollout.group_size": "a step's overrides must be of .*, got rollout.group_size",
+            "optim.rate": "nearest is optim.lr",
+            "algorithm.kl": "must be above 0 at the run's start to load a reference, got 0 there",
+            "rollout.temperature": "rollout.temperature must be at most 100.* got 1000",
+        }.items():
+            with pytest.raises(selfplay.SettingsError, match=said):
+                run.step({key: 1000.0})
+        weights = dict(run.parts.learner.model.named_parameters())
+        before = {name: weight.detach().clone() for name, weight in weights.items()}
+        first = run.step({"rollout.temperature": 1.0, "optim.lr": 0.0})
+        assert all(torch.equal(weights[name], old) for name, old in before.items())
+        second = run.step()
+        assert not any(torch.equal(weights[name], old) for name, old in before.items())
+        third = run.step({"rollout.temperature": 0.1})
+    assert first.metrics["optim.lr"] == first.metrics["lr"] == 0.0
+    assert first.metrics["rollout.temperature"] == 1.0
+    assert first.metrics["score"] == plain[0]["score"]
+    assert "optim.lr" not in second.metrics and second.metrics["lr"] == plain[1]["lr"] > 0
+    assert third.metrics["entropy"] < second.metrics["entropy"] / 2
+    assert run.metrics[2]["rollout.temperature"] == 0.1
+    assert third.metrics["mismatch_mean"] < 1e-5
+
+
 def test_a_step_has_the_samples_that_it_trained_on(warm: Path) -> None:
     """They are seats of its games, and a group's advantages add up to zero: its mean is the
     baseline."""
