@@ -54,10 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _game_of(argv: Sequence[str] | None) -> str:
-    """The name given by --game; `generate` takes this game's options."""
+    """The name given by --game or to `check`, which take this game's options."""
     parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("command", nargs="?")
+    parser.add_argument("checked", nargs="?")
     parser.add_argument("--game", nargs="?")
-    return parser.parse_known_args(argv)[0].game or "matching"
+    parser.add_argument("--seed")
+    given = parser.parse_known_args(argv)[0]
+    return (given.checked if given.command == "check" else given.game) or "matching"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -113,20 +117,22 @@ def _parser(kit: Kit) -> argparse.ArgumentParser:
         "check",
         help="check that a game keeps the promises of the interface",
         description="Check a game: its seeding, clones, refusals, views, outcome, states, texts. "
-        "Prints one line for each check; the exit status is 1 if one fails.",
+        "Prints one line for each check; the exit status is 1 if one fails. After GAME come its "
+        f"options; those below are of {kit.name}.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     check.add_argument("game", help=_GAME_HELP)
     check.add_argument("--seed", type=int, default=0, help="seed of the instances")
+    _add_options(check, kit, play=True)
     return parser
 
 
-def _add_options(parser: argparse.ArgumentParser, kit: Kit) -> None:
-    """Add the game's own options of its instances."""
+def _add_options(parser: argparse.ArgumentParser, kit: Kit, *, play: bool = False) -> None:
+    """Add the game's own options of its instances; with `play` those of its play too."""
     valid = choices(kit.Options)
     for each in fields(kit.Options):
-        rules = each.metadata
-        if "description" not in rules or rules["play"]:
+        rules = {"description": " ", "play": False, **each.metadata}
+        if type(each.default) not in (bool, int, float, str) or (rules["play"] and not play):
             continue
         how: dict[str, Any] = {"type": type(each.default), "choices": valid.get(each.name)}
         if isinstance(each.default, bool):
@@ -201,7 +207,7 @@ def _replay(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> int:
     kit = load_kit(args.game)
-    options = kit.Options()
+    options = _options(kit, args)
     results = check_kit(kit, options, seed=args.seed)
     # Repeat the checks with each switch that many games have; show only failures.
     for name in SWITCHES[1:]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -49,6 +50,18 @@ def test_a_module_passes_and_the_command_says_so(capsys: pytest.CaptureFixture[s
     assert main(["check", "tests.helpers.three_rooms"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10 and all(line.startswith("ok ") for line in lines)
+
+
+def test_a_game_is_checked_with_the_options_that_are_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    game = str(Path(__file__).resolve().parents[2] / "examples" / "meeting" / "meeting.py")
+    assert main(["check", game, "--num-days", "3"]) == 0
+    assert main(["check", game, "--num-days", "0"]) == 1
+    assert "FAILED seeding: raised meeting.py:" in capsys.readouterr().out
+    assert main(["check", game, "--num_days", "3"]) == 2
+    # A field without `option`, and one of play.
+    assert main(["check", "tests.helpers.three_rooms", "--cost", "0.5", "--brief"]) == 0
 
 
 # --- a broken game for each check ---------------------------------------------------------------
