@@ -129,6 +129,11 @@ def _text(message: Any, number: int) -> tuple[str, str]:
     if not isinstance(content, str):
         got = short(content) if "content" in message else f"none beside {', '.join(message)}"
         raise ValueError(f"the content of message {number} must be text, got {got}")
+    if message.get("weight", 1) not in (1, None):
+        raise ValueError(
+            f"message {number} must have no weight but 1, got {message['weight']!r}; whose turns "
+            "are imitated is warm_start.chat_roles"
+        )
     for key in _NOT_TEXT:
         if message.get(key):
             raise ValueError(

@@ -63,12 +63,22 @@ def evaluation_instances(
 
 
 def check_files(game: GameConfig, data: DataConfig) -> None:
-    """Raise SettingsError for files of held-out instances that are missing, empty or unreadable,
-    and for a training file whose games cannot be gone on with."""
+    """Raise SettingsError for files of held-out instances that are missing, empty or unreadable, or
+    hold instances of the training file, and for a training file whose games cannot be gone on
+    with."""
     for purpose in (VALIDATION, HELD_OUT):
         name, source = _source(data, purpose)
-        if source != GENERATED:
-            read_file(game, name, source)
+        if source == GENERATED:
+            continue
+        held_out = read_file(game, name, source)
+        if data.train != GENERATED:
+            trained = {game.kit.digest(one) for one in read_file(game, "data.train", data.train)}
+            num_both = sum(game.kit.digest(one) in trained for one in held_out)
+            if num_both:
+                raise SettingsError(
+                    f"{name} must hold no instance that data.train holds, got {num_both} of "
+                    f"{len(held_out)} in {source} that {data.train} holds too"
+                )
     if data.start != 0:
         read_recorded(game, "data.start", data.train)
 
@@ -90,7 +100,7 @@ def read_file(game: GameConfig, name: str, source: str) -> tuple[Any, ...]:
     path = Path(source)
     if not path.is_file():
         raise SettingsError(f"{name} must be 'generated' or an existing file, got {path}")
-    instances = _read(game.kit.read, name, path)
+    instances = _read(game.kit.read, name, path, people=game.kit.PLAYED_BY_PEOPLE)
     if not instances:
         raise SettingsError(f"{name}: {path} contains no instances")
     return instances
@@ -106,12 +116,17 @@ def read_recorded(game: GameConfig, name: str, source: str) -> tuple[RecordedGam
     return _read(game.kit.read_recorded, name, Path(source))
 
 
-def _read(read: Callable[[Path], Iterable[T]], name: str, path: Path) -> tuple[T, ...]:
-    """What `read` gives of a file. Raises SettingsError, which begins with `name`."""
+def _read(
+    read: Callable[[Path], Iterable[T]], name: str, path: Path, *, people: bool = False
+) -> tuple[T, ...]:
+    """What `read` gives of a file. Raises SettingsError, which begins with `name`. `people` says
+    that a .jsonl is of people's games."""
     try:
         return tuple(read(path))
     except (OSError, ValueError) as error:
-        raise SettingsError(f"{name}: {error}") from None
+        recorded = people and path.suffix == ".jsonl"
+        hint = "; a .jsonl is read as recorded games, a .parquet as instances" if recorded else ""
+        raise SettingsError(f"{name}: {error}{hint}") from None
 
 
 def imitated_people(

@@ -97,6 +97,10 @@ BAD: dict[str, tuple[Any, str]] = {
         {"messages": [TALK[1], message("assistant", "", tool_calls=[{"id": 1}])]},
         "message 1 must be text alone, got tool_calls",
     ),
+    "weight": (
+        {"messages": [TALK[1], message("assistant", "hi", weight=0)]},
+        "message 1 must have no weight but 1, got 0; whose turns are imitated is",
+    ),
     "nothing said": ({"messages": TALK[:2]}, "must have a turn to imitate (assistant), got none"),
 }
 

@@ -7,7 +7,15 @@ import pytest
 from dialop.matching.game import MatchingInstance
 from dialop.matching.store import write_instances
 from selfplay.config import Config, load_config
-from selfplay.data.instances import HELD_OUT, TEACHERS, TOKENIZER, TRAIN, VALIDATION, generated
+from selfplay.data.instances import (
+    HELD_OUT,
+    TEACHERS,
+    TOKENIZER,
+    TRAIN,
+    VALIDATION,
+    check_files,
+    generated,
+)
 from selfplay.data.seeds import named_seed
 from selfplay.data.stream import TrainStream
 from selfplay.distributed.world import Replica
@@ -55,6 +63,21 @@ def test_ranks_share_a_step_without_overlap(num_ranks: int) -> None:
     shares = [Replica(rank, num_ranks, 1, True, None).share(5) for rank in range(num_ranks)]
     assert sorted(place for share in shares for place in share) == list(range(5))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_a_file_of_held_out_games_may_hold_none_of_the_training_file(tmp_path: Path) -> None:
+    drawn = generated(TRAIN, game=config_of().game, seed=0, start=0, num=12)
+    files = {"train": drawn[:8], "apart": drawn[8:], "both": drawn[6:]}
+    for name, instances in files.items():
+        write_instances(tmp_path / f"{name}.parquet", instances)
+    train = f"data.train={tmp_path}/train.parquet"
+    config = config_of(train, f"data.test={tmp_path}/apart.parquet")
+    check_files(config.game, config.data)
+    for key in ("data.test", "data.validation"):
+        config = config_of(train, f"{key}={tmp_path}/both.parquet")
+        rule = f"^{key} must hold no instance that data.train holds, got 2 of 6 in "
+        with pytest.raises(SettingsError, match=rule):
+            check_files(config.game, config.data)
 
 
 def test_purposes_never_share_an_instance() -> None:
