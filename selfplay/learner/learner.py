@@ -24,8 +24,11 @@ from selfplay.distributed import (
     all_reduce_max,
     all_reduce_sum,
     as_forward,
+    gather_objects,
+    local_part,
     shard_alone,
 )
+from selfplay.errors import SettingsError
 from selfplay.learner.batch import MicroBatch
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.model.exact import Kernels
@@ -95,6 +98,7 @@ def make_learner(
         kernels=kernels,
     )
     model = load(lora=lora).eval()
+    check_finite(model, weights, world)
     reference = critic = None
     if config.algorithm.kl > 0 and not imitation:
         reference = load().requires_grad_(False) if lora is None else model
@@ -111,6 +115,14 @@ def make_learner(
         critic=critic,
         adapters=None if lora is None else Adapters(lora, weights),
     )
+
+
+def check_finite(model: PreTrainedModel, weights: Path, world: World) -> None:
+    """Raise SettingsError on every rank, with a parameter's name, if one is not finite."""
+    names = (n for n, p in model.named_parameters() if not local_part(p).isfinite().all())
+    found = list(filter(None, gather_objects(next(names, ""), world)))
+    if found:
+        raise SettingsError(f"{weights}: weights must be finite, got nan or inf in {found[0]}")
 
 
 def make_critic(

@@ -1,10 +1,12 @@
 """Refusals before training: settings the model cannot meet, engine and trainer that differ."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoTokenizer
 
 from selfplay.chat.rendering import make_rendering
@@ -59,6 +61,17 @@ def test_trainer_engine_and_transformers_agree(
     message = capsys.readouterr().out
     assert "start check: trainer" in message and "engine" in message
     assert "288 tokens" in message  # 256 of the text and 32 that the engine samples
+
+
+def test_weights_that_are_not_finite_are_named(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "model")
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    weights["model.norm.weight"][3] = torch.nan
+    save_file(weights, tmp_path / "model" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        SettingsError, match=r"weights must be finite, got .* in model\.norm\.weight"
+    ):
+        parts(tmp_path / "model")
 
 
 def test_an_engine_with_other_weights_is_named(folder: Path) -> None:
