@@ -331,16 +331,19 @@ def _tokenizer(
     _refuse_run(folder)
     if weights or folder == Path(model.path):
         check_weights(folder, what="model.path")
+    if (folder / "adapter_config.json").exists() and not adapters:
+        raise SettingsError(
+            f"model.path must be a full model to train, got adapters: {folder}; nearest: the "
+            "final/ of their run, which holds them merged, or a folder of peft's merge_and_unload"
+        )
+    described = folder
     try:
         described = described_in(folder)
-        tokenizer, ends = load_tokenizer(folder), end_ids(folder)
+        return load_tokenizer(folder), end_ids(folder)
     except SettingsError:
         raise
     except Exception as error:
-        raise SettingsError(f"model.path: {folder} cannot be read: {error_line(error)}") from error
-    if described != folder and not adapters:
+        base = "" if described == folder else f", or {described}, the base that its adapters name,"
         raise SettingsError(
-            f"model.path must be a full model to train, got adapters: {folder}; nearest: the "
-            "final/ of their run, which holds them merged"
-        )
-    return tokenizer, ends
+            f"model.path: {folder}{base} cannot be read: {error_line(error)}"
+        ) from error

@@ -153,6 +153,21 @@ def test_adapters_without_their_base_are_refused(
     assert end_ids(tmp_path / "run" / "final") == (), "the merged policy needs no base"
 
 
+def test_adapters_of_another_program_are_no_model_to_train(tmp_path: Path) -> None:
+    """Nor to read, if their base is not here: the message names it."""
+    _run(tmp_path / "run", seed=0, base=_base(tmp_path / "models" / "base", seed=0))
+    adapters = tmp_path / "run" / "final_adapters"
+    (adapters / BASE).unlink()
+    told = json.loads((adapters / "adapter_config.json").read_text())
+    told["base_model_name_or_path"] = str(tmp_path / "gone")
+    (adapters / "adapter_config.json").write_text(json.dumps(told))
+    config = load_config(None, [f"model.path={adapters}"])
+    with pytest.raises(SettingsError, match="must be a full model to train, got adapters"):
+        read_rendering(config.model, config.game, seed=0, adapters=False)
+    with pytest.raises(SettingsError, match=f"or {tmp_path}/gone, the base that its adapters name"):
+        read_rendering(config.model, config.game, seed=0)
+
+
 def test_a_base_elsewhere_is_found_from_a_copy_of_the_adapters(tmp_path: Path) -> None:
     base = _base(tmp_path / "models" / "base", seed=0)
     wanted = _run(tmp_path / "run", seed=0, base=base)
