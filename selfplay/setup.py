@@ -38,7 +38,7 @@ from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.model.hub import local_folder
 from selfplay.model.policy import export, scratch_model
 from selfplay.partners.judge import make_judge, try_judge
-from selfplay.partners.partners import Partners
+from selfplay.partners.partners import Partners, try_endpoints
 from selfplay.preflight.model import StartCheck, check_model
 from selfplay.preflight.run import cut_off, read_rendering
 from selfplay.rollout.seat_rules import who_plays
@@ -101,6 +101,7 @@ def set_up(
     rendering, tokenizer = checked, checked.tokenizer
     warn_of_template(rendering, tokenizer.name_or_path, world)
     on_first_rank(partial(try_judge, config, rendering, world), world)
+    on_first_rank(partial(try_endpoints, config, rendering, world), world)
     start_check = check_model(config, tokenizer, rendering, world)
     if world.rank == 0:
         for why in cut_off(config, rendering):

@@ -80,6 +80,9 @@ def try_judge(config: Config, rendering: Rendering, world: World) -> None:
         rated = _rated(episode, answer, replace(judge, warned=True))
         if rated is None:
             raise SettingsError(_unmarked(judge, answer))
+    if not rated.measures.get("judged", 1.0):
+        _warn_of_unmarked(judge, answer)
+        return
     mark = "" if judge.rubric is None else f" with the mark {rated.measures['mark']:g}"
     print(f"judge: {name} answers for a game of {kit.BASELINES[0]}{mark}", flush=True)
 

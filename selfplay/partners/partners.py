@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import compress
 from pathlib import Path
@@ -25,7 +26,7 @@ from selfplay.config import Config, GameConfig
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, POOL, SELF, Spec, parse_shares
 from selfplay.data.seeds import named_seed, pick
 from selfplay.distributed import World, gather_objects, on_first_rank
-from selfplay.engines.base import Completion, GameRunner, Request, Sampling
+from selfplay.engines.base import Completion, GameRunner, Message, Request, Sampling
 from selfplay.engines.endpoint import Endpoint, endpoint_key
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.router import EngineRouter, Frozen
@@ -43,6 +44,31 @@ from selfplay.rollout.text_players import EndpointPlayer
 from selfplay.weight_sync.start import load_partner_engine, load_whole
 
 POOL_SEED = "past self"  # an older word for the policy pool; it keeps the draws of old runs
+
+
+def try_endpoints(config: Config, rendering: Rendering, world: World) -> None:
+    """Ask the endpoints of `rollout.partners` for a first move, before a new run trains. Raises
+    SettingsError for one that gives no answer."""
+    specs = [spec for spec, _ in parse_shares(config.rollout.partners) if spec.kind == ENDPOINT]
+    if not specs or (Path(config.out) / "metrics.jsonl").exists():
+        return
+    kit, options = config.game.kit, config.game.options
+    (instance,) = kit.generate(kit.easy(options), seed=0, num=1)
+    prompt = kit.new_game(instance, options).prompt(0)
+    chat = [("system", prompt.system), ("user", prompt.user)]
+    request = Request(
+        prompt_ids=(),
+        max_new_tokens=config.endpoint.max_new_tokens,
+        seed=named_seed("endpoint", instance.key),
+        messages=tuple(Message(role, text) for role, text in chat if text),
+    )
+    with closing(Partners((), config, rendering=rendering, world=world)) as partners:
+        for spec in specs:
+            (answer,) = partners.reader(spec)([request])
+            if answer.finish == "void":
+                raise SettingsError(
+                    f"rollout.partners must answer before the run: {spec.text}: {answer.text}"
+                )
 
 
 class Partners:

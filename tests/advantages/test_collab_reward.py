@@ -17,7 +17,7 @@ from selfplay.chat.rendering import Rendering
 from selfplay.chat.transcript import Transcript
 from selfplay.config import Config, RewardConfig, load_config
 from selfplay.distributed import init_world
-from selfplay.partners.judge import judge_games, make_judge
+from selfplay.partners.judge import judge_games, make_judge, try_judge
 from selfplay.partners.partners import Partners
 from selfplay.rollout.episode import BranchPoint, Episode, Turn
 from tests.helpers.chat_server import Answer, chat_server
@@ -154,6 +154,24 @@ def test_a_judge_marks_games_and_their_continuations(
         "reward.judge must answer as collab asks it to, got 'I would rather not.'; such games keep "
         "the game's own rating (judged)\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ('Fine.\n{"rating": 0.5}', "must answer as collab asks it to, got 'Fine."),
+        ('Fine.\n{"interactivity": 0.5}', "answers for a game of "),
+    ],
+)
+def test_a_judge_that_collab_cannot_read_is_told_at_the_start(
+    answer: str, said: str, rendering: Rendering, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with chat_server(lambda body, number: Answer(answer)) as server:
+        words = [f"reward.judge=endpoint:judge@{server.url}", f"out={tmp_path}"]
+        try_judge(load_config(TINY, words), rendering, init_world(device="cpu"))
+        assert len(server.bodies) == 1
+    told = capsys.readouterr()
+    assert (told.out + told.err).count("\n") == 1 and said in told.out + told.err
 
 
 def test_marks_are_read_or_refused() -> None:

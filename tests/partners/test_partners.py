@@ -29,6 +29,7 @@ from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
 from selfplay.rollout.seat_rules import read_spec
 from selfplay.rollout.seating import SELF_PLAY, Partner, scripted_partner
 from tests.helpers.chat_families import tokenizer_of
+from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.scripted_engine import WaveEngine
 from tests.helpers.small_games import (
     LIMITS,
@@ -349,6 +350,18 @@ def test_a_run_with_a_frozen_checkpoint_and_a_script(
             *(f"score/{name}/{seat}" for name in (frozen, "scripted:honest") for seat in (0, 1)),
         }
         assert line["mismatch_max"] < RUN_GAP and line["num_groups"] > 8
+
+
+def test_an_endpoint_is_tried_before_the_warm_start(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with chat_server(lambda body, number: Answer(body=b"", status=401)) as server:
+        words = [f"rollout.partners=[self*0.5, endpoint:m@{server.url}*0.5]", "endpoint.retries=0"]
+        assert run_tiny(tmp_path / "run", *words) == 2
+        assert len(server.bodies) == 1
+    said = capsys.readouterr().err
+    assert f"rollout.partners must answer before the run: endpoint:m@{server.url}: " in said
+    assert "HTTP 401" in said and not (tmp_path / "run" / "warm_start").exists()
 
 
 @pytest.mark.parametrize("partner", ["rollout.partners=[{}]", "eval.partners=[{}]"])
