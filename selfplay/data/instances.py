@@ -63,24 +63,30 @@ def evaluation_instances(
 
 
 def check_files(game: GameConfig, data: DataConfig) -> None:
-    """Raise SettingsError for files of held-out instances that are missing, empty or unreadable, or
-    hold instances of the training file, and for a training file whose games cannot be gone on
-    with."""
+    """Raise SettingsError for files of held-out instances that are missing, empty or unreadable,
+    and for a training file whose games cannot be gone on with."""
     for purpose in (VALIDATION, HELD_OUT):
         name, source = _source(data, purpose)
-        if source == GENERATED:
-            continue
-        held_out = read_file(game, name, source)
-        if data.train != GENERATED:
-            trained = {game.kit.digest(one) for one in read_file(game, "data.train", data.train)}
-            num_both = sum(game.kit.digest(one) in trained for one in held_out)
-            if num_both:
-                raise SettingsError(
-                    f"{name} must hold no instance that data.train holds, got {num_both} of "
-                    f"{len(held_out)} in {source} that {data.train} holds too"
-                )
+        if source != GENERATED:
+            read_file(game, name, source)
     if data.start != 0:
         read_recorded(game, "data.start", data.train)
+
+
+def trained_on(game: GameConfig, data: DataConfig) -> list[str]:
+    """Warnings where files of held-out instances hold instances of the training file."""
+    if data.train == GENERATED:
+        return []
+    trained = {game.kit.digest(one) for one in read_file(game, "data.train", data.train)}
+    warnings = []
+    for name, source in (_source(data, purpose) for purpose in (VALIDATION, HELD_OUT)):
+        instances = () if source == GENERATED else read_file(game, name, source)
+        if num := sum(game.kit.digest(one) in trained for one in instances):
+            warnings.append(
+                f"{num} of the {len(instances)} instances of {name} {source} are in data.train "
+                f"{data.train} too: scores on them are no held-out scores"
+            )
+    return warnings
 
 
 def _source(data: DataConfig, purpose: str) -> tuple[str, str]:

@@ -34,6 +34,7 @@ from selfplay.data.instances import (
     check_files,
     generated,
     imitated_people,
+    trained_on,
 )
 from selfplay.data.stream import read_train_file
 from selfplay.distributed.tensor_parallel import why_undivided
@@ -121,11 +122,12 @@ def check_state(config: Config) -> None:
 
 
 def cut_off(config: Config, rendering: Rendering) -> list[str]:
-    """Warnings where the limits of `rollout` cut off games or moves of scripted players, and where
-    the game refuses their moves."""
+    """Warnings where the limits of `rollout` cut off games or moves of scripted players, where the
+    game refuses their moves, and where held-out files hold training instances."""
     episodes = baseline_games(config)
     found = games_cut_off(config, episodes), moves_cut_off(config, episodes, rendering)
-    return [*(why for why in found if why is not None), *moves_refused(episodes)]
+    shared = trained_on(config.game, config.data)
+    return [*(why for why in found if why is not None), *moves_refused(episodes), *shared]
 
 
 def baseline_games(config: Config) -> list[Episode]:

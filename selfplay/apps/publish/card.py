@@ -21,6 +21,7 @@ from dialop.shown import escaped, fenced
 from selfplay.config import Config, GameConfig, RolloutConfig
 from selfplay.config.player_spec import SELF
 from selfplay.config.text import changed
+from selfplay.data.instances import GENERATED
 from selfplay.errors import SettingsError
 from selfplay.metrics.step_log import plain_json
 from selfplay.metrics.tables import (
@@ -108,7 +109,7 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
         f"by self-play ({step} steps of {config.algorithm.advantage}). It talks in the texts of "
         "its game and is no general chat model.",
         "## Held-out games",
-        f"{len(sampled['scores'])} instances that training never drew. Score: "
+        f"{len(sampled['scores'])} {_held_out(config.data.test)}. Score: "
         f"{score_meaning(columns_of([sampled['measures']]))}, with a 95 % interval over games. The "
         "talk effect is the score minus that of the same games in which the policy "
         "hears messages of other games. The other numbers are means per game. *sampled* plays as "
@@ -233,6 +234,12 @@ def seats_of(game: GameConfig, rollout: RolloutConfig) -> str:
     if seats is None:
         return "both seats" if len(roles) == 2 else "all seats"
     return f"the seat of the {' and the '.join(dict.fromkeys(roles[seat] for seat in seats))}"
+
+
+def _held_out(source: str) -> str:
+    if source == GENERATED:
+        return "instances of the held-out stream, from which training never draws"
+    return f"instances of the file {escaped(Path(source).name)} (`data.test`)"
 
 
 def _on_hub(path: str | None) -> bool:

@@ -109,13 +109,17 @@ def test_the_card_has_the_scores_beside_scripts_and_people(run: Path) -> None:
     assert "0.900 [0.800, 1.000]" in rows["script honest"]
     assert "0.870 [0.770, 0.970]" in rows["people"]
     assert not any(name.startswith("honest") for name in rows), "each script has one row"
+    assert "4 instances of the held-out stream, from which training never draws." in text
     assert "(7 steps of grpo)" in text and "commit b" in text and "commit a" not in text
     assert "data.train=boards.parquet" in text and "steps=9" in text
     name = "Qwen/Qwen2.5-0.5B-Instruct"
     assert f"trained from [{name}](https://huggingface.co/{name}) by self-play" in text
-    change_settings(run, "model={path: null, scratch: {}}", "rollout.max_game_tokens=512")
+    own = "data.test=/home/jane/mine.parquet"
+    change_settings(run, "model={path: null, scratch: {}}", "rollout.max_game_tokens=512", own)
     assert publish.main([str(run), "me/pair"]) == 0
-    assert "trained from random weights by self-play" in (run / "hub" / "README.md").read_text()
+    text = (run / "hub" / "README.md").read_text()
+    assert "trained from random weights by self-play" in text
+    assert "4 instances of the file mine.parquet (`data.test`). Score" in text
 
 
 def test_no_folder_and_no_address_of_this_machine_is_published(run: Path) -> None:
