@@ -171,6 +171,7 @@ def test_a_key_that_no_header_can_hold_is_not_told(capsys: pytest.CaptureFixture
 def test_a_run_beside_an_endpoint_keeps_its_key_nowhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor does one that ends because the endpoint refuses its first request."""
     monkeypatch.setenv("PLANTED_KEY", KEY)
 
     def script(body: object, number: int) -> Answer:
@@ -184,6 +185,7 @@ def test_a_run_beside_an_endpoint_keeps_its_key_nowhere(
             *("endpoint.key_variable=PLANTED_KEY", "endpoint.retries=0", "steps=1"),
             *("save_every=1", "log_games_every=1", "warm_start.num_games=64"),
         ]
+        assert run_tiny(tmp_path / "run", *words) == 2
         assert run_tiny(tmp_path / "run", *words) == 0
     assert server.headers and KEY in server.headers[0]["authorization"]
     shown = capsys.readouterr()
