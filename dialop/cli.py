@@ -13,7 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import Field, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,6 +35,7 @@ _EPILOG = """examples:
 """
 
 
+_OWN_WORDS = ("game", "num", "out", "seed", "start", "processes")  # which no game's option takes
 _GAME_HELP = "a game of this package, a module such as my_package.my_game, or a .py file"
 
 
@@ -59,7 +60,7 @@ def _game_of(argv: Sequence[str] | None) -> str:
     parser.add_argument("command", nargs="?")
     parser.add_argument("checked", nargs="?")
     parser.add_argument("--game", nargs="?")
-    parser.add_argument("--seed")
+    parser.add_argument("--seed", nargs="?")
     given = parser.parse_known_args(argv)[0]
     return (given.checked if given.command == "check" else given.game) or "matching"
 
@@ -130,20 +131,27 @@ def _parser(kit: Kit) -> argparse.ArgumentParser:
 def _add_options(parser: argparse.ArgumentParser, kit: Kit, *, play: bool = False) -> None:
     """Add the game's own options of its instances; with `play` those of its play too."""
     valid = choices(kit.Options)
-    for each in fields(kit.Options):
-        rules = {"description": " ", "play": False, **each.metadata}
-        if type(each.default) not in (bool, int, float, str) or (rules["play"] and not play):
+    for each in _offered(kit):
+        if each.metadata.get("play") and not play:
             continue
         how: dict[str, Any] = {"type": type(each.default), "choices": valid.get(each.name)}
         if isinstance(each.default, bool):
             how = {"action": argparse.BooleanOptionalAction}
         name = "--" + each.name.replace("_", "-")
-        parser.add_argument(name, default=each.default, help=rules["description"], **how)
+        described = each.metadata.get("description", " ")  # without a text no default is shown
+        parser.add_argument(name, default=each.default, help=described, **how)
+
+
+def _offered(kit: Kit) -> list[Field[Any]]:
+    """The fields of the game's options that a word of the command line can give."""
+    plain = (bool, int, float, str)
+    every = fields(kit.Options)
+    return [one for one in every if type(one.default) in plain and one.name not in _OWN_WORDS]
 
 
 def _options(kit: Kit, args: argparse.Namespace) -> Any:
     """The game's options from the arguments. Raises ValueError for a value out of bounds."""
-    names = {each.name for each in fields(kit.Options)}
+    names = {each.name for each in _offered(kit)}
     return kit.Options(**{name: value for name, value in vars(args).items() if name in names})
 
 

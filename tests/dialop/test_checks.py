@@ -52,6 +52,19 @@ def test_a_module_passes_and_the_command_says_so(capsys: pytest.CaptureFixture[s
     assert len(lines) == 10 and all(line.startswith("ok ") for line in lines)
 
 
+def test_an_option_that_is_named_as_a_word_of_the_command_keeps_its_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path(scaffold.__file__).read_text(encoding="utf-8")
+    field = "    largest: int = option("
+    named = '    seed: int = 7\n    game: str = "x"\n    num: int = 3\n'
+    (tmp_path / "named.py").write_text(text.replace(field, named + field), encoding="utf-8")
+    assert main(["check", str(tmp_path / "named.py"), "--seed", "1", "--largest", "5"]) == 0
+    assert capsys.readouterr().out.count("ok ") == 10
+    assert main(["check", "matching", "--seed"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_a_game_is_checked_with_the_options_that_are_given(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
