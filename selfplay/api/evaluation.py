@@ -145,11 +145,12 @@ def play(
         SettingsError, RunEnds: as `evaluate` does.
     """
     words = override_words(overrides, more)
+    with refusing():
+        _check_partners(partner, ())
     if isinstance(player, str) and player.startswith(f"{SCRIPTED}:"):
         return _scripted_games(player, partner, str(games), num, config, words)
     with refusing():
         settings = _settings_file(config)
-        _check_partners(partner, ())
     asked = Namespace(
         runs=_folders(player),
         games=str(games),

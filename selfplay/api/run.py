@@ -354,7 +354,7 @@ def train(
 
 def load_run(folder: str | Path) -> SavedRun:
     """The run in a folder, to read. Raises SettingsError for a folder that holds none."""
-    if not (Path(folder) / "config.yaml").is_file():
+    if not isinstance(folder, str | Path) or not (Path(folder) / "config.yaml").is_file():
         raise SettingsError(f"{folder} must be the folder of a run, which holds config.yaml")
     return SavedRun(Path(folder))
 

@@ -149,8 +149,10 @@ def _read_all(given: Settings | None, overrides: Sequence[str]) -> tuple[dict[st
     origins: Origins = {}
     if isinstance(given, Mapping):
         values, origins = _based(*_of_mapping(given), Path())
-    elif given is not None:
+    elif isinstance(given, str | Path):
         values, origins = _read(find_settings(Path(given)))
+    elif given is not None:
+        raise SettingsError(f"settings must be a file, its name or a mapping, got {given!r}")
     for text in overrides:
         name, equals, value = (part.strip() for part in text.partition("="))
         shown = f"{name}=…" if equals and names_key(name) else hidden(text)

@@ -208,6 +208,7 @@ def test_a_cell_of_a_notebook_runs_inside_an_event_loop(warm: Path) -> None:
     ("config", "overrides", "said"),
     [
         ("tinny", {}, "nearest shipped file is tiny"),
+        (3, {}, "settings must be a file, its name or a mapping, got 3"),
         ("tiny", {"rollout.instance": 3}, "nearest is rollout.instances"),
         ({"base": "tiny", "step": 3}, {}, "settings: unknown key step; nearest is steps"),
         ({"base": "tiny", "steps": {1, 2}}, {}, "settings must be plain values"),
