@@ -40,7 +40,7 @@ from selfplay.model.policy import export, scratch_model
 from selfplay.partners.judge import make_judge, try_judge
 from selfplay.partners.partners import Partners, try_endpoints
 from selfplay.preflight.model import StartCheck, check_model
-from selfplay.preflight.run import cut_off, read_rendering
+from selfplay.preflight.run import read_rendering, start_warnings
 from selfplay.rollout.seat_rules import who_plays
 from selfplay.step import Run
 from selfplay.warm_start import (
@@ -104,7 +104,7 @@ def set_up(
     on_first_rank(partial(try_endpoints, config, rendering, world), world)
     start_check = check_model(config, tokenizer, rendering, world)
     if world.rank == 0:
-        for why in cut_off(config, rendering):
+        for why in start_warnings(config, rendering):
             print(f"warning: {why}", file=sys.stderr)
     weights = first_weights(config, folder, tokenizer, rendering, world)
     config, chosen = choose_engine(

@@ -75,12 +75,14 @@ def check_files(game: GameConfig, data: DataConfig) -> None:
 
 def trained_on(game: GameConfig, data: DataConfig) -> list[str]:
     """Warnings where files of held-out instances hold instances of the training file."""
-    if data.train == GENERATED:
+    sources = [_source(data, purpose) for purpose in (VALIDATION, HELD_OUT)]
+    files = [(name, source) for name, source in sources if source != GENERATED]
+    if data.train == GENERATED or not files:
         return []
     trained = {game.kit.digest(one) for one in read_file(game, "data.train", data.train)}
     warnings = []
-    for name, source in (_source(data, purpose) for purpose in (VALIDATION, HELD_OUT)):
-        instances = () if source == GENERATED else read_file(game, name, source)
+    for name, source in files:
+        instances = read_file(game, name, source)
         if num := sum(game.kit.digest(one) in trained for one in instances):
             warnings.append(
                 f"{num} of the {len(instances)} instances of {name} {source} are in data.train "

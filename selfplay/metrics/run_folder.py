@@ -113,10 +113,8 @@ def open_run(folder: Path, config: Config) -> None:
         )
     if refused and trained:
         refused.sort(key=lambda line: not line.startswith("game.name:"))
-        shown = [
-            *refused[:_SHOWN],
-            *([f"{more} more"] if (more := len(refused) - _SHOWN) > 0 else []),
-        ]
+        more = len(refused) - _SHOWN
+        shown = refused[:_SHOWN] + [f"{more} more"] * (more > 0)
         raise SettingsError(
             f"{folder} holds a run with other settings (saved -> given): {'; '.join(shown)}; "
             "give the saved ones, or another folder with out=FOLDER"

@@ -121,7 +121,7 @@ def check_state(config: Config) -> None:
             ) from error
 
 
-def cut_off(config: Config, rendering: Rendering) -> list[str]:
+def start_warnings(config: Config, rendering: Rendering) -> list[str]:
     """Warnings where the limits of `rollout` cut off games or moves of scripted players, where the
     game refuses their moves, and where held-out files hold training instances."""
     episodes = baseline_games(config)

@@ -18,7 +18,7 @@ from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.errors import SettingsError
 from selfplay.learner.optimizer import matrices_inside
 from selfplay.preflight.model import no_room, skeleton_of
-from selfplay.preflight.run import cut_off, described_model
+from selfplay.preflight.run import described_model, start_warnings
 from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seat_rules import who_plays
 from selfplay.warm_start import chat_samples, scratch_tokenizer
@@ -46,8 +46,8 @@ def dry_run(config: Config, rendering: Rendering, *, gpu_gb: float | None) -> No
     print(first_prompts(config.game, config.data, rendering))
     if config.warm_start.chats is not None:
         chat_samples(config, rendering, rank=0)  # tells how many there are and how many too long
-    for limit in cut_off(config, rendering):
-        print(f"warning: {limit}")
+    for warning in start_warnings(config, rendering):
+        print(f"warning: {warning}")
     if roles := who_plays(config.game, config.rollout):
         print(f"who plays in training: {roles}")
     described = described_model(config.model)
