@@ -24,11 +24,15 @@ import sys
 
 import selfplay  # noqa: F401  it sets how OpenMP waits, which torch reads when it is imported
 from dialop.terminal import open_terminal
+
+if __name__ == "__main__":  # before the imports that need packages
+    open_terminal("eval.py")
+
+# isort: split
 from selfplay.preflight.command_line import parse_eval, refused
 
 PARSED = None
 if __name__ == "__main__":  # --help and a typo are answered before torch is imported
-    open_terminal("eval.py")
     try:
         PARSED = parse_eval(sys.argv[1:], __doc__ or "")
     except ValueError as error:

@@ -18,12 +18,16 @@ from pathlib import Path
 import selfplay  # noqa: F401  it sets how OpenMP waits, which torch reads when it is imported
 from dialop.shown import own_place
 from dialop.terminal import open_terminal, show_error
+
+if __name__ == "__main__":  # before the imports that need packages
+    open_terminal("train.py", stopped="the same command goes on from what was saved")
+
+# isort: split
 from selfplay.engines.sglang import early
 from selfplay.preflight.command_line import last_line, parse_train, refused, typed
 
 PARSED = None
 if __name__ == "__main__":  # --help, --list and a typo are answered before torch is imported
-    open_terminal("train.py", stopped="the same command goes on from what was saved")
     try:
         PARSED = parse_train(sys.argv[1:], __doc__ or "")
         if not PARSED[0].dry_run:

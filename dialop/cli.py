@@ -23,7 +23,6 @@ from dialop.kit import SWITCHES, Kit, games, load_kit
 from dialop.rows import read_records
 from dialop.shown import error_text
 from dialop.specs import choices
-from dialop.terminal import open_terminal
 
 _EPILOG = """examples:
   python -m dialop new my_game.py
@@ -44,7 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 is success, 1 means that a rescored game differs from its record, 2 means bad input.
     """
-    open_terminal("python -m dialop")
     commands = {"new": _new, "check": _check, "generate": _generate, "replay": _replay}
     try:
         args = _parser(load_kit(_game_of(argv))).parse_args(argv)

@@ -34,10 +34,25 @@ def open_terminal(program: str, *, stopped: str = "") -> None:
             sys.stderr.write(f"{program}: stopped by Ctrl-C{stopped and f'; {stopped}'}\n")
         elif own_place(error):
             show_error(program, error)
+        elif package := _lacking(error):
+            sys.stderr.write(
+                f"{program}: this Python ({sys.executable}) has no package {package}: `source "
+                ".venv/bin/activate` after `make train`, or `pip install -r requirements.txt`\n"
+            )
         else:
             sys.__excepthook__(kind, error, trace)
 
     sys.excepthook = end
+
+
+def _lacking(error: BaseException) -> str:
+    """The package that one of the project's own imports did not find; "" for any other error."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    package = error.name.partition(".")[0]
+    files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    installed = any("site-packages" in file.parts for file in files)
+    return "" if installed or package in ("dialop", "selfplay") else package
 
 
 def show_error(program: str, error: BaseException, folder: Path | None = None) -> None:

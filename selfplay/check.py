@@ -8,6 +8,13 @@ with the function makes the same checks before it starts.
 
 from __future__ import annotations
 
+from dialop.terminal import open_terminal
+
+if __name__ == "__main__":  # before the imports that need packages
+    open_terminal("selfplay.check")
+
+# isort: split
+
 import sys
 from collections.abc import Sequence
 from pathlib import Path

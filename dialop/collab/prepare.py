@@ -13,6 +13,13 @@ on the order of the rows.
 
 from __future__ import annotations
 
+from dialop.terminal import open_terminal
+
+if __name__ == "__main__":  # before the imports that need packages
+    open_terminal("dialop.collab.prepare")
+
+# isort: split
+
 import argparse
 import hashlib
 import importlib
@@ -29,7 +36,6 @@ from dialop.collab.kit import write
 from dialop.collab.published import instances_of
 from dialop.collab.task import TASKS, CollabInstance
 from dialop.rows import read_rows
-from dialop.terminal import open_terminal
 
 SPLITS = ("train", "validation", "test")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -37,7 +43,6 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command. Returns 0, or 2 after an error message for an invalid data set."""
-    open_terminal("dialop.collab.prepare")
     parser = argparse.ArgumentParser(
         prog="python -m dialop.collab.prepare",
         description=__doc__,
