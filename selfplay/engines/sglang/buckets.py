@@ -1,8 +1,8 @@
 """Weight buffers for an SGLang engine: buckets, payloads, their comparison, what the engine holds.
 
 A bucket is one flat tensor of full parameters under Hugging Face names. A payload is the message
-from which one tensor-parallel rank of the engine opens a bucket: a CUDA IPC handle, or a shared
-memory file on a CPU.
+from which one tensor-parallel rank of the engine opens a bucket: a CUDA IPC handle, or shared
+memory on a CPU.
 
 `compare_in_engine` compares a bucket bit for bit with the weights in the engine's own process,
 where SGLang calls it as a custom weight loader. It runs the model's own `load_weights`, as a push
@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,10 +37,8 @@ def plan_buckets(
 ) -> list[list[str]]:
     """Split the names, in order, into buckets of at most `bucket_bytes`.
 
-    A larger parameter gets a bucket of its own. Raises ValueError for `bucket_bytes` below 1.
+    A larger parameter gets a bucket of its own.
     """
-    if bucket_bytes < 1:
-        raise ValueError(f"bucket_bytes must be at least 1, got {bucket_bytes}")
     buckets: list[list[str]] = []
     free_bytes = 0
     for name, shape in shapes.items():
@@ -74,7 +74,8 @@ def serialise(flat_N: Tensor, names: Sequence[str], shapes: Sequence[torch.Size]
             )
         )
         start += num_bytes
-    return _payload({"flattened_tensor": flat_N.view(torch.uint8), "metadata": metadata}, flat_N)
+    flat = _sent(flat_N.view(torch.uint8))
+    return _payload({"flattened_tensor": flat, "metadata": metadata}, flat_N)
 
 
 def serialise_compared(
@@ -84,7 +85,7 @@ def serialise_compared(
     then the values as a push lays them out. Its name is JSON that describes both."""
     values = [[name, list(shape)] for name, shape in zip(names, shapes, strict=True)]
     description = json.dumps({"rank": rank, "ranks": ranks, "values": values})
-    return _payload([(description, buffer_B)], buffer_B)
+    return _payload([(description, _sent(buffer_B))], buffer_B)
 
 
 def _payload(message: Any, shared: Tensor) -> bytes:
@@ -95,13 +96,28 @@ def _payload(message: Any, shared: Tensor) -> bytes:
     if shared.is_cuda:
         # The patch names devices by UUID, because their numbers may differ in the engine.
         monkey_patch_torch_reductions()
-        return bytes(MultiprocessingSerializer.serialize(message))
-    # A shared file descriptor needs a parent-child relation; a shared memory file does not.
-    strategy = torch.multiprocessing.get_sharing_strategy()
-    torch.multiprocessing.set_sharing_strategy("file_system")
-    payload = bytes(MultiprocessingSerializer.serialize(message))
-    torch.multiprocessing.set_sharing_strategy(strategy)
-    return payload
+    return bytes(MultiprocessingSerializer.serialize(message))
+
+
+class _SharedMemory:
+    """Bytes on a CPU, moved to shared memory. They are pickled as a call that opens the same memory
+    in any process of this user while this tensor lives.
+
+    Torch's own ways need a parent-child relation, or a further process that must answer within a
+    second, which on a busy machine it does not.
+    """
+
+    def __init__(self, bytes_B: Tensor) -> None:
+        self._bytes_B = bytes_B
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        descriptor, num_bytes = self._bytes_B.untyped_storage()._share_fd_cpu_()
+        opened = partial(torch.from_file, shared=True, size=num_bytes, dtype=torch.uint8)
+        return opened, (f"/proc/{os.getpid()}/fd/{descriptor}",)
+
+
+def _sent(bytes_B: Tensor) -> Any:
+    return bytes_B if bytes_B.is_cuda else _SharedMemory(bytes_B)
 
 
 def compare_in_engine(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
