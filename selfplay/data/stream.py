@@ -136,8 +136,9 @@ class Prefetcher:
         self._pool = ProcessPoolExecutor(processes, Spawn(), initializer=_begin)
         self._drawn: dict[Origin, Future[Instance]] = {}
 
-    def draw(self, now: Sequence[Origin], later: Iterable[Origin]) -> list[Instance]:
-        """The instances of `now`. The workers then generate those of `later`.
+    def draw(self, now: Sequence[Origin], later: Sequence[Origin]) -> list[Instance]:
+        """The instances of `now`. The workers then generate those of `later`, or without any go on
+        with what was asked for before.
 
         Raises:
             RuntimeError: if a worker was killed.
@@ -145,7 +146,7 @@ class Prefetcher:
         try:
             self._request(now)
             instances = [self._drawn.pop(origin).result() for origin in now]
-            for unused in self._drawn.keys() - set(later):
+            for unused in self._drawn.keys() - set(later) if later else ():
                 self._drawn.pop(unused).cancel()
             self._request(later)
         except BrokenProcessPool as error:

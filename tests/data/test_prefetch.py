@@ -41,6 +41,14 @@ def test_prefetched_instances_equal_those_generated_in_process(stream: TrainStre
         assert stream.step(step, places) == in_process.step(step, places)
 
 
+def test_places_of_resampling_leave_the_next_step_to_its_workers(stream: TrainStream) -> None:
+    """The instances of the next step that were asked for are those that its call then takes."""
+    stream.step(0, range(4))
+    asked = dict(stream._prefetcher._drawn)
+    stream.step(0, range(4, 7))
+    assert len(asked) == 4 and stream._prefetcher._drawn == asked
+
+
 def test_a_worker_that_fails_or_is_killed_stops_the_run() -> None:
     config = config_of("data.processes=2")
     prefetcher = Prefetcher(config.game, seed=config.seed, processes=2)
