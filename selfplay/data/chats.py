@@ -15,6 +15,7 @@ from typing import Any
 
 from dialop.rows import location_of, read_rows
 from dialop.shown import error_line
+from selfplay.data.instances import state_of
 from selfplay.errors import SettingsError
 
 _KEY = "warm_start.chats"
@@ -35,16 +36,20 @@ class Chat:
     answers: tuple[str, ...]
 
 
-@lru_cache(maxsize=1)
 def read_chats(source: str, roles: Collection[str]) -> tuple[Chat, ...]:
-    """The chats of a file or folder. A last user text is left out if `roles`, whose turns are
-    imitated, has no "user".
+    """The chats of a file or folder, which is read again only if it was written again. A last user
+    text is left out if `roles`, whose turns are imitated, has no "user".
 
     Raises:
         SettingsError: one line, for a source that cannot be read or is empty, and for the first row
             that is no chat; names the file and the row.
     """
-    path, chats = Path(source), []
+    return _chats(Path(source), tuple(roles), state_of(Path(source)))
+
+
+@lru_cache(maxsize=1)
+def _chats(path: Path, roles: tuple[str, ...], state: object) -> tuple[Chat, ...]:
+    chats = []
     try:
         for location, row in _rows(path):
             try:

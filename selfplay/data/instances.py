@@ -47,7 +47,6 @@ def generated(
     return game.kit.generate(options, seed=stream_seed, start=start, num=num, processes=processes)
 
 
-@lru_cache(maxsize=2)
 def evaluation_instances(
     purpose: str, *, num: int, game: GameConfig, data: DataConfig
 ) -> tuple[Any, ...]:
@@ -57,9 +56,13 @@ def evaluation_instances(
     """
     name, source = _source(data, purpose)
     if source == GENERATED:
-        drawn = generated(purpose, game=game, seed=0, start=0, num=num, processes=data.processes)
-        return tuple(drawn)
+        return _held_out(purpose, num, game, data.processes)
     return read_file(game, name, source)[:num]
+
+
+@lru_cache(maxsize=2)
+def _held_out(purpose: str, num: int, game: GameConfig, processes: int) -> tuple[Any, ...]:
+    return tuple(generated(purpose, game=game, seed=0, start=0, num=num, processes=processes))
 
 
 def check_files(game: GameConfig, data: DataConfig) -> None:
@@ -98,9 +101,9 @@ def _source(data: DataConfig, purpose: str) -> tuple[str, str]:
     return "data.test", data.test
 
 
-@lru_cache(maxsize=4)
 def read_file(game: GameConfig, name: str, source: str) -> tuple[Any, ...]:
-    """The instances of the file `source`, the value of the settings key `name`.
+    """The instances of the file `source`, the value of the settings key `name`. It is read again
+    only if it was written again.
 
     Raises:
         SettingsError: if the file is missing, unreadable or empty.
@@ -108,20 +111,35 @@ def read_file(game: GameConfig, name: str, source: str) -> tuple[Any, ...]:
     path = Path(source)
     if not path.is_file():
         raise SettingsError(f"{name} must be 'generated' or an existing file, got {path}")
+    return _instances(game, name, path, state_of(path))
+
+
+def state_of(path: Path) -> tuple[tuple[Path, int, int], ...]:
+    """Sizes and times of a file, or of the files in a folder: others once one is written again."""
+    files = [path, *sorted(path.rglob("*"))] if path.exists() else []
+    return tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+
+
+@lru_cache(maxsize=4)
+def _instances(game: GameConfig, name: str, path: Path, state: object) -> tuple[Any, ...]:
     instances = _read(game.kit.read, name, path, people=game.kit.PLAYED_BY_PEOPLE)
     if not instances:
         raise SettingsError(f"{name}: {path} contains no instances")
     return instances
 
 
-@lru_cache(maxsize=4)
 def read_recorded(game: GameConfig, name: str, source: str) -> tuple[RecordedGame, ...]:
     """The recorded games of the file `source`, the value of the settings key `name`.
 
     Raises:
         SettingsError: if the file is unreadable or the game has no recordings.
     """
-    return _read(game.kit.read_recorded, name, Path(source))
+    return _recorded(game, name, Path(source), state_of(Path(source)))
+
+
+@lru_cache(maxsize=4)
+def _recorded(game: GameConfig, name: str, path: Path, state: object) -> tuple[RecordedGame, ...]:
+    return _read(game.kit.read_recorded, name, path)
 
 
 def _read(

@@ -71,6 +71,18 @@ def test_a_last_user_text_is_read_only_if_it_is_imitated(tmp_path: Path) -> None
     assert texts(read_chats(path, ("user",))) == [("Be brief.", ("Hi", "Bye"), ("Grüße",))]
 
 
+@pytest.mark.parametrize("form", ["jsonl", "datasets"])
+def test_chats_that_were_written_again_are_read_again(form: str, tmp_path: Path) -> None:
+    """As in a notebook, whose process goes on."""
+    path = tmp_path / f"chats.{form}"
+    for rows, read in ((ROWS, READ), (ROWS[:1], READ[:1])):
+        if form == "jsonl":
+            write(path, rows)
+        else:
+            pytest.importorskip("datasets").Dataset.from_list(rows).save_to_disk(path)
+        assert texts(read_chats(str(path), ASSISTANT)) == read
+
+
 BAD: dict[str, tuple[Any, str]] = {
     "no messages": ({"text": "hi", "id": 3}, "must have messages, got text, id"),
     "no list": ({"messages": "hi"}, "messages must be a list of messages, got 'hi'"),

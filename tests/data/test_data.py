@@ -13,6 +13,7 @@ from selfplay.data.instances import (
     TOKENIZER,
     TRAIN,
     VALIDATION,
+    evaluation_instances,
     generated,
     trained_on,
 )
@@ -122,6 +123,17 @@ def test_a_file_is_read_in_seeded_shuffled_epochs(tmp_path: Path) -> None:
     assert keys(TrainStream(config).step(7, range(5))) == steps[7]
     other = TrainStream(config_of(f"data.train={path}", "seed=1"))
     assert keys(other.step(0, range(5))) != steps[0]
+
+
+def test_a_file_that_was_written_again_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "games.parquet"
+    config = config_of(f"data.train={path}", f"data.test={path}")
+    for num in (8, 6):
+        write_instances(path, generated(TRAIN, game=config.game, seed=0, start=num, num=num))
+        read = evaluation_instances(HELD_OUT, num=16, game=config.game, data=config.data)
+        assert len(read) == num and set(keys(TrainStream(config).step(0, range(5)))) <= {
+            *keys(read)
+        }
 
 
 def test_a_file_must_be_there_and_fill_a_step(tmp_path: Path) -> None:
