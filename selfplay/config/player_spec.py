@@ -20,7 +20,7 @@ from selfplay.config.secrets import check_url
 SELF, SCRIPTED, CHECKPOINT = "self", "scripted", "checkpoint"
 POOL, ENDPOINT = "pool", "endpoint"
 WARM_START = "warm_start"  # the policy at the start of self-play; only in eval.partners
-MAX_SHARE = 1e6
+MAX_WEIGHT = 1e6  # of a partner or a teacher in a mixture
 _SHAPES = {
     SELF: "self",
     SCRIPTED: "scripted:NAME",
@@ -75,6 +75,21 @@ def parse_spec(text: str, scripts: Sequence[str] = ()) -> Spec:
     return spec
 
 
+def weighted(entry: str, *, what: str, example: str) -> tuple[str, float]:
+    """The text and the number of "text*number"; without one the number is 1.
+
+    Raises ValueError, which calls the number `what`, for one that is none or out of range.
+    """
+    text, star, number = entry.rpartition("*")
+    try:
+        value = float(number) if star else 1.0
+    except ValueError:
+        raise ValueError(f"the {what} in {entry!r} must be a number, as in {example!r}") from None
+    if not 0 <= value <= MAX_WEIGHT:
+        raise ValueError(f"the {what} in {entry!r} must be from 0 to {MAX_WEIGHT:g}")
+    return (text if star else entry), value
+
+
 def parse_shares(entries: Sequence[str]) -> list[tuple[Spec, float]]:
     """Each entry's partner with its share of the games, normalised to sum to 1.
 
@@ -86,16 +101,8 @@ def parse_shares(entries: Sequence[str]) -> list[tuple[Spec, float]]:
     partners: list[tuple[Spec, float]] = []
     for entry in entries:
         check_url(entry)
-        text, star, share_text = entry.rpartition("*")
-        try:
-            share = float(share_text) if star else 1.0
-        except ValueError:
-            raise ValueError(
-                f"the share in {entry!r} must be a number, as in 'scripted:honest*0.5'"
-            ) from None
-        if not 0 <= share <= MAX_SHARE:
-            raise ValueError(f"the share in {entry!r} must be from 0 to {MAX_SHARE:g}")
-        spec = parse_spec(text if star else entry)
+        text, share = weighted(entry, what="share", example="scripted:honest*0.5")
+        spec = parse_spec(text)
         if any(spec.text == other.text for other, _ in partners):
             raise ValueError(f"partner {spec.text!r} must be listed only once")
         partners.append((spec, share))

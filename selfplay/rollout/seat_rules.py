@@ -7,10 +7,16 @@ from collections.abc import Sequence
 from dialop.kit import Kit
 from dialop.specs import nearest
 from selfplay.config import COMPARED_IN_GROUPS, Config, GameConfig, RolloutConfig
-from selfplay.config.player_spec import POOL, SCRIPTED, SELF, Spec, parse_shares, parse_spec
+from selfplay.config.player_spec import (
+    POOL,
+    SCRIPTED,
+    SELF,
+    Spec,
+    parse_shares,
+    parse_spec,
+    weighted,
+)
 from selfplay.errors import SettingsError
-
-MAX_WEIGHT = 1e6  # of a teacher in the mixture
 
 
 def chosen_seats(game: GameConfig, rollout: RolloutConfig) -> tuple[int, ...] | None:
@@ -147,20 +153,13 @@ def teacher_mixture(
     kit = game.kit
     specs, weights = [], []
     for entry in teachers:
-        spec, _, weight = entry.partition("*")
         try:
-            weights.append(float(weight) if weight else 1.0)
-        except ValueError:
-            raise SettingsError(
-                f"{key}: the weight in {entry!r} must be a number, as in 'solo*0.5'"
-            ) from None
-        if not 0 <= weights[-1] <= MAX_WEIGHT:
-            raise SettingsError(f"{key}: the weight in {entry!r} must be from 0 to {MAX_WEIGHT:g}")
-        try:
+            spec, weight = weighted(entry, what="weight", example="solo*0.5")
             kit.make_script(spec, seed=0)
         except ValueError as error:
             raise SettingsError(f"{key}: {error}") from None
         specs.append(spec)
+        weights.append(weight)
     if sum(weights) <= 0:
         raise SettingsError(f"{key} needs one positive weight, got {list(teachers)}")
     if not any(kit.seated(spec)[seat] == spec for spec in specs for seat in kit.POLICY_SEATS):

@@ -46,6 +46,7 @@ REFUSED: list[tuple[str, ...]] = [
     ("first_teachers", "warm_start.first_teachers=[solo]"),
     ("first_games", "warm_start={num_games: 4, first_games: 5, first_teachers: [solo]}"),
     (r"first_teachers: .*nearest is solo", FIRST, "warm_start.first_teachers=[sole]"),
+    (r"the weight in 'sole\*' must be a number", "warm_start.teachers=[sole*]"),
     (r"game\.options\.brief", "warm_start.recorded=people.jsonl", "game.options.brief=true"),
     (r"reward\.rubric must be a text file", "reward.judge=endpoint:small@http://127.0.0.1:8000/v1"),
     (r"reward\.judge must be rubric, checkpoint", "reward.judge=self"),
