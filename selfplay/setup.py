@@ -230,11 +230,11 @@ def check_shared(folder: Path, world: World) -> None:
 
 
 def make_tokenizer(config: Config, folder: Path, world: World) -> PreTrainedTokenizerBase:
-    """The model's own tokenizer; a scratch model's is trained once and saved in the run folder."""
+    """A scratch model's tokenizer, which is trained once and saved in the run folder."""
     saved = tokenizer_folder(config.model, folder)
 
     def make() -> None:
-        if config.model.path is None and not saved.exists():
+        if not saved.exists():
             with atomic_folder(saved) as partial_folder:
                 scratch_tokenizer(config).save_pretrained(partial_folder)
 

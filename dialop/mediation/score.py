@@ -111,13 +111,6 @@ def price_points(prices: Sequence[int], *, weight: float) -> Floats:
     return -weight * (np.array(prices, dtype=np.float64) - mean) / max(mean, 1.0)
 
 
-def best_pair(
-    points: tuple[Floats, Floats], arrivals: Sequence[Sequence[int]], *, arrival_weight: float
-) -> Pair:
-    """The pair with the highest believed score, as in `pair_points`."""
-    return best_of(pair_points(points, arrivals, arrival_weight=arrival_weight))
-
-
 def best_of(points: Floats) -> Pair:
     """The pair with the most points [F0, F1]."""
     row, column = np.unravel_index(int(points.argmax()), points.shape)
@@ -147,7 +140,8 @@ def alone_pair(
         + price_points(prices[user], weight=middle(max_price_pref))
         for user in (0, 1)
     )
-    return best_pair((first, second), arrivals, arrival_weight=middle(max_arrival_pref))
+    weight = middle(max_arrival_pref)
+    return best_of(pair_points((first, second), arrivals, arrival_weight=weight))
 
 
 def referenced(instance: MediationInstance) -> MediationInstance:

@@ -11,6 +11,11 @@ from dataclasses import dataclass
 Value = bool | float | str
 
 
+def shown(value: Value) -> str:
+    """A feature's value as texts show it."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 @dataclass(frozen=True, slots=True)
 class Category:
     """A kind of site. `prices` are the possible prices in dollars, `names` its sites in order."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from dialop.game import PlayerError
 from dialop.planning.board import Site, plain_name
-from dialop.planning.city import CATEGORIES, FEATURES, Value
+from dialop.planning.city import CATEGORIES, FEATURES, Value, shown
 from dialop.planning.score import tenths
 
 MAX_QUERY = 2000  # characters
@@ -115,7 +115,7 @@ def search(text: str, sites: Sequence[Site]) -> str:
 def cell(field: Field, value: Value) -> str:
     """A value as an answer shows it, such as `live music True`."""
     titled = field.to is None and field.name != "name"
-    return f"{field.name} {_shown(value)}" if titled else _shown(value)
+    return f"{field.name} {shown(value)}" if titled else shown(value)
 
 
 def parse_query(text: str, names: Sequence[str]) -> Query:
@@ -327,10 +327,6 @@ def _order(value: Value | None) -> Any:
 
 def _title(field: Field, sites: Sequence[Site]) -> str:
     return field.name if field.to is None else f"distance_to({sites[field.to].name})"
-
-
-def _shown(value: Value) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _nearest(got: str, valid: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dialop.planning.board import AGENT, USER, Action, Plan, PlanningInstance, Sheet
-from dialop.planning.city import CATEGORIES, FEATURES
+from dialop.planning.city import CATEGORIES, FEATURES, shown
 from dialop.planning.preferences import TEMPLATES, TRAVEL, Preference
 from dialop.planning.score import tenths
 from dialop.tags import indent_further
@@ -91,8 +91,7 @@ def user_rules(*, slots: int, messages: bool) -> str:
 def agent_rules(names: Sequence[str], *, slots: int, messages: bool, search: bool) -> str:
     """The agent's system prompt in the full style."""
     features = "\n".join(
-        f"- {name}: {' or '.join(map(_shown, feature.values))}"
-        for name, feature in FEATURES.items()
+        f"- {name}: {' or '.join(map(shown, feature.values))}" for name, feature in FEATURES.items()
     )
     tool = _TOOL.format(site=names[0], categories=", ".join(CATEGORIES), features=features)
     answer = "The user answers a full plan with [accept] or [reject]"
@@ -196,16 +195,12 @@ def _full_sheet(plan: Plan, instance: PlanningInstance, sheet: Sheet) -> list[st
             continue
         site = instance.sites[index]
         facts = [site.category, f"${site.price}"]
-        facts += [f"{n} {_shown(v)}" for n, v in site.features.items()]
+        facts += [f"{n} {shown(v)}" for n, v in site.features.items()]
         lines.append(f"{slot + 1}. {site.name}: {sheet.sites[slot]} ({', '.join(facts)})")
     lines += [
         f"{'YES' if points >= 0 else 'NO'} {text}: {points}" for text, points in sheet.checklist
     ]
     return [*lines, f"Total: {sheet.total}"]
-
-
-def _shown(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def brief_phrases(names: Sequence[str], features: Sequence[str]) -> list[str]:
@@ -226,7 +221,7 @@ def brief_tables(prices: Sequence[int]) -> list[str]:
     Each cell of a table of search results, field and value, is one token, and so is each number of
     points. Values and the starts of sentences are separate tokens.
     """
-    features = [(f, _shown(v)) for f, feature in FEATURES.items() for v in feature.values]
+    features = [(f, shown(v)) for f, feature in FEATURES.items() for v in feature.values]
     words = {value for _, value in features if value.isalpha()} | set(CATEGORIES)
     known = {f"{f} {v}" for f, v in features} | {f"category {c}" for c in CATEGORIES}
     cells = known | {f"price {p}" for p in prices} | {f"{n / 10:g}" for n in range(100)}

@@ -218,11 +218,10 @@ def seating_of(episode: Episode, seat: int) -> str:
 
 def rewarded(sample: Sample, episode: Episode, seat: int, config: RewardConfig) -> Sample:
     """The sample with the seat's rewards at its tokens. No reward is clamped at 0."""
-    last = len(sample.mask) - 1 - sample.mask[::-1].index(1)
     return replace(
         sample,
         reward=final_reward(episode, seat, config=config),
-        move_rewards=_move_tokens(episode, seat, last=last),
+        move_rewards=_move_tokens(episode, seat, last=sample.last_trained),
         seating=seating_of(episode, seat),
     )
 

@@ -75,10 +75,15 @@ class Sample:
         """The seat's reward for the game: the final one and those of single moves."""
         return self.reward + sum(reward for _, reward in self.move_rewards)
 
+    @property
+    def last_trained(self) -> int:
+        """The place of the last trained token."""
+        return len(self.mask) - 1 - self.mask[::-1].index(1)
+
     def token_rewards(self) -> list[float]:
         """Each token's reward: `reward` at the last trained token, `move_rewards` at theirs."""
         rewards = [0.0] * len(self.ids)
-        rewards[len(self.mask) - 1 - self.mask[::-1].index(1)] = self.reward
+        rewards[self.last_trained] = self.reward
         for token, reward in self.move_rewards:
             rewards[token] += reward
         return rewards

@@ -36,6 +36,7 @@ from selfplay.evaluation.games import Games, find_games, find_start, imitated_bo
 from selfplay.evaluation.plan import EvalPlan, find_config, plan_evaluation
 from selfplay.evaluation.report import Report, as_json, markdown, write_report
 from selfplay.metrics.records import game_record
+from selfplay.model.families import max_positions
 from selfplay.model.hub import described_in
 from selfplay.preflight.command_line import check_asked
 from selfplay.preflight.run import check_endpoint, check_folder, check_machine, read_rendering
@@ -349,7 +350,7 @@ def _find_policies(
             rendering=rendering,
             game=config.game,
             rollout=config.rollout,
-            max_positions=getattr(described.get_text_config(), "max_position_embeddings", None),
+            max_positions=max_positions(described),
         )
         policies[player.label] = config, rendering
         if world.rank == 0:

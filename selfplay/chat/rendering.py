@@ -27,6 +27,7 @@ from selfplay.chat.template import (
     Template,
     check_same,
     check_thinking,
+    encodable,
     leading_blanks,
     opens_thought,
     say,
@@ -118,7 +119,7 @@ class Rendering:
     def _old_answer(self, answer: str) -> str:
         """An old answer as the template shows it, after its header. Markers in the header have
         their secret spelling; those in the answer are plain text."""
-        shown = self._shown(_encodable(answer))
+        shown = self._shown(encodable(answer))
         opened = commonprefix([shown, self._header])
         return self._markers.hide(opened) + shown[len(opened) :]
 
@@ -136,7 +137,7 @@ class Rendering:
 
         They end with the end-of-turn token.
         """
-        return self._sampled(self._before_answer + _encodable(text))
+        return self._sampled(self._before_answer + encodable(text))
 
     def answer_ids(self, text: str) -> list[int]:
         """As `action_ids`, for an answer of a recorded chat: trimmed as the template trims answers,
@@ -230,11 +231,6 @@ class Rendering:
                     texts[at:end] = [joined, *[""] * (len(ids[at:end]) - 1)]
                     break
         return texts
-
-
-def _encodable(text: str) -> str:
-    """The text with question marks for lone surrogates, which no tokenizer accepts."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def make_rendering(

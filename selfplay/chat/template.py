@@ -57,13 +57,15 @@ class Slot:
     strip_right: bool = False
 
     def fill(self, content: str) -> str:
-        """The template text, then the content as the template trims it.
-
-        Lone surrogates, which no tokenizer accepts, become question marks.
-        """
-        content = content.encode("utf-8", "replace").decode("utf-8")
+        """The template text, then the content as the template trims it."""
+        content = encodable(content)
         content = content.lstrip() if self.strip_left else content
         return self.before + (content.rstrip() if self.strip_right else content)
+
+
+def encodable(text: str) -> str:
+    """The text with question marks for lone surrogates, which no tokenizer accepts."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 class RewritesHistory(ValueError):

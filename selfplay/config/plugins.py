@@ -142,12 +142,13 @@ def own_functions(config: Any) -> Iterator[tuple[str, str]]:
 def digest_of(key: str, name: str) -> str:
     """The sha256 of the file that holds a function of one's own."""
     file = _module_of(key, name.rpartition(":")[0]).__file__
-    return file_digest(file) if file else "unknown"
+    return sha256_of(file) if file else "unknown"
 
 
-def file_digest(file: str) -> str:
+def sha256_of(file: str) -> str:
     """The sha256 of a file."""
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    with Path(file).open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _module_of(key: str, name: str) -> ModuleType:

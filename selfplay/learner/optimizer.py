@@ -51,16 +51,15 @@ def make_optimizer(
     take Muon's steps and the rest AdamW's. `lr` replaces the settings' rate. `seed` seeds the
     stochastic rounding of bf16 weights.
     """
-    trained = [p for p in model.parameters() if p.requires_grad]
-    matrices = [p for p in trained if p.ndim >= 2]
-    vectors = [p for p in trained if p.ndim < 2]
-    groups: list[dict[str, Any]] = [{"params": matrices + vectors}]
+    trained = (p for p in model.parameters() if p.requires_grad)
+    weights = sorted(trained, key=lambda p: p.ndim < 2)  # their order numbers the rounding's draws
+    groups: list[dict[str, Any]] = [{"params": weights}]
     rate = config.lr if lr is None else lr
     if kind == "muon":
         assert isinstance(model, PreTrainedModel)
         inside = matrices_inside(model)
         orthogonal = {id(p) for p in inside}
-        groups[0]["params"] = [p for p in matrices + vectors if id(p) not in orthogonal]
+        groups[0]["params"] = [p for p in weights if id(p) not in orthogonal]
         groups.append({"params": inside, "orthogonal": True})
         return Muon(groups, lr=rate, betas=BETAS, seed=seed)
     if config.master_dtype == "bfloat16":

@@ -1,4 +1,4 @@
-"""What a run writes at each step: metrics.jsonl, games.jsonl, the tracker, a printed line.
+"""What a run writes at each step: metrics.jsonl, games.jsonl, groups.jsonl, tracker, a line.
 
 Only rank 0 writes; on other ranks every call does nothing. Times are in seconds and their names end
 in `_s`.

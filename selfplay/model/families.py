@@ -53,6 +53,17 @@ def head_width(config: PretrainedConfig) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
+def cache_width(config: PretrainedConfig) -> int:
+    """The key and value elements of a token in one layer, by the config of a model's text part."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return 2 * heads * head_width(config)
+
+
+def max_positions(config: PretrainedConfig) -> int | None:
+    """The longest context of a model by its config; None if it names none."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
 def _dropout(model: PreTrainedModel) -> list[str]:
     """The config keys that set a dropout above 0."""
     has_dropout = any(

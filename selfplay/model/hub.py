@@ -149,7 +149,7 @@ def described_in(weights: Path) -> Path:
     base = json.loads((weights / BASE).read_text(encoding="utf-8"))
     for folder in (Path(os.path.normpath(weights.absolute() / base["folder"])), named):
         with suppress(OSError, ValueError):  # no base is there
-            if digest_of(folder) == base["sha256"]:
+            if weights_digest(folder) == base["sha256"]:
                 return folder
     raise SettingsError(
         f"{weights} must have the base weights that its adapters were trained on, sha256 "
@@ -162,7 +162,7 @@ def write_base(adapters: Path, base: Path) -> None:
     """Write into a folder of adapters how `described_in` finds their base."""
     told = {
         "folder": os.path.relpath(base.absolute(), adapters.absolute()),
-        "sha256": digest_of(base),
+        "sha256": weights_digest(base),
     }
     (adapters / BASE).write_text(json.dumps(told), encoding="utf-8")
 
@@ -171,7 +171,7 @@ def check_base(adapters: Path, base: Path) -> None:
     """Raise SettingsError if the adapters in a folder were trained on other weights than `base`."""
     told = adapters / BASE
     if told.exists():
-        expected, got = json.loads(told.read_text(encoding="utf-8"))["sha256"], digest_of(base)
+        expected, got = json.loads(told.read_text(encoding="utf-8"))["sha256"], weights_digest(base)
         if expected != got:
             raise SettingsError(
                 f"{base} must hold the base weights of {adapters}, sha256 {expected[:16]}…, got "
@@ -179,7 +179,7 @@ def check_base(adapters: Path, base: Path) -> None:
             )
 
 
-def digest_of(folder: Path) -> str:
+def weights_digest(folder: Path) -> str:
     """The sha256 of a folder's config.json and weights, whatever the folder's name is."""
     total = hashlib.sha256()
     for file in (folder / "config.json", *sorted(set(tensor_files(folder).values()))):

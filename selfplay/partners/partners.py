@@ -33,6 +33,7 @@ from selfplay.engines.router import EngineRouter, Frozen
 from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
 from selfplay.metrics.step import add_up
+from selfplay.model.families import max_positions
 from selfplay.model.hub import described_in
 from selfplay.model.policy import DTYPES, empty_model, end_ids
 from selfplay.model.stored import Stored
@@ -229,8 +230,7 @@ class Partners:
             template_kwargs=self._config.model.chat_template if own is None else own,
             ends=end_ids(weights),
         )
-        text = AutoConfig.from_pretrained(described_in(weights)).get_text_config()
-        return weights, rendering, getattr(text, "max_position_embeddings", None)
+        return weights, rendering, max_positions(AutoConfig.from_pretrained(described_in(weights)))
 
     def _endpoint(self, spec: Spec) -> Partner:
         settings = self._config.endpoint

@@ -40,7 +40,7 @@ from selfplay.evaluation.evaluate import check_room
 from selfplay.learner.batch import pack
 from selfplay.learner.learner import Learner, autocast, batch_logprobs
 from selfplay.model.exact import why_not_exact
-from selfplay.model.families import why_not
+from selfplay.model.families import max_positions, why_not
 from selfplay.model.hub import described_in, local_folder
 from selfplay.model.lora import check_targets
 from selfplay.model.policy import (
@@ -113,7 +113,7 @@ def no_room(described: PretrainedConfig, rendering: Rendering, config: Config) -
             rendering=rendering,
             game=config.game,
             rollout=config.rollout,
-            max_positions=getattr(described.get_text_config(), "max_position_embeddings", None),
+            max_positions=max_positions(described),
         )
     except ValueError as error:
         return str(error)

@@ -31,9 +31,10 @@ class GameSetup:
     index: int
     branch: BranchConfig = UNBRANCHED
 
-    def copy(self) -> GameSetup:
-        """An independent copy with the same draws, so that the game can be played again."""
-        players = tuple(player.fork() for player in self.players)
+    def copy(self, *names: object) -> GameSetup:
+        """An independent copy, so that the game can be played again; `names` are added to the names
+        of its random draws."""
+        players = tuple(player.fork(*names) for player in self.players)
         return replace(self, game=self.game.clone(), players=players)
 
 
@@ -195,9 +196,8 @@ class Position:
 
     def fork(self, *names: object) -> Position:
         """An independent copy of the game; `names` are added to the names of its random draws."""
-        twin, setup = copy.copy(self), self.setup
-        players = tuple(player.fork(*names) for player in setup.players)
-        twin.setup = replace(setup, game=setup.game.clone(), players=players)
+        twin = copy.copy(self)
+        twin.setup = self.setup.copy(*names)
         twin.turns, twin._unread = list(self.turns), list(self._unread)
         return twin
 

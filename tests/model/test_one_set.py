@@ -13,7 +13,7 @@ import torch
 from huggingface_hub import save_torch_state_dict
 
 from selfplay.errors import SettingsError
-from selfplay.model.hub import check_weights, digest_of
+from selfplay.model.hub import check_weights, weights_digest
 from selfplay.model.policy import export, load_model
 from selfplay.model.stored import Stored
 from selfplay.partners.checkpoints import find_source
@@ -77,7 +77,7 @@ def test_two_sets_of_weights_are_refused_by_name(
         partial(load_model, str(folder), device=CPU, dtype=torch.float32),
         partial(Stored, folder, tiny_model()),
         partial(find_source, folder),
-        partial(digest_of, folder),
+        partial(weights_digest, folder),
     ]
     for read in readers:
         with pytest.raises(SettingsError, match="must hold one set of weights, got ") as refused:

@@ -18,18 +18,18 @@ from typing import Any
 from selfplay.config import ChosenEngine, Config
 from selfplay.config.player_spec import CHECKPOINT, parse_shares
 from selfplay.distributed.shard import ONE_UNIT
+from selfplay.engines.sglang.buckets import BUCKET_BYTES
 from selfplay.engines.sglang.choose import choose, load_of
 from selfplay.learner.optimizer import MOST_AT_ONCE
-from selfplay.model.families import head_width
+from selfplay.model.families import cache_width
+from selfplay.model.policy import DTYPES
 
 GIB = 2**30
 CONTEXT = 1.0  # CUDA context and kernels of the trainer
 ASLEEP = 2.0  # of a sleeping SGLang: context and decode graphs
 SPARE = 2.0  # for allocator fragmentation and the graphs of NCCL
-BUCKET = 2.0  # one bucket of a push
 CORES = 16  # of the host for each engine
 LEAST_GAMES = 8  # transcripts of full length that the engine's cache should hold at least
-_BYTES = {"float32": 4, "bfloat16": 2}
 _LOGPROB = 1.5 / 16_384  # GiB per trained token's log-prob at a vocabulary of 152,000, measured
 _HIDDEN = 8  # bytes per unit of the model's width and layer that each tensor-parallel rank keeps
 _LEAST_TOKENS = 2048  # of a micro-batch
@@ -93,7 +93,7 @@ class Demand:
     @property
     def element(self) -> int:
         """The bytes of an element in the compute dtype."""
-        return _BYTES[self.config.model.dtype]
+        return DTYPES[self.config.model.dtype].itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,6 @@ class Memory:
 
 def shape_of(text: Any, *, base: int, adapters: int, matrices: int) -> Shape:
     """The shape of a model from the config of its text part."""
-    heads = text.num_attention_heads
-    head = head_width(text)
     experts = getattr(text, "num_experts_per_tok", None)
     expert_width = getattr(text, "moe_intermediate_size", None) or text.intermediate_size
     return Shape(
@@ -131,7 +129,7 @@ def shape_of(text: Any, *, base: int, adapters: int, matrices: int) -> Shape:
         layers=text.num_hidden_layers,
         width=text.hidden_size,
         mlp_width=experts * expert_width if experts else text.intermediate_size,
-        cache_width=2 * head * (getattr(text, "num_key_value_heads", None) or heads),
+        cache_width=cache_width(text),
         vocabulary=text.vocab_size,
     )
 
@@ -149,7 +147,7 @@ def estimate(demand: Demand) -> Memory:
     """
     config, shape, ranks = demand.config, demand.shape, demand.ranks
     engine, parallel, warm = demand.engine, config.parallel, config.warm_start
-    master = _BYTES[config.optim.master_dtype]
+    master = DTYPES[config.optim.master_dtype].itemsize
     weights = master * shape.parameters / ranks / GIB
     moments = 8 * shape.trained / ranks / GIB
     reference = weights if config.algorithm.kl and not shape.adapters else 0.0
@@ -184,7 +182,7 @@ def estimate(demand: Demand) -> Memory:
         "context": CONTEXT,
         "weights": weights,
         "moments": moments if parallel.offload == "none" else 0.0,
-        "buckets": 2 * min(BUCKET, demand.element * shape.parameters / GIB),
+        "buckets": 2 * min(BUCKET_BYTES / GIB, demand.element * shape.parameters / GIB),
         "engine's weights": own["engine's weights"],
         "engine asleep": asleep,
     }

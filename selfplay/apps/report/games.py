@@ -1,6 +1,6 @@
 """The games of runs as the viewer of the page reads them: plain, compact, bounded.
 
-A game is what `selfplay/metrics/step.py` records. Texts that many games share (rules) are kept
+A game is what `selfplay/metrics/records.py` records. Texts that many games share (rules) are kept
 once.
 """
 

@@ -147,9 +147,7 @@ def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         yield (
             "score on held-out games",
             f"{before.interval[0]:.3f} → {after.interval[0]:.3f}",
-            f"change {change[0]:+.3f} [{change[1]:+.3f}, {change[2]:+.3f}]"
-            if change
-            else show_interval(after.interval),
+            f"change {show_change(change)}" if change else show_interval(after.interval),
         )
         if before.talk and after.talk:
             old, new = (row.talk["effect"] for row in (before, after))

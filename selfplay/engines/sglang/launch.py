@@ -273,11 +273,10 @@ def token_bytes(model_path: str, itemsize: int) -> int:
     """The bytes of one token in the KV cache."""
     from transformers import AutoConfig
 
-    from selfplay.model.families import head_width
+    from selfplay.model.families import cache_width
 
     text = AutoConfig.from_pretrained(model_path).get_text_config()
-    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    return int(2 * text.num_hidden_layers * kv_heads * head_width(text) * itemsize)
+    return int(text.num_hidden_layers * cache_width(text) * itemsize)
 
 
 def head_size(model_path: str) -> float:

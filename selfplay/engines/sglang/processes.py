@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 GRACE_S = 3.0  # for a handler of SIGTERM, before the process is ended
+KILL_S = 60.0  # longest wait for a process that was sent SIGKILL
 _HANDLED = (signal.SIGTERM, signal.SIGQUIT)
 
 # Variables that the children's environment must have (a value) or must not have (None), and why:
@@ -141,10 +142,10 @@ def leave_launch_alone(_signal: int, _frame: FrameType | None) -> None:
     """
 
 
-def kill(processes: Sequence[BaseProcess], *, wait_s: float = 60.0) -> None:
+def kill(processes: Sequence[BaseProcess]) -> None:
     """SIGKILL only these processes and their descendants; wait until they are gone.
 
-    Raises RuntimeError when one still runs after `wait_s`.
+    Raises RuntimeError when one still runs after KILL_S.
     """
     import psutil
 
@@ -158,11 +159,11 @@ def kill(processes: Sequence[BaseProcess], *, wait_s: float = 60.0) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):  # it may end meanwhile
             descendant.kill()
     for process in processes:
-        process.join(wait_s)
+        process.join(KILL_S)
     left = [str(process.pid) for process in processes if process.is_alive()]
     if left:
         raise RuntimeError(
-            f"engine processes {', '.join(left)} still run {wait_s:g} s after SIGKILL"
+            f"engine processes {', '.join(left)} still run {KILL_S:g} s after SIGKILL"
         )
 
 
