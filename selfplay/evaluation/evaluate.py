@@ -48,7 +48,8 @@ class Evaluation:
     `scores` has one score per game. `interval` is (mean, low, high) of the score, a 95 %
     interval over games. `measures` are means over games. `games` holds the first games in full,
     `examples` the "best", "typical" and "worst" game by score. `talk` is None where it was not
-    measured or the policy heard nothing.
+    measured or the policy heard nothing. `partner` is what the same games are for the player in the
+    other seats, without games; None where one player has all of them.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Evaluation:
     games: tuple[dict[str, Any], ...]
     examples: dict[str, dict[str, Any]]
     talk: TalkEffect | None = None
+    partner: Evaluation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,8 @@ def evaluate(
         pieces=context.rendering.pieces,
         num_shown=num_shown,
     )
+    if partner.make_player is not None:
+        row = replace(row, partner=_of_others(f"{partner.name} with policy", games, world))
     return replace(row, talk=talk_effect(first, setups, play, world)) if talk_games else row
 
 
@@ -144,13 +148,19 @@ def evaluate_scripted(
     rollout: RolloutConfig,
     other: str | None = None,
 ) -> Evaluation:
-    """Play two scripted players: `spec` in both seats, or `spec` in seat 0 and `other` in seat 1.
-    Alone, `spec` has the score of the seats that the policy has. Not spread over ranks."""
+    """Play two scripted players: `spec` in both seats, or `spec`, which counts, in seat 0 and
+    `other` in seat 1. Alone, `spec` has the score of the seats that the policy has. Not spread over
+    ranks.
+    """
     setups = scripted_games(instances, spec=spec, game=game, other=other)
     episodes = play_scripted(setups, limits=limits_of(rollout))
-    if other is None and (seats := chosen_seats(game, rollout)) is not None:
-        episodes = [replace(episode, in_its_place=seats) for episode in episodes]
-    return _evaluation(spec, dict(enumerate(episodes)), world=None)
+    two = other not in (None, spec)
+    seats = (0,) if two else chosen_seats(game, rollout) if other is None else None
+    if seats is not None:
+        episodes = [episode.counting(seats) for episode in episodes]
+    games = dict(enumerate(episodes))
+    row = _evaluation(spec, games, world=None)
+    return replace(row, partner=_of_others(str(other), games, None)) if two else row
 
 
 def evaluate_people(
@@ -181,7 +191,8 @@ def play_matches(
     num_shown: int = NUM_SHOWN,
 ) -> dict[str, Evaluation]:
     """Play every match on the same instances with the same seeds; the result has the matches'
-    names. Every rank must call. At most two models are in memory at a time.
+    names. In a matrix it is what the games are for the player in seat 0, in `partner` for the one
+    in seat 1. Every rank must call. At most two models are in memory at a time.
 
     `policies` has the settings, which name the weights, and the rendering of each player with
     weights, by label.
@@ -223,7 +234,7 @@ def play_matches(
                         partners.for_step(0)[0][0],
                     )
                     for match in matches:
-                        rows[match.name] = evaluate(
+                        row = evaluate(
                             instances,
                             context,
                             temperature=match.temperature,
@@ -231,9 +242,17 @@ def play_matches(
                             talk_games=plan.talk_games,
                             num_shown=num_shown,
                         )
+                        rows[match.name] = row if match.seat != 1 else _turned(row)
                         if world.rank == 0:
                             print(f"played: {match.name}", flush=True)
     return rows
+
+
+def _turned(row: Evaluation) -> Evaluation:
+    """The same games for the player in the other seats, and in `partner` for the one of `row`."""
+    assert row.partner is not None
+    own = replace(row, games=(), examples={}, partner=None)
+    return replace(row.partner, games=row.games, examples=row.examples, partner=own)
 
 
 def check_room(
@@ -286,6 +305,16 @@ def example_games(scores: Sequence[float]) -> dict[str, int]:
         if left := set(range(len(scores))) - set(chosen.values()):
             chosen[name] = min(sorted(left), key=rank)
     return {name: chosen[name] for name in ("best", "typical", "worst") if name in chosen}
+
+
+def _of_others(name: str, games: Mapping[int, Episode], world: World | None) -> Evaluation:
+    """What these games are for the player in the seats that do not count."""
+    others = {
+        number: game.counting(set(range(len(game.players))) - set(game.counted_seats))
+        for number, game in games.items()
+    }
+    row = _evaluation(name, others, world=world, num_shown=0)
+    return replace(row, examples={})
 
 
 def _evaluation(

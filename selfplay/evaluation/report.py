@@ -37,7 +37,7 @@ _HOW_TO_READ = (
 )
 _LOST = (
     "Lost to each other: the mean of the two self-play scores minus the mean of the two cross-play "
-    "scores, paired by instance. Above 0 each player does better with itself than with the other."
+    "scores, each of both players, paired by instance. Above 0 both do better with themselves."
 )
 
 
@@ -65,6 +65,16 @@ def _columns(rows: Mapping[str, Evaluation]) -> list[tuple[str, str, str]]:
     return columns_of(row.measures for row in rows.values())
 
 
+def _with_partners(rows: Mapping[str, Evaluation]) -> dict[str, Evaluation]:
+    """The rows, each with one for the other player below it if that one's scores differ."""
+    shown: dict[str, Evaluation] = {}
+    for name, row in rows.items():
+        shown[name] = row
+        if row.partner is not None and row.partner.scores != row.scores:
+            shown[f"{name} (the other player)"] = row.partner
+    return shown
+
+
 def table_text(rows: Mapping[str, Evaluation]) -> str:
     """One line per pair for a terminal: score with its 95 % interval, then means per game."""
     return table(*_table(rows, on_one_line), style="plain")
@@ -73,7 +83,7 @@ def table_text(rows: Mapping[str, Evaluation]) -> str:
 def _table(
     rows: Mapping[str, Evaluation], shown: Callable[[str], str]
 ) -> tuple[list[str], list[list[str]]]:
-    named = [(shown(name), row) for name, row in rows_json(rows).items()]
+    named = [(shown(name), row) for name, row in rows_json(_with_partners(rows)).items()]
     return score_table(named, [(measure, heading) for measure, heading, _ in _columns(rows)])
 
 
@@ -82,8 +92,8 @@ def lost_together(report: Report) -> dict[tuple[str, str], tuple[float, float, f
     instances.
 
     An instance gives (s_aa + s_bb) / 2 - (s_ab + s_ba) / 2 (Hu et al. 2020, "Other-Play"), where
-    s_ab is the score with a in seat 0. A pair is left out if a self-play cell is missing or if a
-    void game removed an instance from one of its four cells.
+    s_ab is the mean score of both players with a in seat 0. A pair is left out if a self-play cell
+    is missing or if a void game removed an instance from one of its four cells.
     """
     intervals, cells = {}, report.cells()
     with_self_play = [one for one, other in cells if one == other]
@@ -91,11 +101,16 @@ def lost_together(report: Report) -> dict[tuple[str, str], tuple[float, float, f
         pairs = [(one, one), (other, other), (one, other), (other, one)]
         if not all(pair in cells for pair in pairs):
             continue
-        scores = [cells[pair].scores for pair in pairs]
+        scores = [_of_both(cells[pair]) for pair in pairs]
         if len({len(row) for row in scores}) == 1:
             losses = [(aa + bb - ab - ba) / 2 for aa, bb, ab, ba in zip(*scores, strict=True)]
             intervals[one, other] = mean_interval(losses, lowest=-1.0)
     return intervals
+
+
+def _of_both(row: Evaluation) -> list[float]:
+    """The mean score of a game's players, game by game."""
+    return [(a + b) / 2 for a, b in zip(row.scores, (row.partner or row).scores, strict=True)]
 
 
 def matrix_text(report: Report, *, style: str = "pipe") -> str:
@@ -108,7 +123,10 @@ def matrix_text(report: Report, *, style: str = "pipe") -> str:
     def cell(row: str, column: str, seat: int) -> str:
         if seat == 1 and row == column:  # self-play is shown in the line of seat 0 only
             return ""
-        return show_interval(cells[(row, column) if seat == 0 else (column, row)].interval)
+        if seat == 0:
+            return show_interval(cells[row, column].interval)
+        played = cells[column, row]
+        return show_interval((played.partner or played).interval)
 
     lines = [
         [shown(row) if seat == 0 else "", str(seat), *(cell(row, c, seat) for c in columns)]

@@ -26,14 +26,14 @@ _UNEQUAL = "unequal rewards"  # the number of games that do not pay all seats th
 def tally(episodes: Sequence[Episode]) -> dict[str, float]:
     """Sums over games, which `add_up` adds over ranks and `game_measures` turns into means.
 
-    Words, statements and errors are the policy's if it plays with a partner, else both seats'.
+    Words, statements and errors are those of the seats that count.
     """
     counts: Counter[str] = Counter()
     score_sums: defaultdict[str, float] = defaultdict(float)
     own_sums: dict[str, float] = {}
     for episode in episodes:
-        policy = set(episode.policy_seats)
-        turns = [t for t in episode.turns if not policy or t.seat in policy]
+        counted = set(episode.counted_seats)
+        turns = [t for t in episode.turns if t.seat in counted]
         counts["agreement"] += episode.outcome.agreed
         score_sums["score_if_agreed"] += episode.score if episode.outcome.agreed else 0.0
         counts["optimal"] += episode.outcome.score_norm > 1 - 1e-9
@@ -46,7 +46,7 @@ def tally(episodes: Sequence[Episode]) -> dict[str, float]:
         partner = _partner_and_seat(episode)
         counts[f"{_GAMES_WITH}{partner}"] += 1
         score_sums[f"score/{partner}"] += episode.score
-        sent = episode.messages(policy or range(len(episode.transcripts)))
+        sent = episode.messages(counted)
         words = {"words": float(sum(len(text.split()) for text in sent))}
         own_sums = add_up((own_sums, words | episode.measures))
     return {
@@ -59,10 +59,13 @@ def tally(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def _partner_and_seat(episode: Episode) -> str:
-    """ "partner/seat of the policy", or "self" without a partner; several are joined by +."""
-    policy = episode.policy_seats
-    partners = dict.fromkeys(p for seat, p in enumerate(episode.players) if seat not in policy)
-    return f"{'+'.join(partners)}/{'+'.join(map(str, policy))}" if partners and policy else SELF
+    """ "partner/seat that counts", or "self" where all seats are the policy's or none is; several
+    are joined by +."""
+    own = episode.counted_seats
+    if not 0 < len(episode.policy_seats) < len(episode.players):
+        return SELF
+    partners = dict.fromkeys(p for seat, p in enumerate(episode.players) if seat not in own)
+    return f"{'+'.join(partners)}/{'+'.join(map(str, own))}"
 
 
 def add_up(tallies: Iterable[Mapping[str, float]]) -> dict[str, float]:

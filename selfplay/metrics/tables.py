@@ -25,7 +25,7 @@ COLUMNS = (
     ("optimal", "optimal", "share of games that end with a best possible plan"),
     ("score_norm", "score norm", "the game's own `score_norm`, of all seats together"),
     ("turns", "turns", "tries at a move, including refused ones"),
-    ("messages", "messages", "legal messages; with a partner only those of the player named first"),
+    ("messages", "messages", "legal messages; in a row of two players those of the first alone"),
     ("words", "words", "words in messages"),
     ("statements", "statements", "facts stated in a wording that scripted players can parse"),
     ("searches", "searches", "answered tool calls"),
@@ -72,7 +72,7 @@ def score_meaning(columns: Iterable[tuple[str, str, str]]) -> str:
     """What the score is in a table with these columns: a game whose seats have scores of their own
     has the measure `score_norm` beside it."""
     if any(name == "score_norm" for name, _, _ in columns):
-        return "mean of the own scores of the policy's seats, from 0 to 1"
+        return "mean of the own scores of the row's player, from 0 to 1"
     return "mean share of the best possible value, 0 without an agreement"
 
 
@@ -87,7 +87,7 @@ def _own_column(name: str) -> tuple[str, str]:
     if seat and kind == "reward":
         return f"reward of seat {seat}", f"what the game pays seat {seat}"
     if seat and kind == "score":
-        return f"score in seat {seat}", f"score of the games with the policy in seat {seat}"
+        return f"score in seat {seat}", f"score of the games with the row's player in seat {seat}"
     return name.replace("_", " "), "the game's own measure"
 
 

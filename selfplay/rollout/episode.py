@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from dialop.game import Game, GameError, Outcome, Prompt, wrong_measures, wrong_outcome
@@ -72,10 +72,10 @@ class Episode:
     """One played game. `ended` is "finished" (a regular end), the limit that ended it ("turns",
     "retries", "tokens") or "void".
 
-    Transcripts are None for partners. `measures` are the game's own counts of the policy's moves,
-    or of all moves if the policy has no seat. `in_its_place` are the seats of scripts that the
-    policy would have. `judge` is the answer of a judge. `game` is the final game state; None if
-    only its texts are known.
+    Transcripts are None for partners. `counted` are the seats whose score and moves count, as
+    `counting` sets them; without any the policy's or, if it has no seat, all. `measures` are the
+    game's own counts of their moves. `judge` is the answer of a judge. `game` is the final game
+    state; None if only its texts are known.
     """
 
     instance: str
@@ -89,7 +89,7 @@ class Episode:
     branches: tuple[BranchPoint, ...] = ()
     measures: dict[str, float] = field(default_factory=dict)
     judge: str = ""
-    in_its_place: tuple[int, ...] = ()
+    counted: tuple[int, ...] = ()
     game: Game | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
@@ -106,11 +106,20 @@ class Episode:
         return [seat for seat, t in enumerate(self.transcripts) if t is not None]
 
     @property
+    def counted_seats(self) -> list[int]:
+        """The seats whose score and moves count."""
+        return [*self.counted] or self.policy_seats or [*range(len(self.players))]
+
+    def counting(self, seats: Iterable[int]) -> Episode:
+        """The same game with the score and the measures of these seats."""
+        assert self.game is not None
+        seats = tuple(sorted(seats))
+        return replace(self, counted=seats, measures=self.game.measures(seats))
+
+    @property
     def score(self) -> float:
-        """The normalized score of the policy's seats or, if it has none, of those in its place or
-        of all."""
-        seats = self.policy_seats or self.in_its_place or range(len(self.transcripts))
-        return self.outcome.score_of(seats)
+        """The normalized score of the seats that count."""
+        return self.outcome.score_of(self.counted_seats)
 
     def messages(self, seats: Collection[int]) -> list[str]:
         """The texts of the messages that these seats sent, without the tag and without private

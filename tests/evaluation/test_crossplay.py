@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,46 @@ def test_the_loss_of_a_pair_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     page = re.sub(" +", " ", markdown(report))
     assert "| a | 0 | 1.000 [1.000, 1.000] | 0.000 [0.000, 0.000] | 0.500 [0.500, 0.500] |" in page
     assert "| a and b | 0.500 [-0.763, 0.921] |" in page
+
+
+def test_players_with_scores_of_their_own_have_a_cell_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a split: who asks for more gets more in either seat, and the other one less."""
+    names = ["scripted:greedy", "scripted:soft"]
+    words = ["--partners", ",".join(names), "--games", "generated", "--num", "40"]
+    split = "examples/split/split.yaml"
+    assert run_eval([*words, "--config", split, "--out", str(tmp_path)]) == 0
+    _, cells = played(tmp_path)
+    for greedy_seat, pair in enumerate([names, names[::-1]]):
+        row = cells[tuple(pair)]
+        by_seat = [row["scores"], row["partner"]["scores"]]
+        assert row["name"].endswith(pair[0]) or row["name"] == pair[0].partition(":")[2]
+        for seat, scores in enumerate(by_seat):
+            paid = [game["seat_scores"][seat] for game in row["examples"].values()]
+            assert set(paid) <= set(scores)
+            assert row["measures"][f"reward/{seat}"] == pytest.approx(sum(scores) / len(scores))
+        greedy, soft = by_seat[greedy_seat], by_seat[1 - greedy_seat]
+        assert sum(greedy) > 1.5 * sum(soft)
+    shown = re.sub(" +", " ", capsys.readouterr().out)
+    means = [sum(row) / 40 for row in (cells[tuple(names)]["scores"],)]
+    assert re.search(rf"^scripted:greedy 0 \S+ \[\S+ \S+\] {means[0]:.3f} ", shown, re.MULTILINE)
+    assert "scripted:greedy with scripted:soft (the other player)" in shown
+
+
+def test_the_loss_of_players_with_scores_of_their_own_is_that_of_both() -> None:
+    """With itself each has 0.5; together one has 0.9 and the other 0.1, in both seats."""
+    takes, gives = cell(0.9, 0.9), cell(0.1, 0.1)
+    rows = {
+        "a": cell(0.5, 0.5),
+        "b": cell(0.5, 0.5),
+        "a with b": replace(takes, partner=gives),
+        "b with a": replace(gives, partner=takes),
+    }
+    report = Report("t", {}, rows, (("a", "b"), ("a", "b")))
+    assert lost_together(report)["a", "b"][0] == pytest.approx(0.0)
+    lines = [re.findall(r" (\d\.\d+) \[", line) for line in matrix_text(report).splitlines()[2:6]]
+    assert lines == [["0.500", "0.900"], ["0.900"], ["0.100", "0.500"], ["0.100"]]
 
 
 # --- what is refused ----------------------------------------------------------------------------

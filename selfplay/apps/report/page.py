@@ -259,7 +259,7 @@ def reward_lines(run: RunFiles) -> list[Line]:
 def run_charts(run: RunFiles) -> list[Chart]:
     """The charts of one run; those without data are left out. Where seats have different rewards,
     scores with partners that do not change and the seats' rewards come first."""
-    of = "own scores of the policy's seats" if run.unequal else "share of the best value"
+    of = "own scores of the row's player" if run.unequal else "share of the best value"
     note = f"{of}, 95 % intervals; dashed: other players"
     score = line_chart(
         "Score", list(score_lines(run, COLOURS[0])), reference_levels(run), note=note
