@@ -26,6 +26,7 @@ from dialop.shown import error_line
 from dialop.tags import split_move
 
 NUM_INSTANCES = 4
+_NOTE = "note: "  # begins what a check yields that is no problem
 MAX_MOVES = 400
 JUNK = ("", " ", "[", "[]", "[dance] now", "[message", "\x00", "\ud800", "🙂", "1e999", "None")
 
@@ -37,12 +38,14 @@ class Unchecked(Exception):
 @dataclass(frozen=True, slots=True)
 class Result:
     """The result of one check: its name, the promise it tests, and what is wrong ("" for nothing).
-    `unchecked` says why the check could not run, "" if it ran."""
+    `unchecked` says why the check could not run, "" if it ran; `note` what it met that is allowed
+    and seldom meant."""
 
     name: str
     promise: str
     problem: str = ""
     unchecked: str = ""
+    note: str = ""
 
     @property
     def rule(self) -> str:
@@ -55,19 +58,20 @@ class Result:
             return f"FAILED {self.name}: {self.problem}"
         if self.unchecked:
             return f"not checked {self.name}: {self.unchecked}"
-        return f"ok {self.name}: {self.promise}"
+        return f"ok {self.name}: {self.promise}" + (f"; note: {self.note}" if self.note else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
     """A game that scripted players have played: its instance and their legal moves. `last` is the
-    last try and what the game answered to it; `shown` is what it showed at its end if no try was
-    refused, else empty."""
+    last try and what the game answered to it, `refused` the last that was refused, "" for none;
+    `shown` is what it showed at its end if no try was refused, else empty."""
 
     instance: Any
     moves: tuple[tuple[int, str], ...]
     over: bool
     last: str = ""
+    refused: str = ""
     shown: dict[str, Any] = field(default_factory=dict)
 
 
@@ -130,7 +134,12 @@ def check_plays(case: Case, names: Collection[str] = ()) -> list[Result]:
 
 def _run(name: str, promise: str, check: Callable[[], Iterator[str]]) -> Result:
     try:
-        return Result(name, promise, next(iter(check()), ""))
+        notes = []
+        for found in check():
+            if not found.startswith(_NOTE):
+                return Result(name, promise, found)
+            notes.append(found.removeprefix(_NOTE))
+        return Result(name, promise, note="; ".join(notes))
     except Unchecked as error:
         return Result(name, promise, unchecked=str(error))
     except Exception as error:  # noqa: BLE001 (any code of the game may raise anything)
@@ -149,7 +158,7 @@ def play_scripts(kit: Kit, options: Any, instance: Any, spec: str, *, seed: int)
     names = kit.seated(spec)
     scripts = [kit.make_script(name, seed=seed + n) for n, name in enumerate(names)]
     moves: list[tuple[int, str]] = []
-    last = ""
+    last, last_refused = "", ""
     num_tries = 0
     for _ in range(MAX_MOVES):
         seat = game.seat_to_move
@@ -166,9 +175,11 @@ def play_scripts(kit: Kit, options: Any, instance: Any, spec: str, *, seed: int)
         if step.error is None:
             moves.append((seat, text))
         refusal = "was legal" if step.error is None else f"was refused: {step.error[:200]}"
-        last = f"the last move of {spec}, {text[:80]!r} of seat {seat}, {refusal}"
+        said = f"{text[:80]!r} of seat {seat}, {refusal}"
+        last = f"the last move of {spec}, {said}"
+        last_refused = last_refused if step.error is None else f"{spec}'s {said}"
     shown = _shows(game) if num_tries == len(moves) else {}
-    return Played(instance, tuple(moves), game.seat_to_move is None, last, shown)
+    return Played(instance, tuple(moves), game.seat_to_move is None, last, last_refused, shown)
 
 
 # --- the checks: each yields what is wrong ------------------------------------------------------
@@ -199,6 +210,8 @@ def _play(case: Case) -> Iterator[str]:
     if not case.plays:
         near = case.kit.near("SCRIPTS")
         raise Unchecked(f"the module names no SCRIPTS, so the other checks play no move{near}")
+    if refused := [played.refused for played in case.plays if played.refused]:
+        yield f"{_NOTE}{len(refused)} of {len(case.plays)} scripted games, such as {refused[0]}"
     for played in case.plays:
         if not played.over:
             num = f"{len(played.moves)} of {MAX_MOVES} moves of scripted players were legal"
@@ -412,11 +425,14 @@ def _outcome(case: Case) -> Iterator[str]:
     for game, _, number in case.positions():
         if problem := _wrong_outcome(game, game.outcome()):
             yield f"before move {number}: {problem}"
+    unequal = ""
     for played in case.plays:
         game = case.new(played)
         for seat, text in played.moves:
             game.step(seat, text)
         final = game.outcome()
+        if len(set(final.rewards)) > 1 and not final.seat_scores:
+            unequal = f"rewards {final.rewards} and no seat_scores: all seats score the same"
         if problem := _wrong_outcome(game, final):
             yield f"at the end: {problem}"
         if problem := wrong_measures(game.measures(range(game.num_seats))):
@@ -426,6 +442,8 @@ def _outcome(case: Case) -> Iterator[str]:
                 step = game.step(seat, text)
                 if step.error is None or game.outcome() != final or game.seat_to_move is not None:
                     yield f"after the end, {text[:40]!r} of seat {seat} was accepted or changed it"
+    if unequal:
+        yield _NOTE + unequal
 
 
 def _wrong_outcome(game: Game, outcome: Any) -> str:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from dialop import __version__, scaffold
 from dialop.checks import check_kit
-from dialop.kit import SWITCHES, Kit, games, load_kit
+from dialop.kit import SWITCHES, Kit, check_options, games, load_kit
 from dialop.rows import read_records
 from dialop.shown import error_text
 from dialop.specs import choices
@@ -150,7 +150,9 @@ def _offered(kit: Kit) -> list[Field[Any]]:
 def _options(kit: Kit, args: argparse.Namespace) -> Any:
     """The game's options from the arguments. Raises ValueError for a value out of bounds."""
     names = {each.name for each in _offered(kit)}
-    return kit.Options(**{name: value for name, value in vars(args).items() if name in names})
+    options = kit.Options(**{name: value for name, value in vars(args).items() if name in names})
+    check_options(options)
+    return options
 
 
 def _new(args: argparse.Namespace) -> int:

@@ -71,6 +71,15 @@ OF_A_STEP = (
 )
 
 
+def _numbers(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers of settings by their dotted keys."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{prefix}{name}.")
+        elif isinstance(value, Real):
+            yield f"{prefix}{name}", float(value)
+
+
 class SavedRun:
     """What a run has written to its `folder` so far; each property reads it anew."""
 
@@ -202,8 +211,7 @@ class OpenRun(SavedRun):
             reward=given.reward,
             optim=given.optim,
         )
-        numbers = {key: float(v) for key, v in overrides.items() if isinstance(v, Real)}
-        return replace(parts, config=config, changed=numbers)
+        return replace(parts, config=config, changed=dict(_numbers(overrides)))
 
     def _draw_page(self, rank: int, *, min_age_s: float = 0.0) -> Thread:
         """Draw the page beside what follows, and after the one before, which is older."""

@@ -160,7 +160,7 @@ def moves_cut_off(config: Config, episodes: Sequence[Episode], rendering: Render
 
 
 def moves_refused(episodes: Sequence[Episode]) -> list[str]:
-    """A warning for each scripted player of which these games refuse a move or more a game."""
+    """A warning for each scripted player of which these games refuse a move."""
     games, refused = Counter[str](), defaultdict[str, list[Turn]](list)
     for episode in episodes:
         games.update(set(episode.players))
@@ -171,7 +171,6 @@ def moves_refused(episodes: Sequence[Episode]) -> list[str]:
         f"{name} makes {len(turns)} moves in {games[name]} games that the rules refuse, such as "
         f"{on_one_line(turns[0].text)[:80]!r}: {turns[0].error}"
         for name, turns in refused.items()
-        if len(turns) >= games[name]
     ]
 
 

@@ -114,13 +114,14 @@ def test_a_step_may_have_settings_of_its_own(warm: Path) -> None:
         assert all(torch.equal(weights[name], old) for name, old in before.items())
         second = run.step()
         assert not any(torch.equal(weights[name], old) for name, old in before.items())
-        third = run.step({"rollout.temperature": 0.1})
+        third = run.step({"rollout.temperature": 0.1, "algorithm.options": {"fair": {"by": 2}}})
     assert first.metrics["optim.lr"] == first.metrics["lr"] == 0.0
     assert first.metrics["rollout.temperature"] == 1.0
     assert first.metrics["score"] == plain[0]["score"]
     assert "optim.lr" not in second.metrics and second.metrics["lr"] == plain[1]["lr"] > 0
     assert third.metrics["entropy"] < second.metrics["entropy"] / 2
     assert run.metrics[2]["rollout.temperature"] == 0.1
+    assert run.metrics[2]["algorithm.options.fair.by"] == 2.0
     assert third.metrics["mismatch_mean"] < 1e-5
 
 

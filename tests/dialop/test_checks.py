@@ -70,11 +70,34 @@ def test_a_game_is_checked_with_the_options_that_are_given(
 ) -> None:
     game = str(Path(__file__).resolve().parents[2] / "examples" / "meeting" / "meeting.py")
     assert main(["check", game, "--num-days", "3"]) == 0
-    assert main(["check", game, "--num-days", "0"]) == 1
-    assert "FAILED seeding: raised meeting.py:" in capsys.readouterr().out
+    assert main(["check", game, "--num-days", "0"]) == 2
+    assert capsys.readouterr().err.endswith("error: num_days must be 2 to 7, got 0\n")
     assert main(["check", game, "--num_days", "3"]) == 2
     # A field without `option`, and one of play.
     assert main(["check", "tests.helpers.three_rooms", "--cost", "0.5", "--brief"]) == 0
+
+
+def test_what_is_allowed_and_seldom_meant_is_noted() -> None:
+    """Seats that are paid differently and score the same; scripts whose moves are refused."""
+    results = results_of()
+    assert not results["play"].note and not results["play"].problem
+    assert (
+        results["outcome"]
+        .line()
+        .endswith("; note: rewards (0.0, 0.0, -1.0) and no seat_scores: all seats score the same")
+    )
+
+    class Unsure(three_rooms.Player):
+        def act(self, view: View) -> str:
+            return super().act(view) if next(tries) % 2 else "[meet] me"
+
+    def make_script(spec: str, *, seed: int) -> three_rooms.Player:
+        return (Unsure if spec == "guesser" else three_rooms.Player)(spec, seed)
+
+    tries = count()
+    line = results_of(make_script=make_script)["play"].line()
+    assert line.startswith("ok play: ") and "; note: 4 of 16 scripted games, such as " in line
+    assert "guesser's '[meet] me' of seat 2, was refused: Error: no such move" in line
 
 
 # --- a broken game for each check ---------------------------------------------------------------
