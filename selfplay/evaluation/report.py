@@ -31,6 +31,7 @@ from selfplay.metrics.tables import (
 )
 
 _ERRORS = "errors_"
+OTHER = " (the other player)"  # ends the name of a row for the partner
 _HOW_TO_READ = (
     "Score of the row's player with the column's, with a 95 % interval over games. The row's "
     "player has seat 0 in the upper line, seat 1 in the lower one, and both seats with itself."
@@ -71,7 +72,7 @@ def _with_partners(rows: Mapping[str, Evaluation]) -> dict[str, Evaluation]:
     for name, row in rows.items():
         shown[name] = row
         if row.partner is not None and row.partner.scores != row.scores:
-            shown[f"{name} (the other player)"] = row.partner
+            shown[f"{name}{OTHER}"] = row.partner
     return shown
 
 

@@ -54,6 +54,7 @@ def game_record(episode: Episode, *, step: int, pieces: Pieces | None = None) ->
             for turn, sampled in zip(episode.turns, tokens, strict=True)
         ],
         "facts": episode.outcome.facts,
+        "measures": dict(episode.measures),
         **({"judge": episode.judge} if episode.judge else {}),
         **({"state": episode.game.state()} if episode.game is not None else {}),
         **({"branches": branch_records(episode)} if episode.branches else {}),

@@ -272,6 +272,7 @@ def _outcome(record: Mapping[str, Any]) -> str:
         parts.append(f"score {record['score_norm']:.3f} of the best")
     num_errors = sum(bool(turn["error"]) for turn in record["turns"])
     parts.append(f"{len(record['turns'])} turns, {num_errors} refused")
-    facts = ", ".join(f"{name} {value:.4g}" for name, value in record["facts"].items())
+    numbers = {**record["facts"], **record.get("measures", {})}
+    facts = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
     judge = f"\njudge: {record['judge']}" if record.get("judge") else ""
     return "; ".join(parts) + (f" ({facts})" if facts else "") + judge

@@ -119,6 +119,11 @@ def drawn_game(
         "source": source,
         "instance": on_one_line(str(record["instance"])),
         **{name: record[name] for name in _KEPT if name in record},
+        "measures": {
+            on_one_line(name): value
+            for name, value in (record.get("measures") or {}).items()
+            if isinstance(value, int | float)
+        },
         **({"judge": on_one_line(str(record["judge"]))} if "judge" in record else {}),
         "seats": [
             {

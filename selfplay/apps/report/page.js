@@ -54,6 +54,9 @@ const groupOf = (game) => (credited(game) ? games.map((_, place) => place).filte
   const other = games[place];
   return credited(other) && ["run", "step", "instance", "source"].every((name) => other[name] === game[name]);
 }).sort((a, b) => games[a].episode - games[b].episode) : []);
+// An order for each of the game's own counts of moves.
+const measures = [...new Set(games.flatMap((game) => Object.keys(game.measures)))];
+for (const name of measures) orders[`most ${name}`] = (a, b) => (b.measures[name] ?? -1e300) - (a.measures[name] ?? -1e300);
 const sourceOf = (game) => (data.runs.length > 1 ? `${data.runs[game.run]}: ${game.source}` : game.source);
 
 function refilter(keep) {
@@ -186,7 +189,7 @@ function headline(game) {
     `${game.turns.length} turns`, `${game.num_errors} refused`,
     game.rewards ? `rewards ${game.rewards.map(short).join(", ")}` : null,
     game.seat_scores && game.seat_scores.length ? `seat scores ${game.seat_scores.map(share).join(", ")}` : null,
-    ...Object.entries(game.facts || {}).map(([name, value]) => `${name.replace(/_(\d+)$/, " of seat $1").replaceAll("_", " ")}: ${short(value)}`),
+    ...Object.entries({ ...game.facts, ...game.measures }).map(([name, value]) => `${name.replace(/_(\d+)$/, " of seat $1").replaceAll("_", " ")}: ${short(value)}`),
     game.judge ? `judge: ${game.judge}` : null,
   ];
   return make("div", { class: "panel" },
@@ -213,6 +216,7 @@ const keys = {
 if (find("list")) {
   const sources = [...new Set(games.map(sourceOf))];
   find("source").append(...["all", ...sources].map((name) => make("option", { value: name }, name)));
+  find("order").append(...measures.map((name) => make("option", { value: `most ${name}` }, `most ${name.replaceAll("_", " ")}`)));
   find("source").value = sources.find((name) => /(^|: )after$/.test(name)) || "all";
   for (const id of ["source", "show", "order"]) find(id).addEventListener("change", () => refilter());
   for (const id of ["search", "step"]) find(id).addEventListener("input", () => refilter());

@@ -238,11 +238,19 @@ def metric_lines(run: RunFiles, metrics: Iterable[tuple[str, str]]) -> list[Line
 
 
 def partner_lines(run: RunFiles) -> list[Line]:
-    """The score on validation games with each of `eval.partners`; none without one."""
+    """The score on validation games with each of `eval.partners`, from the held-out games before
+    self-play on; none without one."""
     prefix = "eval_score/"
     partners = sorted({name for step in run.steps for name in step if name.startswith(prefix)})
     with_each = [(name, f"with {name.removeprefix(prefix)}") for name in partners]
-    return metric_lines(run, [*with_each, ("eval_score", "by itself")] if partners else [])
+    lines = []
+    for line in metric_lines(run, [*with_each, ("eval_score", "by itself")] if partners else []):
+        before = run.row(
+            "before", f"sampled {line.name}" if line.name.startswith("with ") else "sampled"
+        )
+        points = [*([(0, before.interval[0])] if before else []), *line.points]
+        lines.append(replace(line, points=points, faint=points))
+    return lines
 
 
 def reward_lines(run: RunFiles) -> list[Line]:
@@ -272,6 +280,10 @@ def run_charts(run: RunFiles) -> list[Chart]:
     num_first = len(charts)
     for title, metrics, note in _CURVES:
         charts.append(line_chart(title, metric_lines(run, metrics), note=note))
+    charts[num_first + 2 : num_first + 2] = [
+        line_chart(heading.capitalize(), metric_lines(run, [(name, heading)]), note=meaning)
+        for name, heading, meaning in own_measures(run)
+    ]
     kinds = sorted({name for step in run.steps for name in step if name.startswith("errors_")})
     every = [
         Line(
@@ -290,6 +302,13 @@ def run_charts(run: RunFiles) -> list[Chart]:
     return [chart for chart in charts if chart]
 
 
+def own_measures(run: RunFiles) -> list[tuple[str, str, str]]:
+    """The game's own measures that have no curve otherwise: name, heading, meaning."""
+    shown = {"statements", "true_statements"}
+    counted = [one for game in run.games if isinstance(one := game.get("measures"), dict)]
+    return columns_of([str(name) for name in one if name not in shown] for one in counted)
+
+
 def compared_charts(runs: Sequence[RunFiles]) -> list[Chart]:
     """The charts of several runs, one line a run; beside the score, the players that all of them
     were compared with on the same games."""
@@ -303,7 +322,8 @@ def compared_charts(runs: Sequence[RunFiles]) -> list[Chart]:
     ]
     note = "validation games where there are any; dashed: other players"
     charts = [line_chart("Score", scores, shared, note=note)]
-    for metric, title in _COMPARED:
+    own = {name: heading for run in runs for name, heading, _ in own_measures(run)}
+    for metric, title in (*_COMPARED, *((name, own[name].capitalize()) for name in own)):
         lines = [
             Line(run.name, smoothed(points), colour, faint=points)
             for run, colour in zip(runs, colours, strict=True)

@@ -18,6 +18,7 @@ from selfplay.config import Config
 from selfplay.config.load import load
 from selfplay.config.text import changed
 from selfplay.errors import SettingsError
+from selfplay.evaluation.report import OTHER
 from selfplay.metrics.monitors import warnings_of
 from selfplay.metrics.run_folder import is_held
 from selfplay.metrics.step_log import plain_json
@@ -273,6 +274,8 @@ def _parsed(source: str, rows: Mapping[str, Any], problems: list[str]) -> Iterat
                 tuple(games.values()),
                 _talk(row.get("talk") or {}),
             )
+            if (other := row.get("partner")) and other["scores"] != row["scores"]:
+                yield from _parsed(source, {f"{name}{OTHER}": other}, problems)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             problems.append(f"{source} {name}: {error!r}")
 

@@ -21,11 +21,18 @@ from dialop.matching.pages import lost
 from selfplay.apps.report import games, refresh_report
 from selfplay.apps.report.__main__ import main
 from selfplay.apps.report.games import Texts, drawn_game, safe_json, seat_names, viewer_data
-from selfplay.apps.report.page import metric_lines, page_html, scores_table
+from selfplay.apps.report.page import (
+    compared_charts,
+    metric_lines,
+    page_html,
+    run_charts,
+    scores_table,
+)
 from selfplay.apps.report.run_files import read_run
 from selfplay.config import load_config
 from selfplay.evaluation.evaluate import evaluate_scripted
 from selfplay.metrics.tables import paired_change
+from tests.helpers import run_folders
 from tests.helpers.run_folders import make_run, write_lines
 from tests.helpers.tiny_run import RUNS, finished, run_tiny
 
@@ -294,6 +301,29 @@ def test_evaluations_are_drawn_as_they_are_and_steps_smoothed(tmp_path: Path, sm
     step, evaluation = metric_lines(run, [("score", "a"), ("eval_score", "b")])
     assert [y for _, y in step.points] != [row["score"] for row in rows]
     assert [y for _, y in evaluation.points] == [row["eval_score"] for row in rows]
+
+
+def test_a_games_own_measures_have_curves_and_orders(tmp_path: Path, small: Path) -> None:
+    """As counted move by move; shares that have a curve of their own have no second one."""
+    folder = shutil.copytree(small, tmp_path / "run")
+    lies = [{"statements": 2.0, "true_statements": 1.0, "lies_told": float(i)} for i in range(3)]
+    steps = [{"step": i + 1, "score": 0.5, **lies[i]} for i in range(3)]
+    for name, lines in (
+        ("metrics.jsonl", steps),
+        (
+            "games.jsonl",
+            [run_folders.record() | {"episode": i, "measures": lies[i]} for i in range(3)],
+        ),
+    ):
+        (folder / name).unlink(missing_ok=True)
+        write_lines(folder / name, lines)
+    run = read_run(folder)
+    drawn = {chart.title: chart for chart in run_charts(run)}
+    assert [y for _, y in drawn["Lies told"].lines[0]["points"]] == [0.0, 1.0, 2.0]
+    assert sum("statements" in title.lower() for title in drawn) == 0
+    assert "Lies told" in {chart.title for chart in compared_charts([run, run])}
+    games = [g for g in data_of(page_html([run]))["games"] if g["source"] == "training"]
+    assert [game["measures"]["lies_told"] for game in games] == [0.0, 1.0, 2.0]
 
 
 def test_a_page_is_drawn_from_where_its_settings_name_files(
