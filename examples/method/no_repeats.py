@@ -2,15 +2,16 @@
 
     python -m selfplay.check examples/method/no_repeats.py:reward --config configs/tiny.yaml
     python train.py --config configs/tiny.yaml out=runs/no_repeats \
-        reward.function=examples/method/no_repeats.py:reward
+        reward.function=examples/method/no_repeats.py:reward reward.options.cost=0.1
 """
 
 
-def reward(episode):
-    """The game's rewards at its end, and -0.1 for each turn that repeats one of the same seat."""
+def reward(episode, options=None):
+    """The game's rewards at its end, and -cost for each turn that repeats one of the same seat."""
+    cost = (options or {}).get("cost", 0.1)
     said, moves, seats = set(), [], range(len(episode.outcome.rewards))
     for turn in episode.turns:
         repeats = (turn.seat, turn.text) in said
         said.add((turn.seat, turn.text))
-        moves.append([-0.1 if repeats and seat == turn.seat else 0.0 for seat in seats])
+        moves.append([-cost if repeats and seat == turn.seat else 0.0 for seat in seats])
     return episode.outcome.rewards, moves

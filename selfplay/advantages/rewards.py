@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from inspect import signature
 from itertools import accumulate, pairwise
 
 from selfplay.advantages.sample import Sample
@@ -103,8 +104,9 @@ def with_rewards(episodes: Sequence[Episode], config: RewardConfig) -> list[Epis
 def _with_rewards(episode: Episode, config: RewardConfig) -> Episode:
     name = config.function
     function, num = function_of("reward.function", name), len(episode.outcome.rewards)
+    takes_options = "options" in signature(function).parameters
     try:
-        given = function(episode)
+        given = function(episode, options=config.options) if takes_options else function(episode)
     except Exception as error:
         error.add_note(f"in {name_of(episode)}")
         raise

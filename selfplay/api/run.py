@@ -67,7 +67,7 @@ def outside_event_loop() -> Iterator[None]:
 OF_A_STEP = (
     *("rollout.temperature", "optim.lr", "algorithm.kl", "algorithm.entropy", "algorithm.options"),
     *("algorithm.clip_low", "algorithm.clip_high", "algorithm.dual_clip", "reward.judge_weight"),
-    *("reward.token_cost", "reward.message_cost", "reward.error_penalty"),
+    *("reward.token_cost", "reward.message_cost", "reward.error_penalty", "reward.options"),
 )
 
 

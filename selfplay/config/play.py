@@ -26,7 +26,7 @@ from selfplay.config.player_spec import (
     parse_shares,
     parse_spec,
 )
-from selfplay.config.plugins import check_name
+from selfplay.config.plugins import PLUGINS, check_name
 from selfplay.config.schema import RULES, Described, described
 from selfplay.config.secrets import check_body
 
@@ -249,6 +249,8 @@ class RewardConfig:
     together"""
     error_penalty: float = Field(default=0.0, ge=0.0, le=1000.0)
     """penalty for each refused move of the seat, subtracted from its reward"""
+    options: dict[str, object] = Field(default_factory=dict)
+    """settings of a reward function of your own that has a parameter `options`"""
 
     @field_validator("function")
     @classmethod
@@ -257,6 +259,11 @@ class RewardConfig:
 
     @model_validator(mode="after")
     def check(self) -> Self:
+        if self.options and self.function in PLUGINS["reward.function"].built_in:
+            raise ValueError(
+                "reward.options must be those of a reward.function of your own, got "
+                f"{', '.join(self.options)} for {self.function}"
+            )
         if self.judge == "rubric":
             if self.rubric is not None:
                 raise ValueError("reward.judge must name a model with reward.rubric, got rubric")

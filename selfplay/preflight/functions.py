@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from inspect import signature
 from typing import Any
 
 import torch
@@ -59,7 +60,8 @@ def findings(key: str, name: str, config: Config) -> Iterator[str]:
         yield from _CHECKS[key](function, config)
     except Exception as error:
         own = isinstance(error, _Wrong | SettingsError)
-        line = str(error) if own else error_line(error) + _hint(error, config.algorithm.options)
+        section = key.partition(".")[0]
+        line = str(error) if own else error_line(error) + _hint(error, section, config)
         raise ValueError(f"{key} {name}: {line.removeprefix(f'{key} {name} ')}") from error
 
 
@@ -67,11 +69,12 @@ class _Wrong(ValueError):
     """A check that failed."""
 
 
-def _hint(error: Exception, options: Mapping[str, Any]) -> str:
+def _hint(error: Exception, section: str, config: Config) -> str:
     """What to do about an option that is not given or an attribute that does not exist."""
+    options: Mapping[str, Any] = getattr(getattr(config, section), "options", {})
     if isinstance(error, KeyError) and error.args:
         given = f" (given: {', '.join(options)})" if options else ""
-        return f"; if it is an option, give algorithm.options.{error.args[0]}=VALUE{given}"
+        return f"; if it is an option, give {section}.options.{error.args[0]}=VALUE{given}"
     if isinstance(error, AttributeError) and dataclasses.is_dataclass(error.obj):
         names = [each for each in dir(error.obj) if not each.startswith("_")]
         return f"; it has {', '.join(names)}{nearest(str(error.name), names)}"
@@ -272,6 +275,11 @@ def _scales(
 
 def _check_reward(reward: Callable[..., Any], config: Config) -> Iterator[str]:
     kit, options = config.game.kit, config.game.options
+    _require(
+        not config.reward.options or "options" in signature(reward).parameters,
+        "it must have a parameter options, as in reward(episode, options=None), to have "
+        f"reward.options, got {', '.join(config.reward.options)}",
+    )
     if not kit.SCRIPT_NAMES:
         yield f"nothing checked: {config.game.name} has no scripted players to play a game"
         return

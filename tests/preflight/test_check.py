@@ -420,6 +420,28 @@ def test_the_example_reward() -> None:
     assert [seat_reward(game, seat, config=config) for seat in (0, 1)] == pytest.approx([0.3, 0.75])
     assert repeated.turns[1].rewards == (), "the input is not changed"
     assert main([name]) == 0
+    dear = settings(f"reward.function={name}", "reward.options.cost=0.3").reward
+    (paid,) = with_rewards([repeated], dear)
+    assert [turn.rewards for turn in paid.turns] == [(0, 0), (-0.3, 0), (-0.3, 0), (0, 0)]
+
+
+def test_options_of_a_reward_need_a_parameter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own.py"
+    own.write_text("def reward(episode):\n    return episode.outcome.rewards, ()\n")
+    assert main([f"{own}:reward"]) == 0
+    assert main([f"{own}:reward", "reward.options.cost=1"]) == 2
+    assert "it must have a parameter options, as in reward(ep" in capsys.readouterr().err
+    with_cost = tmp_path / "with_cost.py"
+    with_cost.write_text(
+        "def reward(episode, options=None):\n    return [options['cost']] * 2, ()\n"
+    )
+    assert main([f"{with_cost}:reward", "reward.options.fee=1"]) == 2
+    said = capsys.readouterr().err
+    assert "KeyError: 'cost'" in said and "give reward.options.cost=VALUE (given: fee)" in said
+    with pytest.raises(ValueError, match=r"of your own, got cost for score_norm"):
+        settings("reward.options.cost=1")
 
 
 def test_the_example_player(rendering: Rendering) -> None:
