@@ -31,6 +31,7 @@ from selfplay.errors import SettingsError
 from selfplay.metrics.console import clock
 from selfplay.metrics.tables import (
     COLUMNS,
+    FEW_STATEMENTS,
     columns_of,
     game_text,
     measure_cells,
@@ -171,11 +172,16 @@ def changes(runs: Sequence[Run]) -> str:
 
 
 def _figures(run: Run) -> dict[str, float]:
-    """The talk effect after self-play and the game's own measures, those that the run has."""
+    """The talk effect after self-play, messages, honesty where there are enough statements, and the
+    game's own measures, those that the run has."""
     row = run.after["sampled"]
+    counts = row["measures"]
+    enough = counts.get("statements", 0.0) * len(row["scores"]) >= FEW_STATEMENTS
+    known = [*(["messages"] if "messages" in counts else []), *(["honesty"] if enough else [])]
     own = measures_of([run], own=True).items()
     talk = {"talk effect": row["talk"]["effect"][0]} if row.get("talk") else {}
-    return talk | {h: row["measures"][name] for name, h in own if name in row["measures"]}
+    shown = {name: counts[name] for name in known} | {h: counts[n] for n, h in own if n in counts}
+    return talk | shown
 
 
 def held_to(config: Config) -> Config:
@@ -223,7 +229,7 @@ def results_table(runs: Sequence[Run]) -> str:
             f"{greedy['interval'][0]:.3f}",
             f"{greedy['measures']['agreement']:.3f}",
             *([" → ".join(talk_cell(at.get("talk")) for at in (before, after))] if talk else []),
-            *_arrows(before["measures"], after["measures"], measures),
+            *_arrows(before["measures"], after["measures"], measures, len(after["scores"])),
             clock(sum(step.get("step_s", 0.0) for step in run.steps)),
         ]
         lines.append(row(cells))
@@ -244,7 +250,10 @@ def results_table(runs: Sequence[Run]) -> str:
                 ]
                 shown += [" → ".join(f"{of(each):+.3f}" if each else "-" for each in effects)]
             before, after = (_means([each["measures"] for each in rows]) for rows in stages)
-            shown += _arrows(before, after, measures) if name == "mean" else [""] * len(measures)
+            num = sum(len(row["scores"]) for row in stages[1])
+            shown += (
+                _arrows(before, after, measures, num) if name == "mean" else [""] * len(measures)
+            )
             lines.append(row([f"{name}{of_it}", *shown, ""]))
     return "\n".join(lines)
 
@@ -257,14 +266,20 @@ def measures_of(runs: Sequence[Run], *, own: bool = False) -> dict[str, str]:
 
 
 def _means(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean of each measure over the rows that have it."""
+    """The mean of each measure over the rows that have it; honesty's over all statements."""
     names = dict.fromkeys(name for row in rows for name in row)
-    return {name: statistics.fmean(row[name] for row in rows if name in row) for name in names}
+    means = {name: statistics.fmean(row[name] for row in rows if name in row) for name in names}
+    if num := sum(row.get("statements", 0.0) for row in rows if "honesty" in row):
+        true = (row["honesty"] * row["statements"] for row in rows if "honesty" in row)
+        means["honesty"] = sum(true) / num
+    return means
 
 
-def _arrows(before: dict[str, float], after: dict[str, float], names: Collection[str]) -> list[str]:
-    """The cells of measures before and after."""
-    cells = (measure_cells(measures, names) for measures in (before, after))
+def _arrows(
+    before: dict[str, float], after: dict[str, float], names: Collection[str], num_games: int
+) -> list[str]:
+    """The cells of measures of `num_games` games before and after."""
+    cells = (measure_cells(measures, names, num_games=num_games) for measures in (before, after))
     return [" → ".join(pair) for pair in zip(*cells, strict=True)]
 
 

@@ -43,6 +43,7 @@ COLUMNS = (
 # stands in metrics.jsonl.
 _NO_COLUMN = re.compile("score|proposals|rejections|errors_.*|score/self|num_.*")
 _IN_A_SEAT = re.compile(r"^score/.*/([\d+]+)$")  # the score with a partner and the policy in a seat
+FEW_STATEMENTS = 100  # whose share of true ones has an interval of 0.2 or more
 _DRAWS = 10_000  # of weights, for an interval
 _MAX_WEIGHTS = 4_000_000  # drawn at a time, 32 MB
 _WIDTH = 100  # columns of a game as text
@@ -159,10 +160,17 @@ def talk_cell(talk: Mapping[str, Any] | None) -> str:
     return show_change(talk["effect"]) if talk else "-"
 
 
-def measure_cells(measures: Mapping[str, float], names: Iterable[str]) -> list[str]:
-    """These measures in a table; a dash for what was not measured."""
+def measure_cells(
+    measures: Mapping[str, float], names: Iterable[str], *, num_games: int = 0
+) -> list[str]:
+    """These measures of `num_games` games in a table; a dash for what was not measured, and the
+    number of statements behind an honesty of few."""
     values = {_column_name(name): value for name, value in measures.items()}
-    return [f"{values[name]:.3f}" if name in values else "-" for name in names]
+    cells = {name: f"{value:.3f}" for name, value in values.items()}
+    num = round(measures.get("statements", 0.0) * num_games)
+    if "honesty" in cells and 0 < num < FEW_STATEMENTS:
+        cells["honesty"] += f" of {num}"
+    return [cells.get(name, "-") for name in names]
 
 
 def score_table(
@@ -178,7 +186,11 @@ def score_table(
             name,
             show_interval(row["interval"]),
             *([talk_cell(row.get("talk"))] if talk else []),
-            *measure_cells(row["measures"], (measure for measure, _ in columns)),
+            *measure_cells(
+                row["measures"],
+                (measure for measure, _ in columns),
+                num_games=len(row.get("scores") or ()),
+            ),
         ]
         for name, row in rows
     ]

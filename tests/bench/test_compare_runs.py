@@ -103,7 +103,30 @@ def test_talk_effect_and_the_games_own_measures_are_summed_up_and_compared(tmp_p
     assert (worst[talk], worst[own]) == ("- → +0.000", "")
     assert len({len(line) for line in (head, *table[2:])}) == 1
     *_, line = compare_runs.changes(runs).split("\n")
-    assert line.endswith(", talk effect +0.200, days named +2.000 beside messages, seed 3")
+    end = ", talk effect +0.200, messages +0.000, days named +2.000 beside messages, seed 3"
+    assert line.endswith(end)
+
+
+def test_honesty_of_few_statements_says_how_few(tmp_path: Path) -> None:
+    """3 of 3 and 50 of 100 true statements are 53 of 103, not the mean of 1 and 0.5."""
+    folders = []
+    for number, (said, honesty) in enumerate(((3, 1.0), (100, 0.5))):
+        folders.append(make_run(tmp_path / str(number), f"seed={number}"))
+        path = folders[-1] / "held_out_after.json"
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        row = rows["sampled"]
+        row["measures"] |= {
+            "agreement": 1.0,
+            "statements": said / len(row["scores"]),
+            "honesty": honesty,
+        }
+        rows["greedy"] = row
+        path.write_text(json.dumps(rows), encoding="utf-8")
+    runs = compare_runs.read_runs(folders)
+    head, _, *lines = compare_runs.results_table(runs).split("\n")
+    place = head.split(" | ").index("honesty")
+    shown = [line.split(" | ")[place].rpartition("→ ")[2] for line in lines]
+    assert shown[:3] == ["1.000 of 3", "0.500", f"{53 / 103:.3f}"]
 
 
 def test_what_shapes_learning_makes_another_method(tmp_path: Path) -> None:
@@ -131,7 +154,9 @@ def test_what_shapes_learning_makes_another_method(tmp_path: Path) -> None:
         f"Training games, {method}:" for method in dict.fromkeys(run.method for run in runs)
     ]
     assert [table.split("| ")[-1] for table in tables] == ["0.125 |", "0.625 |", "1 |"]
-    assert compare_runs.changes(runs).endswith("- steps=2, mean of 2 seeds: score +0.000")
+    assert compare_runs.changes(runs).endswith(
+        "- steps=2, mean of 2 seeds: score +0.000, messages +0.000"
+    )
     pair = [make_run(tmp_path / digest, own) for digest in ("a1", "b2")]
     for folder in pair:
         write_lines(folder / "metrics.jsonl", STEPS)

@@ -357,7 +357,9 @@ def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
             "talk_text": talk_text(row.talk) if row.talk else "",
             "bar": f"left:{start:.1f}%;width:{max(end - start, 0.8):.1f}%",
             "dot": f"left:{mean:.1f}%",
-            "cells": measure_cells(row.measures, (measure for measure, _, _ in columns)),
+            "cells": measure_cells(
+                row.measures, (measure for measure, _, _ in columns), num_games=len(row.scores)
+            ),
             "num": len(row.scores),
         }
 
