@@ -175,9 +175,9 @@ def play_scripts(kit: Kit, options: Any, instance: Any, spec: str, *, seed: int)
         if step.error is None:
             moves.append((seat, text))
         refusal = "was legal" if step.error is None else f"was refused: {step.error[:200]}"
-        said = f"{text[:80]!r} of seat {seat}, {refusal}"
-        last = f"the last move of {spec}, {said}"
-        last_refused = last_refused if step.error is None else f"{spec}'s {said}"
+        last = f"the last move of {spec}, {text[:80]!r} of seat {seat}, {refusal}"
+        if step.error is not None:
+            last_refused = f"{text[:80]!r} of {spec} in seat {seat}: {step.error[:200]}"
     shown = _shows(game) if num_tries == len(moves) else {}
     return Played(instance, tuple(moves), game.seat_to_move is None, last, last_refused, shown)
 
@@ -211,7 +211,8 @@ def _play(case: Case) -> Iterator[str]:
         near = case.kit.near("SCRIPTS")
         raise Unchecked(f"the module names no SCRIPTS, so the other checks play no move{near}")
     if refused := [played.refused for played in case.plays if played.refused]:
-        yield f"{_NOTE}{len(refused)} of {len(case.plays)} scripted games, such as {refused[0]}"
+        num = f"{len(refused)} of {len(case.plays)} scripted games have refused moves"
+        yield f"{_NOTE}{num}, such as {refused[0]}"
     for played in case.plays:
         if not played.over:
             num = f"{len(played.moves)} of {MAX_MOVES} moves of scripted players were legal"

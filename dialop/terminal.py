@@ -14,6 +14,8 @@ from types import TracebackType
 
 from dialop.shown import error_line, own_place
 
+_PROJECT = ("dialop", "selfplay", "__main__")
+
 
 def open_terminal(program: str, *, stopped: str = "") -> None:
     """Call first in a program. Text that an encoding lacks is printed and read as an escape; once
@@ -49,10 +51,12 @@ def _lacking(error: BaseException) -> str:
     """The package that one of the project's own imports did not find; "" for any other error."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
+    names = [
+        frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    imports = [name.partition(".")[0] for name in names if not name.startswith("importlib.")]
     package = error.name.partition(".")[0]
-    files = [Path(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__)]
-    installed = any("site-packages" in file.parts for file in files)
-    return "" if installed or package in ("dialop", "selfplay") else package
+    return package if imports[-1] in _PROJECT and package not in _PROJECT else ""
 
 
 def show_error(program: str, error: BaseException, folder: Path | None = None) -> None:

@@ -96,8 +96,8 @@ def test_what_is_allowed_and_seldom_meant_is_noted() -> None:
 
     tries = count()
     line = results_of(make_script=make_script)["play"].line()
-    assert line.startswith("ok play: ") and "; note: 4 of 16 scripted games, such as " in line
-    assert "guesser's '[meet] me' of seat 2, was refused: Error: no such move" in line
+    assert line.startswith("ok play: ") and "; note: 4 of 16 scripted games have refused m" in line
+    assert line.endswith(", such as '[meet] me' of guesser in seat 2: Error: no such move")
 
 
 # --- a broken game for each check ---------------------------------------------------------------
