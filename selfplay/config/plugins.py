@@ -142,7 +142,24 @@ def own_functions(config: Any) -> Iterator[tuple[str, str]]:
 def digest_of(key: str, name: str) -> str:
     """The sha256 of the file that holds a function of one's own."""
     file = _module_of(key, name.rpartition(":")[0]).__file__
-    return sha256_of(file) if file else "unknown"
+    return imported_digest(file) if file else "unknown"
+
+
+def imported_digest(file: str) -> str:
+    """The sha256 of an imported file of the user's own. Raises ValueError if it has changed since a
+    run of this process first used it: Python does not import a module again."""
+    first, now = _first_digest(file), sha256_of(file)
+    if first != now:
+        raise ValueError(
+            f"{file} must be as this Python imported it: it has changed since, and runs as it was; "
+            "start Python again (in a notebook, restart the kernel)"
+        )
+    return now
+
+
+@lru_cache(maxsize=256)
+def _first_digest(file: str) -> str:
+    return sha256_of(file)
 
 
 def sha256_of(file: str) -> str:

@@ -115,9 +115,13 @@ def read_file(game: GameConfig, name: str, source: str) -> tuple[Any, ...]:
 
 
 def state_of(path: Path) -> tuple[tuple[Path, int, int], ...]:
-    """Sizes and times of a file, or of the files in a folder: others once one is written again."""
-    files = [path, *sorted(path.rglob("*"))] if path.exists() else []
-    return tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    """Sizes and times of a file, or of the files in a folder: others once one is written again.
+    Empty for what cannot be read, of which reading it tells."""
+    try:
+        files = [path] if path.is_file() else sorted(filter(Path.is_file, path.rglob("*")))
+        return tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    except OSError:
+        return ()
 
 
 @lru_cache(maxsize=4)

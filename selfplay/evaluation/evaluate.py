@@ -6,7 +6,7 @@ Scores are fractions of the best possible value, one per game, in the order of t
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -82,6 +82,7 @@ def evaluate(
     seat: int | None = None,
     talk_games: int = 0,
     num_shown: int = NUM_SHOWN,
+    turned: bool = False,
 ) -> Evaluation:
     """Play one game per instance, spread over the ranks. Every rank must call, also one that shares
     another rank's engine and plays no games.
@@ -89,7 +90,8 @@ def evaluate(
     `temperature` None samples as in training, 0 is greedy. With a partner the policy has `seat`;
     None takes those of `seat_in_turn`. Void games are left out of scores and means; the measure
     `num_void` counts them. The talk effect is measured on the first `talk_games` games; the first
-    `num_shown` are returned in full.
+    `num_shown` are returned in full. With `turned` the row is the partner's, and its `partner` the
+    policy's.
 
     Raises:
         AllVoid: if no game is left.
@@ -127,16 +129,22 @@ def evaluate(
     own = {number: setups[number] for number in world.replica.share(len(instances))}
     games = play(own)
     first = {number: game for number, game in games.items() if number < talk_games}
-    row = _evaluation(
-        "policy" if partner.make_player is None else f"policy with {partner.name}",
-        games,
+    joined = partial(
+        _evaluation,
         world=world,
         num_void=len(own) - len(games),
         pieces=context.rendering.pieces,
         num_shown=num_shown,
     )
-    if partner.make_player is not None:
-        row = replace(row, partner=_of_others(f"{partner.name} with policy", games, world))
+    if partner.make_player is None:
+        row = joined("policy", games)
+    else:
+        row = _of_two(
+            (f"policy with {partner.name}", games),
+            (f"{partner.name} with policy", _of_others(games)),
+            joined,
+            turned=turned,
+        )
     return replace(row, talk=talk_effect(first, setups, play, world)) if talk_games else row
 
 
@@ -159,8 +167,10 @@ def evaluate_scripted(
     if seats is not None:
         episodes = [episode.counting(seats) for episode in episodes]
     games = dict(enumerate(episodes))
-    row = _evaluation(spec, games, world=None)
-    return replace(row, partner=_of_others(str(other), games, None)) if two else row
+    joined = partial(_evaluation, world=None)
+    if not two:
+        return joined(spec, games)
+    return _of_two((spec, games), (str(other), _of_others(games)), joined)
 
 
 def evaluate_people(
@@ -234,25 +244,18 @@ def play_matches(
                         partners.for_step(0)[0][0],
                     )
                     for match in matches:
-                        row = evaluate(
+                        rows[match.name] = evaluate(
                             instances,
                             context,
                             temperature=match.temperature,
                             seat=match.seat,
                             talk_games=plan.talk_games,
                             num_shown=num_shown,
+                            turned=match.seat == 1,
                         )
-                        rows[match.name] = row if match.seat != 1 else _turned(row)
                         if world.rank == 0:
                             print(f"played: {match.name}", flush=True)
     return rows
-
-
-def _turned(row: Evaluation) -> Evaluation:
-    """The same games for the player in the other seats, and in `partner` for the one of `row`."""
-    assert row.partner is not None
-    own = replace(row, games=(), examples={}, partner=None)
-    return replace(row.partner, games=row.games, examples=row.examples, partner=own)
 
 
 def check_room(
@@ -307,14 +310,28 @@ def example_games(scores: Sequence[float]) -> dict[str, int]:
     return {name: chosen[name] for name in ("best", "typical", "worst") if name in chosen}
 
 
-def _of_others(name: str, games: Mapping[int, Episode], world: World | None) -> Evaluation:
-    """What these games are for the player in the seats that do not count."""
-    others = {
-        number: game.counting(set(range(len(game.players))) - set(game.counted_seats))
-        for number, game in games.items()
+Games = Mapping[int, Episode]  # by the index of their instance
+
+
+def _of_others(games: Games) -> dict[int, Episode]:
+    """The same games for the player in the seats that do not count."""
+    return {
+        index: game.counting(set(range(len(game.players))) - set(game.counted_seats))
+        for index, game in games.items()
     }
-    row = _evaluation(name, others, world=world, num_shown=0)
-    return replace(row, examples={})
+
+
+def _of_two(
+    one: tuple[str, Games],
+    other: tuple[str, Games],
+    joined: Callable[..., Evaluation],
+    *,
+    turned: bool = False,
+) -> Evaluation:
+    """The row of `one`, a name and games, with that of `other` as its partner, or `turned` about;
+    `joined` makes a row. The partner's has no games."""
+    first, second = (other, one) if turned else (one, other)
+    return replace(joined(*first), partner=joined(*second, num_shown=None))
 
 
 def _evaluation(
@@ -324,10 +341,10 @@ def _evaluation(
     world: World | None,
     num_void: int = 0,
     pieces: Pieces | None = None,
-    num_shown: int = NUM_SHOWN,
+    num_shown: int | None = NUM_SHOWN,
 ) -> Evaluation:
     """This rank's games, by the index of their instance, joined with those of all other ranks.
-    `world` None means that `games` are all games."""
+    `world` None means that `games` are all games, `num_shown` None that the row has no games."""
     played = list(games.values())
     own_scores = {index: episode.score for index, episode in games.items()}
     by_rank = _gather((own_scores, tally(played) | seat_rewards(played), num_void), world)
@@ -341,8 +358,10 @@ def _evaluation(
     indices = sorted(all_scores)
     scores = tuple(all_scores[index] for index in indices)
     share = num_void / (num_void + len(scores))
-    chosen = {label: indices[number] for label, number in example_games(scores).items()}
-    shown = {*indices[:num_shown], *chosen.values()}
+    examples = {} if num_shown is None else example_games(scores)
+    chosen = {label: indices[number] for label, number in examples.items()}
+    first = indices[: num_shown or 0]
+    shown = {*first, *chosen.values()}
     records: dict[int, dict[str, Any]] = {}
     own = {i: game_record(games[i], step=0, pieces=pieces) for i in shown if i in games}
     for rank_records in _gather(own, world):
@@ -353,7 +372,7 @@ def _evaluation(
         interval=mean_interval(scores),
         measures=game_measures(add_up(rank_sums for _, rank_sums, _ in by_rank))
         | ({"num_void": float(num_void), "void_share": share} if num_void else {}),
-        games=tuple(records[index] for index in indices[:num_shown]),
+        games=tuple(records[index] for index in first),
         examples={label: records[index] for label, index in chosen.items()},
     )
 

@@ -20,6 +20,7 @@ from selfplay.atomic import write_atomically
 from selfplay.evaluation.evaluate import Evaluation
 from selfplay.evaluation.plan import pair_name
 from selfplay.metrics.tables import (
+    OTHER,
     columns_of,
     game_text,
     mean_interval,
@@ -31,14 +32,14 @@ from selfplay.metrics.tables import (
 )
 
 _ERRORS = "errors_"
-OTHER = " (the other player)"  # ends the name of a row for the partner
 _HOW_TO_READ = (
     "Score of the row's player with the column's, with a 95 % interval over games. The row's "
     "player has seat 0 in the upper line, seat 1 in the lower one, and both seats with itself."
 )
 _LOST = (
     "Lost to each other: the mean of the two self-play scores minus the mean of the two cross-play "
-    "scores, each of both players, paired by instance. Above 0 both do better with themselves."
+    "scores, paired by instance; a game's score is the mean of its players'. Above 0 the two do "
+    "better with themselves, on average."
 )
 
 
@@ -78,13 +79,13 @@ def _with_partners(rows: Mapping[str, Evaluation]) -> dict[str, Evaluation]:
 
 def table_text(rows: Mapping[str, Evaluation]) -> str:
     """One line per pair for a terminal: score with its 95 % interval, then means per game."""
-    return table(*_table(rows, on_one_line), style="plain")
+    return table(*_table(_with_partners(rows), on_one_line), style="plain")
 
 
 def _table(
     rows: Mapping[str, Evaluation], shown: Callable[[str], str]
 ) -> tuple[list[str], list[list[str]]]:
-    named = [(shown(name), row) for name, row in rows_json(_with_partners(rows)).items()]
+    named = [(shown(name), row) for name, row in rows_json(rows).items()]
     return score_table(named, [(measure, heading) for measure, heading, _ in _columns(rows)])
 
 
@@ -165,13 +166,14 @@ def markdown(report: Report, *, games: bool = True, style: str = "pipe") -> str:
     a terminal."""
     shown, filled = _shows(style)
     facts = report.facts | {"overrides": " ".join(report.facts.get("overrides", ()))}
-    columns = _columns(report.rows)
+    rows = _with_partners(report.rows)
+    columns = _columns(rows)
     legend = "; ".join(f"*{heading}* {meaning}" for _, heading, meaning in columns)
     sections = [
         f"# {shown(report.title)}",
         "\n".join(filled(f"- {n}: {shown(_fact(v))}") for n, v in facts.items() if v != ""),
         matrix_text(report, style=style),
-        table(*_table(report.rows, shown), style=style),
+        table(*_table(rows, shown), style=style),
         filled(
             f"Score: {score_meaning(columns)}, with a 95 % interval over games. Means per game: "
             f"{legend}."
@@ -183,9 +185,7 @@ def markdown(report: Report, *, games: bool = True, style: str = "pipe") -> str:
         if row.talk
     ]
     errors = [
-        filled(f"- {shown(f'{name}: {k}')}")
-        for name, row in report.rows.items()
-        if (k := _kinds(row))
+        filled(f"- {shown(f'{name}: {k}')}") for name, row in rows.items() if (k := _kinds(row))
     ]
     if errors:
         sections += ["## Errors per game by kind", "\n".join(errors)]

@@ -22,7 +22,7 @@ from dialop.shown import on_one_line
 from selfplay.atomic import write_atomically
 from selfplay.config import Config
 from selfplay.config.load import load
-from selfplay.config.plugins import digest_of, own_functions, sha256_of
+from selfplay.config.plugins import digest_of, imported_digest, own_functions, sha256_of
 from selfplay.config.text import difference, dump
 from selfplay.errors import SettingsError
 
@@ -159,7 +159,7 @@ def _own_files(config: Config) -> dict[str, str]:
     own = {f"{key} {name}": digest_of(key, name) for key, name in own_functions(config)}
     game = config.game
     if game.name not in games() and game.kit.file:
-        own[f"game.name {game.name}"] = sha256_of(game.kit.file)
+        own[f"game.name {game.name}"] = imported_digest(game.kit.file)
     for key, name in (
         ("reward.rubric", config.reward.rubric),
         ("warm_start.chats", config.warm_start.chats),

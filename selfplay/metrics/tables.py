@@ -43,7 +43,8 @@ COLUMNS = (
 # stands in metrics.jsonl.
 _NO_COLUMN = re.compile("score|proposals|rejections|errors_.*|score/self|num_.*")
 _IN_A_SEAT = re.compile(r"^score/.*/([\d+]+)$")  # the score with a partner and the policy in a seat
-FEW_STATEMENTS = 100  # whose share of true ones has an interval of 0.2 or more
+OTHER = " (the other player)"  # ends the name of a row for the partner
+FEW_STATEMENTS = 100  # whose share of true ones can have an interval of 0.2 or more
 _DRAWS = 10_000  # of weights, for an interval
 _MAX_WEIGHTS = 4_000_000  # drawn at a time, 32 MB
 _WIDTH = 100  # columns of a game as text

@@ -71,8 +71,8 @@ class _Wrong(ValueError):
 
 def _hint(error: Exception, section: str, config: Config) -> str:
     """What to do about an option that is not given or an attribute that does not exist."""
-    options: Mapping[str, Any] = getattr(getattr(config, section), "options", {})
-    if isinstance(error, KeyError) and error.args:
+    options: Mapping[str, Any] | None = getattr(getattr(config, section), "options", None)
+    if isinstance(error, KeyError) and error.args and options is not None:
         given = f" (given: {', '.join(options)})" if options else ""
         return f"; if it is an option, give {section}.options.{error.args[0]}=VALUE{given}"
     if isinstance(error, AttributeError) and dataclasses.is_dataclass(error.obj):

@@ -114,7 +114,7 @@ class Episode:
         """The same game with the score and the measures of these seats."""
         assert self.game is not None
         seats = tuple(sorted(seats))
-        return replace(self, counted=seats, measures=self.game.measures(seats))
+        return replace(self, counted=seats, measures=_measures(self.game, seats, self.instance))
 
     @property
     def score(self) -> float:
@@ -219,9 +219,7 @@ class Position:
             raise GameError(f"{of_game}.outcome() {problem} (instance {setup.instance})")
         transcripts = tuple(p.transcript for p in setup.players)
         policy = [seat for seat, t in enumerate(transcripts) if t is not None]
-        measures = game.measures(policy or range(game.num_seats))
-        if problem := wrong_measures(measures):
-            raise GameError(f"{of_game}.measures() {problem} (instance {setup.instance})")
+        measures = _measures(game, policy or range(game.num_seats), setup.instance)
         return Episode(
             instance=setup.instance,
             index=setup.index,
@@ -255,6 +253,14 @@ class Position:
             self.ended = "turns"
         elif self._num_refused > self._limits.max_retries:
             self.ended = "retries"
+
+
+def _measures(game: Game, seats: Collection[int], instance: str) -> dict[str, float]:
+    """The game's own counts of these seats. Raises GameError for what no mean could tell."""
+    measures = game.measures(seats)
+    if problem := wrong_measures(measures):
+        raise GameError(f"{type(game).__name__}.measures() {problem} (instance {instance})")
+    return measures
 
 
 def _try_move(game: Game, seat: int, move: Move) -> Turn:

@@ -77,6 +77,16 @@ def test_a_game_is_checked_with_the_options_that_are_given(
     assert main(["check", "tests.helpers.three_rooms", "--cost", "0.5", "--brief"]) == 0
 
 
+def test_measures_are_those_of_any_seats() -> None:
+    class OfAllAlone(ThreeRooms):
+        def measures(self, seats: Any) -> dict[str, float]:
+            said = sum(seat in seats for seat, *_ in self.play.log)
+            return {"share": 1.0 / said if len(seats) == 3 else float("nan")}
+
+    problem = results_of(**broken(OfAllAlone))["outcome"].problem
+    assert problem.startswith("at the end: measures of seats [0] must give a number")
+
+
 def test_what_is_allowed_and_seldom_meant_is_noted() -> None:
     """Seats that are paid differently and score the same; scripts whose moves are refused."""
     results = results_of()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import train
 from eval import main as run_eval
 from selfplay.config import load_config
 from selfplay.config.text import dump
@@ -218,6 +219,29 @@ def test_players_with_scores_of_their_own_have_a_cell_each(
     means = [sum(row) / 40 for row in (cells[tuple(names)]["scores"],)]
     assert re.search(rf"^scripted:greedy 0 \S+ \[\S+ \S+\] {means[0]:.3f} ", shown, re.MULTILINE)
     assert "scripted:greedy with scripted:soft (the other player)" in shown
+
+
+def test_the_other_player_s_row_has_its_moves_and_its_examples(tmp_path: Path) -> None:
+    """A policy that has learnt next to nothing with a script, in each seat: all refused moves are
+    the policy's, and the row of seat 0 has the games that were best for that seat."""
+    words = ["--config", "examples/split/split.yaml", f"out={tmp_path / 'run'}", "steps=0"]
+    words += ["warm_start.num_games=16", "eval.final_games=2", "eval.partners=[]"]
+    assert train.main(words) == 0
+    asked = [str(tmp_path / "run"), "--partners", "scripted:fair", "--games", "generated"]
+    assert run_eval([*asked, "--num", "12", "--out", str(tmp_path / "out")]) == 0
+    _, cells = played(tmp_path / "out")
+    (own, script), (script_first, own_second) = (
+        (row, row["partner"])
+        for row in (cells["run", "scripted:fair"], cells["scripted:fair", "run"])
+    )
+    for row in (script, script_first):
+        assert row["measures"]["errors"] == 0.0
+    for row in (own, own_second):
+        assert row["measures"]["errors"] > 0.0
+    best = script_first["examples"]["best"]
+    assert best["score_norm"] == max(script_first["scores"])
+    assert best["seat_scores"][0] == best["score_norm"]
+    assert own["partner"]["examples"] == {} and own["partner"]["games"] == []
 
 
 def test_the_loss_of_players_with_scores_of_their_own_is_that_of_both() -> None:

@@ -104,9 +104,8 @@ def test_a_push_reaches_every_process_and_a_process_without_it_is_found(
     assert wrong_elements(moved, engine) == 0
     name, weight = next(iter(plain_weights(moved).items()))
     right = weight.base.detach().flatten().bfloat16()
-    payloads = [
-        buckets.serialise(values, [name], [weight.base.shape]) for values in (right, right + 1)
-    ]
+    buffers = right, right + 1  # which live until the engine has answered
+    payloads = [buckets.serialise(values, [name], [weight.base.shape]) for values in buffers]
     options = {"flush_cache": True, "weight_version": None}
     sending = engine._send_payloads(payloads, load_format="flattened_bucket", **options)
     engine._loop.run(sending, what="a test")

@@ -158,7 +158,10 @@ def began_at_random(settings: Path | None) -> bool:
         if read_value(settings, (), "model.scratch") is not None:
             return True
         path = Path(read_value(settings, (), "model.path") or "")
-        settings = find_source(path).settings if path.parts and path.is_dir() else None
+        try:
+            settings = find_source(path).settings if path.parts and path.is_dir() else None
+        except ValueError:  # its weights are gone, and nothing here needs them
+            return False
     return False
 
 

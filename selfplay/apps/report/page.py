@@ -30,6 +30,7 @@ from selfplay.apps.report.games import safe_json, seat_names, viewer_data
 from selfplay.apps.report.run_files import STAGES, Row, RunFiles, told_apart
 from selfplay.atomic import write_atomically
 from selfplay.metrics.tables import (
+    OTHER,
     columns_of,
     measure_cells,
     paired_change,
@@ -216,7 +217,7 @@ def reference_levels(run: RunFiles) -> list[Level]:
     """People and scripted players on the same kind of instances."""
     levels: dict[str, Level] = {}
     for row in run.rows:
-        if not _is_policy(row) and row.name not in levels:
+        if not row.name.startswith(_POLICY_ROWS) and row.name not in levels:
             colour = COLOURS[(2 + len(levels)) % len(COLOURS)]
             levels[row.name] = Level(row.name, row.interval, colour)
     return list(levels.values())
@@ -267,7 +268,7 @@ def reward_lines(run: RunFiles) -> list[Line]:
 def run_charts(run: RunFiles) -> list[Chart]:
     """The charts of one run; those without data are left out. Where seats have different rewards,
     scores with partners that do not change and the seats' rewards come first."""
-    of = "own scores of the row's player" if run.unequal else "share of the best value"
+    of = "own scores of the policy's seats" if run.unequal else "share of the best value"
     note = f"{of}, 95 % intervals; dashed: other players"
     score = line_chart(
         "Score", list(score_lines(run, COLOURS[0])), reference_levels(run), note=note
@@ -304,7 +305,8 @@ def run_charts(run: RunFiles) -> list[Chart]:
 
 def own_measures(run: RunFiles) -> list[tuple[str, str, str]]:
     """The game's own measures that have no curve otherwise: name, heading, meaning."""
-    shown = {"statements", "true_statements"}
+    shown = {"statements", "true_statements", "judged"}
+    shown |= {name for _, metrics, _ in _CURVES for name, _ in metrics}
     counted = [one for game in run.games if isinstance(one := game.get("measures"), dict)]
     return columns_of([str(name) for name in one if name not in shown] for one in counted)
 
@@ -373,7 +375,7 @@ def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
 
 
 def _is_policy(row: Row) -> bool:
-    return row.name.startswith(_POLICY_ROWS)
+    return row.name.startswith(_POLICY_ROWS) and not row.name.endswith(OTHER)
 
 
 def _repeated(run: RunFiles, row: Row) -> bool:

@@ -18,10 +18,10 @@ from selfplay.config import Config
 from selfplay.config.load import load
 from selfplay.config.text import changed
 from selfplay.errors import SettingsError
-from selfplay.evaluation.report import OTHER
 from selfplay.metrics.monitors import warnings_of
 from selfplay.metrics.run_folder import is_held
 from selfplay.metrics.step_log import plain_json
+from selfplay.metrics.tables import OTHER
 
 MAX_TRAINING_GAMES = 240  # games of games.jsonl that a page holds, evenly spread over the file
 MAX_GROUPS = 32  # of groups.jsonl, each all games of one instance in a step

@@ -54,8 +54,8 @@ def plan_buckets(
 def serialise(flat_N: Tensor, names: Sequence[str], shapes: Sequence[torch.Size]) -> bytes:
     """A payload of this bucket for one rank of the engine.
 
-    Make one for each rank, because a handle can be opened only once. On CUDA the payload is a
-    handle: `flat_N` must hold its final values (synchronize first), must not be written again, and
+    Make one for each rank, because a handle can be opened only once. `flat_N` has a storage of its
+    own. It must hold its final values (on CUDA synchronize first), must not be written again, and
     must live until the engine has answered.
     """
     from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorMetadata
@@ -108,6 +108,7 @@ class _SharedMemory:
     """
 
     def __init__(self, bytes_B: Tensor) -> None:
+        assert bytes_B.untyped_storage().nbytes() == bytes_B.numel()
         self._bytes_B = bytes_B
 
     def __reduce__(self) -> tuple[Any, ...]:
