@@ -17,6 +17,7 @@ from typing import Any
 
 from dialop.modules import own_module
 from dialop.specs import nearest
+from selfplay.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +147,14 @@ def digest_of(key: str, name: str) -> str:
 
 
 def imported_digest(file: str) -> str:
-    """The sha256 of an imported file of the user's own. Raises ValueError if it has changed since a
-    run of this process first used it: Python does not import a module again."""
+    """The sha256 of an imported file of the user's own.
+
+    Raises SettingsError if it has changed since a run of this process first used it: Python does
+    not import a module again.
+    """
     first, now = _first_digest(file), sha256_of(file)
     if first != now:
-        raise ValueError(
+        raise SettingsError(
             f"{file} must be as this Python imported it: it has changed since, and runs as it was; "
             "start Python again (in a notebook, restart the kernel)"
         )

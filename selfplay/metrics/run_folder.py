@@ -137,9 +137,9 @@ def open_run(folder: Path, config: Config) -> None:
             "results are no longer bit for bit those of an unbroken run",
             flush=True,
         )
+    own, versions = _own_files(config), _versions()
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(saved, dump(config))
-    own, versions = _own_files(config), _versions()
     with (folder / "code.txt").open("a+", encoding="utf-8") as file:
         file.seek(0)
         lines = file.read().splitlines()

@@ -32,6 +32,18 @@ def test_a_run_folder_holds_settings_and_code(tmp_path: Path) -> None:
     assert (folder / "code.txt").read_text().count("started ") == 2
 
 
+def test_a_file_of_ones_own_that_was_edited_since_needs_another_python(tmp_path: Path) -> None:
+    """As in a notebook: the module that was imported stays, so its digest would not be its own."""
+    own = tmp_path / "edited_since.py"
+    own.write_text("def reward(episode):\n    return episode.outcome.rewards, ()\n")
+    config = load(Config, None, [*SCRATCH, f"reward.function={own}:reward"])
+    open_run(tmp_path / "a", config)
+    own.write_text("def reward(episode):\n    return [0.0, 0.0], ()\n")
+    with pytest.raises(SettingsError, match=r"edited_since\.py must be as this Python imported it"):
+        open_run(tmp_path / "b", config)
+    assert not (tmp_path / "b").exists()
+
+
 def test_a_resumed_run_may_be_longer_but_not_have_other_settings(tmp_path: Path) -> None:
     open_run(tmp_path, load(Config, None, SCRATCH))
     open_run(tmp_path, load(Config, None, [*SCRATCH, "steps=999"]))
