@@ -129,14 +129,18 @@ def evaluate(
     own = {number: setups[number] for number in world.replica.share(len(instances))}
     games = play(own)
     first = {number: game for number, game in games.items() if number < talk_games}
+    # Where the policy has the seats in turn, what a seat is paid is that of two players.
+    alone = partner.make_player is None
+    in_turn = not alone and seat is None and chosen_seats(config.game, config.rollout) is None
     joined = partial(
         _evaluation,
         world=world,
+        by_seat=not in_turn,
         num_void=len(own) - len(games),
         pieces=context.rendering.pieces,
         num_shown=num_shown,
     )
-    if partner.make_player is None:
+    if alone:
         row = joined("policy", games)
     else:
         row = _of_two(
@@ -339,15 +343,18 @@ def _evaluation(
     games: Mapping[int, Episode],
     *,
     world: World | None,
+    by_seat: bool = True,
     num_void: int = 0,
     pieces: Pieces | None = None,
     num_shown: int | None = NUM_SHOWN,
 ) -> Evaluation:
     """This rank's games, by the index of their instance, joined with those of all other ranks.
-    `world` None means that `games` are all games, `num_shown` None that the row has no games."""
+    `world` None means that `games` are all games, `num_shown` None that the row has no games.
+    `by_seat` adds what the game pays each seat."""
     played = list(games.values())
     own_scores = {index: episode.score for index, episode in games.items()}
-    by_rank = _gather((own_scores, tally(played) | seat_rewards(played), num_void), world)
+    paid = seat_rewards(played) if by_seat else {}
+    by_rank = _gather((own_scores, tally(played) | paid, num_void), world)
     all_scores: dict[int, float] = {}
     for rank_scores, _, _ in by_rank:
         all_scores |= rank_scores

@@ -95,6 +95,11 @@ def test_its_run_shows_rewards_and_partners_first(
     after = json.loads((run / "held_out_after.json").read_text())
     with_fair, itself = after["sampled with scripted:fair"], after["sampled"]
     assert {"score/scripted:fair/0", "score/scripted:fair/1"} <= with_fair["measures"].keys()
+    # A seat's pay is that of two players there; in self-play it is the policy's.
+    pay = {"reward/0", "reward/1"}
+    assert pay <= itself["measures"].keys() and not pay & with_fair["measures"].keys()
+    own, other = (row["measures"] for row in (with_fair, with_fair["partner"]))
+    assert {"score/policy/0", "score/policy/1"} <= other.keys() and own["turns"] == other["turns"]
     best = [game["facts"]["best"] for game in itself["games"]]
     sums = [
         10 * sum(game["seat_scores"]) / b for game, b in zip(itself["games"], best, strict=True)
