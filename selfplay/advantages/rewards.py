@@ -9,10 +9,12 @@ elsewhere (`branches.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 from itertools import accumulate, pairwise
+from typing import Any
 
 from selfplay.advantages.sample import Sample
 from selfplay.chat.transcript import Span
@@ -98,15 +100,16 @@ def with_rewards(episodes: Sequence[Episode], config: RewardConfig) -> list[Epis
 
     Raises SettingsError if the function does not give one finite number a seat.
     """
-    return [_with_rewards(episode, config) for episode in episodes]
+    function = function_of("reward.function", config.function)
+    if "options" in signature(function).parameters:
+        function = partial(function, options=config.options)
+    return [_with_rewards(episode, function, config.function) for episode in episodes]
 
 
-def _with_rewards(episode: Episode, config: RewardConfig) -> Episode:
-    name = config.function
-    function, num = function_of("reward.function", name), len(episode.outcome.rewards)
-    takes_options = "options" in signature(function).parameters
+def _with_rewards(episode: Episode, function: Callable[..., Any], name: str) -> Episode:
+    num = len(episode.outcome.rewards)
     try:
-        given = function(episode, options=config.options) if takes_options else function(episode)
+        given = function(episode)
     except Exception as error:
         error.add_note(f"in {name_of(episode)}")
         raise
@@ -130,7 +133,8 @@ def _with_rewards(episode: Episode, config: RewardConfig) -> Episode:
         replace(
             point,
             continuations={
-                key: _with_rewards(game, config) for key, game in point.continuations.items()
+                key: _with_rewards(game, function, name)
+                for key, game in point.continuations.items()
             },
         )
         for point in episode.branches

@@ -166,15 +166,13 @@ def evaluate_scripted(
     """
     setups = scripted_games(instances, spec=spec, game=game, other=other)
     episodes = play_scripted(setups, limits=limits_of(rollout))
-    two = other not in (None, spec)
-    seats = (0,) if two else chosen_seats(game, rollout) if other is None else None
-    if seats is not None:
-        episodes = [episode.counting(seats) for episode in episodes]
-    games = dict(enumerate(episodes))
     joined = partial(_evaluation, world=None)
-    if not two:
-        return joined(spec, games)
-    return _of_two((spec, games), (str(other), _of_others(games)), joined)
+    if other is not None and other != spec:
+        games = {index: episode.counting([0]) for index, episode in enumerate(episodes)}
+        return _of_two((spec, games), (other, _of_others(games)), joined)
+    if other is None and (seats := chosen_seats(game, rollout)) is not None:
+        episodes = [episode.counting(seats) for episode in episodes]
+    return joined(spec, dict(enumerate(episodes)))
 
 
 def evaluate_people(

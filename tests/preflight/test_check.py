@@ -428,7 +428,7 @@ def test_the_example_reward() -> None:
 def test_options_of_a_reward_need_a_parameter(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    own = tmp_path / "own.py"
+    own = tmp_path / "without_options.py"
     own.write_text("def reward(episode):\n    return episode.outcome.rewards, ()\n")
     assert main([f"{own}:reward"]) == 0
     assert main([f"{own}:reward", "reward.options.cost=1"]) == 2

@@ -182,7 +182,7 @@ def estimate(demand: Demand) -> Memory:
         "context": CONTEXT,
         "weights": weights,
         "moments": moments if parallel.offload == "none" else 0.0,
-        "buckets": 2 * min(BUCKET_BYTES / GIB, demand.element * shape.parameters / GIB),
+        "buckets": 2 * min(BUCKET_BYTES, demand.element * shape.parameters) / GIB,
         "engine's weights": own["engine's weights"],
         "engine asleep": asleep,
     }
