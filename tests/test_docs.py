@@ -26,7 +26,8 @@ OPTIONS = {
 }
 KEYS = {entry.name for entry in described(Config)} | OPTIONS
 FREE = {entry.name for entry in described(Config) if (entry.kind or "").startswith("dict[")}
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+JOINING = [ROOT / name for name in ("CONTRIBUTING.md", "AGENTS.md", "tests/README.md")]
+PAGES = [ROOT / "README.md", *JOINING, *sorted(DOCS.glob("*.md"))]
 CODE = ("bench", "configs", "dialop", "examples", "selfplay", "tests")
 # Where a command's flags are declared.
 SOURCES = {
@@ -259,6 +260,17 @@ def test_the_run_folder_page_has_the_keys_of_its_files(tmp_path: Path) -> None:
     assert tables["A game"] == {*game, "branches", "judge"}
     assert tables["A turn"] == {*game["turns"][0], "tokens"}
     assert tables["An evaluation"] == set(row)
+
+
+def test_the_map_of_the_tests_names_every_helper_and_mark() -> None:
+    page = (ROOT / "tests" / "README.md").read_text("utf-8")
+    named = set(re.findall(r"`(\w+\.py|templates)/?`", page.split("## Helpers")[1]))
+    there = {path.name for path in (ROOT / "tests" / "helpers").glob("[a-z]*")}
+    assert named == there
+    marks = re.findall(r'^    "(\w+): ', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
+    assert set(marks) <= set(re.findall(r"`(\w+)`", page.split("## What")[0]))
+    agents = (ROOT / "AGENTS.md").read_text("utf-8").splitlines()
+    assert len(agents) <= 60
 
 
 def test_the_game_on_the_front_page_is_that_of_the_example() -> None:
