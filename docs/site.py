@@ -1,4 +1,4 @@
-"""Pages of the documentation site that are made from the code at build time: settings, errors.
+"""What the documentation site makes at build time: settings and errors from the code, formulas.
 
 MkDocs runs it (`hooks` in mkdocs.yml; `make docs`). Imports no torch.
 """
@@ -6,11 +6,14 @@ MkDocs runs it (`hooks` in mkdocs.yml; `make docs`). Imports no torch.
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
+from html import unescape
 from itertools import chain
 from pathlib import Path
 
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -23,11 +26,15 @@ from selfplay.config import Config  # noqa: E402
 from selfplay.config.play import options_of  # noqa: E402
 from selfplay.config.schema import described  # noqa: E402
 
-SETTINGS_HEAD = """# Settings
+SETTINGS_HEAD = """---
+search: {boost: 20}
+---
+# Settings
 
 Every key of a settings file, generated from the code (`selfplay/config/`); `--help SECTION` prints
 the same. A file holds only what differs from the defaults. `section.key=value` on the command line
-overrides it. `base: FILE` extends another file or a shipped one.
+overrides it. `base: FILE` extends another file or a shipped one. Each key has an address:
+`settings/#optim.lr`.
 """
 ERRORS_HEAD = """# All error messages
 
@@ -44,19 +51,30 @@ USER_ERRORS = {
 
 
 def settings_page() -> str:
-    """One table a section: key, type, default, meaning; then the options of each game."""
-    head = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    lines = [SETTINGS_HEAD, "## The run", "", *head]
+    """A heading for each section, in it one for each key, with its type, default and meaning; then
+    the options of each game."""
+    lines = [SETTINGS_HEAD, "## The run", ""]
     for entry in [*described(Config), *chain.from_iterable(map(options_of, _games()))]:
         if entry.kind is None:
             absent = " Absent (null) by default." if entry.default else ""
-            lines += ["", f"## {entry.name}", "", f"{_sentence(entry.sentence)}{absent}", "", *head]
+            lines += [f"## {entry.name}", "", f"{_sentence(entry.sentence)}{absent}", ""]
             continue
         rules = f" ({'; '.join(map(escaped, entry.rules))})" if entry.rules else ""
-        default = entry.default.replace("|", "\\|")
-        cells = f"`{entry.name}`", escaped(entry.kind), f"`{default}`", escaped(entry.sentence)
-        lines.append(f"| {' | '.join(cells)}{rules} |")
+        lines += [
+            f"### {entry.name} {{: #{entry.name} }}",
+            "",
+            f"{escaped(_kind(entry.kind))}, default `{entry.default}`{rules}. "
+            f"{_sentence(entry.sentence)}",
+            "",
+        ]
     return "\n".join(lines) + "\n"
+
+
+def _kind(kind: str) -> str:
+    """A type as a person writes it: `constant or linear` for Literal['constant', 'linear']."""
+    return re.sub(
+        r"Literal\[([^]]*)\]", lambda found: found[1].replace("'", "").replace(", ", " or "), kind
+    )
 
 
 def _games() -> list[str]:
@@ -98,7 +116,7 @@ def _text(node: ast.expr) -> str:
 
 
 def _sentence(text: str) -> str:
-    return escaped(text[:1].upper() + text[1:]) + "."
+    return escaped(text[:1].upper() + text[1:]).rstrip(".") + "."
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -115,6 +133,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.src_uri.startswith("notes/"):
         page.meta["search"] = {"exclude": True}
     return markdown
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Formulas as MathML, which browsers draw without a script."""
+    return re.sub(
+        r'<(div|span) class="arithmatex">\\[[(](.*?)\\[])]</\1>',
+        lambda found: convert(
+            unescape(found[2]), display="block" if found[1] == "div" else "inline"
+        ),
+        html,
+        flags=re.DOTALL,
+    )
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -75,7 +75,7 @@ def site() -> ModuleType:
 
 
 def test_the_settings_page_has_every_key_once(site: ModuleType) -> None:
-    rows = re.findall(r"^\| `(\S+)` \|", site.settings_page(), re.MULTILINE)
+    rows = re.findall(r"^### (\S+) \{: #\1 \}$", site.settings_page(), re.MULTILINE)
     keys = [entry.name for entry in described(Config) if entry.kind is not None]
     assert [row for row in rows if not row.startswith("game.options.")] == keys
     assert any(row.startswith("game.options.") for row in rows)
