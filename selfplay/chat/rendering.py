@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import product, zip_longest
 from os.path import commonprefix
 from typing import TYPE_CHECKING
 
@@ -131,6 +131,17 @@ class Rendering:
         """
         ids = self._encode(self._user_later.fill(user) + self._tail)
         return ids[1:] if closed else list(ids)
+
+    def continued(self, context: Sequence[int], user: str) -> tuple[int, list[int]]:
+        """The next prompt after a context that ends with a sample: how many ids of the context it
+        keeps, and the ids after them.
+
+        It keeps all, except for an end that is not the template's own: the template writes its own
+        in that place.
+        """
+        closed = self.ends_turn(context)
+        kept = len(context) - (not closed and context[-1] in self.stop_ids)
+        return kept, self.following(user, closed=closed)
 
     def action_ids(self, text: str) -> list[int]:
         """The ids that a policy would sample for `text` after a generation prompt.
@@ -331,8 +342,9 @@ def _make_rendering(
     if rewritten:
         _check_anew(rendering, template)
         return rendering
-    for system_text in ("", _SYSTEM):
-        _check_extends(rendering, template, system=system_text, drops=len(tail) > len(header))
+    for system_text, stop in product(("", _SYSTEM), rendering.stop_ids):
+        drops = len(tail) > len(header)
+        _check_extends(rendering, template, system=system_text, stop=stop, drops=drops)
     return rendering
 
 
@@ -398,8 +410,11 @@ def _check_first(rendering: Rendering, template: Template) -> None:
             _check_same_ids(got, template.ids(talk), template, where=where)
 
 
-def _check_extends(rendering: Rendering, template: Template, *, system: str, drops: bool) -> None:
-    """Raise ValueError unless a conversation grown piece by piece equals the template's rendering.
+def _check_extends(
+    rendering: Rendering, template: Template, *, system: str, stop: int, drops: bool
+) -> None:
+    """Raise ValueError unless a conversation grown piece by piece, in which `stop` ends the sampled
+    answers, equals the template's rendering.
 
     The ids that follow an answer must be equal. The full conversation must be equal as text only,
     because an answer's first token may be split differently after fixed prompt ids than inside a
@@ -412,8 +427,9 @@ def _check_extends(rendering: Rendering, template: Template, *, system: str, dro
     for number, user in enumerate(_USERS[1:]):
         answer = _ANSWER.format(number)
         start = len(ids) if drops else 0
-        following = rendering.following(user, closed=True)
-        ids = ids + rendering.action_ids(answer) + following
+        ids = [*ids, *rendering.action_ids(answer)[:-1], stop]
+        kept, following = rendering.continued(ids, user)
+        ids = ids[:kept] + following
         talk += [{"role": "assistant", "content": answer}, {"role": "user", "content": user}]
         expected = template.ids(talk)
         where = f"a conversation of {len(talk)} messages grown turn by turn"

@@ -64,7 +64,8 @@ class _SeatText:
     """What a seat has read and said, as exact tokens; `answers` are its own turns as texts.
 
     If the chat template rewrites old turns, each turn is a separate sequence of the transcript: its
-    prompt is the template's rendering of the conversation so far.
+    prompt is the template's rendering of the conversation so far. So is a turn after one that ended
+    with another token than the template's.
     """
 
     def __init__(self, rendering: Rendering) -> None:
@@ -85,9 +86,12 @@ class _SeatText:
             transcript.begin()
             transcript.observe(rendering.conversation(self._system, self._users, self.answers))
         else:
-            last = transcript.spans[-1]
-            closed = rendering.ends_turn(transcript.ids[last.start : last.end])
-            transcript.observe(rendering.following(observation, closed=closed))
+            context = transcript.context()
+            kept, ids = rendering.continued(context, observation)
+            if kept < len(context):
+                transcript.begin()
+                transcript.observe(context[:kept])
+            transcript.observe(ids)
 
     def fork(self) -> _SeatText:
         """An independent copy."""

@@ -1,18 +1,24 @@
 """Rendering equals each family's own template, extends turn by turn, and has no typed markers."""
 
+import asyncio
 import json
 import re
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from dialop.game import Prompt
 from dialop.tags import drop_reasoning
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.template import CHATML, CLOCK, CLOSE, Template, think
 from selfplay.chat.tokenizer import train_tokenizer
+from selfplay.engines.base import Completion, Request
 from selfplay.errors import SettingsError
+from selfplay.rollout.players import PolicyPlayer
 from tests.helpers.chat_families import (
     ANEW,
     FAMILIES,
@@ -40,7 +46,7 @@ RENDERINGS = {name: rendering_of(name) for name in FAMILIES}
 def reference(name: str, messages: list[dict[str, str]]) -> list[int]:
     """The family's own `apply_chat_template`, with the generation prompt."""
     tokenizer = tokenizer_of(name)
-    kwargs = dict(FAMILIES[name].kwargs)
+    kwargs = dict((FAMILIES | ANEW)[name].kwargs)
     if tokenizer.chat_template is None:
         kwargs["chat_template"] = CHATML
     kwargs["strftime_now"] = CLOCK.strftime
@@ -264,6 +270,38 @@ ANEW_RENDERINGS = {
     name: make_rendering(tokenizer_of(name), template_kwargs=family.kwargs)
     for name, family in ANEW.items()
 }
+
+
+@pytest.mark.parametrize("name", [n for n in (*FAMILIES, *ANEW) if n not in CHANGES_HISTORY])
+def test_whatever_ends_a_turn_the_next_prompt_is_the_templates_own(name: str) -> None:
+    """The end of the template, of the tokenizer and any other of the model's configs: each is
+    trained, and no later prompt shows one that the template would not write."""
+    tokenizer, kwargs = tokenizer_of(name), (FAMILIES | ANEW)[name].kwargs
+    others = [*tokenizer.all_special_ids, 200]
+    rendering = make_rendering(tokenizer, template_kwargs=kwargs, ends=others)
+    assert set(rendering.stop_ids) >= set(others)
+    for end in rendering.stop_ids:
+        player = PolicyPlayer(
+            rendering, seed_names=(0,), max_new_tokens=64, max_game_tokens=4096, model=""
+        )
+        talk, answers = opening(rendering, "Rules.", "Who are you?"), ["I, 12.", "The other one."]
+
+        async def sample(request: Request, talk=talk, answers=answers, end=end) -> Completion:
+            assert list(request.prompt_ids) == reference(name, talk)
+            ids = [*rendering.action_ids(answers[0])[:-1], end]
+            return Completion(ids, [-1.0] * len(ids), "stop", 0)
+
+        for observation in ("", "And now?", " good "):
+            if observation:
+                talk.append({"role": "assistant", "content": answers.pop(0)})
+                talk.append({"role": "user", "content": observation})
+            answers += ["Yes."] * (not answers)
+            game: Any = SimpleNamespace(prompt=lambda seat: Prompt("Rules.", "Who are you?"))
+            asyncio.run(player.move(game, 0, observation, sample))
+        transcript = player.transcript
+        assert [transcript.ids[s.end - 1] for s in transcript.spans] == [end] * 3
+        assert [transcript.mask[s.end - 1] for s in transcript.spans] == [1] * 3
+        assert len(transcript.starts) == (0 if end == rendering.end_id else 2) or name in ANEW
 
 
 @pytest.mark.parametrize("name", ANEW)
