@@ -6,7 +6,7 @@ Every defect of a file raises a ValueError that names the file and, where possib
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, TypeVar
@@ -17,6 +17,9 @@ from dialop.shown import error_line
 T = TypeVar("T", bound=Instance)
 
 _BATCH_ROWS = 256
+# The most characters of a value, and of what a seat reads at once: more than any model reads. A
+# tokenizer needs 170 bytes for each and ends the process when it gets no more.
+MAX_TEXT = 16_000_000
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -25,15 +28,35 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     `location` names the file and the row (from 0) or line (from 1), for error messages.
 
     Raises:
-        ValueError: for another file type, a damaged file, or a line that is not a JSON object;
-            names the line.
+        ValueError: for another file type, a damaged file, a line that is not a JSON object, or more
+            than MAX_TEXT characters; names the line.
         OSError: when the file cannot be opened.
     """
     if path.suffix == ".parquet":
-        return _parquet_rows(path)
+        return bounded(_parquet_rows(path))
     if path.suffix == ".jsonl":
-        return ((location_of(path, i), row) for i, row in enumerate(read_records(path)))
+        records = enumerate(read_records(path))
+        return bounded((location_of(path, i), row) for i, row in records)
     raise ValueError(f"instances are read from .parquet or .jsonl, got {path}")
+
+
+def bounded(rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows. Raises ValueError for a value of more than MAX_TEXT characters; names the key."""
+    for location, row in rows:
+        for key, value in row.items():
+            if (num := _num_characters(value)) > MAX_TEXT:
+                raise ValueError(
+                    f"{location}: {key} must have at most {MAX_TEXT} characters, got {num}"
+                )
+        yield location, row
+
+
+def _num_characters(value: Any) -> int:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return sum(map(_num_characters, value))
+    return len(value) if isinstance(value, str) else 0
 
 
 def location_of(path: Path, index: int) -> str:

@@ -298,7 +298,8 @@ def chat_samples(config: Config, rendering: Rendering, *, rank: int) -> list[Sam
     warm, limit = config.warm_start, config.rollout.max_game_tokens
     assert warm.chats is not None
     samples = []
-    for chat in read_chats(warm.chats, warm.chat_roles):
+    chats = read_chats(warm.chats, warm.chat_roles)
+    for chat in chats:
         text = chat_transcript(rendering, chat, warm.chat_roles)
         samples.append(imitated(chat.name, text.ids, text.mask, text.starts))
     fitting = [sample for sample in samples if sample.longest <= limit]
@@ -315,6 +316,8 @@ def chat_samples(config: Config, rendering: Rendering, *, rank: int) -> list[Sam
                 f"; left out for more tokens than rollout.max_game_tokens {limit}: "
                 f"{len(samples) - len(fitting)}, the longest with {longest}"
             )
+        if unread := frozenset[str]().union(*(chat.unread for chat in chats)):
+            line += f"; not read: {', '.join(sorted(unread))}"
         print(line, flush=True)
     return fitting
 

@@ -33,6 +33,7 @@ from selfplay.chat.template import (
     say,
     think,
 )
+from selfplay.data.chats import PASSED
 from selfplay.errors import SettingsError
 
 if TYPE_CHECKING:  # it imports torch, which a program that draws a page does not need
@@ -60,6 +61,7 @@ class Rendering:
     typeable: text without a marker that opens a turn in this template, so any player can type it;
         empty where a marker opens every turn.
     unread: given template arguments that the template does not read.
+    shows: keys of a message beside role and content that the template shows; no message has them.
     """
 
     tokenizer: PreTrainedTokenizerFast
@@ -69,6 +71,7 @@ class Rendering:
     typeable: str
     rewritten: str
     unread: str
+    shows: tuple[str, ...]
     _markers: Markers
     _encode: Callable[[str], list[int]]
     _system: Slot
@@ -322,6 +325,7 @@ def _make_rendering(
         folds_system=folds,
         rewritten=rewritten,
         unread=template.unread(template_kwargs or ()),
+        shows=tuple(filter(template.shows, PASSED)),
         typeable=_typeable((tail, user_later.before), markers, ends=(end, tokenizer.eos_token)),
         _markers=markers,
         _encode=lru_cache(maxsize=_CACHE_SIZE)(markers.encode),

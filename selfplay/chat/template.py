@@ -112,11 +112,22 @@ class Template:
         """
         return token in self._plain or any(token in text for text in self.literals)
 
+    def shows(self, key: str) -> bool:
+        """Whether a conversation looks otherwise if its messages have this key."""
+        try:
+            return self.text([m | {key: SLOT.format(key)} for m in self._talk]) != self._plain
+        except TemplateError:
+            return True
+
+    @cached_property
+    def _talk(self) -> list[dict[str, str]]:
+        """A conversation, with a system text if the template takes one."""
+        talk = [say("user", 0), say("assistant", 0), say("user", 1)]
+        return [say("system", 0), *talk] if self.has_system() else talk
+
     @cached_property
     def _plain(self) -> str:
-        """A rendered conversation, with a system text if the template takes one."""
-        talk = [say("user", 0), say("assistant", 0), say("user", 1)]
-        return self.text([say("system", 0), *talk] if self.has_system() else talk)
+        return self.text(self._talk)
 
     def text(self, messages: Sequence[Mapping[str, str]], **kwargs: object) -> str:
         """The rendering with its generation prompt; `kwargs` override the template's own."""

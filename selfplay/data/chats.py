@@ -6,21 +6,30 @@ A file is .jsonl or .parquet; a folder is what `save_to_disk` of `datasets` writ
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-from dialop.rows import location_of, read_rows
+from dialop.rows import bounded, location_of, read_rows
 from dialop.shown import error_line
 from selfplay.data.instances import state_of
 from selfplay.errors import SettingsError
 
 _KEY = "warm_start.chats"
-# What a message may hold beside its text that would be lost without a word.
-_NOT_TEXT = ("tool_calls", "reasoning_content", "thinking")
+# What a message may hold beside its role and text: it changes nothing, unless the model's chat
+# template shows it (`check_shown`). Anything else would be lost without a word.
+PASSED = ("name", "id", "metadata")
+_WHOSE = "whose turns are imitated is warm_start.chat_roles"
+_EMPTY: tuple[Any, ...] = (None, "", [], {})
+# Columns that say what the model reads or what is imitated. Others are labels and sources.
+_MEANT = re.compile(
+    r"(?i)(?:^|_)(?:tools?|functions?|documents|system|chat_template|weights?|masks?|loss|train"
+    r"|trainable)(?:_|$)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +37,14 @@ class Chat:
     """A conversation: the system text ("" for none), the user's texts, and the answers to them.
 
     There are as many answers as user texts, or one less. `name` is the row's place in its file.
+    `unread` are its other columns, and keys of its messages as messages.KEY.
     """
 
     name: str
     system: str
     users: tuple[str, ...]
     answers: tuple[str, ...]
+    unread: frozenset[str] = frozenset()
 
 
 def read_chats(source: str, roles: Collection[str]) -> tuple[Chat, ...]:
@@ -45,6 +56,18 @@ def read_chats(source: str, roles: Collection[str]) -> tuple[Chat, ...]:
             that is no chat; names the file and the row.
     """
     return _chats(Path(source), tuple(roles), state_of(Path(source)))
+
+
+def check_shown(chats: Iterable[Chat], shown: Collection[str]) -> None:
+    """Raise SettingsError for the first chat whose messages have a key that the chat template
+    would show: `shown`, some of PASSED."""
+    for chat in chats:
+        for key in shown:
+            if f"messages.{key}" in chat.unread:
+                raise SettingsError(
+                    f"{_KEY}: {chat.name}: its messages must have no {key}, which the chat "
+                    "template shows and no game has; leave it out"
+                )
 
 
 @lru_cache(maxsize=1)
@@ -65,7 +88,7 @@ def _chats(path: Path, roles: tuple[str, ...], state: object) -> tuple[Chat, ...
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if (path / "state.json").is_file():
-        return _saved_rows(path)
+        return bounded(_saved_rows(path))
     if (path / "dataset_dict.json").is_file():
         splits = sorted(str(state.parent) for state in path.glob("*/state.json"))
         raise ValueError(f"must be one split, got all of {path}: one of {', '.join(splits)}")
@@ -102,6 +125,13 @@ def _chat(row: Mapping[str, Any], roles: Collection[str], *, name: str) -> Chat:
     messages = row["messages"]
     if not isinstance(messages, list) or not messages:
         raise ValueError(f"messages must be a list of messages, got {short(messages)}")
+    others = {key: value for key, value in row.items() if key != "messages" and value not in _EMPTY}
+    for key in others:
+        if _MEANT.search(key) and (key, others[key]) != ("weight", 1):
+            raise ValueError(
+                f"must have no {key} beside messages, got {short(others[key])}; what is read and "
+                f"written stands in messages, and {_WHOSE}"
+            )
     texts = [_text(message, number) for number, message in enumerate(messages)]
     system = texts.pop(0)[1] if texts[0][0] == "system" else ""
     skipped = len(messages) - len(texts)
@@ -119,7 +149,9 @@ def _chat(row: Mapping[str, Any], roles: Collection[str], *, name: str) -> Chat:
     if not texts:
         raise ValueError(f"messages must have a turn to imitate ({', '.join(roles)}), got none")
     said = [text for _, text in texts]
-    return Chat(name, system, tuple(said[0::2]), tuple(said[1::2]))
+    passed = {key for message in messages for key in PASSED if message.get(key) not in _EMPTY}
+    unread = frozenset(others) | {f"messages.{key}" for key in passed}
+    return Chat(name, system, tuple(said[0::2]), tuple(said[1::2]), unread)
 
 
 def _text(message: Any, number: int) -> tuple[str, str]:
@@ -136,13 +168,13 @@ def _text(message: Any, number: int) -> tuple[str, str]:
         raise ValueError(f"the content of message {number} must be text, got {got}")
     if message.get("weight", 1) not in (1, None):
         raise ValueError(
-            f"message {number} must have no weight but 1, got {message['weight']!r}; whose turns "
-            "are imitated is warm_start.chat_roles"
+            f"message {number} must have no weight but 1, got {message['weight']!r}; {_WHOSE}"
         )
-    for key in _NOT_TEXT:
-        if message.get(key):
+    for key, value in message.items():
+        if key not in ("role", "content", "weight", *PASSED) and value not in _EMPTY:
             raise ValueError(
-                f"message {number} must be text alone, got {key}; write what the model should "
-                "write into its content (a thought between <think> and </think>)"
+                f"message {number} must be text alone, got {key} {short(value)}; write what the "
+                "model should write into its content (a thought between <think> and </think>), and "
+                f"{_WHOSE}"
             )
     return role, content

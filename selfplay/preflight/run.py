@@ -26,7 +26,7 @@ from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, ModelConfig
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, Spec, parse_shares, parse_spec
-from selfplay.data.chats import read_chats
+from selfplay.data.chats import Chat, check_shown, read_chats
 from selfplay.data.instances import (
     GENERATED,
     TOKENIZER,
@@ -88,12 +88,14 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
         share = config.warm_start.recorded_share
         recorded = config.warm_start.recorded
         imitated_people(config.game, config.data, recorded=recorded, share=share)
+    chats: tuple[Chat, ...] = ()
     if config.warm_start.chats is not None:
-        read_chats(config.warm_start.chats, config.warm_start.chat_roles)
+        chats = read_chats(config.warm_start.chats, config.warm_start.chat_roles)
     check_state(config)
     rendering = read_rendering(
         config.model, config.game, seed=config.seed, adapters=False, weights=here
     )
+    check_shown(chats, rendering.shows)
     if rendering.rewritten and config.engine.sessions is True:
         raise SettingsError(
             "engine.sessions must be false with this chat template, where no prompt continues the "

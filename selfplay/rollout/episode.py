@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from dialop.game import Game, GameError, Outcome, Prompt, wrong_measures, wrong_outcome
+from dialop.rows import MAX_TEXT
 from dialop.tags import split_message
 from selfplay.chat.transcript import Transcript
 from selfplay.config import RolloutConfig
@@ -178,11 +179,19 @@ class Position:
 
         A move that its token limit cut off is refused and never reaches the game. One that the
         seat's limit for the game cut off is not refused, because no tokens are left to be shorter:
-        it ends the game. An exception gets a note that names the game.
+        it ends the game. An exception gets a note that names the game. Raises GameError for a text
+        that no tokenizer takes.
         """
         setup, game = self.setup, self.setup.game
         seat = game.seat_to_move
         assert self.ended is None and seat is not None
+        prompt = self._prompts[seat]
+        num = len(prompt.system) + len(prompt.user) + len(self._unread[seat])
+        if num > MAX_TEXT:
+            raise GameError(
+                f"{type(game).__name__}: what seat {seat} reads must have at most {MAX_TEXT} "
+                f"characters, got {num} (instance {setup.instance})"
+            )
         try:
             transcript = setup.players[seat].transcript
             number = 0 if transcript is None else len(transcript.spans)

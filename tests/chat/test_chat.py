@@ -16,6 +16,7 @@ from dialop.tags import drop_reasoning
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.template import CHATML, CLOCK, CLOSE, Template, think
 from selfplay.chat.tokenizer import train_tokenizer
+from selfplay.data.chats import PASSED
 from selfplay.engines.base import Completion, Request
 from selfplay.errors import SettingsError
 from selfplay.rollout.players import PolicyPlayer
@@ -398,6 +399,18 @@ def test_templates_always_read_the_same_date() -> None:
 def test_an_argument_is_read_wherever_the_template_looks_it_up(source: str, unread: str) -> None:
     template = Template(tokenizer_of("no template"), {"chat_template": source})
     assert template.unread(["tone"]) == unread
+
+
+@pytest.mark.parametrize("key", PASSED)
+def test_a_key_of_a_message_is_shown_by_a_template_that_writes_or_refuses_it(key: str) -> None:
+    tokenizer = make_tokenizer(Family("", CHAT))
+    assert make_rendering(tokenizer).shows == ()
+    for shown in (
+        f"(message.{key} or '') + message.content",
+        f"raise_exception('x') if message['{key}'] else message.content",
+    ):
+        tokenizer.chat_template = CHATML.replace("message.content +", f"({shown}) +")
+        assert make_rendering(tokenizer).shows == (key,)
 
 
 NAMED = {"default": CHATML, "tool_use": CHATML.replace("<|im_start|>", "<|im_start|>tool ")}

@@ -169,6 +169,7 @@ TASKS: dict[str, tuple[str, Write]] = {
     "an empty request": (".parquet", parquet({**TASK, "request": " "})),
     "a field too many": (".jsonl", lines({**TASK, "answer\n": "8"})),
     "a key twice": (".parquet", parquet(TASK, TASK)),
+    "a request that no tokenizer takes": (".jsonl", lines({**TASK, "request": "a" * 16_000_001})),
     "code without tests": (".jsonl", lines({**TASK, "task": "code", "tests": ""})),
 }
 ROWS: dict[str, tuple[str, Write]] = {

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from selfplay.data.chats import Chat, read_chats
+from dialop.rows import MAX_TEXT
+from selfplay.data.chats import PASSED, Chat, check_shown, read_chats
 from selfplay.errors import SettingsError
 
 ASSISTANT = ("assistant",)
@@ -34,6 +35,20 @@ def write(path: Path, rows: list[Any]) -> Path:
     return path
 
 
+def save(path: Path, rows: list[Any]) -> Path:
+    """The rows in the form that the path ends with."""
+    if path.suffix == ".jsonl":
+        return write(path, rows)
+    rows = [dict.fromkeys(key for each in rows for key in each) | row for row in rows]
+    if path.suffix == ".parquet":
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        datasets = pytest.importorskip("datasets")
+        saved = datasets.Dataset.from_list(rows[:1] + rows)
+        saved.select(range(1, len(saved))).save_to_disk(path)
+    return path
+
+
 def texts(chats: tuple[Chat, ...]) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
     return [(chat.system, chat.users, chat.answers) for chat in chats]
 
@@ -43,14 +58,7 @@ READ = [("Be brief.", ("Hi", "Bye"), ("Grüße", "So long")), ("", ("Hi",), ("Gr
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "datasets"])
 def test_each_form_gives_the_same_chats(form: str, tmp_path: Path) -> None:
-    path = tmp_path / f"chats.{form}"
-    if form == "jsonl":
-        write(path, ROWS)
-    elif form == "parquet":
-        parquet.write_table(pa.Table.from_pylist(ROWS), path)
-    else:
-        datasets = pytest.importorskip("datasets")
-        datasets.Dataset.from_list(ROWS[:1] * 2 + ROWS).select([0, 3]).save_to_disk(path)
+    path = save(tmp_path / f"chats.{form}", ROWS)
     chats = read_chats(str(path), ASSISTANT)
     assert texts(chats) == READ
     assert chats[1].name == f"{path} {'line 2' if form == 'jsonl' else 'row 1'}"
@@ -113,6 +121,42 @@ BAD: dict[str, tuple[Any, str]] = {
         {"messages": [TALK[1], message("assistant", "hi", weight=0)]},
         "message 1 must have no weight but 1, got 0; whose turns are imitated is",
     ),
+    **{
+        f"{key} in a message": (
+            {"messages": [TALK[1], message("assistant", "hi", **{key: value})]},
+            f"message 1 must be text alone, got {key} {value!r}; ",
+        )
+        for key, value in {
+            "trainable": False,
+            "train": True,
+            "loss_mask": 0,
+            "reasoning": "Hm.",
+            "function_call": {"name": "f"},
+            "refusal": "No.",
+            "prefix": True,
+            "end_turn": False,
+        }.items()
+    },
+    **{
+        f"{key} beside messages": (
+            {"messages": TALK, key: value},
+            f"must have no {key} beside messages, got {value!r}; ",
+        )
+        for key, value in {
+            "tools": [{"a": 1}],
+            "functions": [{"a": 1}],
+            "system": "Lie.",
+            "weight": 0.5,
+            "loss_mask": [0, 1],
+            "train": False,
+            "Trainable": 0,
+            "chat_template_kwargs": {"a": 1},
+        }.items()
+    },
+    "a long text": (
+        {"messages": [TALK[1], message("assistant", "a" * (MAX_TEXT + 1))]},
+        f"messages must have at most 16000000 characters, got {MAX_TEXT + 16}",
+    ),
     "nothing said": ({"messages": TALK[:2]}, "must have a turn to imitate (assistant), got none"),
 }
 
@@ -124,6 +168,33 @@ def test_a_bad_row_is_named_in_one_line(name: str, tmp_path: Path) -> None:
     line = rf"^warm_start\.chats: {re.escape(str(path))} line 3: .*{re.escape(rule)}[^\n]*$"
     with pytest.raises(SettingsError, match=line):
         read_chats(str(path), ASSISTANT)
+
+
+@pytest.mark.parametrize("form", ["parquet", "datasets"])
+@pytest.mark.parametrize(
+    "name", [n for n in BAD if n.endswith((" in a message", " beside messages"))]
+)
+def test_a_mark_is_named_in_every_form(name: str, form: str, tmp_path: Path) -> None:
+    """In a table every message has every key, and the rows without the mark have null there."""
+    row, rule = BAD[name]
+    path = save(tmp_path / f"chats.{form}", [*ROWS, row])
+    with pytest.raises(SettingsError, match=rf"{re.escape(str(path))} row 2: {re.escape(rule)}"):
+        read_chats(str(path), ASSISTANT)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "datasets"])
+def test_what_changes_nothing_is_read_and_named(form: str, tmp_path: Path) -> None:
+    more = {"name": "Ann", "id": "a1", "metadata": {"lang": "en"}, "weight": 1, "loss_mask": None}
+    talk = [{**TALK[1], "weight": 1.0}, {**TALK[2], **more, "tool_calls": []}]
+    rows = [{"messages": talk, "weight": 1, "source": "x", "tools": [], "train": None}]
+    (chat,) = read_chats(str(save(tmp_path / f"chats.{form}", rows)), ASSISTANT)
+    assert (chat.users, chat.answers) == (("Hi",), ("Grüße",))
+    passed = {f"messages.{key}" for key in PASSED}
+    assert chat.unread == passed | {"source", "weight"}
+    check_shown([chat], ())
+    for key in PASSED:
+        with pytest.raises(SettingsError, match=rf"^warm_start\.chats: .* must have no {key}, "):
+            check_shown([chat], (key,))
 
 
 def test_a_blank_line_between_rows_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A game of three seats, two rooms, a tool and rewards of moves: who plays, what trains, credit."""
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,17 @@ def test_a_move_that_keeps_the_turn_counts_towards_the_limit(rendering: Renderin
     calls = [*RIGHT[:2], (CLERK, "[tool] 1 2"), (CLERK, "[tool] 1 2"), *RIGHT[3:]]
     assert play(rendering, calls, max_turns=4).ended == "turns"
     assert play(rendering, calls, max_turns=5).ended == "finished"
+
+
+@pytest.mark.parametrize(("most", "seat"), [(20, 0), (29, 1), (30, CLERK), (48, None)])
+def test_a_text_that_no_tokenizer_takes_ends_the_run_with_one_line(
+    most: int, seat: int | None, monkeypatch: pytest.MonkeyPatch, rendering: Rendering
+) -> None:
+    """A prompt, here 21 characters, and what others said, 30 with the second prompt."""
+    monkeypatch.setattr("selfplay.rollout.episode.MAX_TEXT", most)
+    rule = rf"^ThreeRooms: what seat {seat} reads must have at most {most} characters, got .*three"
+    with nullcontext() if seat is None else pytest.raises(GameError, match=rule):
+        assert play(rendering, RIGHT).ended == "finished"
 
 
 @pytest.mark.parametrize("wrong", [{"score_norm": 1.5}, {"seat_scores": (0.5, -0.25, 1.0)}])
