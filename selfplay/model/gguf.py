@@ -1,7 +1,8 @@
 """Converts a `.gguf` file into an ordinary Hugging Face folder, once, in a cache.
 
-transformers reads the file (`gguf_file=`, which needs the package gguf) and dequantizes its
-weights; they are saved in bfloat16. Trains nothing and loads no folder.
+The packages gguf and transformers read the file. Each of its keys and tensors is used, or is on a
+list of those that change no number, or ends the conversion. Quantized weights are saved in
+bfloat16, others keep their numbers. Trains nothing and loads no folder.
 """
 
 from __future__ import annotations
@@ -9,16 +10,36 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import importlib.util
+import math
 import sys
 import tempfile
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.constants import HF_HOME
-from tokenizers import Regex, Tokenizer, decoders, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+)
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers import modeling_gguf_pytorch_utils as reading
+from transformers.integrations.ggml import convert_gguf_tokenizer
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from dialop.shown import error_line
 from selfplay.atomic import atomic_folder
@@ -26,8 +47,51 @@ from selfplay.chat.rendering import make_rendering
 from selfplay.errors import SettingsError
 
 CACHE = Path(HF_HOME) / "selfplay-gguf"
-_CONVERSION = b"3"  # increase it when the conversion changes, so that old folders are not used
+_CONVERSION = b"4"  # increase it when the conversion changes, so that old folders are not used
 _MAGIC = b"GGUF"
+# general.architecture, and transformers' name of the family. Files of others leave out numbers (the
+# scale of Gemma's attention, the layers with a window) or how their text is split.
+_FAMILIES = {
+    **{name: name for name in ("llama", "qwen2", "qwen3")},
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+}
+# The config's attribute that a key sets; the key has the architecture before it.
+_NUMBERS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+_EXPERTS = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+_YARN = {
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+_NOTHING = (  # keys that change no number here
+    "GGUF.*",  # counts of the header, which gguf reads
+    "general.*",  # names, authors, licences; architecture and type are read before
+    "quantize.*",  # how the quantized numbers were chosen
+    "*.vocab_size",  # the embedding has as many rows as it has
+    "*.rope.scaling.finetuned",  # whether training saw the scaling
+    "tokenizer.ggml.add_???_token",  # the chat template writes what begins and ends a text
+    "tokenizer.ggml.*_token_id",  # of tokens in no chat; those that are read come before
+    "tokenizer.chat_template?*",  # templates for other uses, and their names
+    "tokenizer.huggingface.json",  # the same tokenizer again
+)
+_SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+_OTHER_ENDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+_CONTROL, _ADDED = 3, (3, 4)  # in tokenizer.ggml.token_type: control and user-defined
+_LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
 # How byte-level BPE splits a text, by the name that a file gives it (tokenizer.ggml.pre). The
 # patterns are those of llama.cpp (src/llama-vocab.cpp) and of the models' own tokenizer.json.
 _DIGIT = r"\p{N}"
@@ -39,7 +103,7 @@ _SPLITS: dict[str, str | None] = {
     **dict.fromkeys(("gpt-2", "gpt2"), None),
     **dict.fromkeys(("smollm", "starcoder", "command-r", "refact"), _DIGIT),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), _WORDS % _DIGIT),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _WORDS % r"\p{N}{1,3}"),
+    **dict.fromkeys(_LLAMA3, _WORDS % r"\p{N}{1,3}"),
 }
 
 
@@ -75,7 +139,7 @@ def converted(file: Path, *, what: str, cache: Path = CACHE) -> Path:
                     _convert(file, new)
                 except Exception as error:
                     raise SettingsError(
-                        f"{what} must be a GGUF file of a model that transformers can convert, got "
+                        f"{what} must be a GGUF file of a model that can be converted, got "
                         f"{file}: {error_line(error)}"
                     ) from error
     return folder
@@ -106,32 +170,165 @@ def _convert(file: Path, folder: Path) -> None:
     """Write the model and the tokenizer of `file` into a new folder.
 
     The file is read from a folder of its own, because transformers would also read the configs
-    beside it, which may be another model's.
+    beside it, which may be another model's. Raises ValueError for a key or a tensor that is neither
+    read nor known to change nothing.
     """
+    from gguf import GGUFReader
+
+    reader = GGUFReader(file)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    keys: dict[str, Any] = {name: field.contents() for name, field in reader.fields.items()}
+    family = keys.pop("general.architecture", None)  # each key is taken out where it is read
+    if family not in _FAMILIES:
+        raise ValueError(
+            f"its general.architecture must be one of {', '.join(_FAMILIES)}, got {family}"
+        )
+    config, tokenizer = _config(family, keys, tensors), _tokenizer(family, keys)
+    ends = [keys.pop(key) for key in _OTHER_ENDS if key in keys]
+    for key, value in keys.items():
+        if not any(fnmatchcase(key, known) for known in _NOTHING):
+            raise ValueError(f"its key {key} is not read, got {value!r:.40}")
+    mend_tokenizer(tokenizer)
+    config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
+    quantized = {t.tensor_type.name for t in tensors.values()} - {"F32", "F16", "BF16"}
     with tempfile.TemporaryDirectory() as alone:
         (Path(alone) / file.name).symlink_to(file.resolve())
-        source = {"pretrained_model_name_or_path": alone, "gguf_file": file.name}
-        tokenizer = AutoTokenizer.from_pretrained(**source)
-        model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
-    if (name := _split_name(file)) is not None:
-        split_as(tokenizer.backend_tokenizer, name)
-    mend_tokenizer(tokenizer)
-    model.config.eos_token_id = tokenizer.eos_token_id
+        model, found = AutoModelForCausalLM.from_pretrained(
+            alone,
+            gguf_file=file.name,
+            config=config,
+            dtype=torch.bfloat16 if quantized else torch.float32,
+            output_loading_info=True,
+        )
+    processor = reading.TENSOR_PROCESSORS.get(family, reading.TensorProcessor)(config.to_dict())
+    read = reading.get_gguf_hf_weights_map(model, processor)
+    unread = {n for n in tensors if n not in read and n.removesuffix(".weight") not in read}
+    if unread:
+        raise ValueError(f"its tensor {min(unread)} is not read")
+    if found["missing_keys"]:
+        raise ValueError(f"it has no tensor for {min(found['missing_keys'])}")
+    if all(torch.equal(p, p.bfloat16().to(p)) for p in model.parameters()):
+        model.bfloat16()
     if model.generation_config is not None:
-        model.generation_config.eos_token_id = tokenizer.eos_token_id
+        model.generation_config.eos_token_id = [*dict.fromkeys([tokenizer.eos_token_id, *ends])]
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-def _split_name(file: Path) -> str | None:
-    """How the file's byte-level BPE splits a text; None for other tokenizers and if untold."""
-    from gguf import GGUFReader
+def _config(family: str, keys: dict[str, Any], tensors: dict[str, Any]) -> PretrainedConfig:
+    """The model's config. Takes what it reads out of both mappings. Raises ValueError for a key
+    that is missing or that no config can say."""
 
-    kind, name = (
-        None if field is None else str(field.contents())
-        for field in map(GGUFReader(file).get_field, ("tokenizer.ggml.model", "tokenizer.ggml.pre"))
+    def take(key: str, default: Any = None) -> Any:
+        value = keys.pop(f"{family}.{key}", default)
+        if value is None or isinstance(value, list):
+            raise ValueError(f"its key {family}.{key} must be one value, got {value}")
+        return value
+
+    values = {name: take(key) for key, name in _NUMBERS.items()}
+    values |= {name: take(key) for key, name in _EXPERTS.items() if f"{family}.{key}" in keys}
+    width = take("attention.key_length", values["hidden_size"] // values["num_attention_heads"])
+    rope = {"rope_type": "default", "rope_theta": take("rope.freq_base", 10_000.0)}
+    kind, factor = take("rope.scaling.type", "linear"), take("rope.scaling.factor", 1.0)
+    yarn = {"original_max_position_embeddings": values["max_position_embeddings"]}
+    yarn |= {name: take(key) for key, name in _YARN.items() if f"{family}.{key}" in keys}
+    if kind not in ("none", "linear", "yarn"):
+        raise ValueError(f"its {family}.rope.scaling.type must be none, linear or yarn, got {kind}")
+    if kind != "none" and factor not in (0.0, 1.0):
+        rope |= {"rope_type": kind, "factor": factor, **(yarn if kind == "yarn" else {})}
+    fixed = {
+        "general.type": "model",
+        "split.count": 1,
+        f"{family}.attention.value_length": width,
+        f"{family}.rope.dimension_count": width,
+        f"{family}.attention.causal": True,
+    }
+    for key, right in fixed.items():
+        if (got := keys.pop(key, right)) != right:
+            raise ValueError(f"its {key} must be {right}, got {got}")
+    config = AutoConfig.for_model(
+        _FAMILIES[family],
+        **values,
+        head_dim=width,
+        vocab_size=int(tensors["token_embd.weight"].shape[1]),
+        tie_word_embeddings="output.weight" not in tensors,
+        attention_bias="blk.0.attn_output.bias" in tensors,
+        mlp_bias="blk.0.ffn_down.bias" in tensors,
+        norm_topk_prob=family == "qwen3moe",
+        rope_parameters=rope,
     )
-    return name if kind == "gpt2" and name != "default" else None
+    if (factors := tensors.pop("rope_freqs.weight", None)) is not None:
+        _scale(config, torch.tensor(factors.data, dtype=torch.float64))
+    return config
+
+
+def _scale(config: PretrainedConfig, factors_D: Tensor) -> None:
+    """Give the config the rotary scaling of Llama 3 with these divisors of its frequencies.
+
+    The divisor is f where a wave is longer than the original context L, 1 where L holds 4 waves,
+    and 1 / ((1 - s) / f + s) between them, with s = (L / wave - 1) / 3, as in transformers'
+    `_compute_llama3_parameters`. Raises ValueError for other divisors.
+    """
+    if bool((factors_D == 1.0).all()):
+        return
+    rope, top = config.rope_parameters, float(factors_D.max())
+    frequencies_D = rope["rope_theta"] ** (-torch.arange(len(factors_D)).double() / len(factors_D))
+    s_D = (1 / factors_D - 1 / top) / (1 - 1 / top)
+    # L between the two; elsewhere a wave that is longer, or 4 waves that are not.
+    contexts_D = 2 * math.pi / frequencies_D * (1 + 3 * s_D)
+    between_D = (s_D > 1e-4) & (s_D < 1 - 1e-4)
+    shortest = torch.tensor([1.0, *contexts_D[s_D > 0.5]]).max()
+    middle = (shortest * contexts_D[s_D <= 0.5].min()).sqrt()
+    context = contexts_D[between_D].mean() if between_D.any() else middle
+    config.rope_parameters = {
+        "rope_type": "llama3",
+        "rope_theta": rope["rope_theta"],
+        "factor": top,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": round(float(context)),
+    }
+    scaled_D, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    right = torch.allclose(frequencies_D / factors_D, scaled_D.double(), rtol=1e-4, atol=0.0)
+    if not right or rope["rope_type"] != "default":
+        raise ValueError(
+            "its tensor rope_freqs.weight must hold the divisors of Llama 3's rotary scaling, low "
+            f"1 and high 4, without another scaling, got {float(factors_D.min()):.3g} to {top:.3g}"
+        )
+
+
+def _tokenizer(family: str, keys: dict[str, Any]) -> PreTrainedTokenizerFast:
+    """The tokenizer. Takes what it reads out of `keys`. Raises ValueError for an unknown kind."""
+
+    def take(key: str, default: Any = None) -> Any:
+        return keys.pop(f"tokenizer.ggml.{key}", default)
+
+    tokens, kinds, split = take("tokens"), take("token_type", ()), take("pre", "default")
+    told = {"tokenizer_type": take("model"), "tokens": tokens, "token_type": kinds}
+    told |= {"scores": take("scores"), "add_prefix_space": take("add_space_prefix", True)}
+    merges = [tuple(merge.split(" ")) for merge in take("merges", ())]
+    ids = {name: take(f"{key}_token_id") for key, name in _SPECIAL.items()}
+    if told["tokenizer_type"] == "gpt2":
+        if split == "default":  # of a file from before this key
+            split = "qwen2" if family.startswith("qwen") else "gpt-2"
+        vocabulary = {token: number for number, token in enumerate(tokens)}
+        backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split in _LLAMA3))
+        split_as(backend, split)
+        if split == "qwen2":
+            backend.normalizer = normalizers.NFC()
+    elif told["tokenizer_type"] == "llama":
+        told |= {f"{name}_token_id": number for name, number in ids.items()}
+        backend, _ = convert_gguf_tokenizer("llama", told)
+    else:
+        got = told["tokenizer_type"]
+        raise ValueError(f"its tokenizer.ggml.model must be gpt2 or llama, got {got}")
+    added = [pair for pair in zip(tokens, kinds, strict=False) if pair[1] in _ADDED]
+    backend.add_tokens([AddedToken(t, normalized=False, special=k == _CONTROL) for t, k in added])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        chat_template=keys.pop("tokenizer.chat_template", None),
+        **{f"{name}_token": tokens[i] for name, i in ids.items() if i is not None},
+    )
 
 
 def split_as(backend: Tokenizer, name: str) -> None:

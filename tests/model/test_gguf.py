@@ -1,21 +1,29 @@
-"""A .gguf file as a model: converted once, with a tokenizer whose eos ends a turn."""
+"""A .gguf file as a model: converted once, with the source's log-probs and tokens, or refused by
+the name of a key or tensor that is not read."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType, quants
 from tokenizers import Tokenizer, models
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from selfplay.chat.rendering import make_rendering
+from selfplay.chat.tokenizer import load_tokenizer
 from selfplay.config import load_config
 from selfplay.data.instances import generated
 from selfplay.errors import SettingsError
 from selfplay.model.gguf import converted, mend_tokenizer, split_as
 from selfplay.model.hub import is_hub_name, local_folder
+from selfplay.model.policy import end_ids
+from selfplay.preflight.small_copy import eager_logprobs, shake
 from tests.helpers.chat_families import FAMILIES, make_tokenizer
+from tests.helpers.gguf_files import write_gguf
 from tests.helpers.real_models import smollm2
 
 
@@ -47,6 +55,196 @@ def test_a_file_that_is_no_gguf_is_refused_in_one_line(tmp_path: Path) -> None:
         local_folder(missing)
     assert not is_hub_name("models/model.gguf")
     assert not is_hub_name("runs/nothing") and is_hub_name("ORG/nothing")
+
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "head_dim": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-4,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": False,
+}
+TOKENIZER = make_tokenizer(FAMILIES["qwen3, tags unflagged"])
+IDS = torch.randint(0, len(TOKENIZER), (100,), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def _model(kind: str, **given: Any) -> PreTrainedModel:
+    config = AutoConfig.for_model(kind, **{**SMALL, "vocab_size": len(TOKENIZER), **given})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    shake(model)
+    return model
+
+
+def _rope(kind: str, **given: float) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 500.0, **given}}
+
+
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+SOURCES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "another base": ("llama", _rope("default"), {}),
+    "biases, tied": (
+        "llama",
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+        {},
+    ),
+    "Llama 3.1": (
+        "llama",
+        _rope("llama3", factor=8.0, **LLAMA3, original_max_position_embeddings=32),
+        {},
+    ),
+    "Llama 3.2": (
+        "llama",
+        _rope("llama3", factor=32.0, **LLAMA3, original_max_position_embeddings=100),
+        {},
+    ),
+    "Llama 3, no wave between": (
+        "llama",
+        {
+            "head_dim": 4,
+            **_rope("llama3", factor=8.0, **LLAMA3, original_max_position_embeddings=64),
+        },
+        {},
+    ),
+    "linear": ("llama", _rope("linear", factor=4.0), {}),
+    "linear by default": (
+        "qwen2",
+        _rope("linear", factor=4.0),
+        {"keys": {"rope.scaling.type": None}},
+    ),
+    "scaling of type none": (
+        "qwen2",
+        {},
+        {"keys": {"rope.scaling.type": "none", "rope.scaling.factor": 4.0}},
+    ),
+    "yarn": ("qwen2", _rope("yarn", **YARN), {}),
+    "yarn's bounds": ("qwen3", _rope("yarn", **YARN, beta_fast=8.0, beta_slow=2.0), {}),
+    "wide heads, normed": ("qwen3", {"head_dim": 24}, {}),
+    "a shared expert": ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 40}, {}),
+    "experts": ("qwen3_moe", {**EXPERTS, "norm_topk_prob": True}, {}),
+    "F16": ("llama", {}, {"kind": "F16"}),
+    "BF16": ("qwen2", {}, {"kind": "BF16"}),
+}
+
+
+@pytest.mark.parametrize(("kind", "given", "how"), SOURCES.values(), ids=SOURCES)
+def test_a_converted_model_has_the_log_probs_of_its_source(
+    tmp_path: Path, kind: str, given: dict[str, Any], how: dict[str, Any]
+) -> None:
+    """Also at positions beyond the original context of 32."""
+    source = _model(kind, **given)
+    if "kind" in how:
+        stored = GGMLQuantizationType[how["kind"]]
+        for parameter in source.parameters():
+            if parameter.ndim > 1:
+                rounded = quants.dequantize(quants.quantize(parameter.data.numpy(), stored), stored)
+                parameter.data = torch.from_numpy(rounded.astype(np.float32))
+    file = write_gguf(tmp_path / "model.gguf", source, TOKENIZER, **how)
+    folder = converted(file, what="model.path", cache=tmp_path / "cache")
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    got, right = (eager_logprobs(each.eval(), IDS, last=99) for each in (model, source))
+    assert float((got - right).abs().max()) < 1e-4
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
+    "general.architecture must be one of llama, qwen2, qwen3, qwen2moe, qwen3moe, got gemma2": (
+        "llama",
+        {"architecture": "gemma2"},
+    ),
+    "llama.rope.scaling.type must be none, linear or yarn, got longrope": (
+        "llama",
+        {"keys": {"rope.scaling.type": "longrope"}},
+    ),
+    **{
+        f"its key qwen2.{key} is not read, got": ("qwen2", {"keys": {key: value}})
+        for key, value in {
+            "rope.scaling.attn_factor": 1.5,
+            "rope.scaling.yarn_log_multiplier": 0.1,
+            "attention.sliding_window": 16,
+            "attn_logit_softcapping": 50.0,
+            "logit_scale": 8.0,
+        }.items()
+    },
+    "qwen2.attention.head_count_kv must be one value, got [2, 1]": (
+        "qwen2",
+        {"keys": {"attention.head_count_kv": [2, 1]}},
+    ),
+    "llama.rope.dimension_count must be 8, got 4": ("llama", {"keys": {"rope.dimension_count": 4}}),
+    "llama.attention.layer_norm_rms_epsilon must be one value, got None": (
+        "llama",
+        {"keys": {"attention.layer_norm_rms_epsilon": None}},
+    ),
+    "general.type must be model, got adapter": ("llama", {"keys": {"general.type": "adapter"}}),
+    "split.count must be 1, got 3": ("llama", {"keys": {"split.count": 3}}),
+    "tokenizer.ggml.model must be gpt2 or llama, got t5": (
+        "llama",
+        {"keys": {"tokenizer.ggml.model": "t5"}},
+    ),
+    "its key tokenizer.ggml.precompiled_charsmap is not read": (
+        "llama",
+        {"keys": {"tokenizer.ggml.precompiled_charsmap": [1]}},
+    ),
+    "its tensor blk.1.attn_q_norm.weight is not read": (
+        "llama",
+        {"tensors": {"blk.1.attn_q_norm.weight": np.ones(8)}},
+    ),
+    "it has no tensor for model.layers.1.mlp.up_proj.weight": (
+        "llama",
+        {"tensors": {"blk.1.ffn_up.weight": None}},
+    ),
+    "its tensor rope_freqs.weight must hold the divisors of Llama 3's": (
+        "llama",
+        {"tensors": {"rope_freqs.weight": np.array([1.0, 3.0, 2.0, 8.0])}},
+    ),
+}
+
+
+@pytest.mark.parametrize(("why", "case"), REFUSED.items(), ids=REFUSED)
+def test_what_no_config_can_say_is_refused_by_name(
+    tmp_path: Path, why: str, case: tuple[str, dict[str, Any]]
+) -> None:
+    kind, how = case
+    file = write_gguf(tmp_path / "model.gguf", _model(kind), TOKENIZER, **how)
+    with pytest.raises(SettingsError) as refused:
+        converted(file, what="model.path", cache=tmp_path / "cache")
+    assert why in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_converted_tokenizer_has_the_ids_of_its_source(tmp_path: Path) -> None:
+    """Tokens that a user defined are found in text, also those not flagged special; a further end
+    ends a text."""
+    end = TOKENIZER.convert_tokens_to_ids("</think>")
+    keys = {"tokenizer.ggml.eot_token_id": end, "tokenizer.ggml.eos_token_id": 1}
+    file = write_gguf(tmp_path / "model.gguf", _model("qwen3"), TOKENIZER, keys=keys)
+    folder = converted(file, what="model.path", cache=tmp_path / "cache")
+    text = "<|im_start|>user\n the paper's 123 <think>\n\n</think> e\u0301<|im_end|>"
+    tokenizer = load_tokenizer(folder)
+    assert tokenizer(text).input_ids == TOKENIZER(text).input_ids
+    assert len(tokenizer) == len(TOKENIZER)
+    assert end_ids(folder) == (tokenizer.eos_token_id, end)
+
+
+def test_a_tokenizer_of_word_marks_is_made_from_its_scores(tmp_path: Path) -> None:
+    marked = make_tokenizer(FAMILIES["mistral, word marks"])
+    keys = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.scores": [-float(number) for number in range(len(marked))],
+        "tokenizer.ggml.merges": None,
+    }
+    source = _model("llama", vocab_size=len(marked))
+    file = write_gguf(tmp_path / "model.gguf", source, marked, keys=keys)
+    folder = converted(file, what="model.path", cache=tmp_path / "cache")
+    tokenizer, text = load_tokenizer(folder), "Hello, the paper goes to the reviewer 12."
+    assert tokenizer(text).input_ids == marked(text, add_special_tokens=False).input_ids
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "</s>")
 
 
 def test_smollm2_has_its_own_tokens_and_template() -> None:
