@@ -46,6 +46,7 @@ from selfplay.apps.plan.dry_run import dry_run
 from selfplay.apps.report import REPORT
 from selfplay.atomic import REFUSALS
 from selfplay.errors import RunEnds, SettingsError
+from selfplay.metrics.run_folder import holds_run
 from selfplay.preflight.run import check_run
 
 STAYS = "what was saved before is complete, and the same command goes on from there"
@@ -80,7 +81,8 @@ def main(words: list[str] | None = None) -> int:
     except Exception as error:  # code of one's own may raise anything
         if not own_place(error):
             raise
-        show_error(typed("train.py"), error, Path(config.out))
+        folder = Path(config.out)
+        show_error(typed("train.py"), error, folder if holds_run(folder) else None)
         return 1
     return 0
 

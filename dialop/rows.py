@@ -110,7 +110,12 @@ def write_rows(path: str | Path, rows: list[dict[str, Any]]) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    parquet.write_table(pa.Table.from_pylist(rows), path, write_page_checksum=True)
+    new = path.with_name(f"{path.name}.new")  # an older file stays whole until this one is
+    try:
+        parquet.write_table(pa.Table.from_pylist(rows), new, write_page_checksum=True)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def read_records(path: str | Path) -> Iterator[dict[str, Any]]:

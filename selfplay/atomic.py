@@ -15,6 +15,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -120,6 +121,12 @@ def hidden(folder: Path) -> Path:
     return folder.with_name(PARTIAL + folder.name)
 
 
+def stands(folder: Path) -> bool:
+    """Whether a folder is there, or was moved away by a process that was killed before it had put
+    another in its place."""
+    return folder.exists() or folder.with_name(OLD + folder.name).exists()
+
+
 def discard(folder: Path) -> None:
     """Delete a folder, if it is there. Stopped in between, it leaves only what `clear_leftovers`
     deletes."""
@@ -130,21 +137,21 @@ def discard(folder: Path) -> None:
         shutil.rmtree(partial)
 
 
-def clear_leftovers(homes: Iterable[Path]) -> None:
+def clear_leftovers(homes: Iterable[Path], names: Iterable[str] = ("*",)) -> None:
     """Delete what a killed process left in these folders; put back a folder that it was replacing.
 
-    No other process may write there.
+    Only what it wrote under `names`, which may be patterns. No other process may write there.
     """
-    for home in homes:
-        for partial in home.glob(f"{PARTIAL}*"):
+    for home, name in product(homes, names):
+        for partial in home.glob(f"{PARTIAL}{name}"):
             shutil.rmtree(partial)
-        for old in home.glob(f"{OLD}*"):
+        for old in home.glob(f"{OLD}{name}"):
             folder = old.with_name(old.name.removeprefix(OLD))
             if folder.exists():
                 shutil.rmtree(old)
             else:
                 old.rename(folder)
-        for unfinished in home.glob("*.new"):  # of `write_atomically`
+        for unfinished in home.glob(f"{name}.new"):  # of `write_atomically`
             unfinished.unlink()
 
 
@@ -164,6 +171,16 @@ def damage(folder: Path) -> str | None:
         if file.stat().st_size != size:
             return f"{name} has {file.stat().st_size} bytes instead of {size}"
     return None
+
+
+def altered(folder: Path) -> str | None:
+    """As `damage`, and also which file is there that was not written with the others."""
+    if (found := damage(folder)) is not None:
+        return found
+    named = {MANIFEST, *json.loads((folder / MANIFEST).read_bytes())["sizes"]}
+    files = (path for path in sorted(folder.rglob("*")) if not path.is_dir() or path.is_symlink())
+    others = (str(path.relative_to(folder)) for path in files)
+    return next((f"{name} is new there" for name in others if name not in named), None)
 
 
 def _seal(folder: Path) -> None:

@@ -43,11 +43,13 @@ from selfplay.atomic import (
     discard,
     filled,
     hidden,
+    stands,
     take_name,
 )
 from selfplay.distributed import World, broadcast_object, on_first_rank
 from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
+from selfplay.metrics.run_folder import FILES, FOLDERS
 from selfplay.model.hub import check_base
 from selfplay.model.lora import export_adapters, is_adapter
 from selfplay.model.policy import export
@@ -165,33 +167,24 @@ def keep_newest(folder: Path, keep: int) -> None:
         discard(old)
 
 
-def repair_folder(folder: Path, *, imitation: Path) -> None:
-    """Make the folder of a run ready to resume: delete what killed processes left, and set damaged
-    checkpoints aside. `imitation` is the folder of an unfinished warm
-    start in it, which has checkpoints of its own. One process calls.
+def damaged_saves(folder: Path, *, imitation: Path) -> dict[Path, str]:
+    """The damaged checkpoints that `repair_folder` sets aside in the folder of a run, and what is
+    damaged. `imitation` is the folder of an unfinished warm start in it, which has checkpoints of
+    its own. Changes nothing.
 
     Raises SettingsError, which says what to do, for damage that cannot be repaired.
     """
-    homes = (folder, folder / "checkpoints", folder / "policy_pool", imitation / "checkpoints")
-    clear_leftovers(homes)
-    if (folder / "warm_start").exists():
-        discard(imitation)
-    set_damaged_aside(folder)
-    set_damaged_aside(imitation)
+    damaged = _damaged(folder)
+    if not stands(folder / "warm_start"):
+        damaged |= _damaged(imitation)
     for saved in checkpoints(folder):
-        check_name(saved)
-    log = folder / "metrics.jsonl"
-    if not checkpoints(folder) and log.exists() and log.stat().st_size:
-        if (folder / "final").exists():
-            raise SettingsError(
-                f"{folder} holds the policy of a finished run in final/ and no checkpoint to go on "
-                f"from; begin another run with out=FOLDER (model.path={folder / 'final'} begins "
-                "with this policy), or delete final/ to make the run again"
-            )
-        print(
-            f"warning: {folder / 'checkpoints'} holds no checkpoint: the run begins with its first "
-            "step again",
-            file=sys.stderr,
+        if saved not in damaged:
+            check_name(saved)
+    if _lost_checkpoints(folder) and stands(folder / "final"):
+        raise SettingsError(
+            f"{folder} holds the policy of a finished run in final/ and no checkpoint to go on "
+            f"from; begin another run with out=FOLDER (model.path={folder / 'final'} begins "
+            "with this policy), or delete final/ to make the run again"
         )
     for made in (folder / "tokenizer", folder / "random_start", folder / "warm_start"):
         found = damage(made) if made.exists() else None
@@ -200,14 +193,17 @@ def repair_folder(folder: Path, *, imitation: Path) -> None:
                 f"{made} must be undamaged, got {found}; delete it and the run makes it again, "
                 "or restore a copy"
             )
+    return damaged
 
 
-def set_damaged_aside(folder: Path) -> None:
-    """Rename damaged checkpoints newer than the newest undamaged one to `damaged_step_N`, and
-    print it.
+def _lost_checkpoints(folder: Path) -> bool:
+    """Whether a run has made steps of which no checkpoint is left."""
+    log = folder / "metrics.jsonl"
+    return not checkpoints(folder) and log.exists() and log.stat().st_size > 0
 
-    Raises SettingsError if there are checkpoints and all are damaged.
-    """
+
+def _damaged(folder: Path) -> dict[Path, str]:
+    """Checkpoints newer than the newest undamaged one. Raises SettingsError if all are damaged."""
     saved, damaged = checkpoints(folder), dict[Path, str]()
     while saved and (found := damage(saved[-1])) is not None:
         damaged[saved.pop()] = found
@@ -217,15 +213,36 @@ def set_damaged_aside(folder: Path) -> None:
             f"{folder / 'checkpoints'} must hold an undamaged checkpoint, got {got}; "
             "restore a copy of one, or start a new run with out=FOLDER"
         )
+    return damaged
+
+
+def repair_folder(folder: Path, damaged: Mapping[Path, str], *, imitation: Path) -> None:
+    """Make the folder of a run ready to resume: delete what killed processes left, and rename each
+    of `damaged_saves` to `damaged_step_N`, and print it. One process calls."""
+    clear_leftovers((folder,), (*FILES, *FOLDERS))
+    clear_leftovers((folder / "checkpoints", folder / "policy_pool", imitation / "checkpoints"))
+    if (folder / "warm_start").exists():
+        discard(imitation)
     for path, found in damaged.items():
-        aside = path.with_name(f"damaged_{path.name}")
-        shutil.rmtree(aside, ignore_errors=True)
-        path.rename(aside)
+        set_aside(path, found)
+    if _lost_checkpoints(folder):
         print(
-            f"warning: checkpoint {path} is damaged: {found}; it is now {aside.name}, and the run "
-            "goes on from the one before",
+            f"warning: {folder / 'checkpoints'} holds no checkpoint: the run begins with its first "
+            "step again",
             file=sys.stderr,
         )
+
+
+def set_aside(checkpoint: Path, found: str) -> None:
+    """Rename a damaged checkpoint to `damaged_step_N`, and print it."""
+    aside = checkpoint.with_name(f"damaged_{checkpoint.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    checkpoint.rename(aside)
+    print(
+        f"warning: checkpoint {checkpoint} is damaged: {found}; it is now {aside.name}, and the "
+        "run goes on from the one before",
+        file=sys.stderr,
+    )
 
 
 def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:

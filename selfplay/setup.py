@@ -19,7 +19,13 @@ from selfplay.advantages.advantages import imitated
 from selfplay.atomic import atomic_folder, discard
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer
-from selfplay.checkpoint import export_atomically, keep_newest, repair_folder, resume
+from selfplay.checkpoint import (
+    damaged_saves,
+    export_atomically,
+    keep_newest,
+    repair_folder,
+    resume,
+)
 from selfplay.config import Config
 from selfplay.config.player_spec import parse_shares
 from selfplay.data.stream import TrainStream
@@ -186,9 +192,15 @@ def _open_folder(config: Config, world: World, cleanup: ExitStack) -> Path:
     """The run's folder, locked until `cleanup`, with the settings and what a kill left repaired."""
     folder = Path(config.out)
     on_first_rank(lambda: cleanup.callback(hold_run(folder).close), world)
-    on_first_rank(partial(open_run, folder, config), world)
+
+    def make_ready() -> None:
+        imitation = progress_folder(folder)
+        damaged = damaged_saves(folder, imitation=imitation)
+        open_run(folder, config)  # it refuses other settings before it writes
+        repair_folder(folder, damaged, imitation=imitation)
+
+    on_first_rank(make_ready, world)
     check_shared(folder, world)
-    on_first_rank(partial(repair_folder, folder, imitation=progress_folder(folder)), world)
     return folder
 
 

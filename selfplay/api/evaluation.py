@@ -34,7 +34,13 @@ from selfplay.evaluation.evaluate import (
 )
 from selfplay.evaluation.games import Games, find_games, find_start, imitated_boards
 from selfplay.evaluation.plan import EvalPlan, find_config, plan_evaluation
-from selfplay.evaluation.report import Report, as_json, markdown, write_report
+from selfplay.evaluation.report import (
+    Report,
+    as_json,
+    check_report_place,
+    markdown,
+    write_report,
+)
 from selfplay.metrics.records import game_record
 from selfplay.model.families import max_positions
 from selfplay.model.hub import described_in
@@ -238,6 +244,7 @@ class _Plan:
             cleanup.callback(early.end)
             early.begin(config)
             check_folder(self.plan.out, what="--out")
+            check_report_place(self.plan.out)
             check_machine(config.device, config.engine)
             for player in self.plan.players:
                 what = "--partners" if self.plan.rows else "--partner"

@@ -6,6 +6,7 @@ Means are per game; `score_meaning` says what a score is.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 
 from dialop.shown import escaped, fenced, on_one_line
 from selfplay.atomic import write_atomically
+from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import Evaluation
 from selfplay.evaluation.plan import pair_name
 from selfplay.metrics.tables import (
@@ -221,6 +223,24 @@ def as_json(report: Report) -> dict[str, Any]:
 
 def rows_json(rows: Mapping[str, Evaluation]) -> dict[str, Any]:
     return {name: asdict(row) for name, row in rows.items()}
+
+
+def check_report_place(folder: Path) -> None:
+    """Raise SettingsError for a folder with files of the names of a report that no report left
+    there, such as the config.yaml of a run."""
+    names = ("evaluation.json", "evaluation.md", "config.yaml")
+    there = [name for name in names if os.path.lexists(folder / name)]
+    if not there:
+        return
+    try:
+        own = "rows" in json.loads((folder / names[0]).read_bytes())
+    except (OSError, ValueError, TypeError, RecursionError):
+        own = False
+    if not own or not all((folder / name).is_file() for name in there):
+        raise SettingsError(
+            f"--out must be a new folder or that of an earlier report, got {folder}, which holds "
+            f"{there[0]} of something else; use another folder"
+        )
 
 
 def write_report(report: Report, folder: Path) -> list[Path]:

@@ -19,7 +19,7 @@ from typing import TextIO
 import selfplay
 from dialop.kit import games
 from dialop.shown import on_one_line
-from selfplay.atomic import write_atomically
+from selfplay.atomic import MANIFEST, write_atomically
 from selfplay.config import Config
 from selfplay.config.load import load
 from selfplay.config.plugins import digest_of, imported_digest, own_functions, sha256_of
@@ -41,6 +41,17 @@ _WHERE = (
 # The files that a start creates before training, and those that show that training began.
 _PREPARED = ("tokenizer", "random_start", "warm_start_progress")
 _TRAINED = ("warm_start", "warm_start_progress/checkpoints", "held_out_before.json", "checkpoints")
+# What a run writes in its folder; it leaves all else there as it is.
+FILES = (
+    *(".lock", "config.yaml", "code.txt", "metrics.jsonl", "games.jsonl", "groups.jsonl"),
+    *("error.txt", "warm_start.jsonl", "held_out_before.json", "held_out_after.json"),
+    *("report.html", "imitated_boards.json", "tracker.json"),
+)
+FOLDERS = (
+    *("tokenizer", "random_start", "warm_start_progress", "warm_start", "policy_pool"),
+    *("checkpoints", "final", "final_adapters", "tensorboard", "wandb"),
+)
+_BROUGHT = ("tokenizer", "random_start", "warm_start")  # may come from another run
 _SHOWN = 12  # settings that a refusal lists
 IMITATED_BOARDS = "imitated_boards.json"  # digests of the recorded boards that were imitated
 _PACKAGES = (
@@ -48,6 +59,40 @@ _PACKAGES = (
     *("triton", "sglang", "sglang-kernel", "flashinfer-python"),
     *("flash-attn-4", "nvidia-cutlass-dsl", "liger-kernel"),
 )
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a start has left its record here: its lock, or its lines of code.txt."""
+    for name, begins in ((".lock", b"pid "), ("code.txt", b"started ")):
+        if (folder / name).is_file():
+            with (folder / name).open("rb") as file:
+                if file.read(len(begins)) == begins:
+                    return True
+    return False
+
+
+def check_names(folder: Path) -> None:
+    """Raise SettingsError where the names that a run writes are taken in its folder: by something
+    else than a file or a folder, or, where `holds_run` is false, by what no run wrote there. The
+    first weights may come from another run."""
+    kinds = dict.fromkeys(FILES, Path.is_file) | dict.fromkeys(FOLDERS, Path.is_dir)
+    there = {name: is_kind for name, is_kind in kinds.items() if os.path.lexists(folder / name)}
+    move = "move it, or use another folder with out=FOLDER"
+    for name, is_kind in there.items():
+        if not is_kind(folder / name):
+            kind = "file" if name in FILES else "folder"
+            raise SettingsError(f"out: {folder / name} must be a {kind} where it exists; {move}")
+    if holds_run(folder):
+        return
+    brought = {name for name in _BROUGHT if (folder / name / MANIFEST).is_file()}
+    if "warm_start" in brought:
+        brought |= {"warm_start.jsonl", IMITATED_BOARDS}
+    for name in there:
+        if name not in brought and (name != ".lock" or (folder / name).stat().st_size):
+            raise SettingsError(
+                f"out: {folder} must be new or hold a run with its code.txt, got {name}, which a "
+                f"run would write and none wrote there; {move}"
+            )
 
 
 def hold_run(folder: Path) -> TextIO:

@@ -42,6 +42,7 @@ from selfplay.engines.endpoint import check_address, endpoint_key
 from selfplay.engines.sglang.launch import argument_names, pick_attention_backend
 from selfplay.errors import SettingsError
 from selfplay.evaluation.held_out import check_fixed_partners
+from selfplay.metrics.run_folder import check_names, holds_run
 from selfplay.metrics.tracker import check_tracker
 from selfplay.model.hub import check_weights, described_in, local_folder
 from selfplay.model.policy import end_ids, scratch_config
@@ -69,6 +70,9 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
             f"engine.device_map must be null in training, got {config.engine.device_map}; "
             "parallel.fsdp and parallel.tp split a model that trains"
         )
+    if here:
+        check_folder(Path(config.out), what="out")
+        check_names(Path(config.out))
     check_functions(config)
     check_players(config)
     if config.data.train != GENERATED:
@@ -77,7 +81,6 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     check_partners(config.rollout.partners, config.game, out=config.out)
     check_fixed_partners(config.eval, config.game, config.rollout, out=config.out)
     if here:
-        check_folder(Path(config.out), what="out")
         check_machine(config.device, config.engine)
     check_tracker(config.track, here=here)
     for spec, _ in parse_shares(config.rollout.partners):
@@ -246,10 +249,25 @@ def check_machine(device: str, engine: EngineConfig) -> None:
 
 
 def check_folder(folder: Path, *, what: str) -> None:
-    """Raise SettingsError for a path that is no folder or cannot be written to."""
-    if str(folder) == ".":
+    """Raise SettingsError for a path that is no folder or cannot be written to, and for one that
+    is a home, the root, or where the command was typed, unless a run is there."""
+    whole = Path(os.path.realpath(folder))
+    home = Path(os.path.realpath(os.environ.get("HOME") or "/"))
+    if whole in (home, *home.parents) or (whole == Path.cwd() and not holds_run(whole)):
         raise SettingsError(f"{what} must name a folder of its own, got '{folder}'")
+    check_writable(folder, what=what)
+
+
+def check_writable(folder: Path, *, what: str) -> None:
+    """Raise SettingsError for a path that is no folder or cannot be written to, or would be one
+    with blanks around its name."""
     try:
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
+        for path in missing:
+            if path.name != path.name.strip():
+                raise SettingsError(f"{what} must have no blanks around a name, got '{folder}'")
+            if path.is_symlink():
+                path.stat()  # it names what the link points to
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         with tempfile.TemporaryFile(dir=existing):
             pass

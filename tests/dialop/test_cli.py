@@ -24,6 +24,22 @@ def test_generate_writes_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "6 instances in" in capsys.readouterr().err
 
 
+def test_instances_that_are_not_written_leave_the_older_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyarrow import parquet
+
+    def full(table: object, where: Path, **more: object) -> None:
+        where.write_bytes(b"PAR1")
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "games.parquet"
+    path.write_bytes(b"mine")
+    monkeypatch.setattr(parquet, "write_table", full)
+    assert main(["generate", "--num", "2", "--size", "3", "--out", str(path)]) == 2
+    assert path.read_bytes() == b"mine" and list(tmp_path.iterdir()) == [path]
+
+
 # Options of `generate`, and one that is refused.
 OPTIONS = {
     "collab": ("--max-value 10", "--max-value=1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 
 import train
+from selfplay.atomic import atomic_folder
 from selfplay.config import Config, load_config
 from selfplay.config.load import load
 from selfplay.errors import SettingsError
-from selfplay.metrics.run_folder import hold_run, open_run
+from selfplay.metrics.run_folder import FILES, FOLDERS, check_names, hold_run, open_run
 from tests.helpers import processes
 from tests.helpers.tiny_run import write_tiny
 
@@ -207,3 +209,86 @@ def test_another_length_under_a_schedule_is_told(
     else:
         assert f"steps: 100 -> {steps}" in said and "learning rate differs" in said
         assert said.count("\n") == 1
+
+
+def tree_of(folder: Path) -> dict[Path, bytes | None]:
+    """Everything in a folder, hidden files too, with what the files hold."""
+    paths = (path for path in folder.rglob("*"))
+    return {path: path.read_bytes() if path.is_file() else None for path in paths}
+
+
+OTHERS = ("x.new", "metrics.jsonl.new", ".partial-x/a", ".partial-final/a", ".old-final/a")
+
+
+@pytest.mark.parametrize("name", [*FILES, *(f"{name}/a" for name in FOLDERS)])
+def test_a_name_that_a_run_would_write_is_not_taken_from_its_owner(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a folder that holds no run; nothing there changes."""
+    folder = tmp_path / "mine"
+    for each in (name, *OTHERS):
+        (folder / each).parent.mkdir(parents=True, exist_ok=True)
+        (folder / each).write_text("mine")
+    before = tree_of(folder)
+    assert train.main(["--config", str(write_tiny(folder)), f"out={folder}"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"got {name.partition('/')[0]}, which a run would" in said
+    assert tree_of(folder) == before
+
+
+@pytest.mark.parametrize("name", [*FILES, *FOLDERS])
+@pytest.mark.parametrize("record", [False, True], ids=["new", "run"])
+@pytest.mark.parametrize("kind", ["pipe", "other", "dangling"])
+def test_a_name_of_a_run_that_is_no_file_or_no_folder_is_refused(
+    name: str, record: bool, kind: str, tmp_path: Path
+) -> None:
+    """A pipe would be waited for without an end."""
+    place = tmp_path / name
+    if record and name != ".lock":
+        hold_run(tmp_path).close()
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "dangling":
+        place.symlink_to("gone")
+    elif name in FILES:
+        place.mkdir()
+    else:
+        place.touch()
+    rule = f"out: {place} must be a {'file' if name in FILES else 'folder'} where it exists; move"
+    with pytest.raises(SettingsError, match=re.escape(rule)):
+        check_names(tmp_path)
+
+
+def test_the_first_weights_may_come_from_another_run(tmp_path: Path) -> None:
+    """With what tells of their imitation, but without a manifest they are of no run."""
+    for name in ("tokenizer", "random_start", "warm_start"):
+        with atomic_folder(tmp_path / name):
+            pass
+    (tmp_path / "warm_start.jsonl").touch()
+    check_names(tmp_path)
+    (tmp_path / "warm_start" / "manifest.json").unlink()
+    with pytest.raises(SettingsError, match=r"got warm_start\.jsonl, which a run"):
+        check_names(tmp_path)
+
+
+@pytest.mark.parametrize("record", [".lock", "code.txt"])
+def test_either_record_of_a_start_tells_a_run(record: str, tmp_path: Path) -> None:
+    """A run that was copied without hidden files, one that was killed before it wrote code.txt."""
+    hold_run(tmp_path).close()
+    open_run(tmp_path, load(Config, None, SCRATCH))
+    for name in {".lock", "code.txt"} - {record}:
+        (tmp_path / name).unlink()
+    check_names(tmp_path)
+    (tmp_path / record).write_text("mine")
+    with pytest.raises(SettingsError, match="which a run would write and none wrote there"):
+        check_names(tmp_path)
+
+
+def test_the_page_of_run_folders_names_all_that_a_run_writes() -> None:
+    table = (ROOT / "docs" / "run_folder.md").read_text().partition("## A game")[0]
+    assert {
+        name for name in (*FILES, *FOLDERS) if f"`{name}`" in table or f"`{name}/" in table
+    } == {
+        *FILES,
+        *FOLDERS,
+    }

@@ -20,6 +20,7 @@ import eval as evaluation
 import train
 from selfplay.config import Config
 from selfplay.config.schema import described
+from selfplay.metrics.run_folder import hold_run
 from selfplay.model.hub import FETCHED, NOT_FETCHED
 from tests.helpers.processes import HANG_S, own_output
 from tests.helpers.run_folders import untrained_run
@@ -42,6 +43,8 @@ def broken(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(run, home / "emptied")
     (home / "emptied" / "config.yaml").write_text("")
     (home / "run.yaml").write_text(TINY)
+    (home / "dangling").symlink_to("gone")
+    (home / "circle").symlink_to("circle")
     (home / "unfinished").mkdir()
     (home / "unfinished" / "config.yaml").write_text("")
     for name, data in FILES.items():
@@ -162,7 +165,15 @@ TRAIN: list[tuple[str, str]] = [
     ("--config run.yaml --steps=3", "write steps=3"),
     (f"--config {'x' * 300}", f"{'x' * 300}: cannot be read"),
     ("out=file", "out"),
-    ("out=.", "out"),
+    ("out=.", "out must name a folder of its own, got '.'"),
+    ("out=/", "out must name a folder of its own, got '/'"),
+    ("out=~/", "out must name a folder of its own"),
+    ("out=''", "out must name a folder of its own"),
+    ("out='  '", "out must have no blanks around a name"),
+    ("out='fresh/ /run'", "out must have no blanks around a name, got 'fresh/ /run'"),
+    ("out=dangling", "dangling"),
+    ("out=dangling/run", "dangling"),
+    ("out=circle/run", "circle"),
     (f"out={'x' * 300}", "out"),
     ("steps=1e22", "steps"),
     ("model.scratch.vocab_size=260", "model.scratch.vocab_size"),
@@ -236,6 +247,13 @@ EVAL: list[tuple[str, str]] = [
     ("--partners scripted:solo good --partner self", "needs no --partner"),
     ("--partners scripted:solo good --temperature 1 --temperature 0", "one --temperature"),
     ("--out file", "--out"),
+    ("--out .", "--out must name a folder of its own, got '.'"),
+    ("--out /", "--out must name a folder of its own, got '/'"),
+    ("--out dangling/report", "dangling"),
+    (
+        "--out good",
+        "--out must be a new folder or that of an earlier report, got good, which holds",
+    ),
     ("--start often", "--start"),
     ("--config nowhere.yaml", "nowhere.yaml"),
     ("--nmu 3", "--num"),
@@ -279,7 +297,8 @@ def test_train_refuses_in_one_line(
 ) -> None:
     given = _split(words)
     if words and not words.startswith(("--", "\N{EN DASH}")):
-        given = ["--config", "run.yaml", "out=fresh/run", *given]
+        out = [] if words.startswith("out=") else ["out=fresh/run"]
+        given = ["--config", "run.yaml", *out, *given]
     check_refused(lambda: train.main(given))
     assert_one_line(capsys.readouterr().err, "train.py", named)
 
@@ -417,6 +436,7 @@ def test_an_error_of_ones_own_code_is_one_line_and_its_traceback_is_kept(
         raise error
 
     monkeypatch.setattr(train, "start", outcome)
+    hold_run(tmp_path).close()  # it leaves the record of a start
     (tmp_path / "settings.yaml").write_text(TINY)
     words = ["--config", str(tmp_path / "settings.yaml"), f"out={tmp_path}"]
     assert train.main(words) == 1

@@ -97,13 +97,16 @@ def test_other_damaged_saves_end_the_run_with_their_name(
 @pytest.mark.slow
 def test_what_a_killed_run_left_is_deleted(tmp_path: Path) -> None:
     """Folders half written, a folder moved away for its successor, and checkpoints that the killed
-    run had no time to delete."""
+    run had no time to delete. What others keep in the run's folder stays."""
     run = tmp_path / "run"
     shutil.copytree(finished("save_every=1"), run)
-    for place in (run, run / "checkpoints", run / "policy_pool"):
+    for place, name in ((run, "final"), (run / "checkpoints", "x"), (run / "policy_pool", "x")):
         place.mkdir(exist_ok=True)
-        (place / ".partial-x").mkdir()
-        (place / ".partial-x" / "file").touch()
+        (place / f".partial-{name}").mkdir()
+        (place / f".partial-{name}" / "file").touch()
+    others = [run / ".partial-x", run / ".old-x", run / "x.new", run / "slurm-1.out"]
+    for place in others:
+        place.touch()
     (run / "final").rename(run / ".old-final")
     (run / "held_out_after.json.new").touch()
     oldest = checkpoints(run)[0]
@@ -117,7 +120,7 @@ def test_what_a_killed_run_left_is_deleted(tmp_path: Path) -> None:
     left = [
         p for p in run.rglob("*") if p.name.startswith((".partial-", ".old-")) or p.suffix == ".new"
     ]
-    assert left == []
+    assert sorted(left) == sorted(others[:3]) and others[3].exists()
     assert_same_run(finished("save_every=1"), run)
 
 

@@ -12,7 +12,7 @@ import selfplay.setup
 from selfplay import warm_start
 from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import make_rendering
-from selfplay.checkpoint import checkpoints, repair_folder
+from selfplay.checkpoint import checkpoints, damaged_saves, repair_folder
 from selfplay.config import Config, load_config
 from selfplay.distributed import init_world
 from selfplay.errors import SettingsError
@@ -142,7 +142,8 @@ def warm_up(run: Path, *overrides: str) -> Path:
     shape = "model.scratch={tokenizer_games: 20, width: 32, layers: 2, heads: 2, kv_heads: 2}"
     config = config_of(games, shape, f"out={run}", "threads=1", *overrides)
     world = init_world(device="cpu")
-    repair_folder(run, imitation=progress_folder(run))
+    damaged = damaged_saves(run, imitation=progress_folder(run))
+    repair_folder(run, damaged, imitation=progress_folder(run))
     tokenizer = make_tokenizer(config, run, world)
     rendering = make_rendering(tokenizer, template_kwargs={})
     with pytest.MonkeyPatch.context() as patch:

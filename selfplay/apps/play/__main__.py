@@ -56,7 +56,7 @@ from selfplay.evaluation.plan import ITSELF, find_config, find_partner
 from selfplay.partners.checkpoints import ONE_PROCESS, Source, find_source
 from selfplay.partners.partners import Partners
 from selfplay.preflight.command_line import Parser, refused
-from selfplay.preflight.run import check_endpoint, check_folder, check_machine, read_rendering
+from selfplay.preflight.run import check_endpoint, check_machine, check_writable, read_rendering
 from selfplay.rollout.seat_rules import read_spec
 from selfplay.rollout.seating import scripted_partner
 from selfplay.rollout.text_players import PersonPlayer
@@ -186,7 +186,7 @@ def main(words: Sequence[str] | None = None) -> int:
             out: Path = args.out or home / (WATCHED_FILE if args.watch else GAMES_FILE)
             if out.suffix != ".jsonl":
                 raise ValueError(f"--out must end in .jsonl, got {out}")
-            check_folder(out.absolute().parent, what="--out")
+            check_writable(out.absolute().parent, what="--out")
             if source is not None:
                 check_machine(config.device, config.engine)
             check_endpoint(spec, config.endpoint, what="--partner")

@@ -31,7 +31,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from selfplay.apps.publish.card import card, public_value, read_results
-from selfplay.atomic import atomic_folder
+from selfplay.atomic import altered, atomic_folder
 from selfplay.checkpoint import step_of
 from selfplay.config import load_config
 from selfplay.config.text import dump
@@ -76,8 +76,10 @@ def write_folder(run: Path, name: str, out: Path) -> None:
     weights = find_source(run).weights
     if weights.name != "final" or not (run / "held_out_after.json").is_file():
         raise ValueError(f"RUN must be finished, with final/ and held_out_after.json, got {run}")
-    if out.exists() and not (out / SETTINGS).is_file() and any(out.iterdir()):
-        raise ValueError(f"--out must be a new folder or an earlier copy of this, got {out}")
+    if out.exists() and any(out.iterdir()) and (found := altered(out)):
+        raise ValueError(
+            f"--out must be a new folder or an unchanged copy of a run, got {out}: {found}"
+        )
     config = load_config(run / "config.yaml")
     if config.game.name.endswith(".py"):
         raise ValueError(

@@ -14,12 +14,13 @@ open_terminal("selfplay.apps.report")  # before the imports, which take seconds
 
 # isort: split
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from selfplay.apps.report import REPORT
-from selfplay.apps.report.page import write_report
+from selfplay.apps.report.page import is_page, write_report
 from selfplay.apps.report.run_files import read_run
 from selfplay.preflight.command_line import Parser, refused
 
@@ -33,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out: Path = args.out or (args.runs[0] / REPORT if len(args.runs) == 1 else Path(REPORT))
         if out.suffix != ".html":
             raise ValueError(f"--out must end in .html, got {out}")
+        if out != args.runs[0] / REPORT and os.path.lexists(out) and not is_page(out):
+            raise ValueError(f"--out must be new or an earlier page, got {out}, which is neither")
         runs = [read_run(folder) for folder in args.runs]
         unread = [run for run in runs if run.config is None]
         if unread and out.exists():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -83,6 +84,15 @@ _COMPARED = (
 def write_report(runs: Sequence[RunFiles], out: Path) -> None:
     """Write the page of these runs to `out`, the complete file or none of it."""
     write_atomically(out, page_html(runs))
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a page that `write_report` wrote: by its title, or empty."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        start = file.read(4096)
+    return not start or re.search(rb"<title>.* selfplay</title>", start, re.DOTALL) is not None
 
 
 def page_html(runs: Sequence[RunFiles]) -> str:

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,7 +75,7 @@ def begin(config: Config) -> None:
     """
     engine = config.engine
     wanted = engine.kind == "sglang" and not engine.server_args and not _waiting
-    imitates = config.warm_start.imitates and not (Path(config.out) / "warm_start").exists()
+    imitates = config.warm_start.imitates and not os.path.lexists(f"{config.out}/warm_start")
     main_thread = threading.current_thread() is threading.main_thread()  # they end with it
     here = all(map(importlib.util.find_spec, ("sglang", "torch_memory_saver")))
     if not (wanted and main_thread and here) or imitates:

@@ -95,6 +95,27 @@ def test_the_folder_holds_a_policy_its_settings_and_a_card(
     assert "--push" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("README.md", r"README\.md has \d+ bytes instead of"),
+        ("NOTES.md", r"NOTES\.md is new there"),
+        (".git/config", r"\.git/config is new there"),
+    ],
+)
+def test_what_was_written_into_a_copy_is_not_replaced(
+    name: str, said: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert publish.main([str(run), "me/pair"]) == 0
+    (run / "hub" / name).parent.mkdir(exist_ok=True)
+    (run / "hub" / name).write_text("mine")
+    assert publish.main([str(run), "me/pair"]) == 2
+    assert re.search(
+        f"--out must be a new folder or an unchanged .*{said}", capsys.readouterr().err
+    )
+    assert (run / "hub" / name).read_text() == "mine"
+
+
 def test_the_card_has_the_scores_beside_scripts_and_people(run: Path) -> None:
     assert publish.main([str(run), "me/pair"]) == 0
     text = (run / "hub" / "README.md").read_text()

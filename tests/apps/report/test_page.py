@@ -240,6 +240,16 @@ def test_a_page_is_not_replaced_by_one_without_settings(
     assert main([str(folder), "--out", str(tmp_path / "other.html")]) == 0
 
 
+def test_a_file_that_is_no_page_is_not_replaced(
+    tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "talk.html"
+    other.write_text("<title>my talk</title>")
+    assert main([str(small), "--out", str(other)]) == 2
+    assert f"--out must be new or an earlier page, got {other}" in capsys.readouterr().err
+    assert other.read_text() == "<title>my talk</title>"
+
+
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "1" + 400 * "0", "1" + 5000 * "0", "1e308"])
 @pytest.mark.parametrize("share", [0.03, 1.0])
 def test_numbers_beyond_every_bound_cost_only_their_place(
