@@ -25,7 +25,7 @@ from selfplay.metrics.tables import (
     OTHER,
     columns_of,
     game_text,
-    mean_interval,
+    paired_interval,
     score_meaning,
     score_table,
     show_interval,
@@ -108,7 +108,7 @@ def lost_together(report: Report) -> dict[tuple[str, str], tuple[float, float, f
         scores = [_of_both(cells[pair]) for pair in pairs]
         if len({len(row) for row in scores}) == 1:
             losses = [(aa + bb - ab - ba) / 2 for aa, bb, ab, ba in zip(*scores, strict=True)]
-            intervals[one, other] = mean_interval(losses, lowest=-1.0)
+            intervals[one, other] = paired_interval(losses)
     return intervals
 
 

@@ -24,7 +24,7 @@ from dialop.game import Game, Step
 from dialop.tags import split_message
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, gather_objects
-from selfplay.metrics.tables import mean_interval
+from selfplay.metrics.tables import paired_interval
 from selfplay.rollout.episode import Episode, GameSetup, Turn
 
 MESSAGE = "message"
@@ -82,9 +82,9 @@ def talk_effect(
         return None
     scores, agreements = zip(*effect, strict=True)
     return TalkEffect(
-        mean_interval(scores, lowest=-1.0),
-        mean_interval(agreements, lowest=-1.0),
-        mean_interval([score for score, _ in blanked], lowest=-1.0) if blanked else None,
+        paired_interval(scores),
+        paired_interval(agreements),
+        paired_interval([score for score, _ in blanked]) if blanked else None,
         len(effect),
     )
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import beta
 
-from selfplay.metrics.tables import mean_interval, paired_change
+from selfplay.metrics.tables import mean_interval, paired_change, paired_interval
 
 # Scores with their numbers of games, rounded to two decimals (changes to one).
 FAILS_ONE_IN_100 = {0.0: 1, 1.0: 99}
@@ -101,3 +101,35 @@ def test_a_change_is_paired_on_the_games() -> None:
     change = paired_change(before, after)
     assert change and change[0] == pytest.approx(0.1) and 0.05 < change[1] < change[2] < 0.14
     assert paired_change(before, before[1:]) is None
+
+
+def test_of_few_differences_apart_from_the_commonest_the_limits_count() -> None:
+    """One of 64 says nothing of the others' size, nor does a constant rise; noise of sums does not
+    set differences apart. With 20 apart the size of the differences counts."""
+    for few in ([0.1] + [0.0] * 63, [0.1] * 64, [0.1 + 1e-15 * i for i in range(64)]):
+        assert paired_interval(few) == mean_interval(few, lowest=-1.0)
+    widths = []
+    for num in (5, 19, 20, 21):
+        some = [0.1, -0.1] * (num // 2) + [0.1] * (num % 2) + [0.0] * (64 - num)
+        (_, low, high), (_, lowest, highest) = paired_interval(some), mean_interval(some, lowest=-1)
+        widths.append((high - low) / (highest - lowest))
+    assert widths[0] == 1.0 and widths[1] == pytest.approx(widths[2], rel=0.1), "no jump at 20"
+    assert max(widths[1:]) < 0.4
+
+
+def test_paired_differences_are_alike_either_way_and_scale() -> None:
+    differences = [0.01 * i for i in range(-20, 45)]
+    mean, low, high = paired_interval(differences)
+    assert mean == pytest.approx(0.12) and low < mean < high
+    back = paired_interval([-one for one in differences])
+    assert back == pytest.approx((-mean, -high, -low), abs=0.02 * (high - low))
+    half = paired_interval([one / 2 for one in differences])
+    assert half == pytest.approx((mean / 2, low / 2, high / 2))
+    # A t interval: 0.12 +- 1.998 * 0.189 / sqrt(65).
+    assert 1.0 < (high - low) / (2 * 1.998 * 0.189 / math.sqrt(65)) < 1.5
+
+
+@pytest.mark.parametrize("values", [[], [1.25], [-1.5, 0.0], [math.nan], [0.0, math.inf]])
+def test_differences_outside_the_limits_have_no_interval(values: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"at least 1 value|from -1 to 1"):
+        paired_interval(values)
