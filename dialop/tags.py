@@ -11,7 +11,19 @@ from functools import lru_cache
 
 _TAG = re.compile(r"\s*\[([^\[\]\n]{0,40})\]")
 _MESSAGE = re.compile(r"(.*?\[\s*message\s*\]\s*)(.*)", re.IGNORECASE | re.DOTALL)
-THINK_END = "</think>"
+# How chat models mark thoughts: Qwen and DeepSeek, Seed, Magistral, Command A, Kimi, gpt-oss.
+_THOUGHT = r"(?:seed:)?think(?:ing)?|thoughts?|reasoning"
+_OPENED = re.compile(
+    rf"<(?:{_THOUGHT})>|(?-i:\[THINK\])|<\|START_THINKING\|>|<\|begin_of_thought\|>|◁think▷"
+    r"|<\|channel\|>(?!final)|\A\s*(?-i:analysis(?=[A-Z]))",
+    re.IGNORECASE,
+)
+_CLOSED = re.compile(
+    rf"</(?:{_THOUGHT})>|(?-i:\[/THINK\])|<\|END_THINKING\|>|<\|end_of_thought\|>|◁/think▷"
+    r"|<\|channel\|>final<\|message\|>|assistantfinal",
+    re.IGNORECASE,
+)
+MAX_MOVE = 20_000  # characters of a move or message of others; about 5,000 tokens of English
 INDENT = "  "
 
 
@@ -31,13 +43,24 @@ def split_message(text: str) -> tuple[str, str]:
     return (match[1], match[2].strip()) if match else ("", text.strip())
 
 
+def after_thought(text: str) -> str:
+    """What a chat model says: its text after the end of its last thought, such as `</think>`."""
+    ends = [match.end() for match in _CLOSED.finditer(text)]
+    return text[ends[-1] :] if ends else text
+
+
+def in_thought(text: str) -> bool:
+    """Whether a chat model's text ends within a thought."""
+    return _OPENED.search(after_thought(text)) is not None
+
+
 def drop_reasoning(text: str, tags: tuple[str, ...]) -> str:
     """A move without the private text before its tag.
 
-    Drops everything up to the last `</think>`, then everything before the first line that starts
-    with one of `tags`. If no line does, all text after `</think>` is kept.
+    Drops everything up to the end of its last thought, then everything before the first line that
+    starts with one of `tags`. If no line does, all text after the thought is kept.
     """
-    text = text.rpartition(THINK_END)[2]
+    text = after_thought(text)
     match = _line_start(tags).search(text)
     return text[match.start() :] if match else text
 

@@ -34,7 +34,7 @@ from dialop.collab.task import (
 )
 from dialop.game import Outcome, PlayerError, Prompt
 from dialop.logged import LoggedGame, Play
-from dialop.tags import THINK_END, split_move
+from dialop.tags import after_thought, split_move
 
 _CLOSING = re.compile(rf"^[ \t]*\[[ \t]*({ANSWER}|{END})[ \t]*\]", re.IGNORECASE | re.MULTILINE)
 _OWNER = {ANSWER: ASSISTANT, END: USER}
@@ -149,7 +149,7 @@ class CollabGame(LoggedGame):
         """
         self._check_turn(seat)
         if self.options.private_reasoning:
-            text = text.rpartition(THINK_END)[2]
+            text = after_thought(text)
         closing = _CLOSING.search(text)
         if closing is not None:
             kind, content = closing[1].lower(), text[closing.end() :].strip()

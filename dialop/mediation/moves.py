@@ -11,7 +11,7 @@ import re
 
 from dialop.game import PlayerError
 from dialop.mediation.records import Pair
-from dialop.tags import THINK_END
+from dialop.tags import after_thought
 
 ALL = "all"
 _RECIPIENT = re.compile(r"\s*(?:to\s+)?(?:user\s*)?([01]|all)\s*:", re.IGNORECASE)
@@ -36,10 +36,10 @@ def split_recipient(text: str) -> tuple[str | None, str]:
 def drop_agent_reasoning(text: str) -> str:
     """The agent's move without the private text before it.
 
-    Drops everything up to the last `</think>`, then everything before the first line that starts
-    with a recipient and a tag. If no line does, all text after `</think>` is kept.
+    Drops everything up to the end of its last thought, then everything before the first line that
+    starts with a recipient and a tag. If no line does, all text after the thought is kept.
     """
-    text = text.rpartition(THINK_END)[2]
+    text = after_thought(text)
     match = _AGENT_LINE.search(text)
     return text[match.start() :] if match else text
 

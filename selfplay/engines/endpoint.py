@@ -25,6 +25,7 @@ from typing import Any
 
 import httpx
 
+from dialop.tags import MAX_MOVE, after_thought, in_thought
 from selfplay.config import EndpointConfig
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Request
@@ -36,6 +37,14 @@ _RETRIED = (408, 409, 425, 429)
 BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 60.0
 MAX_BYTES = 8 * 2**20
 _MAX_TOKENS = 2**31  # a larger count in an answer is no count
+# The `finish_reason` of a whole answer and of one that a limit cut off, as servers name them. With
+# any other ("error", "content_filter", "tool_calls") it is no answer.
+_WHOLE = ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "stop_token", "complete")
+_CUT_OFF = (
+    *("length", "max_length", "model_length", "context_length", "model_context_window_exceeded"),
+    *("max_tokens", "max_new_tokens", "max_output_tokens"),
+)
+_THOUGHTS = ("thinking", "redacted_thinking", "reasoning")  # types of the parts of a list
 # After this many consecutive void answers the endpoint counts as dead for LONGEST_BACKOFF_S.
 _DEAD_AFTER = 3
 
@@ -94,6 +103,7 @@ class Endpoint:
         self._usage = Usage()
         self._lock = threading.Lock()
         self._num_failed_in_a_row, self._dead_until_s = 0, 0.0
+        self._told = ""  # why an answer was first cut off
         self._loop = asyncio.new_event_loop()
         self._under_way = asyncio.Semaphore(settings.concurrency)
         self._client = httpx.AsyncClient(
@@ -150,12 +160,12 @@ class Endpoint:
             else:
                 if response.status_code == 200:
                     answer = _read(content)
-                    if answer is not None:
+                    if not isinstance(answer, str):
                         return self._completion(*answer)
-                    reason = "its answer is no chat completion"
+                    reason = self._excerpt(answer)
                 else:
                     text = content[:1000].decode(errors="replace")
-                    said = self._excerpt(text) or response.reason_phrase or "an empty answer"
+                    said = self._excerpt(text or response.reason_phrase) or "an empty answer"
                     reason = f"HTTP {response.status_code}: {said}"
                     if response.status_code not in _RETRIED and response.status_code < 500:
                         break
@@ -198,11 +208,21 @@ class Endpoint:
         jitter = 0.5 + named_seed(seed, "retry", attempt) / 2**63
         return min(BACKOFF_S * 2**attempt * jitter, LONGEST_BACKOFF_S)
 
-    def _completion(self, text: str, finish: str, usage: tuple[int, int]) -> Completion:
+    def _completion(self, text: str, cut_off: str, usage: tuple[int, int]) -> Completion:
         self._count(num_prompt_tokens=usage[0], num_new_tokens=usage[1])
+        text = self._without_key(text)  # a server may echo its request
+        if len(text) > MAX_MOVE:
+            text, cut_off = text[:MAX_MOVE], f"the limit of {MAX_MOVE} characters"
         with self._lock:
             self._num_failed_in_a_row = 0
-        text = self._without_key(text)  # a server may echo its request
+            first, self._told = not self._told, self._told or cut_off
+        if first and cut_off:
+            limit = f"endpoint.max_new_tokens is {self._settings.max_new_tokens}"
+            message = f"endpoint {self.name}: an answer was cut off, by {cut_off} ({limit})"
+            print(
+                f"{message}; such moves are refused (errors_cut_off)", file=sys.stderr, flush=True
+            )
+        finish = "length" if cut_off else "stop"
         return Completion(ids=[], logprobs=[], finish=finish, version=0, text=text)
 
     def _void(self, reason: str) -> Completion:
@@ -242,27 +262,47 @@ def _decompressed(content: bytes, encoding: str) -> bytes:
     return content
 
 
-def _read(content: bytes) -> tuple[str, str, tuple[int, int]] | None:
-    """Text, finish ("stop" or "length") and (prompt, answer) tokens of a chat completion.
+def _read(content: bytes) -> tuple[str, str, tuple[int, int]] | str:
+    """Text, what cut it off ("" for a whole one), and (prompt, answer) tokens of a chat completion;
+    for any other content why it is none.
 
-    None if the content is no chat completion. An answer that its limit cut off may have no text
-    (null), such as one that was still thinking. Half of a surrogate pair becomes a question mark.
+    The text is what follows the model's thoughts. An answer that was cut off may have no text, such
+    as one that was still thinking. Half of a surrogate pair becomes a question mark.
     """
     try:
         body = json.loads(content)
         choice = body["choices"][0]
-        text = choice["message"].get("content")
-        cut = choice.get("finish_reason") == "length"
+        message, finish = choice["message"], choice.get("finish_reason")
+        content = message.get("content")
+        text, thinks = _joined(content)
+        thinks = thinks or bool(message.get("reasoning_content") or message.get("reasoning"))
+        name = "stop" if finish in (None, "") else str(finish).lower()
+        if name not in (*_WHOLE, *_CUT_OFF):
+            return f"its answer has finish_reason {finish!r:.80}"
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return None
-    if text is None and cut:
-        text = ""
-    if not isinstance(text, str):
-        return None
+        return "its answer is no chat completion"
+    cut_off = f"finish_reason {finish}" if name in _CUT_OFF else ""
+    if in_thought(text) or (thinks and not text):
+        cut_off = cut_off or "the end of the answer within a thought"
+    elif content is None and not cut_off:
+        return "its answer has no text"
     usage = body.get("usage")
     counts = usage if isinstance(usage, dict) else {}
     tokens = _count(counts.get("prompt_tokens")), _count(counts.get("completion_tokens"))
-    return text.encode(errors="replace").decode(), "length" if cut else "stop", tokens
+    return after_thought(text).encode(errors="replace").decode(), cut_off, tokens
+
+
+def _joined(content: Any) -> tuple[str, bool]:
+    """The text of a message's content, and whether it has parts that are thoughts.
+
+    Raises TypeError or LookupError for content that is neither null nor text nor a list of parts.
+    """
+    whole = {"type": "text", "text": "" if content is None else content}
+    parts = content if isinstance(content, list) else [whole]
+    said = [part for part in parts if part["type"] not in _THOUGHTS]
+    if any(part["type"] not in ("text", "output_text") for part in said):
+        raise TypeError("a part is no text")
+    return "".join(part["text"] for part in said), len(said) < len(parts)
 
 
 def _count(value: Any) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from dialop.game import Game, GameError, Outcome, Prompt, wrong_measures, wrong_outcome
 from dialop.rows import MAX_TEXT
-from dialop.tags import split_message
+from dialop.tags import MAX_MOVE, after_thought, in_thought, split_message
 from selfplay.chat.transcript import Transcript
 from selfplay.config import RolloutConfig
 from selfplay.config.play import BranchConfig
@@ -177,7 +177,8 @@ class Position:
     async def turn(self, generate: Generate) -> None:
         """One try at a move. `generate` answers the player if a model moves.
 
-        A move that its token limit cut off is refused and never reaches the game. One that the
+        A move that its token limit cut off, or that ends within a thought, is refused and never
+        reaches the game; of a partner's, the game reads what follows its thoughts. A move that the
         seat's limit for the game cut off is not refused, because no tokens are left to be shorter:
         it ends the game. An exception gets a note that names the game. Raises GameError for a text
         that no tokenizer takes.
@@ -207,7 +208,7 @@ class Position:
                 self.turns.append(Turn(seat, move.text, None, None, None, unread, move.num_tokens))
                 self.ended = "tokens"
             else:
-                self._take(_try_move(game, seat, move))
+                self._take(_try_move(game, seat, move, partner=transcript is None))
         except Exception as error:
             error.add_note(f"in instance {setup.instance}, episode {setup.index}, seat {seat}")
             raise
@@ -272,13 +273,17 @@ def _measures(game: Game, seats: Collection[int], instance: str) -> dict[str, fl
     return measures
 
 
-def _try_move(game: Game, seat: int, move: Move) -> Turn:
-    """Apply one try at a move to the game."""
-    if not move.complete:
+def _try_move(game: Game, seat: int, move: Move, *, partner: bool) -> Turn:
+    """Apply one try at a move to the game. A `partner`'s has at most `MAX_MOVE` characters."""
+    said = after_thought(move.text) if partner else move.text
+    too_long = partner and len(said) > MAX_MOVE
+    if too_long:
+        move = replace(move, text=said[:MAX_MOVE])
+    if too_long or not move.complete or in_thought(move.text):
         error = "Error: your move was cut off; be shorter."
         no_text = ("",) * game.num_seats
         return Turn(seat, move.text, None, error, "cut_off", no_text, move.num_tokens)
-    step = game.step(seat, move.text)
+    step = game.step(seat, said)
     return Turn(
         seat,
         move.text,

@@ -6,7 +6,7 @@ import pytest
 
 from dialop.collab.game import CollabGame
 from dialop.collab.task import CollabInstance, CollabOptions
-from tests.helpers.collab_tasks import BRIEF, DOUBLE, FULL, LETTER, NUMBER, talked
+from tests.helpers.collab_tasks import BRIEF, DOUBLE, FULL, LETTER, NUMBER, THOUGHTS, talked
 
 
 def test_an_end_by_the_user_earns_nothing() -> None:
@@ -106,8 +106,9 @@ def test_a_user_does_not_tell_the_result() -> None:
     assert talked(minus, "Is it 3?").step(0, "No, minus 4.").error_kind == "solved"
 
 
-def test_reasoning_is_hidden_only_where_it_is_allowed() -> None:
-    thinking = "the user hides it</think>What number?"
+@pytest.mark.parametrize("form", THOUGHTS)
+def test_reasoning_is_hidden_only_where_it_is_allowed(form: str) -> None:
+    thinking = f"{form.format('the user hides it')}What number?".strip()
     assert talked(NUMBER, thinking).view(0).log[0].text == thinking
     options = CollabOptions(private_reasoning=True)
     assert talked(NUMBER, thinking, options=options).view(0).log[0].text == "What number?"

@@ -13,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from dialop.collab.game import CollabGame
+from dialop.collab.task import CollabOptions
 from dialop.matching.game import MatchingGame
+from dialop.tags import MAX_MOVE
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, EndpointConfig
 from selfplay.config.player_spec import parse_spec
@@ -24,10 +27,18 @@ from selfplay.partners.partners import Partners
 from selfplay.rollout.driver import RolloutStats, play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits
 from tests.helpers.chat_server import Answer, chat_server
+from tests.helpers.collab_tasks import NUMBER, THOUGHTS
 from tests.helpers.dialop_boards import FULL, SMALL
 from tests.helpers.processes import WAIT_S
 from tests.helpers.scripted_engine import WaveEngine
-from tests.helpers.small_games import Proposes, ProposesInAStream, boards, config_of, games_of
+from tests.helpers.small_games import (
+    Lines,
+    Proposes,
+    ProposesInAStream,
+    boards,
+    config_of,
+    games_of,
+)
 from tests.helpers.tiny_run import metrics_of, run_tiny, run_warm
 
 LONGEST_S = 0.05
@@ -134,6 +145,14 @@ NO_ANSWERS = {
     "compressed twice": (gzip.compress(gzip.compress(answered())), "gzip, gzip"),
     "damaged": (b"x" + gzip.compress(answered()), "gzip"),
     "an encoding that was not asked for": (answered(), "br"),
+    "a part that is an image": (answered('[{"type": "image_url", "text": "ok"}]'), ""),
+    "a part without text": (answered('[{"type": "text"}]'), ""),
+    "false": (answered("false"), ""),
+    **{
+        f"an end by {end}": (answered(finish=end), "")
+        for end in ("error", "abort", "content_filter", "tool_calls", "function_call", "\\u001b[2J")
+    },
+    "an end that is a number": (answered().replace(b'"stop"', b"1"), ""),
 }
 
 
@@ -176,10 +195,39 @@ def test_usage_that_is_no_number_counts_nothing(usage: str) -> None:
         (answered('"\\ude00\\ud83d"'), "??", "stop"),
         (answered('"\\ud83d\\ude00"'), "😀", "stop"),
         (answered('"x"').replace(b"x", b"\xed\xa0\x80"), "?", "stop"),
+        (answered('""'), "", "stop"),
+        (
+            answered('[{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]'),
+            "a b",
+            "stop",
+        ),
+        (answered('[{"type": "output_text", "text": "ok"}]'), "ok", "stop"),
+        (
+            answered('[{"type": "thinking", "thinking": [1]}, {"type": "text", "text": "ok"}]'),
+            *("ok", "stop"),
+        ),
+        (answered('[{"type": "thinking", "thinking": "5"}]'), "", "length"),
+        (answered('null, "reasoning_content": "my number is 5"'), "", "length"),
+        (answered('"", "reasoning": "my number is 5"'), "", "length"),
+        (answered('"ok", "reasoning_content": "my number is 5"'), "ok", "stop"),
+        (answered('"<think>5</think>ok", "reasoning_content": null'), "ok", "stop"),
+        *(
+            (answered(finish=end), "ok", "stop")
+            for end in ("STOP", "eos", "eos_token", "end_turn", "stop_sequence", "")
+        ),
+        (answered().replace(b'"stop"', b"null"), "ok", "stop"),
+        (b'{"choices": [{"message": {"content": "ok"}}]}', "ok", "stop"),
+        *(
+            (answered(finish=end), "ok", "length")
+            for end in ("max_tokens", "model_length", "MAX_TOKENS", "max_output_tokens")
+        ),
+        (answered('"%s"' % ("\\n" * MAX_MOVE + "b")), "\n" * MAX_MOVE, "length"),
+        (answered('"%sok"' % ("<think>5</think>" * MAX_MOVE)), "ok", "stop"),
     ],
 )
 def test_an_odd_answer_is_one_answer(body: bytes, text: str, finish: str) -> None:
-    """A null text that the limit cut off is a cut-off move, half of a surrogate pair is a `?`."""
+    """A null text that a limit cut off or that followed a thought is a cut-off move, half of a
+    surrogate pair is a `?`, parts of text are joined, an answer has at most MAX_MOVE characters."""
     packed = Answer(body=gzip.compress(body), headers={"Content-Encoding": "gzip"})
     for answer in (Answer(body=body), packed):
         with chat_server(lambda asked, number, answer=answer: answer) as server:
@@ -187,6 +235,28 @@ def test_an_odd_answer_is_one_answer(body: bytes, text: str, finish: str) -> Non
             completion = ask(endpoint)
             endpoint.close()
         assert (completion.text, completion.finish, len(server.bodies)) == (text, finish, 1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (Answer(finish="error"), "its answer has finish_reason 'error'"),
+        (Answer(finish="\x1b[2J"), "its answer has finish_reason '\\\\x1b[2J'"),
+        (Answer(finish="max_tokens"), "cut off, by finish_reason max_tokens (endpoint.max_new_tok"),
+        (Answer("<think> 5"), "cut off, by the end of the answer within a thought (endpoint."),
+        (Answer("x" * (MAX_MOVE + 1)), f"cut off, by the limit of {MAX_MOVE} characters (endpoint"),
+    ],
+)
+def test_what_is_no_whole_answer_is_named_once(
+    answer: Answer, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with chat_server(lambda body, number: answer) as server:
+        endpoint = Endpoint("small", server.url, settings=EndpointConfig(retries=0), key=None)
+        finishes = {ask(endpoint).finish for _ in range(2)}
+        endpoint.close()
+    assert finishes < {"void", "length"}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"endpoint {endpoint.name}") and why in line and line.isprintable()
 
 
 def test_a_server_that_drips_has_the_time_of_one_request() -> None:
@@ -325,6 +395,44 @@ def test_a_chat_model_plays_and_gets_the_same_texts_as_any_seat(
     assert longest[0]["content"].startswith("You and a partner assign 2 reviewers")
     assert "Ava Li,3," in longest[1]["content"] or "Daniel Nguyen,1," in longest[1]["content"]
     assert longest[2]["content"] == "I propose" and longest[3]["content"].startswith("Error:")
+
+
+def test_a_chat_model_that_thinks_plays_as_one_that_does_not(rendering: Rendering) -> None:
+    """In matching, where a thought before a tag is no move, the endpoint too reads none."""
+
+    def thinks(body: dict[str, Any], number: int) -> Answer:
+        return Answer(f"<think>I see 7.</think>\n{plays(body, number).text}")
+
+    with chat_server(thinks) as server:
+        config, partners = partners_of(server.url, rendering)
+        _, episodes, _ = play(config, partners, Proposes(rendering, {}), num_boards=2)
+    assert [e.outcome.score_norm for e in episodes] == [1.0] * 8
+    assert "I see 7" not in str([body["messages"] for body in server.bodies])
+
+
+@pytest.mark.parametrize("form", THOUGHTS)
+def test_a_user_who_thinks_tells_the_assistant_no_thought(form: str, rendering: Rendering) -> None:
+    """Neither one that is closed, nor one that is open, which is a move that was cut off."""
+    thought, opening = form.format("5 it is. "), form.partition("{}")[0]
+    said = [f"{opening}5 it is.", "I think so."] if opening else ["I think so."]
+    for answers in (said, [f"{thought}Hi."]):
+        with chat_server(lambda body, number, answers=answers: Answer(answers[number])) as server:
+            _, partners = partners_of(server.url, rendering)
+            user = partners.for_step(0)[0][0].make_player(("x",), 0)  # type: ignore[misc]
+            setup = GameSetup(
+                CollabGame(NUMBER, CollabOptions()), (user, Lines("What?")), NUMBER.key, 0
+            )
+            (episode,), _ = play_games(
+                [setup],
+                partners.routed(Proposes(rendering, {})),
+                sampling=Sampling(1.0, ()),
+                limits=Limits(2, 1),
+            )
+            partners.close()
+        kinds = [turn.error_kind for turn in episode.turns]
+        assert kinds == [None, *["cut_off"] * (len(answers) - 1), None]
+        assert "5" not in "".join(turn.observations[1] for turn in episode.turns)
+        assert episode.turns[-1].observations[1].endswith(("I think so.", "Hi."))
 
 
 def test_games_go_on_whatever_an_endpoint_sends(

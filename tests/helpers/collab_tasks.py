@@ -30,6 +30,23 @@ DOUBLE = CollabInstance(
     entry_point="double",
 )
 
+# How chat models write a thought before what they say; the second's prompt has opened it.
+THOUGHTS = (
+    *(
+        "<think>{}</think>\n\n",
+        "{}\n</think>",
+        "<thinking>\n{}</thinking>",
+        "<THOUGHT>{}</THOUGHT>",
+    ),
+    *("<reasoning>{}</reasoning>\n", "[THINK]{}[/THINK]", "<seed:think>{}</seed:think>"),
+    *(
+        "<|START_THINKING|>{}<|END_THINKING|>",
+        "\n◁think▷{}◁/think▷",
+        "analysisWell, {}assistantfinal",
+    ),
+    "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>",
+)
+
 
 def talked(
     instance: CollabInstance, *texts: str, options: CollabOptions = FULL, interactivity: float = 0.0

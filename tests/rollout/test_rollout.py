@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from dialop.logged import Rules
 from dialop.matching.game import MatchingGame
+from dialop.tags import MAX_MOVE
 from selfplay.advantages.rewards import seat_reward
 from selfplay.chat.rendering import Rendering
 from selfplay.chat.transcript import Span, Transcript
@@ -17,7 +19,7 @@ from selfplay.config import Config, RewardConfig
 from selfplay.engines.base import Completion, Request
 from selfplay.metrics.step import tally
 from selfplay.rollout.driver import first_turns, play_games, play_scripted
-from selfplay.rollout.episode import Episode, Limits
+from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.warm_start import teacher_games
 from tests.helpers.dialop_boards import BEST, BRIEF, SMALL
 from tests.helpers.scripted_engine import CUT, StreamEngine, WaveEngine
@@ -121,6 +123,33 @@ def test_first_turns_are_drawn_from_the_full_rollout() -> None:
     assert {ids[1] for ids, _ in turns} == {0, 1}
     assert first_turns(episodes, 8, seed=1) == turns != first_turns(episodes, 8, seed=2)
     assert len(first_turns(episodes[:1], 8, seed=1)) == 2
+
+
+@pytest.mark.parametrize("text", ["<think>7\n[message] 7", "ab</think>[THINK] 7\n[message] 7"])
+def test_a_move_within_a_thought_never_reaches_the_game(text: str, rendering: Rendering) -> None:
+    """Of the policy and of a partner, where private reasoning is allowed, too."""
+    moves = [text, f"{text}\n</thinking>{BEST}", "[accept]"]
+    for allowed, partner in product((True, False), (False, True)):
+        game = MatchingGame(SMALL, Rules(brief=True, private_reasoning=allowed))
+        if partner:
+            setup = GameSetup(game, (Lines(*moves[:2]), Lines(moves[2])), SMALL.key, 0)
+            (episode,) = play_scripted([setup], limits=LIMITS)
+        elif allowed:
+            episode = play_one(game, rendering, list(zip((0, 0, 1), moves, strict=True)))
+        else:
+            episode = play_one(game, rendering, [(0, text), (0, BEST), (1, moves[2])])
+        first, second, _ = episode.turns
+        assert (first.error_kind, first.text, first.observations) == ("cut_off", text, ("", ""))
+        assert (second.action, "7" in second.observations[1]) == ("propose", False)
+
+
+def test_a_partners_move_is_bounded() -> None:
+    """Four million line ends would take the other seat's tokenizer most of a minute."""
+    texts = ["[message] a" + "\n" * (MAX_MOVE - 12) + end for end in ("bc", "b")]
+    setup = GameSetup(MatchingGame(SMALL, BRIEF), (Lines(*texts), Lines()), SMALL.key, 0)
+    (episode,) = play_scripted([setup], limits=Limits(1, 1))
+    assert [turn.error_kind for turn in episode.turns] == ["cut_off", None]
+    assert [len(turn.text) for turn in episode.turns] == [MAX_MOVE] * 2
 
 
 def test_a_cut_off_move_never_reaches_the_game(rendering: Rendering) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from dialop.kit import Kit
 from dialop.shown import on_one_line, printable
-from dialop.tags import THINK_END, drop_reasoning
+from dialop.tags import after_thought, drop_reasoning
 from selfplay.apps.report.run_files import RunFiles
 
 MAX_BYTES = 12_000_000  # of the viewer's data as JSON
@@ -153,7 +153,7 @@ def _turn(
 ) -> dict[str, Any]:
     """`tags` are those of a game that allows private text before a move's tag, else ()."""
     whole = printable(turn["text"])
-    text = drop_reasoning(whole, tags) if tags or THINK_END in whole else whole
+    text = drop_reasoning(whole, tags) if tags else after_thought(whole)
     thought = whole[: len(whole) - len(text)].strip()
     tokens = [[printable(piece), nats] for piece, nats in turn.get("tokens", ())]
     named = {name: on_one_line(turn[name]) for name in ("action", "error_kind") if turn.get(name)}
