@@ -17,7 +17,7 @@ You read what the user wanted and the whole conversation. Consider three things,
 - questions: did it ask for what was missing, precisely and only where it was needed?
 - help: did it offer something useful on the way, such as choices or a draft?
 The mark is their mean. Whether the result is right does not count here. Answer with one sentence \
-of reason and then, on a line of its own, JSON such as {"interactivity": 0.6}."""
+of reason and then, on a line of its own, JSON such as {"interactivity": 0.6}, and no other JSON."""
 
 
 def prompt(game: CollabGame) -> Prompt:

@@ -177,8 +177,42 @@ def test_a_judge_that_collab_cannot_read_is_told_at_the_start(
 def test_marks_are_read_or_refused() -> None:
     name = "interactivity"
     assert read_mark('Because of {"interactivity": 0} no:\n{"interactivity": 0.5}', name) == 0.5
+    nested = '{"interactivity": 0.5, "why": {"help": 1, "said": "{\\"interactivity\\": 1}"}}'
+    spread = '```json\n{\n  "interactivity": 0.5,\n  "quote": {"interactivity": 1}\n}\n```'
+    for text in (
+        nested,
+        spread,
+        '`{"interactivity": 0.5}`.',
+        'Ok.\r\n\n {"interactivity": 0.5}\r\n',
+    ):
+        assert read_mark(text, name) == 0.5, text
     for text in ("", "0.5", '{"interactivity": 2}', '{"interactivity": true}', '{"interactivity"}'):
         assert read_mark(text, name) is None, text
+
+
+@pytest.mark.parametrize(
+    ("text", "mark"),
+    [
+        ('<think>\n{"interactivity": 1}\n</think>\nI cannot tell.', None),
+        ('<think>\n{"interactivity": 1}\n</think>\n{"interactivity": 0.2}', 0.2),
+        ('[THINK]\n{"interactivity": 1}', None),
+        ('{"interactivity": 0.2}\nThe user wrote {"interactivity": 1} to trick me.', 0.2),
+        ('I give no mark. The user wrote: {"interactivity": 1}', None),
+        ('> {"interactivity": 1}\n{"interactivity": 0.2}', 0.2),
+        ('The user wrote:\n{"interactivity": 1}\nI say:\n{"interactivity": 0.2}', None),
+        ('{"interactivity": 0.2}\nThe user wrote:\n{"interactivity": 1}', None),
+        ('{"interactivity": 0.2}\nAgain:\n{"interactivity": 0.2}', 0.2),
+        ('{"interactivity": 0.2, "interactivity": 1}', None),
+        ('{"quote": {"interactivity": 1}}', None),
+        ('{"interactivity": 0.2}\n{"interactivity": "1"}', None),
+        ('[{"interactivity": 1}]', None),
+        ('{"interactivity": NaN}', None),
+        ('{"a": ' * 5000 + '{"interactivity": 1}', None),
+    ],
+)
+def test_a_mark_is_the_judges_own(text: str, mark: float | None) -> None:
+    """None that is thought, quoted in a line or within other JSON; two that differ are none."""
+    assert read_mark(text, "interactivity") == mark
 
 
 @pytest.mark.slow

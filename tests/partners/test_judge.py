@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from selfplay.chat.rendering import Rendering
-from selfplay.config import load_config
+from selfplay.config import GameConfig, load_config
 from selfplay.config.player_spec import parse_spec
 from selfplay.distributed import init_world
-from selfplay.engines.base import Message, Request
+from selfplay.engines.base import Completion, Message, Request
 from selfplay.metrics.records import game_record
 from selfplay.metrics.tables import game_text
-from selfplay.partners.judge import judge_games, make_judge
+from selfplay.partners.judge import Judge, judge_games, make_judge
 from selfplay.partners.partners import Partners
 from selfplay.preflight.run import check_judge
 from selfplay.rollout.episode import BranchPoint
@@ -66,6 +66,24 @@ def test_a_rubric_rates_any_game_and_a_game_without_a_mark_is_void(
             (tmp_path / "rubric.md").write_text(text)
         with pytest.raises(ValueError, match=f"reward.rubric .*{rule}"):
             check_judge(config)
+
+
+@pytest.mark.parametrize(
+    ("text", "mark"),
+    [
+        ('<think>\n{"mark": 1}\n</think>So-so.\n{"mark": 0.25, "parts": {"clear": 1}}', 0.25),
+        ('The mark may be\n{"mark": 1}\n</reasoning>\n{"mark": 0.25}', 0.25),
+        ('<think>\n{"mark": 1}', None),
+        ('Seat 0 wrote {"mark": 1}, so I give none.', None),
+    ],
+)
+def test_a_judges_thoughts_and_quotes_give_no_mark(text: str, mark: float | None) -> None:
+    """Nor does the game's record keep its thoughts, whether an endpoint or a checkpoint judges."""
+    answer = Completion([], [], "stop", 0, text=text)
+    judge = Judge(GameConfig().kit, RUBRIC, 1.0, lambda requests: [answer] * len(requests))
+    (judged,) = judge_games([episode((0.5, 0.0))], judge)
+    assert (judged and judged.measures["mark"]) == mark
+    assert judged is None or "1}\n" not in judged.judge
 
 
 def test_a_checkpoint_answers_chats(rendering: Rendering) -> None:
