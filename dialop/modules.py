@@ -1,29 +1,149 @@
-"""Modules of one's own, by import path (my_package.my_game) or by the path of a .py file."""
+"""Modules of one's own, by import path (my_package.my_game) or by the path of a .py file.
+
+A run keeps copies of them, by their names, in a folder with an index (`KEPT`). A copy is imported
+by its name below that folder, and so are the modules that it imports. Python imports one module of
+a name: another file of that name is as good if it holds the same, else it is refused.
+"""
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 from dialop.shown import error_line
 from dialop.specs import nearest
 
+KEPT = "own_files.json"  # the index in a folder of copies
+_PROJECT = Path(__file__).resolve().parents[1]
+
 
 def own_module(name: str, *, what: str, expected: str) -> ModuleType:
     """The module of this name, or the one in the .py file of this path.
 
     Raises:
-        ValueError: one line that begins with the key `what`, if there is no such module or it
-            cannot be imported. `expected` says what the key takes, and what is nearest.
+        ValueError: one line that begins with the key `what`, if there is no such module, it
+            cannot be imported, or another one of its name is. `expected` says what the key takes,
+            and what is nearest.
     """
     if name.endswith(".py") or "/" in name:
         return _from_file(name, what)
     if not all(part.isidentifier() for part in name.split(".")) or not _exists(name):
         raise ValueError(f"{what} must be {expected}")
-    return _imported(name, name, what)
+    module = _imported(name, name, what)
+    if file := getattr(module, "__file__", None):
+        _note(own_files(name, Path(file).resolve()), f"{what} {name}")
+    return module
+
+
+def own_files(module: str, file: Path) -> dict[str, Path]:
+    """The file of each module of the user's own that this one uses, itself first, by name: those
+    that it imports, also inside functions, and those that they import. A module that lies beside
+    it is that file. Modules of Python, of installed packages and of this project are left out."""
+    root = file.parents[len(module.split(".")) - (file.name != "__init__.py")]
+    found, todo = {module: file}, [(module, file)]
+    while todo:
+        name, file = todo.pop()
+        package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+        for each in (*_with_parents(name), *_imports(file, package)):
+            used = None if each in found else _file_of(each)
+            if used is not None and is_own(used):
+                path = root.joinpath(*each.split("."))
+                beside = (path.with_suffix(".py"), path / "__init__.py")
+                found[each] = next((own for own in beside if own.is_file()), used)
+                todo.append((each, found[each]))
+    return {name: file for name, file in found.items() if file.is_file()}
+
+
+@cache
+def imported_digest(file: Path) -> str:
+    """The sha256 of a file of the user's own as this Python first saw it, "" if it was gone."""
+    return sha256_of(file) if file.is_file() else ""
+
+
+def sha256_of(file: str | Path) -> str:
+    """The sha256 of a file."""
+    with Path(file).open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _note(files: dict[str, Path], told: str) -> None:
+    """Keep what these files hold now, just after their import. Raises ValueError if this Python has
+    a module of one of their names that holds something else than the file."""
+    for name, file in files.items():
+        imported_digest(file)
+        had = Path(getattr(sys.modules.get(name), "__file__", None) or file).resolve()
+        if had != file and imported_digest(had) != sha256_of(file):
+            raise ValueError(
+                f"{told} must use files whose names no other module has, got {file}: {name} is "
+                f"{had}, which differs; rename the file, or start Python again if it imported both"
+            )
+
+
+def _imports(file: Path, package: str) -> Iterator[str]:
+    """The full names of what a .py file may import, each after the packages that hold it."""
+    for node in _nodes(file):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".") if node.level else []
+            home = above[: len(above) + 1 - node.level] if node.level else []
+            names = [".".join(filter(None, (*home, node.module, n.name))) for n in node.names]
+        for name in names:
+            yield from _with_parents(name)
+
+
+def texts_in(file: Path) -> Iterator[str]:
+    """The texts that a .py file has as constants, such as the name of a file that it reads."""
+    for node in _nodes(file):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _nodes(file: Path) -> Iterator[ast.AST]:
+    with suppress(OSError, SyntaxError, ValueError):  # whoever imports it will tell
+        yield from ast.walk(ast.parse(file.read_bytes() if file.suffix == ".py" else b""))
+
+
+def _with_parents(name: str) -> Iterator[str]:
+    """The packages that hold a module, and it."""
+    parts = name.split(".")
+    yield from (".".join(parts[: num + 1]) for num in range(len(parts)))
+
+
+def _file_of(name: str) -> Path | None:
+    """The file of a module that is imported, or would be; None for Python's own and a name that
+    belongs to no module. Imports nothing."""
+    if name in sys.modules:
+        file = getattr(sys.modules[name], "__file__", None)
+        return Path(file).resolve() if file else None
+    top, *parts = name.split(".")
+    if top in sys.stdlib_module_names:
+        return None
+    spec = importlib.machinery.PathFinder.find_spec(top)
+    for num in range(len(parts)):
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        below = ".".join((top, *parts[: num + 1]))
+        spec = importlib.machinery.PathFinder.find_spec(below, spec.submodule_search_locations)
+    return Path(spec.origin).resolve() if spec and spec.has_location and spec.origin else None
+
+
+def is_own(file: Path) -> bool:
+    """Whether a file belongs neither to Python nor to an installed package nor to this project."""
+    python = Path(importlib.__file__).resolve().parents[1]
+    kept = any(file.is_relative_to(_PROJECT / name) for name in ("dialop", "selfplay"))
+    installed = {"site-packages", "dist-packages"} & set(file.parts)
+    return not (kept or installed or file.is_relative_to(python))
 
 
 def _exists(name: str) -> bool:
@@ -37,7 +157,8 @@ def _exists(name: str) -> bool:
 def _from_file(name: str, what: str) -> ModuleType:
     """The module in a .py file.
 
-    Its folder joins the module path, so that other processes can import it by its name.
+    Its folder, or that of the copies, joins the module path, so that other processes can import it
+    by its name.
     """
     path = Path(name).resolve()
     if path.suffix != ".py" or not path.is_file():
@@ -45,17 +166,21 @@ def _from_file(name: str, what: str) -> ModuleType:
         raise ValueError(
             f"{what} must be an existing .py file, got {name}{nearest(path.name, near)}"
         )
-    if not path.stem.isidentifier():
+    copies = next((home for home in path.parents if (home / KEPT).is_file()), None)
+    inside = path.relative_to(copies or path.parent)
+    parts = (inside.parent if inside.name == "__init__.py" else inside.with_suffix("")).parts
+    if not parts or not all(part.isidentifier() for part in parts):
         raise ValueError(f"{what} must be a file that Python can import, got {name}")
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    module = _imported(path.stem, name, what)
-    found = getattr(module, "__file__", None)
-    if found is None or Path(found).resolve() != path:
+    if str(copies or path.parent) not in sys.path:
+        # Copies come first: they are what the run imported, wherever that was found.
+        sys.path.insert(0 if copies else len(sys.path), str(copies or path.parent))
+    module = _imported(".".join(parts), name, what)
+    if getattr(module, "__file__", None) is None or not Path(str(module.__file__)).is_file():
         raise ValueError(
             f"{what} must be a file whose name no other module has, got {name}: "
-            f"{path.stem} is {found or 'a part of Python'}; rename the file"
+            f"{module.__name__} is a part of Python; rename the file"
         )
+    _note(own_files(module.__name__, path), f"{what} {name}")
     return module
 
 

@@ -39,7 +39,7 @@ from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import fixed_partners, held_out_at_start
 from selfplay.learner.learner import Learner, make_learner
 from selfplay.metrics.monitors import Monitors
-from selfplay.metrics.run_folder import hold_run, open_run
+from selfplay.metrics.run_folder import hold_run, keep_code, open_run
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.model.hub import local_folder
 from selfplay.model.policy import export, scratch_model
@@ -198,6 +198,7 @@ def _open_folder(config: Config, world: World, cleanup: ExitStack) -> Path:
         damaged = damaged_saves(folder, imitation=imitation)
         open_run(folder, config)  # it refuses other settings before it writes
         repair_folder(folder, damaged, imitation=imitation)
+        keep_code(folder, config)
 
     on_first_rank(make_ready, world)
     check_shared(folder, world)

@@ -18,6 +18,7 @@ from selfplay.atomic import write_atomically
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, GameConfig
 from selfplay.config.load import load, override_words
+from selfplay.config.own_code import own_code, played_names
 from selfplay.config.player_spec import SCRIPTED, parse_spec
 from selfplay.config.text import dump
 from selfplay.data.instances import GENERATED
@@ -44,6 +45,7 @@ from selfplay.evaluation.report import (
 from selfplay.metrics.records import game_record
 from selfplay.model.families import max_positions
 from selfplay.model.hub import described_in
+from selfplay.partners.checkpoints import tell_code
 from selfplay.preflight.command_line import check_asked
 from selfplay.preflight.run import check_endpoint, check_folder, check_machine, read_rendering
 from selfplay.preflight.small_copy import check_copy
@@ -270,6 +272,8 @@ class _Plan:
             people = evaluate_people(records, instances, config.game) if records else None
             self._people = {"people": people} if people is not None else {}
             self._policies = _find_policies(self.plan, asked.overrides, self.games, self.world)
+            if self.world.rank == 0:
+                tell_code(config, None if self.plan.rows else self.plan.players[0].source)
 
     def play(self, *, num_shown: int = NUM_SHOWN) -> dict[str, Evaluation]:
         """The rows of the matches, each with its first `num_shown` games in full."""
@@ -405,6 +409,7 @@ def _facts_of(asked: Namespace, plan: EvalPlan, games: Games) -> dict[str, Any]:
         **plan.config.game.kit.described(games.instances, plan.config.game.options),
         "temperatures": sorted({match.temperature for match in plan.matches}, reverse=True),
         "engine": plan.config.engine.kind,
+        "code": own_code(played_names(plan.config)).digests or None,
         "config": "/".join(asked.config.parts[-2:]) if asked.config else None,
         "start": asked.start if asked.start != "0" else None,
         "overrides": asked.overrides or None,

@@ -23,6 +23,7 @@ from selfplay.apps.report import refresh_report
 from selfplay.checkpoint import export_final
 from selfplay.config import Config, load_config
 from selfplay.config.load import load, override_words
+from selfplay.config.own_code import beside, copies_of
 from selfplay.config.play import check_num_games, check_temperature
 from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.distributed import World, close_world
@@ -364,6 +365,8 @@ def load_run(folder: str | Path) -> SavedRun:
     """The run in a folder, to read. Raises SettingsError for a folder that holds none."""
     if not isinstance(folder, str | Path) or not (Path(folder) / "config.yaml").is_file():
         raise SettingsError(f"{folder} must be the folder of a run, which holds config.yaml")
+    if (home := copies_of(Path(folder) / "config.yaml")) and (line := beside(home)):
+        print(line, flush=True)
     return SavedRun(Path(folder))
 
 

@@ -116,7 +116,8 @@ class Config:
         """Raise ValueError for settings of different sections that contradict each other."""
         for rule in self.monitors:
             parse_rule(rule)
-        self._check_game()
+        if self.game.is_imported:
+            self._check_game()
         self._check_method()
         self._check_memory()
         return self
@@ -135,14 +136,19 @@ class Config:
                 "game.options.brief must be false and game.options.messages true with "
                 "warm_start.recorded: people wrote their messages in the full game"
             )
+        if self.rollout.branch.turns == "decisions" and not kit.ANSWERS:
+            raise ValueError(
+                f"rollout.branch.turns must not be decisions with game.name {self.game.name}, "
+                "which has no proposals to answer; nearest: all"
+            )
+
+    def _check_method(self) -> None:
         scratch = self.model.scratch
         if scratch and self.rollout.max_game_tokens > scratch.max_positions:
             raise ValueError(
                 f"rollout.max_game_tokens must be at most model.scratch.max_positions "
                 f"{scratch.max_positions}, got {self.rollout.max_game_tokens}"
             )
-
-    def _check_method(self) -> None:
         method, size = self.algorithm.advantage, self.rollout.group_size
         if (method == "ppo" or self.model.lora is not None) and self.parallel.tp > 1:
             raise ValueError(
@@ -175,11 +181,6 @@ class Config:
             raise ValueError(
                 f"engine.sessions must be false with rollout.branch.turns {branch_turns}, got "
                 "true: a branch goes on from a turn that only its game's session holds"
-            )
-        if branch_turns == "decisions" and not self.game.kit.ANSWERS:
-            raise ValueError(
-                f"rollout.branch.turns must not be decisions with game.name {self.game.name}, "
-                "which has no proposals to answer; nearest: all"
             )
         if size < 2 and in_groups and branch_turns != "all":
             raise ValueError(

@@ -20,6 +20,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from dialop.specs import nearest
+from selfplay.config.own_code import Code, with_code
 from selfplay.config.schema import join, names_of
 from selfplay.config.secrets import hidden, names_key
 from selfplay.config.text import Loader, show
@@ -34,18 +35,29 @@ _SWITCHED = "warm_start"  # a section that `off`, or false as YAML reads it, set
 _MEANT = {"gpu": "cuda"}  # words that are spelt like another choice
 
 
-def load(cls: type[C], given: Settings | None, overrides: Sequence[str] = ()) -> C:
+def load(
+    cls: type[C],
+    given: Settings | None,
+    overrides: Sequence[str] = (),
+    *,
+    code: Code = "copies",
+) -> C:
     """Read `given` (None: defaults only), then apply `overrides` in order.
+
+    The settings of a run, RUN/config.yaml, stand for its copies of the files of one's own that they
+    name (`own_code`), or for those beside. With none of them no game of one's own is imported: its
+    options stay as given, unchecked.
 
     Raises:
         SettingsError: for unreadable files, unknown keys, invalid values and contradictions.
     """
-    values, origins = _read_all(given, overrides)
+    values, origins = _read_all(given, overrides, code)
     if values.get(_SWITCHED) in (False, "off"):
         values[_SWITCHED] = {}
     declared = [(cls, "")]  # a game adds the class of its options, and their name
+    context = {"declared": declared, "imports": code != "none"}
     try:
-        return TypeAdapter(cls).validate_json(json.dumps(values), context=declared)
+        return TypeAdapter(cls).validate_json(json.dumps(values), context=context)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
     name, named = ".".join(map(str, fault["loc"])), []
@@ -143,14 +155,16 @@ def _origin_of(name: str, origins: Origins) -> str:
 # --- files and overrides
 
 
-def _read_all(given: Settings | None, overrides: Sequence[str]) -> tuple[dict[str, Any], Origins]:
+def _read_all(
+    given: Settings | None, overrides: Sequence[str], code: Code = "copies"
+) -> tuple[dict[str, Any], Origins]:
     """The values given, with the overrides applied in order, and where they were given."""
     values: dict[str, Any] = {}
     origins: Origins = {}
     if isinstance(given, Mapping):
         values, origins = _based(*_of_mapping(given), Path())
     elif isinstance(given, str | Path):
-        values, origins = _read(find_settings(Path(given)))
+        values, origins = _read(find_settings(Path(given)), code=code)
     elif given is not None:
         raise SettingsError(f"settings must be a file, its name or a mapping, got {given!r}")
     for text in overrides:
@@ -167,7 +181,9 @@ def _read_all(given: Settings | None, overrides: Sequence[str]) -> tuple[dict[st
     return values, origins
 
 
-def _read(path: Path, parents: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Origins]:
+def _read(
+    path: Path, parents: tuple[Path, ...] = (), *, code: Code = "copies"
+) -> tuple[dict[str, Any], Origins]:
     """The values of a file merged over those of its `base`, and where both were given."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -179,7 +195,8 @@ def _read(path: Path, parents: tuple[Path, ...] = ()) -> tuple[dict[str, Any], O
     if not isinstance(values, dict | None):
         raise SettingsError(f"{path}: settings must be a mapping of keys, got {show(values)[:80]}")
     origins = {name: f"{path}:{line}" for name, line in lines.items()}
-    return _based(values or {}, origins, path.parent, (*parents, path.resolve()))
+    values = with_code(path, values or {}, code)
+    return _based(values, origins, path.parent, (*parents, path.resolve()))
 
 
 def _of_mapping(given: Mapping[str, Any]) -> tuple[dict[str, Any], Origins]:

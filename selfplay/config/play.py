@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 
 from dialop.kit import Kit, games, load_kit
 from dialop.starts import checked_entries
+from selfplay.config.own_code import is_own_game
 from selfplay.config.player_spec import (
     CHECKPOINT,
     ENDPOINT,
@@ -66,13 +67,20 @@ class GameConfig:
         """The options as the game's own class."""
         if "name" not in info.data:  # refused before
             return options
+        context = info.context or {"declared": [], "imports": True}
+        if not context["imports"] and is_own_game(info.data["name"]):
+            return options or {}
         kind = load_kit(info.data["name"]).Options
         if isinstance(options, kind):
             return options
-        if info.context is not None:
-            info.context.append((kind, "game.options"))
+        context["declared"].append((kind, "game.options"))
         given = json.dumps({} if options is None else options)
         return TypeAdapter[Any](with_config(RULES)(kind)).validate_json(given)
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether the options are the game's own, and not left as given (`load`)."""
+        return not isinstance(self.options, dict)
 
     @property
     def kit(self) -> Kit:

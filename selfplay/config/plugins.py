@@ -6,18 +6,15 @@ docs/your_method.md describes the signatures.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from dialop.modules import own_module
 from dialop.specs import nearest
-from selfplay.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,38 +135,6 @@ def own_functions(config: Any) -> Iterator[tuple[str, str]]:
         name = getattr(getattr(config, section), field)
         if name not in plugin.built_in:
             yield key, name
-
-
-def digest_of(key: str, name: str) -> str:
-    """The sha256 of the file that holds a function of one's own."""
-    file = _module_of(key, name.rpartition(":")[0]).__file__
-    return imported_digest(file) if file else "unknown"
-
-
-def imported_digest(file: str) -> str:
-    """The sha256 of an imported file of the user's own.
-
-    Raises SettingsError if it has changed since a run of this process first used it: Python does
-    not import a module again.
-    """
-    first, now = _first_digest(file), sha256_of(file)
-    if first != now:
-        raise SettingsError(
-            f"{file} must be as this Python imported it: it has changed since, and runs as it was; "
-            "start Python again (in a notebook, restart the kernel)"
-        )
-    return now
-
-
-@lru_cache(maxsize=256)
-def _first_digest(file: str) -> str:
-    return sha256_of(file)
-
-
-def sha256_of(file: str) -> str:
-    """The sha256 of a file."""
-    with Path(file).open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _module_of(key: str, name: str) -> ModuleType:

@@ -167,7 +167,8 @@ def markdown(report: Report, *, games: bool = True, style: str = "pipe") -> str:
     best, the typical and the worst game of a single policy's rows. With the style "plain" it is for
     a terminal."""
     shown, filled = _shows(style)
-    facts = report.facts | {"overrides": " ".join(report.facts.get("overrides", ()))}
+    words, files = report.facts.get("overrides", ()), report.facts.get("code", ())
+    facts = report.facts | {"overrides": " ".join(words), "code": ", ".join(files)}
     rows = _with_partners(report.rows)
     columns = _columns(rows)
     legend = "; ".join(f"*{heading}* {meaning}" for _, heading, meaning in columns)

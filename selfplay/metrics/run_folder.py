@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import platform
 import shlex
@@ -11,18 +12,35 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
+
+import yaml
 
 import selfplay
-from dialop.kit import games
+from dialop.modules import sha256_of
 from dialop.shown import on_one_line
-from selfplay.atomic import MANIFEST, write_atomically
+from selfplay.atomic import MANIFEST, atomic_folder, write_atomically
 from selfplay.config import Config
-from selfplay.config.load import load
-from selfplay.config.plugins import digest_of, imported_digest, own_functions, sha256_of
+from selfplay.config.load import load, read_value
+from selfplay.config.own_code import (
+    CODE,
+    GAME,
+    PLAIN,
+    UNTIL,
+    OwnCode,
+    copies_in,
+    copies_of,
+    digest_of,
+    earlier_code,
+    kept_in,
+    own_code,
+    own_names,
+    same_module,
+    write_copies,
+)
 from selfplay.config.text import difference, dump
 from selfplay.errors import SettingsError
 
@@ -49,7 +67,7 @@ FILES = (
 )
 FOLDERS = (
     *("tokenizer", "random_start", "warm_start_progress", "warm_start", "policy_pool"),
-    *("checkpoints", "final", "final_adapters", "tensorboard", "wandb"),
+    *("checkpoints", "final", "final_adapters", "tensorboard", "wandb", CODE),
 )
 _BROUGHT = ("tokenizer", "random_start", "warm_start")  # may come from another run
 _SHOWN = 12  # settings that a refusal lists
@@ -146,8 +164,13 @@ def open_run(folder: Path, config: Config) -> None:
     its logs and where things are computed may change; changes of the last kind are printed. Raises
     SettingsError if others differ or the saved ones are gone.
     """
-    saved = folder / "config.yaml"
-    changed = difference(load(Config, saved), config) if saved.exists() else []
+    saved, code, copies = folder / "config.yaml", own_code(own_names(config)), folder / CODE
+    if code.files and copies.exists() and kept_in(copies) is None:
+        raise SettingsError(
+            f"{copies} must be free for copies of files of your own, got one that no run wrote; "
+            "move it, or use another folder with out=FOLDER"
+        )
+    changed, names = _compared(saved, config, code) if saved.exists() else ([], {})
     moved = [line for line in changed if _among(_WHERE, line)]
     refused = [line for line in changed if line not in moved and not _among(_LENGTH, line)]
     trained = {name for name in _TRAINED if (folder / name).exists()}
@@ -182,9 +205,14 @@ def open_run(folder: Path, config: Config) -> None:
             "results are no longer bit for bit those of an unbroken run",
             flush=True,
         )
-    own, versions = _own_files(config), _versions()
+    own, versions = _own_files(config, code, names), _versions()
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(saved, dump(config))
+    values: Any = yaml.safe_load(dump(config)) if names else config
+    for key, name in names.items():
+        section, _, field = key.partition(".")
+        values[section][field] = name
+    write_atomically(saved, dump(values))
+    print(*(f"{line}\n" for line in copies_in(own_names(config))), sep="", end="", flush=True)
     with (folder / "code.txt").open("a+", encoding="utf-8") as file:
         file.seek(0)
         lines = file.read().splitlines()
@@ -199,19 +227,84 @@ def open_run(folder: Path, config: Config) -> None:
         file.write("\n".join([*_describe_start(), versions, *digests, "", ""]))
 
 
-def _own_files(config: Config) -> dict[str, str]:
-    """The digest of each file of the user's own that the settings name, under its key and name."""
-    own = {f"{key} {name}": digest_of(key, name) for key, name in own_functions(config)}
-    game = config.game
-    if game.name not in games() and game.kit.file:
-        own[f"game.name {game.name}"] = imported_digest(game.kit.file)
-    for key, name in (
-        ("reward.rubric", config.reward.rubric),
-        ("warm_start.chats", config.warm_start.chats),
-    ):
-        if name is not None and Path(name).is_file():
-            own[f"{key} {name}"] = sha256_of(name)
-    return own
+def keep_code(folder: Path, config: Config) -> None:
+    """Copy the files of the user's own that these settings name, and the modules that they import,
+    into the run's `code/`. Only rank 0 calls this, when nothing else can refuse the start.
+
+    A run that goes on with others keeps those before as `code/until_step_N`, beside its settings:
+    they are the code of all that was trained up to step N.
+    """
+    code, home = own_code(own_names(config)), folder / CODE
+    kept = kept_in(home)
+    if not code.files and kept is None:
+        return
+    values = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    named = {}
+    for key, value in own_names(config):
+        section, _, field = key.partition(".")
+        if name := code.named.get(f"{key} {value}"):
+            named[f"{key} {values[section][field]}"] = name
+    steps = [path.name[5:] for path in folder.glob("checkpoints/step_*")]
+    done = max((int(step) for step in steps if step.isdecimal()), default=0)
+    before = earlier_code(home)
+    stays = {step: path for step, path in before.items() if step < done}
+    if later := [step for step in before if step >= done]:
+        stays[done] = before[min(later)]
+    elif kept is not None and kept.digests != code.digests and _has_trained(folder):
+        stays[done] = home
+    if kept is not None and (kept.digests, kept.named, stays) == (code.digests, named, before):
+        return
+    with atomic_folder(home) as new:
+        write_copies(OwnCode(named, code.files), new)
+        for step, path in stays.items():
+            until = new / f"{UNTIL}{step:06d}"
+            shutil.copytree(path, until, ignore=shutil.ignore_patterns(f"{UNTIL}*", "__pycache__"))
+            if path == home:
+                shutil.copyfile(folder / "config.yaml", until / "config.yaml")
+
+
+def _has_trained(folder: Path) -> bool:
+    return any((folder / name).exists() for name in _TRAINED)
+
+
+def _compared(saved: Path, config: Config, code: OwnCode) -> tuple[list[str], dict[str, str]]:
+    """How the saved settings differ from those given, as `difference`, and the saved name of each
+    file of the user's own that is named anew: by another path with the same content, or as the
+    run's copy."""
+    home = copies_of(saved)
+    kept = kept_in(home) if home else None
+    lines, words, names = [], [], {}
+    for key, value in own_names(config):
+        was = read_value(saved, (), key)
+        before = [what.partition(" ") for what in (kept.named if kept else ())]
+        name = next((name for which, _, name in before if which == key), was)
+        same = value in (name, was)
+        if key not in PLAIN and value.rpartition(":")[2] != str(name).rpartition(":")[2]:
+            pass  # another function of the file
+        elif kept and f"{key} {name}" in kept.named and f"{key} {value}" in code.named:
+            digest = code.digests[code.named[f"{key} {value}"]]
+            same = same or kept.digests[kept.named[f"{key} {name}"]] == digest
+        if same:
+            names[key] = str(name)
+        elif key == GAME and same_module(str(was), value):  # Python imports one of them
+            lines.append(f"{key}: {name} -> {value}")
+        else:
+            continue
+        words.append(f"{key}={json.dumps(value)}")
+    return lines + difference(load(Config, saved, words), config), names
+
+
+def _own_files(config: Config, code: OwnCode, names: Mapping[str, str]) -> dict[str, str]:
+    """The digest of each file of the user's own, under the key that names it and its name in the
+    saved settings, or under its name in `code/`."""
+    own, digests = dict[str, str](), code.digests
+    for key, value in own_names(config):
+        digest = digests.get(code.named.get(f"{key} {value}", "")) or digest_of(key, value)
+        own[f"{key} {names.get(key, value)}"] = digest
+    chats = config.warm_start.chats
+    if chats is not None and Path(chats).is_file():
+        own[f"warm_start.chats {chats}"] = sha256_of(chats)
+    return own | {n: digest for n, digest in digests.items() if n not in code.named.values()}
 
 
 def _among(keys: Collection[str], line: str) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +12,19 @@ from typing import Any
 
 from dialop.kit import SWITCHES, switch
 from dialop.specs import closest, other_form
-from selfplay.checkpoint import policies
-from selfplay.config import GameConfig
+from selfplay.checkpoint import policies, step_of
+from selfplay.config import Config, GameConfig
 from selfplay.config.load import load, read_value
+from selfplay.config.own_code import (
+    CODE,
+    GAME,
+    copies_in,
+    earlier_code,
+    is_own_game,
+    other_code,
+    played_names,
+    same_module,
+)
 from selfplay.errors import SettingsError
 from selfplay.model.hub import SETTINGS, check_weights, is_hub_name, local_folder
 
@@ -67,7 +79,7 @@ def find_source(checkpoint: Path, *, what: str = "RUN") -> Source:
                 f"{what}: the run {checkpoint} has no final/, no checkpoints/step_N/hf and "
                 "no warm_start/ yet"
             )
-        return Source(weights, checkpoint, checkpoint / "config.yaml")
+        return Source(weights, checkpoint, _settings(checkpoint, weights))
     weights = checkpoint / "hf" if _is_model(checkpoint / "hf") else checkpoint
     if not (weights / "config.json").exists() and not _is_model(weights):
         raise SettingsError(
@@ -79,8 +91,17 @@ def find_source(checkpoint: Path, *, what: str = "RUN") -> Source:
         return Source(weights, checkpoint, settings)
     for run in (checkpoint.parent, checkpoint.parent.parent, checkpoint.parent.parent.parent):
         if (run / "config.yaml").exists():
-            return Source(weights, run, run / "config.yaml")
+            return Source(weights, run, _settings(run, weights))
     return Source(weights, checkpoint, None)
+
+
+def _settings(run: Path, weights: Path) -> Path:
+    """The settings of a run beside the code with which it trained these weights of its."""
+    part = weights.parent.name if weights.name == "hf" else weights.name
+    step = int(part[5:]) if part[:5] == "step_" and part[5:].isdecimal() else step_of(weights)
+    steps = [each for each in earlier_code(run / CODE) if part == "warm_start" or 0 <= step <= each]
+    code = earlier_code(run / CODE)[min(steps)] if steps else run
+    return code / "config.yaml"
 
 
 def _published(folder: Path) -> Path | None:
@@ -112,9 +133,12 @@ def check_same_game(
     words += [(f"options.{name}", options[name]) for name in SWITCHES if name in options]
     given = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in words]
     given += [word.removeprefix("game.") for word in overrides if word.startswith("game.")]
+    if (name := str(saved.get("name"))) != game.name and same_module(name, game.name):
+        given += [f"name={json.dumps(game.name)}"]  # the run's copy, or one at another path
     trained_on = load(GameConfig, None, [word for word in given if word.startswith("name=")])
     if trained_on.name == game.name:  # else it may lack these options
         trained_on = load(GameConfig, None, given)
+        say_other_code([(GAME, game.name)] * is_own_game(game.name), source)
     for key in ("name", *(f"options.{name}" for name in SWITCHES)):
         trained, wanted = (_value(each, key) for each in (trained_on, game))
         # A policy without private reasoning can play in either game.
@@ -124,6 +148,29 @@ def check_same_game(
                 f"{what}: game.{key} must be the same for all who meet, got {trained} in "
                 f"{source.home} and {wanted} in {played}"
             )
+
+
+def tell_code(config: Config, source: Source | None) -> None:
+    """Print which code of one's own plays, and how the files beside a run's copies differ by now;
+    warn where the policy was trained with other code."""
+    names = played_names(config)
+    if names:
+        print(f"code: {', '.join(value for _, value in names)}", *copies_in(names), sep="\n")
+    if source is not None:
+        say_other_code(names, source)
+
+
+def say_other_code(names: Sequence[tuple[str, str]], source: Source) -> None:
+    """Warn on the first rank if the code of one's own that these keys name, which plays here, is
+    not that with which the policy was trained."""
+    other = other_code(names, source.settings) if names else []
+    if other and os.environ.get("RANK", "0") == "0":
+        print(
+            f"warning: {', '.join(value for _, value in names)} plays here, and not what "
+            f"{source.home} was trained with, of which {', '.join(other)} differs",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _value(game: GameConfig, key: str) -> str:

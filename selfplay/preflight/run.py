@@ -25,6 +25,7 @@ from dialop.specs import nearest
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, ModelConfig
+from selfplay.config.own_code import own_code, own_names
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, Spec, parse_shares, parse_spec
 from selfplay.data.chats import Chat, check_shown, read_chats
 from selfplay.data.instances import (
@@ -74,6 +75,7 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
         check_folder(Path(config.out), what="out")
         check_names(Path(config.out))
     check_functions(config)
+    own_code(own_names(config))
     check_players(config)
     if config.data.train != GENERATED:
         read_train_file(config)

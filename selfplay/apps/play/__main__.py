@@ -53,7 +53,7 @@ from selfplay.errors import RunEnds, SettingsError
 from selfplay.evaluation.evaluate import check_room
 from selfplay.evaluation.games import find_games
 from selfplay.evaluation.plan import ITSELF, find_config, find_partner
-from selfplay.partners.checkpoints import ONE_PROCESS, Source, find_source
+from selfplay.partners.checkpoints import ONE_PROCESS, Source, find_source, tell_code
 from selfplay.partners.partners import Partners
 from selfplay.preflight.command_line import Parser, refused
 from selfplay.preflight.run import check_endpoint, check_machine, check_writable, read_rendering
@@ -106,9 +106,11 @@ def find_players(args: argparse.Namespace) -> tuple[Spec, Config, Source | None]
             given = "--partner, --watch" if args.config else "one without --config FILE"
             raise ValueError(f"{name} needs --config FILE alone, with the game's name, got {given}")
         config = load_config(args.config, [*ONE_PROCESS, *args.overrides])
+        tell_code(config, None)
         return read_spec(name, config.game, config.rollout, what="RUN"), config, None
     source = find_source(args.run)
     config = find_config(source, args.config, args.overrides)
+    tell_code(config, source)
     played = args.config or source.settings or source.home
     # The policy is welcome in every game here: the person takes a seat that it leaves.
     spec = ITSELF

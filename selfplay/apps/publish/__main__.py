@@ -18,7 +18,6 @@ open_terminal("selfplay.apps.publish")  # before the imports, which take seconds
 # isort: split
 
 import argparse
-import json
 import shutil
 import sys
 from collections.abc import Sequence
@@ -30,10 +29,13 @@ from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from dialop.modules import KEPT
 from selfplay.apps.publish.card import card, public_value, read_results
 from selfplay.atomic import altered, atomic_folder
 from selfplay.checkpoint import step_of
-from selfplay.config import load_config
+from selfplay.config import Config
+from selfplay.config.load import load
+from selfplay.config.own_code import CODE, kept_in
 from selfplay.config.text import dump
 from selfplay.errors import SettingsError
 from selfplay.metrics.run_folder import IMITATED_BOARDS
@@ -50,6 +52,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add("run", type=Path, metavar="RUN", help="the folder of a finished run")
     add("name", metavar="ORG/NAME", help="the repository on the hub")
     add("--out", type=Path, help="folder to write (default: RUN/hub)")
+    add("--code", action="store_true", help="add RUN/code, the run's own game and functions")
     add("--push", action="store_true", help="upload the folder; needs HF_TOKEN or `hf auth login`")
     add("--private", action="store_true", help="make a new repository private")
     args = parser.parse_args(words)
@@ -66,8 +69,9 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def write_folder(run: Path, name: str, out: Path) -> None:
-    """Write the repository `name` of the finished run into `out`, completely or not at all.
+def write_folder(run: Path, name: str, out: Path, *, with_code: bool = False) -> None:
+    """Write the repository `name` of the finished run into `out`, completely or not at all;
+    `with_code` adds the run's copies of the files of one's own. None of them is imported.
 
     Raises SettingsError or ValueError for a run that cannot be published.
     """
@@ -80,17 +84,19 @@ def write_folder(run: Path, name: str, out: Path) -> None:
         raise ValueError(
             f"--out must be a new folder or an unchanged copy of a run, got {out}: {found}"
         )
-    config = load_config(run / "config.yaml")
-    if config.game.name.endswith(".py"):
+    config = load(Config, run / "config.yaml", code="none")
+    copies = kept_in(run / CODE)
+    if with_code and copies is None:
+        raise ValueError(f"--code needs copies of files of one's own, got no {run / CODE / KEPT}")
+    if config.game.name.endswith(".py") and not with_code:
         raise ValueError(
             "RUN must be of a game that its readers can import, got game.name "
-            f"{config.game.name}; nearest: a module, such as my_package.my_game"
+            f"{config.game.name}; nearest: a module, such as my_package.my_game, or --code, which "
+            "publishes the run's copy"
         )
     config = replace(config, out=f"runs/{name.split('/')[1]}")
     settings = public_value(yaml.safe_load(dump(config)))
-    public = load_config(
-        None, [f"{key}={json.dumps(part, ensure_ascii=False)}" for key, part in settings.items()]
-    )
+    public = load(Config, settings, code="none")
     files = [
         file
         for file in sorted(weights.iterdir())
@@ -115,6 +121,9 @@ def write_folder(run: Path, name: str, out: Path) -> None:
             shutil.copy2(file, new / file.name)
         (new / "README.md").write_text(text, encoding="utf-8", errors="backslashreplace")
         (new / SETTINGS).write_text(dump(public), encoding="utf-8")
+        for name in copies.files if with_code and copies else ():
+            (new / CODE / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(run / CODE / name, new / CODE / name)
 
 
 def push(folder: Path, name: str, *, private: bool) -> str:
@@ -137,7 +146,7 @@ def main(words: Sequence[str] | None = None) -> int:
         args = read_arguments(words)
         out = args.out or args.run / "hub"
         check_folder(out, what="--out")
-        write_folder(args.run, args.name, out)
+        write_folder(args.run, args.name, out, with_code=args.code)
     except (SettingsError, ValueError, LookupError, OSError) as error:
         return refused("selfplay.apps.publish", error)
     print(f"wrote {out}: read {out / 'README.md'} before others do")

@@ -95,7 +95,7 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
 
     `code` is the newest paragraph of the run's code.txt, `step` the number of self-play steps.
     """
-    game = config.game.kit.TITLE
+    game = config.game.kit.TITLE if config.game.is_imported else Path(config.game.name).stem
     base = config.model.path
     sampled = results.after["sampled"]
     settings = [f"{key}={value}" for key, _, value in changed(config, Config()) if key != "out"]
@@ -230,6 +230,9 @@ def _front_matter(
 
 def seats_of(game: GameConfig, rollout: RolloutConfig) -> str:
     """The seats that the policy has in the game."""
+    if not game.is_imported:  # code of one's own
+        named = " and the ".join(rollout.policy_seats)
+        return f"the seat of the {named}" if named else "the policy's seats"
     seats, roles = chosen_seats(game, rollout), game.kit.ROLES
     if seats is None:
         return "both seats" if len(roles) == 2 else "all seats"

@@ -16,6 +16,7 @@ from dialop.kit import Kit
 from dialop.shown import on_one_line
 from selfplay.config import Config
 from selfplay.config.load import load
+from selfplay.config.own_code import beside, copies_of
 from selfplay.config.text import changed
 from selfplay.errors import SettingsError
 from selfplay.metrics.monitors import warnings_of
@@ -62,7 +63,7 @@ class RunFiles:
 
     @property
     def kit(self) -> Kit | None:
-        return self.config.game.kit if self.config else None
+        return self.config.game.kit if self.config and self.config.game.is_imported else None
 
     @property
     def warnings(self) -> list[str]:
@@ -131,8 +132,18 @@ def told_apart(runs: Sequence[RunFiles]) -> list[RunFiles]:
 
 
 def _config(path: Path, problems: list[str]) -> Config | None:
+    home = copies_of(path)
     try:
-        return load(Config, path)
+        if home is None:
+            return load(Config, path)
+        why = beside(home, of_game=True)
+        if not why:
+            try:
+                return load(Config, path, code="beside")
+            except SettingsError as error:
+                why = str(error)
+        problems.append(on_one_line(f"{why}; games are drawn as text, as no page imports copies"))
+        return load(Config, path, code="none")
     except SettingsError as error:
         problems.append(on_one_line(str(error)))
         return None

@@ -116,6 +116,31 @@ def test_what_was_written_into_a_copy_is_not_replaced(
     assert (run / "hub" / name).read_text() == "mine"
 
 
+def test_code_of_ones_own_is_published_only_when_asked_and_never_imported(
+    run: Path, tmp_path: Path
+) -> None:
+    (run / "config.yaml").write_text("game: {name: my_game.py}\nmodel: {path: me/base}\n")
+    for name in ("code/my_game.py", "code/pkg/beside.py", "my_game.py"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("raise SystemError('imported')\n")
+    each = {"sha256": "0", "from": f"{tmp_path}/my_game.py"}
+    index = {
+        "named": {"game.name my_game.py": "my_game.py"},
+        "files": {"my_game.py": each, "pkg/beside.py": each},
+    }
+    (run / "code" / "own_files.json").write_text(json.dumps(index))
+    assert publish.main([str(run), "me/pair"]) == 2 and not (run / "hub").exists()
+    assert publish.main([str(run), "me/pair", "--code"]) == 0
+    there = (run / "hub" / "code").rglob("*.*")
+    assert sorted(path.name for path in there) == ["beside.py", "my_game.py"]
+    assert "of my_game, trained from" in (run / "hub" / "README.md").read_text()
+    texts = [path.read_bytes() for path in (run / "hub").rglob("*") if path.is_file()]
+    assert not any(str(tmp_path).encode() in text for text in texts)
+    change = index | {"files": {"../secret": each}}
+    (run / "code" / "own_files.json").write_text(json.dumps(change))
+    assert publish.main([str(run), "me/pair", "--code"]) == 2, "a name outside the folder"
+
+
 def test_the_card_has_the_scores_beside_scripts_and_people(run: Path) -> None:
     assert publish.main([str(run), "me/pair"]) == 0
     text = (run / "hub" / "README.md").read_text()
@@ -190,6 +215,7 @@ def test_what_a_model_wrote_stays_text(run: Path) -> None:
         ("{run} me/pair --out {run}/final", "--out must be a new folder"),
         ("{unfinished} me/pair", "RUN must be finished"),
         ("{own} me/pair", "nearest: a module"),
+        ("{own} me/pair --code", "--code needs copies of files of one's own, got no "),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(

@@ -1,0 +1,251 @@
+"""Files of one's own that settings name, and the copies of them that a run keeps in `code/`.
+
+A copy lies by its module's name below `code/`, whose index says which setting names it, where the
+file was, and its sha256. `RUN/config.yaml` names the files as they were given; whoever reads it
+gets the copies, so that a run means the same in every folder and after its files have changed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any, Literal
+
+from dialop.kit import games
+from dialop.modules import KEPT, imported_digest, is_own, own_files, own_module, sha256_of, texts_in
+from selfplay.config.plugins import own_functions
+from selfplay.errors import SettingsError
+
+CODE = "code"  # the folder of copies in a run
+UNTIL = "until_step_"  # in it, those up to a step, of a run that went on with other code
+GAME, RUBRIC = "game.name", "reward.rubric"
+_DATA = 2**20  # bytes of the largest file that is copied because a module names it
+PLAIN = (GAME, RUBRIC)  # the keys that name a file without a function in it
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCode:
+    """`named` has the name below `code/` of the file of each setting "KEY VALUE", `files` the path
+    and the sha256 of each of these files and of the modules that they import, by that name."""
+
+    named: Mapping[str, str]
+    files: Mapping[str, tuple[Path, str]]
+
+    @property
+    def digests(self) -> dict[str, str]:
+        return {name: digest for name, (_, digest) in self.files.items()}
+
+
+def played_names(config: Any) -> list[tuple[str, str]]:
+    """Those keys of `own_names` whose code plays games, and their values."""
+    return [each for each in own_names(config) if each[0] in (GAME, "rollout.player")]
+
+
+def own_names(config: Any) -> Iterator[tuple[str, str]]:
+    """Each key that names code or a text of one's own, and its value."""
+    if is_own_game(config.game.name):
+        yield GAME, config.game.name
+    yield from own_functions(config)
+    if config.reward.rubric:
+        yield RUBRIC, config.reward.rubric
+
+
+def is_own_game(name: str) -> bool:
+    """Whether a game is a file or a module, and none of this package or of a bridge."""
+    return name not in games() and ":" not in name
+
+
+def same_module(one: str, other: str) -> bool:
+    """Whether two games of one's own are modules of one name, of which Python imports one."""
+    stems = {Path(n).stem if n.endswith(".py") else n.rpartition(".")[2] for n in (one, other)}
+    return len(stems) == 1 and is_own_game(one) and is_own_game(other)
+
+
+def own_code(names: Iterable[tuple[str, str]]) -> OwnCode:
+    """The files that these keys and values name, with the modules that they import. What is an
+    installed package is none.
+
+    Raises SettingsError if one has changed since this Python imported it: Python does not import a
+    module again.
+    """
+    named, files = dict[str, str](), dict[str, tuple[Path, str]]()
+    for key, value in names:
+        module, path = _module_of(key, value)
+        if module is None:
+            if path.is_file():
+                name = path.name if path.suffix != ".py" else f"{path.name}.txt"
+                named[f"{key} {value}"], files[name] = name, (path, sha256_of(path))
+            continue
+        if not (value.partition(":")[0].endswith(".py") or is_own(path)):
+            continue
+        for dotted, file in own_files(module.__name__, path).items():
+            package = dotted if file.name == "__init__.py" else dotted.rpartition(".")[0]
+            name = str(PurePosixPath(*filter(None, package.split(".")), file.name))
+            named.setdefault(f"{key} {value}", name)
+            files[name] = file, _unchanged(file)
+            for text in texts_in(file):
+                if (data := _data_at(file.parent, text)) is not None:
+                    files[str(PurePosixPath(name).parent / text)] = data, sha256_of(data)
+    return OwnCode(named, files)
+
+
+def _data_at(folder: Path, text: str) -> Path | None:
+    """The file that a text names below this folder, if it is small and neither code nor hidden."""
+    parts = PurePosixPath(text).parts
+    if not parts or len(text) > 200 or any(p[0] in "./" for p in parts) or not text.isprintable():
+        return None
+    path = folder.joinpath(*parts)
+    is_data = path.suffix != ".py" and path.is_file() and path.stat().st_size <= _DATA
+    return path if is_data else None
+
+
+def digest_of(key: str, value: str) -> str:
+    """The sha256 of the file that a key of one's own names, "unknown" without a file."""
+    path = _module_of(key, value)[1]
+    return sha256_of(path) if path.is_file() else "unknown"
+
+
+def _module_of(key: str, value: str) -> tuple[ModuleType | None, Path]:
+    """The module that a key names, None for a text, and its file, that of the path if it is one:
+    another one that holds the same may be imported."""
+    name = value if key in PLAIN else value.rpartition(":")[0]
+    if key == RUBRIC:
+        return None, Path(name).resolve()
+    module = own_module(name, what=key, expected=f"a module or a .py file, got {name}")
+    file = name if name.endswith(".py") else module.__file__ or "/"
+    return module, Path(file).resolve()
+
+
+def _unchanged(file: Path) -> str:
+    first, now = imported_digest(file), sha256_of(file)
+    if first != now:
+        raise SettingsError(
+            f"{file} must be as this Python imported it: it has changed since, and runs as it was; "
+            "start Python again (in a notebook, restart the kernel)"
+        )
+    return now
+
+
+# --- the copies of a run --------------------------------------------------------------------------
+
+
+def kept_in(folder: Path) -> OwnCode | None:
+    """What a folder of copies holds, by its index; the paths are where the files were. None if it
+    has no index. Raises SettingsError for one that cannot be read."""
+    path = folder / KEPT
+    if not path.is_file():
+        return None
+    try:
+        index = json.loads(path.read_bytes())
+        files = {
+            name: (Path(each.get("from", "")), str(each["sha256"]))
+            for name, each in index["files"].items()
+        }
+        if outside := [name for name in files if {"..", "/"} & {*PurePosixPath(name).parts}]:
+            raise ValueError(f"{outside[0]} is no name in the folder")
+        return OwnCode({what: str(name) for what, name in index["named"].items()}, files)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise SettingsError(
+            f"{path} must be the index of a run's code: {error!r}; restore the file"
+        ) from None
+
+
+def write_copies(code: OwnCode, folder: Path) -> None:
+    """Copy the files into a folder, with their index. A copy of a copy is of the first file."""
+    index = {}
+    for name, (path, digest) in code.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, folder / name)
+        index[name] = {"sha256": digest, "from": str(_original(path))}
+    text = json.dumps({"named": code.named, "files": index}, indent=1, ensure_ascii=False)
+    (folder / KEPT).write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
+
+
+def home_of(value: str) -> Path | None:
+    """The folder of copies that holds this file, or function of a file."""
+    return next((home for home in Path(value).parents if (home / KEPT).is_file()), None)
+
+
+def _original(path: Path) -> Path:
+    """Where a file was, if it is a copy, else its path."""
+    home = home_of(str(path))
+    kept = kept_in(home) if home else None
+    return (
+        kept.files.get(path.relative_to(home).as_posix(), (path, ""))[0] if home and kept else path
+    )
+
+
+def copies_of(settings: Path | None) -> Path | None:
+    """The folder of the copies that belong to the settings of a run, its config.yaml."""
+    if settings is None or settings.name != "config.yaml":
+        return None
+    homes = (settings.parent / CODE, settings.parent)
+    return next((home for home in homes if (home / KEPT).is_file()), None)
+
+
+def earlier_code(home: Path) -> dict[int, Path]:
+    """The folders in `code/` with the copies that a run had up to a step, by the step."""
+    names = sorted(home.glob(f"{UNTIL}*"))
+    return {int(p.name[len(UNTIL) :]): p for p in names if p.name[len(UNTIL) :].isdecimal()}
+
+
+Code = Literal["copies", "beside", "none"]  # which code the settings of a run stand for
+
+
+def with_code(settings: Path, values: dict[str, Any], code: Code) -> dict[str, Any]:
+    """The values of the settings of a run, with the paths of its copies for the names of its own
+    files, or where the files were that it copied."""
+    home = copies_of(settings) if code != "none" else None
+    kept = kept_in(home) if home else None
+    if home is None or kept is None:
+        return values
+    for what, name in kept.named.items():
+        key, _, value = what.partition(" ")
+        section, _, field = key.partition(".")
+        if not (isinstance(values.get(section), dict) and values[section].get(field) == value):
+            continue
+        file, colon, function = value.rpartition(":") if key not in PLAIN else (value, "", "")
+        if code == "copies" and name in kept.files:
+            file = f"{home}/{name}"
+        elif file.endswith(".py") and not Path(file).is_file():  # it was given from another folder
+            file = str(kept.files[name][0])
+        values[section] = {**values[section], field: f"{file}{colon}{function}"}
+    return values
+
+
+def beside(home: Path, *, of_game: bool = False) -> str:
+    """A line that names the files that were copied into this folder and differ by now, or are gone;
+    "" if there are none. With `of_game` only the game and what is imported count."""
+    kept = kept_in(home)
+    if kept is None:
+        return ""
+    others = {name for what, name in kept.named.items() if of_game and not what.startswith(GAME)}
+    there = dict(each for name, each in kept.files.items() if name not in others)
+    found = [f"{path} is gone" for path in there if not path.is_file()]
+    files = (path for path in there if path.is_file())
+    found += [f"{path} differs" for path in files if sha256_of(path) != there[path]]
+    return f"code: {home} holds the code of its run: {', '.join(found)}" if found else ""
+
+
+def copies_in(names: Iterable[tuple[str, str]]) -> list[str]:
+    """The lines of `beside` for the folders of copies that these values name."""
+    homes = dict.fromkeys(home for _, value in names if (home := home_of(value)))
+    return [line for home in homes if (line := beside(home))]
+
+
+def other_code(names: Sequence[tuple[str, str]], settings: Path | None) -> list[str]:
+    """Which files that these keys name in the run of these settings are none of, or differ from,
+    those that the keys name here."""
+    home = copies_of(settings)
+    kept = kept_in(home) if home else None
+    if kept is None:
+        return []
+    used = own_code(names).digests
+    keys = {key for key, _ in names}
+    named = {name for what, name in kept.named.items() if what.partition(" ")[0] in keys}
+    both = named | (used.keys() & kept.files.keys())
+    return sorted(name for name in both if used.get(name) != kept.digests[name])
