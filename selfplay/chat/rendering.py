@@ -10,12 +10,13 @@ tokenized together. Units: token ids.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product, zip_longest
 from os.path import commonprefix
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jinja2.exceptions import TemplateError
 
@@ -51,6 +52,7 @@ _THOUGHT = "12 or 13?\nMaybe."
 class Rendering:
     """How one tokenizer's chat template turns new text into ids; made by `make_rendering`.
 
+    tokenizer: its chat template has as defaults what the run gives it, in exports too.
     stop_ids: ids that end a sample: the template's end-of-turn, then the tokenizer's eos and those
         of the model's configs if they are other tokens.
     end_id: the end-of-turn id.
@@ -319,7 +321,7 @@ def _make_rendering(
     hidden_user = markers.hide_slot(user_after_system)
     stop_ids = dict.fromkeys((end_id, tokenizer.eos_token_id, *ends))
     rendering = Rendering(
-        tokenizer=tokenizer,
+        tokenizer=_exported(tokenizer, template, template_kwargs or {}),
         stop_ids=tuple(int(i) for i in stop_ids if i is not None),
         end_id=end_id,
         folds_system=folds,
@@ -350,6 +352,24 @@ def _make_rendering(
         drops = len(tail) > len(header)
         _check_extends(rendering, template, system=system_text, stop=stop, drops=drops)
     return rendering
+
+
+def _exported(
+    tokenizer: PreTrainedTokenizerFast, template: Template, given: Mapping[str, object]
+) -> PreTrainedTokenizerFast:
+    """The tokenizer; a copy whose chat template is bound if the run gives it something."""
+    own: Any = tokenizer.chat_template
+    if isinstance(own, list | tuple):
+        own = {of["name"]: of["template"] for of in own}
+    bound: Any = template.bound()
+    if isinstance(own, dict):
+        names = {"default", given.get("chat_template")} & {"default", *own}
+        bound = own | dict.fromkeys(names, bound)
+    if bound == own:
+        return tokenizer
+    tokenizer = copy.copy(tokenizer)
+    tokenizer.chat_template = bound
+    return tokenizer
 
 
 def _turn_end(after_answer: str, markers: Markers) -> str:

@@ -36,6 +36,16 @@ CHATML = (
 # default date of Llama 3's template.
 CLOCK = datetime(2024, 7, 26)
 
+# What templates write of a date, each replaced before one that it contains.
+_DIRECTIVES = ("%-d", "%-m", *(f"%{letter}" for letter in "aAwdbBmyYHIpMSj"))
+# Puts the system text before the first user text, as `Rendering.first` does.
+_FOLDED = (
+    "{%- if messages | length > 1 and messages[0].role == 'system' and messages[0].content is "
+    "string and messages[1].content is string -%}{%- set messages = [{'role': messages[1].role, "
+    "'content': messages[0].content + '\\n\\n' + messages[1].content}] + messages[2:] -%}"
+    "{%- endif -%}"
+)
+
 _NUM_TURNS = 4
 # Rendered in place of contents.
 SLOT = "slotpx{}xqtext"
@@ -94,6 +104,27 @@ class Template:
 
         read = _get_template_variables(self.source) | {"chat_template"}
         return ", ".join(name + nearest(name, sorted(read)) for name in names if name not in read)
+
+    def bound(self) -> str:
+        """The template's code with what a run gave it as defaults, for programs that give nothing:
+        its arguments, the date of `CLOCK` and, if it has no system role, the system text before
+        the first user text."""
+        from transformers.utils.chat_template_utils import _get_template_variables
+
+        read, lines = _get_template_variables(self.source), list[str]()
+        if "strftime_now" in self.source:
+            dates = "".join(f".replace('{d}', '{CLOCK.strftime(d)}')" for d in _DIRECTIVES)
+            lines += ["{%- macro strftime_now(format) -%}{{ format" + dates + " }}{%- endmacro -%}"]
+        lines += [
+            f"{{%- if {name} is not defined or {name} is none -%}}"
+            f"{{%- set {name} = {value!r} -%}}{{%- endif -%}}"
+            for name, value in self.kwargs.items()
+            if name in read
+        ]
+        if not self.has_system():
+            lines += [_FOLDED]
+        new = [line for line in lines if line not in self.source]
+        return "".join([*new, "{# as trained #}\n" * bool(new), self.source])
 
     @cached_property
     def literals(self) -> list[str]:

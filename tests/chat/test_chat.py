@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,12 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
+from transformers import AutoTokenizer
 
 from dialop.game import Prompt
 from dialop.tags import drop_reasoning
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.template import CHATML, CLOCK, CLOSE, Template, think
-from selfplay.chat.tokenizer import train_tokenizer
+from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.data.chats import PASSED
 from selfplay.engines.base import Completion, Request
 from selfplay.errors import SettingsError
@@ -384,6 +386,35 @@ def test_templates_always_read_the_same_date() -> None:
     assert f"Today Date: {CLOCK.strftime('%d %b %Y')}" in text
 
 
+@pytest.mark.parametrize("name", [*FAMILIES, *ANEW])
+def test_an_exported_template_renders_without_arguments_what_the_run_trained(
+    name: str, tmp_path: Path
+) -> None:
+    """Its date, its arguments and the place of its system text, as any program reads the folder;
+    read again by a run, with the arguments or without, it renders the same."""
+    family, rendering = (FAMILIES | ANEW)[name], (RENDERINGS | ANEW_RENDERINGS)[name]
+    assert tokenizer_of(name).chat_template == make_tokenizer(family).chat_template
+    rendering.tokenizer.save_pretrained(tmp_path)
+    for kwargs in ({}, family.kwargs):
+        again = make_rendering(load_tokenizer(tmp_path), template_kwargs=kwargs)
+        assert again.tokenizer.chat_template == rendering.tokenizer.chat_template
+        for system in ("", "Rules: be brief."):
+            told = [{"role": "system", "content": system}] * bool(system)
+            talk = [*told, {"role": "user", "content": "Who?\n"}]
+            expected = rendering.first(system=system, user="Who?\n")
+            assert again.first(system=system, user="Who?\n") == expected
+            served = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
+                talk, return_dict=False, add_generation_prompt=True
+            )
+            assert served == expected
+            more = [{"role": "assistant", "content": "I."}, {"role": "user", "content": "You?"}]
+            served = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
+                [*talk, *more], return_dict=False, add_generation_prompt=True
+            )
+            if name not in CHANGES_HISTORY:
+                assert served == rendering.conversation(system, ["Who?\n", "You?"], ["I."])
+
+
 @pytest.mark.parametrize(
     ("source", "unread"),
     [
@@ -423,6 +454,8 @@ def test_of_several_named_templates_the_default_or_the_named_one_is_used() -> No
     assert first == RENDERINGS["no template"].first(system="", user="A")
     named = make_rendering(tokenizer, template_kwargs={"chat_template": "tool_use"})
     assert "<|im_start|>tool user" in tokenizer.decode(named.first(system="", user="A"))
+    assert named.tokenizer.chat_template["default"] == NAMED["tool_use"] and first
+    assert tokenizer.chat_template == NAMED
     with pytest.raises(SettingsError, match=r"model\.chat_template.*default, tool_use.*'rag'"):
         make_rendering(tokenizer, template_kwargs={"chat_template": "rag"})
     tokenizer.chat_template = {"rag": CHATML}

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 import eval as evaluation
 import train
@@ -69,3 +70,19 @@ def test_what_a_template_allows_and_does_not_read_is_reported_at_start(
     line = reported(qwen, "enable_thinking=false", "enable_thinkin=false", "role=user")
     assert line.count("\n") == 1 and "model.chat_template" in line
     assert line.endswith("not read: enable_thinkin; nearest is enable_thinking, role\n")
+
+
+@pytest.mark.slow
+def test_a_run_writes_the_template_that_it_trained_with(tmp_path: Path) -> None:
+    """With its date, which the family's own template would read from the clock of a server."""
+    model = folder_with(FAMILIES["granite 3.3"], tmp_path / "model")
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    words = [f"model.path={model}", "model.scratch=null", "warm_start.num_games=0", "steps=1"]
+    assert train.main(["--config", f"{tmp_path}/tiny.yaml", f"out={tmp_path}/run", *words]) == 0
+    exports = [path.parent for path in (tmp_path / "run").rglob("tokenizer_config.json")]
+    assert {tmp_path / "run" / "final"} < set(exports)
+    for folder in exports:
+        text = AutoTokenizer.from_pretrained(folder).apply_chat_template(
+            [{"role": "user", "content": "A"}], tokenize=False, add_generation_prompt=True
+        )
+        assert "Today's Date: July 26, 2024." in text
