@@ -94,19 +94,19 @@ def split(
     if share_prefixes:
         by_prefix = sorted(range(len(samples)), key=lambda i: (samples[i], i))
         lengths_shared = shared_lengths([sequence for i in by_prefix for sequence in samples[i]])
-        if sum(lengths_shared) >= LEAST_SAVED * sum(lengths):
+        if pays_off(sum(lengths_shared), sum(lengths)):
             order, shared = by_prefix, lengths_shared
     batches: list[list[int]] = []
-    num_free, in_order = 0, iter(shared)
+    num = num_saved = 0
+    in_order = iter(shared)
     for i in order:
         saved = list(islice(in_order, len(samples[i])))
-        num = lengths[i] - sum(saved)
-        if not batches or num > num_free:
+        num, num_saved = num + lengths[i], num_saved + sum(saved)
+        if not batches or num - num_saved * pays_off(num_saved, num) > budget:
             batches.append([])
             # The first sequence of a batch has none before it.
-            num_free, num = budget, lengths[i] - sum(saved[1:])
+            num, num_saved = lengths[i], sum(saved[1:])
         batches[-1].append(i)
-        num_free -= num
     return batches
 
 
@@ -225,7 +225,7 @@ class Layout:
 def layout(sequences: Sequence[Ids]) -> Layout | None:
     """The layout of sequences in one row, in their order; None if sharing saves too few tokens."""
     shared = shared_lengths(sequences)
-    if sum(shared) < LEAST_SAVED * sum(map(len, sequences)):
+    if not pays_off(sum(shared), sum(map(len, sequences))):
         return None
     path = np.empty(0, np.int64)
     paths, new, num = [], [], 0
@@ -235,6 +235,11 @@ def layout(sequences: Sequence[Ids]) -> Layout | None:
         paths.append(path)
         num += new[-1]
     return Layout(new, np.concatenate(paths))
+
+
+def pays_off(num_shared: int, num_tokens: int) -> bool:
+    """Whether a row of this many tokens is computed without those that are shared."""
+    return num_shared >= LEAST_SAVED * num_tokens
 
 
 def shared_lengths(sequences: Sequence[Ids]) -> list[int]:

@@ -5,7 +5,7 @@ from itertools import chain
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import (
     Gemma2Config,
@@ -19,7 +19,6 @@ from selfplay.advantages.sample import Sample
 from selfplay.config import ScratchConfig
 from selfplay.distributed import init_world
 from selfplay.learner.batch import (
-    LEAST_SAVED,
     MicroBatch,
     layout,
     micro_batches,
@@ -90,8 +89,8 @@ def test_every_token_of_every_sequence_is_in_the_row_once(
     for batch in batches:
         row = [sequences[i] for i in batch]
         shared = shared_lengths(row)
-        assert len(batch) == 1 or sum(map(len, row)) - sum(shared) <= budget
         made = layout(row)
+        assert len(batch) == 1 or sum(made.new if made else map(len, row)) <= budget
         if made is None:
             continue
         assert all(length >= 1 for length in made.new)
@@ -114,8 +113,7 @@ SEQUENCE = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 def test_samples_of_several_sequences_stay_within_the_budget(
     samples: list[list[list[int]]], budget: int
 ) -> None:
-    """Rows of more than one sample hold at most `budget` tokens, or LEAST_SAVED more of them where
-    sharing does not pay off."""
+    """Rows of more than one sample hold at most `budget` tokens, shared prefixes once or not."""
     batches = split(samples, budget=budget)
     assert sorted(i for batch in batches for i in batch) == list(range(len(samples)))
     for batch in batches:
@@ -123,7 +121,25 @@ def test_samples_of_several_sequences_stay_within_the_budget(
         made = layout(row) if row else None
         num = sum(made.new) if made else sum(map(len, row))
         with_tokens = [i for i in batch if samples[i]]
-        assert len(with_tokens) <= 1 or num <= budget / (1 - LEAST_SAVED)
+        assert len(with_tokens) <= 1 or num <= budget
+
+
+REPLIES = st.lists(st.integers(0, 3), min_size=1, max_size=40)
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), REPLIES), min_size=1, max_size=10), st.booleans())
+@example([(8, [2] * 43), (8, [1] * 44), (20, [3] * 32)], True)
+def test_a_micro_batch_computes_at_most_its_budget(
+    games: list[tuple[int, list[int]]], share_prefixes: bool
+) -> None:
+    """Games with the first tokens of one prompt: rows in which sharing saves little, too."""
+    prompt = [i % 5 for i in range(60)]
+    samples = [sample(str(i), [4, *prompt[:num]], own) for i, (num, own) in enumerate(games)]
+    made = list(
+        micro_batches(samples, init_world(device="cpu"), budget=100, share_prefixes=share_prefixes)
+    )
+    assert sorted(i for indices, _ in made for i in indices) == list(range(len(games)))
+    assert all(len(indices) == 1 or len(batch.row.ids_N) <= 100 for indices, batch in made)
 
 
 def tree() -> list[Sample]:
