@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import selfplay  # noqa: F401  it sets how OpenMP waits, which torch reads when it is imported
-from dialop.shown import own_place
+from dialop.shown import first_cause, own_place
 from dialop.terminal import open_terminal, show_error
 
 if __name__ == "__main__":  # before the imports that need packages
@@ -45,11 +45,17 @@ from selfplay.api.run import start
 from selfplay.apps.plan.dry_run import dry_run
 from selfplay.apps.report import REPORT
 from selfplay.atomic import REFUSALS
-from selfplay.errors import RunEnds, SettingsError
+from selfplay.errors import OwnFault, RunEnds, SettingsError, own_fault
 from selfplay.metrics.run_folder import holds_run
 from selfplay.preflight.run import check_run
 
 STAYS = "what was saved before is complete, and the same command goes on from there"
+
+
+def ended_by_own(error: BaseException, folder: Path) -> int:
+    """Print an error of one's own code in one line; returns the exit status."""
+    show_error(typed("train.py"), error, folder if holds_run(folder) else None)
+    return 1
 
 
 def main(words: list[str] | None = None) -> int:
@@ -61,29 +67,32 @@ def main(words: list[str] | None = None) -> int:
             return 0
     except (ValueError, OSError) as error:
         return refused("train.py", error)
+    out, folder = Path(config.out), Path(config.out).absolute()  # also if it changes folders
     try:
         with start(config) as run:
             while run.num_done < config.steps:
                 run.step()  # play, credit, update, measure, push: `take_step` in selfplay/step.py
             run.finish()  # held-out games again, report.html, the policy in final/
             if run.parts.world.rank == 0:
-                print(last_line(run.folder, page=run.folder / REPORT), flush=True)
+                print(last_line(out, page=out / REPORT), flush=True)
     except (SettingsError, RunEnds) as error:
+        if isinstance(error, OwnFault) and own_place(first_cause(error)):
+            return ended_by_own(error, folder)
         return refused("train.py", error, status=2 if isinstance(error, SettingsError) else 1)
     except (OSError, GameError) as error:
         if isinstance(error, OSError) and error.errno not in REFUSALS:
             raise
         return refused("train.py", RunEnds(f"{error}; {STAYS}"), status=1)
     except SystemExit as left:
+        if own_fault(left):
+            return ended_by_own(left, folder)
         if left.code != 128 + signal.SIGTERM:  # which a scheduler sends
             raise
         return refused("train.py", RunEnds(f"ended by SIGTERM; {STAYS}"), status=left.code)
     except Exception as error:  # code of one's own may raise anything
         if not own_place(error):
             raise
-        folder = Path(config.out)
-        show_error(typed("train.py"), error, folder if holds_run(folder) else None)
-        return 1
+        return ended_by_own(error, folder)
     return 0
 
 

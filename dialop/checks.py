@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import random
 import re
 import string
@@ -20,7 +19,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from dialop.game import Game, Step, wrong_measures, wrong_outcome
+from dialop.game import Game, Step, wrong_measures, wrong_outcome, wrong_step
 from dialop.kit import Kit
 from dialop.shown import error_line
 from dialop.tags import split_move
@@ -240,14 +239,8 @@ def _wrong_step(game: Game, step: Step, seat: int, unread: list[bool]) -> str:
     mover = game.seat_to_move
     if step.seat != seat or not step.action or step.error is not None or step.error_kind:
         return f"a legal move has the mover's seat, an action and no error, got {step}"
-    if len(step.observations) != game.num_seats:
-        return f"observations must be one text a seat, got {step.observations}"
-    if step.rewards and len(step.rewards) != game.num_seats:
-        return f"rewards must be one number a seat, got {step.rewards}"
-    if not all(math.isfinite(reward) for reward in step.rewards):
-        return f"rewards must be finite, got {step.rewards}"
-    if mover is not None and mover not in range(game.num_seats):
-        return f"seat_to_move must be a seat or None, got {mover}"
+    if problem := wrong_step(game, step):
+        return problem
     unread[seat] = False
     unread[:] = (old or bool(new) for old, new in zip(unread, step.observations, strict=True))
     if mover is not None and not unread[mover]:
@@ -450,12 +443,8 @@ def _outcome(case: Case) -> Iterator[str]:
 
 
 def _wrong_outcome(game: Game, outcome: Any) -> str:
-    if problem := wrong_outcome(game, outcome):
-        return f"it {problem}"
-    facts = outcome.facts.values()
-    if not all(type(value) in (int, float) and math.isfinite(value) for value in facts):
-        return f"facts must be finite numbers, got {outcome.facts}"
-    return ""
+    problem = wrong_outcome(game, outcome)
+    return problem and f"it {problem}"
 
 
 def _state(case: Case) -> Iterator[str]:

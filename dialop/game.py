@@ -18,13 +18,14 @@ seat gets. The same five methods (`prompt`, `step`, `clone`, `view`, `outcome`) 
 
 from __future__ import annotations
 
-import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol
 
+LARGEST = 1e15  # of a reward, score or measure; float32 holds the squares of such numbers
 _ROUNDING = 1e-9  # by which a score may miss 0 or 1
 
 
@@ -127,11 +128,14 @@ def wrong_outcome(game: Game, outcome: Any) -> str:
         numbers = getattr(outcome, name)
         if name == "seat_scores" and numbers == ():
             continue
-        if not _all_finite(numbers) or len(numbers) != game.num_seats:
-            return f"must give {name} as a tuple of one number a seat, got {numbers!r}"
+        if not all_usable(numbers) or len(numbers) != game.num_seats:
+            rule = f"as a tuple of one number a seat, got {numbers!r}"
+            return f"must give {name} {rule}; none may be beyond {LARGEST:g}"
     scores = (outcome.score_norm, *outcome.seat_scores)
-    if not _all_finite((outcome.score, outcome.proposal_norm, outcome.score_norm)):
+    if not all_usable((outcome.score, outcome.proposal_norm, outcome.score_norm)):
         return f"must give finite numbers as scores, got {outcome}"
+    if not (isinstance(outcome.facts, dict) and all_usable(tuple(outcome.facts.values()))):
+        return f"must give a finite number for each of its facts, got {outcome.facts!r}"
     if not all(-_ROUNDING <= score <= 1 + _ROUNDING for score in scores):
         shown = ", ".join(f"{score:g}" for score in scores)
         return (
@@ -148,37 +152,52 @@ def wrong_outcome(game: Game, outcome: Any) -> str:
 
 def wrong_measures(measures: Any) -> str:
     """What is wrong with what `Game.measures` gave, as "must give …"; "" if nothing is."""
-    if not (isinstance(measures, dict) and _all_finite(tuple(measures.values()))):
+    if not (isinstance(measures, dict) and all_usable(tuple(measures.values()))):
         return f"must give a number for each name, got {measures!r}"
     for name in measures:
-        if name in _EVERY_GAMES or str(name).startswith(("errors_", "eval_", "score/", "reward/")):
-            return f"must give names of its own, got {name!r}, which every game has"
+        if is_taken(name):
+            return f"must give names of its own, got {name!r}, which every run has"
     if len(measures.keys() & {"statements", "true_statements"}) == 1:
         return f"must give both of statements and true_statements, got {', '.join(measures)}"
     return ""
 
 
-# Metrics that are counted for every game; a game may count its words by a rule of its own.
-_EVERY_GAMES = {
-    "agreement",
-    "errors",
-    "games",
-    "honesty",
-    "messages",
-    "optimal",
-    "reward",
-    "reward_std",
-    "score",
-    "score_if_agreed",
-    "score_norm",
-    "step",
-    "turns",
-}
+def wrong_step(game: Game, step: Any) -> str:
+    """What is wrong with what `game.step()` gave, and whose move it then is; "" if nothing is."""
+    if not isinstance(step, Step) or (step.action is None) == (step.error is None):
+        return f"must give a Step with an action or an error, got {step!r}"
+    texts, num = step.observations, game.num_seats
+    if not (isinstance(texts, tuple | list) and [type(text) for text in texts] == [str] * num):
+        return f"observations must be one text a seat, got {texts!r}"
+    if step.rewards and not (all_usable(step.rewards) and len(step.rewards) == num):
+        return f"rewards must be one finite number a seat, got {step.rewards!r}"
+    if game.seat_to_move is not None and game.seat_to_move not in range(num):
+        return f"seat_to_move must be a seat or None, got {game.seat_to_move}"
+    return ""
 
 
-def _all_finite(numbers: Any) -> bool:
+def is_taken(name: Any) -> bool:
+    """Whether a run has a metric of this name: a game or a loss must give its own another."""
+    return _EVERY_RUNS.fullmatch(str(name)) is not None
+
+
+# A game may count its words by a rule of its own.
+_EVERY_RUNS = re.compile(
+    r"step|games|agreement|honesty|messages|optimal|turns|reward(_std|/.*)?|errors(_.*)?|eval_.*"
+    r"|score(_if_agreed|_norm|/.*)?|entropy|lr|(critic_)?grad_norm|policy_loss|imitation_loss(_chats)?"
+    r"|ratio_mean|clip_share|(sync_check_)?mismatch(_max|_mean|_kl|_ess)?|importance_mean|kl_reference"
+    r"|value_loss|value_clip_share|return_mean|explained_variance|void_share|branch_variance"
+    r"|zero_variance_(groups|branches)|(play|credit|sleep|update|push|sync_check|eval|save|step|engine"
+    r"|tokens_per)_s|num_(games|void|instances|groups|suspected|engine_restarts|continuation_tokens"
+    r"|branch_(points|games|tokens)|(optimizer|skipped)_steps|(trained|prompt|generated)_tokens"
+    r"|endpoint_(requests|retries|prompt_tokens|tokens))"
+)
+
+
+def all_usable(numbers: Any) -> bool:
+    """Whether this is a tuple or a list of numbers, none of them NaN or beyond LARGEST."""
     return isinstance(numbers, tuple | list) and all(
-        isinstance(number, Real) and math.isfinite(number) for number in numbers
+        isinstance(number, Real) and abs(float(number)) <= LARGEST for number in numbers
     )
 
 

@@ -43,7 +43,7 @@ from dialop.forms import Form, tag_forms
 from dialop.game import Game, GameError, Prompt, Script
 from dialop.modules import own_module
 from dialop.people import PeoplesGame
-from dialop.shown import error_line
+from dialop.shown import error_line, is_own
 from dialop.specs import choices, nearest, parse_spec
 from dialop.starts import RecordedGame, replay
 from dialop.turns import FunctionScript, TurnGame
@@ -160,14 +160,21 @@ class Kit:
             raise ValueError(f"num must be at least 0 and processes 1, got {num} and {processes}")
         indices = range(start, start + num)
         if processes == 1:
-            make = self._module.generate_instance
-            return [self._checked(make(options, seed=seed, index=index)) for index in indices]
+            return [self._made(options, seed, index) for index in indices]
         make_one = partial(_generate_one, self.name, options, seed)
         with ProcessPoolExecutor(processes, mp_context=Spawn()) as pool:
             chunk = max(1, min(64, num // (4 * processes)))
             return list(pool.map(make_one, indices, chunksize=chunk))
 
-    def _checked(self, instance: Any) -> Any:
+    def _made(self, options: Any, seed: int, index: int) -> Any:
+        try:
+            instance = self._module.generate_instance(options, seed=seed, index=index)
+        except (Exception, SystemExit) as error:
+            if not is_own(error) or isinstance(error, GameError):
+                raise
+            # A worker's traceback stays in its process.
+            why = f"generate_instance of game {self.name} failed at index {index}: "
+            raise GameError(f"{why}{error_line(error)}") from error
         if not isinstance(getattr(instance, "key", None), str):
             raise GameError(
                 f"generate_instance of game {self.name} must return an instance with a text `key`, "

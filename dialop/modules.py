@@ -187,5 +187,5 @@ def _from_file(name: str, what: str) -> ModuleType:
 def _imported(module: str, name: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{what} {name} cannot be imported: {error_line(error)}") from error

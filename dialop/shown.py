@@ -6,9 +6,12 @@ from __future__ import annotations
 import re
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-_NOT_OWN = {"dialop", "selfplay", "train", "eval", "__main__", *sys.stdlib_module_names}
+_PROJECT = ("dialop", "selfplay")
+_NOT_OWN = {*_PROJECT, "train", "eval", "__main__", *sys.stdlib_module_names}
 
 
 def printable(text: str) -> str:
@@ -28,9 +31,11 @@ def on_one_line(text: str) -> str:
 
 def error_line(error: BaseException) -> str:
     """The error's type and message on one line, at most 500 characters of it, after the line of
-    one's own code that it comes from, if any: "my_game.py:53 outcome: KeyError: 'day'"."""
+    one's own code that it comes from, if any, and before its notes: "my_game.py:53 outcome:
+    KeyError: 'day' (in instance 3)"."""
     where = f"{place}: " if (place := own_place(error)) else ""
-    return " ".join(f"{where}{type(error).__name__}: {error}".split())[:500]
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return " ".join(f"{where}{type(error).__name__}: {error}".split())[:500] + notes
 
 
 def error_text(error: BaseException) -> str:
@@ -49,6 +54,26 @@ def own_place(error: BaseException) -> str:
         and "site-packages" not in Path(frame.f_code.co_filename).parts
     ]
     return places[-1] if places else ""
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The error from which this one was raised, or the one before that, back to the first."""
+    return error if error.__cause__ is None else first_cause(error.__cause__)
+
+
+def is_own(error: BaseException) -> bool:
+    """Whether code of one's own raised this error, or asked for this exit: no signal's handler."""
+    if isinstance(error, Exception) or not isinstance(error, SystemExit):
+        return isinstance(error, Exception) and own_place(error) != ""
+    *_, (last, _) = traceback.walk_tb(error.__traceback__)
+    in_project = last.f_globals.get("__name__", "").partition(".")[0] in _PROJECT
+    return own_place(error) != "" and not in_project
+
+
+def line_of(function: Callable[..., Any]) -> str:
+    """File and line where a function of one's own begins, as " (my_loss.py:12)"; "" without."""
+    code = getattr(function, "__code__", None)
+    return f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
 
 
 def fenced(text: str) -> str:

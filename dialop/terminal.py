@@ -12,7 +12,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from dialop.shown import error_line, own_place
+from dialop.shown import error_text, own_place
 
 _PROJECT = ("dialop", "selfplay", "__main__")
 
@@ -71,8 +71,7 @@ def show_error(program: str, error: BaseException, folder: Path | None = None) -
     except OSError:
         sys.stderr.write(trace)
         kept = "the traceback is above"
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    sys.stderr.write(f"{program}: {error_line(error)}{notes}; {kept}\n")
+    sys.stderr.write(f"{program}: {' '.join(error_text(error).split())}; {kept}\n")
 
 
 class _Output(io.FileIO):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -97,6 +98,9 @@ def set_up(
     if world.rank == 0 and (roles := who_plays(config.game, config.rollout)):
         print(f"who plays in training: {roles}", flush=True)
     folder = _open_folder(config, world, cleanup)
+    config = replace(
+        config, out=str(folder)
+    )  # where it is, should code of one's own change folders
     stream = cleanup.enter_context(closing(TrainStream(config)))
     if config.model.path is None:  # what was checked is a stand-in
         checked = make_rendering(
@@ -190,7 +194,7 @@ def set_up(
 
 def _open_folder(config: Config, world: World, cleanup: ExitStack) -> Path:
     """The run's folder, locked until `cleanup`, with the settings and what a kill left repaired."""
-    folder = Path(config.out)
+    folder = Path(config.out).absolute()
     on_first_rank(lambda: cleanup.callback(hold_run(folder).close), world)
 
     def make_ready() -> None:

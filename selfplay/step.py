@@ -29,7 +29,7 @@ from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint
 from selfplay.config import Config
 from selfplay.data.seeds import named_seed
 from selfplay.data.stream import TrainStream
-from selfplay.distributed import World, all_reduce_sum, barrier, gather_objects
+from selfplay.distributed import World, all_reduce_sum, gather_objects, raise_on_all_ranks
 from selfplay.engines.base import Sampling
 from selfplay.errors import RunEnds, with_step
 from selfplay.evaluation.evaluate import EvaluationContext
@@ -187,11 +187,12 @@ def evaluates_after(config: Config, num_done: int) -> bool:
 
 def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
     """Play `rollout.group_size` games of each of the step's instances with these numbers."""
-    config = run.config
-    with run.timed("play"):
+    config, partners = run.config, run.partners.for_step(step)
+    # Which waits for the last games, so that this time is play's.
+    with run.timed("play"), raise_on_all_ranks(run.world):
         setups = self_play_games(
             run.stream.step(step, numbers),
-            run.partners.for_step(step),
+            partners,
             step=step,
             game=config.game,
             rollout=config.rollout,
@@ -211,7 +212,6 @@ def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
         if run.judge is not None:
             rollout = _judged(run.judge, rollout)
         episodes = with_rewards(rollout.episodes, config.reward)
-        barrier(run.world)  # so that the wait for the last games is timed as play
     return Rollout(episodes, rollout.stats)
 
 

@@ -9,12 +9,13 @@ Shapes: G samples of a group, B samples of a batch, T tokens of a sample, K of t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from dialop.game import LARGEST, all_usable
 from selfplay.advantages.branches import branch_samples
 from selfplay.advantages.rewards import (
     episode_samples,
@@ -24,8 +25,16 @@ from selfplay.advantages.rewards import (
 )
 from selfplay.advantages.sample import Sample, trained_stretches
 from selfplay.config import AlgorithmConfig, RewardConfig
-from selfplay.config.plugins import function_of
-from selfplay.distributed import World, gather_objects
+from selfplay.config.plugins import function_of, own_call
+from selfplay.distributed import (
+    World,
+    broadcast_object,
+    check_switches,
+    gather_objects,
+    raise_on_all_ranks,
+    torch_switches,
+)
+from selfplay.errors import OwnFault
 from selfplay.rollout.episode import Episode
 
 T = TypeVar("T")
@@ -111,14 +120,17 @@ def compute_advantages(
     its next state, such as moving averages, equal on every rank. Samples without a group keep their
     advantages.
 
-    Every rank must call: a group may lie on several ranks."""
+    Every rank must call: a group may lie on several ranks. All use what rank 0 computes. Raises
+    OwnFault, on every rank, for an advantage of one's own that fails."""
     by_rank = gather_objects(sample_statistics(samples), world)
     # A sample that several ranks hold counts once.
     statistics = list({one.name: one for of_rank in by_rank for one in of_rank}.values())
     if not statistics:
         return list(samples), dict(state)
-    state, advantage = dict(state), function_of("algorithm.advantage", algorithm.advantage)
-    scales = advantage(statistics, state, algorithm)
+    key, name, state = "algorithm.advantage", algorithm.advantage, dict(state)
+    with raise_on_all_ranks(world), own_call(key, name):
+        scales = checked_scales(function_of(key, name), statistics, state, algorithm)
+    scales, state = broadcast_object((scales, state), world)
     scale_of = {one.name: scale for one, scale in zip(statistics, scales, strict=True)}
     with_advantages = []
     for sample in samples:
@@ -129,13 +141,60 @@ def compute_advantages(
     return with_advantages, state
 
 
-def _with_advantages(sample: Sample, baselines: float | Sequence[float], divisor: float) -> Sample:
+def checked_scales(
+    advantage: Callable[..., Any],
+    samples: Statistics,
+    state: dict[str, float],
+    algorithm: AlgorithmConfig,
+) -> list[tuple[tuple[float, ...], float] | None]:
+    """What an advantage function gives: each sample's baseline of each turn and its divisor, None
+    for one that is left out. It may change `state`. Raises OwnFault for what no step can use."""
+    given = list(samples)
+    switches, result = torch_switches(), advantage(given, state, algorithm)
+    check_switches(switches)
+    if given != list(samples):
+        raise OwnFault("it must not change samples")
+    scales = [*result] if isinstance(result, Iterable) else []
+    pairs = all(s is None or (isinstance(s, Sequence) and len(s) == 2) for s in scales)
+    if not pairs or len(scales) != len(samples):
+        raise OwnFault(
+            f"it must return (baseline, divisor) for each of {len(samples)} samples, got "
+            f"{result!r:.300}, of {len(scales)}; None leaves a sample out"
+        )
+    plain = all(isinstance(k, str) and type(v) in (int, float) for k, v in state.items())
+    if not (plain and all_usable([*state.values()])):
+        raise OwnFault(
+            f"its state must be numbers by name, none NaN or beyond {LARGEST:g}, got {state!r:.300}"
+        )
+    found: list[tuple[tuple[float, ...], float] | None] = []
+    for one, scale in zip(samples, scales, strict=True):
+        if scale is None:
+            found.append(None)
+            continue
+        (baseline, divisor), num_turns = scale, len(one.turns)
+        baselines = baseline if isinstance(baseline, Sequence) else [baseline] * num_turns
+        try:
+            of_turns, by = tuple(map(float, baselines)), float(divisor)
+            sizes = [(mean - b) / by for mean, b in zip(one.turns, of_turns, strict=True)]
+        except (TypeError, ValueError, ArithmeticError):
+            sizes = [math.nan]
+        if not (all_usable(sizes) and all_usable(of_turns) and 0 < by < math.inf):
+            raise OwnFault(
+                f"baselines must be finite, one for all turns or for each of {num_turns}, and "
+                f"divisors above 0, got {baseline} and {divisor} in a group of "
+                f"{sum(other.group == one.group for other in samples)} ({one.name}); no advantage "
+                f"may be beyond {LARGEST:g}"
+            )
+        found.append((of_turns, by))
+    return found
+
+
+def _with_advantages(sample: Sample, baselines: Sequence[float], divisor: float) -> Sample:
     """The sample with (return - baseline) / divisor on every trained token."""
     returns_T = token_returns(sample)
     advantages_T = [0.0] * len(returns_T)
     for turn, (start, end) in enumerate(trained_stretches(sample.mask)):
-        baseline = baselines[turn] if isinstance(baselines, Sequence) else baselines
-        advantages_T[start:end] = [(g - baseline) / divisor for g in returns_T[start:end]]
+        advantages_T[start:end] = [(g - baselines[turn]) / divisor for g in returns_T[start:end]]
     return replace(sample, advantages=advantages_T)
 
 

@@ -8,7 +8,6 @@ elsewhere (`branches.py`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,11 +15,12 @@ from inspect import signature
 from itertools import accumulate, pairwise
 from typing import Any
 
+from dialop.game import LARGEST, all_usable
 from selfplay.advantages.sample import Sample
 from selfplay.chat.transcript import Span
 from selfplay.config import RewardConfig
-from selfplay.config.plugins import function_of
-from selfplay.errors import SettingsError
+from selfplay.config.plugins import function_of, own_call
+from selfplay.errors import OwnFault, SettingsError
 from selfplay.rollout.episode import Episode
 
 UNACCEPTED = 0.5  # with `regret`, the fraction of its value that an unaccepted proposal pays
@@ -98,19 +98,20 @@ def with_rewards(episodes: Sequence[Episode], config: RewardConfig) -> list[Epis
     """The games with the rewards of `reward.function` in their outcomes and turns, including the
     continuations of branch points.
 
-    Raises SettingsError if the function does not give one finite number a seat.
+    Raises OwnFault if the function does not give one usable number a seat.
     """
     function = function_of("reward.function", config.function)
     if "options" in signature(function).parameters:
         function = partial(function, options=config.options)
-    return [_with_rewards(episode, function, config.function) for episode in episodes]
+    with own_call("reward.function", config.function):
+        return [_with_rewards(episode, function) for episode in episodes]
 
 
-def _with_rewards(episode: Episode, function: Callable[..., Any], name: str) -> Episode:
+def _with_rewards(episode: Episode, function: Callable[..., Any]) -> Episode:
     num = len(episode.outcome.rewards)
     try:
         given = function(episode)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         error.add_note(f"in {name_of(episode)}")
         raise
     try:
@@ -118,23 +119,22 @@ def _with_rewards(episode: Episode, function: Callable[..., Any], name: str) -> 
         moves = moves or [()] * len(episode.turns)
         lists = [rewards, *(of_seats for of_seats in moves if len(of_seats))]
         right = len(moves) == len(episode.turns) and all(
-            len(of_seats) == num and all(map(math.isfinite, of_seats)) for of_seats in lists
+            len(of_seats) == num and all_usable([*of_seats]) for of_seats in lists
         )
     except (TypeError, ValueError):  # no pair, or a number in place of a list
         right = False
     if not right:
-        raise SettingsError(
-            f"reward.function {name} must return (rewards, turn rewards), {num} finite numbers, "
-            f"one a seat, and () or {len(episode.turns)} lists, one a turn, each () or {num} "
-            f"finite numbers, got {given!r} ({name_of(episode)})"
+        raise OwnFault(
+            f"must return (rewards, turn rewards), {num} finite numbers, one a seat, and () or "
+            f"{len(episode.turns)} lists, one a turn, each () or {num} finite numbers, none beyond "
+            f"{LARGEST:g}, got {given!r:.300} ({name_of(episode)})"
         )
     turns = zip(episode.turns, moves, strict=True)
     branches = (
         replace(
             point,
             continuations={
-                key: _with_rewards(game, function, name)
-                for key, game in point.continuations.items()
+                key: _with_rewards(game, function) for key, game in point.continuations.items()
             },
         )
         for point in episode.branches

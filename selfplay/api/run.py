@@ -170,9 +170,10 @@ class OpenRun(SavedRun):
 
         Raises:
             SettingsError: for other overrides; or if the settings have no step left, an earlier
-                call has ended the run, or a loss of one's own returns wrong shapes, which leaves
-                the step unsaved.
-            RunEnds: for a check that ends the run, after its state is saved.
+                call has ended the run, or a loss of one's own fails after some of the step's
+                optimizer steps, which leaves the step unsaved.
+            RunEnds: for a check that ends the run, after its state is saved; an OwnFault for code
+                of one's own.
         """
         settings = self.parts.config
         if self.num_done >= settings.steps:

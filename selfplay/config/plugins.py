@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
 from dialop.modules import own_module
+from dialop.shown import error_line, line_of
 from dialop.specs import nearest
+from selfplay.errors import OwnFault, own_fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,23 @@ def function_of(key: str, name: str) -> Callable[..., Any]:
             f"({', '.join(required)})"
         )
     return function
+
+
+@contextmanager
+def own_call(key: str, name: str) -> Iterator[None]:
+    """Make what goes wrong in a call of the function that a key names, and in the checks of what it
+    returned, an OwnFault of one line: the key, the function, what was wrong, and where it stands.
+    An exit is an error. Errors of a built-in function stay as they are."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        fault, told = own_fault(error), f"{key} {name}: "
+        if fault is error and str(error).startswith(told):  # by a call inside this one
+            raise
+        if fault is None and (name in PLUGINS[key].built_in or isinstance(error, SystemExit)):
+            raise
+        where = line_of(function_of(key, name)) if isinstance(error, OwnFault) else ""
+        raise OwnFault(f"{told}{fault or error_line(error)}{where}") from error
 
 
 def key_of(name: str) -> str:

@@ -22,9 +22,12 @@ from selfplay.distributed.world import (
     all_reduce_sum,
     barrier,
     broadcast_object,
+    check_switches,
     close_world,
     exchange_objects,
     gather_objects,
     init_world,
     on_first_rank,
+    raise_on_all_ranks,
+    torch_switches,
 )

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import pickle
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -22,6 +23,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from selfplay.errors import EngineFault, EnginesFailed, OwnFault, own_fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +302,60 @@ def on_first_rank(action: Callable[[], object], world: World) -> None:
     failure = broadcast_object(failure, world)
     if failure is not None:
         raise failure
+
+
+def torch_switches() -> dict[str, Any]:
+    """What decides how this process computes, by the functions that change it."""
+    return {
+        "torch.set_default_dtype": torch.get_default_dtype(),
+        "torch.set_default_device": torch.get_default_device(),
+        "torch.set_grad_enabled": torch.is_grad_enabled(),
+        "torch.set_num_threads": torch.get_num_threads(),
+        "torch.set_float32_matmul_precision": torch.get_float32_matmul_precision(),
+    }
+
+
+def check_switches(before: Mapping[str, Any]) -> None:
+    """Set a switch that differs from before back, and raise OwnFault."""
+    now = torch_switches()
+    for name, value in before.items():
+        if now[name] != value:
+            getattr(torch, name.removeprefix("torch."))(value)
+            raise OwnFault(f"own code must leave {name} as it was, {value}, got {now[name]}")
+
+
+@contextmanager
+def raise_on_all_ranks(world: World) -> Iterator[None]:
+    """Raise on every rank what this block raises on any: an OwnFault if code of one's own fails,
+    else EnginesFailed for each EngineFault.
+
+    A switch of PyTorch that the block leaves changed is a fault too: other numbers would follow in
+    silence. Every rank must enter it. A rank keeps its fault until the end of the block: if it left
+    a collective with an error of its own, the other ranks would wait for it. A block may hold
+    others of its kind, and no other collective.
+    """
+    fault: EngineFault | OwnFault | None = None
+    cause: BaseException | None = None
+    before = torch_switches()
+    try:
+        yield
+        check_switches(before)
+    except (Exception, SystemExit) as error:
+        fault, cause = error if isinstance(error, EngineFault) else own_fault(error), error
+        if fault is None or getattr(fault, "everywhere", False):
+            raise
+    own = isinstance(fault, OwnFault)
+    # The other ranks of a replica only repeat their leader's fault of the engine.
+    told = fault is not None and (own or world.replica.leads)
+    found = gather_objects((own, str(fault)) if told else None, world)
+    faults = {rank: one for rank, one in enumerate(found) if one is not None}
+    for of_own_code, text in faults.values():
+        if of_own_code:
+            shared = OwnFault(text)
+            shared.everywhere = True
+            raise shared from cause
+    if faults:
+        raise EnginesFailed({rank: text for rank, (_, text) in faults.items()}) from cause
 
 
 def barrier(world: World) -> None:

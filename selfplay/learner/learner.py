@@ -26,9 +26,10 @@ from selfplay.distributed import (
     as_forward,
     gather_objects,
     local_part,
+    raise_on_all_ranks,
     shard_alone,
 )
-from selfplay.errors import SettingsError
+from selfplay.errors import OwnFault, SettingsError
 from selfplay.learner.batch import MicroBatch
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.model.exact import Kernels
@@ -200,6 +201,7 @@ class TokenMeans:
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, float] = {}
         self._largest: dict[str, Tensor] = {}
+        self.faults: list[OwnFault] = []  # why a loss of one's own gave nothing to add
 
     def add(self, values: dict[str, Tensor], batch: MicroBatch) -> None:
         """Add values [M] under their names; those of a dummy batch count as no value."""
@@ -216,10 +218,15 @@ class TokenMeans:
         self._largest[name] = value if before is None else torch.maximum(before, value)
 
     def means(self) -> dict[str, float]:
-        """Means and largest values by name. Every rank must call, with the same names."""
-        names = sorted(self._sums)
-        sums = all_reduce_sum([float(self._sums[n]) for n in names], self._world)
-        counts = all_reduce_sum([self._counts[n] for n in names], self._world)
+        """Means and largest values by name. Every rank must call. Raises the first of `faults` on
+        every rank."""
+        with raise_on_all_ranks(self._world):
+            for fault in self.faults:
+                raise fault
+        # A loss of one's own may give a metric in some of its calls alone.
+        names = sorted({name for of in gather_objects([*self._sums], self._world) for name in of})
+        sums = all_reduce_sum([float(self._sums.get(n, 0.0)) for n in names], self._world)
+        counts = all_reduce_sum([self._counts.get(n, 0.0) for n in names], self._world)
         means = {n: s / c for n, s, c in zip(names, sums, counts, strict=True) if c}
         largest = {name: max(0.0, float(value)) for name, value in sorted(self._largest.items())}
         return means | {n: all_reduce_max(value, self._world) for n, value in largest.items()}

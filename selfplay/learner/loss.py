@@ -17,29 +17,52 @@ gradient.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dialop.game import is_taken
 from selfplay.config import AlgorithmConfig
+from selfplay.distributed import check_switches, torch_switches
+from selfplay.errors import OwnFault
 from selfplay.learner.batch import MicroBatch
 
 Losses = tuple[Tensor, dict[str, Tensor]]  # losses [M], metrics [M] by name
+OF_LOSSES = ("ratio_mean", "clip_share")  # metrics that the built-in losses give
 LARGEST_LOG = 20.0  # nats; exp(20) is 4.9e8. verl clamps log-ratios to the same range
 
 
-def why_no_losses(result: Any, logprobs_M: Tensor) -> str | None:
-    """The rule that what a policy loss returned breaks; None if losses and metrics are [M]."""
+def checked_losses(
+    loss: Callable[..., Any], logprobs_M: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig
+) -> Losses:
+    """What a policy loss gives. Raises OwnFault for what no step can use."""
+    values = [logprobs_M, *(getattr(batch, field.name) for field in fields(batch))]
+    tensors = [each for each in values if isinstance(each, Tensor)]
+    versions = [each._version for each in tensors]  # which each change in place raises
+    switches = torch_switches()
+    result = loss(logprobs_M, batch, algorithm)
+    check_switches(switches)
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-        return f"it must return (losses_M, metrics), got {type(result).__name__}"
+        raise OwnFault(f"it must return (losses_M, metrics), got {type(result).__name__}")
     for name, values_M in {"losses_M": result[0], **result[1]}.items():
         is_tensor = isinstance(values_M, Tensor)
         if not is_tensor or values_M.shape != logprobs_M.shape:
             shape = tuple(values_M.shape) if is_tensor else type(values_M).__name__
             wanted = tuple(logprobs_M.shape)
-            return f"{name} must have the shape [M] of logprobs_M, {wanted}, got {shape}"
-    return None
+            raise OwnFault(f"{name} must have the shape [M] of logprobs_M, {wanted}, got {shape}")
+        if values_M.device != logprobs_M.device:
+            raise OwnFault(f"{name} must be on {logprobs_M.device}, got {values_M.device}")
+        if name != "losses_M" and name not in OF_LOSSES and (is_taken(name) or name == "words"):
+            raise OwnFault(f"metrics must have names of their own, got {name!r}, a run's own")
+    if [each._version for each in tensors] != versions:
+        raise OwnFault("it must not change its batch")
+    if not result[0].requires_grad:
+        raise OwnFault("its losses must depend on logprobs_M, got no gradient")
+    losses: Losses = result
+    return losses
 
 
 def ratio(logs: Tensor) -> Tensor:

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from selfplay.advantages.sample import Sample
 from selfplay.config import AlgorithmConfig, Config, CriticConfig
-from selfplay.config.plugins import function_of
+from selfplay.config.plugins import function_of, own_call
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, all_reduce_sum, clip_grad_norm, gather_objects
-from selfplay.errors import RunEnds, SettingsError
+from selfplay.errors import OwnFault, RunEnds, SettingsError
 from selfplay.learner.batch import MicroBatch, micro_batches, num_trained_tokens
 from selfplay.learner.learner import (
     Learner,
@@ -34,10 +34,10 @@ from selfplay.learner.learner import (
 )
 from selfplay.learner.loss import (
     aggregation_weights,
+    checked_losses,
     clipped_value_loss,
     kl_estimate,
     kl_losses,
-    why_no_losses,
 )
 from selfplay.learner.rescore import (
     MISMATCH_METRICS,
@@ -81,7 +81,8 @@ def update_policy(
     gradient that is not finite). The log-prob mismatch of engine and trainer is measured before
     any weight changes: on all samples with recomputed log-probs, else on the first optimizer step's
     (`minibatches`: 1 has all in it). If its mean is above `max_mismatch`, in nats per token, this
-    raises EngineDisagrees and no weight changes. Every rank must call.
+    raises EngineDisagrees and no weight changes, as none does at an OwnFault; a SettingsError of a
+    loss of one's own comes after some have. Every rank must call.
     """
     rollout_metrics: dict[str, float] = {}
     if config.algorithm.old_logprobs == "recomputed":
@@ -113,6 +114,10 @@ def update_policy(
         except NonFinite as error:
             skipped.append(str(error))
             continue
+        except OwnFault as error:
+            if not per_step:  # no weight has changed
+                raise
+            raise SettingsError(f"{error}; this step is not saved") from error
         if metrics:
             per_step.append(metrics)
     metrics = _over_steps(per_step, num_skipped=len(skipped), epochs=config.algorithm.epochs)
@@ -334,11 +339,13 @@ def _surrogate_loss(
         temperature=temperature,
         entropy_grad=algorithm.entropy > 0,
     )
-    policy_loss = function_of("algorithm.loss", algorithm.loss)
-    result = policy_loss(logprobs_M, batch, algorithm)
-    if why := why_no_losses(result, logprobs_M):  # earlier optimizer steps may have been taken
-        raise SettingsError(f"algorithm.loss {algorithm.loss}: {why}; this step is not saved")
-    losses_M, metrics = result
+    try:
+        with own_call("algorithm.loss", algorithm.loss):
+            policy_loss = function_of("algorithm.loss", algorithm.loss)
+            losses_M, metrics = checked_losses(policy_loss, logprobs_M, batch, algorithm)
+    except OwnFault as fault:  # the pass goes on: its collectives involve the other ranks
+        token_means.faults.append(fault)
+        losses_M, metrics = 0.0 * logprobs_M, {}
     losses_M = losses_M * batch.importance_M
     metrics = {**metrics, "policy_loss": losses_M, "entropy": entropies_M}
     if algorithm.old_logprobs == "engine":

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dialop.game import Prompt
+from dialop.game import Game, GameError, Prompt
 from dialop.kit import Kit
 from dialop.marks import read_mark
 from dialop.tags import after_thought, in_thought, indent_further
@@ -25,7 +25,7 @@ from selfplay.engines.base import Completion, Message, Request
 from selfplay.errors import SettingsError
 from selfplay.partners.partners import Partners
 from selfplay.rollout.driver import play_scripted
-from selfplay.rollout.episode import Episode, limits_of
+from selfplay.rollout.episode import Episode, checked_outcome, limits_of, measures_of
 from selfplay.rollout.seating import scripted_games
 
 _MAX_NEW_TOKENS = 300
@@ -135,10 +135,13 @@ def _rated(episode: Episode, completion: Completion, judge: Judge) -> Episode | 
         if game is None:
             _warn_of_unmarked(judge, completion)
             return replace(episode, measures=episode.measures | {"judged": 0.0})
-        measures = game.measures(episode.policy_seats or range(game.num_seats))
-        return replace(
-            episode, game=game, outcome=game.outcome(), measures=measures | {"judged": 1.0}
-        )
+        if not isinstance(game, Game):
+            raise GameError(
+                f"judged of game {judge.kit.name} must give a game or None, got {game!r}"
+            )
+        seats, key = episode.policy_seats or range(game.num_seats), episode.instance
+        measures = measures_of(game, seats, key) | {"judged": 1.0}
+        return replace(episode, game=game, outcome=checked_outcome(game, key), measures=measures)
     mark = read_mark(answer, "mark")
     if mark is None:
         _warn_of_unmarked(judge, completion)

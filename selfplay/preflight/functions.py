@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,19 +13,19 @@ from typing import Any
 
 import torch
 
-from dialop.shown import error_line
+from dialop.shown import first_cause
 from dialop.specs import nearest
-from selfplay.advantages.advantages import SampleStatistics
+from selfplay.advantages.advantages import SampleStatistics, checked_scales
 from selfplay.advantages.rewards import move_rewards, seat_reward, with_rewards
 from selfplay.advantages.sample import Sample, trained_stretches
 from selfplay.chat.rendering import make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.config import Config, RewardConfig
-from selfplay.config.plugins import function_of, own_functions
+from selfplay.config.plugins import function_of, own_call, own_functions
 from selfplay.engines.base import Completion, Request
-from selfplay.errors import SettingsError
-from selfplay.learner.batch import MicroBatch, pack
-from selfplay.learner.loss import why_no_losses
+from selfplay.errors import OwnFault, SettingsError
+from selfplay.learner.batch import pack
+from selfplay.learner.loss import checked_losses
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import GameSetup, Position, limits_of
 from selfplay.rollout.seat_rules import chosen_seats
@@ -57,19 +56,14 @@ def findings(key: str, name: str, config: Config) -> Iterator[str]:
     """
     function = function_of(key, name)
     try:
-        yield from _CHECKS[key](function, config)
-    except Exception as error:
-        own = isinstance(error, _Wrong | SettingsError)
-        section = key.partition(".")[0]
-        line = str(error) if own else error_line(error) + _hint(error, section, config)
-        raise ValueError(f"{key} {name}: {line.removeprefix(f'{key} {name} ')}") from error
+        with own_call(key, name):
+            yield from _CHECKS[key](function, config)
+    except (OwnFault, SettingsError) as error:
+        hint = _hint(first_cause(error), key.partition(".")[0], config)
+        raise ValueError(f"{error}{hint}") from error
 
 
-class _Wrong(ValueError):
-    """A check that failed."""
-
-
-def _hint(error: Exception, section: str, config: Config) -> str:
+def _hint(error: BaseException, section: str, config: Config) -> str:
     """What to do about an option that is not given or an attribute that does not exist."""
     options: Mapping[str, Any] | None = getattr(getattr(config, section), "options", None)
     if isinstance(error, KeyError) and error.args and options is not None:
@@ -81,9 +75,16 @@ def _hint(error: Exception, section: str, config: Config) -> str:
     return ""
 
 
+def _scripted(config: Config, specs: Sequence[str], num: int) -> list[GameSetup]:
+    """Games of the same `num` instances between scripted players of each spec."""
+    kit, game = config.game.kit, config.game
+    instances = kit.generate(kit.easy(game.options), seed=0, num=num)
+    return [setup for spec in specs for setup in scripted_games(instances, spec=spec, game=game)]
+
+
 def _require(right: bool, rule: str) -> None:
     if not right:
-        raise _Wrong(rule)
+        raise OwnFault(rule)
 
 
 # --- losses ---------------------------------------------------------------------------------------
@@ -96,7 +97,15 @@ def _check_loss(loss: Callable[..., Any], config: Config) -> Iterator[str]:
     moved_M = torch.tensor([0.0, 0.3, -0.1, 0.1, -0.2, 0.05, 0.5, -0.5])
     logprobs_M = (batch.old_logprobs_M + moved_M).requires_grad_()
     before = [batch.old_logprobs_M.clone(), batch.advantages_M.clone()]
-    losses_M, metrics = _losses(loss, logprobs_M, batch, config)
+    algorithm = config.algorithm
+    losses_M, metrics = checked_losses(loss, logprobs_M, batch, algorithm)
+    games = _scripted(config, config.game.kit.SCRIPT_NAMES[:1], 1)
+    played = play_scripted(games, limits=limits_of(config.rollout))
+    measured = {name for episode in played for name in episode.measures}
+    _require(
+        not (both := measured & metrics.keys()),
+        f"metrics must have names of their own, got {', '.join(both)}, the game's own",
+    )
     yield f"shapes: losses and metrics {', '.join(sorted(metrics)) or '(none)'} of each token"
 
     same = zip(before, (batch.old_logprobs_M, batch.advantages_M), strict=True)
@@ -104,7 +113,7 @@ def _check_loss(loss: Callable[..., Any], config: Config) -> Iterator[str]:
     at: dict[float, torch.Tensor] = {}  # gradients, by how far all log-probs have moved
     for far in (-FAR, 0.0, FAR):
         far_M = (batch.old_logprobs_M + far).requires_grad_()
-        at[far] = _gradient(_losses(loss, far_M, batch, config)[0], far_M)
+        at[far] = _gradient(checked_losses(loss, far_M, batch, algorithm)[0], far_M)
     gradient_M = _gradient(losses_M, logprobs_M)
     yield f"finite: losses and gradients, also {FAR:g} nats from the old log-probs"
 
@@ -119,7 +128,7 @@ def _check_loss(loss: Callable[..., Any], config: Config) -> Iterator[str]:
         )
 
     _require(
-        torch.equal(losses_M, _losses(loss, logprobs_M, batch, config)[0]),
+        torch.equal(losses_M, checked_losses(loss, logprobs_M, batch, algorithm)[0]),
         "it must be deterministic, got other losses from the same batch",
     )
     yield "deterministic: the same losses twice"
@@ -128,7 +137,7 @@ def _check_loss(loss: Callable[..., Any], config: Config) -> Iterator[str]:
     for sample in samples:
         part = pack([sample], device=torch.device("cpu"))
         own_M = logprobs_M[start : start + sum(sample.mask)]
-        parts.append(_losses(loss, own_M, part, config)[0])
+        parts.append(checked_losses(loss, own_M, part, algorithm)[0])
         start += sum(sample.mask)
     cut_M = torch.cat(parts)
     pairs = ((cut_M, losses_M), (_gradient(cut_M, logprobs_M), gradient_M))
@@ -151,17 +160,6 @@ def _sample(number: int, advantages_K: Sequence[float]) -> Sample:
     )
 
 
-def _losses(
-    loss: Callable[..., Any], logprobs_M: torch.Tensor, batch: MicroBatch, config: Config
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Losses and metrics, whose shapes are checked."""
-    result = loss(logprobs_M, batch, config.algorithm)
-    if why := why_no_losses(result, logprobs_M):
-        raise _Wrong(why)
-    losses_M, metrics = result
-    return losses_M, metrics
-
-
 def _gradient(losses_M: torch.Tensor, logprobs_M: torch.Tensor) -> torch.Tensor:
     """The gradient of the losses' sum, which is checked to be finite, as are they."""
     bound = "; selfplay.learner.loss.ratio is an exp of log-ratios that is always finite"
@@ -169,7 +167,6 @@ def _gradient(losses_M: torch.Tensor, logprobs_M: torch.Tensor) -> torch.Tensor:
         bool(losses_M.isfinite().all()),
         f"its losses must be finite, got {losses_M.tolist()}{bound}",
     )
-    _require(losses_M.requires_grad, "its losses must depend on logprobs_M, got no gradient")
     (gradient_M,) = torch.autograd.grad(losses_M.sum(), logprobs_M, retain_graph=True)
     _require(
         bool(gradient_M.isfinite().all()),
@@ -193,32 +190,30 @@ def _check_advantage(advantage: Callable[..., Any], config: Config) -> Iterator[
         for i, reward in enumerate(of_games)
     ]  # fmt: skip
     state: dict[str, float] = {}
-    scales = _scales(advantage, samples, state, config)
+    algorithm = config.algorithm
+    scales = checked_scales(advantage, samples, state, algorithm)
     yield "shapes: a baseline and a divisor for each sample"
 
-    plain = all(isinstance(k, str) and type(v) in (int, float) for k, v in state.items())
-    _require(plain, f"its state must be numbers by name, got {state!r}")
-    later = dict(state)
-    _scales(advantage, samples, later, config)
+    checked_scales(advantage, samples, dict(state), algorithm)
     kept = f"state {', '.join(state)}" if state else "no state"
     yield f"finite: also in groups of equal returns and of one, and in a second step; {kept}"
 
     again: dict[str, float] = {}
     _require(
-        (scales, state) == (_scales(advantage, samples, again, config), again),
+        (scales, state) == (checked_scales(advantage, samples, again, algorithm), again),
         "it must be deterministic, because every rank computes it, got other numbers",
     )
     yield "deterministic: the same numbers twice"
     mixed = sorted(samples, key=lambda one: one.num_tokens)
     scale_of = {one.name: scale for one, scale in zip(samples, scales, strict=True)}
-    others = zip(mixed, _scales(advantage, mixed, {}, config), strict=True)
+    others = zip(mixed, checked_scales(advantage, mixed, {}, algorithm), strict=True)
     _require(
         all(_alike(scale, scale_of[one.name]) for one, scale in others),
         "its numbers must not depend on the order of the samples, which the ranks decide",
     )
     yield "order: the same numbers if the groups' samples are mixed"
     shown = [
-        "left out" if scale is None else f"{(one.mean - scale[0]) / scale[-1]:.3g}"
+        "left out" if scale is None else f"{(one.mean - scale[0][0]) / scale[1]:.3g}"
         for one, scale in zip(samples, scales, strict=True)
     ]
     blind = "; they do not tell rewards apart" if len(set(shown[:3])) == 1 else ""
@@ -226,55 +221,21 @@ def _check_advantage(advantage: Callable[..., Any], config: Config) -> Iterator[
     yield f"advantages: {', '.join(shown[3:5])} for a group of equal rewards"
 
 
-def _alike(one: list[float] | None, other: list[float] | None) -> bool:
+Scale = tuple[tuple[float, ...], float] | None
+
+
+def _alike(one: Scale, other: Scale) -> bool:
     if one is None or other is None:
         return one is other
-    return len(one) == len(other) and torch.allclose(torch.tensor(one), torch.tensor(other))
-
-
-def _scales(
-    advantage: Callable[..., Any],
-    samples: Sequence[SampleStatistics],
-    state: dict[str, float],
-    config: Config,
-) -> list[list[float] | None]:
-    """The baseline of each turn and the divisor of each sample, checked to be finite numbers; None
-    for a sample that is left out."""
-    scales = list(advantage(samples, state, config.algorithm))
-    _require(
-        len(scales) == len(samples)
-        and all(s is None or (isinstance(s, Sequence) and len(s) == 2) for s in scales),
-        f"it must return (baseline, divisor) for each of {len(samples)} samples, got {scales!r}; "
-        "None leaves a sample out",
-    )
-    found: list[list[float] | None] = []
-    for one, scale in zip(samples, scales, strict=True):
-        if scale is None:
-            found.append(None)
-            continue
-        (baseline, divisor), num = scale, len(one.turns)
-        _require(
-            isinstance(baseline, Sequence) or getattr(baseline, "ndim", 0) == 0,
-            f"a baseline must be a number, or a list of one for each turn, got {type(baseline)}",
-        )
-        baselines = list(baseline) if isinstance(baseline, Sequence) else [baseline] * num
-        _require(
-            len(baselines) == num
-            and all(map(math.isfinite, (*baselines, divisor)))
-            and divisor > 0,
-            f"baselines must be finite, one for all turns or for each of {num}, and divisors above "
-            f"0, got {baseline} and {divisor} in a group of "
-            f"{sum(other.group == one.group for other in samples)}",
-        )
-        found.append([*baselines, divisor])
-    return found
+    mine, yours = (torch.tensor([*baselines, divisor]) for baselines, divisor in (one, other))
+    return len(mine) == len(yours) and torch.allclose(mine, yours)
 
 
 # --- rewards --------------------------------------------------------------------------------------
 
 
 def _check_reward(reward: Callable[..., Any], config: Config) -> Iterator[str]:
-    kit, options = config.game.kit, config.game.options
+    kit = config.game.kit
     _require(
         not config.reward.options or "options" in signature(reward).parameters,
         "it must have a parameter options, as in reward(episode, options=None), to have "
@@ -284,11 +245,7 @@ def _check_reward(reward: Callable[..., Any], config: Config) -> Iterator[str]:
         yield f"nothing checked: {config.game.name} has no scripted players to play a game"
         return
     specs = kit.BASELINES or kit.SCRIPT_NAMES  # they play the same instances, well and badly
-    instances = kit.generate(kit.easy(options), seed=0, num=NUM_GAMES)
-    games = [
-        game for spec in specs for game in scripted_games(instances, spec=spec, game=config.game)
-    ]
-    limits = limits_of(config.rollout)
+    games, limits = _scripted(config, specs, NUM_GAMES), limits_of(config.rollout)
     silent = dataclasses.replace(Position(games[0].copy(), limits).episode(), ended="tokens")
     episodes = play_scripted(games, limits=limits)
     if config.reward.rubric is not None:  # a judge of one's own gives each game a mark

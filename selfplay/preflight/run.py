@@ -38,6 +38,7 @@ from selfplay.data.instances import (
     trained_on,
 )
 from selfplay.data.stream import read_train_file
+from selfplay.distributed import check_switches
 from selfplay.distributed.tensor_parallel import why_undivided
 from selfplay.engines.endpoint import check_address, endpoint_key
 from selfplay.engines.sglang.launch import argument_names, pick_attention_backend
@@ -55,6 +56,11 @@ from selfplay.rollout.episode import Episode, Turn, limits_of
 from selfplay.rollout.seat_rules import check_players
 from selfplay.rollout.seating import scripted_games
 
+AT_START = {
+    "torch.set_default_dtype": torch.float32,
+    "torch.set_default_device": torch.device("cpu"),
+    "torch.set_grad_enabled": True,
+}
 _LONG_GAME = 400  # turns after which a scripted game is left
 _MOST_MOVES = 2000  # whose tokens are counted
 
@@ -76,6 +82,7 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
         check_names(Path(config.out))
     check_functions(config)
     own_code(own_names(config))
+    check_switches(AT_START)  # which a file of one's own may change as it is imported
     check_players(config)
     if config.data.train != GENERATED:
         read_train_file(config)

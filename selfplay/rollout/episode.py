@@ -6,13 +6,23 @@ import copy
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
-from dialop.game import Game, GameError, Outcome, Prompt, wrong_measures, wrong_outcome
+from dialop.game import (
+    Game,
+    GameError,
+    Outcome,
+    Prompt,
+    wrong_measures,
+    wrong_outcome,
+    wrong_step,
+)
 from dialop.rows import MAX_TEXT
+from dialop.shown import error_line, is_own, line_of
 from dialop.tags import MAX_MOVE, after_thought, in_thought, split_message
 from selfplay.chat.transcript import Transcript
 from selfplay.config import RolloutConfig
 from selfplay.config.play import BranchConfig
 from selfplay.engines.base import Generate
+from selfplay.errors import OwnFault
 from selfplay.rollout.players import Move, Player
 
 UNBRANCHED = BranchConfig()
@@ -36,7 +46,10 @@ class GameSetup:
         """An independent copy, so that the game can be played again; `names` are added to the names
         of its random draws."""
         players = tuple(player.fork(*names) for player in self.players)
-        return replace(self, game=self.game.clone(), players=players)
+        game = self.game.clone()
+        if game is self.game or not isinstance(game, type(self.game)):
+            check_game(self.game, "clone", f"must give a copy, got {game!r}", self.instance)
+        return replace(self, game=game, players=players)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +128,7 @@ class Episode:
         """The same game with the score and the measures of these seats."""
         assert self.game is not None
         seats = tuple(sorted(seats))
-        return replace(self, counted=seats, measures=_measures(self.game, seats, self.instance))
+        return replace(self, counted=seats, measures=measures_of(self.game, seats, self.instance))
 
     @property
     def score(self) -> float:
@@ -170,6 +183,9 @@ class Position:
         self.turns: list[Turn] = []
         self.ended: str | None = None
         self._prompts = tuple(game.prompt(seat) for seat in range(game.num_seats))
+        for each in self._prompts:
+            if not isinstance(each, Prompt):
+                check_game(game, "prompt", f"must give a Prompt, got {each!r}", setup.instance)
         self._unread = [""] * game.num_seats
         self._num_legal, self._num_refused = 0, 0
         self._close()
@@ -197,6 +213,8 @@ class Position:
             transcript = setup.players[seat].transcript
             number = 0 if transcript is None else len(transcript.spans)
             move = await setup.players[seat].move(game, seat, self._unread[seat], generate)
+            if not isinstance(move, Move | None):
+                raise OwnFault(f"rollout.player: move must give a Move or None, got {move!r}")
             sampled = 0 if transcript is None else transcript.join(number)
             if sampled:  # without a move a thought took its tokens
                 move = move or Move("", complete=False, num_tokens=0, used_up=True)
@@ -208,9 +226,12 @@ class Position:
                 self.turns.append(Turn(seat, move.text, None, None, None, unread, move.num_tokens))
                 self.ended = "tokens"
             else:
-                self._take(_try_move(game, seat, move, partner=transcript is None))
-        except Exception as error:
+                partner = transcript is None
+                self._take(_try_move(game, seat, move, setup.instance, partner=partner))
+        except (Exception, SystemExit) as error:
             error.add_note(f"in instance {setup.instance}, episode {setup.index}, seat {seat}")
+            if isinstance(error, SystemExit) and is_own(error):
+                raise GameError(error_line(error)) from error
             raise
 
     def fork(self, *names: object) -> Position:
@@ -224,12 +245,10 @@ class Position:
         """The record of the game so far. Raises GameError for an outcome or measures that no mean
         or interval could tell."""
         setup, game = self.setup, self.setup.game
-        outcome, of_game = game.outcome(), type(game).__name__
-        if problem := wrong_outcome(game, outcome):
-            raise GameError(f"{of_game}.outcome() {problem} (instance {setup.instance})")
+        outcome = checked_outcome(game, setup.instance)
         transcripts = tuple(p.transcript for p in setup.players)
         policy = [seat for seat, t in enumerate(transcripts) if t is not None]
-        measures = _measures(game, policy or range(game.num_seats), setup.instance)
+        measures = measures_of(game, policy or range(game.num_seats), setup.instance)
         return Episode(
             instance=setup.instance,
             index=setup.index,
@@ -265,15 +284,28 @@ class Position:
             self.ended = "retries"
 
 
-def _measures(game: Game, seats: Collection[int], instance: str) -> dict[str, float]:
+def check_game(game: Game, method: str, problem: str, instance: str) -> None:
+    """Raise GameError, with the file and line of the game's method, if there is a problem."""
+    if problem:
+        where = f"(instance {instance}){line_of(getattr(game, method))}"
+        raise GameError(f"{type(game).__name__}.{method}() {problem} {where}")
+
+
+def checked_outcome(game: Game, instance: str) -> Outcome:
+    """The game's outcome. Raises GameError for one that no mean or interval could tell."""
+    outcome = game.outcome()
+    check_game(game, "outcome", wrong_outcome(game, outcome), instance)
+    return outcome
+
+
+def measures_of(game: Game, seats: Collection[int], instance: str) -> dict[str, float]:
     """The game's own counts of these seats. Raises GameError for what no mean could tell."""
     measures = game.measures(seats)
-    if problem := wrong_measures(measures):
-        raise GameError(f"{type(game).__name__}.measures() {problem} (instance {instance})")
+    check_game(game, "measures", wrong_measures(measures), instance)
     return measures
 
 
-def _try_move(game: Game, seat: int, move: Move, *, partner: bool) -> Turn:
+def _try_move(game: Game, seat: int, move: Move, instance: str, *, partner: bool) -> Turn:
     """Apply one try at a move to the game. A `partner`'s has at most `MAX_MOVE` characters."""
     said = after_thought(move.text) if partner else move.text
     too_long = partner and len(said) > MAX_MOVE
@@ -284,6 +316,7 @@ def _try_move(game: Game, seat: int, move: Move, *, partner: bool) -> Turn:
         no_text = ("",) * game.num_seats
         return Turn(seat, move.text, None, error, "cut_off", no_text, move.num_tokens)
     step = game.step(seat, said)
+    check_game(game, "step", wrong_step(game, step), instance)
     return Turn(
         seat,
         move.text,

@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 
 from selfplay.config import ChosenEngine
-from selfplay.distributed import World, all_reduce_sum, barrier, gather_objects
+from selfplay.distributed import World, all_reduce_sum, barrier, raise_on_all_ranks
 from selfplay.engines.base import Engine, GameRunner
-from selfplay.errors import EngineDisagrees, EngineFault, RunEnds
+from selfplay.errors import EngineDisagrees, EngineFault, EnginesFailed, RunEnds
 from selfplay.learner.learner import Learner
 from selfplay.model.lora import plain_weights
 from selfplay.weight_sync.offload import Offload
@@ -37,14 +36,6 @@ SPARE_BYTES = 6 * 2**30
 
 class EngineLost(RunEnds):
     """An engine failed too often in a row; every rank raises it at the same point."""
-
-
-class EnginesFailed(RuntimeError):
-    """Engines of these ranks failed, for these causes; every rank raises it at the same point."""
-
-    def __init__(self, causes: Mapping[int, str]) -> None:
-        super().__init__("; ".join(f"rank {rank}: {cause}" for rank, cause in causes.items()))
-        self.causes = dict(causes)
 
 
 class EngineSupervisor:
@@ -224,25 +215,6 @@ class PolicySupervisor(EngineSupervisor):
         """Restart the failed engines; all engines sleep and nothing is offloaded afterwards."""
         super()._recover(failed, number)
         self.sleep_and_onload()
-
-
-@contextmanager
-def raise_on_all_ranks(world: World) -> Iterator[None]:
-    """Raise EnginesFailed on every rank if this block raises an EngineFault on any rank.
-
-    Every rank must enter it. A rank keeps its fault until the end of the block: if it left a
-    collective with an error of its own, the other ranks would wait for it.
-    """
-    fault: EngineFault | None = None
-    try:
-        yield
-    except EngineFault as error:
-        fault = error
-    leads = world.replica.leads  # the other ranks of a replica only repeat their leader's fault
-    messages = gather_objects(str(fault) if fault is not None and leads else None, world)
-    causes = {rank: cause for rank, cause in enumerate(messages) if cause is not None}
-    if causes:
-        raise EnginesFailed(causes) from fault
 
 
 def sleep_or_close(engine: Engine | None) -> None:

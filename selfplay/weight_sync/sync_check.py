@@ -53,10 +53,10 @@ from selfplay.advantages.sample import Sample
 from selfplay.config import ChosenEngine
 from selfplay.distributed import gather_objects
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.errors import EngineDisagrees, EngineFault
+from selfplay.errors import EngineDisagrees, EngineFault, EnginesFailed
 from selfplay.learner.batch import micro_batches
 from selfplay.learner.learner import Learner, batch_logprobs
-from selfplay.weight_sync.supervisor import EnginesFailed, PolicySupervisor
+from selfplay.weight_sync.supervisor import PolicySupervisor
 
 WINDOW_TURNS = 64
 MIN_TURNS = 32  # turns that the noise floor needs before use

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from dialop.matching.game import MatchingGame
 from selfplay.advantages import advantages
@@ -25,6 +26,7 @@ from selfplay.advantages.sample import Sample
 from selfplay.chat.transcript import Transcript
 from selfplay.config import AlgorithmConfig, RewardConfig
 from selfplay.distributed import init_world
+from selfplay.errors import OwnFault
 from selfplay.rollout.episode import Episode, Turn
 from tests.helpers.dialop_boards import BEST, BRIEF, SMALL, WORST
 from tests.helpers.hand_episodes import episode, said, with_advantages
@@ -358,3 +360,70 @@ def test_with_a_partner_each_seat_has_its_own_best_game() -> None:
         transcripts = [t if seat == index % 2 else None for seat, t in enumerate(game.transcripts)]
         games.append(replace(game, transcripts=tuple(transcripts)))
     assert [game.index for game in best_games(games)] == [2, 3]
+
+
+# An advantage of one's own that passes the check before a run, in a step that finds 4 samples.
+ADVANTAGES_IN_A_STEP = {
+    "return pairs[1:]": r"\(baseline, divisor\) for each of 4 samples, got .* of 3;",
+    "return None": r"it must return \(baseline, divisor\) for each of 4 samples, got None",
+    "return [(0.0, 0)] * 4": "baselines must be .* divisors above 0, got 0.0 and 0 in a group",
+    "return [(0.0, 1e-300)] * 4": "no advantage may be beyond 1e\\+15",
+    "return [((0.0, 0.0, 0.0), 1.0)] * 4": "one for all turns or for each of 1, ",
+    "samples.reverse()": "it must not change samples",
+    "state['mean'] = float('nan')": "its state must be numbers by name, .*got {'mean': nan}",
+    "state[0] = 1.0": "its state must be numbers by name",
+    "state['all'] = [1.0]": "its state must be numbers by name",
+    "sys.exit(0)": r"own_\w+\.py:6 advantage: SystemExit: 0",
+    "1 / 0": r"own_\w+\.py:6 advantage: ZeroDivisionError",
+    "torch.set_default_dtype(torch.float64)": "own code must leave torch.set_default_d",
+}
+
+
+@pytest.mark.parametrize("line", ADVANTAGES_IN_A_STEP)
+def test_an_advantage_of_ones_own_that_fails_in_a_step_is_one_line(
+    line: str, tmp_path: Path
+) -> None:
+    own = tmp_path / f"own_{tmp_path.name}.py"
+    own.write_text(
+        "import sys, torch\n"
+        "def advantage(samples, state, algorithm):\n"
+        "    pairs = [(0.0, 1.0) for _ in samples]\n"
+        "    if len(samples) != 4:\n"
+        "        return pairs\n"
+        f"    {line}\n"
+        "    return pairs\n"
+    )
+    algorithm = AlgorithmConfig(advantage=f"{own}:advantage")
+    samples, _ = reward_samples(
+        [episode((1.0, 0.0), i) for i in (0, 1)], algorithm=algorithm, reward=RewardConfig()
+    )
+    state, rule = {"mean": 0.5}, ADVANTAGES_IN_A_STEP[line]
+    try:
+        with pytest.raises(OwnFault, match=rf"^algorithm.advantage {own}:advantage: .*{rule}"):
+            with_advantages(samples, algorithm=algorithm, baselines=state)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert state == {"mean": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ("[1e308, -1e308], ()", r"none beyond 1e\+15, got \(\[1e\+308, -1e\+308\]"),
+        ("[1.0, 1.0], [[0.0, float('nan')]] * 2", "2 lists, one a turn"),
+        ("[1j, 1.0], ()", "2 finite numbers"),
+        ("[sys.exit(0), 1.0], ()", r"own_\w+\.py:3 reward: SystemExit: 0 \(in instance hand/0 "),
+        (
+            "[episode.best, 1.0], ()",
+            r"own_\w+\.py:3 reward: AttributeError: .* \(in instance hand/0 ",
+        ),
+    ],
+)
+def test_a_reward_of_ones_own_that_fails_in_a_step_is_one_line(
+    given: str, rule: str, tmp_path: Path
+) -> None:
+    own = tmp_path / f"own_{tmp_path.name}.py"
+    own.write_text(f"import sys\ndef reward(episode):\n    return {given}\n")
+    config = RewardConfig(function=f"{own}:reward")
+    with pytest.raises(OwnFault, match=rf"^reward.function {own}:reward: .*{rule}"):
+        with_rewards([episode((0.5, 0.5), errors=(1, 1))], config)

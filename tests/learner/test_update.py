@@ -1,6 +1,7 @@
 """One optimizer step: its metrics, its terms, what ends it, and the rates of all steps."""
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 
 from selfplay.advantages.sample import Sample
 from selfplay.distributed import init_world, shard
-from selfplay.errors import SettingsError
+from selfplay.errors import OwnFault, SettingsError
 from selfplay.learner.batch import DUMMY, pack
 from selfplay.learner.learner import RECOMPUTED
 from selfplay.learner.update import LossTerm, NonFinite, learning_rate, update_policy
@@ -101,18 +102,52 @@ def test_a_loss_that_is_not_finite_names_its_sample_and_takes_no_step() -> None:
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
-def test_a_loss_that_drops_tokens_of_a_large_batch_ends_the_run_by_name(tmp_path: Path) -> None:
-    """The check before a run calls it with eight tokens. Nothing is saved, since an earlier
-    minibatch may have changed the weights."""
-    (tmp_path / "own.py").write_text(
+# A loss of one's own that passes the check before a run, which calls it with few tokens, and what
+# it does in a step.
+IN_A_STEP = {
+    "losses_M = losses_M[1:]": r"losses_M must have the shape \[M\] of logprobs_M, .* got \(\d+,\)",
+    "losses_M = losses_M.detach()": "its losses must depend on logprobs_M, got no gradient",
+    "losses_M = losses_M.to('meta')": "losses_M must be on cpu, got meta",
+    "batch.advantages_M.zero_()": "it must not change its batch",
+    "metrics['lr'] = logprobs_M": "metrics must have names of their own, got 'lr'",
+    "metrics['words'] = logprobs_M": "metrics must have names of their own, got 'words'",
+    "sys.exit(0)": r"own.*\.py:\d+ loss: SystemExit: 0",
+    "metrics = algorithm.options['x']": r"own.*\.py:\d+ loss: KeyError: 'x'",
+    "torch.set_default_dtype(torch.float64)": "own code must leave torch.set_default_d",
+    "torch.set_grad_enabled(False)": "own code must leave torch.set_grad_enabled as it was",
+}
+
+
+@pytest.mark.parametrize("line", IN_A_STEP)
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_a_loss_of_ones_own_that_fails_in_a_step_is_named_before_its_weights_change(
+    line: str, num_steps: int, tmp_path: Path
+) -> None:
+    """In the second optimizer step the first has changed them, and nothing is saved."""
+    own = tmp_path / f"own_{tmp_path.name}.py"
+    own.write_text(
+        "import sys, torch\ncalls = []\n"
         "def loss(logprobs_M, batch, algorithm):\n"
-        "    losses_M = -batch.advantages_M * logprobs_M\n"
-        "    return losses_M[len(losses_M) > 8 :], {}\n"
+        "    losses_M, metrics = -batch.advantages_M * logprobs_M, {}\n"
+        "    calls.append(1)\n"
+        f"    if len(calls) == {num_steps}:\n"
+        f"        {line}\n"
+        "    return losses_M, metrics\n"
     )
     model = tiny_model()
-    rule = r"losses_M must have the shape \[M\] of logprobs_M, \(\d+,\), got \(\d+,\)"
-    with pytest.raises(SettingsError, match=r"own\.py:loss: " + rule):
-        updated(model, some_samples(model), f"algorithm.loss={tmp_path}/own.py:loss")
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    words = (f"algorithm.loss={own}:loss", f"algorithm.minibatches={num_steps}")
+    kind = OwnFault if num_steps == 1 else SettingsError
+    try:
+        with pytest.raises(kind, match=rf"^algorithm.loss {own}:loss: {IN_A_STEP[line]}") as ended:
+            updated(model, some_samples(model), *words)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_grad_enabled(True)
+    assert re.search(rf"{own.name}:\d+", str(ended.value)), "the line in the file"
+    same = all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert same is (num_steps == 1)
+    assert str(ended.value).endswith("this step is not saved") is (num_steps == 2)
 
 
 def test_imitation_ignores_the_rollouts_temperature() -> None:

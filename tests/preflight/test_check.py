@@ -28,7 +28,7 @@ from tests.helpers.hand_episodes import episode, with_advantages
 from tests.helpers.scripted_engine import WaveEngine
 from tests.helpers.small_games import LIMITS, SAMPLING, prepared
 from tests.helpers.small_updates import batch_of
-from tests.helpers.tiny_run import metrics_of, run_tiny, run_warm
+from tests.helpers.tiny_run import begin_warm, metrics_of, run_tiny, run_warm
 
 METHOD = Path(__file__).resolve().parents[2] / "examples" / "method"
 LOSS = f"{METHOD / 'squared_ratio.py'}:loss"
@@ -70,6 +70,15 @@ def turned(logprobs_M, batch, algorithm):
 
 def raises(logprobs_M, batch, algorithm):
     return -batch.advantage_M * logprobs_M, {}
+
+def taken(logprobs_M, batch, algorithm):
+    return -batch.advantages_M * logprobs_M, {"grad_norm": logprobs_M.detach()}
+
+def of_the_game(logprobs_M, batch, algorithm):
+    return -batch.advantages_M * logprobs_M, {"proposals": logprobs_M.detach()}
+
+def exits(logprobs_M, batch, algorithm):
+    raise SystemExit(0)
 
 def other(logprobs, batch):
     return -logprobs, {}
@@ -199,6 +208,9 @@ def settings(*overrides: str) -> Config:
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
+        ("taken", "metrics must have names of their own, got 'grad_norm'"),
+        ("of_the_game", "metrics must have names of their own, got proposals, the game's own"),
+        ("exits", "own_losses.py:[0-9]+ exits: SystemExit: 0"),
         ("scalar", r"losses_M must have the shape \[M\] of logprobs_M, \(8,\), got \(\)"),
         ("alone", r"must return \(losses_M, metrics\), got Tensor"),
         ("overflows", "losses must be finite, .*selfplay.learner.loss.ratio is"),
@@ -529,3 +541,38 @@ def test_a_run_with_functions_of_ones_own(
     assert run_tiny(folder, *words) == 0
     said = capsys.readouterr().out
     assert f"goes on with a changed rollout.player {files['rollout.player']}\n" in said
+
+
+def test_an_exit_in_a_step_is_an_error_after_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first step's games go to another folder, in the second the function exits with status 0.
+    The state between them is saved in the run's one folder, and the same command goes on."""
+    own, other = tmp_path / "leaves.py", tmp_path / "other"
+    other.mkdir()
+    own.write_text(
+        "import os, sys\nfrom pathlib import Path\n"
+        "def reward(episode):\n"
+        f"    run, once = Path({str(tmp_path)!r}) / 'run', Path({str(tmp_path)!r}) / 'once'\n"
+        "    if (run / 'metrics.jsonl').exists() and episode.players[0] == 'policy':\n"
+        f"        os.chdir({str(other)!r})\n"
+        "        if (run / 'metrics.jsonl').stat().st_size and not once.exists():\n"
+        "            once.touch()\n"
+        "            sys.exit(0)\n"
+        "    return episode.outcome.rewards, ()\n"
+    )
+    words = (f"reward.function={own}:reward", "steps=2", "save_every=9")
+    begin_warm(tmp_path / "run", *words)
+    monkeypatch.chdir(tmp_path)
+    assert run_tiny(Path("run"), *words) == 1
+    said = capsys.readouterr().err
+    place = rf"{own}:reward: leaves.py:9 reward: SystemExit: 0 \(in instance .* episode \d+\)"
+    end = (
+        "the state after step 1 is saved, and the same command goes on with step 2; the trace.* is"
+    )
+    (line,) = [line for line in said.splitlines() if line.startswith("train.py: ")]
+    assert re.match(rf"train.py: reward.function {place}; {end} in {tmp_path}/run/error.txt$", line)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_000001"]
+    monkeypatch.chdir(tmp_path)
+    assert run_tiny(Path("run"), *words) == 0
+    assert len(metrics_of(tmp_path / "run")) == 2 and not list(other.iterdir())

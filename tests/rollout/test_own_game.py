@@ -1,6 +1,8 @@
 """A game of three seats, two rooms, a tool and rewards of moves: who plays, what trains, credit."""
 
+import math
 import re
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dialop.game import GameError
+from dialop.game import GameError, Step
 from selfplay.advantages.advantages import reward_samples
 from selfplay.advantages.rewards import with_rewards
 from selfplay.chat.rendering import Rendering
@@ -178,6 +180,23 @@ WRONG_GAMES = [
     ),
     ('{"days_named": float(', '{"eval_x": float(', "names of its own, got 'eval_x', which every"),
     ('{"days_named": float(', '{"statements": float(', "give both of statements and true_state"),
+    (
+        "(score,) * 2)",
+        "(1e308, -1e308))",
+        r"one number a seat, got \(1e\+308, .*own_\w+\.py:\d+\)",
+    ),
+    ("(score,) * 2)", "(score,) * 2, facts={'d': 'x'})", "a finite number for each of its facts"),
+    ('{"days_named": float(', '{"num_games": float(', "names of its own, got 'num_games', which"),
+    (
+        "return Instance(",
+        "return exit() and (",
+        r"generate_instance .* at index 0: own_.*: SystemExit: ",
+    ),
+    (
+        "return Instance(",
+        "return {}[7] and (",
+        r"generate_instance .* at index 0: own_.*: KeyError: 7",
+    ),
     ("num_seats, tags,", "seats, tags,", "Meeting of game .* must define num_seats"),
     ('2, ("message", "meet")', '2, "meet"', "tags of Meeting .* must be a tuple of texts, got 'm"),
     ('2, ("message", "meet")', '2, ("message", "Meet")', r"must be in lower case.* got \['Meet'\]"),
@@ -220,6 +239,35 @@ def test_a_mistake_in_a_game_of_ones_own_is_named(
         config = load_config(None, [*SHORT, f"game.name={own}"])
         instances = config.game.kit.generate(config.game.options, seed=0, num=4)
         evaluate_scripted(instances, spec="tell", game=config.game, rollout=config.rollout)
+
+
+def leaves(*_: object) -> None:
+    sys.exit(0)
+
+
+WRONG_METHODS: dict[str, dict[str, Any]] = {
+    "step": {
+        "must give a Step with an action or an error, got None": lambda *_: None,
+        "observations must be one text a seat, got": lambda *_: Step(0, "x", None, None, ("",)),
+        "rewards must be one finite number a seat, got": lambda *_: Step(
+            0, "x", None, None, ("",) * 3, (math.inf, 0.0, 0.0)
+        ),
+        r"test_own_game\.py:\d+ leaves: SystemExit: 0": leaves,
+    },
+    "prompt": {"must give a Prompt, got 'hello'": lambda *_: "hello"},
+    "clone": {"must give a copy, got": lambda game: game},
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "said"), [(method, said) for method, of in WRONG_METHODS.items() for said in of]
+)
+def test_a_method_of_a_game_that_gives_what_it_must_not_ends_the_run_with_one_line(
+    method: str, said: str, monkeypatch: pytest.MonkeyPatch, rendering: Rendering
+) -> None:
+    monkeypatch.setattr(ThreeRooms, method, WRONG_METHODS[method][said])
+    with pytest.raises(GameError, match=said):
+        play(rendering, RIGHT)
 
 
 def test_a_state_that_is_no_json_is_refused_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
