@@ -23,8 +23,10 @@ class Instance:
 
 
 class Meeting(TurnGame):
-    num_seats, tags, instance_type, options_type = 2, ("message", "meet"), Instance, Options
-    rules = "Meet on a day on which both are free. Write [message] WORDS, or [meet] DAY to end."
+    num_seats, tags = 2, ("message", "meet")
+    instance_type, options_type = Instance, Options
+    rules = "Meet on a day on which both are free. "
+    rules += "Write [message] WORDS, or [meet] DAY to end."
     day = ""
 
     def sees(self, seat):
@@ -37,8 +39,10 @@ class Meeting(TurnGame):
         return None if self.day else 1 - seat  # who moves next
 
     def outcome(self):
-        over, score = bool(self.day), float(all(self.day in days for days in self.instance.free))
-        return Outcome(over=over, agreed=over, score=score, score_norm=score, rewards=(score,) * 2)
+        over, free = bool(self.day), self.instance.free
+        score = float(all(self.day in days for days in free))
+        paid = (score, score)
+        return Outcome(over=over, agreed=over, score=score, score_norm=score, rewards=paid)
 
     def measures(self, seats):  # for metrics and reports: the days that these players have named
         texts = [text for seat, tag, text in self.log if tag == "message" and seat in seats]
