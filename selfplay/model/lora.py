@@ -32,6 +32,7 @@ from selfplay.model.hub import write_base
 
 NAME = "default"  # peft's own name for the only adapter
 A, B = f".lora_A.{NAME}.", f".lora_B.{NAME}."
+_MATRICES = (f"{A}weight", f"{B}weight")
 MERGED_FROM = 8  # tokens a rank from which merging costs at most an eighth of W's own product
 
 
@@ -149,6 +150,21 @@ def check_targets(model: PreTrainedModel, config: LoraConfig) -> None:
                 f"model.lora.targets must be linear layers of the model's blocks, got {target!r}; "
                 f"there are {', '.join(sorted(linear - {'lm_head'}))}"
             )
+
+
+def check_mergeable(model: PreTrainedModel, own: set[str], *, folder: str) -> None:
+    """Raise SettingsError for adapters of another program that `Weight.merged` does not put into
+    the model's `own` parameters: of an embedding or a tied head, with biases, or whole modules."""
+    names = {name for name, _ in model.named_parameters()}
+    others = {n for n in names if plain_name(n) not in own and not n.endswith(_MATRICES)}
+    head = model.get_output_embeddings()
+    if hasattr(head, "lora_A") and model.config.get_text_config().tie_word_embeddings:
+        others.add("lm_head, whose weight is also the embedding's")
+    if others:
+        raise SettingsError(
+            f"{folder} must hold pairs of matrices for linear layers, as model.lora trains, got "
+            f"{min(others)}; merge the adapters with the program that trained them"
+        )
 
 
 def first_value(name: str, shape: torch.Size, *, seed: int) -> Tensor:

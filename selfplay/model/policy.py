@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -50,8 +49,15 @@ from selfplay.model.attention import PackedRow, packed_kwargs, register_packed_a
 from selfplay.model.exact import Kernels, compute_as_engine, kernels_of, position_stats
 from selfplay.model.hub import check_one_set, described_in, local_folder
 from selfplay.model.logprob import ALIGNMENT, token_logprobs
-from selfplay.model.lora import add_adapters, first_value, full_weights, is_adapter, plain_name
-from selfplay.model.stored import Stored, check_shape
+from selfplay.model.lora import (
+    add_adapters,
+    check_mergeable,
+    first_value,
+    full_weights,
+    is_adapter,
+    plain_name,
+)
+from selfplay.model.stored import Stored, check_complete, check_shape
 
 # If the package `kernels` is installed (SGLang depends on it), some models (Mamba, Falcon-H1) would
 # download compiled code from the hub and run it.
@@ -96,10 +102,14 @@ def load_model(
                 ignore_mismatched_sizes=True,  # they are refused below, in one line
             )
             missing, unread = found["missing_keys"], found["unexpected_keys"]
+            if not found["mismatched_keys"] and any(base.glob("*.safetensors")):
+                Stored(base, model)  # refuses what transformers would read in a way of its own
             if base != Path(name_or_folder):
+                own = set(model.state_dict())
                 adapters = model.load_adapter(name_or_folder)
+                check_mergeable(model, own, folder=name_or_folder)
                 missing, unread = adapters.missing_keys | missing, adapters.unexpected_keys | unread
-    except OSError:
+    except (OSError, SettingsError):
         raise
     except Exception as error:
         if "ignore_mismatched_sizes" in str(error):  # which transformers says of adapters
@@ -110,17 +120,7 @@ def load_model(
         raise SettingsError(f"{name_or_folder} cannot be loaded: {error_line(error)}") from error
     for name, stored, told in sorted(found["mismatched_keys"]):
         check_shape(base, name, stored, told)
-    if missing:
-        raise SettingsError(
-            f"{name_or_folder} must hold every tensor of the model that its config.json tells; "
-            f"{len(missing)} are missing, among them {min(missing)}"
-        )
-    if unread:
-        print(
-            f"warning: {name_or_folder} holds {len(unread)} tensors that its config.json does not "
-            f"tell, among them {min(unread)}; they are not read",
-            file=sys.stderr,
-        )
+    check_complete(name_or_folder, missing, unread)
     model = _train_every_token(_ending(model, Path(name_or_folder)))
     if device_map is None:
         return model.to(device)
@@ -172,6 +172,7 @@ def load_sharded(
     folder = local_folder(name_or_folder)
     model = empty_model(AutoConfig.from_pretrained(folder), dtype=master_dtype)
     stored = Stored(folder, model)
+    check_complete(folder, stored.missing, stored.unread, warns=world.rank == 0)
     if kernels is not None:
         compute_as_engine(model, kernels)
     elif liger:

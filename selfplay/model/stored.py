@@ -6,15 +6,17 @@ tensor for all experts of a layer. transformers' own table maps the names.
 
 from __future__ import annotations
 
+import re
+import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     Concatenate,
@@ -29,6 +31,7 @@ from selfplay.errors import SettingsError
 from selfplay.model.hub import tensor_files
 
 Box = tuple[slice, ...]
+FLOATS = ("F64", "F32", "F16", "BF16")  # what a model's weights may be stored in
 
 
 def check_shape(folder: Path, name: str, stored: Sequence[int], told: Sequence[int]) -> None:
@@ -40,13 +43,48 @@ def check_shape(folder: Path, name: str, stored: Sequence[int], told: Sequence[i
         )
 
 
+def check_complete(
+    folder: Path | str, missing: Collection[str], unread: Collection[str], *, warns: bool = True
+) -> None:
+    """Raise SettingsError if the model has tensors that the folder lacks; warn of those that only
+    the folder has."""
+    if missing:
+        raise SettingsError(
+            f"{folder} must hold every tensor of the model that its config.json tells; "
+            f"{len(missing)} are missing, among them {min(missing)}"
+        )
+    if unread and warns:
+        print(
+            f"warning: {folder} holds {len(unread)} tensors that its config.json does not "
+            f"tell, among them {min(unread)}; they are not read",
+            file=sys.stderr,
+        )
+
+
+def check_tensors(folder: Path) -> None:
+    """`check_complete`, and whatever `Stored` refuses, for a folder that another program reads."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    stored = Stored(folder, model)
+    check_complete(folder, stored.missing, stored.unread)
+
+
 class Stored:
-    """A folder's tensors for one model, which may be on the meta device."""
+    """A folder's tensors for one model, which may be on the meta device. `missing` are the model's
+    names that the folder lacks, `unread` the folder's that the model lacks."""
 
     def __init__(self, folder: Path, model: PreTrainedModel) -> None:
-        """Read names and shapes only. Raises ValueError for a folder without safetensors,
-        SettingsError for a tensor whose shape is not the model's."""
-        self._folder, self._files = folder, tensor_files(folder)
+        """Read names, shapes and types, and both ends of a tied head if both are there. Raises
+        ValueError for a folder without safetensors, SettingsError for a tensor that has not the
+        model's shape or is no float where the model's is, and for a tied head that is another."""
+        self._folder, self._files = folder, dict[str, Path]()
+        stored: dict[str, tuple[list[int], str]] = {}
+        listed = tensor_files(folder)
+        for path in dict.fromkeys(listed.values()):
+            with safe_open(path, framework="pt") as file:
+                for key in file.keys() & listed.keys():
+                    self._files[key], part = path, file.get_slice(key)
+                    stored[key] = part.get_shape(), part.get_dtype()
         table = get_model_conversion_mapping(model)
         renamings = [entry for entry in table if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in table if isinstance(entry, WeightConverter)]
@@ -68,9 +106,35 @@ class Stored:
 
         for name, key in self._single.items():
             if name in known:
-                with safe_open(self._files[key], framework="pt") as file:
-                    shape = file.get_slice(key).get_shape()
-                check_shape(folder, name, shape, known[name].shape)
+                check_shape(folder, name, stored[key][0], known[name].shape)
+        names = {key: name for name, key in self._single.items()}
+        names |= {k: name for name, p in self._parts.items() for keys in p.values() for k in keys}
+        for key, name in names.items():
+            dtype = stored[key][1]
+            if name in known and known[name].is_floating_point() and dtype not in FLOATS:
+                raise SettingsError(
+                    f"{folder} must hold {key} as one of {', '.join(FLOATS)}, got {dtype}; save "
+                    "the model unquantized"
+                )
+        tied = model.get_expanded_tied_weights_keys(all_submodels=True)
+        for head, embedding in tied.items():
+            if {head, embedding} <= self._single.keys():
+                if not torch.equal(self.read(head, ()), self.read(embedding, ())):
+                    raise SettingsError(
+                        f"{folder} must have one head, got tie_word_embeddings: true in its "
+                        f"config.json and a {head} that is not its {embedding}; set the first to "
+                        "false, or delete the second"
+                    )
+            elif head in self._single:
+                self._single[embedding] = self._single[head]
+        held = self._single.keys() | self._parts.keys()
+        self.missing = known.keys() - held - tied.keys()
+        ignored = model._keys_to_ignore_on_load_unexpected or ()
+        self.unread = {
+            name
+            for name in held - known.keys()
+            if not any(re.search(pattern, name) for pattern in ignored)
+        }
 
     def read(self, name: str, box: Box) -> torch.Tensor:
         """The part `box` of the model's tensor `name`.

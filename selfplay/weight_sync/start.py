@@ -23,6 +23,7 @@ from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.engines.sglang.launch import config_of_partner, expected_parameters
 from selfplay.model.hub import described_in
 from selfplay.model.policy import DTYPES, load_model
+from selfplay.model.stored import check_tensors
 from selfplay.weight_sync.supervisor import EngineLost
 
 
@@ -110,7 +111,10 @@ def load_partner_engine(config: Config, weights: Path, world: World) -> SGLangEn
 def _sglang_engine(
     config: Config, chosen: ChosenEngine, weights: Path, world: World, *, load_format: str = "auto"
 ) -> SGLangEngine:
-    """An engine with these settings, of a rank that leads its replica."""
+    """An engine with these settings, of a rank that leads its replica. Raises SettingsError for a
+    folder that SGLang would read in another way than the trainer."""
+    if load_format == "auto":
+        check_tensors(weights)
     if world.device.type == "cuda":
         gc.collect()  # free the warm start's memory before the engine takes its share
         torch.cuda.empty_cache()

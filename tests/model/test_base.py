@@ -9,9 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig as PeftConfig
+from peft import get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -166,6 +169,44 @@ def test_adapters_of_another_program_are_no_model_to_train(tmp_path: Path) -> No
         read_rendering(config.model, config.game, seed=0, adapters=False)
     with pytest.raises(SettingsError, match=f"or {tmp_path}/gone, the base that its adapters name"):
         read_rendering(config.model, config.game, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"target_modules": ["q_proj", "embed_tokens"]}, "lora_embedding_A"),
+        ({"target_modules": ["q_proj", "lm_head"]}, "got lm_head, whose weight is also"),
+        ({"target_modules": ["q_proj"], "lora_bias": True}, "lora_B.default.bias"),
+        ({"target_modules": ["q_proj"], "use_dora": True}, "lora_magnitude_vector"),
+        ({"target_modules": ["q_proj"], "modules_to_save": ["norm"]}, "modules_to_save"),
+        ({"target_modules": ["q_proj"], "trainable_token_indices": [1]}, "token_adapter"),
+        ({"target_modules": "all-linear", "use_rslora": True}, None),
+        ({"target_modules": ["q_proj"], "rank_pattern": {"q_proj": 3}}, None),
+    ],
+)
+def test_adapters_of_another_program_merge_exactly_or_are_refused(
+    tmp_path: Path, given: dict[str, Any], named: str | None
+) -> None:
+    """Before anything is exported, in one line that names the first tensor that cannot merge."""
+    base = tmp_path / "base"
+    export(tiny_model(), None, base)
+    model = load_model(str(base), device=CPU, dtype=torch.float32)
+    adapted = get_peft_model(model, PeftConfig(task_type="CAUSAL_LM", r=2, **given))
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1)
+        wanted = adapted(IDS).logits
+    adapted.peft_config["default"].base_model_name_or_path = str(base)
+    adapted.save_pretrained(tmp_path / "adapters")
+    if named is not None:
+        with pytest.raises(SettingsError, match=f"pairs of matrices for .*{named}") as refused:
+            load_model(str(tmp_path / "adapters"), device=CPU, dtype=torch.float32)
+        assert "\n" not in str(refused.value)
+        return
+    loaded = load_model(str(tmp_path / "adapters"), device=CPU, dtype=torch.float32)
+    export(loaded, None, tmp_path / "merged")
+    assert _near(_logits(tmp_path / "merged"), wanted)
 
 
 def test_a_base_elsewhere_is_found_from_a_copy_of_the_adapters(tmp_path: Path) -> None:

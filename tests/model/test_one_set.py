@@ -1,4 +1,5 @@
-"""A folder with two sets of weights is refused by every reader, with the names of both."""
+"""A folder with two sets of weights, or with a head that readers would take differently, is refused
+by every reader, with the names of both."""
 
 from __future__ import annotations
 
@@ -11,12 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import save_torch_state_dict
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, PreTrainedModel
 
 from selfplay.errors import SettingsError
 from selfplay.model.hub import check_weights, weights_digest
-from selfplay.model.policy import export, load_model
-from selfplay.model.stored import Stored
+from selfplay.model.policy import empty_model, export, load_model
+from selfplay.model.stored import Stored, check_tensors
 from selfplay.partners.checkpoints import find_source
+from selfplay.preflight.small_copy import in_shards
 from tests.helpers.tiny_run import CPU, tiny_model
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -99,3 +103,74 @@ def test_one_set_is_read_in_either_form(tmp_path: Path) -> None:
         check_weights(tmp_path / name, what="model.path")
         model = load_model(str(tmp_path / name), device=CPU, dtype=torch.float32)
         assert torch.equal(model(ids).logits, wanted)
+
+
+def _changed(folder: Path, change: dict[str, torch.Tensor | None], **settings: object) -> Path:
+    """A tiny model with these tensors added, replaced or (None) left out, and these settings."""
+    _export(folder)
+    tensors = {**load_file(folder / SINGLE), **change}
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_file(kept, folder / SINGLE, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text()) | settings
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+SHAPE = tiny_model().get_input_embeddings().weight.shape
+READERS: list[Callable[[Path], object]] = [
+    lambda folder: load_model(str(folder), device=CPU, dtype=torch.float32),
+    in_shards,
+    check_tensors,  # before SGLang reads a folder
+]
+
+
+@pytest.mark.parametrize("read", READERS)
+@pytest.mark.parametrize(
+    ("change", "tied", "words"),
+    [
+        ({HEAD: torch.ones(SHAPE)}, True, ("one head", "tie_word_embeddings: true", HEAD)),
+        ({}, False, (HEAD,)),
+        ({EMBEDDING: None}, True, (".weight",)),
+        ({EMBEDDING: torch.ones(SHAPE).to(torch.int8)}, True, (EMBEDDING, "BF16, got I8")),
+        ({HEAD: torch.ones(SHAPE).to(torch.float8_e4m3fn)}, False, (HEAD, "got F8_E4M3")),
+    ],
+)
+def test_no_reader_makes_a_model_of_its_own_from_a_folder(
+    tmp_path: Path,
+    read: Callable[[Path], object],
+    change: dict[str, torch.Tensor | None],
+    tied: bool,
+    words: tuple[str, ...],
+) -> None:
+    """A tied head beside another, no head at all, weights that are no floats: one line."""
+    folder = _changed(tmp_path, change, tie_word_embeddings=tied)
+    with pytest.raises(SettingsError) as refused:
+        read(folder)
+    assert all(word in str(refused.value) for word in words) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("named", [EMBEDDING, HEAD])
+def test_a_tied_head_may_be_stored_under_either_name_or_both(tmp_path: Path, named: str) -> None:
+    """Each reader makes the same model of it, with one head."""
+    weight = torch.randn(SHAPE)
+    whole = {EMBEDDING: weight, HEAD: weight.clone()}
+    for name, change in {"one": {EMBEDDING: None, named: weight}, "both": whole}.items():
+        folder = _changed(tmp_path / name, change)
+        check_tensors(folder)
+        for read in (READERS[0], in_shards):
+            model = read(folder)
+            assert isinstance(model, PreTrainedModel)
+            head = model.get_output_embeddings().weight
+            assert head is model.get_input_embeddings().weight and torch.equal(head, weight)
+
+
+def test_every_reader_names_tensors_that_it_does_not_read(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = _changed(tmp_path, {"model.layers.9.mlp.up_proj.weight": torch.ones(2, 2)})
+    model = empty_model(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    assert Stored(folder, model).unread == {"model.layers.9.mlp.up_proj.weight"}
+    for read in (READERS[0], check_tensors):
+        read(folder)
+        assert "holds 1 tensors that its config.json does not tell" in capfd.readouterr().err
