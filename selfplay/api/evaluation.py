@@ -211,7 +211,8 @@ def evaluate_asked(asked: Namespace) -> Evaluated:
             rows |= planned.baselines()
         title = "Cross-play" if plan.rows else f"Evaluation of {asked.runs[0]}"
         matrix = (plan.rows, plan.columns) if plan.rows else None
-        facts = _facts_of(asked, plan, planned.games) | _roles_of(rows.values(), plan.config.game)
+        facts = _facts_of(asked, plan, planned.games, planned.code)
+        facts |= _roles_of(rows.values(), plan.config.game)
         report, paths = Report(title, facts, rows, matrix), list[Path]()
         if planned.world.rank == 0:
             try:
@@ -272,6 +273,7 @@ class _Plan:
             people = evaluate_people(records, instances, config.game) if records else None
             self._people = {"people": people} if people is not None else {}
             self._policies = _find_policies(self.plan, asked.overrides, self.games, self.world)
+            self.code = own_code(played_names(config)).digests  # it may change while games go on
             if self.world.rank == 0:
                 tell_code(config, None if self.plan.rows else self.plan.players[0].source)
 
@@ -394,7 +396,9 @@ def _roles_of(rows: Iterable[Evaluation], game: GameConfig) -> dict[str, list[st
     return {"roles": shown} if shown and len(set(roles)) > 1 else {}
 
 
-def _facts_of(asked: Namespace, plan: EvalPlan, games: Games) -> dict[str, Any]:
+def _facts_of(
+    asked: Namespace, plan: EvalPlan, games: Games, code: dict[str, str]
+) -> dict[str, Any]:
     """What the report says above its tables."""
     weights = {p.label: str(p.source.weights) for p in plan.players if p.source}
     own = {
@@ -409,7 +413,7 @@ def _facts_of(asked: Namespace, plan: EvalPlan, games: Games) -> dict[str, Any]:
         **plan.config.game.kit.described(games.instances, plan.config.game.options),
         "temperatures": sorted({match.temperature for match in plan.matches}, reverse=True),
         "engine": plan.config.engine.kind,
-        "code": own_code(played_names(plan.config)).digests or None,
+        "code": code or None,
         "config": "/".join(asked.config.parts[-2:]) if asked.config else None,
         "start": asked.start if asked.start != "0" else None,
         "overrides": asked.overrides or None,
