@@ -29,6 +29,7 @@ from selfplay.config import Config, load_config
 from selfplay.config.text import changed, difference
 from selfplay.errors import SettingsError
 from selfplay.metrics.console import clock
+from selfplay.metrics.records import SCRIPT, named_rows
 from selfplay.metrics.tables import (
     COLUMNS,
     FEW_STATEMENTS,
@@ -91,7 +92,9 @@ def read_run(folder: Path) -> Run:
         if not path.exists():
             raise ValueError(f"{folder} holds no finished run: it has no {path.name}")
     config = load_config(paths[0])
-    before, after = (json.loads(path.read_text(encoding="utf-8")) for path in paths[1:3])
+    before, after = (named_rows(json.loads(path.read_text("utf-8"))) for path in paths[1:3])
+    if "sampled" not in before or "sampled" not in after:
+        raise ValueError(f"{folder}: a script named sampled stands in the policy's place")
     lines = paths[3].read_text(encoding="utf-8").split("\n")
     code = folder / "code.txt"
     told = code.read_text("utf-8").splitlines() if code.exists() else []
@@ -220,14 +223,13 @@ def results_table(runs: Sequence[Run]) -> str:
     lines = [row(headings), row(["---", *["--:"] * (len(headings) - 1)])]
     for run in runs:
         before, after = run.before["sampled"], run.after["sampled"]
-        greedy, rise = run.after["greedy"], paired_change(before["scores"], after["scores"])
+        greedy, rise = _greedy([run]), paired_change(before["scores"], after["scores"])
         cells = [
             run.label,
             show_interval(before["interval"]),
             show_interval(after["interval"]),
             show_change(rise) if rise else f"{after['interval'][0] - before['interval'][0]:+.3f}",
-            f"{greedy['interval'][0]:.3f}",
-            f"{greedy['measures']['agreement']:.3f}",
+            *(f"{each[0]:.3f}" if each else "-" for each in greedy),
             *([" → ".join(talk_cell(at.get("talk")) for at in (before, after))] if talk else []),
             *_arrows(before["measures"], after["measures"], measures, len(after["scores"])),
             clock(sum(step.get("step_s", 0.0) for step in run.steps)),
@@ -240,10 +242,9 @@ def results_table(runs: Sequence[Run]) -> str:
             stages = [[getattr(run, at)["sampled"] for run in alike] for at in ("before", "after")]
             befores, afters = ([each["interval"][0] for each in rows] for rows in stages)
             rises = [after - before for before, after in zip(befores, afters, strict=True)]
-            greedy = [run.after["greedy"] for run in alike]
             shown = [f"{of(values):.3f}" for values in (befores, afters)]
-            shown += [f"{of(rises):+.3f}", f"{of([e['interval'][0] for e in greedy]):.3f}"]
-            shown += [f"{of([e['measures']['agreement'] for e in greedy]):.3f}"]
+            shown += [f"{of(rises):+.3f}"]
+            shown += [f"{of(each):.3f}" if each else "-" for each in _greedy(alike)]
             if talk:
                 effects = [
                     [e["talk"]["effect"][0] for e in rows if e.get("talk")] for rows in stages
@@ -260,6 +261,13 @@ def results_table(runs: Sequence[Run]) -> str:
 
 def measures_of(runs: Sequence[Run], *, own: bool = False) -> dict[str, str]:
     """The headings of the measures that the runs have, or of those of the game's `own`, by name."""
+def _greedy(runs: Sequence[Run]) -> tuple[list[float], list[float]]:
+    """The greedy scores after self-play, and the agreement there; of old files in which a script
+    named greedy stands in the policy's place, none."""
+    rows = [run.after["greedy"] for run in runs if "greedy" in run.after]
+    return [r["interval"][0] for r in rows], [r["measures"]["agreement"] for r in rows]
+
+
     left_out = {name for name, *_ in COLUMNS} if own else NOT_SHOWN
     columns = columns_of(run.after["sampled"]["measures"] for run in runs)
     return {name: heading for name, heading, _ in columns if name not in left_out}
@@ -315,7 +323,8 @@ def commits(runs: Sequence[Run]) -> str:
 
 def baselines(runs: Sequence[Run]) -> str:
     """A note on how to read the table, and scripted players' scores on the same instances."""
-    after, scripts = runs[0].after, runs[0].config.game.kit.BASELINES
+    after = runs[0].after
+    scripts = [name for name in after if name.startswith(SCRIPT)]
     shown = [f"{name} {show_interval(after[name]['interval'])}" for name in scripts]
     num_games = len(after["sampled"]["scores"])
     return (

@@ -34,7 +34,7 @@ from selfplay.evaluation.evaluate import (
     play_matches,
 )
 from selfplay.evaluation.games import Games, find_games, find_start, imitated_boards
-from selfplay.evaluation.plan import EvalPlan, find_config, plan_evaluation
+from selfplay.evaluation.plan import PEOPLE, EvalPlan, find_config, plan_evaluation
 from selfplay.evaluation.report import (
     Report,
     as_json,
@@ -42,7 +42,7 @@ from selfplay.evaluation.report import (
     markdown,
     write_report,
 )
-from selfplay.metrics.records import game_record
+from selfplay.metrics.records import SCRIPT, game_record
 from selfplay.model.families import max_positions
 from selfplay.model.hub import described_in
 from selfplay.partners.checkpoints import tell_code
@@ -208,7 +208,7 @@ def evaluate_asked(asked: Namespace) -> Evaluated:
         planned = _Plan(asked, cleanup)
         rows, plan = planned.play(), planned.plan
         if planned.world.rank == 0:
-            rows |= planned.baselines()
+            rows |= {n: row for n, row in planned.baselines().items() if n not in rows}
         title = "Cross-play" if plan.rows else f"Evaluation of {asked.runs[0]}"
         matrix = (plan.rows, plan.columns) if plan.rows else None
         facts = _facts_of(asked, plan, planned.games, planned.code)
@@ -271,7 +271,7 @@ class _Plan:
             # Scored before hours of play, so that a record that cannot be read ends nothing later.
             records, instances = self.games.records, self.games.instances
             people = evaluate_people(records, instances, config.game) if records else None
-            self._people = {"people": people} if people is not None else {}
+            self._people = {PEOPLE: people} if people is not None else {}
             self._policies = _find_policies(self.plan, asked.overrides, self.games, self.world)
             self.code = own_code(played_names(config)).digests  # it may change while games go on
             if self.world.rank == 0:
@@ -291,7 +291,7 @@ class _Plan:
         """The rows of people and of the game's scripted baselines on the same instances."""
         config = self.plan.config
         scripted = {
-            spec: evaluate_scripted(
+            f"{SCRIPT}{spec}": evaluate_scripted(
                 self.games.instances, spec=spec, game=config.game, rollout=config.rollout
             )
             for spec in config.game.kit.BASELINES

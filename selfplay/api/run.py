@@ -31,6 +31,7 @@ from selfplay.engines.sglang import early
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import evaluate
 from selfplay.evaluation.held_out import held_out, unchanged
+from selfplay.metrics.records import named_rows
 from selfplay.metrics.step_log import plain_json
 from selfplay.partners.checkpoints import find_source
 from selfplay.preflight.run import check_run
@@ -114,7 +115,8 @@ class SavedRun:
     @property
     def before(self) -> dict[str, Any] | None:
         """The held-out games before self-play, a row for each kind of player; None if not played:
-        "sampled" and "greedy" for the policy, and the game's scripted baselines."""
+        "sampled", "greedy" and "sampled with PARTNER" for the policy, and "scripted:NAME" for each
+        scripted baseline of the game."""
         return self._held_out("before")
 
     @property
@@ -135,8 +137,7 @@ class SavedRun:
 
     def _held_out(self, stage: str) -> dict[str, Any] | None:
         path = self.folder / f"held_out_{stage}.json"
-        rows: dict[str, Any] | None = json.loads(path.read_bytes()) if path.exists() else None
-        return rows
+        return named_rows(json.loads(path.read_bytes())) if path.exists() else None
 
 
 class OpenRun(SavedRun):

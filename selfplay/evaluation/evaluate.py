@@ -22,7 +22,7 @@ from selfplay.errors import RunEnds
 from selfplay.evaluation.plan import ITSELF, EvalPlan
 from selfplay.evaluation.talk_effect import TalkEffect, talk_effect
 from selfplay.metrics.console import progress
-from selfplay.metrics.records import Pieces, game_record
+from selfplay.metrics.records import SCRIPT, Pieces, game_record
 from selfplay.metrics.step import add_up, game_measures, seat_rewards, tally
 from selfplay.metrics.tables import mean_interval
 from selfplay.partners.partners import Partners
@@ -169,10 +169,11 @@ def evaluate_scripted(
     joined = partial(_evaluation, world=None)
     if other is not None and other != spec:
         games = {index: episode.counting([0]) for index, episode in enumerate(episodes)}
-        return _of_two((spec, games), (other, _of_others(games)), joined)
+        others = (f"{SCRIPT}{other}", _of_others(games))
+        return _of_two((f"{SCRIPT}{spec}", games), others, joined)
     if other is None and (seats := chosen_seats(game, rollout)) is not None:
         episodes = [episode.counting(seats) for episode in episodes]
-    return joined(spec, dict(enumerate(episodes)))
+    return joined(f"{SCRIPT}{spec}", dict(enumerate(episodes)))
 
 
 def evaluate_people(

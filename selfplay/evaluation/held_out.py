@@ -20,6 +20,7 @@ from selfplay.distributed import World, on_first_rank
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import EvaluationContext, evaluate, evaluate_scripted
 from selfplay.evaluation.report import rows_json, table_text
+from selfplay.metrics.records import SCRIPT, named_rows
 from selfplay.metrics.step_log import plain_json
 from selfplay.metrics.tables import columns_of, paired_change, show_change, show_interval
 from selfplay.partners.partners import Partners, check_spec
@@ -62,7 +63,7 @@ def held_out(
     if context.world.rank:
         return
     for spec in config.game.kit.BASELINES:
-        rows[spec] = evaluate_scripted(
+        rows[f"{SCRIPT}{spec}"] = evaluate_scripted(
             instances, spec=spec, game=config.game, rollout=config.rollout
         )
     write_atomically(path, json.dumps(rows_json(rows), indent=1) + "\n")
@@ -71,7 +72,7 @@ def held_out(
     if stage == "after" and (folder / "held_out_before.json").exists():
         try:  # the policy is not exported yet
             print(what_changed(folder), flush=True)
-        except (OSError, ValueError, LookupError, TypeError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             print(f"{folder / 'held_out_before.json'} cannot be read: {error!r}", file=sys.stderr)
 
 
@@ -109,7 +110,7 @@ def what_changed(folder: Path) -> str:
     if not _has_trained(folder):
         return "no step has trained a token: the policy is that of the start"
     all_before, all_after = (
-        json.loads((folder / f"held_out_{stage}.json").read_bytes())
+        named_rows(json.loads((folder / f"held_out_{stage}.json").read_bytes()))
         for stage in ("before", "after")
     )
     before, after = all_before["sampled"], all_after["sampled"]

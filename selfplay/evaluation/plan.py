@@ -7,6 +7,7 @@ choice. Loads no weights.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ from selfplay.rollout.seat_rules import able_seats, chosen_seats, read_spec
 _RANK = (CHECKPOINT, SCRIPTED, ENDPOINT)
 _LONGEST_NAME = 150  # bytes of a report's folder, of 255 that file systems allow
 ITSELF = Spec(SELF, "", SELF)
+PEOPLE = "people"  # the row of recorded games
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +340,8 @@ def _read_players(
             weights, name = str(source.weights), names[source.weights]
             label = name if list(names.values()).count(name) == 1 else weights
             spec = Spec(CHECKPOINT, weights, f"{CHECKPOINT}:{weights}")
-            players.append(MatrixPlayer(label, spec, source))
+            known = label == PEOPLE or ":" in label  # as scripts and endpoints have it
+            players.append(MatrixPlayer(_one_word(label, quoted=known), spec, source))
             continue
         spec = read_spec(entry, game, rollout, what=what)
         if spec.kind in (SELF, POOL):
@@ -346,5 +349,5 @@ def _read_players(
                 f"{what} must name folders, scripted players and endpoints, got {entry!r}; "
                 "every player plays with itself anyway"
             )
-        players.append(MatrixPlayer(spec.text, spec, None))
+        players.append(MatrixPlayer(_one_word(spec.text), spec, None))
     return players

@@ -1,5 +1,5 @@
 """The records of played games: one game, for games.jsonl; the games of an instance side by side,
-for groups.jsonl.
+for groups.jsonl; the rows of evaluations as files of any version hold them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from selfplay.advantages.rewards import sample_name
 from selfplay.advantages.sample import Sample
+from selfplay.config.player_spec import SCRIPTED
 from selfplay.rollout.branches import siblings_of
 from selfplay.rollout.episode import Episode
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:  # it imports torch, which a program that draws a page does no
     from selfplay.advantages.advantages import CreditStats
 
 Pieces = Callable[[Sequence[int]], list[str]]  # the text of each token
+SCRIPT = f"{SCRIPTED}:"  # begins the names of scripts' rows, and of no other
 MAX_PIECES = 400  # tokens of a turn that a record keeps
 
 
@@ -134,3 +136,29 @@ def group_records(
         new = {"step": step, "instance": episode.instance, "games": []}
         records.setdefault(episode.instance, new)["games"].append(game)
     return list(records.values())
+
+
+def named_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """The rows of a held-out file or of an evaluation, by their names of today.
+
+    A script's begin with "scripted:". Files before 2026-11-29 have its bare name, which may stand
+    in place of the policy's row, or of people's, of that name: such a row is the script's and the
+    other one is lost. It has its key as its own `name`, as no row of the policy in held-out games
+    has, and only scripts in its games.
+    """
+    named: dict[str, Any] = {}
+    for name, row in rows.items():
+        old = not name.startswith(SCRIPT) and isinstance(row, dict) and row.get("name") == name
+        named.setdefault(f"{SCRIPT}{name}" if old and _by_scripts(row) else name, row)
+    return named
+
+
+def _by_scripts(row: Mapping[str, Any]) -> bool:
+    """Whether a row has example games, and only scripts play them."""
+    examples = row.get("examples")
+    games = [*examples.values()] if isinstance(examples, dict) else []
+    try:
+        players = [str(seat["player"]) for game in games for seat in game["seats"]]
+    except (LookupError, TypeError):  # which the row's reader names
+        return False
+    return bool(players) and all(player.startswith(SCRIPT) for player in players)

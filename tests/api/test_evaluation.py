@@ -29,7 +29,7 @@ def test_evaluate_is_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     written = json.loads((two / "evaluation.json").read_text())
     assert json.loads(of_python.paths[0].read_text()) == written
     assert of_python.record == written and of_python.rows == written["rows"]
-    assert {"policy", "policy, greedy", "honest"} <= of_python.rows.keys()
+    assert {"policy", "policy, greedy", "scripted:honest"} <= of_python.rows.keys()
     assert len(of_python.rows["policy"]["scores"]) == 4 and repr(of_python) == str(of_python)
     assert "board_sizes: 2" in str(of_python)
     assert r"\_" in of_python._repr_markdown_() and r"\_" not in str(of_python)

@@ -79,8 +79,9 @@ def test_it_measures_what_the_run_measured(run: Path, tmp_path: Path) -> None:
 
     assert page["num_games"] == 12
     rows = page["rows"]
-    assert list(rows) == ["policy", "policy, greedy", "honest", "solo", "random"]
-    for here, there in (("policy", "sampled"), ("policy, greedy", "greedy"), ("solo", "solo")):
+    scripts = ["scripted:honest", "scripted:solo", "scripted:random"]
+    assert list(rows) == ["policy", "policy, greedy", *scripts]
+    for here, there in (("policy", "sampled"), ("policy, greedy", "greedy"), (scripts[1],) * 2):
         assert rows[here]["scores"] == saved[there]["scores"]
         assert rows[here]["measures"] == saved[there]["measures"]
     # Random weights make no legal move: two tries, both refused, each with its kind of error.
@@ -151,7 +152,7 @@ def test_it_plays_the_instances_that_people_played(
     ]
     assert people["measures"]["messages"] == pytest.approx(len(texts) / 18)
     assert people["measures"]["words"] == pytest.approx(sum(len(t.split()) for t in texts) / 18)
-    assert page["rows"]["honest"]["interval"][0] > 0.9
+    assert page["rows"]["scripted:honest"]["interval"][0] > 0.9
     shown = capsys.readouterr().out
     assert "people" in shown
     assert "## Best game of policy" in (tmp_path / "evaluation.md").read_text()
@@ -311,7 +312,7 @@ def test_results_that_cannot_be_written_are_printed(
     words = [str(run), "--games", "generated", "--num", "2"]
     assert run_eval([*words, "--out", str(tmp_path)]) == 1
     shown = capsys.readouterr()
-    assert "\nhonest " in shown.out
+    assert "\nscripted:honest " in shown.out
     assert shown.err.startswith("eval.py: [Errno 28] No space left") and shown.err.count("\n") == 1
 
 

@@ -61,8 +61,8 @@ def make_run(folder: Path, *overrides: str, num_games: int = 12) -> Path:
     }
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(dump(config))
-    before = {"sampled": rows["solo"], "random": rows["random"]}
-    after = {"sampled": rows["honest"], "random": rows["random"]}
+    before = {"sampled": rows["solo"], "scripted:random": rows["random"]}
+    after = {"sampled": rows["honest"], "scripted:random": rows["random"]}
     for stage, held_out in (("before", before), ("after", after)):
         (folder / f"held_out_{stage}.json").write_text(json.dumps(rows_json(held_out)))
     steps = [step_line(step) for step in range(1, config.steps + 1)]

@@ -92,5 +92,7 @@ def test_a_helper_learns_to_ask(tmp_path: Path) -> None:
     for name in ("questions", "interactivity", "score"):
         assert in_standard_errors(rises(runs, name, first=3, last=5)) > STANDARD_ERRORS, name
     held_out = json.loads((runs[0] / "held_out_after.json").read_text())
-    assert set(held_out) == {"sampled", "greedy", "ask", "guess"}
-    assert held_out["ask"]["measures"]["optimal"] == 1.0 > held_out["sampled"]["interval"][0]
+    assert set(held_out) == {"sampled", "greedy", "scripted:ask", "scripted:guess"}
+    assert (
+        held_out["scripted:ask"]["measures"]["optimal"] == 1.0 > held_out["sampled"]["interval"][0]
+    )

@@ -23,6 +23,7 @@ from selfplay.config.player_spec import SELF
 from selfplay.config.text import changed
 from selfplay.data.instances import GENERATED
 from selfplay.errors import SettingsError
+from selfplay.metrics.records import SCRIPT, named_rows
 from selfplay.metrics.step_log import plain_json
 from selfplay.metrics.tables import (
     COLUMNS,
@@ -40,7 +41,7 @@ _MALFORMED = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError),
     *(ArithmeticError, yaml.YAMLError),
 )
-_POLICY = ("sampled", "greedy")  # rows of the policy with itself; the others are scripts
+_POLICY = ("sampled", "greedy")  # rows of the policy with itself
 # What a table shows beside the score, of the measures that a row has.
 _SHOWN = ("agreement", "messages", "words", "errors", "honesty")
 # The folders of checkpoint:PATH unless it is ORG/NAME, and the address of endpoint:MODEL@URL.
@@ -78,7 +79,10 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, Any]:
         page: dict[str, Any] = plain_json(path.read_bytes())
         if missing := [name for name in names if name not in page]:
             raise LookupError(f"no {', '.join(missing)}")
-        rows = page.get("rows", page)
+        rows = named_rows(page["rows"] if "rows" in names else page)
+        page = {**page, "rows": rows} if "rows" in names else rows
+        if names[0] not in page:
+            raise LookupError(f"a script named {names[0]} stands in the policy's place")
         _table(rows), _question(page)
         for row in rows.values():
             if not len(row["scores"]):
@@ -116,16 +120,16 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
         "in training, at "
         f"temperature {config.rollout.temperature:g}.",
         _table(
-            {f"{row}, before self-play": results.before[row] for row in _POLICY if results.before}
-            | {f"{row}, after": results.after[row] for row in _POLICY}
-            | {
-                f"{row}, after" if row.startswith(_POLICY) else f"script {row}": of
-                for row, of in results.after.items()
-                if row not in _POLICY
+            {
+                f"{row}, {stage}": of
+                for stage, rows in (("before self-play", results.before), ("after", results.after))
+                for row, of in rows.items()
+                if not row.startswith(SCRIPT)
             }
         ),
     ]
     for page in results.evaluations:
+            | {row: of for row, of in results.after.items() if row.startswith(SCRIPT)}
         games = escaped(Path(str(page["games"])).name)
         heading = f"### {page['num_games']} games of {games}, by `eval.py`{_question(page)}"
         parts += [heading, _table(page["rows"])]
@@ -250,8 +254,15 @@ def _on_hub(path: str | None) -> bool:
 
 
 def _table(rows: Rows) -> str:
-    measured = {measure for row in rows.values() for measure in row["measures"]}
+    pairs = [(row["partner"], row) for row in rows.values() if row.get("partner")]
+    unequal = any(other["scores"] != row["scores"] for other, row in pairs)
+    shown: dict[str, Mapping[str, Any]] = {}
+    for name, row in rows.items():
+        shown[name] = row
+        if unequal and row.get("partner"):
+            shown[f"{name}{OTHER}"] = row["partner"]
+    measured = {measure for row in shown.values() for measure in row["measures"]}
     headings = {measure: heading for measure, heading, _ in COLUMNS}
     columns = [(measure, headings[measure]) for measure in _SHOWN if measure in measured]
-    named = [(escaped(without_paths(name)), row) for name, row in rows.items()]
+    named = [(escaped(without_paths(name)), row) for name, row in shown.items()]
     return table(*score_table(named, columns))

@@ -15,7 +15,7 @@ from typing import Any
 from dialop.kit import Kit
 from dialop.shown import on_one_line, printable
 from dialop.tags import after_thought, drop_reasoning
-from selfplay.apps.report.run_files import RunFiles
+from selfplay.apps.report.run_files import STAGES, RunFiles
 
 MAX_BYTES = 12_000_000  # of the viewer's data as JSON
 TRAINING = "training"
@@ -82,8 +82,8 @@ def _in_order(runs: Sequence[RunFiles]) -> Iterator[tuple[dict[str, Any], str, i
     for number, run in enumerate(runs):
         # Games after self-play come first: they are what a reader opens the page for.
         for row in sorted(run.rows, key=lambda row: row.source == "before"):
-            if row.name == "sampled" or row.name.startswith("policy"):
-                held_out = row.source in ("before", "after")
+            held_out = row.source in STAGES
+            if row.kind == "policy" and (row.name == "sampled" or not held_out):
                 source = row.source if held_out else f"{row.source}: {row.name}"
                 yield from ((record, source, number) for record in row.games)
     for number, run in enumerate(runs):

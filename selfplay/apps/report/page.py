@@ -43,7 +43,6 @@ from selfplay.metrics.tables import (
 )
 
 _HERE = Path(__file__).parent
-_POLICY_ROWS = ("sampled", "greedy", "policy")  # how the rows of a policy begin
 # The curves of one run: title, the metrics with their names, and a note.
 _CURVES = (
     ("Talk", (("messages", "messages a game"), ("statements", "values stated a game")), ""),
@@ -227,7 +226,7 @@ def reference_levels(run: RunFiles) -> list[Level]:
     """People and scripted players on the same kind of instances."""
     levels: dict[str, Level] = {}
     for row in run.rows:
-        if not row.name.startswith(_POLICY_ROWS) and row.name not in levels:
+        if row.kind == "reference" and row.name not in levels:
             colour = COLOURS[(2 + len(levels)) % len(COLOURS)]
             levels[row.name] = Level(row.name, row.interval, colour)
     return list(levels.values())
@@ -361,9 +360,11 @@ def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
         mean, start, end = ((value - low) / width * 100 for value in row.interval)
         return {
             "run": run.name,
-            "source": row.source if _is_policy(row) or row.source not in STAGES else "held-out",
+            "source": "held-out"
+            if row.kind == "reference" and row.source in STAGES
+            else row.source,
             "name": row.name,
-            "policy": _is_policy(row),
+            "policy": row.kind == "policy",
             "score": show_interval(row.interval),
             "talk": talk_cell(row.talk),
             "talk_text": talk_text(row.talk) if row.talk else "",
@@ -391,7 +392,7 @@ def _is_policy(row: Row) -> bool:
 def _repeated(run: RunFiles, row: Row) -> bool:
     """Whether a scripted row before self-play stands after it as well: the same games."""
     after = run.row("after", row.name)
-    return row.source == "before" and not _is_policy(row) and after is not None
+    return row.source == "before" and row.kind == "reference" and after is not None
 
 
 def mean_seconds(run: RunFiles) -> dict[str, float]:

@@ -20,6 +20,7 @@ from selfplay.config.own_code import beside, copies_of
 from selfplay.config.text import changed
 from selfplay.errors import SettingsError
 from selfplay.metrics.monitors import warnings_of
+from selfplay.metrics.records import named_rows
 from selfplay.metrics.run_folder import is_held
 from selfplay.metrics.step_log import plain_json
 from selfplay.metrics.tables import OTHER
@@ -27,6 +28,8 @@ from selfplay.metrics.tables import OTHER
 MAX_TRAINING_GAMES = 240  # games of games.jsonl that a page holds, evenly spread over the file
 MAX_GROUPS = 32  # of groups.jsonl, each all games of one instance in a step
 STAGES = ("before", "after")
+# How the rows of the run's policy begin in held-out games, in evaluations; in a matrix is none.
+_HELD_OUT, _EVALUATED, _MATRIX = ("sampled", "greedy"), ("policy",), ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class Row:
     source: str
     name: str
     interval: tuple[float, float, float]
+    kind: str
     scores: tuple[float, ...]
     measures: dict[str, float]
     games: tuple[dict[str, Any], ...]
@@ -113,7 +117,7 @@ def read_run(folder: Path) -> RunFiles:
             for line in _steps(folder / "warm_start.jsonl", problems)
             if "imitation_loss" in line
         ],
-        rows=list(_rows(folder, problems)),
+        rows=_with_others(list(_rows(folder, problems))),
         games=list(_training_games(folder, problems)),
         problems=problems,
     )
@@ -255,19 +259,29 @@ def _spread(path: Path, problems: list[str], *, most: int) -> Iterator[dict[str,
 def _rows(folder: Path, problems: list[str]) -> Iterator[Row]:
     """The rows of the held-out games before and after, then of every `eval_*` folder."""
     for stage in STAGES:
-        yield from _parsed(stage, _json(folder / f"held_out_{stage}.json", problems), problems)
+        page = _json(folder / f"held_out_{stage}.json", problems)
+        yield from _parsed(stage, page, _HELD_OUT, problems)
     for path in sorted(folder.glob("eval_*/evaluation.json")):
-        rows = _json(path, problems).get("rows", {})
+        page = _json(path, problems)
+        rows = page.get("rows", {})
         if isinstance(rows, dict):
-            yield from _parsed(path.parent.name, rows, problems)
+            own = _MATRIX if "matrix" in page else _EVALUATED
+            yield from _parsed(path.parent.name, rows, own, problems)
         else:
             problems.append(
                 f"{path.parent.name}/{path.name}: rows must be an object, got {rows!r:.80}"
             )
 
 
-def _parsed(source: str, rows: Mapping[str, Any], problems: list[str]) -> Iterator[Row]:
-    for name, row in rows.items():
+def _parsed(
+    source: str, rows: Mapping[str, Any], own: tuple[str, ...], problems: list[str]
+) -> Iterator[Row]:
+    named = named_rows(rows)
+    for name in rows:
+        if name not in named and name.startswith(own):
+            problems.append(f"{source} {name}: a script of this name stands in the policy's place")
+    for name, row in named.items():
+        kind = "policy" if name.startswith(own) else "reference"
         try:
             mean, low, high = map(float, row["interval"])
             examples = row.get("examples", {}).values()
@@ -280,18 +294,29 @@ def _parsed(source: str, rows: Mapping[str, Any], problems: list[str]) -> Iterat
                 source,
                 name,
                 (mean, low, high),
+                kind if own and not name.endswith(OTHER) else "",
                 tuple(map(float, row["scores"])),
                 {key: float(value) for key, value in row["measures"].items()},
                 tuple(games.values()),
                 _talk(row.get("talk") or {}),
             )
-            if (other := row.get("partner")) and other["scores"] != row["scores"]:
-                yield from _parsed(source, {f"{name}{OTHER}": other}, problems)
+            if other := row.get("partner"):
+                yield from _parsed(source, {f"{name}{OTHER}": other}, own, problems)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             problems.append(f"{source} {name}: {error!r}")
 
 
 def _talk(talk: Mapping[str, Any]) -> dict[str, Any]:
+def _with_others(rows: Sequence[Row]) -> list[Row]:
+    """The rows, without those of the other players if these score as the policy does everywhere."""
+    own = {(row.source, row.name): row.scores for row in rows if not row.name.endswith(OTHER)}
+    unequal = any(
+        own.get((row.source, row.name.removesuffix(OTHER)), row.scores) != row.scores
+        for row in rows
+    )
+    return [row for row in rows if unequal or not row.name.endswith(OTHER)]
+
+
     """The talk effect of a row, or {}. Raises an error that `_parsed` names for other values."""
     intervals = {name: talk[name] for name in ("effect", "agreement", "blank") if talk.get(name)}
     for mean, low, high in intervals.values():

@@ -58,8 +58,8 @@ def run(tmp_path: Path) -> Path:
     files = {"config.json": "{}", "tokenizer.json": "{}"}
     for name, text in (files | {"progress.json": '{"step": 7}', "notes.pt": "x"}).items():
         (run / "final" / name).write_text(text)
-    before = {"sampled": row(0.5), "greedy": row(0.52), "honest": row(0.9)}
-    after = {"sampled": row(0.8, HOSTILE), "greedy": row(0.82), "honest": row(0.9)}
+    before = {"sampled": row(0.5), "greedy": row(0.52), "scripted:honest": row(0.9)}
+    after = {"sampled": row(0.8, HOSTILE), "greedy": row(0.82), "scripted:honest": row(0.9)}
     (run / "held_out_before.json").write_text(json.dumps(before))
     (run / "held_out_after.json").write_text(json.dumps(after))
     people = row(0.87) | {"measures": {"agreement": 1.0}, "examples": {}}  # as eval.py writes them
@@ -152,7 +152,7 @@ def test_the_card_has_the_scores_beside_scripts_and_people(run: Path) -> None:
     rows = {line.split("|")[1].strip(): line for line in text.splitlines() if "|" in line}
     assert "0.500 [0.400, 0.600]" in rows["sampled, before self-play"]
     assert "0.800 [0.700, 0.900]" in rows["sampled, after"]
-    assert "0.900 [0.800, 1.000]" in rows["script honest"]
+    assert "0.900 [0.800, 1.000]" in rows["scripted:honest"]
     assert "0.870 [0.770, 0.970]" in rows["people"]
     assert not any(name.startswith("honest") for name in rows), "each script has one row"
     assert "4 instances of the held-out stream, from which training never draws." in text

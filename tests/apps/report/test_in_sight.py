@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from selfplay.apps.publish.card import card, read_results
 from selfplay.apps.report.games import viewer_data
-from selfplay.apps.report.page import page_html, run_charts, tiles
+from selfplay.apps.report.page import page_html, run_charts, scores_table, tiles
 from selfplay.apps.report.run_files import read_run
+from selfplay.config import load_config
 from selfplay.metrics.run_folder import hold_run
 from tests.helpers.run_folders import make_run, step_line, write_lines
 
@@ -70,6 +72,40 @@ def test_the_reward_of_each_seat_before_and_after_stands_beside_the_score(folder
     shown = {name: value for name, value, _ in tiles(read_run(folder))}
     assert shown["reward of player 0"] == "0.58 → 0.72"
     assert shown["reward of player 1"] == "0.61 → 0.48"
+
+
+def test_both_players_scores_stand_before_and_after_self_play(folder: Path) -> None:
+    """Also where both scored the same before, and where no file has a difference: then neither."""
+
+    def shown(after: float) -> list[tuple[str, str, bool, str]]:
+        for stage, other in (("before", 0.25), ("after", after)):
+            path = folder / f"held_out_{stage}.json"
+            rows = json.loads(path.read_text())
+            row = {**rows["scripted:random"], "scores": [0.25] * 4, "interval": [0.25, 0.0, 0.5]}
+            partner = {**row, "scores": [other] * 4, "interval": [other, other - 0.1, other + 0.1]}
+            rows |= {"greedy": row, "sampled with scripted:fair": {**row, "partner": partner}}
+            path.write_text(json.dumps(rows))
+        table = scores_table([read_run(folder)])["rows"]
+        keys = ("source", "name", "policy", "score")
+        return [tuple(line[k] for k in keys) for line in table if "fair" in line["name"]]
+
+    name, low, high = "sampled with scripted:fair", "0.250 [0.000, 0.500]", "0.750 [0.650, 0.850]"
+    other, own = f"{name} (the other player)", [(s, name, True, low) for s in ("before", "after")]
+    assert shown(0.75) == [
+        own[0], ("before", other, False, "0.250 [0.150, 0.350]"),
+        own[1], ("after", other, False, high),
+    ]  # fmt: skip
+    lines = card(
+        "me/x", load_config(folder / "config.yaml"), read_results(folder), code="", step=1
+    ).splitlines()
+    cells = [[part.strip() for part in line.split("|")[1:3]] for line in lines if "fair" in line]
+    assert cells == [
+        [f"{name}, before self-play", low],
+        [f"{name}, before self-play (the other player)", "0.250 [0.150, 0.350]"],
+        [f"{name}, after", low],
+        [f"{name}, after (the other player)", high],
+    ]  # fmt: skip
+    assert shown(0.25) == own
 
 
 def test_the_page_says_whose_run_it_is_and_whether_it_goes_on(folder: Path) -> None:

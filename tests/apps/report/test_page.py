@@ -136,7 +136,7 @@ def test_what_the_page_shows_of_a_run(run: Path) -> None:
     assert "<code>game.options.size</code>" in html and "<code>seed</code>" not in html
     names = [(row["source"], row["name"]) for row in scores_table([files])["rows"]]
     # The scripted row of both stages stands once.
-    assert names == [("before", "sampled"), ("after", "sampled"), ("held-out", "random")]
+    assert names == [("before", "sampled"), ("after", "sampled"), ("held-out", "scripted:random")]
     score = data_of(html)["charts"][0]["lines"][0]
     assert [point[0] for point in score["points"]] == [0, 4, 8, 12]
     assert score["band"][1] == pytest.approx([4, 0.775, 0.975])
