@@ -312,7 +312,7 @@ def _check_partners(partner: Any, partners: Any) -> None:
     if not isinstance(partner, str | None):
         raise ValueError(f"partner must be a text, as in 'scripted:honest', got {partner!r}")
     listed = isinstance(partners, Sequence) and not isinstance(partners, str)
-    if not (listed and all(isinstance(each, str) for each in partners)):
+    if not (listed and all(isinstance(each, str) and each.strip() for each in partners)):
         raise ValueError(f"partners must be a list of texts, got {partners!r}")
 
 

@@ -253,13 +253,15 @@ def _names_run(word: str) -> bool:
 
 def split_list(text: str) -> list[str]:
     """The entries of a comma-separated list. A comma inside a script's options, as in
-    scripted:honest:tell=top,slip=0.1, does not split."""
+    scripted:honest:tell=top,slip=0.1, does not split. Raises ArgumentTypeError for none."""
     entries: list[str] = []
     for piece in map(str.strip, text.split(",")):
         if entries and re.fullmatch(r"\w+=[^/]*", piece):
             entries[-1] += f",{piece}"
         else:
             entries.append(piece)
+    if not any(entries):
+        raise argparse.ArgumentTypeError(f"must name a folder or a player, got {text!r}")
     return [entry for entry in entries if entry]
 
 
