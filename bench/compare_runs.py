@@ -33,12 +33,14 @@ from selfplay.metrics.records import SCRIPT, named_rows
 from selfplay.metrics.tables import (
     COLUMNS,
     FEW_STATEMENTS,
+    TALK_EFFECT,
     columns_of,
     game_text,
     measure_cells,
     paired_change,
     show_change,
     show_interval,
+    silent_text,
     talk_cell,
 )
 
@@ -259,8 +261,6 @@ def results_table(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def measures_of(runs: Sequence[Run], *, own: bool = False) -> dict[str, str]:
-    """The headings of the measures that the runs have, or of those of the game's `own`, by name."""
 def _greedy(runs: Sequence[Run]) -> tuple[list[float], list[float]]:
     """The greedy scores after self-play, and the agreement there; of old files in which a script
     named greedy stands in the policy's place, none."""
@@ -268,6 +268,8 @@ def _greedy(runs: Sequence[Run]) -> tuple[list[float], list[float]]:
     return [r["interval"][0] for r in rows], [r["measures"]["agreement"] for r in rows]
 
 
+def measures_of(runs: Sequence[Run], *, own: bool = False) -> dict[str, str]:
+    """The headings of the measures that the runs have, or of those of the game's `own`, by name."""
     left_out = {name for name, *_ in COLUMNS} if own else NOT_SHOWN
     columns = columns_of(run.after["sampled"]["measures"] for run in runs)
     return {name: heading for name, heading, _ in columns if name not in left_out}
@@ -327,9 +329,10 @@ def baselines(runs: Sequence[Run]) -> str:
     scripts = [name for name in after if name.startswith(SCRIPT)]
     shown = [f"{name} {show_interval(after[name]['interval'])}" for name in scripts]
     num_games = len(after["sampled"]["scores"])
+    silent = silent_text(after, after["sampled"].get("talk") or {})
     return (
         "Sampled as in training unless a heading says greedy. Messages, errors and so on: means "
-        "per game, before → after. "
+        f"per game, before → after. Talk effect: {TALK_EFFECT}{silent and f'; {silent}'}. "
         f"Scripted players on the same {num_games:,} instances: {', '.join(shown)}."
     )
 

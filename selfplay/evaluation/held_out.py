@@ -22,7 +22,13 @@ from selfplay.evaluation.evaluate import EvaluationContext, evaluate, evaluate_s
 from selfplay.evaluation.report import rows_json, table_text
 from selfplay.metrics.records import SCRIPT, named_rows
 from selfplay.metrics.step_log import plain_json
-from selfplay.metrics.tables import columns_of, paired_change, show_change, show_interval
+from selfplay.metrics.tables import (
+    columns_of,
+    paired_change,
+    show_change,
+    show_interval,
+    silent_text,
+)
 from selfplay.partners.partners import Partners, check_spec
 from selfplay.rollout.seat_rules import chosen_seats, read_spec
 from selfplay.rollout.seating import Partner
@@ -141,7 +147,8 @@ def what_changed(folder: Path) -> str:
     talk = ""
     if before.get("talk") and after.get("talk"):
         effects = (show_change(tuple(row["talk"]["effect"])) for row in (before, after))
-        talk = f", the talk effect from {' to '.join(effects)}"
+        silent = silent_text(all_after, after["talk"])
+        talk = f", the talk effect from {' to '.join(effects)}{silent and f' ({silent})'}"
     return (
         f"self-play took the score from {show_interval(old)} to {show_interval(new)} ({change})"
         f"{partners}{rewards}{talk} and messages a game from "

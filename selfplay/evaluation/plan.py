@@ -351,3 +351,9 @@ def _read_players(
             )
         players.append(MatrixPlayer(_one_word(spec.text), spec, None))
     return players
+
+
+def _one_word(label: str, *, quoted: bool = False) -> str:
+    """A label in quotes if it has blanks or quotes, so that no two names of rows, which join labels
+    with blanks, are the same."""
+    return json.dumps(label, ensure_ascii=False) if quoted or re.search(r'[\s"]', label) else label

@@ -182,8 +182,9 @@ def markdown(report: Report, *, games: bool = True, style: str = "pipe") -> str:
             f"{legend}."
         ),
     ]
+    on_same = {shown(name): row for name, row in rows_json(report.rows).items()}
     sections += [
-        filled(f"{shown(name)}: {talk_text(asdict(row.talk))}")
+        filled(f"{shown(name)}: {talk_text(asdict(row.talk), on_same)}")
         for name, row in report.rows.items()
         if row.talk
     ]

@@ -1,9 +1,10 @@
-"""What the content of messages is worth: a score, minus that of the same games with other messages.
+"""What wrong messages cost: a score, minus that of the same games with other messages. That is what
+right ones give and wrong ones spoil, together, and so not what talk adds to silence.
 
 A control plays the same instances with the same named seeds. Only one thing differs: in place of
 each message that a seat of the policy reads, it reads a message of another game, sent by the same
 seat and by the same player (policy or partner), as close as possible to the same turn and of a
-similar length; or a blank one. The game itself goes on with the message that was sent, so its own
+similar length; or an empty one. The game itself goes on with the message that was sent, so its own
 texts, proposals, answers, tools and what partners and the speaker read stay as they are. Games in
 which the policy heard no message count with a difference of 0 and are not played again.
 
@@ -14,6 +15,7 @@ speaker at this turn, or would give to other readers, is not put in.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,15 +30,16 @@ from selfplay.metrics.tables import paired_interval
 from selfplay.rollout.episode import Episode, GameSetup, Turn
 
 MESSAGE = "message"
-BLANK = "-"
+NOTHING = "qzxqzx"  # said in place of an empty message, which games refuse, and not read
+_UNREAD = re.compile(rf"[ \t]*{NOTHING}", re.IGNORECASE)  # with the blanks before it
 Interval = tuple[float, float, float]  # mean, low, high
 
 
 @dataclass(frozen=True, slots=True)
 class TalkEffect:
     """Differences paired by game, as (mean, low, high): the score minus that with messages of
-    other games (`effect`), agreement likewise (`agreement`), and the score minus that with blank
-    messages (`blank`; None if the game refuses them)."""
+    other games (`effect`), agreement likewise (`agreement`), and the score minus that with empty
+    messages (`blank`; None if the game refuses other words)."""
 
     effect: Interval
     agreement: Interval
@@ -158,8 +161,8 @@ class HeardOtherwise:
         self.num_changed += 1
         pairs = enumerate(zip(step.observations, heard.observations, strict=True))
         changed = self._policy & set(readers)
-        observations = (other if each in changed else own for each, (own, other) in pairs)
-        return replace(step, observations=tuple(observations))
+        heard_by = (_UNREAD.sub("", t) if each in changed else own for each, (own, t) in pairs)
+        return replace(step, observations=tuple(heard_by))
 
 
 def readers_of(move: Step | Turn) -> tuple[int, ...]:
@@ -213,8 +216,8 @@ class MessageBank:
 
 
 def blank(said: Said) -> str:
-    """The message without its words."""
-    return f"{split_message(said.text)[0]}{BLANK}"
+    """The message whose words are NOTHING, of which its readers read an empty one."""
+    return f"{split_message(said.text)[0]}{NOTHING}"
 
 
 def length_class(said: Said) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shutil
+import statistics
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from tabulate import tabulate
 
 from dialop.shown import on_one_line, printable
 from selfplay.data.seeds import named_seed
-from selfplay.metrics.records import game_record
+from selfplay.metrics.records import SCRIPT, game_record
 from selfplay.rollout.episode import Episode
 
 # Measure, heading, meaning. A table has the columns that at least one of its rows has.
@@ -44,6 +45,10 @@ COLUMNS = (
 _NO_COLUMN = re.compile("score|proposals|rejections|errors_.*|score/self|num_.*")
 _IN_A_SEAT = re.compile(r"^score/.*/([\d+]+)$")  # the score with a partner and the policy in a seat
 OTHER = " (the other player)"  # ends the name of a row for the partner
+TALK_EFFECT = (
+    "what right messages give and wrong ones spoil, together: the score that is lost when the "
+    "policy hears messages of other games"
+)
 FEW_STATEMENTS = 100  # whose share of true ones can have an interval of 0.2 or more
 _DRAWS = 10_000  # of weights, for an interval
 _MAX_WEIGHTS = 4_000_000  # drawn at a time, 32 MB
@@ -246,16 +251,29 @@ def score_table(
     return [*head, *(heading for _, heading in columns)], lines
 
 
-def talk_text(talk: Mapping[str, Any]) -> str:
-    """A row's `talk` in words: the talk effect and its games, how much of it is agreement, then
-    that of blank messages."""
-    text = (
-        f"talk effect {show_change(talk['effect'])}: the score minus that of the same "
-        f"{talk['num_games']} games in which the policy hears messages of other games"
-    )
+def talk_text(talk: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """A row's `talk` in words: the talk effect and its games, how much of it is agreement, that of
+    empty messages (dashes before 2026-11-29), and `silent_text` of the `rows` on these games."""
+    text = f"talk effect {show_change(talk['effect'])} in {talk['num_games']} games: {TALK_EFFECT}"
     if agreement := talk.get("agreement"):  # no file before 2026-11-27 has it
         text += f" (agreement {show_change(agreement)})"
-    return f"{text}; with blank ones {show_change(talk['blank'])}" if talk["blank"] else text
+    empty = f"with empty ones {show_change(talk['blank'])}" if talk["blank"] else ""
+    return "; ".join(filter(None, (text, empty, silent_text(rows, talk))))
+
+
+def silent_text(rows: Mapping[str, Mapping[str, Any]], talk: Mapping[str, Any]) -> str:
+    """What can at least be had without talk on the games of a talk effect, which does not say it:
+    the score of the best script of these rows that sends no message; "" without such a script."""
+    if not talk:
+        return ""
+    num = talk.get("num_games")
+    silent = {
+        name: statistics.fmean(row["scores"][:num])
+        for name, row in rows.items()
+        if name.startswith(SCRIPT) and row["measures"].get("messages") == 0
+    }
+    best = max(silent, key=silent.__getitem__, default="")
+    return best and f"without messages at least {silent[best]:.3f} there ({best})"
 
 
 def table(

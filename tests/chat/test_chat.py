@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
@@ -95,6 +95,7 @@ def test_a_marker_that_takes_the_blanks_before_it_keeps_the_texts_together() -> 
 @every_family
 @EXAMPLES
 @given(users=st.tuples(PLAIN, PLAIN, PLAIN))
+@example(users=("A", "", ""))
 def test_the_ids_after_an_answer_are_the_templates_own(name: str, users: tuple[str, ...]) -> None:
     rendering = RENDERINGS[name]
     talk = opening(rendering, "", users[0])
@@ -310,6 +311,7 @@ def test_whatever_ends_a_turn_the_next_prompt_is_the_templates_own(name: str) ->
 @pytest.mark.parametrize("name", ANEW)
 @EXAMPLES
 @given(users=st.tuples(PLAIN, PLAIN, PLAIN), answer=PLAIN, system=st.sampled_from(["", "Rules."]))
+@example(users=("A", "", ""), answer="", system="")
 def test_a_conversation_rendered_anew_is_the_templates_own_id_for_id(
     name: str, users: tuple[str, ...], answer: str, system: str
 ) -> None:

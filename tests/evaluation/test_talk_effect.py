@@ -1,4 +1,4 @@
-"""The talk effect: what the content of messages is worth, by hand-sized games."""
+"""The talk effect: what wrong messages cost, by hand-sized games."""
 
 import json
 import threading
@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import pytest
 
+from bench.compare_runs import baselines
+from bench.compare_runs import read_run as compared
 from dialop.collab import task
 from dialop.collab.texts import user_turn
 from dialop.game import Game, Outcome
@@ -28,6 +30,7 @@ from selfplay.evaluation.held_out import what_changed
 from selfplay.evaluation.plan import plan_evaluation
 from selfplay.evaluation.report import Report, markdown, table_text
 from selfplay.evaluation.talk_effect import (
+    NOTHING,
     HeardOtherwise,
     MessageBank,
     Said,
@@ -35,6 +38,7 @@ from selfplay.evaluation.talk_effect import (
     blank,
     talk_effect,
 )
+from selfplay.metrics.tables import TALK_EFFECT
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.rollout.players import Move
@@ -94,7 +98,7 @@ def tell(text: str) -> str:
 
 def follow(text: str) -> str:
     """Guess the number that was heard last."""
-    return f"[guess] {text.split('[message] ')[1].split()[0]}"
+    return f"[guess] {' '.join(text.split('[message]')[1].split()[:1]) or 'anything'}"
 
 
 def meet(text: str) -> str:
@@ -102,7 +106,7 @@ def meet(text: str) -> str:
     own = text.split("free: ")[1].split("seat")[0].split()
     if "seat" not in text:
         return f"[message] {' '.join(own)}"
-    told = text.split("[message] ")[1].split()
+    told = text.split("[message]")[1].split()
     return f"[meet] {next((day for day in own if day in told), own[0])}"
 
 
@@ -140,7 +144,7 @@ def test_followed_messages_are_worth_the_score_that_they_bring() -> None:
     half = measured(setups(range(4), POLICY, DEAF))
     assert effects(half) == (0.5, 0.5)
     assert half is not None and half.agreement[0] == 0.25  # the deaf seat guesses one of four
-    # If all games have the same number, another game's message is as good, a blank one is not.
+    # If all games have the same number, another game's message is as good, an empty one is not.
     assert effects(measured(setups((7, 7, 7), POLICY, POLICY))) == (0.0, 1.0)
 
 
@@ -208,13 +212,19 @@ def test_two_ranks_measure_what_one_measures(monkeypatch: pytest.MonkeyPatch) ->
 
 
 # Who reads what in place of the hand games' messages.
-TO_AGENT, TO_USER = (1, "User: [message] -"), (0, "Agent: [message] -")
-IN_ROOMS = [(2, "User 0: [message] -"), (2, "User 1: [message] -")]
+TO_AGENT, TO_USER = (1, "User: [message]"), (0, "Agent: [message]")
+_NO_QUESTION = user_turn(NUMBER, task.Move(1, "message", "")).replace(": \n", ":\n")
+_BELOW = [(2, "User 0:\n"), (2, "User 1:\n")]
+IN_ROOMS = [(2, "User 0: [message]"), (2, "User 1: [message]")]
 HEARD = {
-    "matching": [(1, "Partner: [message] -"), (0, "Partner: [message] -")],
+    "matching": [(1, "Partner: [message]"), (0, "Partner: [message]")],
     "planning": [*[TO_AGENT] * 3, TO_USER, TO_AGENT],
-    "mediation": [*IN_ROOMS, (0, "Agent: [message] -"), *IN_ROOMS],
-    "collab": [(0, user_turn(NUMBER, task.Move(1, "message", "-"))), (1, "-")] * 2,
+    "mediation": [*IN_ROOMS, (0, "Agent: [message]"), *IN_ROOMS],
+    "collab": [(0, _NO_QUESTION), (1, "")] * 2,
+    "matching, brief": [(1, "Partner:\n"), (0, "Partner:\n")],
+    "planning, brief": [*[TO_AGENT] * 3, TO_USER, TO_AGENT],
+    "mediation, brief": [*_BELOW, (0, "Agent:\n"), *_BELOW],
+    "collab, brief": [(0, ""), (1, "")] * 2,
 }
 
 
@@ -253,18 +263,21 @@ def test_the_bank_gives_a_message_of_another_game_alike_in_seat_turn_and_length(
         ("What number?", "", "What number?"),
     ],
 )
-def test_a_blank_message_has_the_start_of_the_message(text: str, start: str, words: str) -> None:
+def test_an_empty_message_has_the_start_of_the_message(text: str, start: str, words: str) -> None:
     assert split_message(text) == (start, words)
-    assert blank(Said("a", 0, (1,), 0, text)) == f"{start}-"
+    assert blank(Said("a", 0, (1,), 0, text)) == f"{start}{NOTHING}"
 
 
 @pytest.mark.parametrize(("name", "heard"), HEARD.items())
 def test_only_what_is_heard_of_messages_changes(
     name: str, heard: Sequence[tuple[int, str]]
 ) -> None:
-    """The games by hand: tools, proposals, answers and the speaker's own texts stay, rooms too."""
-    hand = HAND_GAMES[name]
-    plain, other = hand.new(), HeardOtherwise(hand.new(), "key", range(3), blank)
+    """The games by hand, in both styles: of a message nothing is left but who speaks. Tools,
+    proposals, answers and the speaker's own texts stay, rooms too."""
+    name, _, style = name.partition(", ")
+    hand, brief = HAND_GAMES[name], bool(style)
+    plain = hand.new(brief=brief)
+    other = HeardOtherwise(hand.new(brief=brief), "key", range(3), blank)
     found = []
     for seat, text in hand.moves:
         own, changed = plain.step(seat, text), other.step(seat, text)
@@ -359,31 +372,44 @@ def test_tables_tiles_card_and_the_last_line_state_it(tmp_path: Path) -> None:
     for stage, mean in (("before", 0.0125), ("after", 0.194)):
         path = folder / f"held_out_{stage}.json"
         rows = json.loads(path.read_text())
-        talk = {"effect": [mean, mean - 0.01, mean + 0.01], "blank": None, "num_games": 256}
+        talk = {"effect": [mean, mean - 0.01, mean + 0.01], "blank": None, "num_games": 3}
+        silent = rows["scripted:random"]
+        low = silent | {"scores": [0.0, 0.0, 0.0, 1.0]}
+        talks = rows["sampled"] | {"measures": silent["measures"] | {"messages": 1.0}}
         path.write_text(
             json.dumps(
-                rows | {"sampled": rows["sampled"] | {"talk": talk}, "greedy": rows["sampled"]}
+                rows
+                | {"sampled": rows["sampled"] | {"talk": talk}, "greedy": rows["sampled"]}
+                | {"scripted:low": low, "scripted:talks": talks}
             )
         )
     shown = "+0.194 [+0.184, +0.204]"
-    assert f"the talk effect from +0.013 [+0.003, +0.022] to {shown} and" in what_changed(folder)
+    # Beside it: the best of the scripts without a message, on the games of the talk effect.
+    mean = sum(silent["scores"][:3]) / 3
+    control = f"without messages at least {mean:.3f} there (scripted:random)"
+    assert f"the talk effect from +0.013 [+0.003, +0.022] to {shown} ({control}) and" in (
+        what_changed(folder)
+    )
     files = read_run(folder)
     tile = next(tile for tile in tiles(files) if tile[0] == "talk effect")
-    assert tile[1] == "+0.01 → +0.19" and shown in tile[2]
+    assert tile[1] == "+0.01 → +0.19" and shown in tile[2] and control in tile[2]
     html = page_html([files])
     assert html.count(f'<td class="num" title="talk effect {shown}') == 1
     assert '<th class="num">talk effect [95 %]</th>' in html and not files.problems
     results = read_results(folder)
     shown_card = card("org/name", load_config(folder / "config.yaml"), results, code="", step=9)
     assert f" {shown} |" in shown_card and " talk effect [95 %] |" in shown_card
+    assert f"{TALK_EFFECT}; {control}." in shown_card and control in baselines([compared(folder)])
     talk = TalkEffect((0.194, 0.184, 0.204), (0.1, 0.0, 0.2), (0.2, 0.1, 0.3), 256)
     row = Evaluation("policy", (1.0,), (1.0, 1.0, 1.0), {"turns": 3.0}, (), {}, talk)
     plain = replace(row, talk=None)
     assert shown in table_text({"policy": row, "solo": plain})
     assert "talk effect" not in table_text({"solo": plain})
-    page = markdown(Report("A page", {}, {"policy": row, "solo": plain}))
+    quiet = replace(plain, name="scripted:solo", scores=(0.25,), measures={"messages": 0.0})
+    page = markdown(Report("A page", {}, {"policy": row, "scripted:solo": quiet}))
     agreement = "hears messages of other games (agreement +0.100 [+0.000, +0.200])"
-    assert f"{agreement}; with blank ones +0.200 [+0.100, +0.300]" in page
+    control = "without messages at least 0.250 there (scripted:solo)"
+    assert f"{agreement}; with empty ones +0.200 [+0.100, +0.300]; {control}\n" in page
 
 
 def test_a_malformed_talk_effect_is_named(tmp_path: Path) -> None:

@@ -27,10 +27,13 @@ from selfplay.metrics.records import SCRIPT, named_rows
 from selfplay.metrics.step_log import plain_json
 from selfplay.metrics.tables import (
     COLUMNS,
+    OTHER,
+    TALK_EFFECT,
     columns_of,
     game_text,
     score_meaning,
     score_table,
+    silent_text,
     table,
 )
 from selfplay.model.hub import is_hub_name
@@ -102,6 +105,7 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
     game = config.game.kit.TITLE if config.game.is_imported else Path(config.game.name).stem
     base = config.model.path
     sampled = results.after["sampled"]
+    silent = escaped(silent_text(results.after, sampled.get("talk") or {}))
     settings = [f"{key}={value}" for key, _, value in changed(config, Config()) if key != "out"]
     start = "random weights" if base is None else escaped(Path(base).name)
     if _on_hub(base):
@@ -115,9 +119,8 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
         "## Held-out games",
         f"{len(sampled['scores'])} {_held_out(config.data.test)}. Score: "
         f"{score_meaning(columns_of([sampled['measures']]))}, with a 95 % interval over games. The "
-        "talk effect is the score minus that of the same games in which the policy "
-        "hears messages of other games. The other numbers are means per game. *sampled* plays as "
-        "in training, at "
+        f"talk effect is {TALK_EFFECT}{silent and f'; {silent}'}. The other numbers are means per "
+        "game. *sampled* plays as in training, at "
         f"temperature {config.rollout.temperature:g}.",
         _table(
             {
@@ -126,10 +129,10 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
                 for row, of in rows.items()
                 if not row.startswith(SCRIPT)
             }
+            | {row: of for row, of in results.after.items() if row.startswith(SCRIPT)}
         ),
     ]
     for page in results.evaluations:
-            | {row: of for row, of in results.after.items() if row.startswith(SCRIPT)}
         games = escaped(Path(str(page["games"])).name)
         heading = f"### {page['num_games']} games of {games}, by `eval.py`{_question(page)}"
         parts += [heading, _table(page["rows"])]

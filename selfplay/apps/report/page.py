@@ -31,13 +31,14 @@ from selfplay.apps.report.games import safe_json, seat_names, viewer_data
 from selfplay.apps.report.run_files import STAGES, Row, RunFiles, told_apart
 from selfplay.atomic import write_atomically
 from selfplay.metrics.tables import (
-    OTHER,
+    TALK_EFFECT,
     columns_of,
     measure_cells,
     paired_change,
     score_meaning,
     show_change,
     show_interval,
+    silent_text,
     talk_cell,
     talk_text,
 )
@@ -162,6 +163,8 @@ def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         if before.talk and after.talk:
             old, new = (row.talk["effect"] for row in (before, after))
             meaning = f"after {show_change(new)}: score lost with messages of other games"
+            silent = silent_text(_same_games(run, after), after.talk)
+            meaning = "; ".join(filter(None, (meaning, silent)))
             yield "talk effect", f"{old[0]:+.2f} → {new[0]:+.2f}", meaning
         called = seat_names(run.kit.ROLES) if run.kit else []
         rewards = [(f"reward/{i}", f"reward of {name}") for i, name in enumerate(called)]
@@ -367,7 +370,7 @@ def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
             "policy": row.kind == "policy",
             "score": show_interval(row.interval),
             "talk": talk_cell(row.talk),
-            "talk_text": talk_text(row.talk) if row.talk else "",
+            "talk_text": talk_text(row.talk, _same_games(run, row)) if row.talk else "",
             "bar": f"left:{start:.1f}%;width:{max(end - start, 0.8):.1f}%",
             "dot": f"left:{mean:.1f}%",
             "cells": measure_cells(
@@ -380,13 +383,15 @@ def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
     return {
         "score": score_meaning(columns),
         "columns": columns,
-        "talk": talk,
+        "talk": TALK_EFFECT if talk else "",
         "rows": [line(run, row) for run, row in rows],
     }
 
 
-def _is_policy(row: Row) -> bool:
-    return row.name.startswith(_POLICY_ROWS) and not row.name.endswith(OTHER)
+def _same_games(run: RunFiles, row: Row) -> dict[str, dict[str, Any]]:
+    """The scores and measures of all rows of a row's file, by name."""
+    of_file = (each for each in run.rows if each.source == row.source)
+    return {each.name: {"scores": each.scores, "measures": each.measures} for each in of_file}
 
 
 def _repeated(run: RunFiles, row: Row) -> bool:

@@ -35,12 +35,13 @@ _HELD_OUT, _EVALUATED, _MATRIX = ("sampled", "greedy"), ("policy",), ()
 @dataclass(frozen=True, slots=True)
 class Row:
     """One pair of players on a set of instances. `interval` is (mean, low, high) of the score;
-    `talk` is the talk effect as the file has it, {} for none."""
+    `talk` is the talk effect as the file has it, {} for none. `kind` is "policy" for the run's own,
+    "reference" for scripts and people, "" for another player of a pair or of a matrix."""
 
     source: str
     name: str
-    interval: tuple[float, float, float]
     kind: str
+    interval: tuple[float, float, float]
     scores: tuple[float, ...]
     measures: dict[str, float]
     games: tuple[dict[str, Any], ...]
@@ -293,8 +294,8 @@ def _parsed(
             yield Row(
                 source,
                 name,
-                (mean, low, high),
                 kind if own and not name.endswith(OTHER) else "",
+                (mean, low, high),
                 tuple(map(float, row["scores"])),
                 {key: float(value) for key, value in row["measures"].items()},
                 tuple(games.values()),
@@ -306,7 +307,6 @@ def _parsed(
             problems.append(f"{source} {name}: {error!r}")
 
 
-def _talk(talk: Mapping[str, Any]) -> dict[str, Any]:
 def _with_others(rows: Sequence[Row]) -> list[Row]:
     """The rows, without those of the other players if these score as the policy does everywhere."""
     own = {(row.source, row.name): row.scores for row in rows if not row.name.endswith(OTHER)}
@@ -317,6 +317,7 @@ def _with_others(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if unequal or not row.name.endswith(OTHER)]
 
 
+def _talk(talk: Mapping[str, Any]) -> dict[str, Any]:
     """The talk effect of a row, or {}. Raises an error that `_parsed` names for other values."""
     intervals = {name: talk[name] for name in ("effect", "agreement", "blank") if talk.get(name)}
     for mean, low, high in intervals.values():
