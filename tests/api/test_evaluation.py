@@ -92,6 +92,7 @@ def test_scripts_play_a_game_without_a_model() -> None:
         (lambda run: selfplay.evaluate(run, partner=["scripted:solo"]), "partner must be a text"),
         (lambda run: selfplay.evaluate(run, partners="self"), "partners must be a list of texts"),
         (lambda run: selfplay.evaluate(run, partners=2), "partners must be a list of texts, got 2"),
+        (lambda run: selfplay.evaluate(run, partners=["", " "]), "partners must be a list of text"),
         (lambda run: selfplay.evaluate(run, config=SETTINGS), "config of a policy must be a file"),
         (lambda run: selfplay.evaluate(run, ["a=1"]), "overrides must be a mapping"),
         (lambda run: selfplay.evaluate(3), "a policy must be a run, a folder or a name, got 3"),

@@ -72,6 +72,8 @@ EVAL = ["runs/a", "--games", "generated"]
         (["--partner", ""], "--partner must have a value, got ''"),
         (["--partner="], "--partner must have a value, got ''"),
         (["--partners", ""], "--partners must have a value, got ''"),
+        (["--partners=,"], "--partners: must name a folder or a player, got ','"),
+        (["--partners", " , "], "--partners: must name a folder or a player, got ' , '"),
         (["--out", ""], "--out must have a value, got ''"),
         (["--start="], "--start must have a value, got ''"),
         (["--num", "3", "--num=4"], "--num is given twice"),
