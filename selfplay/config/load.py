@@ -23,7 +23,7 @@ from dialop.specs import nearest
 from selfplay.config.own_code import Code, with_code
 from selfplay.config.schema import join, names_of
 from selfplay.config.secrets import hidden, names_key
-from selfplay.config.text import Loader, show
+from selfplay.config.text import Loader, Misread, misread, show
 from selfplay.errors import SettingsError
 
 C = TypeVar("C")
@@ -94,10 +94,26 @@ def override_words(
     for name, value in {**(overrides or {}), **(more or {})}.items():
         plain = str(value) if isinstance(value, Path) else value
         try:
-            words.append(f"{name}={json.dumps(plain, ensure_ascii=False)}")
+            words.append(f"{name}={json.dumps(plain, ensure_ascii=False, allow_nan=False)}")
         except (TypeError, ValueError) as error:
             raise SettingsError(f"{name} must be plain values, as in YAML: {error}") from None
+    check_once(words)
     return words
+
+
+def check_once(overrides: Sequence[str]) -> None:
+    """Raise SettingsError if one of these overrides sets a key that an earlier one sets, on its own
+    or inside a section: the last one would win."""
+    given: dict[str, str] = {}  # each key without keys below it, and the override that sets it
+    for text in overrides:
+        _, lines, source = _override(text)
+        for name in lines:
+            if any(other.startswith(f"{name}.") for other in lines):
+                continue
+            if twice := [each for each in given if f"{each}.".startswith(f"{name}.")]:
+                first = given[twice[0]]
+                raise SettingsError(f"{source}: {twice[0]} is given by {first} too; leave one out")
+            given[name] = source
 
 
 def read_value(given: Settings | None, overrides: Sequence[str], name: str) -> Any:
@@ -125,6 +141,8 @@ def _wrong(name: str, fault: Mapping[str, Any], other: str) -> str:
     rule = rule.replace("a valid array", "a list, as [A, B]")
     got = "a value not shown here" if names_key(name) else hidden(show(value))[:200]
     choices = re.findall("'([^']*)'", rule) if fault["type"] == "literal_error" else ()
+    if fault["type"] == "string_type" and isinstance(value, bool | int | float):
+        got += "; text that YAML reads as such needs quotes"
     return f"{name} {rule}{other}, got {got}{nearest(_MEANT.get(str(value), str(value)), choices)}"
 
 
@@ -168,17 +186,21 @@ def _read_all(
     elif given is not None:
         raise SettingsError(f"settings must be a file, its name or a mapping, got {given!r}")
     for text in overrides:
-        name, equals, value = (part.strip() for part in text.partition("="))
-        shown = f"{name}=…" if equals and names_key(name) else hidden(text)
-        source = f"override {shown!r}"
-        parts = name.split(".")
-        if not equals or not all(parts):
-            raise SettingsError(f"{source}: must read key=value or section.key=value")
-        nested = "\n".join(f"{' ' * depth}{part}:" for depth, part in enumerate(parts))
-        over, lines = _parsed(f"{nested} {value}", source)
+        over, lines, source = _override(text)
         origins |= dict.fromkeys(lines, source)
         values = _merged(values, over)
     return values, origins
+
+
+def _override(text: str) -> tuple[Any, dict[str, int], str]:
+    """The value of an override `key=value`, its keys, and what a message calls it."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+    shown = f"{name}=…" if equals and names_key(name) else hidden(text)
+    source, parts = f"override {shown!r}", name.split(".")
+    if not equals or not all(parts):
+        raise SettingsError(f"{source}: must read key=value or section.key=value")
+    nested = "\n".join(f"{' ' * depth}{part}:" for depth, part in enumerate(parts))
+    return *_parsed(f"{nested} {value}", source), source
 
 
 def _read(
@@ -237,7 +259,8 @@ def _parsed(text: str, source: str) -> tuple[Any, dict[str, int]]:
         mark = None if source.startswith("override ") else getattr(error, "problem_mark", None)
         origin = source if mark is None else f"{source}:{mark.line + 1}"
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise SettingsError(f"{origin}: not valid YAML: {problem}") from None
+        rule = "" if isinstance(error, Misread) else "not valid YAML: "
+        raise SettingsError(f"{origin}: {rule}{problem}") from None
     return value, lines
 
 
@@ -246,7 +269,11 @@ def _lines(node: yaml.Node | None, name: str = "") -> dict[str, int]:
 
     Raises:
         yaml.MarkedYAMLError: for a key that is given twice.
+        Misread: for a number that YAML may read otherwise than it was meant.
     """
+    if isinstance(node, yaml.ScalarNode) and (rule := misread(node)):
+        got = "a value not shown here" if names_key(name) else node.value
+        raise Misread(problem=f"{name} {rule}, got {got}", problem_mark=node.start_mark)
     inside: list[tuple[str, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
         inside = [(str(key.value), key, value) for key, value in node.value]

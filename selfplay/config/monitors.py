@@ -8,6 +8,7 @@ stop if eval_score/* falls 0.03 over 3 while eval_score rises
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -66,12 +67,15 @@ def parse_rule(text: str) -> Rule:
             f"[while METRIC rises]', as in 'stop if entropy < 0.05 over 5', got {text!r}"
         )
     loss = found["loss"]
+    bound = float(loss) / 100 if loss else float(found["bound"] or found["fall"])
+    if not math.isfinite(bound):
+        raise ValueError(f"monitors: a rule must have a finite number as its bound, got {text!r}")
     return Rule(
         words,
         found["action"],
         found["metric"],
         found["relation"] or ("loses" if loss else "falls"),
-        float(loss) / 100 if loss else float(found["bound"] or found["fall"]),
+        bound,
         int(found["window"] or 1),
         found["rising"],
     )

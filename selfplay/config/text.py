@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -11,11 +12,15 @@ import yaml
 from pydantic import TypeAdapter
 
 # Numbers such as 1e-5, which YAML 1.1 reads as text.
-_FLOAT = re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
+_FLOAT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$")
+
+
+class Misread(yaml.MarkedYAMLError):
+    """A number that YAML reads as another one than it seems to be."""
 
 
 class Loader(yaml.SafeLoader):
-    """Reads 1e-5 as a number."""
+    """Reads 1e-5 as a number and 2026-11-29 as text."""
 
     def construct_text(self, node: yaml.ScalarNode) -> str:
         """A shell leaves the ~ of out=~/runs as it is."""
@@ -29,7 +34,24 @@ class _Dumper(yaml.SafeDumper):
 
 Loader.add_constructor("tag:yaml.org,2002:str", Loader.construct_text)
 for _class in (Loader, _Dumper):
-    _class.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, [*"-+0123456789"])
+    _class.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, [*"-+.0123456789"])
+Loader.yaml_implicit_resolvers = {
+    first: [each for each in resolvers if not each[0].endswith(":timestamp")]
+    for first, resolvers in Loader.yaml_implicit_resolvers.items()
+}
+
+
+def misread(node: yaml.ScalarNode) -> str:
+    """The rule that a number in YAML breaks if it seems to be another one, as 010 (octal) and 1:30
+    (base 60) do, or is not finite, as 1e400; "" for any other value."""
+    if not node.tag.endswith((":int", ":float")):
+        return ""
+    value, plain = Loader(node.value).get_single_data(), node.value.replace("_", "")
+    if ":" in plain:
+        return f"must be written as {value}, which YAML reads in it, or in quotes as text"
+    if re.fullmatch("[-+]?0[0-7]+", plain) and int(plain) != value:
+        return f"must be written as {int(plain)} or, if octal digits are meant, as {value}"
+    return "" if math.isfinite(value) else "must be a finite number"
 
 
 def dump(config: Any) -> str:

@@ -16,7 +16,7 @@ import selfplay
 from dialop.shown import error_text
 from dialop.specs import nearest
 from selfplay.config import COMMON, Config, load_config
-from selfplay.config.load import find_settings, read_value, shipped
+from selfplay.config.load import check_once, find_settings, read_value, shipped
 from selfplay.config.play import GameConfig, check_temperature, options_of
 from selfplay.config.schema import Described, chosen, describe, described
 from selfplay.config.secrets import hidden, names_key
@@ -123,6 +123,7 @@ class Parser(argparse.ArgumentParser):
             # A shell cuts an unquoted key=[{a: 1}] at its blanks.
             cut = not word.startswith(tuple(_DASHES)) and any("=" in other for other in words)
             self._check_known(word, "; quote values that contain blanks" if cut else "")
+        check_once(words)
 
     def _check_known(self, word: str, hint: str = "") -> None:
         option, _, value = word.partition("=")

@@ -1,10 +1,13 @@
 """The settings loader: files, overrides, the error for each mistake, and the help text."""
 
+import math
+import re
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field, model_validator
@@ -12,11 +15,11 @@ from pydantic.dataclasses import dataclass
 
 from selfplay.config import COMMON, WarmStartConfig, load_config
 from selfplay.config import Config as RunConfig
-from selfplay.config.load import load
+from selfplay.config.load import load, override_words
 from selfplay.config.schema import RULES, describe, described, names_of
 from selfplay.config.text import changed, difference, dump
 from selfplay.errors import SettingsError
-from selfplay.preflight.command_line import shipped_configs
+from selfplay.preflight.command_line import Parser, shipped_configs
 
 
 @dataclass(frozen=True, slots=True, config=RULES)
@@ -179,6 +182,21 @@ MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
     ("zzz: 4\n", 1, ("zzz", "seed, wandb, words, chat, rollout, model")),
     ("rollout: {foo: 1}\n", 1, ("rollout.foo; valid here are group_size, temperature",)),
     ("seed: 1\nseed: 2\n", 2, ("seed is given twice",)),
+    (
+        "seed: 010\n",
+        1,
+        ("seed must be written as 10 or, if octal digits are meant, as 8, got 010",),
+    ),
+    (
+        "rollout: {seats: [1, -0_17]}\n",
+        1,
+        ("rollout.seats.1 must be written as -17 or", "-15, got"),
+    ),
+    ("seed: 1:30\n", 1, ("seed must be written as 90, which YAML reads in it, or in quotes",)),
+    ("rollout:\n  temperature: 1:30.5\n", 2, ("rollout.temperature must be written as 90.5",)),
+    ("chat: {deep: {n: 1e400}}\n", 1, ("chat.deep.n must be a finite number, got 1e400",)),
+    ("chat: {n: -.inf}\n", 1, ("chat.n must be a finite number, got -.inf",)),
+    ("model: {path: no}\n", 1, ("got false; text that YAML reads as such needs quotes",)),
     ("seed: true\n", 1, ("seed must be a valid integer", "got true")),
     ("seed: null\n", 1, ("seed must be a valid integer", "got null")),
     ("rollout:\n  temperature: 3\n", 2, ("rollout.temperature must be at most 2, got 3",)),
@@ -199,6 +217,47 @@ def test_a_mistake_names_file_line_rule_value_and_nearest(
     message = refused(path)
     assert message.startswith(f"{path}:{line}: ") and "\n" not in message
     assert all(part in message for part in named), message
+
+
+def test_numbers_and_dates_are_read_as_they_look(tmp_path: Path) -> None:
+    path = write(tmp_path, "seed: 1_000\nmodel: {path: 2026-11-29}\nwords: ['010', '1:30']\n")
+    chat = "chat={a: 1e-4, b: .5e1, c: 0x1F, d: 007, e: 0.5, f: 0, g: 12:30am, h: 1_0.5}"
+    values = {"a": 1e-4, "b": 5.0, "c": 31, "d": 7, "e": 0.5, "f": 0, "g": "12:30am", "h": 10.5}
+    assert load(Config, path, [chat]) == Config(
+        seed=1000, model=Model(path="2026-11-29"), words=("010", "1:30"), chat=values
+    )
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "key"),
+    [
+        ("optim.lr=1", "optim={lr: 2}", "optim.lr"),
+        ("optim={lr: 2, beta1: 0.5}", "optim.lr=1", "optim.lr"),
+        ("model.scratch.width=64", "model.scratch=null", "model.scratch.width"),
+        ("rollout={branch: {turns: all}}", "rollout.branch={turns: first}", "rollout.branch.turns"),
+        ("eval.partners=[self]", "eval={partners: [self, pool]}", "eval.partners.0"),
+    ],
+)
+def test_a_key_is_given_once(first: str, second: str, key: str) -> None:
+    """On the command line and from Python; a section may be given in parts, and anew after null."""
+    rule = f"override '{re.escape(second)}': {key} is given by override .* too; leave one out"
+    with pytest.raises(SettingsError, match=rule):
+        Parser("train.py", None).check_settings([first, second])
+    python = dict(word.split("=", 1) for word in (first, second))
+    with pytest.raises(SettingsError, match=rf"{key} is given by override .* too"):
+        override_words({name: yaml.safe_load(value) for name, value in python.items()})
+    for words in (
+        ["optim.lr=1", "optim={beta1: 0.5}"],
+        ["model.scratch=null", "model.scratch.width=8"],
+    ):
+        Parser("train.py", None).check_settings(words)
+
+
+def test_values_from_python_are_finite() -> None:
+    with pytest.raises(
+        SettingsError, match=r"^algorithm\.options must be plain values, .*Out of range float"
+    ):
+        override_words({"algorithm.options": {"tau": math.nan}})
 
 
 def test_a_mistake_on_the_command_line_names_the_override() -> None:
@@ -223,7 +282,8 @@ def test_a_contradiction_names_where_its_keys_were_given(tmp_path: Path) -> None
 
 # PyYAML writes U+0085 so that it reads a blank.
 text = st.text(st.characters(codec="utf-8", exclude_characters="\x85"), max_size=12)
-leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | text
+numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+leaves = st.none() | st.booleans() | numbers | text
 anything = st.recursive(
     leaves, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3)
 )
