@@ -8,6 +8,8 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 VENV := .venv
 VENV_GPU := .venv-gpu
 VENV_SGLANG := .venv-sglang
+# As `make`, in a recipe of which `make -n` runs nothing: a line that names MAKE itself runs all the same.
+AGAIN := $(MAKE)
 PIP_FLAGS := --quiet --disable-pip-version-check --retries 2
 EXTRA_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # Installed in a call of its own: once it is there, pip keeps it and never looks for the CUDA build.
@@ -35,7 +37,7 @@ help:  ## this list
 # With a CONFIG that needs a GPU, train uses the environment of `make gpu`, or says that it is missing.
 train: python  ## from nothing to two agents that learnt to talk (seed=1 … to change settings)
 	@venv=$$($(PYTHON) -m selfplay.apps.gpu_host --venv $(CONFIG) $(ARGS) $(SETTINGS)) && \
-		$(MAKE) --no-print-directory --quiet $$venv/.run && set -x && \
+		$(AGAIN) --no-print-directory --quiet $$venv/.run && set -x && \
 		$$venv/bin/python train.py --config $(CONFIG) $(ARGS) $(SETTINGS)
 
 gpu: python  ## check driver, CUDA and Python of a GPU host, then install what GPU runs need

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from itertools import count
+from threading import Timer
 from typing import Any, TypeVar
 
 import numpy as np
@@ -81,6 +83,7 @@ T = TypeVar("T")
 # Long enough for an engine to start between two collectives, short enough to end the run soon when
 # a rank is lost. `patience_s` is added to it.
 TIMEOUT_S = 1800.0
+WAIT_TOLD_S = 20.0  # after which a rank says that it waits for others to start
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +135,20 @@ def init_world(
     control: dist.ProcessGroup | None = None
     timeout = timedelta(seconds=TIMEOUT_S + patience_s)
     if world_size > 1 or kind == "cuda":
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
-            timeout=timeout,
-            # A single process needs no rendezvous and no port.
-            store=_own_keys(timeout) if world_size > 1 else dist.HashStore(),
-            rank=rank,
-            world_size=world_size,
-        )
+        waiting = Timer(WAIT_TOLD_S, _tell_of_waiting, (rank, world_size))
+        waiting.daemon = True
+        waiting.start()
+        try:
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
+                timeout=timeout,
+                # A single process needs no rendezvous and no port.
+                store=_own_keys(timeout) if world_size > 1 else dist.HashStore(),
+                rank=rank,
+                world_size=world_size,
+            )
+        finally:
+            waiting.cancel()
         # Otherwise a child process would use torchrun's store for its process group.
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
         control = dist.new_group(backend="gloo", timeout=timeout)
@@ -156,6 +165,16 @@ def init_world(
         tp=tp,
         control=control,
         replica=make_replica(rank, world_size, engine_tp, timeout=timeout),
+    )
+
+
+def _tell_of_waiting(rank: int, world_size: int) -> None:
+    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    print(
+        f"rank {rank} waits at {place} until all {world_size} ranks of WORLD_SIZE have started, "
+        f"{TIMEOUT_S / 60:g} minutes at most; without other ranks unset WORLD_SIZE",
+        file=sys.stderr,
+        flush=True,
     )
 
 

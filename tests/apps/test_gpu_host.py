@@ -128,3 +128,11 @@ def test_make_train_says_one_sentence_and_installs_nothing(tmp_path: Path) -> No
     assert done.returncode == 2 and "run `make gpu` on a host with a GPU" in first
     assert all(line.startswith("make") and "***" in line for line in rest)  # make[1] under make
     assert [path.name for path in tmp_path.iterdir()] == ["requirements.txt"]
+
+
+def test_make_prints_and_runs_nothing_where_it_is_asked_to(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("torch>=2\n")
+    done = make(tmp_path, "--dry-run", "train", "seed=1")
+    assert done.returncode == 0 and not done.stderr
+    assert "/bin/python train.py --config configs/talk.yaml  'seed=1'" in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["requirements.txt"]

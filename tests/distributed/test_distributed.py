@@ -5,14 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed import DistStoreError
 
 from selfplay.config import ScratchConfig
-from selfplay.distributed import all_reduce_sum, clip_grad_norm, init_world, shard
+from selfplay.distributed import all_reduce_sum, clip_grad_norm, init_world, shard, world
 from selfplay.distributed.tensor_parallel import why_undivided
 from selfplay.distributed.world import check_size, data_parallel_size
 from selfplay.model.policy import scratch_model
 from tests.helpers.mesh_worker import AGGREGATIONS, FAST
-from tests.helpers.processes import measured_by, two_ranks
+from tests.helpers.processes import free_port, measured_by, two_ranks
 from tests.helpers.shared_work import slow_except
 from tests.helpers.tolerance import tolerance
 
@@ -144,3 +145,18 @@ def test_tensor_parallelism_must_divide_heads_and_vocabulary() -> None:
     config = scratch_model(SHAPE, vocab_size=21, seed=0).config
     assert "num_key_value_heads (2), got 4; the nearest is 2" in str(why_undivided(config, 4))
     assert "vocab_size (21), got 2; the nearest is 1" in str(why_undivided(config, 2))
+
+
+def test_a_rank_that_waits_for_others_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with free_port() as port:
+        words = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for name, value in words.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setattr(world, "WAIT_TOLD_S", 0.05)
+        monkeypatch.setattr(world, "TIMEOUT_S", 0.6)
+        with pytest.raises(DistStoreError):
+            init_world(device="cpu")
+    said = capsys.readouterr().err
+    assert f"rank 0 waits at 127.0.0.1:{port} until all 2 ranks of WORLD_SIZE have started" in said
