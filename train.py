@@ -11,13 +11,12 @@ In Python `selfplay.train` does the same (docs/python.md).
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 
 import selfplay  # noqa: F401  it sets how OpenMP waits, which torch reads when it is imported
 from dialop.shown import first_cause, own_place
-from dialop.terminal import open_terminal, show_error
+from dialop.terminal import ENDING, Ended, open_terminal, show_error
 
 if __name__ == "__main__":  # before the imports that need packages
     open_terminal("train.py", stopped="the same command goes on from what was saved")
@@ -86,9 +85,10 @@ def main(words: list[str] | None = None) -> int:
     except SystemExit as left:
         if own_fault(left):
             return ended_by_own(left, folder)
-        if left.code != 128 + signal.SIGTERM:  # which a scheduler sends
+        ending = {128 + number: number.name for number in ENDING}
+        if isinstance(left, Ended) or left.code not in ending:
             raise
-        return refused("train.py", RunEnds(f"ended by SIGTERM; {STAYS}"), status=left.code)
+        return refused("train.py", RunEnds(f"ended by {ending[left.code]}; {STAYS}"), left.code)
     except Exception as error:  # code of one's own may raise anything
         if not own_place(error):
             raise

@@ -6,14 +6,20 @@ import errno
 import io
 import os
 import select
+import signal
 import sys
 import tempfile
 import traceback
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 from dialop.shown import error_text, own_place
 
+# What a scheduler, a closed terminal or Ctrl-\\ sends; each would end a program without a word.
+ENDING = (
+    *(signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),
+)
 _PROJECT = ("dialop", "selfplay", "__main__")
 
 
@@ -21,7 +27,8 @@ def open_terminal(program: str, *, stopped: str = "") -> None:
     """Call first in a program. Text that an encoding lacks is printed and read as an escape; once
     the reader of a standard stream is gone (`| head`, a lost terminal, a full disk), what is
     printed there is dropped and the program goes on. After Ctrl-C standard error names the program
-    and says `stopped`; an error of one's own code ends the program as `show_error` shows it.
+    and says `stopped`, and so it does after a signal of ENDING, with status 128 + its number; an
+    error of one's own code ends the program as `show_error` shows it.
 
     Where other code has set the streams, as a test runner does, they stay as they are.
     """
@@ -45,6 +52,23 @@ def open_terminal(program: str, *, stopped: str = "") -> None:
             sys.__excepthook__(kind, error, trace)
 
     sys.excepthook = end
+
+    def leave(number: int, _: FrameType | None) -> None:
+        sys.stderr.write(f"{program}: ended by {name_of(number)}{stopped and f'; {stopped}'}\n")
+        raise Ended(128 + number)
+
+    for number in ENDING:
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup's stays
+            signal.signal(number, leave)
+
+
+class Ended(SystemExit):
+    """A signal has ended the program, and its line is printed."""
+
+
+def name_of(number: int) -> str:
+    """The name of a signal, such as SIGTERM."""
+    return signal.Signals(number).name
 
 
 def _lacking(error: BaseException) -> str:

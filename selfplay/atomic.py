@@ -1,20 +1,22 @@
 """Files and folders that are written completely or not at all.
 
-A folder is filled under a hidden name and synced to disk; a manifest with the size of each file is
-written last, then the folder takes its name. So a folder with its own name was complete when it was
-written, and one that lost a file, or part of one, later (a copy that was cut off) is found by
-`damage`.
+A folder is filled under a hidden name and synced to disk; a manifest with the size and the digest
+of each file is written last, then the folder takes its name. So a folder with its own name was
+complete when it was written, and one that lost or changed a byte later is found by `damage`.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +25,7 @@ if TYPE_CHECKING:  # it imports torch, which one process does not need here
     from selfplay.distributed import World
 
 MANIFEST = "manifest.json"
+_DIGEST = "sha1"  # against accidents: two thirds of sha256's time
 # Hidden names beside a folder: the one being filled or deleted, and the one being replaced.
 PARTIAL, OLD = ".partial-", ".old-"
 # What a file system answers when it takes no more: full, over a quota, too large, broken, locked,
@@ -143,8 +146,8 @@ def clear_leftovers(homes: Iterable[Path], names: Iterable[str] = ("*",)) -> Non
     Only what it wrote under `names`, which may be patterns. No other process may write there.
     """
     for home, name in product(homes, names):
-        for partial in home.glob(f"{PARTIAL}{name}"):
-            shutil.rmtree(partial)
+        for unfilled in home.glob(f"{PARTIAL}{name}"):
+            shutil.rmtree(unfilled)
         for old in home.glob(f"{OLD}{name}"):
             folder = old.with_name(old.name.removeprefix(OLD))
             if folder.exists():
@@ -155,22 +158,45 @@ def clear_leftovers(homes: Iterable[Path], names: Iterable[str] = ("*",)) -> Non
             unfinished.unlink()
 
 
-def damage(folder: Path) -> str | None:
-    """Which file of a folder is missing or has another size than was written, in words; None if
-    there is none. Files that the manifest does not name are ignored."""
+def damage(folder: Path, part: str = "") -> str | None:
+    """Which file of a folder is missing or not as it was written, in words; None if there is none.
+
+    Files that the manifest does not name are ignored, and those whose names do not begin with
+    `part`. Manifests of older runs have sizes alone.
+    """
     try:
-        sizes = dict(json.loads((folder / MANIFEST).read_bytes())["sizes"])
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        sizes, digests = dict(manifest["sizes"]), dict(manifest.get(_DIGEST, {}))
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         return f"{MANIFEST} cannot be read ({error})"
-    for name, size in sizes.items():
+    names = [name for name in sizes if name.startswith(part)]
+    for name in names:
         file = folder / name
         if not file.is_file():
             return f"{name} is missing"
-        if file.stat().st_size != size:
-            return f"{name} has {file.stat().st_size} bytes instead of {size}"
-    return None
+        if file.stat().st_size != sizes[name]:
+            return f"{name} has {file.stat().st_size} bytes instead of {sizes[name]}"
+    names = [name for name in names if name in digests]
+    try:
+        found = _digests(folder, names)
+    except OSError as error:
+        return f"{error.filename or folder} cannot be read ({error.strerror})"
+    changed = [name for name in names if found[name] != digests[name]]
+    return f"{changed[0]} has other bytes than were written" if changed else None
+
+
+def _digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
+    """The digest of each file, of several at once: 0.74 s of a core for 1 GB with OpenSSL 3.0."""
+
+    def digest(name: str) -> tuple[str, str]:
+        with (folder / name).open("rb") as file:
+            made = partial(hashlib.new, _DIGEST, usedforsecurity=False)
+            return name, hashlib.file_digest(file, made).hexdigest()
+
+    with ThreadPoolExecutor() as pool:
+        return dict(pool.map(digest, names))
 
 
 def altered(folder: Path) -> str | None:
@@ -192,7 +218,8 @@ def _seal(folder: Path) -> None:
             file.chmod(folder.stat().st_mode & 0o666)
         _sync(file)
     sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}
-    (folder / MANIFEST).write_text(json.dumps({"sizes": sizes}, indent=1), encoding="utf-8")
+    manifest = {"sizes": sizes, _DIGEST: _digests(folder, sizes)}
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     for path in [folder / MANIFEST, *(path for path in paths if path.is_dir()), folder]:
         _sync(path)
 

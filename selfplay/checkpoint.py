@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from dialop.shown import error_line
 from selfplay.atomic import (
     atomic_folder,
     clear_leftovers,
@@ -46,10 +48,11 @@ from selfplay.atomic import (
     stands,
     take_name,
 )
-from selfplay.distributed import World, broadcast_object, on_first_rank
+from selfplay.distributed import World, broadcast_object, gather_objects, on_first_rank
 from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
 from selfplay.metrics.run_folder import FILES, FOLDERS
+from selfplay.metrics.step_log import check_logs
 from selfplay.model.hub import check_base
 from selfplay.model.lora import export_adapters, is_adapter
 from selfplay.model.policy import export
@@ -180,6 +183,13 @@ def damaged_saves(folder: Path, *, imitation: Path) -> dict[Path, str]:
     for saved in checkpoints(folder):
         if saved not in damaged:
             check_name(saved)
+    if whole := [saved for saved in checkpoints(folder) if saved not in damaged]:
+        progress = _progress(whole[-1] / "progress.json")
+        state = progress.get("state")
+        lines = state.get("num_lines", {}) if isinstance(state, dict) else {}
+        check_logs(folder, after_step=progress["step"], num_lines=lines)
+    for record in ("held_out_before.json", "held_out_after.json"):
+        _check_record(folder / record)
     if _lost_checkpoints(folder) and stands(folder / "final"):
         raise SettingsError(
             f"{folder} holds the policy of a finished run in final/ and no checkpoint to go on "
@@ -196,6 +206,19 @@ def damaged_saves(folder: Path, *, imitation: Path) -> dict[Path, str]:
     return damaged
 
 
+def _check_record(path: Path) -> None:
+    """Raise SettingsError for a file of held-out games that does not hold rows."""
+    try:
+        rows = json.loads(path.read_bytes()) if path.exists() else {"": {}}
+        if not any(isinstance(row, dict) for row in rows.values()):
+            raise TypeError(f"it holds {rows!r:.40}")
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise SettingsError(
+            f"{path} must hold the rows of held-out games: {error!r}; restore the file, or delete "
+            "it to go on without them"
+        ) from None
+
+
 def _lost_checkpoints(folder: Path) -> bool:
     """Whether a run has made steps of which no checkpoint is left."""
     log = folder / "metrics.jsonl"
@@ -208,12 +231,16 @@ def _damaged(folder: Path) -> dict[Path, str]:
     while saved and (found := damage(saved[-1])) is not None:
         damaged[saved.pop()] = found
     if damaged and not saved:
-        got = "; ".join(f"{path.name}: {found}" for path, found in damaged.items())
-        raise SettingsError(
-            f"{folder / 'checkpoints'} must hold an undamaged checkpoint, got {got}; "
-            "restore a copy of one, or start a new run with out=FOLDER"
-        )
+        raise _all_damaged(folder, damaged)
     return damaged
+
+
+def _all_damaged(folder: Path, damaged: Mapping[Path, str]) -> SettingsError:
+    got = "; ".join(f"{path.name}: {found}" for path, found in damaged.items())
+    return SettingsError(
+        f"{folder / 'checkpoints'} must hold an undamaged checkpoint, got {got}; "
+        "restore a copy of one, or start a new run with out=FOLDER"
+    )
 
 
 def repair_folder(folder: Path, damaged: Mapping[Path, str], *, imitation: Path) -> None:
@@ -246,21 +273,43 @@ def set_aside(checkpoint: Path, found: str) -> None:
 
 
 def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
-    """Load the newest checkpoint, which `repair_folder` has checked, into the learner, in
-    place. Every rank must call.
+    """Load the newest checkpoint into the learner, in place. `repair_folder` has checked it; one
+    that cannot be loaded all the same is set aside like a damaged one. Every rank must call.
 
     Returns the number of finished steps and the trainer state; (0, {}) without a checkpoint. Raises
-    SettingsError for adapters that were trained on other base weights than the learner's.
+    SettingsError if none can be loaded, and for adapters that were trained on other base weights
+    than the learner's.
     """
-    saved = broadcast_object(checkpoints(folder), learner.world)
-    if not saved:
-        return 0, {}
-    newest = saved[-1]
-    if (adapters := learner.adapters) is not None:
-        on_first_rank(lambda: check_base(newest / "hf", adapters.base), learner.world)
+    damaged: dict[Path, str] = {}
+    for newest in broadcast_object(checkpoints(folder), learner.world)[::-1]:
+        if (adapters := learner.adapters) is not None:
+            base = adapters.base
+            on_first_rank(partial(check_base, newest / "hf", base), learner.world)
+        failed = ""
+        try:
+            loaded = _load(newest, learner)
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        except (Exception, CheckpointException) as error:  # noqa: BLE001 (of damage, anything)
+            causes = [cause for cause, _ in getattr(error, "failures", {}).values()]
+            failed = f"it cannot be loaded ({error_line((causes or [error])[0])[:200]})"
+        failures = filter(None, gather_objects(failed, learner.world))
+        if (found := next(failures, None)) is None:
+            for path, why in damaged.items():
+                on_first_rank(partial(set_aside, path, why), learner.world)
+            return loaded
+        damaged[newest] = found
+    if damaged:
+        raise _all_damaged(folder, damaged)
+    return 0, {}
+
+
+def _load(checkpoint: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
+    """Fill the learner from a checkpoint. Raises whatever a damaged file causes; the learner then
+    holds part of it."""
     state = learner_state(learner)
     with _stopped():
-        dcp.load(state, checkpoint_id=newest / "state", no_dist=learner.world.mesh is None)
+        dcp.load(state, checkpoint_id=checkpoint / "state", no_dist=learner.world.mesh is None)
     set_state_dict(
         learner.model,
         learner.optimizer,
@@ -275,15 +324,19 @@ def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
             model_state_dict=state["critic"],
             optim_state_dict=state["critic_optimizer"],
         )
-    progress = _progress(newest / "progress.json")
+    progress = _progress(checkpoint / "progress.json")
+    trainer = progress["state"]
+    for name, value in trainer.items():
+        if not isinstance(value, list if name in ("best", "recent") else dict):
+            raise TypeError(f"progress.json has {name} {value!r:.40}")
     ranks = learner.world.world_size
     if learner.world.rank == 0 and progress.get("ranks", ranks) != ranks:
         print(
-            f"{newest} goes on over another number of ranks ({progress['ranks']} -> {ranks}); "
+            f"{checkpoint} goes on over another number of ranks ({progress['ranks']} -> {ranks}); "
             "results are no longer bit for bit those of an unbroken run",
             flush=True,
         )
-    return progress["step"], progress["state"]
+    return progress["step"], trainer
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -12,6 +12,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -97,10 +98,9 @@ def set_up(
     cleanup.callback(signals.restore)
     if world.rank == 0 and (roles := who_plays(config.game, config.rollout)):
         print(f"who plays in training: {roles}", flush=True)
-    folder = _open_folder(config, world, cleanup)
-    config = replace(
-        config, out=str(folder)
-    )  # where it is, should code of one's own change folders
+    folder, lock = _open_folder(config, world, cleanup)
+    # Where it is, should code of one's own change folders.
+    config = replace(config, out=str(folder))
     stream = cleanup.enter_context(closing(TrainStream(config)))
     if config.model.path is None:  # what was checked is a stand-in
         checked = make_rendering(
@@ -168,6 +168,7 @@ def set_up(
         after_step=first_step,
         rank=world.rank,
         pieces=rendering.pieces,
+        num_lines=state.get("num_lines"),
     )
     return Run(
         config=config,
@@ -182,6 +183,7 @@ def set_up(
         judge=judge,
         evaluation=evaluation,
         fixed_partners=eval_partners,
+        lock=lock,
         monitors=monitors,
         sync_check=sync_check,
         journal=journal,
@@ -192,10 +194,16 @@ def set_up(
     )
 
 
-def _open_folder(config: Config, world: World, cleanup: ExitStack) -> Path:
-    """The run's folder, locked until `cleanup`, with the settings and what a kill left repaired."""
-    folder = Path(config.out).absolute()
-    on_first_rank(lambda: cleanup.callback(hold_run(folder).close), world)
+def _open_folder(config: Config, world: World, cleanup: ExitStack) -> tuple[Path, TextIO | None]:
+    """The run's folder, with the settings and what a kill left repaired, and rank 0's lock of it,
+    which is held until `cleanup`."""
+    folder, locks = Path(config.out).absolute(), list[TextIO]()
+
+    def hold() -> None:
+        locks.append(hold_run(folder))
+        cleanup.callback(locks[0].close)
+
+    on_first_rank(hold, world)
 
     def make_ready() -> None:
         imitation = progress_folder(folder)
@@ -206,7 +214,7 @@ def _open_folder(config: Config, world: World, cleanup: ExitStack) -> Path:
 
     on_first_rank(make_ready, world)
     check_shared(folder, world)
-    return folder
+    return folder, locks[0] if locks else None
 
 
 def _start_models(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from transformers import PreTrainedTokenizerBase
 
@@ -29,7 +29,13 @@ from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint
 from selfplay.config import Config
 from selfplay.data.seeds import named_seed
 from selfplay.data.stream import TrainStream
-from selfplay.distributed import World, all_reduce_sum, gather_objects, raise_on_all_ranks
+from selfplay.distributed import (
+    World,
+    all_reduce_sum,
+    broadcast_object,
+    gather_objects,
+    raise_on_all_ranks,
+)
 from selfplay.engines.base import Sampling
 from selfplay.errors import RunEnds, with_step
 from selfplay.evaluation.evaluate import EvaluationContext
@@ -39,6 +45,7 @@ from selfplay.learner.learner import Learner
 from selfplay.learner.update import LossTerm, update_policy
 from selfplay.metrics.monitors import Monitors
 from selfplay.metrics.records import group_records, mean_advantages
+from selfplay.metrics.run_folder import check_lock
 from selfplay.metrics.step import step_metrics
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.partners.judge import Judge, judge_games
@@ -72,6 +79,7 @@ class Run:
     sync_check: SyncCheck  # the log-probs of engine and trainer after a push
     evaluation: EvaluationContext
     fixed_partners: list[Partner]  # of `eval.partners`
+    lock: TextIO | None  # on rank 0
     monitors: Monitors
     journal: Journal
     timed: Stopwatch  # the seconds of the step's stages
@@ -140,6 +148,7 @@ def take_step(run: Run, step: int) -> Step:
     state before the step if no weight has changed, else the step is finished and logged first.
     """
     config = run.config
+    check_place(run)
     before = trainer_state(run)  # credit changes the baselines
     try:
         rollout = play(run, step, run.world.replica.share(config.rollout.instances))
@@ -354,8 +363,21 @@ def evaluate(run: Run) -> dict[str, float]:
         return validation(run.evaluation, run.fixed_partners)
 
 
+def check_place(run: Run) -> None:
+    """Raise RunEnds, on every rank, if the run's folder is no longer this trainer's alone."""
+    failed: RunEnds | None = None
+    try:
+        if run.lock is not None:
+            check_lock(run.folder, run.lock)
+    except RunEnds as error:
+        failed = error
+    if (failed := broadcast_object(failed, run.world)) is not None:
+        raise failed
+
+
 def save_learner(run: Run, num_done: int) -> OpenCheckpoint:
     """Write the learner after `num_done` steps, while the engine sleeps; `finish` completes it."""
+    check_place(run)
     with run.timed("save"):
         return begin_checkpoint(run.folder, run.learner, run.tokenizer, step=num_done)
 
@@ -381,4 +403,5 @@ def trainer_state(run: Run) -> dict[str, Any]:
         "partners": run.partners.state(),
         "monitors": run.monitors.state(),
         "sync_check": run.sync_check.state(),
+        "num_lines": run.journal.num_lines,
     }

@@ -48,6 +48,7 @@ from selfplay.rollout.players import Player, ScriptedPartner, Teacher
 from selfplay.rollout.seat_rules import able_seats, teacher_mixture
 from selfplay.rollout.seating import game_setup, scripted_games
 
+WARM_LOG = "warm_start.jsonl"
 LOG_EVERY = 50  # optimizer steps per line of the warm start's log; fewer in a short one
 MIN_LINES = 20  # that a warm start of at least as many optimizer steps logs
 SAVE_EVERY = 200  # optimizer steps between the checkpoints from which it resumes
@@ -132,7 +133,8 @@ def warm_start(
     batches = warm_start_batches(stages, warm, seed=config.seed)
     unfinished = progress_folder(folder)
     first, state = resume(unfinished, learner)
-    log = StepLog(folder / "warm_start.jsonl", after_step=first or None, rank=world.rank)
+    num = state.get("num_lines", {}).get(WARM_LOG)
+    log = StepLog(folder / WARM_LOG, after_step=first or None, rank=world.rank, num=num)
     every = min(LOG_EVERY, max(1, len(batches) // MIN_LINES))
     recent: list[dict[str, float]] = state.get("recent", [])
     means: dict[str, float] = {}
@@ -157,7 +159,8 @@ def warm_start(
         if (step + 1) % SAVE_EVERY == 0 and step + 1 < len(batches):
             log.sync()
             opened = begin_checkpoint(unfinished, learner, None, step=step + 1)
-            opened.finish({"recent": recent}, keep=2)
+            lines = {WARM_LOG: log.num_lines}
+            opened.finish({"recent": recent, "num_lines": lines}, keep=2)
     log.close()
     return means
 

@@ -39,6 +39,7 @@ from selfplay.setup import open_world, set_up
 from selfplay.step import (
     Run,
     Step,
+    check_place,
     evaluates_after,
     save_and_sleep,
     saves_after,
@@ -269,6 +270,7 @@ class OpenRun(SavedRun):
         If the settings have steps left, they are left for a later start: a checkpoint is saved.
         """
         with self._ending_at_an_error("finish") as parts:
+            check_place(parts)
             if self.num_done:
                 held_out("after", parts.evaluation, parts.fixed_partners, folder=self.folder)
             else:
@@ -278,6 +280,7 @@ class OpenRun(SavedRun):
                 save_and_sleep(parts, self.num_done, trainer_state(parts))
             parts.journal.close()
             parts.supervisor.sleep_and_onload()  # the engine goes to sleep for good
+            check_place(parts)
             export_final(parts.folder, parts.learner, parts.tokenizer, step=self.num_done)
             self._ended_by = "finish has ended it"
 

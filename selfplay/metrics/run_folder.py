@@ -42,7 +42,7 @@ from selfplay.config.own_code import (
     write_copies,
 )
 from selfplay.config.text import difference, dump
-from selfplay.errors import SettingsError
+from selfplay.errors import RunEnds, SettingsError
 
 # Settings that may change when a run resumes: first those of its length and logs.
 _LENGTH = (
@@ -141,6 +141,19 @@ def hold_run(folder: Path) -> TextIO:
     file.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
     file.flush()
     return file
+
+
+def check_lock(folder: Path, held: TextIO) -> None:
+    """Raise RunEnds if the folder has moved away, or if its lock was removed and another trainer,
+    which has made a new one, may write there."""
+    if not folder.is_dir():
+        raise RunEnds(f"{folder} must stay where it is while its run goes on, got no such folder")
+    lock = folder / ".lock"
+    if lock.exists() and not os.path.samestat(lock.stat(), os.fstat(held.fileno())):
+        raise RunEnds(
+            f"{lock} was removed, and {lock.read_text('utf-8')[:200].strip() or 'another process'} "
+            "trains there now; this trainer ends and saves nothing more"
+        )
 
 
 def is_held(folder: Path) -> bool:

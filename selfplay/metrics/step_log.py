@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,8 @@ from selfplay.metrics.console import LEGEND, step_line
 from selfplay.metrics.records import Pieces, game_record
 from selfplay.metrics.tracker import Tracker
 from selfplay.rollout.episode import Episode
+
+LOGS = ("metrics.jsonl", "games.jsonl", "groups.jsonl")
 
 
 class Stopwatch:
@@ -69,7 +72,7 @@ class Journal:
 
     `after_step` is the step of the checkpoint that the run resumes from, 0 for a new run. One of
     `log_games_every` games of this rank is written in full to games.jsonl, with the tokens that
-    `pieces` spells.
+    `pieces` spells. `num_lines` is what an earlier journal's had.
     """
 
     def __init__(
@@ -82,22 +85,30 @@ class Journal:
         after_step: int,
         rank: int,
         pieces: Pieces | None = None,
+        num_lines: Mapping[str, int] | None = None,
     ) -> None:
         self._pieces = pieces
         self._num_steps, self._log_games_every, self._rank = num_steps, log_games_every, rank
-        self._metrics = StepLog(folder / "metrics.jsonl", after_step=after_step, rank=rank)
-        self._games = StepLog(folder / "games.jsonl", after_step=after_step, rank=rank)
-        self._groups = StepLog(folder / "groups.jsonl", after_step=after_step, rank=rank)
+        had = num_lines or {}
+        self._logs = self._metrics, self._games, self._groups = [
+            StepLog(folder / name, after_step=after_step, rank=rank, num=had.get(name))
+            for name in LOGS
+        ]
         self._tracker = Tracker(folder, track, after_step=after_step, rank=rank)
         if rank == 0 and after_step < num_steps:
             print(LEGEND, flush=True)
+
+    @property
+    def num_lines(self) -> dict[str, int]:
+        """The lines of each file, on rank 0: what a resumed run must find there."""
+        return {name: log.num_lines for name, log in zip(LOGS, self._logs, strict=True)}
 
     def groups(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Write the groups of a step (`group_records`), before `step` writes its line."""
         for record in records:
             self._groups.append(record)
 
-    def _logs(self, number: int) -> bool:
+    def _is_logged(self, number: int) -> bool:
         """Whether game `number` of the run is the one of its `log_games_every` that is logged. A
         drawn one, since instances and seats come in turn."""
         block, index = divmod(number, self._log_games_every)
@@ -118,7 +129,7 @@ class Journal:
         logged = [
             game_record(episode, step=step, pieces=self._pieces)
             for index, episode in enumerate(episodes)
-            if self._logs(first + index)
+            if self._is_logged(first + index)
         ]
         for record in logged:
             self._games.append(record)
@@ -131,29 +142,45 @@ class Journal:
     def sync(self) -> None:
         """Flush the lines to disk, so that no checkpoint is of a step without its line. It waits
         for what else is being written there, so not every step does."""
-        for log in (self._metrics, self._games, self._groups):
+        for log in self._logs:
             log.sync()
 
     def close(self) -> None:
-        self._metrics.close()
-        self._games.close()
-        self._groups.close()
+        for log in self._logs:
+            log.close()
         self._tracker.close()
+
+
+def check_logs(folder: Path, *, after_step: int, num_lines: Mapping[str, int]) -> None:
+    """Raise SettingsError where a `Journal` that goes on with these could not."""
+    for name in LOGS:
+        _lines_until(folder / name, after_step, num=num_lines.get(name))
 
 
 class StepLog:
     """A file of JSON lines, each with its `step`, in the order of the steps.
 
     `after_step` is the step of the checkpoint that the run resumes from. Lines of later steps are
-    removed, because these steps run again. None starts an empty file. Raises SettingsError if a
-    line of the file is not JSON with a step.
+    removed, because these steps run again. None starts an empty file. `num` is the `num_lines` at
+    that checkpoint; None if it is older than they are. Raises SettingsError for a file that does
+    not hold these lines.
     """
 
-    def __init__(self, path: Path, *, after_step: int | None, rank: int = 0) -> None:
-        self._file = None
+    def __init__(
+        self, path: Path, *, after_step: int | None, rank: int = 0, num: int | None = None
+    ) -> None:
+        self._file, self.num_lines = None, 0
         if rank:
             return
-        write_atomically(path, "".join(_lines_until(path, after_step)))
+        lines = _lines_until(path, after_step, num=num)
+        self.num_lines = len(lines)
+        write_atomically(path, "".join(lines))
+        if not lines and after_step and (num or path.name == LOGS[0]):
+            print(
+                f"warning: {path} holds no line of steps 1 to {after_step}, which are made; the "
+                "run goes on without them",
+                file=sys.stderr,
+            )
         # Unbuffered, so that a write that fails on a full disk is not retried at exit.
         self._file = path.open("ab", buffering=0)
 
@@ -176,6 +203,7 @@ class StepLog:
         data = memoryview(text.encode("utf-8", errors="backslashreplace"))
         while data:
             data = data[self._file.write(data) :]
+        self.num_lines += 1
 
     def sync(self) -> None:
         """Flush the lines to disk."""
@@ -187,20 +215,23 @@ class StepLog:
             self._file.close()
 
 
-def _lines_until(path: Path, step: int | None) -> Iterator[str]:
+def _lines_until(path: Path, step: int | None, *, num: int | None) -> list[str]:
     """The file's complete lines up to and including `step`.
 
     A last line without a line end is left out: a crash cut it off. Raises SettingsError for any
-    other line that is not JSON with a step.
+    other line that is not JSON with a step, for steps out of order, and unless `num` lines (of
+    metrics.jsonl one a step) or none are found.
     """
+    kept: list[str] = []
     if step is None or not path.exists():
-        return
+        return kept
+    each, last = path.name == LOGS[0], 0
     # Read bytes: a line that was cut off may end inside a character, and the text of a game may
     # contain characters that Python treats as line ends.
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
-                return
+                break
             try:
                 text = line.decode("utf-8")
                 line_step = json.loads(text)["step"]
@@ -211,8 +242,21 @@ def _lines_until(path: Path, step: int | None) -> Iterator[str]:
                     f"{path} line {number} must be JSON with a step, got {line[:40]!r} ({error}); "
                     "repair or move the file to resume in this folder"
                 ) from None
+            if line_step < last + each or (each and last and line_step > last + 1):
+                raise SettingsError(
+                    f"{path} line {number} must be of step {last + each}, got step {line_step}; "
+                    "repair or move the file to resume in this folder"
+                )
+            last = line_step
             if line_step <= step:
-                yield text
+                kept.append(text)
+    expected = step if num is None and each else num
+    if kept and expected is not None and len(kept) != expected:
+        raise SettingsError(
+            f"{path} must hold {expected} lines of steps 1 to {step}, got {len(kept)}; restore the "
+            "file, or move it to resume in this folder"
+        )
+    return kept
 
 
 def plain_json(text: bytes) -> Any:

@@ -21,6 +21,7 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError, safe_open
 
+from selfplay.atomic import MANIFEST, damage
 from selfplay.errors import SettingsError
 from selfplay.model.gguf import converted, file_digest
 
@@ -87,7 +88,7 @@ def is_hub_name(name: str) -> bool:
 
 def check_weights(folder: Path, *, what: str) -> None:
     """Raise SettingsError, which begins with `what`, unless the folder has a config.json and one
-    set of readable safetensors files."""
+    set of readable safetensors files, all as they were written."""
     if not any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
         raise SettingsError(f"{what}: {folder} must hold config.json of a Hugging Face model")
     files = set(folder.glob("*.safetensors"))
@@ -113,6 +114,14 @@ def check_weights(folder: Path, *, what: str) -> None:
             raise SettingsError(
                 f"{what}: {file} is not a readable safetensors file: {error}"
             ) from error
+    # The hf/ of a checkpoint is in the manifest of the folder around it.
+    home, part = (folder.parent, "hf/") if folder.name == "hf" else (folder, "")
+    found = damage(home, part) if (home / MANIFEST).is_file() else None
+    if found is not None:
+        raise SettingsError(
+            f"{what}: {folder} must be undamaged, got {found}; restore it, or use a copy without "
+            f"{MANIFEST} if it was changed on purpose"
+        )
 
 
 def check_one_set(folder: Path, *, what: str) -> None:

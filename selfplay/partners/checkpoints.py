@@ -79,6 +79,7 @@ def find_source(checkpoint: Path, *, what: str = "RUN") -> Source:
                 f"{what}: the run {checkpoint} has no final/, no checkpoints/step_N/hf and "
                 "no warm_start/ yet"
             )
+        check_weights(weights, what=what)
         return Source(weights, checkpoint, _settings(checkpoint, weights))
     weights = checkpoint / "hf" if _is_model(checkpoint / "hf") else checkpoint
     if not (weights / "config.json").exists() and not _is_model(weights):

@@ -30,7 +30,7 @@ from selfplay.engines.base import Completion, GameRunner, Message, Request, Samp
 from selfplay.engines.endpoint import Endpoint, endpoint_key
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.router import EngineRouter, Frozen
-from selfplay.errors import SettingsError
+from selfplay.errors import RunEnds, SettingsError
 from selfplay.learner.learner import Learner
 from selfplay.metrics.step import add_up
 from selfplay.model.families import max_positions
@@ -250,6 +250,8 @@ class Partners:
         seed = named_seed(self._config.seed, POOL_SEED, step)  # the same on all ranks
         member = pick(self._members, [1.0] * len(self._members), seed)
         folder = snapshot_folder(self._folder, member)
+        if member != self._loaded and not folder.is_dir():
+            raise RunEnds(f"{folder} must stay while its run goes on, got no such folder")
         if self._plays and POOL not in self._frozen:
             self._frozen[POOL] = self._load("the policy pool", folder, self._rendering)
         elif self._plays and member != self._loaded:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dialop.terminal import ENDING
 from tests.helpers.processes import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,3 +162,29 @@ def test_without_its_packages_a_program_says_which_one_is_missing(program: str) 
     assert done.returncode == 1 and done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert " has no package " in line and "pip install -r requirements.txt" in line
+
+
+SIGNALLED = """
+import os, sys
+from dialop.terminal import open_terminal
+
+open_terminal("a program", stopped="it goes on")
+try:
+    os.kill(os.getpid(), int(sys.argv[1]))
+finally:
+    print("closed")
+"""
+
+
+@pytest.mark.parametrize("number", ENDING, ids=lambda number: number.name)
+def test_a_signal_ends_a_program_in_one_line(number: signal.Signals) -> None:
+    """What it holds is closed; under nohup it goes on."""
+    words = [sys.executable, "-c", SIGNALLED, str(int(number))]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S)
+    line = f"a program: ended by {number.name}; it goes on\n"
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "closed\n", line)
+    ignored = lambda: signal.signal(number, signal.SIG_IGN)  # noqa: E731
+    done = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S, preexec_fn=ignored
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")

@@ -2,7 +2,11 @@
 
 import os
 import signal
+from contextlib import nullcontext
 
+import pytest
+
+from dialop.terminal import ENDING
 from selfplay.engines.sglang.processes import Signals
 
 
@@ -24,7 +28,26 @@ def test_signals_reach_every_taker_and_come_back_in_any_order() -> None:
     os.kill(os.getpid(), signal.SIGQUIT)
     assert told[2:] == ["again"]
     again.restore()
-    assert signal.getsignal(signal.SIGQUIT) == before[1]
-    assert signal.getsignal(signal.SIGTERM) != before[0]
+    # Without an engine SIGQUIT ends the program too.
+    assert signal.getsignal(signal.SIGQUIT) == signal.getsignal(signal.SIGTERM) != before[0]
     run.restore()
     assert [signal.getsignal(number) for number in handled] == before
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_each_signal_that_ends_a_program_is_an_ordinary_exit(number: signal.Signals) -> None:
+    """Unless it was ignored before, as SIGHUP is after nohup: then it stays so."""
+    before = signal.getsignal(number)
+    for handler in (signal.SIG_DFL, signal.SIG_IGN):
+        signal.signal(number, handler)
+        run = Signals()
+        run.take()
+        try:
+            with pytest.raises(SystemExit) if handler == signal.SIG_DFL else nullcontext() as left:
+                os.kill(os.getpid(), number)
+            if handler == signal.SIG_DFL:
+                assert left.value.code == 128 + number
+        finally:
+            run.restore()
+            assert signal.getsignal(number) == handler
+            signal.signal(number, before)

@@ -15,8 +15,8 @@ import train
 from selfplay.atomic import atomic_folder
 from selfplay.config import Config, load_config
 from selfplay.config.load import load
-from selfplay.errors import SettingsError
-from selfplay.metrics.run_folder import FILES, FOLDERS, check_names, hold_run, open_run
+from selfplay.errors import RunEnds, SettingsError
+from selfplay.metrics.run_folder import FILES, FOLDERS, check_lock, check_names, hold_run, open_run
 from tests.helpers import processes
 from tests.helpers.tiny_run import write_tiny
 
@@ -292,3 +292,17 @@ def test_the_page_of_run_folders_names_all_that_a_run_writes() -> None:
         *FILES,
         *FOLDERS,
     }
+
+
+def test_a_lock_that_is_anothers_and_a_folder_that_moved_end_a_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with hold_run(folder) as held:
+        check_lock(folder, held)
+        (folder / ".lock").unlink()
+        check_lock(folder, held)
+        with hold_run(folder), pytest.raises(RunEnds, match="was removed, and pid"):
+            check_lock(folder, held)
+        folder.rename(tmp_path / "moved")
+        with pytest.raises(RunEnds, match=f"{folder} must stay where it is while its run goes on"):
+            check_lock(folder, held)
+    assert not folder.exists()

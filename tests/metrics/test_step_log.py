@@ -1,6 +1,7 @@
 """The step logs: no step twice, no line cut off, every number valid JSON."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from selfplay.metrics.step_log import Journal, StepLog, Stopwatch
+from selfplay.errors import SettingsError
+from selfplay.metrics.step_log import Journal, StepLog, Stopwatch, check_logs
 from selfplay.step import finish_checkpoint
 from tests.helpers.hand_episodes import episode
 
@@ -32,6 +34,45 @@ def test_a_resumed_log_holds_no_step_twice(tmp_path: Path) -> None:
     log.close()
     StepLog(path, after_step=None).close()
     assert lines(path) == []
+
+
+HARMS: dict[str, Callable[[list[str]], list[str]]] = {
+    "doubled": lambda lines: lines * 2,
+    "one twice": lambda lines: [*lines[:2], *lines[1:]],
+    "reversed": lambda lines: lines[::-1],
+    "one missing": lambda lines: [*lines[:1], *lines[2:]],
+    "the first missing": lambda lines: lines[1:],
+    "the last missing": lambda lines: lines[:-1],
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "games.jsonl", "groups.jsonl"])
+def test_a_log_holds_each_line_of_the_steps_before_once_in_order(
+    name: str, harm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or a run does not go on with it. The log may be moved: one line says so, each time until a
+    checkpoint has counted what is left."""
+    written = [f'{{"step": {step}}}\n' for step in range(1, 6)]
+    path, counts = tmp_path / name, {name: 4}
+    path.write_text("".join(written))
+    check_logs(tmp_path, after_step=4, num_lines=counts)
+    path.write_text("".join(HARMS[harm](written[:4])))
+    before = path.read_text()
+    with pytest.raises(SettingsError, match=r"must (be of|hold) .*, got .* to resume in this fold"):
+        check_logs(tmp_path, after_step=4, num_lines=counts)
+    if name == "metrics.jsonl":  # a line a step needs no count, which old checkpoints lack
+        with pytest.raises(SettingsError, match=r"must (be of|hold)"):
+            StepLog(path, after_step=4)
+    assert path.read_text() == before
+    path.unlink()
+    log = StepLog(path, after_step=4, num=4)
+    assert f"{path} holds no line of steps 1 to 4" in capsys.readouterr().err
+    log.append({"step": 5})
+    log.close()
+    again = StepLog(path, after_step=5, num=log.num_lines)
+    again.close()
+    assert again.num_lines == 1 and not capsys.readouterr().err
 
 
 def test_a_line_is_json_whatever_the_numbers(tmp_path: Path) -> None:

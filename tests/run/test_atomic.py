@@ -1,5 +1,6 @@
 """Folders are there completely or not at all, wherever a process is killed, and lost files show."""
 
+import json
 import os
 import shutil
 import signal
@@ -123,6 +124,7 @@ def test_everything_is_on_disk_before_the_folder_takes_its_name(
     [
         (lambda f: (f / "a.bin").write_bytes(b"new" * 69), "a.bin has 207 bytes instead of 210"),
         (lambda f: (f / "deep" / "c.txt").unlink(), "deep/c.txt is missing"),
+        (lambda f: (f / "a.bin").write_bytes(b"new" * 69 + b"neW"), "a.bin has other bytes than"),
         (lambda f: (f / MANIFEST).unlink(), f"{MANIFEST} is missing"),
         (lambda f: (f / MANIFEST).write_bytes(b""), f"{MANIFEST} cannot be read"),
     ],
@@ -133,3 +135,13 @@ def test_damage_is_named_by_file(tmp_path: Path, harm: object, found: str) -> No
     assert damage(folder) is None
     harm(folder)  # type: ignore[operator]
     assert found in (damage(folder) or "")
+
+
+def test_a_manifest_from_before_digests_stays_readable(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    write(folder, NEW)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    (folder / MANIFEST).write_text(json.dumps({"sizes": manifest["sizes"]}))
+    assert damage(folder) is None
+    (folder / "d.txt").write_bytes(b"mor")
+    assert damage(folder) == "d.txt has 3 bytes instead of 4"

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,9 +13,13 @@ from typing import Any
 import pytest
 import torch
 
+import eval as evaluation
+import selfplay
 import train
+from selfplay.apps.publish import __main__ as publish
 from selfplay.checkpoint import checkpoints
-from selfplay.errors import SettingsError
+from selfplay.errors import RunEnds, SettingsError
+from selfplay.metrics.run_folder import hold_run
 from selfplay.partners.checkpoints import find_source
 from tests.helpers.processes import largest_file
 from tests.helpers.tiny_run import RUNS, assert_same_run, finished, metrics_of, run_tiny, write_tiny
@@ -33,18 +38,119 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("file", [STATE, "progress.json"])
+def overwrite(path: Path, content: bytes, *, at: float) -> None:
+    with path.open("r+b") as file:
+        file.seek(int(at * path.stat().st_size))
+        file.write(content)
+
+
+def flipped(path: Path) -> None:
+    overwrite(path, bytes(range(40)), at=0.5)
+
+
+def zeroed(path: Path) -> None:
+    """What a crash of the machine leaves; the manifest is from before digests."""
+    overwrite(path, bytes(2048), at=0.0)
+    manifest = path.parent.parent / "manifest.json"
+    manifest.write_text(json.dumps({"sizes": json.loads(manifest.read_text())["sizes"]}))
+
+
+def of_another_step(path: Path) -> None:
+    shutil.copy(checkpoints(path.parents[3])[0] / STATE, path)
+
+
+def without_state(path: Path) -> None:
+    text = json.dumps({"step": 4, "state": []})
+    path.write_text(text)
+    (path.parent / "manifest.json").write_text(json.dumps({"sizes": {path.name: len(text)}}))
+
+
+@pytest.mark.parametrize(
+    ("file", "harm", "found"),
+    [
+        (STATE, flipped, f"{STATE} has other bytes than were written"),
+        ("progress.json", cut, "progress.json has "),
+        (STATE, zeroed, "it cannot be loaded (UnpicklingError: "),
+        pytest.param(STATE, cut, f"{STATE} has ", marks=pytest.mark.slow),
+        pytest.param(STATE, of_another_step, f"{STATE} has other", marks=pytest.mark.slow),
+        pytest.param(
+            "progress.json",
+            without_state,
+            "it cannot be loaded (AttributeError",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
-    run: Path, file: str, capsys: pytest.CaptureFixture[str]
+    run: Path,
+    file: str,
+    harm: Callable[[Path], None],
+    found: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     newest = checkpoints(run)[-1]
-    cut(newest / file)
+    harm(newest / file)
     (run / "held_out_after.json").unlink()
     assert run_tiny(run) == 0
     said = capsys.readouterr()
-    assert f"{newest} is damaged: {file} has " in said.err and "3/4" in said.out
+    assert f"{newest} is damaged: {found}" in said.err and "3/4" in said.out
     assert newest.with_name("damaged_step_000004").exists()
     assert_same_run(finished(), run)
+
+
+def test_a_changed_policy_is_taken_by_no_program(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = run / "final" / "model.safetensors"
+    overwrite(weights, b"40 bytes, which no reader of tensors sees", at=0.9)
+    for program, *words in (
+        (publish.main, str(run), "me/pair"),
+        (evaluation.main, str(run), "--num", "2"),
+        (evaluation.main, str(run / "final"), "--num", "2"),
+    ):
+        assert program(words) == 2
+        said = capsys.readouterr().err
+        assert "final must be undamaged, got model.safetensors has other bytes" in said
+        assert said.count("\n") == 1
+    assert not (run / "hub").exists()
+    path = f"model={{scratch: null, path: {run / 'final'}}}"
+    assert run_tiny(run.with_name("other"), path, "warm_start.num_games=0") == 2
+    assert "model.path: " in (said := capsys.readouterr().err) and "must be undamaged" in said
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "held_out_before.json", "held_out_after.json"])
+def test_a_record_that_a_run_goes_on_with_is_whole_or_named(
+    name: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything changes. The log of steps is reversed, the other files are cut off."""
+    path = run / name
+    if name == "metrics.jsonl":
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[::-1]))
+    else:
+        cut(path)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert run_tiny(run, "steps=6") == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"{path} " in said and " must " in said
+    after = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert {path for path in before if before[path] != after[path]} <= {run / ".lock"}
+
+
+def test_a_trainer_whose_lock_was_removed_ends_when_another_has_begun(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It saves nothing more. Until then it goes on, as it does if nobody else begins."""
+    shutil.rmtree(checkpoints(run)[-1])
+    (run / "held_out_after.json").unlink()
+    with selfplay.start(str(write_tiny(run)), out=str(run)) as first:
+        (run / ".lock").unlink()
+        first.step()
+        hold_run(run).close()
+        with pytest.raises(
+            RunEnds, match=r"\.lock was removed, and pid \d+ on .* trains there now"
+        ):
+            first.step()
+    assert [path.name for path in checkpoints(run)] == ["step_000002"]
 
 
 def test_a_finished_policy_is_not_trained_over(

@@ -20,10 +20,11 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, ClassVar
 
+from dialop.terminal import ENDING
+
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 GRACE_S = 3.0  # for a handler of SIGTERM, before the process is ended
 KILL_S = 60.0  # longest wait for a process that was sent SIGKILL
-_HANDLED = (signal.SIGTERM, signal.SIGQUIT)
 
 # Variables that the children's environment must have (a value) or must not have (None), and why:
 CHILD_ENVIRONMENT: dict[str, str | None] = {
@@ -167,20 +168,20 @@ def kill(processes: Sequence[BaseProcess]) -> None:
         )
 
 
-def _leave(_signal: int, _frame: FrameType | None) -> None:
-    """Turn SIGTERM into an ordinary exit, so that `finally` blocks and `atexit` functions run."""
-    raise SystemExit(128 + signal.SIGTERM)
+def _leave(number: int, _frame: FrameType | None) -> None:
+    """Turn a signal into an ordinary exit, so that `finally` blocks and `atexit` functions run."""
+    raise SystemExit(128 + number)
 
 
 class Signals:
-    """Handles SIGTERM, and SIGQUIT while an engine of SGLang exists, in the trainer's process.
+    """Handles the signals that end a program (`ENDING`) in the trainer's process.
 
-    SGLang's event loop installs handlers for both signals, but they only run while the loop runs,
-    which it does not do during training. `take` routes SIGTERM to the trainer's previous handler
-    (an ordinary exit if there was none) and SIGQUIT, which a dying child sends, to the `on_death`
-    of every taker. Python runs handlers between bytecode instructions, so a trainer blocked in a
-    collective would not handle SIGTERM at all: a thread ends the process if no handler has run
-    after `GRACE_S`.
+    SGLang's event loop installs handlers for SIGTERM and SIGQUIT, but they only run while the loop
+    runs, which it does not do during training. `take` routes each signal to the trainer's previous
+    handler (an ordinary exit if there was none; one that was ignored stays so), and SIGQUIT, which
+    a dying child sends, to the `on_death` of every taker while there is one. Python runs handlers
+    between bytecode instructions, so a trainer blocked in a collective would not handle them at
+    all: a thread ends the process if no handler has run after `GRACE_S`.
 
     A run and each of its engines take the signals, and restore them in any order. The handlers
     before the first taker are back after the last.
@@ -194,7 +195,7 @@ class Signals:
     def __init__(self) -> None:
         """Before an engine starts, whose loop replaces the handlers."""
         self._on_death: Callable[[], None] | None = None
-        self._before = {number: signal.getsignal(number) for number in _HANDLED}
+        self._before = {number: signal.getsignal(number) for number in ENDING}
 
     def take(self, on_death: Callable[[], None] | None = None) -> None:
         """Install the handlers. The engine's loop must not run and must have removed its own."""
@@ -232,23 +233,24 @@ class Signals:
     @staticmethod
     def _install() -> None:
         """The handlers that the takers want now, else the previous ones."""
-        quits = any(taker._on_death is not None for taker in Signals._takers)
-        wanted = {
-            signal.SIGTERM: Signals._on_term if Signals._takers else None,
-            signal.SIGQUIT: Signals._on_quit if quits else None,
-        }
-        for number, handler in wanted.items():
+        quits = Signals.quit_is_death()
+        for number in ENDING:
+            handler = Signals._on_quit if quits and number == signal.SIGQUIT else Signals._on_end
             previous = Signals._previous[number]
+            ours = Signals._takers and (previous != signal.SIG_IGN or handler != Signals._on_end)
             unset = signal.SIG_DFL if previous is None else previous
-            signal.signal(number, unset if handler is None else handler)
+            signal.signal(number, handler if ours else unset)
 
     @staticmethod
-    def _on_term(number: int, frame: FrameType | None) -> None:
+    def _on_end(number: int, frame: FrameType | None) -> None:
         Signals._handler_ran.set()
-        previous = Signals._previous[signal.SIGTERM]
-        if previous == signal.SIG_IGN:
-            return
+        previous = Signals._previous[signal.Signals(number)]
         (previous if callable(previous) else _leave)(number, frame)
+
+    @staticmethod
+    def quit_is_death() -> bool:
+        """Whether SIGQUIT is a dying child's, not one that ends the program."""
+        return any(taker._on_death is not None for taker in Signals._takers)
 
     @staticmethod
     def _on_quit(_number: int, _frame: FrameType | None) -> None:
@@ -260,5 +262,8 @@ class Signals:
 def _end_if_stuck(reader: socket.socket, handler_ran: threading.Event) -> None:
     with reader:
         while numbers := reader.recv(16):
-            if signal.SIGTERM in numbers and not handler_ran.wait(GRACE_S):
-                os._exit(128 + signal.SIGTERM)  # the kernel then ends the children
+            ending = next((number for number in numbers if number in ENDING), None)
+            if ending is None or (ending == signal.SIGQUIT and Signals.quit_is_death()):
+                continue
+            if not handler_ran.wait(GRACE_S):
+                os._exit(128 + ending)  # the kernel then ends the children
