@@ -114,6 +114,12 @@ def check_weights(folder: Path, *, what: str) -> None:
             raise SettingsError(
                 f"{what}: {file} is not a readable safetensors file: {error}"
             ) from error
+    check_unchanged(folder, what=what)
+
+
+def check_unchanged(folder: Path, *, what: str) -> None:
+    """Raise SettingsError, which begins with `what`, for a folder of weights that a run wrote and
+    whose files are not as they were written. Others, without a manifest, are not read."""
     # The hf/ of a checkpoint is in the manifest of the folder around it.
     home, part = (folder.parent, "hf/") if folder.name == "hf" else (folder, "")
     found = damage(home, part) if (home / MANIFEST).is_file() else None

@@ -26,7 +26,7 @@ from selfplay.config.own_code import (
     same_module,
 )
 from selfplay.errors import SettingsError
-from selfplay.model.hub import SETTINGS, check_weights, is_hub_name, local_folder
+from selfplay.model.hub import SETTINGS, check_unchanged, check_weights, is_hub_name, local_folder
 
 # Overrides of a run's settings for an evaluation, which may use another number of ranks.
 ONE_PROCESS = ("parallel.tp=1", "parallel.fsdp=null")
@@ -79,7 +79,7 @@ def find_source(checkpoint: Path, *, what: str = "RUN") -> Source:
                 f"{what}: the run {checkpoint} has no final/, no checkpoints/step_N/hf and "
                 "no warm_start/ yet"
             )
-        check_weights(weights, what=what)
+        check_unchanged(weights, what=what)
         return Source(weights, checkpoint, _settings(checkpoint, weights))
     weights = checkpoint / "hf" if _is_model(checkpoint / "hf") else checkpoint
     if not (weights / "config.json").exists() and not _is_model(weights):
