@@ -85,10 +85,11 @@ def main(words: list[str] | None = None) -> int:
     except SystemExit as left:
         if own_fault(left):
             return ended_by_own(left, folder)
-        ending = {128 + number: number.name for number in ENDING}
-        if isinstance(left, Ended) or left.code not in ending:
+        ended = next((number for number in ENDING if left.code == 128 + number), None)
+        if ended is None or isinstance(left, Ended):
             raise
-        return refused("train.py", RunEnds(f"ended by {ending[left.code]}; {STAYS}"), left.code)
+        reason = RunEnds(f"ended by {ended.name}; {STAYS}")
+        return refused("train.py", reason, status=128 + ended)
     except Exception as error:  # code of one's own may raise anything
         if not own_place(error):
             raise
