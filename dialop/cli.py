@@ -21,7 +21,7 @@ from dialop import __version__, scaffold
 from dialop.checks import check_kit
 from dialop.kit import SWITCHES, Kit, check_options, games, load_kit
 from dialop.rows import read_records
-from dialop.shown import error_text
+from dialop.shown import error_text, printable
 from dialop.specs import choices
 
 _EPILOG = """examples:
@@ -229,7 +229,7 @@ def _check(args: argparse.Namespace) -> int:
             named = (replace(r, name=f"{r.name} with {name}") for r in failed)
             results += [result for result in named if result.rule not in known]
     for result in results:
-        print(result.line())
+        print(printable(result.line()))
     counts = Counter(result.line().partition(f" {result.name}: ")[0] for result in results)
     print(f"{kit.name}: {', '.join(f'{n} {k}' for k, n in counts.items())}", file=sys.stderr)
     return int("FAILED" in counts)

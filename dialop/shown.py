@@ -34,14 +34,14 @@ def error_line(error: BaseException) -> str:
     one's own code that it comes from, if any, and before its notes: "my_game.py:53 outcome:
     KeyError: 'day' (in instance 3)"."""
     where = f"{place}: " if (place := own_place(error)) else ""
-    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    return " ".join(f"{where}{type(error).__name__}: {error}".split())[:500] + notes
+    notes = "".join(f" ({on_one_line(note)})" for note in getattr(error, "__notes__", ()))
+    return " ".join(printable(f"{where}{type(error).__name__}: {error}").split())[:500] + notes
 
 
 def error_text(error: BaseException) -> str:
-    """The error's message; one of one's own code as `error_line` shows it."""
+    """The error's printable message; one of one's own code as `error_line` shows it."""
     place = own_place(error)
-    return error_line(error) if place and place not in str(error) else str(error)
+    return error_line(error) if place and place not in str(error) else printable(str(error))
 
 
 def own_place(error: BaseException) -> str:

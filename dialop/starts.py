@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from dialop.game import PlayerError
 from dialop.rows import read_rows
+from dialop.tags import MAX_MOVE
 from dialop.values import checked_bool, checked_list, checked_string, field
 
 RANDOM = "random"
@@ -91,7 +92,10 @@ def read_log(log: Any, read: Callable[[Any], T]) -> list[T]:
 def message_of(entry: Any) -> str:
     """The text of a log entry of the type "message"."""
     text = field(field(entry, "message"), "data", "message")
-    return checked_string(text, "message.data")
+    if len(checked_string(text, "message.data")) > MAX_MOVE:
+        rule = f"message.data must have at most {MAX_MOVE} characters"
+        raise ValueError(f"{rule}, got {len(text)}")
+    return str(text)
 
 
 def answer_of(entry: Any) -> Literal["accept", "reject"]:

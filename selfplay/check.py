@@ -8,6 +8,7 @@ with the function makes the same checks before it starts.
 
 from __future__ import annotations
 
+from dialop.shown import on_one_line
 from dialop.terminal import open_terminal
 
 if __name__ == "__main__":  # before the imports that need packages
@@ -40,7 +41,7 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.check_settings(asked.overrides)
         key = key_of(asked.name)
         config = load(Config, asked.config, [*asked.overrides, f"{key}={asked.name}"])
-        for line in findings(key, asked.name, config):
+        for line in map(on_one_line, findings(key, asked.name, config)):
             print(line if line.startswith(("warning: ", "note: ")) else f"ok  {line}", flush=True)
     except ValueError as error:
         return refused(PROGRAM, error)

@@ -11,14 +11,17 @@ import pytest
 
 from dialop.matching.game import MatchingGame
 from dialop.shown import error_line, error_text, on_one_line, printable
+from dialop.terminal import show_error
 from selfplay.apps.report.charts import curves_svg
 from selfplay.config import EndpointConfig
 from selfplay.engines.base import Completion, Message, Request
 from selfplay.engines.endpoint import Endpoint
+from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import Evaluation
 from selfplay.evaluation.plan import pair_name
 from selfplay.evaluation.report import Report, markdown, table_text
 from selfplay.metrics.tables import game_text
+from selfplay.preflight.command_line import refused
 from selfplay.rollout.text_players import PersonPlayer
 from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.dialop_boards import FULL, SMALL, play
@@ -58,6 +61,15 @@ def test_an_error_is_one_line_of_at_most_500_characters() -> None:
     assert error_line(KeyError("no\n  such key")) == "KeyError: 'no\\n such key'"
     assert error_line(ValueError("one\n\ttwo")) == "ValueError: one two"
     assert len(error_line(ValueError("x" * 999))) == 500
+
+
+def test_an_error_steers_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of one's own code, with its notes, or of a file."""
+    error = ValueError(EVIL)
+    error.add_note(EVIL)
+    show_error("train.py", error, tmp_path)
+    refused("train.py", SettingsError(EVIL))
+    assert not steers(capsys.readouterr().err + error_line(error) + error_text(error))
 
 
 def test_an_error_names_the_line_of_ones_own_code_and_none_of_python_or_this_project() -> None:
@@ -139,8 +151,9 @@ def test_a_person_at_the_terminal_is_shown_the_partners_words() -> None:
         Answer(status=401, body=f"Incorrect API key {KEY}\x1b[2J".encode()),
         Answer(status=500, body=(b"x" * 190 + KEY.encode())),
         Answer(f"[message] your key is {KEY}"),
+        Answer(status=401, body=b"", reason=f"\x1b[2J\x9b2J {KEY}"),
     ],
-    ids=["refused", "cut through", "said back"],
+    ids=["refused", "cut through", "said back", "in the reason"],
 )
 def test_a_key_that_the_server_says_back_is_not_kept(
     answer: Answer, capsys: pytest.CaptureFixture[str]

@@ -36,6 +36,7 @@ from dialop.collab.kit import write
 from dialop.collab.published import instances_of
 from dialop.collab.task import TASKS, CollabInstance
 from dialop.rows import read_rows
+from dialop.shown import error_text
 
 SPLITS = ("train", "validation", "test")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -87,7 +88,7 @@ def main(words: Sequence[str] | None = None) -> int:
             kinds = ", ".join(f"{n} {kind}" for kind, n in Counter(i.task for i in part).items())
             print(f"{path}: {len(part)} tasks ({kinds})")
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error_text(error)}", file=sys.stderr)
         return 2
     return 0
 

@@ -197,6 +197,25 @@ def paired_change(
     return paired_interval([b - a for a, b in zip(before, after, strict=True)])
 
 
+def check_interval(interval: Any, what: str = "interval") -> None:
+    """Raise ValueError unless these are three numbers, the last two in order."""
+    numbers = isinstance(interval, list | tuple) and [type(n) in (int, float) for n in interval]
+    if numbers != [True] * 3 or not interval[1] <= interval[2]:
+        raise ValueError(f"{what} must be a mean, a low and a high number, got {interval!r:.80}")
+
+
+def check_row(row: Mapping[str, Any]) -> None:
+    """Raise ValueError or LookupError for a row of a result file that no page can show."""
+    check_interval(row["interval"])
+    if not row["scores"]:
+        raise ValueError("no scores")
+    for name, values in (("scores", row["scores"]), ("measures", row["measures"].values())):
+        for value in values:
+            if type(value) not in (int, float) or (name == "scores" and not 0 <= value <= 1):
+                rule = "numbers from 0 to 1" if name == "scores" else "numbers"
+                raise ValueError(f"{name} must be {rule}, got {value!r:.80}")
+
+
 def show_interval(interval: tuple[float, float, float]) -> str:
     """`0.912 [0.903, 0.921]`"""
     mean, low, high = interval

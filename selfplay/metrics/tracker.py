@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from dialop.shown import fenced
+from dialop.shown import error_line, fenced
 from selfplay.atomic import write_atomically
 from selfplay.errors import SettingsError
 from selfplay.metrics.tables import game_text
@@ -65,7 +65,8 @@ class Tracker:
         except Exception as error:  # noqa: BLE001  whatever the library or its server answers
             self._run = None
             print(
-                f"warning: track {self._track} failed, the run goes on without it: {error}",
+                f"warning: track {self._track} failed, the run goes on without it: "
+                f"{error_line(error)}",
                 file=sys.stderr,
             )
 

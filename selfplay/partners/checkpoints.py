@@ -53,7 +53,13 @@ def find_source(checkpoint: Path, *, what: str = "RUN") -> Source:
     which is downloaded. Raises SettingsError, which names the most similar folder, for a folder
     that is missing or holds no model.
     """
-    checkpoint = checkpoint.expanduser()  # a shell leaves it in checkpoint:~/runs/a
+    try:
+        checkpoint = checkpoint.expanduser()  # a shell leaves it in checkpoint:~/runs/a
+    except RuntimeError:
+        raise SettingsError(
+            f"{what} must be a path whose ~USER has a home on this machine, got {checkpoint}; "
+            f"nearest is {checkpoint.absolute()}"
+        ) from None
     name = str(checkpoint)
     if checkpoint.suffix == ".gguf" and checkpoint.is_file():
         return Source(local_folder(name, what=what), checkpoint.parent, None, hub=checkpoint.stem)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dialop.shown import first_cause
+from dialop.shown import first_cause, on_one_line
 from dialop.specs import nearest
 from selfplay.advantages.advantages import SampleStatistics, checked_scales
 from selfplay.advantages.rewards import move_rewards, seat_reward, with_rewards
@@ -45,7 +45,7 @@ def check_functions(config: Config) -> None:
     for key, name in checked:
         for line in findings(key, name, config):
             if line.startswith("warning: ") and os.environ.get("RANK", "0") == "0":
-                print(f"warning: {key} {name}: {line[9:]}", file=sys.stderr)
+                print(f"warning: {key} {name}: {on_one_line(line[9:])}", file=sys.stderr)
 
 
 def findings(key: str, name: str, config: Config) -> Iterator[str]:

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import torch
 
+from dialop.shown import error_text
 from selfplay.config import ChosenEngine
 from selfplay.distributed import World, all_reduce_sum, barrier, raise_on_all_ranks
 from selfplay.engines.base import Engine, GameRunner
@@ -88,7 +89,7 @@ class EngineSupervisor:
         try:
             self.engine.restart()
         except EngineFault as error:  # the next call fails and counts as the next failure
-            print(f"engine restart: {error}", file=sys.stderr, flush=True)
+            print(f"engine restart: {error_text(error)}", file=sys.stderr, flush=True)
 
 
 class PolicySupervisor(EngineSupervisor):

@@ -173,6 +173,9 @@ def test_recorded_games_can_be_played_on_from_every_move() -> None:
         assert full.seat_to_move is None and full.outcome().agreed
 
 
+LONG = {"type": "message", "player": "user", "message": {"data": "\n" * 20_001}}
+
+
 def test_broken_records_are_refused_in_one_line() -> None:
     good = records()[0]
     for change, message in (
@@ -181,6 +184,7 @@ def test_broken_records_are_refused_in_one_line() -> None:
         ({"preferences": [["a", 3, "Nope", {}]]}, "unknown class 'Nope'"),
         ({"action_log": [{"type": "dance"}]}, "log entry 0 is not a move"),
         ({"action_log": [{"type": "proposal", "proposal": []}]}, "proposal must be 5 slots"),
+        ({"action_log": [LONG]}, "message.data must have at most 20000 characters, got 20001"),
     ):
         with pytest.raises(ValueError, match=message):
             instance_from_record(good | change, key="x")

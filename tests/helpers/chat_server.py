@@ -20,6 +20,7 @@ class Answer:
     wait_s: float = 0.0
     drip_s: float = 0.0  # between two bytes of the body
     finish: str = "stop"
+    reason: str | None = None  # the words after the status
 
 
 Script = Callable[[dict[str, Any], int], Answer]
@@ -59,7 +60,7 @@ def chat_server(script: Script) -> Iterator[ChatServer]:
                 under_way[0] -= 1
             content = answer.body if answer.body is not None else _completion(answer)
             try:
-                self.send_response(answer.status)
+                self.send_response(answer.status, answer.reason)
                 for name, value in {**answer.headers, "Content-Length": str(len(content))}.items():
                     self.send_header(name, value)
                 self.end_headers()

@@ -29,6 +29,7 @@ from selfplay.metrics.tables import (
     COLUMNS,
     OTHER,
     TALK_EFFECT,
+    check_row,
     columns_of,
     game_text,
     score_meaning,
@@ -86,12 +87,11 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, Any]:
         page = {**page, "rows": rows} if "rows" in names else rows
         if names[0] not in page:
             raise LookupError(f"a script named {names[0]} stands in the policy's place")
-        _table(rows), _question(page)
         for row in rows.values():
-            if not len(row["scores"]):
-                raise ValueError("no scores")
+            check_row(row)
             for record in row["examples"].values():
                 _example(record)
+        _table(rows), _question(page)
     except _MALFORMED as error:
         raise SettingsError(f"{path} must hold the games of an evaluation: {error!r}") from None
     return page
@@ -175,10 +175,15 @@ def public_value(value: Any) -> Any:
         return {name: public_value(part) for name, part in value.items()}
     if isinstance(value, list):
         return [public_value(part) for part in value]
-    if isinstance(value, str):
-        last = re.split(r"[/\\]", value.rstrip("/\\"))[-1]
-        return last if _PATH.match(value) else without_paths(value)
-    return value
+    return ",".join(map(_public_text, value.split(","))) if isinstance(value, str) else value
+
+
+def _public_text(text: str) -> str:
+    """An entry of a list, such as --partners has. A home of another user has no name."""
+    last = re.split(r"[/\\]", text.rstrip("/\\"))[-1]
+    if _PATH.match(text):
+        return "~" if last.startswith("~") else last
+    return without_paths(text)
 
 
 def public_code(code: str) -> str:

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from dialop.shown import on_one_line
+
 REPORT = "report.html"  # the page of a run, in its folder
 _ROOT = Path(__file__).resolve().parents[3]  # the folder that holds the package
 
@@ -38,4 +40,4 @@ def refresh_report(folder: Path, *, rank: int, min_age_s: float = 0.0) -> None:
     )
     if drawn.returncode:
         reason = (drawn.stderr.strip() or f"exit status {drawn.returncode}").splitlines()[-1]
-        print(f"{folder} has no page: {reason}", file=sys.stderr, flush=True)
+        print(f"{folder} has no page: {on_one_line(reason)}", file=sys.stderr, flush=True)

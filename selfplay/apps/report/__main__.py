@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from dialop.shown import on_one_line
 from selfplay.apps.report import REPORT
 from selfplay.apps.report.page import is_page, write_report
 from selfplay.apps.report.run_files import read_run
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return refused("selfplay.apps.report", error)
     for run in runs:
         for problem in run.problems:
-            print(f"selfplay.apps.report: {run.folder}: {problem}", file=sys.stderr)
+            print(f"selfplay.apps.report: {run.folder}: {on_one_line(problem)}", file=sys.stderr)
     print(out)
     return 0
 

@@ -6,6 +6,7 @@ is named in `problems`.
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from selfplay.metrics.monitors import warnings_of
 from selfplay.metrics.records import named_rows
 from selfplay.metrics.run_folder import is_held
 from selfplay.metrics.step_log import plain_json
-from selfplay.metrics.tables import OTHER
+from selfplay.metrics.tables import OTHER, check_interval, check_row
 
 MAX_TRAINING_GAMES = 240  # games of games.jsonl that a page holds, evenly spread over the file
 MAX_GROUPS = 32  # of groups.jsonl, each all games of one instance in a step
@@ -197,7 +198,10 @@ def _json(path: Path, problems: list[str]) -> dict[str, Any]:
 def _steps(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
     """The numbers of each step of metrics.jsonl or warm_start.jsonl."""
     for line in _lines(path, problems):
-        numbers = {name: n for name, n in line.items() if isinstance(n, int | float)}
+        numbers = {name: n for name, n in line.items() if type(n) in (int, float)}
+        if wrong := [name for name, n in line.items() if isinstance(n, bool)]:
+            told = f"{wrong[0]} must be a number, got {json.dumps(line[wrong[0]])}"
+            problems.append(f"{path.name}, step {line.get('step')}: {told}")
         if "step" in numbers:
             yield numbers
         else:
@@ -284,13 +288,10 @@ def _parsed(
     for name, row in named.items():
         kind = "policy" if name.startswith(own) else "reference"
         try:
-            mean, low, high = map(float, row["interval"])
+            check_row(row)
+            mean, low, high = row["interval"]
             examples = row.get("examples", {}).values()
             games = {g["instance"]: g for g in (*row.get("games", ()), *examples)}
-            if not row["scores"]:
-                raise ValueError("no scores")
-            if not all(0 <= score <= 1 for score in row["scores"]):
-                raise ValueError("scores must be from 0 to 1")
             yield Row(
                 source,
                 name,
@@ -320,6 +321,6 @@ def _with_others(rows: Sequence[Row]) -> list[Row]:
 def _talk(talk: Mapping[str, Any]) -> dict[str, Any]:
     """The talk effect of a row, or {}. Raises an error that `_parsed` names for other values."""
     intervals = {name: talk[name] for name in ("effect", "agreement", "blank") if talk.get(name)}
-    for mean, low, high in intervals.values():
-        float(mean), float(low), float(high)
+    for interval in intervals.values():
+        check_interval(interval)
     return {"blank": None, **intervals, "num_games": int(talk["num_games"])} if talk else {}

@@ -342,6 +342,24 @@ def test_every_form_of_a_path_is_cut_to_its_last_part(path: str) -> None:
         assert "jane" not in public_value(f"checkpoint:{path}*0.5")
 
 
+def test_a_path_in_a_list_is_cut_and_another_users_home_has_no_name() -> None:
+    assert public_value("self,~jane/x,/home/jane/y,runs/a") == "self,x,y,runs/a"
+    assert public_value("~jane") == public_value("~jane/") == "~"
+    assert public_value("scripted:honest:tell=top,slip=0.1") == "scripted:honest:tell=top,slip=0.1"
+
+
+def test_a_home_of_no_user_is_refused_in_one_line(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(run.parent)
+    run.rename("~nobody-here")
+    assert publish.main(["~nobody-here", "me/pair"]) == 2
+    said = capsys.readouterr().err
+    assert "RUN must be a path whose ~USER has a home" in said and said.count("\n") == 1
+    nearest = said.rpartition("nearest is ")[2].strip()
+    assert publish.main([nearest, "me/pair"]) == 0
+
+
 @pytest.mark.parametrize("text", ["me/tiny", "data/boards.parquet", "scripted:honest", "~", "a: b"])
 def test_what_is_no_path_of_this_machine_stays(text: str) -> None:
     assert public_value(text) == text

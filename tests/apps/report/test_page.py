@@ -211,6 +211,32 @@ def test_a_game_without_a_picture_keeps_its_talk(run: Path) -> None:
         ("games.jsonl", '{"instance": "i7", "step": 1}\n', "training game i7: KeyError"),
         ("eval_x/evaluation.json", "{", "eval_x/evaluation.json: Expecting"),
         ("held_out_after.json", '{"sampled": {"interval": [1, 1, 1], "scores": []}}', "no scores"),
+        (
+            "held_out_after.json",
+            '{"sampled": {"interval": [2, 1, 0], "scores": [1], "measures": {}}}',
+            "interval must be a mean, a low and a high number, got [2, 1, 0]",
+        ),
+        (
+            "held_out_after.json",
+            '{"sampled": {"interval": [1, true, 1], "scores": [1], "measures": {}}}',
+            "interval must be a mean, a low and a high number, got [1, True, 1]",
+        ),
+        (
+            "held_out_before.json",
+            '{"sampled": {"interval": [1, 1, 1], "scores": [true], "measures": {}}}',
+            "scores must be numbers from 0 to 1, got True",
+        ),
+        (
+            "held_out_before.json",
+            '{"sampled": {"interval": [1, 1, 1], "scores": [1], "measures": {"words": "7"}}}',
+            "measures must be numbers, got '7'",
+        ),
+        (
+            "metrics.jsonl",
+            '{"step": 1, "score": true}\n',
+            "metrics.jsonl, step 1: score must be a number, got true",
+        ),
+        ("metrics.jsonl", '{"step": 1, "\\u001b[2J": true}\n', "step 1: ·[2J must be a number"),
     ],
 )
 def test_an_odd_file_costs_only_itself(
