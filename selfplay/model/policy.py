@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
@@ -397,11 +398,17 @@ def export_settings(
 
 def end_ids(weights: Path) -> tuple[int, ...]:
     """The ids that end a text by config.json and generation_config.json, which transformers and
-    SGLang stop at. Raises SettingsError for a value that is no id, and for a
+    SGLang stop at. Raises SettingsError for a value that is no id of the vocabulary, and for a
     generation_config.json that they cannot read."""
     folder = described_in(weights)
     config = AutoConfig.from_pretrained(folder)
     given = [getattr(each, "eos_token_id", None) for each in (config, config.get_text_config())]
+    rows = config.get_text_config().vocab_size
+    file, _ = PretrainedConfig.get_config_dict(folder)
+    parts = [file, *(part for part in file.values() if isinstance(part, dict))]
+    if all(part.get("eos_token_id") is None for part in parts):
+        # Each is the default of the family, which may be of a larger vocabulary.
+        given = [[i for i in ids if i < rows] for ids in map(_listed, given)]
     if (folder / "generation_config.json").exists():
         try:
             given.append(GenerationConfig.from_pretrained(folder).eos_token_id)
@@ -409,12 +416,23 @@ def end_ids(weights: Path) -> tuple[int, ...]:
             raise SettingsError(
                 f"{folder / 'generation_config.json'} cannot be read: {error_line(error)}"
             ) from error
-    ids = [i for each in given for i in (each if isinstance(each, list | tuple) else [each])]
-    if wrong := [i for i in ids if i is not None and type(i) is not int]:
+    ids = [i for each in given for i in _listed(each)]
+    if wrong := [i for i in ids if type(i) is not int]:
         raise SettingsError(
             f"{folder}: eos_token_id must be an id or a list of ids, got {wrong[0]!r}"
         )
-    return tuple(dict.fromkeys(i for i in ids if i is not None))
+    if outside := [i for i in ids if not 0 <= i < rows]:
+        raise SettingsError(
+            f"{folder}: eos_token_id must be below the vocab_size {rows} of config.json, got "
+            f"{outside[0]}, which no sample can end with; leave it out of config.json and "
+            "generation_config.json"
+        )
+    return tuple(dict.fromkeys(ids))
+
+
+def _listed(ids: Any) -> list[Any]:
+    """One id, several or none as a list."""
+    return [i for i in (ids if isinstance(ids, list | tuple) else [ids]) if i is not None]
 
 
 def apply_liger(model: PreTrainedModel) -> None:

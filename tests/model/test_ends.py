@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GlmConfig, LlamaConfig, PreTrainedModel
 
 from selfplay.chat.rendering import Rendering
 from selfplay.chat.transcript import Transcript
@@ -19,7 +19,7 @@ from selfplay.config import load_config
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.errors import SettingsError
-from selfplay.model.policy import load_model
+from selfplay.model.policy import end_ids, load_model
 from selfplay.preflight.run import read_rendering
 from tests.helpers.chat_families import tokenizer_of
 
@@ -121,3 +121,22 @@ def test_an_eos_that_is_no_id_is_refused_in_one_line(tmp_path: Path) -> None:
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": wrong}))
         with pytest.raises(SettingsError, match="eos_token_id must be an id or a list of ids, got"):
             _rendering(folder)
+
+
+def test_a_familys_own_ends_count_if_its_vocabulary_has_them(tmp_path: Path) -> None:
+    """GLM's config has three ids as its default, and takes null for them."""
+    config = GlmConfig(vocab_size=151_330)
+    config.eos_token_id = None
+    config.save_pretrained(tmp_path)
+    assert end_ids(tmp_path) == (151_329,)
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_an_eos_outside_the_vocabulary_is_refused_in_one_line(tmp_path: Path, file: str) -> None:
+    path, size = _folder(tmp_path, EOS, EOS) / file, len(tokenizer_of("gemma"))
+    for wrong in (size, [1, 128_001], [0, -1]):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": wrong}))
+        outside = max(wrong, key=abs) if isinstance(wrong, list) else wrong
+        rule = rf"eos_token_id must be below the vocab_size {size} of config.json, got {outside},"
+        with pytest.raises(SettingsError, match=rule):
+            _rendering(tmp_path)
