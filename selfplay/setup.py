@@ -278,6 +278,12 @@ def warn_of_template(rendering: Rendering, name: str, world: World) -> None:
             f"conversation as its prompt (docs/chat_templates.md): {rendering.rewritten}",
             flush=True,
         )
+    if rendering.kept:
+        print(
+            f"{name}: the run's later prompts keep {rendering.kept!r} before old answers; a server "
+            "that renders the conversation leaves it out (docs/chat_templates.md)",
+            flush=True,
+        )
     if rendering.typeable:
         print(
             f"warning: the chat template of {name} opens a turn with {rendering.typeable!r}, which "

@@ -63,6 +63,8 @@ class Rendering:
     typeable: text without a marker that opens a turn in this template, so any player can type it;
         empty where a marker opens every turn.
     unread: given template arguments that the template does not read.
+    kept: text before old answers that their prompts had and the template leaves out of later ones,
+        as a server does; the run keeps it.
     shows: keys of a message beside role and content that the template shows; no message has them.
     """
 
@@ -73,6 +75,7 @@ class Rendering:
     typeable: str
     rewritten: str
     unread: str
+    kept: str
     shows: tuple[str, ...]
     _markers: Markers
     _encode: Callable[[str], list[int]]
@@ -327,6 +330,7 @@ def _make_rendering(
         folds_system=folds,
         rewritten=rewritten,
         unread=template.unread(template_kwargs or ()),
+        kept="" if rewritten else tail[len(header) :],
         shows=tuple(filter(template.shows, PASSED)),
         typeable=_typeable((tail, user_later.before), markers, ends=(end, tokenizer.eos_token)),
         _markers=markers,
@@ -349,8 +353,7 @@ def _make_rendering(
         _check_anew(rendering, template)
         return rendering
     for system_text, stop in product(("", _SYSTEM), rendering.stop_ids):
-        drops = len(tail) > len(header)
-        _check_extends(rendering, template, system=system_text, stop=stop, drops=drops)
+        _check_extends(rendering, template, system=system_text, stop=stop)
     return rendering
 
 
@@ -434,18 +437,17 @@ def _check_first(rendering: Rendering, template: Template) -> None:
             _check_same_ids(got, template.ids(talk), template, where=where)
 
 
-def _check_extends(
-    rendering: Rendering, template: Template, *, system: str, stop: int, drops: bool
-) -> None:
+def _check_extends(rendering: Rendering, template: Template, *, system: str, stop: int) -> None:
     """Raise ValueError unless a conversation grown piece by piece, in which `stop` ends the sampled
     answers, equals the template's rendering.
 
     The ids that follow an answer must be equal. The full conversation must be equal as text only,
     because an answer's first token may be split differently after fixed prompt ids than inside a
-    finished text; the grown ids are those that the policy saw. drops: the template leaves
-    generation-only text out of old turns. We keep that text, so only the text from the last answer
-    on is compared.
+    finished text; the grown ids are those that the policy saw. Where the template leaves
+    generation-only text out of old turns, we keep it (`kept`), so only the text from the last
+    answer on is compared.
     """
+    drops = bool(rendering.kept)
     ids = rendering.first(system=system, user=_USERS[0])
     talk = _opening(rendering, system=system, user=_USERS[0])
     for number, user in enumerate(_USERS[1:]):

@@ -60,7 +60,9 @@ def test_what_a_template_allows_and_does_not_read_is_reported_at_start(
             make_tokenizer(FAMILIES[family]), template_kwargs=config.model.chat_template
         )
         warn_of_template(rendering, "a model", init_world(device="cpu"))
-        return capsys.readouterr().err
+        shown = capsys.readouterr()
+        assert ("keep '<think>" in shown.out) == (family == "qwen3 without thinking")
+        return shown.err
 
     assert reported("llama3") == ""
     line = reported("zephyr")

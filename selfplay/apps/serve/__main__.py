@@ -28,6 +28,8 @@ from pathlib import Path
 
 import torch
 
+from selfplay.chat.rendering import make_rendering
+from selfplay.chat.tokenizer import load_tokenizer
 from selfplay.config import Config
 from selfplay.engines.sglang.launch import pick_attention_backend
 from selfplay.engines.sglang.processes import child_environment
@@ -84,6 +86,24 @@ def server_command(
     return words
 
 
+def _warn_of_template(weights: Path, config: Config) -> None:
+    """Print what the server renders otherwise than the run did. Raises SettingsError for a chat
+    template that no run can use."""
+    own = load_tokenizer(weights)
+    trained = make_rendering(own, template_kwargs=config.model.chat_template)
+    if trained.tokenizer.chat_template != own.chat_template:
+        print(
+            f"warning: {weights} has a chat template without what its run gave it (a fixed date, "
+            "arguments, the system text's place), as older runs wrote it; the server does without",
+            file=sys.stderr,
+        )
+    if trained.kept:
+        print(
+            f"warning: the run kept {trained.kept!r} before old answers, the server leaves it out",
+            file=sys.stderr,
+        )
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Become the server. Returns only for bad arguments, with the exit status 2."""
     try:
@@ -104,6 +124,8 @@ def main(words: Sequence[str] | None = None) -> int:
                 f"RUN must be a full model to serve, got adapters: {source.weights}; nearest: the "
                 "final/ of their run, which holds them merged"
             )
+        if source.settings is not None:
+            _warn_of_template(source.weights, config)
     except (SettingsError, ValueError, OSError) as error:
         return refused("selfplay.apps.serve", error)
     device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
