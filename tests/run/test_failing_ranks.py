@@ -12,9 +12,9 @@ ENDS_S = 300.0  # 10 s on an idle machine; left to itself a rank waits for the o
 SETTINGS = ("steps=2", "eval.every=2", "eval.final_games=4", "eval.talk_games=0")
 
 
-def start(case: str, folder: Path, **ranks: int) -> processes.subprocess.Popen[str]:
+def start(case: str, folder: Path, *more: str, **ranks: int) -> processes.subprocess.Popen[str]:
     begin_warm(folder)
-    words = ("--config", str(write_tiny(folder)), f"out={folder}", *SETTINGS)
+    words = ("--config", str(write_tiny(folder)), f"out={folder}", *SETTINGS, *more)
     return processes.start(SCRIPT, case, *words, **ranks)
 
 
@@ -38,6 +38,40 @@ def test_a_rank_waits_while_the_others_engine_is_restarted(tmp_path: Path) -> No
     ]
     texts = [(folder / "games.jsonl").read_text() for folder in folders.values()]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("key", "code"),
+    [
+        ("reward.function", "def f(episode):\n    OUT\n    return episode.outcome.rewards, ()\n"),
+        (
+            "algorithm.loss",
+            "def f(logprobs_M, batch, algorithm):\n    OUT\n"
+            "    return -batch.advantages_M * logprobs_M, {}\n",
+        ),
+        (
+            "algorithm.advantage",
+            "def f(samples, state, algorithm):\n    OUT\n    return [(0.5, 1.0)] * len(samples)\n",
+        ),
+    ],
+)
+def test_ones_own_code_that_exits_on_one_rank_ends_all_after_a_save(
+    key: str, code: str, tmp_path: Path
+) -> None:
+    """In the second step, on rank 1; an advantage on rank 0, whose numbers all ranks use. A save
+    needs every rank."""
+    folder, own = tmp_path / "run", tmp_path / "leaves.py"
+    rank, file = int(key != "algorithm.advantage"), folder / "metrics.jsonl"
+    then = f"open({str(file)!r}).read() and sys.exit(0)"
+    out = f"os.environ.get('RANK') == '{rank}' and os.path.exists({str(file)!r}) and {then}"
+    own.write_text("import os, sys\n" + code.replace("OUT", out))
+    run = start("none", folder, f"{key}={own}:f", forked=2)
+    said, _ = run.communicate(timeout=ENDS_S)
+    assert run.returncode == 1, said[-4000:]
+    line = f"{key} {own}:f: leaves.py:3 f: SystemExit: 0"
+    assert line in said and "; the state after step 1 is saved, and the same command" in said
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step_000001"]
 
 
 @pytest.mark.slow
