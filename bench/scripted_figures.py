@@ -1,6 +1,7 @@
 """Plays scripted players on new instances and prints their scores as a Markdown table.
 
     python -m bench.scripted_figures --num 1000                    # matching, 8x8
+    python -m bench.scripted_figures --num 20480 --of 2x2          # as in configs/talk.yaml
     python -m bench.scripted_figures --num 1000 --of city --seed 404
     python -m bench.scripted_figures --num 1000 --of calendar
 
@@ -24,8 +25,11 @@ from dialop.kit import Kit, load_kit
 THINKS = {"private_reasoning": True}
 TINY_CITY = {"sites": 6, "slots": 1, "preferences": 1, "distance": False, "simple": True, **THINKS}
 NO_PRICES = {"p_shared": 0.0, "max_price_pref": 0, "max_arrival_pref": 0}
+TINY_BOARD = {"size": 2, "scale": False, "max_value": 10}
 INSTANCES: dict[str, tuple[str, dict[str, Any]]] = {
     "8x8": ("matching", THINKS),
+    "2x2": ("matching", {**TINY_BOARD, "split_rows": True, "skew": 3.0, "keep": "random"}),
+    "2x2_cells": ("matching", {**TINY_BOARD, "p_observed": 0.5, "keep": "exactly_one"}),
     "city": ("planning", THINKS),
     "tiny_city": ("planning", TINY_CITY),
     "calendar": ("mediation", THINKS),

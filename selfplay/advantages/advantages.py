@@ -253,7 +253,8 @@ def rloo(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfi
 
 
 def turns(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfig) -> Scales:
-    """For each turn its mean in the other samples of the group; the turns' deviation from it."""
+    """For each turn its mean in the other samples of the group; the turns' deviation from it, which
+    scales the gradient of each group on its own, as the deviation of `grpo` does."""
 
     def scales(group: list[SampleStatistics]) -> Scales:
         divisor = turn_std(group) + algorithm.advantage_eps
@@ -266,10 +267,10 @@ def turn_baselines(group: Statistics, index: int) -> tuple[float, ...]:
     """A baseline for each turn of a sample: the mean return of this turn over the group's other
     samples, or their mean if none of them has so many turns.
 
-    A turn's baseline does not depend on the sample itself, so the gradient stays unbiased. With the
-    sample included, a turn that n samples have would train at (n - 1) / n of its weight: a late
-    turn, which few games reach, at less than an early one, and one that a single game reaches not
-    at all.
+    A turn's baseline does not depend on the sample itself, so it leaves the gradient unbiased; the
+    divisor of `turns`, which does, weighs groups of little deviation more. With the sample
+    included, a turn that n samples have would train at (n - 1) / n of its weight: a late turn,
+    which few games reach, at less than an early one, and one that a single game reaches not at all.
     """
     others = [one for i, one in enumerate(group) if i != index] or group
     baselines = []
@@ -351,7 +352,8 @@ def leave_one_out(means_G: Sequence[float]) -> list[float]:
     """The mean of the other samples as each one's baseline.
 
     It does not depend on the sample itself, so the gradient stays unbiased. The only sample of a
-    group is its own baseline.
+    group is its own baseline. (r - baseline) is G / (G - 1) times that to the group's mean if all
+    of a sample's returns are equal, as they are without rewards of moves.
     """
     if len(means_G) == 1:
         return list(means_G)

@@ -62,7 +62,7 @@ def accept(episode: Episode) -> Rewards:
 
 def regret(episode: Episode) -> Rewards:
     """The game's own rewards after an agreement, else half of what the last proposal would have
-    given, so accepting it always gives more."""
+    given all seats. So to accept it gives more, where the game pays all seats its score."""
     rewards, moves = score_norm(episode)
     if not episode.outcome.agreed:
         rewards = [UNACCEPTED * episode.outcome.proposal_norm] * len(rewards)
@@ -74,7 +74,8 @@ def message_credit(episode: Episode) -> Rewards:
 
     A seat's potential is the mean of what the other seats can reach (`Game.reach`); a turn earns it
     the potential after it minus the one before it. So a lie and the truth after it, or a
-    repetition, earn nothing in sum, and a game pays at most what was left to be told. Unlike in a
+    repetition, earn nothing in sum, and a game pays at most what was left to be told. A true
+    message that makes a worse plan look best is charged until others set it right. Unlike in a
     potential-based shaping (Ng, Harada, Russell 1999) the end does not take this back, which would
     leave a baseline and no credit (docs/notes/methods.md).
     """

@@ -39,7 +39,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A sampled turn: new ids, one log-prob for each, why it ended, version of the weights.
+    """A sampled turn: new ids, one log-prob for each, why it ended, the step of the last push.
+
+    `version` is that step by the trainer's own count; it is not read from the engine's weights.
 
     The ids include the matched stop token. Log-probs are in nats, of the full softmax after the
     temperature. `finish` is "stop" or "length". A model that takes text returns `text` and no

@@ -73,9 +73,9 @@ def play_games(
     """Play all games to their end; returns the episodes in the order of `setups`.
 
     Void games (a partner gave no answer) are left out, so that they are never scored; the
-    statistics count them. `on_end` is called each time a game ends. `version` is the step whose
-    weights the policy's completions must come from; None skips this check. Games in `finished` are
-    not played again; each game that ends is added to it.
+    statistics count them. `on_end` is called each time a game ends. `version` is the step of the
+    push that the policy's completions must be stamped with; None skips this check. Games in
+    `finished` are not played again; each game that ends is added to it.
 
     A rank that shares another rank's engine passes None for `runner` and no setups. Raises
     ValueError if it has setups, EngineFault if the policy's engine fails or gives an invalid
@@ -128,8 +128,8 @@ class _Counting:
 
 def _check_completion(request: Request, completion: Completion, *, version: int | None) -> None:
     """Refuse a completion that no correct engine returns: no ids or too many, a different number of
-    log-probs, a log-prob that is not finite or is above 0 by more than rounding, or weights of
-    another version.
+    log-probs, a log-prob that is not finite or is above 0 by more than rounding, or the stamp of
+    another push, which the trainer gives it (`Completion.version`).
 
     Raises EngineFault if it is the policy's, RuntimeError if it is a partner's. Completions of text
     requests have no ids to check.

@@ -90,6 +90,20 @@ def test_leave_one_out_by_hand() -> None:
     assert by_method("rloo", rewards) == pytest.approx([c * 4 / 3 for c in centred])
 
 
+def test_rewards_of_moves_set_leave_one_out_apart_from_a_scaled_group_mean() -> None:
+    """Returns 1, 0.5 and 0, 0: means 0.75 and 0, so the baselines of the first are 0 and 0.375 and
+    its advantages 1, 0.5 and 0.625, 0.125, which no factor makes equal."""
+    rewarded = [
+        Sample(str(i), [1, 2], [1, 1], [0.0] * 2, [0.0] * 2, end, moves, group="g")
+        for i, (end, moves) in enumerate([(0.5, ((0, 0.5),)), (0.0, ())])
+    ]
+    of = {
+        method: with_advantages(rewarded, algorithm=AlgorithmConfig(advantage=method))[0].advantages
+        for method in ("rloo", "dr_grpo")
+    }
+    assert of == {"rloo": [1.0, 0.5], "dr_grpo": [0.625, 0.125]}
+
+
 def test_reinforce_pp_normalizes_over_all_tokens_of_the_batch() -> None:
     """One token of reward 0 and three of reward 1: mean 3/4, variance 3/16."""
     std = math.sqrt(3 / 16)

@@ -14,6 +14,7 @@ from selfplay.advantages.advantages import (
     reward_samples,
     sample_statistics,
     turn_baselines,
+    turn_std,
 )
 from selfplay.advantages.rewards import episode_samples, message_credit, with_rewards
 from selfplay.chat.transcript import Transcript
@@ -62,6 +63,17 @@ def test_a_lie_and_the_truth_after_it_earn_no_more_than_the_truth() -> None:
     talk = [(1, said[0]), (0, "[message] hm"), (1, said[1]), (0, "[message] hm"), (1, said[2])]
     _, moves = message_credit(played(MatchingGame(ROWS, Rules()), *talk))
     assert [of_seats[1] for of_seats in moves] == [0.5, 0.0, -0.5, 0.0, 0.5]
+
+
+def test_a_true_message_that_misleads_by_itself_is_charged() -> None:
+    """Seat 0 sees 5 and 6, takes 5 for the rest, and chooses 6 + 2 = 8 of 8. Told only the true 2
+    it chooses 5 + 1 = 6 (5 + 5 looks better than 6 + 2); the other cell sets it right. So does a
+    lie about the first, which earns what the truth was charged."""
+    board = replace(ROWS, table=((5, 6), (2, 1)), best=8)
+    for then in ("Electra 1", "BLEU 9"):
+        said = (1, "[message] Daniel BLEU 2"), (0, "[message] hm"), (1, f"[message] Daniel {then}")
+        _, moves = message_credit(played(MatchingGame(board, Rules()), *said))
+        assert [of_seats[1] for of_seats in moves] == [-0.25, 0.0, 0.25]
 
 
 def returns_of(*moves: tuple[int, str]) -> list[tuple[float, ...]]:
@@ -152,9 +164,10 @@ def test_a_turn_is_compared_with_the_same_turn_of_the_other_games() -> None:
 def test_baselines_of_turns_leave_the_gradient_unbiased_and_their_means_do_not() -> None:
     """Games of one or two turns: the first stops (0.3) or goes on (0.4), the second gets 1 or 0.
 
-    The expected gradient over all groups of three games is summed exactly. Against the mean of all
-    games that have a turn, itself included, the first turn has 2/3 of the gradient and the second
-    0.35 of it: of two other games one goes on with chance 0.48, both with 0.16.
+    The expected gradient over all groups of three games is summed exactly, with the divisor 1.
+    Against the mean of all games that have a turn, itself included, the first turn has 2/3 of the
+    gradient and the second 0.35 of it: of two other games one goes on with chance 0.48, both with
+    0.16.
     """
     go_on, best = 0.4, 0.5
     kinds = {(0.3,): 1 - go_on, (1.0, 1.0): go_on * best, (0.0, 0.0): go_on * (1 - best)}
@@ -162,22 +175,25 @@ def test_baselines_of_turns_leave_the_gradient_unbiased_and_their_means_do_not()
     scores = {(0.3,): (-go_on,), (1.0, 1.0): (1 - go_on, 1 - best), (0.0, 0.0): (1 - go_on, -best)}
     true = go_on * (1 - go_on) * (best - 0.3), go_on * best * (1 - best)
 
-    def gradient(naive: bool) -> list[float]:
+    def gradient(naive: bool, *, divided: bool = False) -> list[float]:
         found = [0.0, 0.0]
         for group in product(kinds, repeat=3):
             chance = kinds[group[0]] * kinds[group[1]] * kinds[group[2]]
             for i, returns in enumerate(group):
                 baselines = turn_baselines(games(*group), i)
+                divisor = turn_std(games(*group)) + 1e-4 if divided else 1.0
                 for turn, score in enumerate(scores[returns]):
                     same = [other[turn] for other in group if len(other) > turn]
                     baseline = sum(same) / len(same) if naive else baselines[turn]
-                    found[turn] += chance * score * (returns[turn] - baseline) / 3
+                    found[turn] += chance * score * (returns[turn] - baseline) / 3 / divisor
         return found
 
     assert gradient(naive=False) == pytest.approx(true)
     first, second = (found / right for found, right in zip(gradient(True), true, strict=True))
     assert first == pytest.approx(2 / 3)
     assert second == pytest.approx(0.48 * 1 / 2 + 0.16 * 2 / 3)
+    divided = zip(gradient(naive=False, divided=True), true, strict=True)
+    assert [a / b for a, b in divided] == pytest.approx([0.27, 1.90], abs=0.01), "by its divisor"
 
 
 def test_turns_divides_by_the_deviation_of_turns_from_their_own_baselines() -> None:

@@ -103,7 +103,7 @@ class RequestSender:
         prefix cache and computes all of them.
 
         Raises ValueError for a request that does not fit the context, EngineFault when the engine
-        aborts the request or answers with weights of another version than `version`.
+        aborts the request or the last push to it, as this process counts, was not `version`.
         """
         num_new = parameters["max_new_tokens"]
         if len(ids) + num_new > self.context_length:
