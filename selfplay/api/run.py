@@ -133,12 +133,12 @@ class SavedRun:
     def _records(self, name: str) -> list[dict[str, Any]]:
         """The complete lines of a file; a run in progress may be writing the last one."""
         path = self.folder / name
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
         return [plain_json(line) for line in lines if line.endswith(b"\n")]
 
     def _held_out(self, stage: str) -> dict[str, Any] | None:
         path = self.folder / f"held_out_{stage}.json"
-        return named_rows(json.loads(path.read_bytes())) if path.exists() else None
+        return named_rows(json.loads(path.read_bytes())) if path.is_file() else None
 
 
 class OpenRun(SavedRun):

@@ -93,7 +93,13 @@ class Parser(argparse.ArgumentParser):
         for one without a value, and for one given twice: the last one would win."""
         words = list(sys.argv[1:] if args is None else args)
         given: set[str] = set()
+        encoding = sys.getfilesystemencoding()
         for before, word in pairwise(["", *words]):
+            if encoding != "utf-8" and any("\ud800" <= letter <= "\udfff" for letter in word):
+                raise ValueError(
+                    f"{word!a} has letters that the locale's encoding, {encoding}, lacks; set "
+                    "PYTHONUTF8=1"
+                )
             option, equals, value = word.partition("=")
             if not word or (equals and not value and option in self._option_string_actions):
                 raise ValueError(f"{before if not word else option} must have a value, got ''")

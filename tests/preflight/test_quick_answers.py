@@ -42,6 +42,16 @@ print(config.steps, [name for name in {SLOW} if name in sys.modules])
     assert cpu_s < CPU_S
 
 
+def test_a_word_that_the_locale_lacks_is_named_with_the_way_out() -> None:
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for program in ("train.py", "eval.py", "selfplay/apps/report/__main__.py"):
+        words = [sys.executable, program, "out=runs/ü"]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, env=HERE | plain)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1
+        assert "'out=runs/\\udcc3\\udcbc' has letters that the locale's" in done.stderr
+        assert done.stderr.endswith("lacks; set PYTHONUTF8=1\n")
+
+
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [

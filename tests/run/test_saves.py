@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 import eval as evaluation
 import selfplay
@@ -21,9 +22,19 @@ from selfplay.checkpoint import checkpoints
 from selfplay.errors import RunEnds, SettingsError
 from selfplay.metrics.run_folder import hold_run
 from selfplay.partners.checkpoints import find_source
+from tests.helpers import processes
 from tests.helpers.processes import largest_file
-from tests.helpers.tiny_run import RUNS, assert_same_run, finished, metrics_of, run_tiny, write_tiny
+from tests.helpers.tiny_run import (
+    RUNS,
+    assert_same_run,
+    begin_warm,
+    finished,
+    metrics_of,
+    run_tiny,
+    write_tiny,
+)
 
+ROOT = Path(__file__).resolve().parents[2]
 STATE = "state/__0_0.distcp"
 
 
@@ -98,6 +109,28 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
     assert_same_run(finished(), run)
 
 
+@pytest.mark.slow
+def test_one_ranks_part_that_cannot_be_loaded_is_damage_to_all_ranks(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    begin_warm(run)
+    words = ["--config", str(write_tiny(run)), f"out={run}"]
+
+    def trained() -> str:
+        ranks = processes.start(ROOT / "train.py", *words, forked=2)
+        said = ranks.communicate(timeout=processes.HANG_S)[0]
+        assert ranks.returncode == 0, said[-4000:]
+        return said
+
+    trained()
+    newest = checkpoints(run)[-1]
+    zeroed(newest / "state" / "__1_0.distcp")
+    (run / "held_out_after.json").unlink()
+    before = metrics_of(run)
+    said = trained()
+    assert said.count(f"{newest} is damaged: it cannot be loaded") == 1
+    assert metrics_of(run) == before
+
+
 def test_a_changed_policy_is_taken_by_no_program(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -151,6 +184,21 @@ def test_a_trainer_whose_lock_was_removed_ends_when_another_has_begun(
         ):
             first.step()
     assert [path.name for path in checkpoints(run)] == ["step_000002"]
+
+
+@pytest.mark.slow
+def test_a_run_whose_folder_moved_away_ends_by_its_name(tmp_path: Path) -> None:
+    """Its pool's snapshots are no names on the hub, and no second folder is begun."""
+    folder = tmp_path / "run"
+    begin_warm(folder, *RUNS["pool"])
+    overrides = dict(word.split("=", 1) for word in (*RUNS["pool"], f"out={folder}"))
+    overrides = {key: yaml.safe_load(value) for key, value in overrides.items()}
+    with selfplay.start(str(write_tiny(folder)), overrides) as run:
+        run.step()
+        folder.rename(tmp_path / "moved")
+        with pytest.raises(RunEnds, match=f"{folder} must stay where it is while its run goes on"):
+            run.step()
+    assert not folder.exists()
 
 
 def test_a_finished_policy_is_not_trained_over(

@@ -182,6 +182,9 @@ def _state(folder: Path) -> str:
 
 
 def _json(path: Path, problems: list[str]) -> dict[str, Any]:
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        problems.append(f"{path.name} must be a file")
+        return {}
     shown = path.name if path.name != "evaluation.json" else f"{path.parent.name}/{path.name}"
     try:
         value = plain_json(path.read_bytes())

@@ -18,6 +18,7 @@ from dialop.kit import load_kit
 from dialop.matching.board import best_pairs
 from dialop.matching.generate import MatchingRecipe
 from dialop.matching.pages import lost
+from selfplay.api.run import load_run
 from selfplay.apps.report import games, refresh_report
 from selfplay.apps.report.__main__ import main
 from selfplay.apps.report.games import Texts, drawn_game, safe_json, seat_names, viewer_data
@@ -264,6 +265,15 @@ def test_a_page_is_not_replaced_by_one_without_settings(
     assert "gone.py" in said and "stays as it is" in said and said.count("\n") == 1
     assert (folder / "report.html").read_bytes() == page
     assert main([str(folder), "--out", str(tmp_path / "other.html")]) == 0
+
+
+def test_a_pipe_in_a_files_place_is_not_waited_for(tmp_path: Path, small: Path) -> None:
+    folder = shutil.copytree(small, tmp_path / "run")
+    for name in ("held_out_after.json", "metrics.jsonl", "games.jsonl"):
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+    assert "held_out_after.json must be a file" in read_run(folder).problems
+    assert load_run(folder).metrics == load_run(folder).games == []
 
 
 def test_a_file_that_is_no_page_is_not_replaced(
