@@ -173,7 +173,7 @@ def test_recorded_games_can_be_played_on_from_every_move() -> None:
         assert full.seat_to_move is None and full.outcome().agreed
 
 
-LONG = {"type": "message", "player": "user", "message": {"data": "\n" * 20_001}}
+LONG = {"type": "message", "player": 0, "message": {"data": "\n" * 20_001}}
 
 
 def test_broken_records_are_refused_in_one_line() -> None:

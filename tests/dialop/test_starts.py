@@ -12,7 +12,8 @@ from dialop.matching.recorded import read_recorded
 from dialop.matching.roster import PAPERS, REVIEWERS
 from dialop.matching.store import read_instances
 from dialop.rows import read_records
-from dialop.starts import Entries, RecordedGame, checked_entries
+from dialop.starts import Entries, RecordedGame, checked_entries, message_of
+from dialop.tags import MAX_MOVE
 from tests.helpers.dialop_boards import BRIEF, FULL, RECORD, human_games, write_records
 from tests.helpers.recorded_games import begun
 
@@ -140,3 +141,11 @@ def test_a_log_of_another_roster_is_started_at_its_beginning() -> None:
             assert moves[-1].kind == "accept" and game.longest == len(moves) - 1
             last = MatchingGame(game.begun(10**6, uniform=0.0), FULL)
             assert last.seat_to_move == moves[-1].seat and last.answer_due
+
+
+def test_a_recorded_message_is_bounded() -> None:
+    entry = {"type": "message", "message": {"data": "\n" * MAX_MOVE}}
+    assert len(message_of(entry)) == MAX_MOVE
+    entry["message"] = {"data": "\n" * (MAX_MOVE + 1)}
+    with pytest.raises(ValueError, match=r"message\.data must have at most 20000 "):
+        message_of(entry)
