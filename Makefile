@@ -87,7 +87,7 @@ check: $(VENV)/.dev  ## format, lint and types
 	$(VENV)/bin/mypy
 
 docs: $(VENV)/.dev  ## the documentation site in .site/, without warnings (ARGS=--serve shows it while you write)
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs $(if $(findstring serve,$(ARGS)),serve,build --quiet)
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs $(if $(findstring serve,$(ARGS)),serve,build)
 
 format: $(VENV)/.dev  ## write the format that `check` wants
 	$(VENV)/bin/ruff format .

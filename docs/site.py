@@ -120,7 +120,9 @@ def _sentence(text: str) -> str:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add pages of docs/ that the navigation does not list yet under "More"."""
+    """Add pages of docs/ that the navigation does not list yet under "More", and leave out the edit
+    links where the repository has no address."""
+    config.edit_uri = config.edit_uri if config.repo_url else None
     listed = str(config.nav)
     pages = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
     if more := [page for page in pages if f"'{page}'" not in listed]:

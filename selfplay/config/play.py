@@ -239,8 +239,8 @@ class RewardConfig:
     """score_norm: the game's own rewards, such as the score divided by the best possible score;
     accept: 1 for any agreement; regret: as score_norm, but without an agreement half the
     score_norm of the last proposal; message_credit: for each message also how much it raised
-    what the other seats can reach (docs/methods.md); or a function of your own as my_file.py:name
-    (docs/your_method.md)"""
+    what the other seats can reach (docs/advantages.md); or a function of your own as
+    my_file.py:name (docs/your_method.md)"""
     judge: str = "rubric"
     """who rates games that are rated: rubric (the game's own rule), endpoint:MODEL@URL, a model
     that is called with the settings of `endpoint`, or checkpoint:PATH"""

@@ -142,7 +142,7 @@ def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, *, estimator: 
 
     Schulman's estimators (joschu.net/blog/kl-approx.html), with d = log pi_ref - log pi: k1 = -d is
     unbiased, k2 = d^2 / 2 is biased with low variance, k3 = exp(d) - 1 - d is unbiased and never
-    negative. The means of their gradients differ (docs/methods.md): 0 for k1, the gradient of
+    negative. The means of their gradients differ (docs/kl.md): 0 for k1, the gradient of
     KL(policy || reference) for k2 and that of KL(reference || policy) for k3.
 
     k3 clamps d to [-LARGEST_LOG, LARGEST_LOG], so it is at most exp(20) - 21 = 4.9e8. verl also

@@ -2,7 +2,7 @@
 
 TRL's own `_compute_loss` runs unchanged on a padded batch that TRL scores; this project's
 `term_loss` runs on the same samples in two packed micro-batches. The attributes that TRL reads from
-a trainer are set here, so nothing is trained, loaded or generated. docs/methods.md lists where the
+a trainer are set here, so nothing is trained, loaded or generated. docs/losses.md lists where the
 two define a setting differently; the settings below translate.
 """
 
