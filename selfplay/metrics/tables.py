@@ -52,7 +52,8 @@ TALK_EFFECT = (
 FEW_STATEMENTS = 100  # whose share of true ones can have an interval of 0.2 or more
 _DRAWS = 10_000  # of weights, for an interval
 _MAX_WEIGHTS = 4_000_000  # drawn at a time, 32 MB
-_WIDTH = 100  # columns of a game as text
+_WIDTH = 100  # characters of a game as text
+_NAME = 60  # of them for a player's name, which stands before each of its turns
 _ROUNDING = 1e-9  # by which a value may miss its limits
 _REACH = 3.0  # standard deviations from the mean to the further points of paired differences
 _ENOUGH = 20  # differences for a standard deviation
@@ -319,7 +320,7 @@ def table(
 
 
 def game_text(game: Mapping[str, Any] | Episode) -> str:
-    """One game, or its record in games.jsonl, as text in lines of at most _WIDTH columns: rules,
+    """One game, or its record in games.jsonl, as text in lines of at most _WIDTH characters: rules,
     private views, turns, outcome.
 
     A refused move is marked with ✗ and followed by its error. Control characters, which could act
@@ -327,10 +328,10 @@ def game_text(game: Mapping[str, Any] | Episode) -> str:
     """
     record = game_record(game, step=0) if isinstance(game, Episode) else game
     seats = record["seats"]
-    names = [f"seat {i} ({on_one_line(seat['player'])})" for i, seat in enumerate(seats)]
+    names = [f"seat {i} ({on_one_line(seat['player'])[:_NAME]})" for i, seat in enumerate(seats)]
     name = on_one_line(str(record["instance"]))
     step = f", step {record['step']}" if record["step"] else ""
-    lines = [f"Game {name}, episode {record['episode']}{step}", ""]
+    lines = [*_wrapped(f"Game {name}, episode {record['episode']}{step}"), ""]
     shared = len({seat["system"] for seat in seats}) == 1
     if shared and seats[0]["system"]:
         lines += [_rule("rules"), *_wrapped(seats[0]["system"])]

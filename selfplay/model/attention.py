@@ -57,8 +57,9 @@ from dialop.shown import error_line
 
 NAME = "packed"
 HALF_DTYPES = (torch.bfloat16, torch.float16)
-# In the padded fallback, each sequence of a chunk has at least this share of the longest one's
-# length, so at most half of a chunk is padding.
+# In the padded fallback, each segment of a chunk has at least this share of the longest one's
+# length, so at most half of its queries are padding. A complete sequence has at least this share of
+# the first one's or is at most its inverse, so at most three quarters of the keys are.
 MIN_FILL = 0.5
 # The largest relative error of flash-attn-4 in bf16 that is accepted. On an H100 it is 0.003; a
 # missing window or a wrong mask is far above.

@@ -6,12 +6,14 @@ import pytest
 from bench.paired_intervals import CHOSEN, NOT_COVERED, UNSEEN, intervals, main, study
 from selfplay.metrics.tables import mean_interval, paired_interval
 
+NIGHTLY = [pytest.mark.slow, pytest.mark.nightly]
+
 
 @pytest.mark.parametrize(
     ("num_games", "num"),
     [
         (57, 500),
-        *(pytest.param(n, 4_000, marks=pytest.mark.nightly) for n in (57, 64, 128, 256, 1024)),
+        *(pytest.param(n, 4_000, marks=NIGHTLY) for n in (57, 64, 128, 256, 1024)),
     ],
 )
 @pytest.mark.parametrize("name", CHOSEN | UNSEEN)

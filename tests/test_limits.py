@@ -1,0 +1,205 @@
+"""Limits that the code promises, whatever it is given: of batches, rows, files, lines, waits."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dialop.shown import error_line
+from dialop.starts import start_length
+from selfplay.apps.play import server
+from selfplay.apps.report.charts import MAX_POINTS, thinned
+from selfplay.apps.report.run_files import _spread
+from selfplay.checkpoint import checkpoints, keep_newest
+from selfplay.engines import endpoint, hf
+from selfplay.engines.sglang.buckets import plan_buckets
+from selfplay.learner.batch import deal
+from selfplay.metrics.console import step_line
+from selfplay.metrics.tables import game_text
+from selfplay.model.attention import _chunks_of_like_length
+
+SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=20)
+
+
+@given(SIZES, st.integers(1, 200))
+def test_a_bucket_has_at_most_its_bytes(sizes: list[int], most: int) -> None:
+    shapes = {str(i): torch.Size([size]) for i, size in enumerate(sizes)}
+    made = plan_buckets(shapes, torch.bfloat16, bucket_bytes=most)
+    assert [name for bucket in made for name in bucket] == list(shapes)
+    for bucket in made:
+        assert len(bucket) == 1 or 2 * sum(shapes[name].numel() for name in bucket) <= most
+
+
+@given(st.lists(st.lists(st.integers(1, 50), max_size=8), min_size=2, max_size=6))
+def test_dealt_samples_stay_whole_and_no_rank_gets_more_than_the_fullest_had(
+    sizes: list[list[int]],
+) -> None:
+    groups = deal(sizes, tp=1)
+    every = {(rank, i) for rank, of in enumerate(sizes) for i in range(len(of))}
+    dealt = [sample for group in groups for sample in group]
+    assert sorted(dealt) == sorted(every)
+    loads = [sum(sizes[rank][i] for rank, i in group) for group in groups]
+    assert max(loads) <= max(map(sum, sizes))
+    fullest = groups[loads.index(max(loads))]
+    # What could still move would be more than half of the difference.
+    half = (max(loads) - min(loads)) // 2
+    assert all(sizes[rank][i] > half for rank, i in fullest)
+
+
+@given(SIZES, SIZES)
+@example([5, 5, 4, 4, 4, 4], [5, 15, 1, 1, 1, 1])
+def test_at_most_half_of_a_chunk_s_queries_and_three_quarters_of_its_keys_are_padding(
+    own: list[int], more: list[int]
+) -> None:
+    lengths = [(a, a + b) for a, b in zip(own, more, strict=False)]
+    segments, sequences = (list(of) for of in zip(*lengths, strict=True))
+    chunks = _chunks_of_like_length(segments, sequences)
+    assert sorted(i for chunk in chunks for i in chunk) == list(range(len(lengths)))
+    for chunk in chunks:
+        for of, part in ((segments, 2), (sequences, 4)):
+            assert part * sum(of[i] for i in chunk) >= len(chunk) * max(of[i] for i in chunk)
+
+
+@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=8), min_size=1, max_size=8))
+def test_kept_texts_have_at_most_twice_the_largest_batch(texts: list[list[int]]) -> None:
+    tree, largest = hf.TextTree(1, torch.device("cpu")), 0
+    for text in texts:
+        largest = max(largest, len(text))
+        tree.make_room(len(text))
+        assert len(tree) <= 2 * largest
+        tree.add(text)
+
+
+@given(st.lists(st.integers(1, 9_000), min_size=1, max_size=12))
+def test_a_pass_has_at_most_its_tokens_and_one_text_more(lengths: list[int]) -> None:
+    tree = hf.TextTree(0, torch.device("cpu"))
+    texts = [[i] * num for i, num in enumerate(lengths)]
+    added = [tree.add(text) for text in texts]
+    rows = list(tree.passes(texts, [path for path, _ in added], [num for _, num in added]))
+    nums = [len(row.prefixes.tokens_K) for row in rows if row.prefixes is not None]
+    assert sum(nums) == sum(lengths)
+    assert all(num < hf.MAX_PASS_TOKENS + max(lengths) for num in nums)
+
+
+@given(st.integers(0, 3 * MAX_POINTS), st.integers(1, 40))
+def test_what_is_spread_has_at_most_its_number_and_the_last(num: int, most: int) -> None:
+    shown = thinned(range(num))
+    assert len(shown) == min(num, MAX_POINTS) and shown[-1:] == [*range(num)][-1:]
+
+
+@pytest.mark.parametrize("num", [0, 1, 6, 7, 8, 50, 99])
+def test_a_file_that_is_spread_gives_at_most_its_lines_and_the_last(
+    num: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "games.jsonl"
+    path.write_text("".join(json.dumps({"step": i}) + "\n" for i in range(num)), "utf-8")
+    steps = [line["step"] for line in _spread(path, [], most=7)]
+    assert len(steps) == min(num, 7) and steps[-1:] == [*range(num)][-1:]
+
+
+NUMBERS = st.floats(-1e30, 1e30) | st.none()
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [
+                "score",
+                "reward",
+                "eval_score",
+                "agreement",
+                "messages",
+                "errors",
+                "entropy",
+                "mismatch_mean",
+                "num_void",
+                "tokens_per_s",
+                "play_s",
+                "update_s",
+            ]
+        ),
+        NUMBERS,
+    ),
+    st.integers(1, 10**6),
+)
+def test_a_step_s_line_has_at_most_120_columns(metrics: dict[str, Any], step: int) -> None:
+    given = {name: value for name, value in metrics.items() if value is not None}
+    line = step_line({"step": step, "reward_std": 0.1, **given}, num_steps=step, remaining_s=1e9)
+    assert len(line) <= 120 and line.startswith(f"{step}/")
+
+
+TEXT = st.text(max_size=300)
+
+
+@given(TEXT, TEXT, TEXT, TEXT)
+@example("p" * 150, "", "said", "")
+@example("policy", "", "said", "n" * 150)
+def test_a_game_s_lines_have_at_most_100_columns(
+    player: str, system: str, text: str, name: str
+) -> None:
+    seats = [{"player": player, "system": system, "user": text}] * 2
+    turns = [{"seat": 0, "text": text, "error": name}, {"seat": 1, "text": name, "error": None}]
+    record = {
+        "instance": name,
+        "episode": 3,
+        "step": 2,
+        "seats": seats,
+        "turns": turns,
+        "agreed": True,
+        "score_norm": 0.5,
+        "facts": {},
+        "judge": text,
+    }
+    assert all(len(line) <= 100 for line in game_text(record).split("\n"))
+
+
+@given(st.text(max_size=2_000))
+def test_an_error_is_told_on_one_line_of_at_most_500_characters(text: str) -> None:
+    assert len(error_line(ValueError(text))) <= 500 and "\n" not in error_line(ValueError(text))
+
+
+@given(st.lists(st.floats(0, 5), max_size=40), st.integers(1, 5))
+def test_a_rate_lets_at_most_its_number_through(gaps: list[float], most: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        times = list(itertools.accumulate(gaps))
+        clock = iter(times)
+        patch.setattr(server.time, "monotonic", lambda: next(clock))
+        rate = server.Rate(most, 10.0)
+        passed = [now for now in times if rate.allows()]
+    assert all(sum(t <= now < t + 10 for now in passed) <= most for t in passed)
+
+
+@given(
+    st.lists(st.integers(0, 50), max_size=12),
+    st.integers(0, 700),
+    st.integers(0, 12) | st.just("random") | st.floats(0, 1),
+    st.floats(0, 1, exclude_max=True),
+)
+def test_a_start_has_at_most_the_entries_before_the_end(
+    words: list[int], more: int, entries: Any, uniform: float
+) -> None:
+    num = start_length(words, sum(words) + more, entries, uniform=uniform)
+    assert 0 <= num <= len(words)
+    if isinstance(entries, float):
+        assert sum(words[:num]) <= entries * (sum(words) + more)
+
+
+@given(st.integers(0, 2**62), st.integers(0, 60))
+def test_a_wait_before_a_retry_is_at_most_a_minute(seed: int, attempt: int) -> None:
+    one = object.__new__(endpoint.Endpoint)
+    assert 0 < one._backoff_s(seed, attempt) <= endpoint.LONGEST_BACKOFF_S == 60
+
+
+@pytest.mark.parametrize("keep", [1, 2, 5])
+def test_at_most_the_newest_checkpoints_are_kept(keep: int, tmp_path: Path) -> None:
+    steps = (3, 20, 100, 9)
+    for step in steps:
+        (tmp_path / "checkpoints" / f"step_{step}").mkdir(parents=True)
+    keep_newest(tmp_path, keep)
+    names = [path.name for path in checkpoints(tmp_path)]
+    assert names == [f"step_{step}" for step in sorted(steps)[-keep:]]
