@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from contextlib import nullcontext
 
 import pytest
@@ -32,6 +33,21 @@ def test_signals_reach_every_taker_and_come_back_in_any_order() -> None:
     assert signal.getsignal(signal.SIGQUIT) == signal.getsignal(signal.SIGTERM) != before[0]
     run.restore()
     assert [signal.getsignal(number) for number in handled] == before
+
+
+def test_a_dying_childs_signal_ends_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its taker is gone when the thread that ends a stuck program reads of it."""
+    ended: list[int] = []
+    monkeypatch.setattr("selfplay.engines.sglang.processes.os._exit", ended.append)
+    monkeypatch.setattr("selfplay.engines.sglang.processes.GRACE_S", 0.1)
+    run, engine = Signals(), Signals()
+    run.take()
+    engine.take(lambda: None)
+    os.kill(os.getpid(), signal.SIGQUIT)
+    engine.restore()
+    time.sleep(0.4)
+    run.restore()
+    assert ended == []
 
 
 @pytest.mark.parametrize("number", ENDING)

@@ -233,7 +233,7 @@ class Signals:
     @staticmethod
     def _install() -> None:
         """The handlers that the takers want now, else the previous ones."""
-        quits = Signals.quit_is_death()
+        quits = any(taker._on_death is not None for taker in Signals._takers)
         for number in ENDING:
             handler = Signals._on_quit if quits and number == signal.SIGQUIT else Signals._on_end
             previous = Signals._previous[number]
@@ -248,11 +248,6 @@ class Signals:
         (previous if callable(previous) else _leave)(number, frame)
 
     @staticmethod
-    def quit_is_death() -> bool:
-        """Whether SIGQUIT is a dying child's, not one that ends the program."""
-        return any(taker._on_death is not None for taker in Signals._takers)
-
-    @staticmethod
     def _on_quit(_number: int, _frame: FrameType | None) -> None:
         for taker in Signals._takers:
             if taker._on_death is not None:
@@ -262,8 +257,9 @@ class Signals:
 def _end_if_stuck(reader: socket.socket, handler_ran: threading.Event) -> None:
     with reader:
         while numbers := reader.recv(16):
-            ending = next((number for number in numbers if number in ENDING), None)
-            if ending is None or (ending == signal.SIGQUIT and Signals.quit_is_death()):
+            # SIGQUIT may be a dying child's, after which the program goes on.
+            ends = (number for number in numbers if number in ENDING and number != signal.SIGQUIT)
+            if (ending := next(ends, None)) is None:
                 continue
             if not handler_ran.wait(GRACE_S):
                 os._exit(128 + ending)  # the kernel then ends the children
