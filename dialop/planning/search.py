@@ -47,6 +47,11 @@ _QUOTED = re.compile(
     r"(?:\A|[=<>\[(,]|\band\b)\s*(\".*?\"|'.*?'|“.*?”|‘.*?’)(?=\s*(?:\Z|[=<>!,)\]]|\b(?:and|asc|desc)\b))",
     re.DOTALL | re.IGNORECASE,
 )
+# The name in distance_to(NAME), which may have an "and", a comma or brackets.
+_TO = re.compile(
+    r"distance_to\s*\((.*?)\)(?=\s*(?:\Z|[=<>!,\]]|\b(?:and|asc|desc)\b))",
+    re.DOTALL | re.IGNORECASE,
+)
 _COMMA = re.compile(",")
 _AND = re.compile(r"\band\b", re.IGNORECASE)
 _PLAIN_NUMBER = re.compile(r"\$?\s*([-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))")
@@ -197,9 +202,11 @@ def _conditions(text: str) -> list[str]:
 
 
 def _blanked(text: str) -> str:
-    """The text with each value in quotes replaced by as many letters, so that nothing in it is
-    taken for a comma, a bracket or an argument."""
-    return _QUOTED.sub(lambda m: m[0].replace(m[1], "x" * len(m[1])), text)
+    """The text with each value in quotes and each name in distance_to(NAME) replaced by as many
+    letters, so that nothing in it is taken for a comma, a bracket, an "and" or an argument."""
+    for whole in (_QUOTED, _TO):
+        text = whole.sub(lambda m: m[0].replace(m[1], "x" * len(m[1])) if m[1] else m[0], text)
+    return text
 
 
 def _split(text: str, mark: re.Pattern[str]) -> list[str]:

@@ -154,6 +154,24 @@ def test_what_does_not_parse_is_refused_with_a_reason(query: str, problem: str) 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["Harper and Rye", "Salt, Lime", "Cafe (north)", "A and B, C (d)"])
+def test_a_name_in_distance_to_may_hold_what_parts_conditions(name: str) -> None:
+    """With and without quotes, alone and beside other conditions, as filter, field and sort key."""
+    sites = (*SITES[:2], Site(name, "park", 0, (3.0, 4.0), {}))
+    for said in (name, f'"{name}"'):
+        to = f"distance_to({said})"
+        assert rows(f"Search(filters=[{to} < 0.05])", sites) == [name]
+        assert rows(f"Search(filters=[price >= 0 and {to} < 0.05 and price < 99])", sites) == [name]
+        assert rows(f"Search(filters=[{to} < 0.05, price < 99], limit=1)", sites) == [name]
+        (first, *_) = rows(f"Search(sort_by=[{to} asc, price], fields=[{to}], limit=3)", sites)
+        assert first.startswith(f"{name}|0")
+
+
+def test_every_site_of_a_city_is_found_by_its_distance() -> None:
+    for site in CITY:
+        assert site.name in rows(f"Search(filters=[distance_to({site.name}) < 0.05])", CITY)
+
+
 @pytest.mark.parametrize("unit", ['"', "='", ', "', "and “", '"and"', "‘’,"])
 def test_quotes_that_do_not_close_take_no_time(unit: str) -> None:
     """Ten of the longest queries in less than a second."""
