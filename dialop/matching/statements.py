@@ -2,15 +2,15 @@
 
 Understands lists and sentences that link one number to one reviewer and one paper, in any order:
 "Ava BLEU 87", "Ava on BLEU is 87", "87 for Ava on BLEU", "Ava: BLEU 87, Electra 12", "BLEU: Ava 87,
-Daniel 12". Questions, negations and comparisons state nothing. Values are in the displayed units of
-the seat that wrote the message.
+Daniel 12". Questions, negations and comparisons state nothing, and neither does a number beside a
+name that is not on the board. Values are in the displayed units of the seat that wrote the message.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple, Protocol
@@ -24,6 +24,15 @@ _NUMBER = re.compile(
     rf"(?<![\w./%^])(?<!\d[,'’])(?<!\W[-‐‑–—−])(?<!\A[-‐‑–—−])(\d{{1,6}}){NUMBER_END}"
 )
 _MARK = "\u0300-\u036f"  # belongs to the letter before it
+_WORD = re.compile(rf"[^\W\d_][\w{_MARK}]*")
+# Words that are no name: those that stand between a name and a number, and openings of a sentence.
+_PLAIN = re.compile(
+    r"(?:a|about|also|alright|an|and|are|as|at|best|but|each|for|from|gave|gets?|gives?|got|had|has"
+    r"|have|he|hello|hey|hi|her|here|hers|hes|his|i|im|in|is|it|its|ive|just|like|me|mine|my|of|ok"
+    r"|okay|on|only|or|our|papers?|person|respectively|reviewers?|s|same|scored?|scores|sees?|shes?"
+    r"|shows|so|sure|t|that|the|their|then|there|they|this|to|too|values?|was|we|well|were|who|whose"
+    r"|with|worth|yeah|yes)"
+)
 
 
 class Names(Protocol):
@@ -54,14 +63,18 @@ def _stated(
     mentions, plain = _mentions(text, reviewers, papers)
     ends = [m.end() for m in CLAUSE_END.finditer(plain)] + [len(plain)]
     starts = [mention.start for mention in mentions]
+    capitals = {_folded(word) for word in _WORD.findall(text) if word[0].isupper()}
     stated: list[tuple[int, int, int]] = []
     context: dict[str, int] = {}
     start = first = 0
     for end in ends:
         beyond = bisect_left(starts, end, lo=first)
         clause = mentions[first:beyond]
+        apart = _names_another(plain[start:end], mentions=bool(clause), capitals=capitals)
+        if apart:
+            context.clear()
         if clause and not VAGUE.search(plain, start, end):
-            stated += _read_clause(clause, context)
+            stated += _read_clause(clause, context, apart=apart)
         context.update({m.kind: m.value for m in clause if m.kind != "N"})
         start, first = end, beyond
     return tuple(stated)
@@ -77,10 +90,25 @@ def count_true(view: MatchingView, text: str) -> tuple[int, int]:
     return sum(view.displayed[r][p] == value for r, p, value in stated), len(stated)
 
 
-def _read_clause(clause: Sequence[_Mention], context: dict[str, int]) -> list[tuple[int, int, int]]:
+def _folded(text: str) -> str:
+    """The text for comparing: case-folded, with İ and ı as i."""
+    return text.casefold().replace("i\u0307", "i").replace("ı", "i")
+
+
+def _names_another(clause: str, *, mentions: bool, capitals: Collection[str]) -> bool:
+    """Whether a clause, whose own names are blanked, has a word that may name someone or something
+    that is not on the board: a capitalised one, or with `mentions` any that is not plain."""
+    words = [word for word in _WORD.findall(clause) if not _PLAIN.fullmatch(word)]
+    return any(mentions or word in capitals for word in words)
+
+
+def _read_clause(
+    clause: Sequence[_Mention], context: dict[str, int], *, apart: bool
+) -> list[tuple[int, int, int]]:
     """The statements of one clause.
 
-    A clause without a reviewer (or paper) refers to the last one named before it.
+    A clause without a reviewer (or paper) refers to the last one named before it. With `apart` each
+    number needs both names beside it.
     """
     signature = "".join([m.kind for m in clause])
     # Only clauses with one consistent order are read; any other order is ambiguous.
@@ -88,6 +116,8 @@ def _read_clause(clause: Sequence[_Mention], context: dict[str, int]) -> list[tu
         if signature and signature == unit * (len(signature) // 3):
             groups = [clause[i : i + 3] for i in range(0, len(clause), 3)]
             return [_cell(group, {}) for group in groups]
+    if apart:
+        return []
     for unit, needed in (("PN", "R"), ("NP", "R"), ("RN", "P"), ("NR", "P")):
         if needed in context and signature and signature == unit * (len(signature) // 2):
             groups = [clause[i : i + 2] for i in range(0, len(clause), 2)]
@@ -119,13 +149,13 @@ def _mentions(
 
     def take_name(match: re.Match[str]) -> str:
         mentions.append(_Mention(*owner[" ".join(match[0].split())], match.start()))
-        return "x" * len(match[0])
+        return "_" * len(match[0])
 
     def take_number(match: re.Match[str]) -> str:
         mentions.append(_Mention("N", int(match[0]), match.start()))
-        return "x" * len(match[0])
+        return "_" * len(match[0])
 
-    plain = _NUMBER.sub(take_number, pattern.sub(take_name, text.casefold()))
+    plain = _NUMBER.sub(take_number, pattern.sub(take_name, _folded(text)))
     return sorted(mentions, key=attrgetter("start")), plain
 
 
@@ -139,7 +169,7 @@ def _name_pattern(
     for kind, names, forms in (("R", reviewers, reviewer_forms), ("P", papers, paper_forms)):
         for index, name in enumerate(names):
             for form in forms(name):
-                owners.setdefault(" ".join(form.casefold().split()), set()).add((kind, index))
+                owners.setdefault(" ".join(_folded(form).split()), set()).add((kind, index))
     owner = {form: next(iter(who)) for form, who in owners.items() if len(who) == 1}
     parts = [
         re.escape(form).replace(r"\ ", r"\s+") for form in sorted(owner, key=len, reverse=True)

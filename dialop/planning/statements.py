@@ -16,9 +16,10 @@ from dialop.planning.city import FEATURES
 from dialop.planning.estimate import scores_in, sheet_items
 from dialop.planning.preferences import stated_in
 
+# An item of a site's facts. After other words it may be about something else.
 _FACT = re.compile(
-    rf"({'|'.join(map(re.escape, FEATURES))}|category|price) (\$?\w{{1,20}}(?:\.\d{{1,3}})?)"
-    rf"{NUMBER_END}(?!-)"
+    rf"(?:\A|,)\s*({'|'.join(map(re.escape, FEATURES))}|category|price)"
+    rf" (\$?\w{{1,20}}(?:\.\d{{1,3}})?){NUMBER_END}(?!-)"
 )
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -54,7 +55,7 @@ def _count_facts(text: str, instance: PlanningInstance) -> tuple[int, int]:
             )
             piece = piece[:end] if end >= 0 else piece
             for fact in _FACT.finditer(piece):
-                if is_stated(piece, *fact.span()):
+                if is_stated(piece, fact.start(1), fact.end()):
                     num_all += 1
                     num_true += _has(site, fact[1], fact[2])
     return num_true, num_all

@@ -221,6 +221,13 @@ def test_without_messages_a_user_rejects_plans_below_zero_up_to_its_rounds() -> 
     assert all(total < 0 for total in totals[:-1]) and (totals[-1] >= 0 or len(totals) == 10)
 
 
+def test_a_fact_beside_a_site_that_the_city_lacks_is_no_sites() -> None:
+    said = "[message] Saul's: price 20.0, the zoo price 6. Zoo: price 7; The Mall: category shop"
+    game = play(new_game(), (0, "[message] ok"), (1, said))
+    agent = game.measures((1,))
+    assert (agent["true_statements"], agent["statements"]) == (2, 2)
+
+
 def test_what_is_stated_falsely_is_counted() -> None:
     game = play(
         new_game(),

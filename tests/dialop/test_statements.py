@@ -60,6 +60,28 @@ def test_what_states_nothing(text: str) -> None:
     assert stated_cells(text, SMALL) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Ava BLEU 1, Zoe Electra 0", [(*AVA_BLEU, 1)]),
+        ("ava bleu 1, zoe electra 0", [(*AVA_BLEU, 1)]),
+        ("Ava BLEU 1. Zoe: BLEU 0, Electra 3; Electra 4", [(*AVA_BLEU, 1)]),
+        ("Ava BLEU 1, Electra 0 for Zoe", [(*AVA_BLEU, 1)]),
+        ("Ava BLEU 1 Zoe Electra 0", []),
+        ("Ava BLEU 1, Zoe is great, Electra 0", [(*AVA_BLEU, 1)]),
+        ("BLEU: Ava 1, BERT: Daniel 2, Ava 3", [(*AVA_BLEU, 1)]),
+        ("Zoe is great, Ava BLEU 1, Electra 0", [(*AVA_BLEU, 1), (*AVA_ELECTRA, 0)]),
+        ("Ava: BLEU 1, and she has 0 on Electra", [(*AVA_BLEU, 1), (*AVA_ELECTRA, 0)]),
+        ("DANİEL BLEU 1, danıel Electra 2", [(*DANIEL_BLEU, 1), (*DANIEL_ELECTRA, 2)]),
+    ],
+)
+def test_a_number_beside_a_name_that_the_board_lacks_is_nobodys(
+    text: str, expected: list[tuple[int, int, int]]
+) -> None:
+    """It goes to no name before it, and neither does what follows until the next name."""
+    assert stated_cells(text, SMALL) == expected
+
+
 def test_a_dash_between_a_name_and_a_number_is_no_minus() -> None:
     for text in ("Ava-BLEU-41", "Ava BLEU - 41", "- 41 for Ava on BLEU", "Ava–BLEU – 41"):
         assert stated_cells(text, SMALL) == [(*AVA_BLEU, 41)]
