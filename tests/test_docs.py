@@ -234,8 +234,8 @@ def test_notes_are_outside_the_sites_navigation_and_search(site: ModuleType) -> 
         assert page.meta == meta
 
 
-TOO_LONG = ("collab", "metrics", "troubleshooting", "your_game", "your_method")
-WIDE = ("gpu", "models", "monitors", "partners", "planning", "python", "report", "your_data")
+TOO_LONG = ("collab", "troubleshooting", "your_game", "your_method")
+WIDE = ("gpu", "models", "monitors", "partners", "python", "report", "your_data")
 
 
 @pytest.mark.parametrize(

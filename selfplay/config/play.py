@@ -300,7 +300,7 @@ class EvalConfig:
     """games of the evaluations before and after self-play"""
     talk_games: int = Field(default=256, ge=0, le=MAX_GAMES)
     """of these and of eval.py's games, how many are played again, once with messages of other
-    games and once with empty ones, to measure the talk effect (docs/metrics.md); 0 measures none"""
+    games and once with empty ones, to measure the talk effect (docs/evaluation.md); 0: none"""
     partners: tuple[str, ...] = ()
     """partners that do not change: evaluations during training play the games once more with each
     and log eval_score/PARTNER. warm_start (the policy at the start of self-play, a second copy of
