@@ -126,14 +126,14 @@ class PolicyPlayer:
         self._model = model
         self._rendering = rendering
         self._seed_names, self._num_requests = seed_names, 0
-        self._max_new_tokens, self._max_game_tokens = max_new_tokens, max_game_tokens
+        self._max_new_tokens, self.max_game_tokens = max_new_tokens, max_game_tokens
 
     async def move(
         self, game: Game, seat: int, observation: str, generate: Generate
     ) -> Move | None:
         self._text.read(game, seat, observation)
         prompt_ids = tuple(self.transcript.context())
-        room = min(self._max_new_tokens, self._max_game_tokens - len(prompt_ids))
+        room = min(self._max_new_tokens, self.max_game_tokens - len(prompt_ids))
         if room < 1:
             return None
         seed = named_seed(*self._seed_names, seat, self._num_requests)
@@ -179,15 +179,15 @@ class FrozenPlayer(PartnerPlayer):
     next prompt."""
 
     def __init__(self, policy: PolicyPlayer, *, name: str) -> None:
-        self.name, self._policy = name, policy
+        self.name, self.policy = name, policy
 
     async def move(
         self, game: Game, seat: int, observation: str, generate: Generate
     ) -> Move | None:
-        return await self._policy.move(game, seat, observation, generate)
+        return await self.policy.move(game, seat, observation, generate)
 
     def fork(self, *names: object) -> FrozenPlayer:
-        return FrozenPlayer(self._policy.fork(*names), name=self.name)
+        return FrozenPlayer(self.policy.fork(*names), name=self.name)
 
 
 class ScriptedPartner(PartnerPlayer):

@@ -6,6 +6,7 @@ They have no transcript, so nothing of theirs trains. They read the same game te
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import TextIO
 
 from dialop.game import Game
@@ -15,7 +16,7 @@ from selfplay.engines.base import Generate, Message, Request
 from selfplay.rollout.players import Move, PartnerPlayer
 
 _WELCOME = """\
-=== a new game; you are {called} ===
+=== a new game{called} ===
 A move is one line that starts with its [tag].
 End the input to leave."""
 
@@ -61,24 +62,38 @@ class EndpointPlayer(PartnerPlayer):
 
 
 class PersonPlayer(PartnerPlayer):
-    """A person at a terminal, who reads the seat's texts and types moves. `called` names the seat.
+    """A person at a terminal, who reads the seat's texts and types moves. `called` names the seat,
+    "" where it needs no name. `beside("")` is shown before each move; `beside(move)` warns of one,
+    which is then sent only if it is typed again.
 
-    A line is a move; `[propose]` continues up to a blank line. When the input ends, this game and
-    all later ones are void.
+    A line is a move; `[propose]`, and `[message]` alone, continue up to a blank line. When the
+    input ends, this game and all later ones are void.
     """
 
-    def __init__(self, *, name: str, called: str, lines_in: TextIO, lines_out: TextIO) -> None:
+    def __init__(
+        self,
+        *,
+        name: str,
+        called: str,
+        lines_in: TextIO,
+        lines_out: TextIO,
+        beside: Callable[[str], str] = lambda move: "",
+    ) -> None:
         self.name, self._called, self._in, self._out = name, called, lines_in, lines_out
-        self._opened = False
+        self._opened, self._beside = False, beside
 
     async def move(self, game: Game, seat: int, observation: str, generate: Generate) -> Move:
         texts = [observation]
         if not self._opened:
             prompt, self._opened = game.prompt(seat), True
-            welcome = _WELCOME.format(called=self._called)
+            welcome = _WELCOME.format(called=self._called and f"; you are {self._called}")
             texts = [welcome, prompt.system, prompt.user, observation]
+        texts.append(self._beside(""))
         self._print("\n\n".join(text for text in texts if text))
-        text = self._read()
+        text, before = self._read(), None
+        while text is not None and text != before and (warning := self._beside(text)):
+            self._print(f"{warning} Write another move, or this one again to send it.")
+            text, before = self._read(), text
         if text is None:
             return Move(text="", complete=False, num_tokens=0, void="the person left")
         return Move(text=text, complete=True, num_tokens=0)
@@ -101,10 +116,12 @@ class PersonPlayer(PartnerPlayer):
                     return "\n".join(lines)
                 continue
             lines.append(line)
-            if not lines[0].lstrip().lower().startswith("[propose"):
+            begun = lines[0].strip().lower()
+            if not begun.startswith("[propose") and begun != "[message]":
                 return line
             if len(lines) == 1:
-                self._print("(go on; a blank line ends the proposal)")
+                what = "message" if begun == "[message]" else "proposal"
+                self._print(f"(go on; a blank line ends the {what})")
 
     def _print(self, text: str, *, end: str = "\n") -> None:
         print(printable(text), end=end, file=self._out, flush=True)

@@ -30,7 +30,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 
 from dialop.kit import switch
@@ -45,7 +45,6 @@ from selfplay.apps.play.games import (
     talk_text,
 )
 from selfplay.apps.play.table import SeatedPerson, Table
-from selfplay.apps.report.games import seat_names
 from selfplay.config import Config, load_config
 from selfplay.config.load import read_value
 from selfplay.config.player_spec import CHECKPOINT, SCRIPTED, SELF, Spec
@@ -57,6 +56,7 @@ from selfplay.partners.checkpoints import ONE_PROCESS, Source, find_source, tell
 from selfplay.partners.partners import Partners
 from selfplay.preflight.command_line import Parser, refused
 from selfplay.preflight.run import check_endpoint, check_machine, check_writable, read_rendering
+from selfplay.rollout.episode import Position
 from selfplay.rollout.seat_rules import read_spec
 from selfplay.rollout.seating import scripted_partner
 from selfplay.rollout.text_players import PersonPlayer
@@ -250,20 +250,39 @@ def bound(port: int) -> socket.socket:
 def play_here(session: Session, out: Path) -> int:
     """Play in the terminal until the input ends or Ctrl-C."""
     name, about = session.opponent.name, session.introduction()
+    running: list[Position] = []
+
+    def beside(text: str) -> str:
+        if text:
+            words, ends = session.taken(running[-1], text)
+            return words if ends else ""
+        lines = session.left(running[-1], seat)
+        news = takewhile(lambda turn: turn.seat != seat, reversed(running[-1].turns))
+        if refused := sum(turn.error is not None for turn in news):
+            lines.append(f"others' tries that were refused: {refused}; you see them at the end")
+        example = session.suggested(running[-1].setup.game, seat)
+        lines += ["a script would write here:", example] if example else []
+        return "\n".join(lines)
+
     for number in count():
-        seat = session.seat_of(number)
-        called = f"{seat_names(session.game.kit.ROLES)[seat]} (seat {seat})"
+        seat, limits = session.seat_of(number), session.limits(number)
+
         person = PersonPlayer(
-            name="person", called=called, lines_in=sys.stdin, lines_out=sys.stdout
+            name="person",
+            called=session.role(seat),
+            lines_in=sys.stdin,
+            lines_out=sys.stdout,
+            beside=beside,
         )
-        begin = lambda game, seat, rules: print(  # noqa: E731
+        begin = lambda game, seat, rules, limits=limits: print(  # noqa: E731
             f"\nYou play {about['title']} with {name}. {about['understands']}",
+            limits,
             *([rules] if switch(session.game.options, "brief") else []),
             sep="\n\n",
         )
         episode = None
         with suppress(KeyboardInterrupt):
-            episode = session.play(number, person, begin)
+            episode = session.play(number, person, begin, running.append)
         if episode is None:
             print("\nThe game ended without a result.")
             return 0
@@ -295,9 +314,10 @@ def play_on_page(session: Session, out: Path, sock: socket.socket) -> int:
 
     from selfplay.apps.play.server import make_app
 
-    table = Table(session.game.kit, session.suggested)
+    table = Table(session)
     token, port = secrets.token_urlsafe(24), sock.getsockname()[1]
     facts = {"opponent": session.opponent.name, **session.introduction()}
+    facts["limits"] = session.limits()
     app = make_app(table, token=token, port=port, facts=facts)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
@@ -308,7 +328,7 @@ def play_on_page(session: Session, out: Path, sock: socket.socket) -> int:
             if not table.wait_for_start():
                 return
             try:
-                episode = session.play(number, SeatedPerson(table), table.begin)
+                episode = session.play(number, SeatedPerson(table), table.begin, table.follow)
                 if episode is None:
                     table.finish({"error": "The game ended without a result and is not kept."})
                     continue

@@ -16,13 +16,22 @@ from typing import Any
 from dialop.game import Game, Instance
 from dialop.kit import Kit, switch
 from dialop.shown import printable
+from selfplay.apps.play.limits import (
+    Says,
+    left_of,
+    left_told,
+    limits_told,
+    taken_by,
+    taken_told,
+    the,
+)
 from selfplay.apps.report.games import Texts, drawn_game, seat_names
 from selfplay.chat.rendering import Rendering
 from selfplay.config import GameConfig, RolloutConfig
-from selfplay.engines.base import GameRunner, Sampling
+from selfplay.config.player_spec import ENDPOINT
+from selfplay.engines.base import Completion, GameRunner, Generate, Request, Sampling
 from selfplay.metrics.records import game_record
-from selfplay.rollout.driver import play_games, play_scripted
-from selfplay.rollout.episode import VOID, Episode, GameSetup, limits_of
+from selfplay.rollout.episode import VOID, Episode, GameSetup, Position, limits_of
 from selfplay.rollout.players import Player
 from selfplay.rollout.seat_rules import able_seats
 from selfplay.rollout.seating import (
@@ -34,12 +43,13 @@ from selfplay.rollout.seating import (
     seat_players,
 )
 
-# What a limit that ended a game says of it in the terminal.
+# What a limit that ended a game says of it.
 _LIMITS = {
     "turns": "the moves ran out (rollout.max_turns)",
     "retries": "too many tries in a row were refused (rollout.max_retries)",
-    "tokens": "a seat's tokens ran out (rollout.max_game_tokens)",
+    "tokens": "{} had no tokens left; what it reads counts too (rollout.max_game_tokens)",
 }
+Follow = Callable[[Position], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +89,23 @@ class Session:
         return self.seats[seat_in_turn(number, len(self.seats))]
 
     def play(
-        self, number: int, person: Player, begin: Callable[[Game, int, str], None]
+        self,
+        number: int,
+        person: Player,
+        begin: Callable[[Game, int, str], None],
+        follow: Follow = lambda _: None,
     ) -> Episode | None:
         """Play game `number`; None if it ended without a result, because the person left or the
         partner gave no answer. `begin` is told, before the first move, the game, the person's seat
-        and its rules in words, which a person needs in the brief style too. A second game on an
-        instance has other draws.
+        and its rules in words, which a person needs in the brief style too. `follow` gets the
+        running game before each try at a move. A second game on an instance has other draws.
         """
+        setup = self._setup(number, person)
+        own, instance = self.seat_of(number), self.instances[number % len(self.instances)]
+        begin(setup.game, own, self._rules(setup.game, instance, own))
+        return self._played(setup, follow)
+
+    def _setup(self, number: int, person: Player) -> GameSetup:
         instance = self.instances[number % len(self.instances)]
         own, kit = self.seat_of(number), self.game.kit
         game = kit.new_game(instance, self.game.options)
@@ -93,9 +113,7 @@ class Session:
         players = tuple(
             person if seat == own else self._other(names, seat) for seat in range(len(kit.ROLES))
         )
-        setup = GameSetup(game=game, players=players, instance=instance.key, index=number)
-        begin(game, own, self._rules(game, instance, own))
-        return self._played(setup)
+        return GameSetup(game=game, players=players, instance=instance.key, index=number)
 
     def watch(self, number: int) -> Episode | None:
         """Play game `number` between the policy and the opponent, who change seats from game to
@@ -111,18 +129,51 @@ class Session:
             rendering=opponent.rendering,
         )
         game = self.game.kit.new_game(instance, self.game.options)
-        return self._played(GameSetup(game, players, instance.key, number))
+        return self._played(GameSetup(game, players, instance.key, number), lambda _: None)
 
-    def _played(self, setup: GameSetup) -> Episode | None:
-        limits, opponent = limits_of(self.rollout), self.opponent
+    def _played(self, setup: GameSetup, follow: Follow) -> Episode | None:
+        opponent, position = self.opponent, Position(setup, limits_of(self.rollout))
+
+        async def to_its_end(generate: Generate) -> None:
+            while position.ended is None:
+                follow(position)
+                await position.turn(generate)
+
         if opponent.engine is None or opponent.rendering is None:
-            episodes = play_scripted([setup], limits=limits)
+            with suppress(StopIteration):
+                to_its_end(no_engine).send(None)  # it awaits nothing, so it ends at once
         else:
-            sampling = Sampling(
-                temperature=self.rollout.temperature, stop_ids=opponent.rendering.stop_ids
-            )
-            episodes, _ = play_games([setup], opponent.engine, sampling=sampling, limits=limits)
-        return next((episode for episode in episodes if episode.ended != VOID), None)
+            stop_ids = opponent.rendering.stop_ids
+            sampling = Sampling(temperature=self.rollout.temperature, stop_ids=stop_ids)
+            with opponent.engine.rollout():
+                opponent.engine.run_games([to_its_end], sampling)
+        return None if position.ended == VOID else position.episode()
+
+    def limits(self, number: int = 0) -> str:
+        """What can end game `number` early, in a sentence."""
+        position = Position(self._setup(number, Says("")), limits_of(self.rollout))
+        called = called_by(self.game.kit.ROLES, self.seat_of(number))
+        return limits_told(left_of(position, self.rollout), called)
+
+    def role(self, seat: int) -> str:
+        """What a person in `seat` is, "" where the two players are equal."""
+        roles = self.game.kit.ROLES
+        return the(seat_names(roles)[seat]) if len(roles) > 2 or roles[0] != roles[1] else ""
+
+    def left(self, position: Position, seat: int) -> list[str]:
+        """What is left of a running game before a limit ends it, in lines for the person in
+        `seat`."""
+        kit, game = self.game.kit, position.setup.game
+        forms = kit.forms(game, seat) if game.seat_to_move == seat else ()
+        may_propose = any("[propose]" in form.before for form in forms)
+        left = left_of(position, self.rollout)
+        return left_told(left, called_by(kit.ROLES, seat), may_propose=may_propose)
+
+    def taken(self, position: Position, text: str) -> tuple[str, bool]:
+        """What the person's move takes of the tokens that are left, "" for nothing, and whether it
+        ends the game for want of them."""
+        called = called_by(self.game.kit.ROLES, position.setup.game.seat_to_move)
+        return taken_told(left_of(position, self.rollout), taken_by(position, text), called)
 
     def introduction(self) -> dict[str, str]:
         """What a person reads before the first game: its title, what it is about and what the
@@ -131,6 +182,8 @@ class Session:
         game = self.game.kit.new_game(instance, self.game.options)
         if self.opponent.rendering is None:
             understands = "It is a script and understands what scripts write."
+        elif self.opponent.name.startswith(f"{ENDPOINT}:"):
+            understands = "It is a chat model and reads sentences."
         elif switch(self.game.options, "brief"):
             understands = "It knows the short style that scripts write, and no sentences."
         elif self.opponent.from_nothing:
@@ -169,13 +222,32 @@ class Session:
         return policy_player(names, self.rollout, opponent.rendering)
 
 
+async def no_engine(request: Request) -> Completion:
+    """The engine of games without a model."""
+    raise ValueError("a player asked for an engine in a game without one")
+
+
+def called_by(roles: Sequence[str], own: int | None) -> list[str]:
+    """What the person in seat `own` calls each seat: "you", "your partner" where both roles are
+    equal, else the role; `own` None names all seats by their roles."""
+    names = seat_names(roles)
+    if own is not None and len(roles) == 2 and roles[0] == roles[1]:
+        names[1 - own] = "your partner"
+    if own is not None:
+        names[own] = "you"
+    return names
+
+
 def result_of(episode: Episode, session: Session) -> dict[str, Any]:
-    """A finished game with everything that was hidden, as the page's viewer reads it."""
+    """A finished game with everything that was hidden, as the page's viewer reads it, and `limit`,
+    which ended it; "" for none."""
     rendering, kit = session.opponent.rendering, session.game.kit
     pieces = None if rendering is None else rendering.pieces
     texts = Texts()
     record = game_record(episode, step=0, pieces=pieces)
-    return {"game": drawn_game(record, "played", 0, texts, kit=kit), "texts": texts.all}
+    game = drawn_game(record, "played", 0, texts, kit=kit)
+    limit = _limit(episode, called_by(kit.ROLES, session.seat_of(episode.index)))
+    return {"game": game, "texts": texts.all, "limit": limit}
 
 
 def keep_game(episode: Episode, kit: Kit, path: Path) -> None:
@@ -191,20 +263,23 @@ def keep_game(episode: Episode, kit: Kit, path: Path) -> None:
         file.write(json.dumps(record) + "\n")
 
 
-def talk_text(episode: Episode, kit: Kit) -> str:
-    """All tries at a move in a finished game, for a terminal."""
-    names = seat_names(kit.ROLES)
-    lines = []
+def talk_text(episode: Episode, kit: Kit, *, own: int | None = None) -> str:
+    """All tries at a move in a finished game, for a terminal; with the seat `own` of a person, the
+    refused ones alone, which no other seat has read."""
+    names, lines = called_by(kit.ROLES, own), []
     for turn in episode.turns:
-        lines.append(f"{names[turn.seat]} ({episode.players[turn.seat]}): {printable(turn.text)}")
-        lines += [f"  refused: {printable(turn.error)}"] if turn.error else []
+        player = "" if own is not None else f" ({episode.players[turn.seat]})"
+        if own is None or turn.action is None:
+            lines.append(f"{names[turn.seat]}{player}: {printable(turn.text)}")
+            lines += [f"  refused: {printable(turn.error)}"] if turn.error else []
+            lines += ["  cut off: no tokens left"] if not (turn.error or turn.action) else []
     return "\n".join(lines)
 
 
 def ending_text(episode: Episode, kit: Kit, *, own: int | None = None) -> str:
     """How a game ended, for a terminal, and what was hidden from the seat `own` (None: from each):
-    the table of its picture, or what the other seats alone read."""
-    outcome, names = episode.outcome, seat_names(kit.ROLES)
+    refused tries, the table of the game's picture, or what the other seats alone read."""
+    outcome, names = episode.outcome, called_by(kit.ROLES, own)
     own_scores = ", ".join(f"{n} {s:.3f}" for n, s in zip(names, outcome.seat_scores, strict=False))
     score = f"scores {own_scores}" if own_scores else f"{outcome.score_norm:.3f} of the best"
     ended = "agreed" if outcome.agreed else "no agreement"
@@ -213,17 +288,22 @@ def ending_text(episode: Episode, kit: Kit, *, own: int | None = None) -> str:
     by_role = ", ".join(f"{n} {reward:.3g}" for n, reward in zip(names, rewards, strict=True))
     lines = [f"The game is over: {ended}, {score}; rewards {by_role}."]
     if episode.ended in _LIMITS:
-        lines.append(f"A limit ended it: {_LIMITS[episode.ended]}.")
-    if episode.ended == "retries":
-        last = episode.turns[-1]
-        lines.append(f"The last one of {names[last.seat]}: {printable(last.error or '')}")
+        lines.append(f"A limit ended it: {_limit(episode, names)}.")
+    if own is not None and (refused := talk_text(episode, kit, own=own)):
+        lines += ["", "Tries that were no moves:", refused]
     game = drawn_game(game_record(episode, step=0), "", 0, Texts(), kit=kit)
     if "board" in game:
         return "\n".join([*lines, "", *_table_lines(game)])
     for seat, prompt in enumerate(episode.prompts):
         if seat != own:
-            lines += ["", f"What {names[seat]} (seat {seat}) alone read:", printable(prompt.user)]
+            lines += ["", f"What {names[seat]} alone read:", printable(prompt.user)]
     return "\n".join(lines)
+
+
+def _limit(episode: Episode, names: Sequence[str]) -> str:
+    """The limit that ended a game, "" for none; the seat to move is the one that met it."""
+    seat = None if episode.game is None else episode.game.seat_to_move
+    return _LIMITS.get(episode.ended, "").format("a seat" if seat is None else the(names[seat]))
 
 
 def _table_lines(game: dict[str, Any]) -> Sequence[str]:

@@ -1,13 +1,18 @@
 // The page of play: asks for the state, shows the seat's view, sends moves.
 const token = document.querySelector("meta[name=play-token]").content;
-const play = { state: null, chosen: new Map(), form: 0, picked: -1, drawn: -1 };
+const play = { state: null, chosen: new Map(), form: 0, picked: -1, drawn: -1, weighing: 0 };
 
-async function call(path, body) {
+async function ask(path, body) {
   const options = { headers: { "x-play-token": token } };
   if (body !== undefined) Object.assign(options, { method: "POST", body: JSON.stringify(body) });
+  const response = await fetch(path, options), value = await response.json();
+  if (!response.ok) throw new Error(value.error);
+  return value;
+}
+
+async function call(path, body) {
   try {
-    const response = await fetch(path, options), value = await response.json();
-    if (!response.ok) throw new Error(value.error);
+    const value = await ask(path, body);
     find("trouble").hidden = true;
     show(value);
     return true;
@@ -33,9 +38,11 @@ function show(state) {
   const playing = state.game > 0 && state.phase !== "over" && state.phase !== "idle";
   find("welcome").hidden = playing;
   find("playing").hidden = !playing;
+  find("start").disabled = state.phase === "taken"; // by another visitor; the own last game stays in view
+  find("status").textContent = { idle: "", yours: "Your move", over: "The game is over", taken: "Somebody else plays here; you can start when that game is over" }[state.phase] ?? `${partners(state)} thinking …`;
+  if (!state.game) return;
   find("ending").hidden = state.phase !== "over";
-  if (find("about")) find("about").hidden = state.phase === "over";
-  find("status").textContent = { idle: "", yours: "Your move", theirs: `${partners(state)} thinking …`, over: "The game is over" }[state.phase];
+  find("about").hidden = state.phase === "over";
   // Where the seat's own part is short, what it needs is in the rules.
   if (fresh && playing) document.querySelector(".rules").open = !state.board && state.prompt.user.length < 200;
   if (playing) drawPlaying(state);
@@ -43,8 +50,7 @@ function show(state) {
 }
 
 const partners = (state) => (state.names.length > 2 ? "The others are" : "Your partner is");
-// A role names its seat; two equal players are you and your partner.
-const nameOf = (state, seat) => (seat === state.seat ? "you" : state.names.length === 2 && /\d$/.test(state.names[seat]) ? "your partner" : state.names[seat]);
+const nameOf = (state, seat) => state.called[seat];
 
 function drawPlaying(state) {
   const board = state.board, yours = state.phase === "yours";
@@ -63,8 +69,9 @@ function drawPlaying(state) {
   for (const box of rooms.length ? rooms : [talk]) box.scrollTop = box.scrollHeight;
   drawForms(state);
   find("leave").disabled = !yours;
-  find("suggest").hidden = !state.suggestion;
-  find("told").hidden = true;
+  find("left").replaceChildren(...state.left.map((line) => make("li", {}, line)));
+  find("example").hidden = !state.suggestion;
+  find("suggestion").textContent = state.suggestion;
 }
 
 function turnNode(state, turn) {
@@ -72,13 +79,14 @@ function turnNode(state, turn) {
   return make("div", { class: `turn ${seatClass(turn.seat)} ${turn.seat === state.seat ? "own" : ""} ${turn.error ? "refused" : ""}` },
     make("div", { class: "who" }, nameOf(state, turn.seat), turn.error ? make("span", { class: "tag wrong" }, "refused") : turn.kind ? make("span", { class: "tag" }, turn.kind) : null),
     turn.text ? make("div", { class: "text" }, turn.text) : null,
+    !turn.error && /\[\w+\]/.test(turn.text) ? make("div", { class: "told" }, "A [tag] within the words makes no move.") : null,
     turn.note ? make("div", { class: "read" }, prose(turn.note)) : null,
     turn.error ? make("div", { class: "told" }, turn.error) : null);
 }
 
 function drawText(state) {
   find("own").replaceChildren(
-    make("div", { class: "who" }, `You are ${/\d$/.test(state.names[state.seat]) ? "" : "the "}${state.names[state.seat]}`, make("small", {}, "only you read this")),
+    make("div", { class: "who" }, state.role ? `You are ${state.role}` : "What you see", make("small", {}, "only you read this")),
     make("pre", {}, prose(state.prompt.user)));
 }
 
@@ -90,6 +98,7 @@ function drawForms(state) {
   const form = written[play.form];
   find("answers").replaceChildren(...buttons.map((one, i) => make("button", { type: "button", id: one.name.toLowerCase(), class: i ? "" : "big", on: { click: () => send(one.before) } }, one.name)));
   find("say").hidden = !form;
+  if (!form) weigh("");
   if (!form) return;
   find("tabs").replaceChildren(...(written.length < 2 ? [] : written.map((one, i) => make("button", {
     type: "button", "aria-pressed": String(i === play.form), on: { click: () => { play.form = i; drawForms(state); } },
@@ -116,6 +125,26 @@ function offer(form) {
     for (const option of select.options) option.disabled = option.value !== "" && option.value !== "NULL" && chosen.some((value, other) => other !== i && value === option.value);
   });
   find("send").disabled = chosen.includes("");
+  weigh(written());
+}
+
+// The move in the form; "" until there is one.
+function written() {
+  const form = typed(play.state)[play.form], words = form && form.choices.length ? picked().join(form.between) : find("words").value;
+  return form && words.trim() && !picked().includes("") ? form.before + words + form.after : "";
+}
+
+// Tell, before a move is sent, what it takes of the tokens that a model can still read.
+function weigh(text) {
+  clearTimeout(play.weighing);
+  const told = find("taken");
+  if (!text) told.hidden = true;
+  else play.weighing = setTimeout(async () => {
+    const { words, ends } = await ask("taken", { text }).catch(() => ({ words: "" })); // a move that is sent meets its own trouble
+    told.textContent = words;
+    told.className = ends ? "problem" : "key";
+    told.hidden = !words || play.state.phase !== "yours";
+  }, 250);
 }
 
 const send = (text) => call("move", { text });
@@ -135,7 +164,7 @@ function drawBoard(state) {
     return make("button", { type: "button", class: look, style, title: named, "aria-label": named, "aria-pressed": String(mine), on: { click: () => choose(form, r, c) } }, shown);
   });
   find("own").replaceChildren(
-    make("div", { class: "who" }, "Your table", make("small", {}, `you are ${state.names[state.seat]}`), board.note ? make("small", {}, board.note) : null),
+    make("div", { class: "who" }, "Your table", state.role ? make("small", {}, `you are ${state.role}`) : null, board.note ? make("small", {}, board.note) : null),
     table,
     make("p", { class: "key" }, (board.marks || []).length ? "Framed: the proposal on the table." : board.cells.flat().includes(null) ? "A dot: you do not see this value." : "", board.key ? ` ${board.key}` : ""));
   drawBuilder(state, form);
@@ -161,6 +190,7 @@ function drawBuilder(state, form) {
   const board = state.board, left = form ? form.choices.length - play.chosen.size : 0;
   const known = [...play.chosen].map(([c, r]) => board.cells[r][c]).filter((value) => typeof value === "number");
   const chosen = [...play.chosen].sort((a, b) => a[0] - b[0]);
+  if (form && !left) weigh(chosenText(form));
   find("builder").replaceChildren(
     make("div", { class: "who" }, "Your proposal"),
     chosen.length ? make("div", { class: "text" }, chosen.map(([c, r]) => `${board.columns[c]}: ${board.rows[r]}`).join("\n"))
@@ -174,8 +204,6 @@ function drawBuilder(state, form) {
 // What a scripted player would do in this seat, filled into the form that makes such a move.
 function suggest() {
   const { suggestion, forms } = play.state;
-  find("told").textContent = `A script would: ${suggestion}`;
-  find("told").hidden = false;
   const written = forms.filter((form) => !form.button), fits = written.filter((form) => suggestion.startsWith(form.before.trim()));
   const form = fits.sort((a, b) => b.before.length - a.before.length)[0];
   if (!form) return;
@@ -188,7 +216,7 @@ function suggest() {
   }
   play.form = typed(play.state).indexOf(form);
   drawForms(play.state);
-  if (!form.choices.length) { find("words").value = words; return; }
+  if (!form.choices.length) find("words").value = words;
   said.forEach((value, i) => { const list = find("picks").querySelectorAll("select")[i]; if (list) list.value = value; });
   offer(form);
 }
@@ -206,14 +234,21 @@ function drawEnding(state) {
     return;
   }
   const game = result.game;
-  game.seats.forEach((seat, place) => { seat.role = nameOf(state, place); });
+  game.seats.forEach((seat, place) => {
+    seat.role = nameOf(state, place);
+    seat.player = place === state.seat ? "" : `played by ${seat.player === "policy" ? "the policy" : seat.player}`;
+  });
   find("heading").textContent = "How it ended";
   // Where the seats' scores differ, there is no common one.
   const scores = game.seat_scores || [], differ = scores.some((one) => one !== scores[0]);
   const each = scores.map((one, place) => `${nameOf(state, place)} ${(100 * one).toFixed(0)} %`).join(", ");
   find("before").replaceChildren(make("span", { class: "big-score" }, differ ? `${each[0].toUpperCase()}${each.slice(1)} of what was possible` : game.agreed ? `${(100 * game.score_norm).toFixed(0)} % of what was possible` : "No agreement"),
-    make("br"), game.agreed ? `${differ ? "The game is decided." : "You agreed."} Below is everything that was hidden.` : `${{ turns: "The moves ran out.", retries: "Too many tries were refused.", tokens: "The policy ran out of tokens, which your words take as well." }[game.ended] || "The game ended."} Below is everything that was hidden.`);
-  const pick = (number) => { play.picked = number; find("ending").replaceChildren(...gamePanels(game, result.texts, number, pick)); };
+    make("br"), game.agreed ? `${differ ? "The game is decided." : "You agreed."} Below is everything that was hidden.` : `${result.limit ? `A limit ended the game: ${result.limit}` : "The game ended"}. Below is everything that was hidden.`);
+  const pick = (number) => {
+    play.picked = number;
+    find("ending").replaceChildren(...gamePanels(game, result.texts, number, pick));
+    for (const turn of find("ending").querySelectorAll(`.turn.${seatClass(state.seat)}`)) turn.classList.add("own");
+  };
   pick(proposalsOf(game).length - 1);
 }
 
@@ -222,12 +257,13 @@ find("suggest").addEventListener("click", suggest);
 find("leave").addEventListener("click", () => call("move", { leave: true }));
 find("say").addEventListener("submit", async (event) => {
   event.preventDefault();
-  const form = typed(play.state)[play.form], words = form && form.choices.length ? picked().join(form.between) : find("words").value;
-  if (!form || !words.trim() || find("send").disabled) return;
+  const text = written();
+  if (!text || find("send").disabled) return;
   find("send").disabled = true;
-  if (await send(form.before + words + form.after)) find("words").value = "";
+  if (await send(text)) find("words").value = "";
   else find("send").disabled = false;
 });
+find("words").addEventListener("input", () => weigh(written()));
 find("words").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); find("say").requestSubmit(); }
 });

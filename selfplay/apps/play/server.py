@@ -2,7 +2,8 @@
 
 Every request needs the token of this start and a Host of this machine; a request that changes
 something also needs the page's own Origin. Bodies and rates are limited. No other site, and no
-other user of the machine who does not know the token, can read or play the game.
+other user of the machine who does not know the token, can read or play the game. A game belongs to
+the visitor who started it, whom a cookie tells from others: they see only that somebody plays.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from selfplay.apps.play.table import NotNow, Table
+from selfplay.apps.play.table import IDLE, OVER, TAKEN, NotNow, Table
 from selfplay.apps.report import page as report
 
 MAX_BODY = 16_384  # bytes
@@ -28,6 +29,7 @@ MAX_TEXT = 4_000  # characters of a move
 MAX_REQUESTS = 120  # in any PER_S seconds
 MAX_MOVES = 20
 PER_S = 10.0
+VISIT_S = 7 * 24 * 3600  # for which a browser keeps its game
 TOKEN_HEADER = "x-play-token"
 _HERE, _REPORT = Path(__file__).parent, Path(report.__file__).parent
 _HEADERS = {
@@ -66,10 +68,12 @@ class Rate:
 
 
 def make_app(table: Table, *, token: str, port: int, facts: Mapping[str, str]) -> Starlette:
-    """The page and its three addresses: `/state`, `/start` and `/move`. `facts` are the opponent's
-    name, and the title, rules and style that it understands, of `Session.introduction`."""
+    """The page and its addresses: `/state`, `/start`, `/move`, and `/taken` of a move that is not
+    sent yet. `facts` are the opponent's name, and the title, rules, style that it understands and
+    limits, of the Session."""
     hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
     requests, moves = Rate(MAX_REQUESTS, PER_S), Rate(MAX_MOVES, PER_S)
+    cookie, owner = f"selfplay-{port}", ""  # a cookie belongs to all ports of a host
 
     def check(request: Request, given: str, *, changes: bool) -> None:
         host = request.headers.get("host", "")
@@ -82,34 +86,62 @@ def make_app(table: Table, *, token: str, port: int, facts: Mapping[str, str]) -
         if not requests.allows() or (changes and not moves.allows()):
             raise Refused(429, "too many requests; wait a few seconds")
 
-    async def index(request: Request) -> Response:
+    async def index(request: Request, visitor: str) -> Response:
         check(request, request.query_params.get("token", ""), changes=False)
         return HTMLResponse(play_page(token=token, facts=facts))
 
-    async def state(request: Request) -> Response:
-        check(request, request.headers.get(TOKEN_HEADER, ""), changes=False)
-        return JSONResponse(table.state())
+    def shown(visitor: str) -> Response:
+        state = table.state()
+        if visitor != owner:
+            phase = IDLE if state["phase"] in (IDLE, OVER) else TAKEN
+            state = {"version": state["version"], "game": 0, "phase": phase}
+        return JSONResponse(state)
 
-    async def start(request: Request) -> Response:
+    def check_owner(visitor: str) -> None:
+        if visitor != owner:
+            raise NotNow("this game is another visitor's")
+
+    async def state(request: Request, visitor: str) -> Response:
+        check(request, request.headers.get(TOKEN_HEADER, ""), changes=False)
+        return shown(visitor)
+
+    async def start(request: Request, visitor: str) -> Response:
+        nonlocal owner
         check(request, request.headers.get(TOKEN_HEADER, ""), changes=True)
         table.start()
-        return JSONResponse(table.state())
+        owner = visitor
+        return shown(visitor)
 
-    async def move(request: Request) -> Response:
+    async def move(request: Request, visitor: str) -> Response:
         check(request, request.headers.get(TOKEN_HEADER, ""), changes=True)
         body = await read_body(request)
+        check_owner(visitor)
         if body.get("leave") is True:
             table.leave()
         else:
             table.give(move_text(body))
-        return JSONResponse(table.state())
+        return shown(visitor)
+
+    async def taken(request: Request, visitor: str) -> Response:
+        check(request, request.headers.get(TOKEN_HEADER, ""), changes=False)
+        body = await read_body(request)
+        check_owner(visitor)
+        words, ends = table.taken(move_text(body))
+        return JSONResponse({"words": words, "ends": ends})
 
     def guarded(
-        handle: Callable[[Request], Awaitable[Response]],
+        handle: Callable[[Request, str], Awaitable[Response]],
     ) -> Callable[[Request], Awaitable[Response]]:
         async def answer(request: Request) -> Response:
+            known = request.cookies.get(cookie, "")
+            visitor = known or secrets.token_urlsafe(24)
             try:
-                response = await handle(request)
+                response = await handle(request, visitor)
+                # Not with the page itself: a link to it from another site sends no cookie.
+                if not known and request.url.path != "/":
+                    response.set_cookie(
+                        cookie, visitor, max_age=VISIT_S, httponly=True, samesite="strict"
+                    )
             except Refused as error:
                 response = JSONResponse({"error": str(error)}, status_code=error.status)
             except NotNow as error:
@@ -127,6 +159,7 @@ def make_app(table: Table, *, token: str, port: int, facts: Mapping[str, str]) -
             Route("/state", guarded(state), methods=["GET"]),
             Route("/start", guarded(start), methods=["POST"]),
             Route("/move", guarded(move), methods=["POST"]),
+            Route("/taken", guarded(taken), methods=["POST"]),
         ]
     )
 

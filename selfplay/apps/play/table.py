@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 from dialop.forms import Form
 from dialop.game import Game
-from dialop.kit import Kit
 from dialop.shown import printable
+from selfplay.apps.play.games import Session, called_by
 from selfplay.apps.play.talk import own_move, spoken, tags_of
 from selfplay.apps.report.games import seat_names
 from selfplay.engines.base import Generate
+from selfplay.rollout.episode import Position
 from selfplay.rollout.players import Move, PartnerPlayer
 
 IDLE, YOURS, THEIRS, OVER = "idle", "yours", "theirs", "over"
+TAKEN = "taken"  # what another visitor than the person is told of a running game
 
 
 class NotNow(ValueError):
@@ -32,16 +33,17 @@ class NotNow(ValueError):
 class Table:
     """One person's table. All methods may be called from any thread."""
 
-    def __init__(self, kit: Kit, suggest: Callable[[Game, int], str] = lambda *_: "") -> None:
-        """`kit` is that of the game. `suggest` names a move that the person, in a seat
-        whose move it is, could make; "" for none."""
-        self._suggest, self._suggestion = suggest, ""
+    def __init__(self, session: Session) -> None:
+        self._session, kit = session, session.game.kit
+        self._suggestion = ""
         self._lock = threading.Lock()
         self._moves: queue.Queue[str | None] = queue.Queue()
         self._starts: queue.Queue[bool] = queue.Queue()
         self._phase, self._number, self._version = IDLE, 0, 0
         self._kit, self._names = kit, seat_names(kit.ROLES)
         self._seat = 0
+        self._position: Position | None = None
+        self._left: list[str] = []
         self._prompt: dict[str, str] = {}
         self._rooms: list[str] = []
         self._board: dict[str, Any] = {}
@@ -62,6 +64,9 @@ class Table:
                 "game": self._number,
                 "seat": self._seat,
                 "names": self._names,
+                "called": called_by(self._kit.ROLES, self._seat),
+                "role": self._session.role(self._seat),
+                "left": self._left,
                 "rooms": self._rooms,
                 "prompt": self._prompt,
                 "board": self._board or None,
@@ -90,6 +95,14 @@ class Table:
             self._set(THEIRS)
         self._moves.put(text)
 
+    def taken(self, text: str) -> tuple[str, bool]:
+        """As `Session.taken`, of a move that is not sent yet. Raises NotNow unless it is the
+        person's."""
+        with self._lock:
+            if self._phase != YOURS or self._position is None:
+                raise NotNow("it is not your move")
+            return self._session.taken(self._position, text)
+
     def leave(self) -> None:
         """Give up the game at the person's move. Raises NotNow at another moment."""
         with self._lock:
@@ -115,14 +128,27 @@ class Table:
         with self._lock:
             self._number += 1
             self._seat, self._given, self._refused, self._num_moves = seat, None, False, 0
-            self._talk, self._result = [], None
+            self._talk, self._result, self._left = [], None, []
             self._prompt = {"system": printable(rules), "user": printable(prompt.user)}
             self._see(game, "")
             self._set(THEIRS)
 
+    def follow(self, position: Position) -> None:
+        """Show what is left of the game, before each try at a move, and that another seat's try was
+        refused; its words are shown at the end."""
+        left = self._session.left(position, self._seat)
+        last = position.turns[-1] if position.turns else None
+        with self._lock:
+            self._position, self._left = position, left
+            if last is not None and last.error is not None and last.seat != self._seat:
+                self._see(position.setup.game, "")
+                hidden = "The game refused its move, which you see at the end. It tries again."
+                self._talk.append({"seat": last.seat, "kind": "", "text": "", "error": hidden})
+            self._set(self._phase)
+
     def ask(self, game: Game, seat: int, observation: str) -> str | None:
         """Show the game as the seat sees it and wait for the person's move; None if they leave."""
-        suggestion = printable(self._suggest(game, seat))
+        suggestion = printable(self._session.suggested(game, seat))
         with self._lock:
             self._see(game, observation)
             self._suggestion = suggestion

@@ -114,7 +114,7 @@ function views(game, texts) {
     });
     const raw = prompt.map((text) => make("pre", {}, prose(text)));
     return make("div", { class: `panel view ${seatClass(number)}` },
-      make("div", { class: "who" }, seatName(game, number), make("small", {}, seat.player), own && own.note ? make("small", {}, own.note) : null),
+      make("div", { class: "who" }, seatName(game, number), seat.player ? make("small", {}, seat.player) : null, own && own.note ? make("small", {}, own.note) : null),
       table || null,
       table ? make("details", {}, make("summary", {}, "what it reads first"), raw)
         : texts[seat.system] ? [make("details", {}, make("summary", {}, "the rules it reads"), make("pre", {}, texts[seat.system])), make("pre", {}, prose(texts[seat.user]))] : raw);
@@ -127,8 +127,8 @@ function talk(game, picked, pick) {
     const at = numbers.indexOf(number);
     const tag = /^\s*(?:\w{1,8}\s*:\s*)?\[([^\[\]\n]{0,40})\]\s*/.exec(turn.text);
     const body = !turn.error && tag && tag[1].trim().toLowerCase() === turn.action ? turn.text.slice(tag[0].length) : turn.text;
-    const node = make("div", { class: `turn ${seatClass(turn.seat)} ${turn.error ? "refused" : ""} ${at >= 0 ? "pick" : ""}` },
-      make("div", { class: "who" }, seatName(game, turn.seat), turn.error ? make("span", { class: "tag wrong" }, `refused: ${(turn.error_kind || "error").replaceAll("_", " ")}`) : make("span", { class: "tag" }, turn.action || "no tokens left")),
+    const node = make("div", { class: `turn ${seatClass(turn.seat)} ${turn.action ? "" : "refused"} ${at >= 0 ? "pick" : ""}` },
+      make("div", { class: "who" }, seatName(game, turn.seat), turn.error ? make("span", { class: "tag wrong" }, `refused: ${(turn.error_kind || "error").replaceAll("_", " ")}`) : make("span", { class: turn.action ? "tag" : "tag wrong" }, turn.action || "cut off: no tokens left")),
       turn.thought ? make("div", { class: "thought" }, spelled(turn, turn.thought, true)) : null,
       body || turn.error ? make("div", { class: "text" }, body ? spelled(turn, body) : "(nothing)") : null,
       turn.error ? make("div", { class: "told" }, `It was told: ${turn.error}`) : null,

@@ -50,10 +50,12 @@ from selfplay.rollout.seating import scripted_partner
 from tests.helpers.dialop_boards import BEST, FULL, SCALED, SMALL, WORST
 from tests.helpers.processes import WAIT_S
 from tests.helpers.run_folders import settings
+from tests.helpers.small_games import Lines
 
 ROOT = Path(__file__).resolve().parents[3]
 TOKEN = "the-token"
 FACTS = {"opponent": "honest", "title": "A game", "rules": "<b>Talk.</b>", "understands": "All."}
+FACTS["limits"] = "None."
 EVIL = "</script><script>alert(1)</script>\x1b[2J\u202e"
 
 
@@ -81,9 +83,11 @@ def config(tmp_path: Path) -> Config:
 class Running:
     """A game and its server in threads, as the page's program runs them, with a client."""
 
-    def __init__(self, config: Config, instance: Any, *, seat: int = 0) -> None:
-        self.session = session(config, instance, honest(config), seat)
-        self.table = Table(config.game.kit, self.session.suggested)
+    def __init__(
+        self, config: Config, instance: Any, *, seat: int = 0, opponent: Opponent | None = None
+    ) -> None:
+        self.session = session(config, instance, opponent or honest(config), seat)
+        self.table = Table(self.session)
         self.episodes: list[Any] = []
         self.thread = threading.Thread(target=self._play)
         socket = bound(0)
@@ -97,8 +101,9 @@ class Running:
         self.serving.start()
 
     def _play(self) -> None:
-        if self.table.wait_for_start():
-            episode = self.session.play(0, SeatedPerson(self.table), self.table.begin)
+        person = SeatedPerson(self.table)
+        while self.table.wait_for_start():
+            episode = self.session.play(0, person, self.table.begin, self.table.follow)
             self.episodes.append(episode)
             result = {} if episode is None else result_of(episode, self.session)
             self.table.finish(result)
@@ -199,7 +204,7 @@ def test_sizes_and_rates_are_limited(running: Running) -> None:
 def test_a_page_that_is_closed_while_it_sends_is_no_fault(
     path: str, sent: list[bytes], config: Config
 ) -> None:
-    app = make_app(Table(config.game.kit, lambda *_: ""), token=TOKEN, port=1, facts=FACTS)
+    app = make_app(Table(session(config, SMALL, honest(config))), token=TOKEN, port=1, facts=FACTS)
     said = iter([{"type": "http.request", "body": part, "more_body": True} for part in sent])
     answers: list[Any] = []
 
@@ -235,6 +240,72 @@ def test_a_person_who_leaves_ends_the_game_without_a_result(running: Running) ->
     assert running.wait("over")["result"] == {} and running.episodes == [None]
     with pytest.raises(NotNow):
         running.table.leave()
+
+
+def test_a_game_is_seen_and_played_by_the_visitor_who_started_it_alone(running: Running) -> None:
+    """Until it ends; a page that is loaded again, which brings its cookie, goes on."""
+    cookie = running.post("/start", {}).headers["set-cookie"]
+    assert "; HttpOnly" in cookie and "; SameSite=strict" in cookie
+    mine = running.wait("yours")
+    with httpx.Client(base_url=running.here, trust_env=False) as other:
+        headers = {TOKEN_HEADER: TOKEN, "origin": running.here}
+        assert "set-cookie" not in other.get("/", params={"token": TOKEN}).headers
+        seen = other.get("/state", headers=headers).json()
+        assert seen == {"version": mine["version"], "game": 0, "phase": "taken"}
+        for path, body in (
+            ("/move", {"text": "[message] hi"}),
+            ("/move", {"leave": True}),
+            ("/taken", {"text": "[message] hi"}),
+            ("/start", {}),
+        ):
+            answer = other.post(path, json=body, headers=headers)
+            assert answer.status_code == 409 and set(answer.json()) == {"error"}
+        assert running.client.get("/", params={"token": TOKEN}).status_code == 200
+        assert running.state() == mine
+        running.post("/move", {"leave": True})
+        running.wait("over")
+        assert other.get("/state", headers=headers).json()["phase"] == "idle"
+        assert other.post("/start", headers=headers).status_code == 200
+        until_s = time.monotonic() + WAIT_S
+        while other.get("/state", headers=headers).json()["phase"] != "yours":
+            assert time.monotonic() < until_s
+        assert set(running.state()) == set(seen) and running.state()["phase"] == "taken"
+        assert other.post("/move", json={"leave": True}, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["matching", "dialop.scaffold"])
+def test_a_refused_try_is_marked_and_a_partners_words_are_shown_at_the_end(
+    name: str, config: Config
+) -> None:
+    """With the talk of a board, and with the texts that a seat reads."""
+    instance: Any = SMALL
+    if name != "matching":
+        config = load_config(None, ["model.path=x", f"game.name={name}"])
+        instance = SumOfTwo("a", (4, 7))
+    tries = ("Daniel Electra [propose]", "[message] Daniel Electra 7")
+    opponent = Opponent("lines", None, None, lambda names, seat: Lines(*tries))
+    game = Running(config, instance, opponent=opponent)
+    try:
+        game.post("/start", {})
+        game.wait("yours")
+        game.post("/move", {"text": "[message] hi"})
+        talk = game.wait("yours")["talk"]
+        assert [turn["seat"] for turn in talk] == [0, 1, 1]
+        assert "refused" in talk[1]["error"] and talk[1]["text"] == ""
+        assert "error" not in talk[0] and "error" not in talk[2]
+        for number in range(config.rollout.max_retries + 1):
+            left = game.wait("yours")["left"][1]
+            assert left.startswith(("3", "2", "one")[number]), left
+            game.post("/move", {"text": "hm"})
+        state = game.wait("over")
+        assert [turn["text"] for turn in state["talk"] if turn.get("error")] == ["", "hm", "hm"]
+        turns = state["result"]["game"]["turns"]
+        refused = [turn["text"] for turn in turns if turn.get("error")]
+        assert refused == [tries[0], "hm", "hm", "hm"]
+        limit = "too many tries in a row were refused (rollout.max_retries)"
+        assert state["result"]["limit"] == limit
+    finally:
+        game.close()
 
 
 @pytest.mark.parametrize("board", [SMALL, SCALED])
@@ -315,11 +386,11 @@ def test_the_terminal_tells_what_was_hidden_in_a_game_without_a_picture(
     monkeypatch.undo()
     before, _, after = screen.getvalue().partition("The game is over: agreed, 1.000 of the best")
     assert "You play dialop.scaffold with scripted:honest. It is a script" in before
-    assert "=== a new game; you are player 0 (seat 0) ===" in before
-    assert after.startswith("; rewards player 0 1, player 1 1.\n")
+    assert "=== a new game ===" in before
+    assert after.startswith("; rewards you 1, your partner 1.\n")
     assert "your number: 4" in before and "your number: 7" not in before
-    assert "What player 1 (seat 1) alone read:\nyour number: 7\n" in after
-    assert "propos" not in before + after
+    assert "What your partner alone read:\nyour number: 7\n" in after
+    assert "propos" not in before + after and "player " not in after
 
 
 def test_the_terminal_tells_why_too_many_refused_moves_ended_a_game(
@@ -336,7 +407,8 @@ def test_the_terminal_tells_why_too_many_refused_moves_ended_a_game(
         "\nA limit ended it: too many tries in a row were refused (rollout.max_retries).\n"
         in second
     )
-    assert "\nThe last one of player 0: Error: write digits after [answer]\n" in second
+    assert "\nyou: [answer] x\n  refused: Error: write digits after [answer]\n" in second
+    assert "\none more refused try ends the game\n" in first
 
 
 HAGGLE = """
@@ -361,8 +433,9 @@ def test_a_game_is_played_with_its_script_before_any_training(
     words = ["scripted:fair", "--config", "haggle.yaml", "--terminal"]
     assert play_program([*words, "--seat", "buyer"]) == 0
     said = capsys.readouterr().out
-    assert "=== a new game; you are buyer (seat 1) ===" in said
-    assert "no agreement, scores seller 0.000, buyer 0.000; rewards seller 0," in said
+    assert "=== a new game; you are the buyer ===" in said
+    assert "no agreement, scores seller 0.000, you 0.000; rewards seller 0," in said
+    assert "The game ends early after 6 moves of both players together, or after 3 refused" in said
     assert "\nA limit ended it: the moves ran out (rollout.max_turns).\n" in said
     (game,) = map(json.loads, (tmp_path / "played.jsonl").read_text().splitlines())
     assert [seat["player"] for seat in game["seats"]] == ["scripted:fair", "person"]
@@ -433,10 +506,10 @@ def test_a_game_of_another_kind_is_kept_whole(tmp_path: Path) -> None:
     assert seats_for_a_person(config.game, both, opponent) == [0, 1]
     (task,) = config.game.kit.generate(config.game.options, seed=0, start=0, num=1)
     sit = lambda names, seat: scripted_partner("ask", names, seat, config.game)  # noqa: E731
-    table = Table(config.game.kit)
+    games = session(config, task, Opponent("scripted:ask", None, None, sit))
+    table = Table(games)
     for _ in range(100):
         table._moves.put("[message] It is 3.")
-    games = session(config, task, Opponent("scripted:ask", None, None, sit))
     episode = games.play(0, SeatedPerson(table), table.begin)
     state = table.state()
     assert state["board"] is None and any("text" in turn for turn in state["talk"])

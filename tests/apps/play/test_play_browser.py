@@ -28,7 +28,9 @@ def started(out: Path, *words: str, run: Path | None = None) -> Iterator[str]:
     """The address that the command prints; the command ends with the block. The run is a tiny one
     unless given."""
     command = [sys.executable, "-m", "selfplay.apps.play", str(run or finished())]
-    command += ["--port", "0", "--out", str(out), "rollout.max_turns=30", *words]
+    command += ["--port", "0", "--out", str(out), *words]
+    if not any(word.startswith("rollout.max_turns=") for word in words):
+        command.append("rollout.max_turns=30")
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as program:
         try:
             assert program.stdout
@@ -151,6 +153,42 @@ def test_a_game_with_the_policy(tmp_path: Path) -> None:
     assert out.read_text().count("\n") == 1
 
 
+def test_a_newcomer_is_told_what_ends_the_game_and_what_a_message_takes(tmp_path: Path) -> None:
+    """With the policy of a tiny run: the example can be sent, a rambling message ends the game."""
+    limits = ("rollout.max_turns=3", "rollout.max_game_tokens=160", "rollout.max_retries=1")
+    with (
+        started(tmp_path / "played.jsonl", "--seat", "0", *limits) as address,
+        open_page(address) as page,
+    ):
+        expect(page.locator("#about")).to_contain_text("after 3 moves of both players together")
+        for number in (0, 1):  # the first mover is the partner, then the person
+            page.click("#start")
+            our_turn(page)
+            expect(page.locator("#left")).to_contain_text(f"{2 + number} of 3 moves left")
+            expect(page.locator("#left")).to_contain_text("2 refused tries in a row end")
+            if number == 0:
+                other = page.context.browser.new_context().new_page()
+                other.goto(address)
+                expect(other.locator("#status")).to_contain_text("Somebody else plays here")
+                expect(other.locator("#start")).to_be_disabled()
+                assert "BLEU" not in other.locator("#playing").inner_text()
+                page.reload()
+                our_turn(page)
+                page.click("#leave")
+                expect(page.locator("#status")).to_have_text("The game is over")
+                expect(other.locator("#start")).to_be_enabled()
+        page.click("#suggest")
+        told = page.locator("#taken")
+        expect(told).to_contain_text(re.compile(r"This takes \d+ of the \d+ tokens that your"))
+        assert "ends" not in told.inner_text()
+        page.fill("#words", "I wonder what you see. " * 20)
+        expect(told).to_contain_text("so it cannot answer and the game ends")
+        page.press("#words", "Enter")
+        expect(page.locator("#before")).to_contain_text("your partner had no tokens left")
+        headings = page.locator("#ending .view .who").all_inner_texts()
+        assert headings == ["You", "Your partner played by the policy"]
+
+
 def bare(folder: Path, game: str) -> tuple[str, str]:
     """Settings of another game than the run's; only a partner that needs no weights fits them."""
     path = folder / "settings.yaml"
@@ -200,8 +238,8 @@ def test_an_agent_in_two_private_rooms(tmp_path: Path) -> None:
         our_turn(page)
         rooms = page.locator("#talk .room")
         expect(rooms).to_have_count(2)
+        expect(page.locator("#example")).to_contain_text("A script would make this move here:")
         page.click("#suggest")
-        expect(page.locator("#told")).to_contain_text("A script would: ")
         words = page.locator("#words").input_value()
         chosen = page.locator("#picks option:checked").all_inner_texts()
         assert words or (chosen and "choose …" not in chosen), "the form of the move is filled"

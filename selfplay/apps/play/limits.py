@@ -1,0 +1,150 @@
+"""What is left before a limit ends a running game, and what a move takes of it, in plain words.
+
+`called` are the names of the seats, as the person who reads the words calls them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from dialop.game import Game
+from selfplay.config import RolloutConfig
+from selfplay.engines.base import Completion, Generate, Request
+from selfplay.rollout.episode import Position
+from selfplay.rollout.players import FrozenPlayer, Move, PartnerPlayer, PolicyPlayer
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What is left of a game, each as (left, of how many); at 0 left the game ends.
+
+    `moves` are the legal moves of all seats, `tries` the refused tries in a row, `tokens` those
+    that a model of this process can still read and write, by its seat.
+    """
+
+    moves: tuple[int, int]
+    tries: tuple[int, int]
+    tokens: dict[int, tuple[int, int]]
+
+
+def left_of(position: Position, rollout: RolloutConfig) -> Left:
+    """What is left of a running game. Each model has read what it reads at its next move."""
+    turns = position.turns
+    legal = sum(turn.error is None for turn in turns)
+    refused = sum(1 for _ in takewhile(lambda turn: turn.error is not None, reversed(turns)))
+    most, tries = rollout.max_turns, rollout.max_retries + 1
+    read = _read(position)
+    tokens = {seat: (max(0, room - num), room) for seat, (num, room) in read.items()}
+    return Left((most - legal, most), (tries - refused, tries), tokens)
+
+
+def taken_by(position: Position, text: str) -> dict[int, int]:
+    """How many tokens each model would read of this move of the seat to move; {} where the move
+    ends the game."""
+    after, before = position.fork(), _read(position)
+    seat = after.setup.game.seat_to_move
+    assert seat is not None
+    players = list(after.setup.players)
+    players[seat] = Says(text)
+    after.setup = replace(after.setup, players=tuple(players))
+    with suppress(StopIteration):
+        after.turn(_asked).send(None)  # `Says` awaits nothing
+    if after.ended is not None:
+        return {}
+    return {seat: num - before[seat][0] for seat, (num, _) in _read(after).items()}
+
+
+def limits_told(left: Left, called: Sequence[str]) -> str:
+    """What ends a game early, before it begins."""
+    told = [f"after {left.moves[1]} moves {_together(called)}"]
+    told += [f"after {left.tries[1]} refused tries in a row"]
+    for seat, (room, most) in left.tokens.items():
+        told.append(f"when {the(called[seat])} has none left of {most:,} tokens to read and write")
+        told[-1] += f" (what it reads first takes {most - room:,})"
+    return f"The game ends early {', '.join(told[:-1])}, or {told[-1]}."
+
+
+def left_told(left: Left, called: Sequence[str], *, may_propose: bool) -> list[str]:
+    """What is left, in short lines. `may_propose` says that the move of the moment may be a
+    proposal, which takes one more move for its answer."""
+    (moves, most), (tries, _) = left.moves, left.tries
+    hint = {1: "; no proposal can be answered any more", 2: ": a proposal and its answer"}
+    lines = [
+        f"{moves} of {most} moves left, {_together(called)}{hint.get(moves, '') * may_propose}"
+    ]
+    again = f"{tries} refused tries in a row end" if tries > 1 else "one more refused try ends"
+    lines.append(f"{again} the game")
+    for seat, (room, of) in left.tokens.items():
+        lines.append(f"{the(called[seat])} can read and write {room:,} more tokens of {of:,}")
+    return lines
+
+
+def taken_told(left: Left, taken: dict[int, int], called: Sequence[str]) -> tuple[str, bool]:
+    """What a move takes of the tokens that are left, "" for nothing, and whether it leaves none to
+    answer with, so that the game ends."""
+    told, ends = [], False
+    for seat, num in taken.items():
+        room, who = left.tokens[seat][0], the(called[seat])
+        if num > 0:
+            told.append(f"This takes {num:,} of the {room:,} tokens that {who} can still read")
+            told[-1] += ", so it cannot answer and the game ends." if num >= room else "."
+            ends = ends or num >= room
+    return " ".join(told), ends
+
+
+def the(name: str) -> str:
+    """The name of a seat within a sentence."""
+    return name if name.startswith("you") or name[-1].isdigit() else f"the {name}"
+
+
+def _together(called: Sequence[str]) -> str:
+    return f"of {'both' if len(called) == 2 else 'all'} players together"
+
+
+def _read(position: Position) -> dict[int, tuple[int, int]]:
+    """For each seat of a model: the tokens of its next prompt, and of how many its game may be."""
+    read = {}
+    for seat, player in enumerate(position.setup.players):
+        policy = player.policy if isinstance(player, FrozenPlayer) else player
+        if isinstance(policy, PolicyPlayer):
+            policy = policy.fork()
+            with suppress(_Asked, StopIteration):
+                unread = _unread(position, seat)
+                policy.move(position.setup.game, seat, unread, _asked).send(None)
+            read[seat] = len(policy.transcript.context()), policy.max_game_tokens
+    return read
+
+
+def _unread(position: Position, seat: int) -> str:
+    """What the seat has not read yet, as `Position` gives it at its next try."""
+    texts: list[str] = []
+    for turn in position.turns:
+        texts = [turn.error or ""] if turn.seat == seat else texts
+        texts.append(turn.observations[seat])
+    return "\n".join(filter(None, texts))
+
+
+class _Asked(Exception):
+    """A model has read its prompt, which is all that is wanted of it."""
+
+
+async def _asked(request: Request) -> Completion:
+    raise _Asked
+
+
+class Says(PartnerPlayer):
+    """A player who makes one move."""
+
+    name = "person"
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    async def move(self, game: Game, seat: int, observation: str, generate: Generate) -> Move:
+        return Move(self._text, complete=True, num_tokens=0)
+
+    def fork(self, *names: object) -> Says:
+        return self
