@@ -60,7 +60,7 @@ def main(words: Sequence[str] | None = None) -> int:
     add(
         "--task",
         choices=TASKS,
-        help="task type of all rows (default: inferred from each row, docs/collab.md)",
+        help="task type of all rows (default: inferred from each row, docs/collab_data.md)",
     )
     add("--validation", type=float, default=0.1, help="fraction of the tasks (default: 0.1)")
     add("--test", type=float, default=0.1, help="fraction of the tasks (default: 0.1)")

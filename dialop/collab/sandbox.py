@@ -1,4 +1,4 @@
-"""Grades code answers inside bubblewrap (`bwrap`). docs/collab.md says what it stops and what not.
+"""Grades code answers inside bubblewrap (`bwrap`); docs/code_grading.md says how.
 
 Two processes grade an answer, each in a sandbox of its own. One holds the tests and the only pipe
 to which a verdict can be written. The other runs the answer, which sees the arguments of each call

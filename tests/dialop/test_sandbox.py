@@ -79,7 +79,7 @@ HONEST = {
         "assert f(3) == [3]",
     ),
 }
-# Forms that cannot be graded. docs/collab.md lists them.
+# Forms that cannot be graded. docs/code_grading.md lists them.
 UNGRADED = {
     "class": ("class f:\n    def g(self): return 1", "assert f().g() == 1"),
     "argument changed in place": ("def f(x): x.sort()", "x = [2, 1]\nf(x)\nassert x == [1, 2]"),
