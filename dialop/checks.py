@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import random
 import re
 import string
@@ -416,10 +417,16 @@ def _leaks(game: Game, varied: Game, played: Played, seat: int) -> Iterator[str]
 
 
 def _outcome(case: Case) -> Iterator[str]:
+    forfeited: dict[int, float] = {}  # what each seat is paid at most
     for game, _, number in case.positions():
         if problem := _wrong_outcome(game, game.outcome()):
             yield f"before move {number}: {problem}"
-    unequal = ""
+        if (seat := game.seat_to_move) is not None:
+            outcome = game.outcome_of_forfeit(seat)
+            if problem := wrong_outcome(game, outcome):
+                yield f"before move {number}: outcome_of_forfeit({seat}) {problem}"
+            forfeited[seat] = max(outcome.rewards[seat], forfeited.get(seat, -math.inf))
+    unequal, stalls = "", ""
     for played in case.plays:
         game = case.new(played)
         for seat, text in played.moves:
@@ -427,6 +434,12 @@ def _outcome(case: Case) -> Iterator[str]:
         final = game.outcome()
         if len(set(final.rewards)) > 1 and not final.seat_scores:
             unequal = f"rewards {final.rewards} and no seat_scores: all seats score the same"
+        for seat, paid in forfeited.items() if len(set(final.rewards)) > 1 else ():
+            if paid > final.rewards[seat]:
+                stalls = (
+                    f"seat {seat} gets {paid:g} where its tries are used up and "
+                    f"{final.rewards[seat]:g} where it loses: define outcome_of_forfeit(seat)"
+                )
         if problem := _wrong_outcome(game, final):
             yield f"at the end: {problem}"
         every = range(game.num_seats)
@@ -438,8 +451,7 @@ def _outcome(case: Case) -> Iterator[str]:
                 step = game.step(seat, text)
                 if step.error is None or game.outcome() != final or game.seat_to_move is not None:
                     yield f"after the end, {text[:40]!r} of seat {seat} was accepted or changed it"
-    if unequal:
-        yield _NOTE + unequal
+    yield from (_NOTE + note for note in (unequal, stalls) if note)
 
 
 def _wrong_outcome(game: Game, outcome: Any) -> str:

@@ -121,7 +121,7 @@ class Outcome:
 
 
 def wrong_outcome(game: Game, outcome: Any) -> str:
-    """What is wrong with what `game.outcome()` gave, as "must give …"; "" if nothing is."""
+    """What is wrong with an outcome that `game` gave, as "must give …"; "" if nothing is."""
     if not isinstance(outcome, Outcome):
         return f"must give an Outcome, got {outcome!r}"
     for name in ("rewards", "seat_scores"):
@@ -261,6 +261,14 @@ class Game(ABC):
     @abstractmethod
     def outcome(self) -> Outcome:
         """The outcome so far; final once `seat_to_move` is None."""
+
+    def outcome_of_forfeit(self, seat: int) -> Outcome:
+        """The outcome where the tries of `seat`, whose move it is, are used up.
+
+        Where seats are paid differently it must pay this seat what losing pays, or to stall pays
+        more than to lose. `over` is False.
+        """
+        return self.outcome()
 
     @abstractmethod
     def state(self) -> dict[str, Any]:

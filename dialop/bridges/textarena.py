@@ -25,6 +25,7 @@ from dialop.tags import indent_further
 
 PREFIX = "textarena:"
 _RAW = "-raw"  # suffix of the ids of environments without TextArena's observation wrappers
+_ACCEPT = "[accept]"  # the move that ends a negotiation, named in its prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +107,35 @@ class TextArenaGame(Game):
 
     def outcome(self) -> Outcome:
         """TextArena's rewards; 0 for both before the end."""
-        over, given = self._env.state.done, self._env.state.rewards or {}
-        rewards = (float(given.get(0, 0)), float(given.get(1, 0))) if over else (0.0, 0.0)
+        given = self._env.state.rewards or {}
+        return self._paid(given) if self._env.state.done else self._paid({}, scored=False)
+
+    def outcome_of_forfeit(self, seat: int) -> Outcome:
+        """What TextArena pays after one invalid move too many: -1 to this seat, 1 to the other."""
+        return self._paid({seat: -1, 1 - seat: 1})
+
+    def _paid(self, given: Mapping[int, float], *, scored: bool = True) -> Outcome:
+        rewards = float(given.get(0, 0)), float(given.get(1, 0))
         scores = tuple(min(1.0, max(0.0, (reward + 1) / 2)) for reward in rewards)
-        seat_scores = scores if over else (0.0, 0.0)
+        seat_scores = scores if scored else (0.0, 0.0)
         mean = sum(seat_scores) / 2
+        over = self._env.state.done
         return Outcome(
             over=over,
-            agreed=over,
+            agreed=over and self._agreed(),
             score=mean,
             score_norm=mean,
             rewards=rewards,
             seat_scores=seat_scores,
         )
+
+    def _agreed(self) -> bool:
+        """Whether an offer was accepted, in a game with offers; True in other games."""
+        trades = self._env.state.game_state.get("trade_history")
+        if trades is not None:  # an accept without an offer is legal there
+            return any(trade["outcome"] == "Accepted" for trade in trades)
+        accepts = (_ACCEPT in text.lower() for _, text in self._moves)
+        return _ACCEPT not in self._texts[0][0].lower() or any(accepts)
 
     def state(self) -> dict[str, Any]:
         """The seed and the moves, which are played again to restore the game."""

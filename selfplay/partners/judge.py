@@ -141,7 +141,8 @@ def _rated(episode: Episode, completion: Completion, judge: Judge) -> Episode | 
             )
         seats, key = episode.policy_seats or range(game.num_seats), episode.instance
         measures = measures_of(game, seats, key) | {"judged": 1.0}
-        return replace(episode, game=game, outcome=checked_outcome(game, key), measures=measures)
+        outcome = checked_outcome(game, key, episode.turns, episode.ended)
+        return replace(episode, game=game, outcome=outcome, measures=measures)
     mark = read_mark(answer, "mark")
     if mark is None:
         _warn_of_unmarked(judge, completion)

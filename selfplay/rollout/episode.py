@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from dialop.game import (
@@ -245,7 +245,7 @@ class Position:
         """The record of the game so far. Raises GameError for an outcome or measures that no mean
         or interval could tell."""
         setup, game = self.setup, self.setup.game
-        outcome = checked_outcome(game, setup.instance)
+        outcome = checked_outcome(game, setup.instance, self.turns, self.ended)
         transcripts = tuple(p.transcript for p in setup.players)
         policy = [seat for seat, t in enumerate(transcripts) if t is not None]
         measures = measures_of(game, policy or range(game.num_seats), setup.instance)
@@ -291,10 +291,13 @@ def check_game(game: Game, method: str, problem: str, instance: str) -> None:
         raise GameError(f"{type(game).__name__}.{method}() {problem} {where}")
 
 
-def checked_outcome(game: Game, instance: str) -> Outcome:
-    """The game's outcome. Raises GameError for one that no mean or interval could tell."""
-    outcome = game.outcome()
-    check_game(game, "outcome", wrong_outcome(game, outcome), instance)
+def checked_outcome(game: Game, instance: str, turns: Sequence[Turn], ended: str | None) -> Outcome:
+    """The outcome of a game after these tries: that of a forfeit if a limit ended it and its last
+    try was no legal move. Raises GameError for one that no mean or interval could tell."""
+    forfeited = ended in ("retries", "tokens") and turns and turns[-1].action is None
+    outcome = game.outcome_of_forfeit(turns[-1].seat) if forfeited else game.outcome()
+    method = "outcome_of_forfeit" if forfeited else "outcome"
+    check_game(game, method, wrong_outcome(game, outcome), instance)
     return outcome
 
 

@@ -75,6 +75,49 @@ def test_both_seats_train_on_the_win_and_on_the_loss(rendering: Rendering) -> No
     assert all(1 in sample.mask for sample in samples)
 
 
+def test_a_seat_whose_tries_are_used_up_loses(rendering: Rendering) -> None:
+    """As TextArena itself pays it after one invalid move too many."""
+    for moves, paid in ((["[9]", "[9]"], -1.0), (["[0]", "[0]", "no"], 1.0)):
+        episode = play(rendering, moves)
+        assert (episode.ended, episode.outcome.rewards) == ("retries", (paid, -paid))
+        assert episode.outcome.seat_scores == ((1 + paid) / 2, (1 - paid) / 2)
+        assert not (episode.outcome.over or episode.outcome.agreed)
+        env = episode.game._env
+        env.state.error_count = env.state.error_allowance
+        env.step(action="no")
+        assert env.state.done and episode.game.outcome().rewards == (paid, -paid)
+
+
+@pytest.mark.parametrize(
+    ("name", "moves", "agreed"),
+    [
+        ("SimpleNegotiation-v0-short", ["hello"] * 9, False),
+        ("SimpleNegotiation-v0-short", ["[Accept] nothing"] * 9, False),
+        (
+            "SimpleNegotiation-v0-short",
+            ["[Offer: 1 Ore -> 1 Ore]", "[Accept]", *["hello"] * 9],
+            True,
+        ),
+        ("TwoDollar-v0", ["[Propose] $1.00", "[Accept]"], True),
+        ("TwoDollar-v0", ["[Propose] $1.00", "[Reject]"] * 20, False),
+        ("NewRecruit-v0", ["[Propose] AAAAAAAA", "[Accept]"], True),
+        ("NewRecruit-v0", ["[Propose] AAAAAAAA", "[Reject]"] * 20, False),
+        ("TicTacToe-v0", ["[0]", "[1]", "[3]", "[2]", "[6]"], True),
+    ],
+)
+def test_players_of_a_trade_have_agreed_if_an_offer_was_accepted(
+    name: str, moves: list[str], agreed: bool
+) -> None:
+    kit = load_kit(f"textarena:{name}")
+    (instance,) = kit.generate(kit.Options(), seed=0, start=0, num=1)
+    game = kit.new_game(instance, kit.Options())
+    for text in moves:
+        if (seat := game.seat_to_move) is not None:
+            assert game.step(seat, text).error is None
+    assert game.seat_to_move is None and game.outcome().over
+    assert game.outcome().agreed == kit.restore(game.state()).outcome().agreed == agreed
+
+
 def test_a_run_names_a_game_by_its_id(bridge: ModuleType) -> None:
     config = load_config(None, [f"game.name={NAME}", "model.path=x"])
     kit = config.game.kit

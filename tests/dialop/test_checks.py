@@ -1,5 +1,6 @@
 """`python -m dialop check`: games of this package pass; each check finds a game that breaks it."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -88,14 +89,26 @@ def test_measures_are_those_of_any_seats() -> None:
 
 
 def test_what_is_allowed_and_seldom_meant_is_noted() -> None:
-    """Seats that are paid differently and score the same; scripts whose moves are refused."""
+    """Seats that are paid differently and score the same; scripts whose moves are refused; tries
+    that pay more where they are used up than where the seat loses."""
     results = results_of()
     assert not results["play"].note and not results["play"].problem
-    assert (
-        results["outcome"]
-        .line()
-        .endswith("; note: rewards (0.0, 0.0, -1.0) and no seat_scores: all seats score the same")
-    )
+    unequal = "rewards (0.0, 0.0, -1.0) and no seat_scores: all seats score the same"
+    stalls = "seat 2 gets 0 where its tries are used up and -1 where it loses"
+    assert results["outcome"].note == f"{unequal}; {stalls}: define outcome_of_forfeit(seat)"
+
+    class Forfeited(ThreeRooms):
+        paid = -1.0
+
+        def outcome_of_forfeit(self, seat: int) -> Outcome:
+            return replace(self.outcome(), rewards=(0.0, 0.0, self.paid))
+
+    class PaidTooLittle(Forfeited):
+        paid = -math.inf
+
+    assert results_of(**broken(Forfeited))["outcome"].note == unequal
+    problem = results_of(**broken(PaidTooLittle))["outcome"].problem
+    assert problem.startswith("before move 0: outcome_of_forfeit(0) must give rewards as a tuple")
 
     class Unsure(three_rooms.Player):
         def act(self, view: View) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from dialop.game import GameError, Step
+from dialop import scaffold
+from dialop.game import Game, GameError, Outcome, Step
 from selfplay.advantages.advantages import reward_samples
 from selfplay.advantages.rewards import with_rewards
 from selfplay.chat.rendering import Rendering
@@ -26,15 +27,16 @@ from selfplay.preflight.run import (
     moves_cut_off,
     moves_refused,
 )
-from selfplay.rollout.driver import play_scripted
-from selfplay.rollout.episode import Episode, Limits, limits_of
+from selfplay.rollout.driver import play_games, play_scripted
+from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
 from selfplay.rollout.players import Teacher
 from selfplay.rollout.seat_rules import check_players, who_plays
 from selfplay.rollout.seating import Partner, policy_seats_in, scripted_games, scripted_partner
 from selfplay.warm_start import teacher_games
 from tests.helpers import three_rooms
 from tests.helpers.hand_episodes import with_advantages
-from tests.helpers.small_games import games_of, play_one
+from tests.helpers.scripted_engine import CUT
+from tests.helpers.small_games import SAMPLING, Lines, Proposes, games_of, play_one, policies
 from tests.helpers.three_rooms import CLERK, Instance, ThreeRooms
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -169,8 +171,8 @@ WRONG_GAMES = [
         "None",
         r"over=True .* to move \(`play` returned no seat",
     ),
-    ("(score,) * 2)", "score)", r"must give rewards as a tuple of one number a seat, got 1\.0"),
-    ("(score,) * 2)", "(score,))", r"must give rewards as a tuple of one number a seat, got \("),
+    ("(score, score)", "score", r"must give rewards as a tuple of one number a seat, got 1\.0"),
+    ("(score, score)", "(score,)", r"must give rewards as a tuple of one number a seat, got \("),
     ("Outcome(over=over", "dict(over=over", "must give an Outcome, got {'over': "),
     ('{"days_named": float(', "{0: str(", r"measures\(\) must give a number for each name"),
     (
@@ -181,11 +183,11 @@ WRONG_GAMES = [
     ('{"days_named": float(', '{"eval_x": float(', "names of its own, got 'eval_x', which every"),
     ('{"days_named": float(', '{"statements": float(', "give both of statements and true_state"),
     (
-        "(score,) * 2)",
-        "(1e308, -1e308))",
+        "(score, score)",
+        "(1e308, -1e308)",
         r"one number a seat, got \(1e\+308, .*own_\w+\.py:\d+\)",
     ),
-    ("(score,) * 2)", "(score,) * 2, facts={'d': 'x'})", "a finite number for each of its facts"),
+    ("rewards=paid", "rewards=paid, facts={'d': 'x'}", "a finite number for each of its facts"),
     ('{"days_named": float(', '{"num_games": float(', "names of its own, got 'num_games', which"),
     (
         "return Instance(",
@@ -197,7 +199,7 @@ WRONG_GAMES = [
         "return {}[7] and (",
         r"generate_instance .* at index 0: own_.*: KeyError: 7",
     ),
-    ("num_seats, tags,", "seats, tags,", "Meeting of game .* must define num_seats"),
+    ("num_seats, tags =", "seats, tags =", "Meeting of game .* must define num_seats"),
     ('2, ("message", "meet")', '2, "meet"', "tags of Meeting .* must be a tuple of texts, got 'm"),
     ('2, ("message", "meet")', '2, ("message", "Meet")', r"must be in lower case.* got \['Meet'\]"),
     ("return Instance(", "return (", "must return an instance with a text `key`, got "),
@@ -488,3 +490,70 @@ def test_a_wrong_option_gets_one_line(override: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message) as caught:
         config_of(override)
     assert "\n" not in str(caught.value)
+
+
+class Duel(scaffold.MyGame):
+    """A zero-sum game: the seat that names a number loses, as does a seat that forfeits."""
+
+    def outcome(self) -> Outcome:
+        return self.won_by(1 - self.log[-1][0] if self.answer else None)
+
+    def outcome_of_forfeit(self, seat: int) -> Outcome:
+        return self.won_by(1 - seat)
+
+    def won_by(self, seat: int | None) -> Outcome:
+        sign = {0: 1.0, 1: -1.0, None: 0.0}[seat]
+        scores = (1 + sign) / 2, (1 - sign) / 2
+        over = bool(self.answer)
+        own = {"rewards": (sign, -sign), "seat_scores": scores}
+        return Outcome(over=over, agreed=False, score=0.5, score_norm=0.5, **own)
+
+
+class Silent(Duel):
+    """The same game, which does not say what a forfeit pays."""
+
+    outcome_of_forfeit = Game.outcome_of_forfeit
+
+
+HI = "[message] hi"
+LONG = " ".join(["[message]"] + 40 * ["word"])
+
+
+@pytest.mark.parametrize(
+    ("moves", "ended", "paid", "room"),
+    [
+        ([(0, "no"), (0, "no")], "retries", -1.0, 900),
+        ([(0, HI), (1, "no"), (1, HI + CUT)], "retries", 1.0, 900),
+        ([(0, HI), (1, "no"), (1, HI), (0, HI)], "turns", 0.0, 900),
+        ([(0, HI), (1, "no"), (1, "[answer] 3")], "finished", 1.0, 900),
+        ([(0, LONG)], "tokens", -1.0, 150),
+        ([(0, HI), (1, LONG)], "tokens", 1.0, 160),
+    ],
+)
+def test_a_seat_whose_tries_are_used_up_is_paid_what_losing_pays(
+    moves: list[tuple[int, str]], ended: str, paid: float, room: int, rendering: Rendering
+) -> None:
+    limits = Limits(max_turns=3, max_retries=1)
+    for game, own in ((Duel, paid), (Silent, paid if ended == "finished" else 0.0)):
+        start = game(scaffold.Instance("duel", (1, 2)), scaffold.Options())
+        episode = play_one(start, rendering, moves, key="duel", limits=limits, max_game_tokens=room)
+        assert (episode.ended, episode.outcome.rewards) == (ended, (own, -own))
+        assert episode.outcome.over == (ended == "finished")
+        samples, _ = reward_samples(
+            [episode], algorithm=AlgorithmConfig(advantage="ppo"), reward=RewardConfig()
+        )
+        assert {s.reward for s in samples} <= {own, -own}
+
+
+def test_a_partner_that_uses_up_its_tries_loses_also_in_a_copied_game(
+    rendering: Rendering,
+) -> None:
+    game = Duel(scaffold.Instance("duel", (1, 2)), scaffold.Options())
+    limits, engine = Limits(max_turns=9, max_retries=1), Proposes(rendering, {})
+    engine.text = HI
+    seats = *policies(rendering, "hand", num=1), Lines("no", "no")
+    setup = GameSetup(game, seats, "duel", 0)
+    episodes, _ = play_games(
+        [setup, setup.copy("branch")], engine, sampling=SAMPLING, limits=limits
+    )
+    assert [each.outcome.rewards for each in episodes] == [(1.0, -1.0)] * 2
