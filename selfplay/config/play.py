@@ -165,7 +165,7 @@ class RolloutConfig:
     plays each seat equally often and the partner all others"""
     player: str = "policy"
     """how the policy plays a seat: policy, or a class of your own as my_file.py:Name, which may
-    change what it reads (docs/your_method.md)"""
+    change what it reads (docs/your_reward.md)"""
     policy_seats: tuple[str, ...] = ()
     """roles that the policy plays in every game, such as [agent]; the partner plays the others.
     All of them: each game has the policy alone, or in one seat after the other with a partner.
@@ -240,13 +240,13 @@ class RewardConfig:
     accept: 1 for any agreement; regret: as score_norm, but without an agreement half the
     score_norm of the last proposal; message_credit: for each message also how much it raised
     what the other seats can reach (docs/advantages.md); or a function of your own as
-    my_file.py:name (docs/your_method.md)"""
+    my_file.py:name (docs/your_reward.md)"""
     judge: str = "rubric"
     """who rates games that are rated: rubric (the game's own rule), endpoint:MODEL@URL, a model
     that is called with the settings of `endpoint`, or checkpoint:PATH"""
     rubric: str | None = None
     """a text file that tells the judge how to rate a game of any kind from 0 to 1
-    (docs/your_method.md); null takes the game's own rubric, if it has one"""
+    (docs/your_reward.md); null takes the game's own rubric, if it has one"""
     judge_weight: float = Field(default=1.0, ge=0.0, le=1000.0)
     """with reward.rubric, what the judge's mark is multiplied with before it is added to each
     seat's reward"""
