@@ -235,10 +235,6 @@ def test_notes_are_outside_the_sites_navigation_and_search(site: ModuleType) -> 
         assert page.meta == meta
 
 
-TOO_LONG: tuple[str, ...] = ()
-WIDE = ("gpu", "models", "monitors", "partners", "python", "report", "your_data")
-
-
 @pytest.mark.parametrize(
     "page", [p for p in PAGES if p.name not in ("trust.md", "design.md")], ids=lambda p: p.stem
 )
@@ -254,10 +250,8 @@ def test_a_page_for_users_has_at_most_1200_words_short_cells_and_code_that_fits(
     lines = [line for line in text.splitlines() if not line.startswith("    ")]
     shown = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", line) for line in lines]
     cells = [c for line in shown if line[:1] == "|" for c in re.split(r"(?<!\\)\|", line)]
-    if page.stem not in TOO_LONG:
-        assert sum(len(line.split()) for line in shown) <= 1200
-    if page.stem not in WIDE + TOO_LONG:
-        assert [cell for cell in cells if len(cell.strip()) > 200] == []
+    assert sum(len(line.split()) for line in shown) <= 1200
+    assert [cell for cell in cells if len(cell.strip()) > 200] == []
 
 
 def test_the_run_folder_page_has_the_keys_of_its_files(tmp_path: Path) -> None:
