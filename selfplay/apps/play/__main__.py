@@ -44,7 +44,9 @@ from selfplay.apps.play.games import (
     seats_for_a_person,
     talk_text,
 )
+from selfplay.apps.play.limits import the
 from selfplay.apps.play.table import SeatedPerson, Table
+from selfplay.apps.report.games import seat_names
 from selfplay.config import Config, load_config
 from selfplay.config.load import read_value
 from selfplay.config.player_spec import CHECKPOINT, SCRIPTED, SELF, Spec
@@ -249,7 +251,7 @@ def bound(port: int) -> socket.socket:
 
 def play_here(session: Session, out: Path) -> int:
     """Play in the terminal until the input ends or Ctrl-C."""
-    name, about = session.opponent.name, session.introduction()
+    name, about, roles = session.opponent.name, session.introduction(), session.game.kit.ROLES
     running: list[Position] = []
 
     def beside(text: str) -> str:
@@ -269,14 +271,14 @@ def play_here(session: Session, out: Path) -> int:
 
         person = PersonPlayer(
             name="person",
-            called=session.role(seat),
+            called="" if len(set(roles)) < len(roles) == 2 else the(seat_names(roles)[seat]),
             lines_in=sys.stdin,
             lines_out=sys.stdout,
             beside=beside,
         )
         begin = lambda game, seat, rules, limits=limits: print(  # noqa: E731
             f"\nYou play {about['title']} with {name}. {about['understands']}",
-            limits,
+            f"What can end the game: {limits}.",
             *([rules] if switch(session.game.options, "brief") else []),
             sep="\n\n",
         )

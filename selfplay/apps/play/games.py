@@ -18,9 +18,9 @@ from dialop.kit import Kit, switch
 from dialop.shown import printable
 from selfplay.apps.play.limits import (
     Says,
+    ask_no_model,
     left_of,
     left_told,
-    limits_told,
     taken_by,
     taken_told,
     the,
@@ -29,7 +29,7 @@ from selfplay.apps.report.games import Texts, drawn_game, seat_names
 from selfplay.chat.rendering import Rendering
 from selfplay.config import GameConfig, RolloutConfig
 from selfplay.config.player_spec import ENDPOINT
-from selfplay.engines.base import Completion, GameRunner, Generate, Request, Sampling
+from selfplay.engines.base import GameRunner, Generate, Sampling
 from selfplay.metrics.records import game_record
 from selfplay.rollout.episode import VOID, Episode, GameSetup, Position, limits_of
 from selfplay.rollout.players import Player
@@ -141,7 +141,7 @@ class Session:
 
         if opponent.engine is None or opponent.rendering is None:
             with suppress(StopIteration):
-                to_its_end(no_engine).send(None)  # it awaits nothing, so it ends at once
+                to_its_end(ask_no_model).send(None)  # it awaits nothing, so it ends at once
         else:
             stop_ids = opponent.rendering.stop_ids
             sampling = Sampling(temperature=self.rollout.temperature, stop_ids=stop_ids)
@@ -150,15 +150,9 @@ class Session:
         return None if position.ended == VOID else position.episode()
 
     def limits(self, number: int = 0) -> str:
-        """What can end game `number` early, in a sentence."""
+        """What can end game `number` early."""
         position = Position(self._setup(number, Says("")), limits_of(self.rollout))
-        called = called_by(self.game.kit.ROLES, self.seat_of(number))
-        return limits_told(left_of(position, self.rollout), called)
-
-    def role(self, seat: int) -> str:
-        """What a person in `seat` is, "" where the two players are equal."""
-        roles = self.game.kit.ROLES
-        return the(seat_names(roles)[seat]) if len(roles) > 2 or roles[0] != roles[1] else ""
+        return "; ".join(self.left(position, self.seat_of(number)))
 
     def left(self, position: Position, seat: int) -> list[str]:
         """What is left of a running game before a limit ends it, in lines for the person in
@@ -220,11 +214,6 @@ class Session:
         if opponent.rendering is None or seat not in able_seats(self.game, self.rollout):
             return scripted_partner(kit.BASELINES[0], names, seat, self.game)
         return policy_player(names, self.rollout, opponent.rendering)
-
-
-async def no_engine(request: Request) -> Completion:
-    """The engine of games without a model."""
-    raise ValueError("a player asked for an engine in a game without one")
 
 
 def called_by(roles: Sequence[str], own: int | None) -> list[str]:

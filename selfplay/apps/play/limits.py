@@ -51,20 +51,10 @@ def taken_by(position: Position, text: str) -> dict[int, int]:
     players[seat] = Says(text)
     after.setup = replace(after.setup, players=tuple(players))
     with suppress(StopIteration):
-        after.turn(_asked).send(None)  # `Says` awaits nothing
+        after.turn(ask_no_model).send(None)  # `Says` awaits nothing
     if after.ended is not None:
         return {}
     return {seat: num - before[seat][0] for seat, (num, _) in _read(after).items()}
-
-
-def limits_told(left: Left, called: Sequence[str]) -> str:
-    """What ends a game early, before it begins."""
-    told = [f"after {left.moves[1]} moves {_together(called)}"]
-    told += [f"after {left.tries[1]} refused tries in a row"]
-    for seat, (room, most) in left.tokens.items():
-        told.append(f"when {the(called[seat])} has none left of {most:,} tokens to read and write")
-        told[-1] += f" (what it reads first takes {most - room:,})"
-    return f"The game ends early {', '.join(told[:-1])}, or {told[-1]}."
 
 
 def left_told(left: Left, called: Sequence[str], *, may_propose: bool) -> list[str]:
@@ -72,9 +62,8 @@ def left_told(left: Left, called: Sequence[str], *, may_propose: bool) -> list[s
     proposal, which takes one more move for its answer."""
     (moves, most), (tries, _) = left.moves, left.tries
     hint = {1: "; no proposal can be answered any more", 2: ": a proposal and its answer"}
-    lines = [
-        f"{moves} of {most} moves left, {_together(called)}{hint.get(moves, '') * may_propose}"
-    ]
+    together = f"of {'both' if len(called) == 2 else 'all'} players together"
+    lines = [f"{moves} of {most} moves left, {together}{hint.get(moves, '') * may_propose}"]
     again = f"{tries} refused tries in a row end" if tries > 1 else "one more refused try ends"
     lines.append(f"{again} the game")
     for seat, (room, of) in left.tokens.items():
@@ -100,10 +89,6 @@ def the(name: str) -> str:
     return name if name.startswith("you") or name[-1].isdigit() else f"the {name}"
 
 
-def _together(called: Sequence[str]) -> str:
-    return f"of {'both' if len(called) == 2 else 'all'} players together"
-
-
 def _read(position: Position) -> dict[int, tuple[int, int]]:
     """For each seat of a model: the tokens of its next prompt, and of how many its game may be."""
     read = {}
@@ -113,7 +98,7 @@ def _read(position: Position) -> dict[int, tuple[int, int]]:
             policy = policy.fork()
             with suppress(_Asked, StopIteration):
                 unread = _unread(position, seat)
-                policy.move(position.setup.game, seat, unread, _asked).send(None)
+                policy.move(position.setup.game, seat, unread, ask_no_model).send(None)
             read[seat] = len(policy.transcript.context()), policy.max_game_tokens
     return read
 
@@ -128,10 +113,11 @@ def _unread(position: Position, seat: int) -> str:
 
 
 class _Asked(Exception):
-    """A model has read its prompt, which is all that is wanted of it."""
+    """A model has read its prompt."""
 
 
-async def _asked(request: Request) -> Completion:
+async def ask_no_model(request: Request) -> Completion:
+    """The engine of games without one."""
     raise _Asked
 
 

@@ -51,6 +51,8 @@ function show(state) {
 
 const partners = (state) => (state.names.length > 2 ? "The others are" : "Your partner is");
 const nameOf = (state, seat) => state.called[seat];
+// What the person is, "" where the two players are equal.
+const roleOf = (state) => (state.called.includes("your partner") ? "" : `you are ${/\d$/.test(state.names[state.seat]) ? "" : "the "}${state.names[state.seat]}`);
 
 function drawPlaying(state) {
   const board = state.board, yours = state.phase === "yours";
@@ -86,7 +88,7 @@ function turnNode(state, turn) {
 
 function drawText(state) {
   find("own").replaceChildren(
-    make("div", { class: "who" }, state.role ? `You are ${state.role}` : "What you see", make("small", {}, "only you read this")),
+    make("div", { class: "who" }, roleOf(state) || "what you see", make("small", {}, "only you read this")),
     make("pre", {}, prose(state.prompt.user)));
 }
 
@@ -164,7 +166,7 @@ function drawBoard(state) {
     return make("button", { type: "button", class: look, style, title: named, "aria-label": named, "aria-pressed": String(mine), on: { click: () => choose(form, r, c) } }, shown);
   });
   find("own").replaceChildren(
-    make("div", { class: "who" }, "Your table", state.role ? make("small", {}, `you are ${state.role}`) : null, board.note ? make("small", {}, board.note) : null),
+    make("div", { class: "who" }, "Your table", roleOf(state) ? make("small", {}, roleOf(state)) : null, board.note ? make("small", {}, board.note) : null),
     table,
     make("p", { class: "key" }, (board.marks || []).length ? "Framed: the proposal on the table." : board.cells.flat().includes(null) ? "A dot: you do not see this value." : "", board.key ? ` ${board.key}` : ""));
   drawBuilder(state, form);

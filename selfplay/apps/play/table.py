@@ -65,7 +65,6 @@ class Table:
                 "seat": self._seat,
                 "names": self._names,
                 "called": called_by(self._kit.ROLES, self._seat),
-                "role": self._session.role(self._seat),
                 "left": self._left,
                 "rooms": self._rooms,
                 "prompt": self._prompt,

@@ -16,7 +16,6 @@ from selfplay.apps.play.limits import (
     Says,
     left_of,
     left_told,
-    limits_told,
     taken_by,
     taken_told,
 )
@@ -121,7 +120,6 @@ def test_the_words_are_plain() -> None:
     assert taken_told(left, {0: 37}, called) == (told, False)
     words, ends = taken_told(left, {0: 96}, ["agent", "you"])
     assert words.startswith("This takes 96 of the 96 tokens that the agent can") and ends
-    assert "after 3 moves of both players together, after 2 refused" in limits_told(left, called)
 
 
 def test_the_terminal_warns_before_words_that_leave_a_model_no_tokens(

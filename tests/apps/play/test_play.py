@@ -435,7 +435,7 @@ def test_a_game_is_played_with_its_script_before_any_training(
     said = capsys.readouterr().out
     assert "=== a new game; you are the buyer ===" in said
     assert "no agreement, scores seller 0.000, you 0.000; rewards seller 0," in said
-    assert "The game ends early after 6 moves of both players together, or after 3 refused" in said
+    assert "What can end the game: 6 of 6 moves left, of both players together; 3 refused" in said
     assert "\nA limit ended it: the moves ran out (rollout.max_turns).\n" in said
     (game,) = map(json.loads, (tmp_path / "played.jsonl").read_text().splitlines())
     assert [seat["player"] for seat in game["seats"]] == ["scripted:fair", "person"]
