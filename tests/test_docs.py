@@ -254,6 +254,20 @@ def test_a_page_for_users_has_at_most_1200_words_short_cells_and_code_that_fits(
     assert [cell for cell in cells if len(cell.strip()) > 200] == []
 
 
+def test_formulas_have_nothing_that_markdown_takes_for_itself() -> None:
+    """GitHub reads Markdown before formulas: it drops the backslash of `\\,`, and `}_` may begin
+    emphasis."""
+    num, wrong = 0, []
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text("utf-8"), flags=re.M | re.S)
+        text = re.sub("^    .*", "", text, flags=re.MULTILINE)
+        for formula in re.findall(r"\$\$\n(.*?)\n\$\$|\$([^$]+)\$", text, re.DOTALL):
+            num += 1
+            wrong += [(page.name, f) for f in formula if re.search(r"\\[!-/:-@[-`{-~]|\W_", f)]
+    assert not wrong
+    assert num > 100
+
+
 def test_the_run_folder_page_has_the_keys_of_its_files(tmp_path: Path) -> None:
     """Of a game, a turn and a row of an evaluation; the keys that not every game has stand too."""
     page = (DOCS / "run_folder.md").read_text("utf-8")
