@@ -9,6 +9,7 @@ imitated.
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,6 +75,12 @@ def peoples_games(
     that talk in each room; a move whose `room` is None is made in all of them.
     """
     return [_ordered(each, new_game(each.board), text_of, rooms) for each in recorded if each.moves]
+
+
+def as_read(text: str) -> str:
+    """A text without what hardly shows: after NFKC, with one blank for white space, case folded."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(unicodedata.normalize("NFKC", folded).split())
 
 
 def digest(*parts: object) -> str:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from dialop.collab import sandbox
 from dialop.collab.script import content_words
 from dialop.collab.task import ASSISTANT, USER, CollabInstance, Move
-from dialop.collab.value import check_target, equal_values
+from dialop.collab.value import check_target, equal_values, is_missing
 
 MESSAGE = (ASSISTANT, "message")
 
@@ -42,8 +42,9 @@ def check_tasks(placed: Iterable[tuple[str, CollabInstance]]) -> None:
     """Check that the tasks can be graded, each with its place in a file.
 
     Raises:
-        ValueError: for the first math task whose target holds no value, and for the first code task
-            whose tests check nothing (`sandbox.check_tests`).
+        ValueError: for the first math task whose target holds no value, the first writing task
+            without a text, and the first code task whose tests check nothing
+            (`sandbox.check_tests`).
     """
     tests = []
     for place, task in placed:
@@ -54,6 +55,10 @@ def check_tasks(placed: Iterable[tuple[str, CollabInstance]]) -> None:
                 check_target(task.target)
             except ValueError as error:
                 raise ValueError(f"{place}: {error}") from None
+        elif is_missing(task.target):
+            raise ValueError(
+                f"{place}: the target of a writing task must be a text, got {task.target!r}"
+            )
     sandbox.check_tests(tests)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dialop import rows
+from dialop import people, rows
 from dialop.collab import judge, numbers, script, texts
 from dialop.collab.game import CollabGame
 from dialop.collab.grading import check_tasks
@@ -56,6 +56,11 @@ def generate_instance(options: Options, *, seed: int, index: int) -> CollabInsta
 def new_game(instance: CollabInstance, options: Options) -> CollabGame:
     """A new conversation about a task."""
     return CollabGame(instance, part_of(options, CollabOptions))
+
+
+def digest(instance: CollabInstance) -> str:
+    """A digest of the task as it reads, independent of the file."""
+    return people.digest(people.as_read(instance.goal))
 
 
 def described(instances: Sequence[CollabInstance], options: Options) -> dict[str, Any]:

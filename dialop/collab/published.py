@@ -10,12 +10,14 @@ schema: the data sets at huggingface.co/collabllm and the project's repository.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from reprlib import repr as short
 from typing import Any, cast
 
 from dialop.collab.grading import check_tasks
 from dialop.collab.task import TASKS, CollabInstance, Task
 from dialop.collab.value import is_boxed, is_number
+from dialop.people import as_read
 from dialop.rows import parse_json
 
 Rows = Iterable[tuple[str, Mapping[str, Any]]]
@@ -29,7 +31,8 @@ _REQUESTS: dict[Task, str] = {
 
 
 def instances_of(rows: Rows, *, name: str, task: Task | None = None) -> list[CollabInstance]:
-    """One instance per task, in the order of the rows. Each row has its location, for errors.
+    """One instance per task, in the order of the rows. Each row has its location, for errors. Of
+    rows whose tasks read alike (`as_read`) the one that sorts first stands, in the first's place.
 
     The kind of task is `task` if given, else the metadata's "task". Otherwise it is code if the row
     has tests, math if the solution is or ends in a number or has a `\\boxed{}`, and writing in all
@@ -39,17 +42,17 @@ def instances_of(rows: Rows, *, name: str, task: Task | None = None) -> list[Col
         ValueError: for a row in neither format, and for a task that cannot be graded; names its
             location.
     """
-    by_goal: dict[str, CollabInstance] = {}
-    locations: list[str] = []
+    by_goal: dict[str, tuple[str, CollabInstance]] = {}
     for location, row in rows:
         try:
             instance = _instance(row, key=f"{name}/{len(by_goal)}", task=task)
         except ValueError as error:
             raise ValueError(f"{location}: {error}") from error
-        if by_goal.setdefault(instance.goal, instance) is instance:
-            locations.append(location)
-    check_tasks(zip(locations, by_goal.values(), strict=True))
-    return list(by_goal.values())
+        _, first = by_goal.setdefault(as_read(instance.goal), (location, instance))
+        if instance.goal < first.goal:
+            by_goal[as_read(instance.goal)] = location, replace(instance, key=first.key)
+    check_tasks(by_goal.values())
+    return [instance for _, instance in by_goal.values()]
 
 
 def _instance(row: Mapping[str, Any], *, key: str, task: Task | None) -> CollabInstance:

@@ -23,8 +23,14 @@ _UNIT = re.compile(
 _WORD_UNIT = re.compile(r"(?<=[\d%])(?: [a-z]{2,12}){1,3}\Z")
 # Words that change a value, or begin another one.
 _NO_UNIT = re.compile(
-    r"\d|\b(?:and|or|not|to|than|pi|squared|cubed|percent|dozen|hundred|thousand|\w*illion)s?\b"
+    r"\d|\b(?:and|or|not|to|than|[eixyz]|pi|squared|cubed|factorial|percent|dozen|hundred|thousand"
+    r"|\w*illion|half|halves|third|quarter|fifth|\w*[xvndr]th|double|twice|triple|pair|score)s?\b"
 )
+_RELATION = re.compile(r"\\?((?<=\\)(?:[gl]eqslant|[gln]eq?|[gl]t)(?![a-z])|[≥≤≠])")
+_SIGNS = {"g": ">", "l": "<", "n": "!", "≥": ">", "≤": "<", "≠": "!"}
+_ROOT = re.compile(r"\\sqrt ?([a-z\d])|√ ?(\d+|[a-z])")  # TeX's root has one digit or letter
+_POWER = re.compile(r"(?:\\times|\\cdot|[×·*]) ?10\^(?:\{([-+]?\d{1,3})\}|(\d))\Z")  # x 10^3
+_MISSING = re.compile(r"n[/.]?a|nan|null|tbd|unknown|[?.…\-_ ]*")
 _PART = r" ?(?:\{([^{}]+)\}|(\d))"
 _FRACTION = re.compile(rf"(?:(?<![\w.,/])(\d+) ?)?\\[dt]?frac{_PART}{_PART}")
 _MIXED = re.compile(r"(?<![\w.,/])(\d+) (\d+) ?/ ?(\d+)(?![\w.,/(])")  # 2 1/2
@@ -49,8 +55,8 @@ def equal_values(answer: str, target: str) -> bool:
 
     Numbers must be equal. A fraction that no decimal equals may be rounded by at most 1e-6 of 1, or
     of itself if that is less. Other texts must be equal after decoration is removed (LaTeX spacing,
-    dollar signs, thousands separators, a final dot, case, parentheses around a single letter). A
-    unit may be left out, a percent sign where the number is above 1. If a text contains
+    dollar signs, thousands separators, a final dot, case, parentheses around a single letter). One
+    of them may lack the unit, or a percent sign where the number is above 1. If a text contains
     `\\boxed{...}`, `####` or "the answer is", as published solutions do, only what is in the last
     box or follows counts.
     """
@@ -64,14 +70,30 @@ def equal_values(answer: str, target: str) -> bool:
         other = value if "=" not in value and _NAME.fullmatch(name) else other
     if one == other:
         return bool(one)
-    if (word := _WORD_UNIT.search(other)) and not _NO_UNIT.search(word[0]):
-        other = other[: word.start()]
+    (one, word), (other, other_word) = _without_words(one), _without_words(other)
+    units = {each for each in (unit or word, other_unit or other_word) if each}
+    if word and len(units) > 1:
+        return False
     if one.endswith("%") and other.endswith("%"):
         one, other = one[:-1], other[:-1]
     if _close(_number(one), _number(other)):
         return True
     a, b = (_number(text.removesuffix("%")) for text in (one, other))
     return a is not None and a > 1 and _close(a, b)  # 50 and 50 % are both used for a half
+
+
+def _without_words(text: str) -> tuple[str, str]:
+    """A number without the words after it, and these if they are a unit ("" if not)."""
+    words = _WORD_UNIT.search(text)
+    if words is None or _NO_UNIT.search(words[0]):
+        return text, ""
+    unit = words[0].strip()
+    return text[: words.start()], "°" if unit in ("degree", "degrees") else unit
+
+
+def is_missing(target: str) -> bool:
+    """Whether a target only says that there is none, such as N/A."""
+    return _MISSING.fullmatch(target.strip().lower().removesuffix(".")) is not None
 
 
 def is_number(text: str) -> bool:
@@ -88,7 +110,7 @@ def check_target(target: str) -> None:
     """Raise ValueError if a target holds no value, so that every answer would be wrong."""
     value, plain = _read(target)[0], _TEXT.sub("", target).strip()
     prose = len(value) > _MAX_TARGET or "\n" in plain or _SENTENCE.match(plain)
-    if not value or (prose and not is_boxed(target) and not is_number(target)):
+    if not value or is_missing(value) or (prose and not is_boxed(target) and not is_number(target)):
         raise ValueError(
             "the target of a math task must be a value, or end in \\boxed{value} or #### value, "
             f"got {target[-60:]!r}"
@@ -109,6 +131,8 @@ def _read(text: str) -> tuple[str, str]:
     if found and text[: found.start()].strip() and not _NO_UNIT.search(found[1] or ""):
         text, unit = text[: found.start()].rstrip(), (found[1] or "°").strip(" .")
     text = " ".join(_TEXT.sub(r" \1 ", text).split())
+    text = _RELATION.sub(lambda m: _SIGNS[m[1][0]] + "=" * (m[1] not in ("gt", "lt")), text)
+    text = _ROOT.sub(lambda m: f"\\sqrt{{{m[1] or m[2]}}}", text)
     text = _MIXED.sub(lambda m: _improper(*m.groups()), text)
     text = _FRACTION.sub(lambda m: _improper(m[1] or "", m[2] or m[3], m[4] or m[5]), text)
     if not _BRACKET.search(text):
@@ -179,12 +203,12 @@ def _number(text: str) -> Fraction | None:
         return None
     share = text.removesuffix("%")
     above, slash, below = share.partition("/")
-    parts = [part for part in (above, below) if part or slash]
+    parts = [_POWER.sub(r"e\1\2", part) for part in (above, below) if part or slash]
     if not parts or not all(_NUMBER.fullmatch(part) for part in parts):
         return None
     value = Fraction(parts[0])
     if slash:
-        if Fraction(below) == 0:
+        if Fraction(parts[1]) == 0:
             return None
-        value /= Fraction(below)
+        value /= Fraction(parts[1])
     return value / 100 if share != text else value

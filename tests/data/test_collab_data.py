@@ -1,6 +1,8 @@
 """Published rows become instances and splits; errors name the place of the row."""
 
 import json
+import unicodedata
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from dialop.collab.grading import grade
-from dialop.collab.kit import read, write
-from dialop.collab.prepare import main, rows_of
+from dialop.collab.kit import digest, read, write
+from dialop.collab.prepare import SPLITS, main, rows_of
 from dialop.collab.published import instances_of
 from dialop.collab.script import content_words, sentences
+from selfplay.config import load_config
+from selfplay.data.instances import trained_on
 from tests.helpers.bwrap import needs_bwrap
 from tests.helpers.collab_tasks import DOUBLE, LETTER, NUMBER
 
@@ -116,6 +120,45 @@ def test_prepare_splits_a_local_file(tmp_path: Path, suffix: str) -> None:
 
 
 @needs_bwrap
+def test_a_task_in_another_writing_is_in_the_same_split(tmp_path: Path) -> None:
+    """Blank lines, other blanks, other forms of a character and case do not make another task."""
+    forms: list[Callable[[str], str]] = [
+        lambda text: text,
+        lambda text: text.replace(". ", ".\n\n"),
+        lambda text: text.replace(" ", "\u00a0"),
+        lambda text: unicodedata.normalize("NFD", text),
+        lambda text: text.replace(". ", ".\r\n"),
+        str.upper,
+    ]
+    texts = [f"Zoé has {n} cats. How many legs has she seen?" for n in range(50)]
+    rows = [{"prompt": form(text), "completion": "4"} for form in forms for text in texts]
+    splits = []
+    for name, written in (("a", rows), ("b", rows[::-1])):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in written))
+        assert main(["--dataset", str(file), "--out", str(tmp_path / name)]) == 0
+        parts = [read(tmp_path / name / f"{part}.parquet") for part in SPLITS]
+        digests = [{digest(task) for task in part} for part in parts]
+        assert sum(map(len, parts)) == len(set.union(*digests)) == 50
+        splits.append([{task.goal for task in part} for part in parts])
+    assert splits[0] == splits[1]
+    # A held-out file of its own, in another writing and under other keys, is told.
+    train = f"data.train={tmp_path}/a/train.parquet"
+    write(tmp_path / "own.parquet", of(*rows[50:100]))
+    config = load_config(
+        None,
+        [
+            "game.name=collab",
+            train,
+            f"data.test={tmp_path}/own.parquet",
+            "model.scratch={}",
+            "rollout.max_game_tokens=999",
+        ],
+    )
+    (warning,) = trained_on(config.game, config.data)
+    assert warning.startswith("40 of the 50 instances of data.test")
+
+
 def test_what_prepare_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def error_of(dataset: Path | str, *more: str) -> str:
         words = ["--dataset", str(dataset), "--out", str(tmp_path / "out"), *more]

@@ -72,6 +72,20 @@ RIGHT = {
     "units": (
         *(("5\\text{ cm}", "5"), ("5", "5\\mathrm{cm}^2"), ("90^\\circ", "90"), ("72", "72 clips")),
         *(("2\\sqrt{3}", "2\\sqrt{3}\\text{ cm}"), ("72 clips", "72 clips")),
+        *(("72 clips", "72"), ("5 cm", "5\\text{ cm}"), ("90^\\circ", "90 degrees")),
+        *(("x = 72 red clips", "72"), ("72.0 clips", "72 clips"), ("90 degrees", "90°")),
+    ),
+    "relations": (
+        *(("x \\ge 5", "x\\geq 5"), ("x\\geqslant5", "x ≥ 5"), ("x>=5", "x \\ge 5")),
+        *(("a\\leq b", "a \\le b"), ("x\\ne 3", "x ≠ 3"), ("x \\lt 2", "x<2")),
+    ),
+    "roots": (
+        *(("\\sqrt 2", "\\sqrt{2}"), ("3\\sqrt2", "3\\sqrt{2}"), ("\\sqrt x", "\\sqrt{x}")),
+        *(("√12", "\\sqrt{12}"), ("\\frac{\\sqrt 3}{2}", "\\frac{\\sqrt{3}}{2}")),
+    ),
+    "powers of ten": (
+        *(("3\\times 10^3", "3000"), ("3e8", "3 \\cdot 10^{8}"), ("2.5×10⁻²", "0.025")),
+        *(("3000", "y = 3 \\times 10^{3}\\text{ m}"), ("-1,200 * 10^1", "-12000")),
     ),
     "words": (
         *(("Friday", "\\boxed{\\text{Friday}}"), ("\\text{C}", "\\textbf{(C)}"), ("c", "(C)")),
@@ -105,7 +119,32 @@ WRONG = {
         *(("56", "5\\text{ or }6"), ("5\\text{ or 6}", "5"), ("5\\text{ or six}", "5")),
         *(("5\\text{ million}", "5"), ("5 pi", "5"), ("7 or 8", "7"), ("7 or 8", "8")),
     ),
-    "units": (("5\\text{ m}", "5\\text{ cm}"), ("5^2", "5\\text{ cm}^2"), ("5", "5 million")),
+    "units": (
+        *(("5\\text{ m}", "5\\text{ cm}"), ("5^2", "5\\text{ cm}^2"), ("5", "5 million")),
+        *(
+            ("5\\text{ half}", "5"),
+            ("5\\mathrm{i}", "5"),
+            ("5", "5\\mathrm{i}"),
+            ("5\\text{e}", "5"),
+        ),
+        *(
+            ("5\\text{ thirds}", "5"),
+            ("5 tenths", "5"),
+            ("5\\text{ factorial}", "5"),
+            ("5 halves", "5"),
+        ),
+        *(("5 feet", "5\\text{ m}"), ("5 cats", "5 dogs"), ("5 million", "5"), ("5 or so", "5")),
+    ),
+    "relations, roots and powers": (
+        *(("x>5", "x\\ge 5"), ("x \\le 5", "x \\ge 5"), ("5", "x \\ge 5"), ("x=5", "x\\ne5")),
+        *(("\\sqrt 23", "\\sqrt{23}"), ("\\sqrt{2}", "2"), ("√1 2", "√12"), ("\\neg x", "!=gx")),
+        *(
+            ("3\\times 10^3", "3"),
+            ("3\\times 10^{-3}", "3000"),
+            ("3\\times 4", "12"),
+            ("310^3", "3000"),
+        ),
+    ),
     "close numbers": (
         *(("1234568", "1234567"), ("1234567.4", "1234567"), ("3333333", "10000000/3")),
         *(
@@ -208,7 +247,11 @@ def test_a_number_that_is_cut_anywhere_by_anything_is_another() -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["She has 72 clips.", "70 + 2 = 72,\nso 72 in all", "$$", "\\boxed{}", "x" * 200]
+    "target",
+    [
+        *("She has 72 clips.", "70 + 2 = 72,\nso 72 in all", "$$", "\\boxed{}", "x" * 200),
+        *("N/A", "n.a.", " NaN", "null", "\\text{N/A}", "\\boxed{?}", "#### unknown", "...", "-"),
+    ],
 )
 def test_a_target_without_a_value_is_refused(target: str) -> None:
     """Every answer to it would be wrong."""
@@ -219,3 +262,11 @@ def test_a_target_without_a_value_is_refused(target: str) -> None:
 def test_a_target_in_words_is_a_value() -> None:
     for target in ("Friday", "1 hour and 30 minutes", "\\text{all real numbers except } 3"):
         check_tasks([("row 3", replace(NUMBER, target=target))])
+
+
+def test_a_reference_text_that_only_says_there_is_none_is_refused() -> None:
+    rule = r"^row 3: the target of a writing task must be a text, got 'N/A'$"
+    with pytest.raises(ValueError, match=rule):
+        check_tasks([("row 3", replace(NUMBER, task="writing", target="N/A"))])
+    for target in ("None of them.", "n", "An unknown owl."):
+        check_tasks([("row 3", replace(NUMBER, task="writing", target=target))])
