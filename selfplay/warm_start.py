@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
-from dialop.game import Instance
+from dialop.game import Instance, Prompt
 from dialop.people import PeoplesGame
 from dialop.workers import Spawn
 from selfplay.advantages.advantages import imitated, imitation_samples
@@ -45,7 +45,7 @@ from selfplay.model.hub import local_folder
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import GameSetup, Limits, limits_of
 from selfplay.rollout.players import Player, ScriptedPartner, Teacher
-from selfplay.rollout.seat_rules import able_seats, teacher_mixture
+from selfplay.rollout.seat_rules import able_seats, teacher_mixture, tokenizer_scripts
 from selfplay.rollout.seating import game_setup, scripted_games
 
 WARM_LOG = "warm_start.jsonl"
@@ -56,10 +56,11 @@ MIN_CHUNK, MAX_CHUNK = 50, 1000  # games that are saved together
 
 
 def scratch_tokenizer(config: Config) -> PreTrainedTokenizerBase:
-    """A byte-level BPE tokenizer trained on what the seats of scripted games read and write."""
+    """A byte-level BPE tokenizer trained on what the seats of scripted games read and write; of a
+    game without scripts on what they read first."""
     scratch = config.model.scratch
     assert scratch is not None
-    specs, _ = teacher_mixture(config.warm_start.teachers, config.game)
+    specs = tokenizer_scripts(config)
     instances = generated(
         TOKENIZER,
         game=config.game,
@@ -80,19 +81,29 @@ def scratch_tokenizer(config: Config) -> PreTrainedTokenizerBase:
 
 
 def _texts(config: Config, specs: Sequence[str], instances: Sequence[Any]) -> Iterator[str]:
-    """What the seats read and write in games of each of these scripted players."""
+    """What the seats read and write in games of each of these scripted players; without any what
+    they read first."""
+    if not specs:
+        for instance in instances:
+            game = config.game.kit.new_game(instance, config.game.options)
+            yield from _prompt_texts(map(game.prompt, range(game.num_seats)))
+        return
     num = -(-len(instances) // len(specs))
     for index, spec in enumerate(specs):
         setups = scripted_games(
             instances[index * num : (index + 1) * num], spec=spec, game=config.game
         )
         for episode in play_scripted(setups, limits=limits_of(config.rollout)):
-            # The role names of a chat template would otherwise cost one token per letter.
-            for prompt in episode.prompts:
-                yield from (f"system\n{prompt.system}", f"user\n{prompt.user}")
+            yield from _prompt_texts(episode.prompts)
             for turn in episode.turns:
                 yield f"assistant\n{turn.text}"
                 yield from (f"user\n{text}" for text in (*turn.observations, turn.error) if text)
+
+
+def _prompt_texts(prompts: Iterable[Prompt]) -> Iterator[str]:
+    # The role names of a chat template would otherwise cost one token per letter.
+    for prompt in prompts:
+        yield from (f"system\n{prompt.system}", f"user\n{prompt.user}")
 
 
 def tokenizer_folder(model: ModelConfig, folder: Path) -> Path:

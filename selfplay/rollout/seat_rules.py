@@ -6,7 +6,13 @@ from collections.abc import Sequence
 
 from dialop.kit import Kit
 from dialop.specs import nearest
-from selfplay.config import COMPARED_IN_GROUPS, Config, GameConfig, RolloutConfig
+from selfplay.config import (
+    COMPARED_IN_GROUPS,
+    Config,
+    GameConfig,
+    RolloutConfig,
+    WarmStartConfig,
+)
 from selfplay.config.player_spec import (
     POOL,
     SCRIPTED,
@@ -109,8 +115,10 @@ def check_players(config: Config) -> None:
     """Raise SettingsError for a teacher or scripted partner that does not exist, and for seats or
     groups that do not fit the game."""
     warm = config.warm_start
-    if warm.num_games or warm.auxiliary_weight or config.model.scratch:
+    if warm.num_games or warm.auxiliary_weight:
         teacher_mixture(warm.teachers, config.game)
+    elif config.model.scratch:
+        tokenizer_scripts(config)
     if warm.first_games:
         teacher_mixture(warm.first_teachers, config.game, key="warm_start.first_teachers")
     rollout, game = config.rollout, config.game
@@ -123,6 +131,16 @@ def check_players(config: Config) -> None:
         _check_groups(
             config.rollout.group_size, config.algorithm.advantage, num_seats=len(game.kit.ROLES)
         )
+
+
+def tokenizer_scripts(config: Config) -> list[str]:
+    """The scripted players whose games train a scratch model's tokenizer: the teachers; the game's
+    own where a run imitates no scripted game and names none, perhaps none."""
+    warm, names = config.warm_start, config.game.kit.SCRIPT_NAMES
+    unused = not (warm.num_games or warm.auxiliary_weight)
+    if unused and warm.teachers == WarmStartConfig().teachers and not {*warm.teachers} & {*names}:
+        return list(names)
+    return teacher_mixture(warm.teachers, config.game)[0]
 
 
 def _check_groups(size: int, method: str, *, num_seats: int) -> None:

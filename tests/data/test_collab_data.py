@@ -119,7 +119,6 @@ def test_prepare_splits_a_local_file(tmp_path: Path, suffix: str) -> None:
     )
 
 
-@needs_bwrap
 def test_a_task_in_another_writing_is_in_the_same_split(tmp_path: Path) -> None:
     """Blank lines, other blanks, other forms of a character and case do not make another task."""
     forms: list[Callable[[str], str]] = [
@@ -159,6 +158,7 @@ def test_a_task_in_another_writing_is_in_the_same_split(tmp_path: Path) -> None:
     assert warning.startswith("40 of the 50 instances of data.test")
 
 
+@needs_bwrap
 def test_what_prepare_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def error_of(dataset: Path | str, *more: str) -> str:
         words = ["--dataset", str(dataset), "--out", str(tmp_path / "out"), *more]

@@ -32,7 +32,7 @@ from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
 from selfplay.rollout.players import Teacher
 from selfplay.rollout.seat_rules import check_players, who_plays
 from selfplay.rollout.seating import Partner, policy_seats_in, scripted_games, scripted_partner
-from selfplay.warm_start import teacher_games
+from selfplay.warm_start import scratch_tokenizer, teacher_games
 from tests.helpers import three_rooms
 from tests.helpers.hand_episodes import with_advantages
 from tests.helpers.scripted_engine import CUT
@@ -557,3 +557,25 @@ def test_a_partner_that_uses_up_its_tries_loses_also_in_a_copied_game(
         [setup, setup.copy("branch")], engine, sampling=SAMPLING, limits=limits
     )
     assert [each.outcome.rewards for each in episodes] == [(1.0, -1.0)] * 2
+
+
+@pytest.mark.parametrize("has_scripts", [True, False])
+def test_a_scratch_model_needs_no_teacher_where_none_is_imitated(
+    has_scripts: bool, tmp_path: Path
+) -> None:
+    """Its tokenizer then learns from the game's own scripts, or from the prompts alone."""
+    text = Path(scaffold.__file__).read_text("utf-8")
+    own = tmp_path / f"own_{has_scripts}.py"
+    own.write_text(text if has_scripts else text.replace("SCRIPTS = ", "NAMED = "), "utf-8")
+    words = [*SHORT, f"game.name={own}", "model.scratch.tokenizer_games=9"]
+    chats = ROOT / "examples" / "chats.jsonl"
+    for off in (["warm_start=off"], [f"warm_start.chats={chats}"]):
+        config = load_config(None, [*words, *off])
+        check_players(config)
+        tokenizer = scratch_tokenizer(config)
+        assert tokenizer.decode(tokenizer.encode("[answer] 12")) == "[answer] 12"
+    assert (len(tokenizer.encode("seat")) == 1) == has_scripts  # as in "seat 0: [message] 7"
+    assert len(tokenizer.encode("user")) == 1
+    for used in (["warm_start.num_games=9"], ["warm_start.teachers=[tall]"]):
+        with pytest.raises(SettingsError, match=r"^warm_start.teachers: "):
+            check_players(load_config(None, [*words, *used]))
