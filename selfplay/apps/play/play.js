@@ -74,6 +74,7 @@ function drawPlaying(state) {
   find("left").replaceChildren(...state.left.map((line) => make("li", {}, line)));
   find("example").hidden = !state.suggestion;
   find("suggestion").textContent = state.suggestion;
+  find("suggest").hidden = !state.suggestion || state.forms.some((form) => form.button && form.before === state.suggestion);
 }
 
 function turnNode(state, turn) {
@@ -245,7 +246,7 @@ function drawEnding(state) {
   const scores = game.seat_scores || [], differ = scores.some((one) => one !== scores[0]);
   const each = scores.map((one, place) => `${nameOf(state, place)} ${(100 * one).toFixed(0)} %`).join(", ");
   find("before").replaceChildren(make("span", { class: "big-score" }, differ ? `${each[0].toUpperCase()}${each.slice(1)} of what was possible` : game.agreed ? `${(100 * game.score_norm).toFixed(0)} % of what was possible` : "No agreement"),
-    make("br"), game.agreed ? `${differ ? "The game is decided." : "You agreed."} Below is everything that was hidden.` : `${result.limit ? `A limit ended the game: ${result.limit}` : "The game ended"}. Below is everything that was hidden.`);
+    make("br"), `${result.limit ? `A limit ended the game: ${result.limit}` : !game.agreed ? "The game ended" : differ ? "The game is decided" : "You agreed"}. Below is everything that was hidden.`);
   const pick = (number) => {
     play.picked = number;
     find("ending").replaceChildren(...gamePanels(game, result.texts, number, pick));
