@@ -78,9 +78,10 @@ def peoples_games(
 
 
 def as_read(text: str) -> str:
-    """A text without what hardly shows: after NFKC, with one blank for white space, case folded."""
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(unicodedata.normalize("NFKC", folded).split())
+    """A text without what hardly shows: after NFKC, case folded, with one blank for white space and
+    without characters that only format, such as a soft hyphen."""
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+    return " ".join("".join(c for c in folded if unicodedata.category(c) != "Cf").split())
 
 
 def digest(*parts: object) -> str:

@@ -24,7 +24,8 @@ _WORD_UNIT = re.compile(r"(?<=[\d%])(?: [a-z]{2,12}){1,3}\Z")
 # Words that change a value, or begin another one.
 _NO_UNIT = re.compile(
     r"\d|\b(?:and|or|not|to|than|[eixyz]|pi|squared|cubed|factorial|percent|dozen|hundred|thousand"
-    r"|\w*illion|half|halves|third|quarter|fifth|\w*[xvndr]th|double|twice|triple|pair|score)s?\b"
+    r"|\w*illion|half|halves|third|quarter|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)th)"
+    r"s?\b"
 )
 _RELATION = re.compile(r"\\?((?<=\\)(?:[gl]eqslant|[gln]eq?|[gl]t)(?![a-z])|[≥≤≠])")
 _SIGNS = {"g": ">", "l": "<", "n": "!", "≥": ">", "≤": "<", "≠": "!"}

@@ -128,6 +128,7 @@ def test_a_task_in_another_writing_is_in_the_same_split(tmp_path: Path) -> None:
         lambda text: unicodedata.normalize("NFD", text),
         lambda text: text.replace(". ", ".\r\n"),
         str.upper,
+        lambda text: text.replace("cats", "c\u00adats\u200b").replace("?", "？\t"),
     ]
     texts = [f"Zoé has {n} cats. How many legs has she seen?" for n in range(50)]
     rows = [{"prompt": form(text), "completion": "4"} for form in forms for text in texts]

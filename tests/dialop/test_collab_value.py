@@ -73,7 +73,12 @@ RIGHT = {
         *(("5\\text{ cm}", "5"), ("5", "5\\mathrm{cm}^2"), ("90^\\circ", "90"), ("72", "72 clips")),
         *(("2\\sqrt{3}", "2\\sqrt{3}\\text{ cm}"), ("72 clips", "72 clips")),
         *(("72 clips", "72"), ("5 cm", "5\\text{ cm}"), ("90^\\circ", "90 degrees")),
-        *(("x = 72 red clips", "72"), ("72.0 clips", "72 clips"), ("90 degrees", "90°")),
+        *(
+            ("x = 72 red clips", "72"),
+            ("72.0 clips", "72 clips"),
+            ("90 degrees", "90°"),
+            ("18 months", "18"),
+        ),
     ),
     "relations": (
         *(("x \\ge 5", "x\\geq 5"), ("x\\geqslant5", "x ≥ 5"), ("x>=5", "x \\ge 5")),

@@ -3,23 +3,28 @@
 import math
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dialop import scaffold
-from dialop.game import Game, GameError, Outcome, Step
+from dialop.game import Game, GameError, Outcome, Prompt, Step
+from dialop.kit import Kit
 from selfplay.advantages.advantages import reward_samples
 from selfplay.advantages.rewards import with_rewards
 from selfplay.chat.rendering import Rendering
 from selfplay.config import AlgorithmConfig, Config, RewardConfig, load_config
 from selfplay.config.text import dump
 from selfplay.data.instances import generated
+from selfplay.engines.base import Completion, Request
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import evaluate_scripted
+from selfplay.partners.judge import Judge, judge_games
 from selfplay.preflight.run import (
     baseline_games,
     check_state,
@@ -543,6 +548,21 @@ def test_a_seat_whose_tries_are_used_up_is_paid_what_losing_pays(
             [episode], algorithm=AlgorithmConfig(advantage="ppo"), reward=RewardConfig()
         )
         assert {s.reward for s in samples} <= {own, -own}
+
+
+def test_a_judges_rating_leaves_a_forfeit_one(rendering: Rendering) -> None:
+    """The game's own rubric gives another game, in which the seat has still lost."""
+    start = Duel(scaffold.Instance("duel", (1, 2)), scaffold.Options())
+    lost = play_one(start, rendering, [(0, "no"), (0, "no")], key="duel")
+    parts = {"judge_prompt": lambda _: Prompt("", "Rate."), "judged": lambda game, _: game.clone()}
+    kit = Kit("duel", SimpleNamespace(**{**vars(scaffold), **parts}))
+
+    def ask(requests: Sequence[Request]) -> list[Completion]:
+        return [Completion([], [], "stop", 0, text="1") for _ in requests]
+
+    (rated,) = judge_games([lost], Judge(kit, None, 1.0, ask))
+    assert rated is not None and rated.measures["judged"] == 1.0
+    assert rated.outcome == lost.outcome and rated.outcome.rewards == (-1.0, 1.0)
 
 
 def test_a_partner_that_uses_up_its_tries_loses_also_in_a_copied_game(
