@@ -19,11 +19,12 @@ from selfplay.apps.play.limits import (
     taken_by,
     taken_told,
 )
-from selfplay.chat.rendering import Rendering
+from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import RolloutConfig
 from selfplay.engines.base import Completion, Request
 from selfplay.rollout.episode import GameSetup, Position, limits_of
-from selfplay.rollout.players import FrozenPlayer, Player
+from selfplay.rollout.players import FrozenPlayer, Player, PolicyPlayer
+from tests.helpers.chat_families import ANEW, tokenizer_of
 from tests.helpers.dialop_boards import BRIEF, FULL, SMALL
 from tests.helpers.hand_games import HAND_GAMES
 from tests.helpers.small_games import Lines, Proposes, config_of, policies
@@ -63,12 +64,22 @@ def test_the_moves_and_tries_that_are_left_are_those_after_which_a_game_ends(
         assert zero[0] == 0 and sorted((left.moves[0], left.tries[0]))[1] > 0
 
 
-@pytest.mark.parametrize("frozen", [False, True])
+class Reminded(PolicyPlayer):
+    """A player of one's own, who reads more than the game says."""
+
+    async def move(self, game: Any, seat: int, observation: str, generate: Any) -> Any:
+        return await super().move(game, seat, f"{observation}\n(Be brief.)", generate)
+
+
+@pytest.mark.parametrize("template", ["no template", *list(ANEW)[:1]])
+@pytest.mark.parametrize("kind", ["policy", "frozen", "own"])
 @pytest.mark.parametrize("options", [BRIEF, FULL])
 def test_a_model_answers_if_and_only_if_a_message_takes_fewer_tokens_than_are_left(
-    options: Any, frozen: bool, rendering: Rendering
+    options: Any, kind: str, template: str
 ) -> None:
     """The second message of the person, longer and longer. Weighing it changes nothing."""
+    rendering = make_rendering(tokenizer_of(template))
+    make = Reminded if kind == "own" else PolicyPlayer
     answer = rendering.action_ids("[message] ok")
 
     async def generate(request: Request) -> Completion:
@@ -76,14 +87,14 @@ def test_a_model_answers_if_and_only_if_a_message_takes_fewer_tokens_than_are_le
 
     game, rollout, ended = MatchingGame(SMALL, options), RolloutConfig(), set()
     start = rendering.conversation(game.prompt(1).system, [game.prompt(1).user], [])
-    room = len(start) + 120
+    room = len(start) + 150
     for num in range(1, 60):
         text = "[message]" + " x" * num
-        (policy,) = policies(rendering, "hand", num=1, max_game_tokens=room)
-        partner: Player = FrozenPlayer(policy, name="other") if frozen else policy
+        policy = make(rendering, seed_names=(), max_new_tokens=100, max_game_tokens=room)
+        partner: Player = FrozenPlayer(policy, name="other") if kind == "frozen" else policy
         setup = GameSetup(game.clone(), (Lines("[message] hi", text), partner), SMALL.key, 0)
         position = Position(setup, limits_of(rollout))
-        assert left_of(position, rollout).tokens == {1: (120, room)}
+        assert (left_of(position, rollout).tokens == {1: (150, room)}) == (kind != "own")
         step(position)
         step(position, generate)
         read = len(policy.transcript)
