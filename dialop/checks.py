@@ -20,7 +20,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from dialop.game import Game, Step, wrong_measures, wrong_outcome, wrong_step
+from dialop.game import Game, Outcome, Step, wrong_measures, wrong_outcome, wrong_step
 from dialop.kit import Kit
 from dialop.shown import error_line
 from dialop.tags import split_move
@@ -418,6 +418,7 @@ def _leaks(game: Game, varied: Game, played: Played, seat: int) -> Iterator[str]
 
 def _outcome(case: Case) -> Iterator[str]:
     forfeited: dict[int, float] = {}  # what each seat is paid at most
+    told = False  # whether the game has an outcome of its own for them
     for game, _, number in case.positions():
         if problem := _wrong_outcome(game, game.outcome()):
             yield f"before move {number}: {problem}"
@@ -425,8 +426,9 @@ def _outcome(case: Case) -> Iterator[str]:
             outcome = game.outcome_of_forfeit(seat)
             if problem := wrong_outcome(game, outcome):
                 yield f"before move {number}: outcome_of_forfeit({seat}) {problem}"
+            told = told or outcome != game.outcome()
             forfeited[seat] = max(outcome.rewards[seat], forfeited.get(seat, -math.inf))
-    unequal, stalls = "", ""
+    unequal, ends = "", list[Outcome]()
     for played in case.plays:
         game = case.new(played)
         for seat, text in played.moves:
@@ -434,14 +436,9 @@ def _outcome(case: Case) -> Iterator[str]:
         final = game.outcome()
         if len(set(final.rewards)) > 1 and not final.seat_scores:
             unequal = f"rewards {final.rewards} and no seat_scores: all seats score the same"
-        for seat, paid in forfeited.items() if len(set(final.rewards)) > 1 else ():
-            if paid > final.rewards[seat]:
-                stalls = (
-                    f"seat {seat} gets {paid:g} where its tries are used up and "
-                    f"{final.rewards[seat]:g} where it loses: define outcome_of_forfeit(seat)"
-                )
         if problem := _wrong_outcome(game, final):
             yield f"at the end: {problem}"
+        ends.append(final)
         every = range(game.num_seats)
         for seats in (every, *((seat,) for seat in every)):
             if problem := wrong_measures(game.measures(seats)):
@@ -451,7 +448,22 @@ def _outcome(case: Case) -> Iterator[str]:
                 step = game.step(seat, text)
                 if step.error is None or game.outcome() != final or game.seat_to_move is not None:
                     yield f"after the end, {text[:40]!r} of seat {seat} was accepted or changed it"
-    yield from (_NOTE + note for note in (unequal, stalls) if note)
+    if unequal:
+        yield _NOTE + unequal
+    if stalls := _stalls([end for end in ends if len(set(end.rewards)) > 1], forfeited):
+        yield f"{_NOTE}{stalls}: define outcome_of_forfeit(seat)"
+    elif ends and not told and all(end.seat_scores and len(set(end.rewards)) == 1 for end in ends):
+        yield f"{_NOTE}no scripted game has a loser to compare a forfeit with"
+
+
+def _stalls(ends: Sequence[Outcome], forfeited: dict[int, float]) -> str:
+    """What is wrong if a seat is paid more at a forfeit than in its worst of these ends."""
+    for seat, paid in forfeited.items() if ends else ():
+        if paid > (worst := min(end.rewards[seat] for end in ends)):
+            return (
+                f"seat {seat} gets {paid:g} where its tries are used up, {worst:g} where it loses"
+            )
+    return ""
 
 
 def _wrong_outcome(game: Game, outcome: Any) -> str:

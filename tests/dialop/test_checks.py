@@ -94,7 +94,7 @@ def test_what_is_allowed_and_seldom_meant_is_noted() -> None:
     results = results_of()
     assert not results["play"].note and not results["play"].problem
     unequal = "rewards (0.0, 0.0, -1.0) and no seat_scores: all seats score the same"
-    stalls = "seat 2 gets 0 where its tries are used up and -1 where it loses"
+    stalls = "seat 2 gets 0 where its tries are used up, -1 where it loses"
     assert results["outcome"].note == f"{unequal}; {stalls}: define outcome_of_forfeit(seat)"
 
     class Forfeited(ThreeRooms):
@@ -106,7 +106,16 @@ def test_what_is_allowed_and_seldom_meant_is_noted() -> None:
     class PaidTooLittle(Forfeited):
         paid = -math.inf
 
+    class Drawn(ThreeRooms):
+        def outcome(self) -> Outcome:
+            return replace(super().outcome(), rewards=(0.0,) * 3, seat_scores=(0.5,) * 3)
+
+    class DrawnOrForfeited(Drawn, Forfeited): ...
+
     assert results_of(**broken(Forfeited))["outcome"].note == unequal
+    alone = "no scripted game has a loser to compare a forfeit with"
+    assert results_of(**broken(Drawn))["outcome"].note == alone
+    assert not results_of(**broken(DrawnOrForfeited))["outcome"].note
     problem = results_of(**broken(PaidTooLittle))["outcome"].problem
     assert problem.startswith("before move 0: outcome_of_forfeit(0) must give rewards as a tuple")
 
