@@ -21,7 +21,7 @@ from dialop.collab.kit import read, write
 from dialop.collab.published import instances_of
 from dialop.collab.sandbox import NoSandbox, check_tests, passes
 from dialop.collab.task import CollabInstance
-from selfplay.config import GameConfig
+from selfplay.config import Config, GameConfig
 from selfplay.data.instances import read_file
 from selfplay.errors import SettingsError
 from tests.helpers.bwrap import needs_bwrap
@@ -470,7 +470,7 @@ def test_a_run_whose_sandbox_no_longer_starts_ends_in_one_line(
     def graded(*args: object) -> None:
         raise NoSandbox("no sandbox")
 
-    monkeypatch.setattr(train, "PARSED", (SimpleNamespace(dry_run=False), None))
+    monkeypatch.setattr(train, "PARSED", (SimpleNamespace(dry_run=False), Config()))
     monkeypatch.setattr(train, "start", graded)
     assert train.main() == 1
     (line,) = capsys.readouterr().err.splitlines()

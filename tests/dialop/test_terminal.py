@@ -180,7 +180,10 @@ finally:
 def test_a_signal_ends_a_program_in_one_line(number: signal.Signals) -> None:
     """What it holds is closed; under nohup it goes on."""
     words = [sys.executable, "-c", SIGNALLED, str(int(number))]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S)
+    default = lambda: signal.signal(number, signal.SIG_DFL)  # noqa: E731  also in a test under nohup
+    done = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S, preexec_fn=default
+    )
     line = f"a program: ended by {number.name}; it goes on\n"
     assert (done.returncode, done.stdout, done.stderr) == (128 + number, "closed\n", line)
     ignored = lambda: signal.signal(number, signal.SIG_IGN)  # noqa: E731

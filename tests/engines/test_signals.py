@@ -3,12 +3,22 @@
 import os
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
 
 from dialop.terminal import ENDING
 from selfplay.engines.sglang.processes import Signals
+
+
+@pytest.fixture(autouse=True)
+def as_a_program_begins() -> Iterator[None]:
+    """No signal is ignored, as some are in a test that nohup has started, or handled."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in ENDING}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def test_signals_reach_every_taker_and_come_back_in_any_order() -> None:
