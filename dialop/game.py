@@ -18,6 +18,7 @@ seat gets. The same five methods (`prompt`, `step`, `clone`, `view`, `outcome`) 
 
 from __future__ import annotations
 
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Collection
@@ -118,6 +119,15 @@ class Outcome:
         if not self.seat_scores or not seats:
             return self.score_norm
         return sum(self.seat_scores[seat] for seat in seats) / len(seats)
+
+
+def wrong_state(state: Any) -> str:
+    """What is wrong with a game's state, as "must give …"; "" if nothing is."""
+    try:
+        json.dumps(state, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"must give plain JSON values, got {state!r:.200} ({error})"
+    return ""
 
 
 def wrong_outcome(game: Game, outcome: Any) -> str:

@@ -140,13 +140,14 @@ def read_records(path: str | Path) -> Iterator[dict[str, Any]]:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """The value of a JSON text whose numbers are finite and whose strings are valid Unicode.
+    """The value of a JSON text whose numbers are finite, whose strings are valid Unicode, and whose
+    objects have each key once.
 
     Raises:
         ValueError: for any other text; the message is one line.
     """
     try:
-        value = json.loads(content)
+        value = json.loads(content, object_pairs_hook=_once)
         # Python reads NaN, 1e999 and half of a surrogate pair; writing them raises.
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
@@ -154,6 +155,15 @@ def parse_json(content: bytes | str) -> Any:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not valid JSON ({error})") from None
     return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of these pairs. Of a key that stands twice Python would take the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it has {next(n for n in names if names.count(n) > 1)!r} twice")
+    return found
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dialop.game import wrong_state
 from selfplay.advantages.rewards import sample_name
 from selfplay.advantages.sample import Sample
 from selfplay.config.player_spec import SCRIPTED
 from selfplay.rollout.branches import siblings_of
-from selfplay.rollout.episode import Episode
+from selfplay.rollout.episode import Episode, check_game
 
 if TYPE_CHECKING:  # it imports torch, which a program that draws a page does not need
     from selfplay.advantages.advantages import CreditStats
@@ -58,9 +59,17 @@ def game_record(episode: Episode, *, step: int, pieces: Pieces | None = None) ->
         "facts": episode.outcome.facts,
         "measures": dict(episode.measures),
         **({"judge": episode.judge} if episode.judge else {}),
-        **({"state": episode.game.state()} if episode.game is not None else {}),
+        **({"state": _state(episode)} if episode.game is not None else {}),
         **({"branches": branch_records(episode)} if episode.branches else {}),
     }
+
+
+def _state(episode: Episode) -> Any:
+    """The state of the finished game. Raises GameError for one that no file holds."""
+    assert episode.game is not None
+    state = episode.game.state()
+    check_game(episode.game, "state", wrong_state(state), episode.instance)
+    return state
 
 
 def _turn_tokens(episode: Episode, pieces: Pieces) -> list[list[list[Any]] | None]:

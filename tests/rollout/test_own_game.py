@@ -287,6 +287,17 @@ def test_a_state_that_is_no_json_is_refused_before_a_run(monkeypatch: pytest.Mon
         check_state(config)
 
 
+def test_a_state_that_is_no_json_in_a_later_game_is_named_where_it_is_logged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = load_config(None, SHORT)
+    (instance,) = config.game.kit.generate(config.game.options, seed=0, num=1)
+    game = type(config.game.kit.new_game(instance, config.game.options))
+    monkeypatch.setattr(game, "state", lambda _: {"days": {1}})
+    with pytest.raises(GameError, match=r"\.state\(\) must give plain JSON values, got .*days"):
+        evaluate_scripted([instance], spec="honest", game=config.game, rollout=config.rollout)
+
+
 def test_a_script_whose_moves_the_game_refuses_is_warned_of(tmp_path: Path) -> None:
     own = changed_meeting(tmp_path, 'f"[meet] {common}" if told', '"[meet] never" if told')
     config = load_config(None, [*SHORT, f"game.name={own}"])
