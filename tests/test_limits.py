@@ -2,12 +2,13 @@
 
 import itertools
 import json
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dialop.shown import error_line
@@ -15,13 +16,19 @@ from dialop.starts import start_length
 from selfplay.apps.play import server
 from selfplay.apps.report.charts import MAX_POINTS, thinned
 from selfplay.apps.report.run_files import _spread
+from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import checkpoints, keep_newest
 from selfplay.engines import endpoint, hf
+from selfplay.engines.base import Completion, Request
 from selfplay.engines.sglang.buckets import plan_buckets
 from selfplay.learner.batch import deal
 from selfplay.metrics.console import step_line
 from selfplay.metrics.tables import game_text
 from selfplay.model.attention import _chunks_of_like_length
+from selfplay.rollout.driver import play_games
+from selfplay.rollout.episode import Limits
+from tests.helpers.scripted_engine import WaveEngine
+from tests.helpers.small_games import BEST, SAMPLING, hand_setups
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=20)
 
@@ -203,3 +210,42 @@ def test_at_most_the_newest_checkpoints_are_kept(keep: int, tmp_path: Path) -> N
     keep_newest(tmp_path, keep)
     names = [path.name for path in checkpoints(tmp_path)]
     assert names == [f"step_{step}" for step in sorted(steps)[-keep:]]
+
+
+SAID = st.sampled_from(
+    [f"[message] {'so ' * n}" for n in (1, 7, 30)] + ["no tag", BEST, "[accept]"]
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(
+    said=st.lists(SAID, min_size=1, max_size=6),
+    turns=st.integers(1, 5),
+    retries=st.integers(0, 3),
+    new=st.integers(1, 60),
+    room=st.integers(60, 260),
+)
+def test_a_game_a_seat_and_a_turn_have_at_most_their_moves_tries_and_tokens(
+    rendering: Rendering, said: list[str], turns: int, retries: int, new: int, room: int
+) -> None:
+    """Whatever the policy says: moves of a game, invalid tries in a row, tokens that a turn may
+    sample, tokens of a seat's whole game with what it reads."""
+
+    class Says(WaveEngine):
+        def answer(self, request: Request) -> Completion:
+            self.texts = {request.seed: said[len(self.asked) % len(said)]}
+            return super().answer(request)
+
+    engine = Says(rendering, {})
+    (setup,) = hand_setups(rendering, max_new_tokens=new, max_game_tokens=room)
+    (episode,), _ = play_games(
+        [setup], engine, sampling=SAMPLING, limits=Limits(turns, max_retries=retries)
+    )
+    assert all(0 < r.max_new_tokens <= new for r in engine.asked)
+    assert all(len(r.prompt_ids) + r.max_new_tokens <= room for r in engine.asked)
+    assert sum(turn.action is not None for turn in episode.turns) <= turns
+    in_a_row = [
+        len([*run]) for bad, run in groupby(t.error is not None for t in episode.turns) if bad
+    ]
+    assert max(in_a_row, default=0) <= retries + 1
+    assert all(t is None or sum(t.mask) <= new * len(t.spans) for t in episode.transcripts)
