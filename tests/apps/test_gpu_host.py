@@ -116,7 +116,9 @@ def test_a_base_is_read_too(tmp_path: Path) -> None:
 
 def make(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = ["make", f"--file={ROOT / 'Makefile'}", f"PYTHON={sys.executable}", *words]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    outer = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL", "ARGS")  # of `make test ARGS=…`
+    environment = {key: value for key, value in os.environ.items() if key not in outer}
+    environment["PYTHONPATH"] = str(ROOT)
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
