@@ -27,7 +27,7 @@ from selfplay.config.play import options_of  # noqa: E402
 from selfplay.config.schema import described  # noqa: E402
 
 SETTINGS_HEAD = """---
-search: {boost: 20}
+search: {boost: 4}
 ---
 # Settings
 

@@ -56,7 +56,7 @@ class WarmStartConfig:
     """train only adapters like those of model.lora, which are then merged into the weights that
     self-play starts from; false trains all weights"""
     lr: float = Field(default=1e-3, ge=0.0, le=10.0)
-    """peak learning rate"""
+    """peak rate of the imitation; that of self-play is optim.lr"""
     warmup_steps: int = Field(default=50, ge=0, le=10_000_000)
     """optimizer steps of linear learning-rate warm-up"""
     auxiliary_weight: float = Field(default=0.0, ge=0.0, le=1000.0)

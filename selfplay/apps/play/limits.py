@@ -61,7 +61,10 @@ def left_told(left: Left, called: Sequence[str], *, may_propose: bool) -> list[s
     """What is left, in short lines. `may_propose` says that the move of the moment may be a
     proposal, which takes one more move for its answer."""
     (moves, most), (tries, _) = left.moves, left.tries
-    hint = {1: "; no proposal can be answered any more", 2: ": a proposal and its answer"}
+    hint = {
+        1: "; no proposal can be answered any more",
+        2: ": a proposal and its answer, and no message",
+    }
     together = f"of {'both' if len(called) == 2 else 'all'} players together"
     lines = [f"{moves} of {most} moves left, {together}{hint.get(moves, '') * may_propose}"]
     again = f"{tries} refused tries in a row end" if tries > 1 else "one more refused try ends"

@@ -123,7 +123,7 @@ def test_the_words_are_plain() -> None:
     assert called_by(("user", "user", "agent"), 2) == ["user 0", "user 1", "you"]
     left = Left((2, 3), (1, 2), {0: (96, 160)})
     assert left_told(left, called, may_propose=True) == [
-        "2 of 3 moves left, of both players together: a proposal and its answer",
+        "2 of 3 moves left, of both players together: a proposal and its answer, and no message",
         "one more refused try ends the game",
         "your partner can read and write 96 more tokens of 160",
     ]
