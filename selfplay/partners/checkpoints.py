@@ -106,8 +106,9 @@ def _settings(run: Path, weights: Path) -> Path:
     """The settings of a run beside the code with which it trained these weights of its."""
     part = weights.parent.name if weights.name == "hf" else weights.name
     step = int(part[5:]) if part[:5] == "step_" and part[5:].isdecimal() else step_of(weights)
-    steps = [each for each in earlier_code(run / CODE) if part == "warm_start" or 0 <= step <= each]
-    code = earlier_code(run / CODE)[min(steps)] if steps else run
+    earlier = earlier_code(run / CODE)
+    steps = [each for each in earlier if part == "warm_start" or 0 <= step <= each]
+    code = earlier[min(steps)] if steps else run
     return code / "config.yaml"
 
 
