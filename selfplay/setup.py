@@ -11,6 +11,7 @@ import sys
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TextIO
 
@@ -34,7 +35,6 @@ from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, barrier, gather_objects, init_world, on_first_rank
 from selfplay.engines.base import Engine
 from selfplay.engines.hf import HFEngine
-from selfplay.engines.sglang.kernels import engine_kernels
 from selfplay.engines.sglang.processes import Signals
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import EvaluationContext
@@ -233,8 +233,9 @@ def _start_models(
         engine = load_engine(config, weights, world, cleanup=cleanup)
         start_check.sample(engine, EngineSupervisor(engine, world).retry)
         sleep_or_close(engine)
-        kernels = engine_kernels() if config.engine.exact else None
-        learner = make_learner(config, weights, world, kernels=kernels)
+        exact = import_module("selfplay.extras.exact") if config.engine.exact else None
+        as_engine = exact.compute_as_engine if exact else None
+        learner = make_learner(config, weights, world, as_engine=as_engine)
     return engine, learner, start_check.compare(learner, engine, weights)
 
 

@@ -16,7 +16,7 @@ DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 ROOMS = re.findall(r"^\| `(\w+)(?:/|\.py)` \|", DESIGN, re.MULTILINE)
 # A library and the only modules that may import it.
 ONLY_IN = {
-    "sglang": "selfplay.engines.sglang",
+    "sglang": ("selfplay.engines.sglang", "selfplay.extras.exact"),
     "wandb": "selfplay.metrics",
     "tensorboard": "selfplay.metrics",
     "httpx": "selfplay.engines.endpoint",
@@ -66,6 +66,18 @@ def test_a_module_imports_only_from_its_room_and_those_before_it(name: str) -> N
         if imported.startswith("selfplay."):
             assert ROOMS.index(room_of(imported)) <= place, imported
         assert imported.split(".")[0] not in ("train", "eval", "bench", "tests")
+
+
+def test_extras_are_loaded_by_name_where_something_asks_for_them() -> None:
+    """No file imports one; each is named in a text, and each name in a text is a module."""
+    extras = {name for name in SELFPLAY if name.startswith("selfplay.extras.")}
+    named = set()
+    outside = [ROOT / "train.py", ROOT / "eval.py", *(ROOT / "bench").glob("*.py")]
+    for path in (*SELFPLAY.values(), *DIALOP.values(), *outside):
+        if path.parent.name != "extras":
+            assert not [one for one in imports_of(path) if one.startswith("selfplay.extras")], path
+            named |= set(re.findall(r'"(selfplay\.extras\.\w+)[":]', path.read_text("utf-8")))
+    assert named == extras and len(extras) > 1
 
 
 @pytest.mark.parametrize("name", DIALOP)

@@ -10,6 +10,7 @@ Shapes: M trained tokens of a micro-batch, D width of the hidden state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,6 @@ from selfplay.distributed import (
 from selfplay.errors import OwnFault, SettingsError
 from selfplay.learner.batch import MicroBatch
 from selfplay.learner.optimizer import make_optimizer
-from selfplay.model.exact import Kernels
 from selfplay.model.lora import Adapters, without_adapters
 from selfplay.model.policy import (
     DTYPES,
@@ -79,12 +79,12 @@ def make_learner(
     world: World,
     *,
     imitation: bool = False,
-    kernels: Kernels | None = None,
+    as_engine: Callable[[PreTrainedModel], None] | None = None,
 ) -> Learner:
     """The sharded policy, its optimizer and what the method needs: a reference for the KL, a critic
     for PPO. With adapters only they are trained, and the reference is the same model without them.
     For `imitation` there is neither reference nor critic, and all weights are trained unless
-    `warm_start.lora` is set. With `kernels` the models compute as the engine does.
+    `warm_start.lora` is set. `as_engine` makes the models compute as the engine does.
     """
     lora = None if imitation and not config.warm_start.lora else config.model.lora
     load = partial(
@@ -96,7 +96,7 @@ def make_learner(
         recompute=RECOMPUTED[config.parallel.checkpointing],
         seed=config.seed,
         liger=config.model.liger and world.device.type == "cuda" and liger_is_here(),
-        kernels=kernels,
+        as_engine=as_engine,
     )
     model = load(lora=lora).eval()
     check_finite(model, weights, world)

@@ -11,6 +11,8 @@ import json
 import os
 import re
 from contextlib import suppress
+from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
@@ -23,7 +25,6 @@ from safetensors import SafetensorError, safe_open
 
 from selfplay.atomic import MANIFEST, damage
 from selfplay.errors import SettingsError
-from selfplay.model.gguf import converted, file_digest
 
 SETTINGS = "selfplay.yaml"  # the settings of a policy that `python -m selfplay.apps.publish` wrote
 WEIGHTS = "*.safetensors"
@@ -46,7 +47,8 @@ def local_folder(name_or_folder: str, *, what: str = "model.path", weights: bool
     if folder.is_dir():
         return folder
     if folder.suffix == ".gguf" and folder.is_file():
-        return converted(folder, what=what)
+        gguf = import_module("selfplay.extras.gguf")
+        return Path(gguf.converted(folder, what=what))
     if not is_hub_name(name_or_folder):
         absent = "" if folder.exists() else ", which does not exist here"
         raise SettingsError(
@@ -200,6 +202,18 @@ def weights_digest(folder: Path) -> str:
     for file in (folder / "config.json", *sorted(set(tensor_files(folder).values()))):
         total.update(file_digest(file))
     return total.hexdigest()
+
+
+def file_digest(file: Path) -> bytes:
+    """The sha256 of a file, which is read again only if its size or time has changed."""
+    stat = file.stat()
+    return _digest(file, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=256)
+def _digest(file: Path, size: int, mtime_ns: int) -> bytes:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").digest()
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:

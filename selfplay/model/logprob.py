@@ -55,7 +55,7 @@ def token_logprobs(
     set. `chunk` bounds the positions whose logits exist at once (default: as many as LIVE_LOGITS
     allows); results do not depend on it. With `shard`, `weight_VD` is this rank's slice of the
     vocabulary; `hidden_MD`, `targets_M`, the results and the gradient of `hidden_MD` are the same
-    on every rank. `stats` computes the forward pass otherwise (`selfplay/model/exact.py`), without
+    on every rank. `stats` computes the forward pass otherwise (`selfplay/extras/exact.py`), without
     `shard` and `cap`. Raises ValueError for a temperature of 0.
     """
     if temperature <= 0:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,6 @@ from selfplay.distributed import World, as_forward, fill_shards, shard, vocab_sh
 from selfplay.errors import SettingsError
 from selfplay.model.attention import NAME as PACKED
 from selfplay.model.attention import PackedRow, packed_kwargs, register_packed_attention
-from selfplay.model.exact import Kernels, compute_as_engine, kernels_of, position_stats
 from selfplay.model.hub import check_one_set, described_in, local_folder
 from selfplay.model.logprob import ALIGNMENT, token_logprobs
 from selfplay.model.lora import (
@@ -156,13 +154,13 @@ def load_sharded(
     liger: bool = False,
     lora: LoraConfig | None = None,
     seed: int = 0,
-    kernels: Kernels | None = None,
+    as_engine: Callable[[PreTrainedModel], None] | None = None,
 ) -> PreTrainedModel:
     """`load_model` and `shard` in one, for models that fit on no single rank.
 
     The model is created and sharded on the meta device. Then each rank reads its own part of each
     tensor, so it never holds more than its shard and one tensor. With `lora`, adapters drawn by
-    `seed` are added and everything else is frozen. With `kernels` it computes as the engine does.
+    `seed` are added and everything else is frozen. `as_engine` makes it compute as the engine does.
     Raises ValueError for a folder without safetensors and for a tensor that is not in the folder.
     """
     if world.mesh is None:
@@ -174,8 +172,8 @@ def load_sharded(
     model = empty_model(AutoConfig.from_pretrained(folder), dtype=master_dtype)
     stored = Stored(folder, model)
     check_complete(folder, stored.missing, stored.unread, warns=world.rank == 0)
-    if kernels is not None:
-        compute_as_engine(model, kernels)
+    if as_engine is not None:
+        as_engine(model)
     elif liger:
         apply_liger(model)
     if lora is not None:
@@ -298,7 +296,6 @@ def policy_logprobs(
         one_M1 = hidden_MD.new_ones(len(hidden_MD), 1)
         hidden_MD = torch.cat([hidden_MD, pad(one_M1, (0, ALIGNMENT - 1))], dim=1)
     scale, cap = logit_rule(model.config)
-    kernels = kernels_of(model)
     return token_logprobs(
         hidden_MD,
         weight_VD,
@@ -307,7 +304,7 @@ def policy_logprobs(
         entropy_grad=entropy_grad,
         shard=rows,
         cap=None if cap is None else cap / scale,
-        stats=None if kernels is None else partial(position_stats, kernels=kernels),
+        stats=getattr(model.base_model, "position_stats", None),  # of `engine.exact`
     )
 
 

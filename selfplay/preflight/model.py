@@ -16,6 +16,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
+from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -39,7 +40,6 @@ from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import check_room
 from selfplay.learner.batch import pack
 from selfplay.learner.learner import Learner, autocast, batch_logprobs
-from selfplay.model.exact import why_not_exact
 from selfplay.model.families import max_positions, why_not
 from selfplay.model.hub import described_in, local_folder
 from selfplay.model.lora import check_targets
@@ -144,8 +144,10 @@ def _refusal(
         engine=config.engine.kind,
         max_tokens=config.rollout.max_game_tokens,
     )
-    if config.engine.exact and (problem := why_not_exact(described)) is not None:
-        return f"engine.exact must be false for this model, got true: {problem}"
+    if config.engine.exact:
+        problem = import_module("selfplay.extras.exact").why_not_exact(described)
+        if problem is not None:
+            return f"engine.exact must be false for this model, got true: {problem}"
     if why is None and model.path is not None:
         why = check_copy(described, engine=config.engine.kind == "hf")
     if why is not None:

@@ -18,7 +18,7 @@ from selfplay.chat.tokenizer import load_tokenizer
 from selfplay.config import load_config
 from selfplay.data.instances import generated
 from selfplay.errors import SettingsError
-from selfplay.model.gguf import converted, mend_tokenizer, split_as
+from selfplay.extras.gguf import converted, mend_tokenizer, split_as
 from selfplay.model.hub import is_hub_name, local_folder
 from selfplay.model.policy import end_ids
 from selfplay.preflight.small_copy import eager_logprobs, shake

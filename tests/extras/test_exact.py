@@ -16,14 +16,14 @@ from torch.nn.functional import linear, silu
 from transformers import PreTrainedModel, Qwen2Config, Qwen3Config
 
 from selfplay.distributed import init_world, shard
-from selfplay.learner.batch import MicroBatch, pack
-from selfplay.model.attention import Span, _padded
-from selfplay.model.exact import (
+from selfplay.extras.exact import (
     Kernels,
     compute_as_engine,
     position_stats,
     why_not_exact,
 )
+from selfplay.learner.batch import MicroBatch, pack
+from selfplay.model.attention import Span, _padded
 from selfplay.model.policy import policy_logprobs
 from selfplay.preflight.small_copy import eager_logprobs
 from tests.helpers.small_updates import group_samples

@@ -11,11 +11,14 @@ logits are rounded to bf16 before the temperature divides them.
 
 Shapes: N tokens of a row, K of its sequences with their prefixes, S segments, C scored positions, D
 width of the model, H query heads, G key/value heads, W width of a head, F of the MLP, V vocabulary.
+
+Written for SGLang 0.5.17. Needs a Hopper GPU and FlashAttention 3 (sglang-kernel's flash_ops).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -24,6 +27,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from selfplay.engines.sglang.patches import LEAST_QUERIES
 from selfplay.model.attention import Gather, Span
 from selfplay.model.families import head_width
 from selfplay.model.logprob import fused
@@ -33,7 +37,7 @@ HEAD_WIDTHS = (64, 128)
 
 
 class Kernels(NamedTuple):
-    """The engine's operations (`selfplay/engines/sglang/kernels.py`)."""
+    """The engine's operations (`engine_kernels`)."""
 
     matmul: Callable[[Tensor, Tensor, Tensor | None], Tensor]
     """x [N, D], weight [F, D], bias [F] or None → [N, F]"""
@@ -65,19 +69,14 @@ def why_not_exact(config: PretrainedConfig) -> str | None:
     return None
 
 
-def compute_as_engine(model: PreTrainedModel, kernels: Kernels) -> None:
-    """Let the model's layers compute with the engine's operations; before `shard`."""
-    base = model.base_model
-    base.engine_kernels = kernels
+def compute_as_engine(model: PreTrainedModel, kernels: Kernels | None = None) -> None:
+    """Let the model's layers and log-probs compute with the engine's operations, SGLang's unless
+    `kernels` are given; before `shard`."""
+    base, kernels = model.base_model, kernels or engine_kernels()
+    base.engine_kernels, base.position_stats = kernels, partial(position_stats, kernels=kernels)
     base.forward = MethodType(_model_forward, base)
     for layer in base.layers:
         layer.forward = MethodType(_layer_forward, layer)
-
-
-def kernels_of(model: PreTrainedModel) -> Kernels | None:
-    """The kernels given to `compute_as_engine`; None for an ordinary model."""
-    kernels: Kernels | None = getattr(model.base_model, "engine_kernels", None)
-    return kernels
 
 
 class _Pass:
@@ -305,3 +304,70 @@ class _Attend(torch.autograd.Function):
         saved = ctx.saved_tensors
         grads = ctx.kernels.attend_backward(grad_NHW.contiguous(), saved, ctx.span)
         return *grads, None, None
+
+
+# --- SGLang's kernels -----------------------------------------------------------------------------
+
+
+def engine_kernels() -> Kernels:
+    """The operations of SGLang's deterministic mode. Imports SGLang."""
+    from sgl_kernel.flash_attn import flash_attn_varlen_func
+    from sglang.kernels.ops.activation.activation import silu_and_mul
+    from sglang.kernels.ops.attention.rope import apply_rope_with_cos_sin_cache_inplace
+    from sglang.srt.batch_invariant_ops import batch_invariant_ops as invariant
+
+    def rotate(query_NHW: Tensor, key_NGW: Tensor, cos_sin_NW: Tensor) -> None:
+        apply_rope_with_cos_sin_cache_inplace(
+            positions=torch.arange(len(cos_sin_NW), device=cos_sin_NW.device),
+            q=query_NHW,
+            k=key_NGW,
+            cos_sin_cache=cos_sin_NW,
+            is_neox=True,
+        )
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, span: Span) -> tuple[Tensor, Tensor]:
+        out_NHW, lse, *_ = flash_attn_varlen_func(
+            q,
+            k,
+            v,
+            span.queries_S1,
+            span.keys_S1,
+            max(span.max_queries, LEAST_QUERIES),
+            span.max_keys,
+            softmax_scale=span.scale,
+            causal=True,
+            num_splits=1,
+            return_softmax_lse=True,
+        )
+        return out_NHW, lse.contiguous()
+
+    return Kernels(
+        matmul=lambda x, weight, bias: invariant.matmul_persistent(x, weight.t(), bias=bias),
+        norm=invariant.rms_norm_batch_invariant,
+        rotate=rotate,
+        gate=lambda x: silu_and_mul(x, None),
+        attend=attend,
+        attend_backward=_attend_backward,
+        log_softmax=invariant.log_softmax,
+    )
+
+
+def _attend_backward(
+    grad_NHW: Tensor, saved: tuple[Tensor, ...], span: Span
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Torch's own backward pass; FlashAttention 3's log-sum-exps are laid out as it expects."""
+    no_dropout = torch.zeros(2, dtype=torch.uint64, device=grad_NHW.device)
+    grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
+        grad_NHW,
+        *saved,
+        span.queries_S1,
+        span.keys_S1,
+        span.max_queries,
+        span.max_keys,
+        0.0,
+        True,
+        no_dropout,
+        grad_NHW.new_empty(0),
+        scale=span.scale,
+    )
+    return grads

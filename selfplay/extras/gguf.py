@@ -14,7 +14,6 @@ import math
 import sys
 import tempfile
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +44,7 @@ from dialop.shown import error_line
 from selfplay.atomic import atomic_folder
 from selfplay.chat.rendering import make_rendering
 from selfplay.errors import SettingsError
+from selfplay.model.hub import file_digest
 
 CACHE = Path(HF_HOME) / "selfplay-gguf"
 _CONVERSION = b"4"  # increase it when the conversion changes, so that old folders are not used
@@ -152,18 +152,6 @@ def _name(file: Path) -> str | None:
             return None
     digest = hashlib.sha256(_CONVERSION + file_digest(file))
     return f"{file.stem}-{digest.hexdigest()[:16]}"
-
-
-def file_digest(file: Path) -> bytes:
-    """The sha256 of a file, which is read again only if its size or time has changed."""
-    stat = file.stat()
-    return _digest(file, stat.st_size, stat.st_mtime_ns)
-
-
-@lru_cache(maxsize=256)
-def _digest(file: Path, size: int, mtime_ns: int) -> bytes:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").digest()
 
 
 def _convert(file: Path, folder: Path) -> None:
