@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
-# The rows of the table under "Rooms", in its order: a folder, or a module at the top of selfplay/.
-ROOMS = re.findall(r"^\| `(\w+)(?:/|\.py)` \|", DESIGN, re.MULTILINE)
+from tests.helpers.house import ROOMS, ROOT
+
 # A library and the only modules that may import it.
 ONLY_IN = {
     "sglang": ("selfplay.engines.sglang", "selfplay.extras.exact"),
