@@ -23,11 +23,11 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13566),
-    "selfplay": Limit(20545),
-    "extras": Limit(0),
+    "core": Limit(13005),
+    "selfplay": Limit(19986),
+    "extras": Limit(554, "the exact mode and GGUF files, taken out of the core"),
     "dialop": Limit(8891),
-    "tests": Limit(29468),
+    "tests": Limit(29479, "the exact mode and GGUF files, taken out of the core"),
     "bench": Limit(2394),
     "settings": Limit(141),
 }

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ GAMES = {path.name for path in (ROOT / "dialop").iterdir() if (path / "game.py")
 SELFPLAY, DIALOP = modules("selfplay"), modules("dialop")
 
 
+@cache
 def imports_of(path: Path) -> list[str]:
     """Dotted names of everything the file imports, wherever in it."""
     names = []
@@ -57,13 +59,13 @@ def test_every_room_is_in_the_table_and_every_row_is_a_room() -> None:
     assert len(top) <= 8
 
 
-@pytest.mark.parametrize("name", [name for name in SELFPLAY if name != "selfplay"])
-def test_a_module_imports_only_from_its_room_and_those_before_it(name: str) -> None:
-    place = ROOMS.index(room_of(name))
-    for imported in imports_of(SELFPLAY[name]):
-        if imported.startswith("selfplay."):
-            assert ROOMS.index(room_of(imported)) <= place, imported
-        assert imported.split(".")[0] not in ("train", "eval", "bench", "tests")
+def test_a_module_imports_only_from_its_room_and_those_before_it() -> None:
+    for name in SELFPLAY.keys() - {"selfplay"}:
+        for imported in imports_of(SELFPLAY[name]):
+            if imported.startswith("selfplay."):
+                before = ROOMS.index(room_of(imported)) <= ROOMS.index(room_of(name))
+                assert before, f"{name} imports {imported}"
+            assert imported.split(".")[0] not in ("train", "eval", "bench", "tests"), name
 
 
 def test_extras_are_loaded_by_name_where_something_asks_for_them() -> None:
@@ -78,13 +80,13 @@ def test_extras_are_loaded_by_name_where_something_asks_for_them() -> None:
     assert named == extras and len(extras) > 1
 
 
-@pytest.mark.parametrize("name", DIALOP)
-def test_games_know_no_trainer_no_torch_and_no_other_game(name: str) -> None:
-    for imported in imports_of(DIALOP[name]):
-        assert imported.split(".")[0] not in ("selfplay", "torch", "transformers")
-        game, other = (each.split(".")[1:2] for each in (name, imported))
-        if game and imported.startswith("dialop.") and game[0] in GAMES:
-            assert other == game or other[0] not in GAMES, imported
+def test_games_know_no_trainer_no_torch_and_no_other_game() -> None:
+    for name, path in DIALOP.items():
+        for imported in imports_of(path):
+            assert imported.split(".")[0] not in ("selfplay", "torch", "transformers"), name
+            game, other = (each.split(".")[1:2] for each in (name, imported))
+            if game and imported.startswith("dialop.") and game[0] in GAMES:
+                assert other == game or other[0] not in GAMES, f"{name} imports {imported}"
 
 
 def test_no_bridge_is_imported_while_tests_are_collected() -> None:
@@ -94,13 +96,13 @@ def test_no_bridge_is_imported_while_tests_are_collected() -> None:
         assert not [name for name in imports_of(path) if name.startswith(libraries)], path
 
 
-@pytest.mark.parametrize("name", SELFPLAY)
-def test_a_library_is_imported_only_where_it_belongs(name: str) -> None:
-    for imported in imports_of(SELFPLAY[name]):
-        library = imported.split(".")[0]
-        assert name.startswith(ONLY_IN.get(library, name)), imported
-        if library == "torch" and name != "selfplay":
-            assert room_of(name) not in WITHOUT_TORCH, imported
+def test_a_library_is_imported_only_where_it_belongs() -> None:
+    for name, path in SELFPLAY.items():
+        for imported in imports_of(path):
+            library = imported.split(".")[0]
+            assert name.startswith(ONLY_IN.get(library, name)), f"{name} imports {imported}"
+            if library == "torch" and name != "selfplay":
+                assert room_of(name) not in WITHOUT_TORCH, f"{name} imports {imported}"
 
 
 @pytest.mark.parametrize("program", ["train", "eval"])
