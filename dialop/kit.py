@@ -52,6 +52,7 @@ from dialop.workers import Spawn
 if TYPE_CHECKING:
     import numpy as np
 
+TEXTARENA = "selfplay.extras.textarena"  # by its name, because games import no trainer
 SWITCHES = ("messages", "brief", "private_reasoning")
 _REQUIRED = ("ROLES", "generate_instance", "new_game")
 _HERE = Path(__file__).resolve().parent
@@ -377,13 +378,13 @@ def load_kit(name: str) -> Kit:
         return Kit(name, importlib.import_module(f"dialop.{name}.kit"))
     if name.startswith("textarena:"):
         try:
-            from dialop.bridges.textarena import module_of
+            bridge = importlib.import_module(TEXTARENA)
         except ImportError as error:
             raise ValueError(
                 f"game.name {name} needs TextArena ({error}); `pip install -r "
                 "requirements/bridges.txt` installs it"
             ) from error
-        return Kit(name, module_of(name.partition(":")[2]))
+        return Kit(name, bridge.module_of(name.partition(":")[2]))
     expected = (
         f"one of {', '.join(games())}, a module such as my_package.my_game, the path of a .py file "
         f"or textarena:ID, got {name!r}{nearest(name, games())}"

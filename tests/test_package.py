@@ -163,13 +163,13 @@ def listed_in(path: Path) -> set[str]:
 )
 def test_every_imported_library_is_listed(folders: tuple[str, ...], name: str) -> None:
     """What a module imports when it is read; none is there only because another package brings it.
-    Bridges, the engine, the page to play and GPU tests have lists of their own."""
+    Extras, the engine, the page to play and GPU tests have lists of their own."""
     listed, packages = listed_in(requirements(name)), installed_packages()
     own = {"dialop", "selfplay", "bench", "train", "eval", "tests"}
     own |= {path.stem for path in (ROOT / "tests").rglob("*.py")}
     missing = set()
     for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
-        if {"bridges", "sglang", "gpu", "play"} & set(path.relative_to(ROOT).parts[1:-1]):
+        if {"extras", "sglang", "gpu", "play"} & set(path.relative_to(ROOT).parts[1:-1]):
             continue
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.Import | ast.ImportFrom):

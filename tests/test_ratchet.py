@@ -25,9 +25,9 @@ class Limit(NamedTuple):
 WEIGHT = {
     "core": Limit(13005),
     "selfplay": Limit(19986),
-    "extras": Limit(554, "the exact mode and GGUF files, taken out of the core"),
-    "dialop": Limit(8891),
-    "tests": Limit(29479, "the exact mode and GGUF files, taken out of the core"),
+    "extras": Limit(1312, "taken out of the core and the games"),
+    "dialop": Limit(8140),
+    "tests": Limit(29484, "taken out of the core and the games"),
     "bench": Limit(2394),
     "settings": Limit(141),
 }

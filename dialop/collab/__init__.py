@@ -1,6 +1,6 @@
 """The collaboration game: a user knows the goal and an assistant must ask for it, then answers.
 
-The folder holds the rules and texts, instances, scripted players, the grading of answers, and the
-sandbox in which code answers run against their tests. Source of the setting: Wu et al., "CollabLLM:
-From Passive Responders to Active Collaborators", ICML 2025, arXiv 2502.00640.
+The folder holds the rules and texts, instances, scripted players and the grading of answers. Source
+of the setting: Wu et al., "CollabLLM: From Passive Responders to Active Collaborators", ICML 2025,
+arXiv 2502.00640.
 """

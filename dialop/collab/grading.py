@@ -1,21 +1,24 @@
 """Grades answers in [0, 1]: equality of numbers, similarity of texts, or passing tests.
 
-Grades are pure functions of instance and answer. Only the grade of code runs anything (`sandbox`).
+Grades are pure functions of instance and answer. Only the grade of code runs anything, in the
+sandbox of the module CODE_GRADER. That is found by its name, because games import no trainer.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import Any
 
-from dialop.collab import sandbox
 from dialop.collab.script import content_words
 from dialop.collab.task import ASSISTANT, USER, CollabInstance, Move
 from dialop.collab.value import check_target, equal_values, is_missing
 
+CODE_GRADER = "selfplay.extras.sandbox"
 MESSAGE = (ASSISTANT, "message")
 
 _MAX_ORDER = 4
@@ -28,14 +31,14 @@ def grade(instance: CollabInstance, answer: str) -> float:
     """The answer's grade in [0, 1]. Cached, so equal answers to an instance are graded once.
 
     Raises:
-        sandbox.NoSandbox: for a code task, if bubblewrap does not work on this machine.
+        MachineError: for a code task, if bubblewrap does not work on this machine.
     """
     if instance.task == "math":
         return float(equal_values(answer, instance.target))
     if instance.task == "writing":
         return bleu(answer, instance.target)
     code, tests = code_of(answer), instance.tests
-    return float(sandbox.passes(code, tests=tests, entry_point=instance.entry_point))
+    return float(_sandbox().passes(code, tests=tests, entry_point=instance.entry_point))
 
 
 def check_tasks(placed: Iterable[tuple[str, CollabInstance]]) -> None:
@@ -44,7 +47,7 @@ def check_tasks(placed: Iterable[tuple[str, CollabInstance]]) -> None:
     Raises:
         ValueError: for the first math task whose target holds no value, the first writing task
             without a text, and the first code task whose tests check nothing
-            (`sandbox.check_tests`).
+            (`check_tests` of CODE_GRADER).
     """
     tests = []
     for place, task in placed:
@@ -59,7 +62,13 @@ def check_tasks(placed: Iterable[tuple[str, CollabInstance]]) -> None:
             raise ValueError(
                 f"{place}: the target of a writing task must be a text, got {task.target!r}"
             )
-    sandbox.check_tests(tests)
+    if tests:
+        _sandbox().check_tests(tests)
+
+
+def _sandbox() -> Any:
+    """What runs code: `passes` and `check_tests`."""
+    return importlib.import_module(CODE_GRADER)
 
 
 def solved(instance: CollabInstance, text: str) -> bool:

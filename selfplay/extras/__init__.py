@@ -1,1 +1,1 @@
-"""What only some runs load, by its name, where a setting or a file asks for it."""
+"""What only some runs load, by its name, where a setting, a game or a file asks for it."""

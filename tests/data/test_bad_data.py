@@ -18,12 +18,12 @@ import pytest
 import eval as eval_door
 import train as train_door
 from dialop import cli
-from dialop.collab import prepare as collab
 from dialop.collab.kit import write as write_tasks
 from dialop.kit import load_kit
 from dialop.matching.generate import MatchingRecipe
 from dialop.matching.store import read_instances, write_instances
 from selfplay.errors import SettingsError
+from selfplay.extras import prepare as collab
 from selfplay.metrics.step_log import StepLog
 from tests.helpers.collab_tasks import NUMBER
 from tests.helpers.dialop_boards import RECORD, SCALED, SMALL

@@ -144,7 +144,7 @@ import my_game
 
 
 # Other programs run these.
-NO_PROGRAMS = {"dialop/collab/sandbox_child.py", "selfplay/apps/gpu_host.py"}
+NO_PROGRAMS = {"selfplay/extras/sandbox_child.py", "selfplay/apps/gpu_host.py"}
 PROGRAMS = [
     path.relative_to(ROOT).as_posix()
     for path in [*ROOT.glob("*.py"), *ROOT.glob("selfplay/**/*.py"), *ROOT.glob("dialop/**/*.py")]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dialop.collab.sandbox import NoSandbox, check_tests
+from selfplay.extras.sandbox import NoSandbox, check_tests
 
 
 def _why_not() -> str:

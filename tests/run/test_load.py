@@ -13,7 +13,6 @@ import pytest
 from dialop.collab import grading, numbers, value
 from dialop.collab.game import CollabGame
 from dialop.collab.judge import read_mark
-from dialop.collab.published import instances_of
 from dialop.collab.script import content_words, sentences
 from dialop.collab.task import ASSISTANT, USER, CollabOptions
 from dialop.game import PlayerError
@@ -33,6 +32,7 @@ from dialop.tags import drop_reasoning, split_move
 from selfplay.chat.rendering import Rendering
 from selfplay.engines.base import Completion, Request
 from selfplay.evaluation.report import fenced
+from selfplay.extras.published import instances_of
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Limits
 from tests.helpers.collab_tasks import LETTER, NUMBER

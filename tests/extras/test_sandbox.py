@@ -15,15 +15,15 @@ from types import SimpleNamespace
 import pytest
 
 import train
-from dialop.collab import sandbox
 from dialop.collab.grading import grade
 from dialop.collab.kit import read, write
-from dialop.collab.published import instances_of
-from dialop.collab.sandbox import NoSandbox, check_tests, passes
 from dialop.collab.task import CollabInstance
 from selfplay.config import Config, GameConfig
 from selfplay.data.instances import read_file
 from selfplay.errors import SettingsError
+from selfplay.extras import sandbox
+from selfplay.extras.published import instances_of
+from selfplay.extras.sandbox import NoSandbox, check_tests, passes
 from tests.helpers.bwrap import needs_bwrap
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -482,7 +482,7 @@ def test_packages_are_found_if_a_symlink_leads_to_python(tmp_path: Path) -> None
     (tmp_path / "link").symlink_to(Path(sys.prefix).parent)
     python = tmp_path / "link" / Path(sys.prefix).name / "bin" / "python"
     script = (
-        "from dialop.collab.sandbox import passes\n"
+        "from selfplay.extras.sandbox import passes\n"
         "assert passes('def f(): return 1', tests='import numpy\\nassert f() == 1')"
     )
     subprocess.run([python, "-c", script], check=True, cwd=ROOT)
@@ -495,7 +495,7 @@ def test_a_user_without_rights_has_the_sandbox() -> None:
     if os.getuid() != 0 or not Path("/usr/bin/python3").exists():
         pytest.skip("needs root and a Python that the user nobody can read")
     script = """
-        from dialop.collab.sandbox import passes
+        from selfplay.extras.sandbox import passes
         good = passes("def f(): return 1", tests="assert f() == 1")
         bad = passes("def f(): return open('/etc/passwd').read()", tests="assert f()")
         many = "import threading, time\\ndef f():\\n"

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from dialop.collab.grading import grade
-from dialop.collab.gym_tasks import FACTS, PREFIX, rows_of_gym
 from dialop.collab.kit import read
-from dialop.collab.prepare import main
-from dialop.collab.published import instances_of
 from dialop.collab.script import sentences
+from selfplay.extras.gym_tasks import FACTS, PREFIX, rows_of_gym
+from selfplay.extras.prepare import main
+from selfplay.extras.published import instances_of
 
 SPECS = ("chain_sum:max_terms=3", "gsm_symbolic", "leg_counting:max_animals=3")
 

@@ -8,5 +8,5 @@ import pytest
 
 @pytest.fixture(scope="module")
 def bridge(request: pytest.FixtureRequest) -> ModuleType:
-    """`dialop.bridges.NAME` in `test_NAME.py`."""
-    return import_module(f"dialop.bridges.{request.path.stem.removeprefix('test_')}")
+    """`selfplay.extras.NAME` in `test_NAME.py`."""
+    return import_module(f"selfplay.extras.{request.path.stem.removeprefix('test_')}")

@@ -12,11 +12,11 @@ import pytest
 
 from dialop.collab.grading import grade
 from dialop.collab.kit import digest, read, write
-from dialop.collab.prepare import SPLITS, main, rows_of
-from dialop.collab.published import instances_of
 from dialop.collab.script import content_words, sentences
 from selfplay.config import load_config
 from selfplay.data.instances import trained_on
+from selfplay.extras.prepare import SPLITS, main, rows_of
+from selfplay.extras.published import instances_of
 from tests.helpers.bwrap import needs_bwrap
 from tests.helpers.collab_tasks import DOUBLE, LETTER, NUMBER
 
