@@ -1,10 +1,10 @@
 """Saves the state of a run, repairs its folder, resumes it, exports the policy.
 
-A checkpoint folder `checkpoints/step_N` holds `state/` (model, optimizer and critic, sharded like
-the run and readable on any mesh), `hf/` (a Hugging Face folder) and `progress.json`. With adapters
-`state/` and `hf/` hold the adapters alone: `hf/` is in peft's format and names the folder and the
-digest of the base weights. A folder gets its final name only when it is complete; one that is
-damaged is never resumed from.
+A checkpoint folder `checkpoints/step_N` holds `state/` (model, optimizer and what methods train,
+sharded like the run and readable on any mesh), `hf/` (a Hugging Face folder) and `progress.json`.
+With adapters `state/` and `hf/` hold the adapters alone: `hf/` is in peft's format and names the
+folder and the digest of the base weights. A folder gets its final name only when it is complete;
+one that is damaged is never resumed from.
 """
 
 from __future__ import annotations
@@ -317,12 +317,12 @@ def _load(checkpoint: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
         optim_state_dict=state["optimizer"],
         options=_options(learner),
     )
-    if learner.critic is not None:
+    for name, further in learner.further():
         set_state_dict(
-            learner.critic.module,
-            learner.critic.optimizer,
-            model_state_dict=state["critic"],
-            optim_state_dict=state["critic_optimizer"],
+            further.module,
+            further.optimizer,
+            model_state_dict=state[name],
+            optim_state_dict=state[f"{name}_optimizer"],
         )
     progress = _progress(checkpoint / "progress.json")
     trainer = progress["state"]
@@ -454,8 +454,8 @@ def _options(learner: Learner) -> StateDictOptions:
 
 
 def learner_state(learner: Learner) -> dict[str, Any]:
-    """Weights and moments of policy and critic: what a checkpoint writes, and the tensors that
-    reading one fills."""
+    """Weights and moments of the policy and of what methods train: what a checkpoint writes, and
+    the tensors that reading one fills."""
     _begin_moments(learner.model, learner.optimizer, _options(learner))
     model_state, optimizer_state = get_state_dict(
         learner.model, learner.optimizer, options=_options(learner)
@@ -463,12 +463,10 @@ def learner_state(learner: Learner) -> dict[str, Any]:
     if learner.adapters is not None:  # drop the second name of a tied head, which torch keeps
         model_state = {n: value for n, value in model_state.items() if is_adapter(n)}
     state = {"model": model_state, "optimizer": optimizer_state}
-    if learner.critic is not None:
-        _begin_moments(learner.critic.module, learner.critic.optimizer, StateDictOptions())
-        critic_state, optimizer_state = get_state_dict(
-            learner.critic.module, learner.critic.optimizer
-        )
-        state |= {"critic": critic_state, "critic_optimizer": optimizer_state}
+    for name, further in learner.further():
+        _begin_moments(further.module, further.optimizer, StateDictOptions())
+        module_state, optimizer_state = get_state_dict(further.module, further.optimizer)
+        state |= {name: module_state, f"{name}_optimizer": optimizer_state}
     return state
 
 

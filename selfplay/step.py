@@ -42,7 +42,8 @@ from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import validation
 from selfplay.learner.batch import balance_tokens
 from selfplay.learner.learner import Learner
-from selfplay.learner.update import LossTerm, update_policy
+from selfplay.learner.method import LossTerm
+from selfplay.learner.update import imitation, update_policy
 from selfplay.metrics.monitors import Monitors
 from selfplay.metrics.records import group_records, mean_advantages
 from selfplay.metrics.run_folder import check_lock
@@ -317,7 +318,7 @@ def best_games_term(run: Run, rollout: Rollout) -> LossTerm:
     del run.best[: -config.rollout.instances]
     samples = [sample for game in run.best for sample in game]
     weight = config.algorithm.imitate_best
-    return LossTerm(samples[world.dp_rank :: world.dp_size], "imitation", weight=weight)
+    return LossTerm(samples[world.dp_rank :: world.dp_size], imitation, weight, "imitation")
 
 
 def measure(run: Run, rollout: Rollout, batch: Batch, learnt: dict[str, float]) -> dict[str, float]:

@@ -37,7 +37,8 @@ from selfplay.data.seeds import named_seed, pick
 from selfplay.distributed import World, barrier
 from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
-from selfplay.learner.update import LossTerm, learning_rate, optimizer_step, step_means
+from selfplay.learner.method import LossTerm
+from selfplay.learner.update import imitation, learning_rate, optimizer_step, step_means
 from selfplay.metrics.console import progress
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.metrics.step_log import StepLog
@@ -152,7 +153,7 @@ def warm_start(
     bar = progress(range(first, len(batches)), "warm start", rank=world.rank)
     for step in bar:
         own = batches[step][world.dp_rank :: world.dp_size]
-        term = LossTerm(own, "imitation", chats=apart)
+        term = LossTerm(own, partial(imitation, chats=apart), name="imitation")
         lr = learning_rate(
             step,
             peak=warm.lr,
@@ -392,7 +393,9 @@ def auxiliary_imitation(
     start = warm.num_games + step * warm.auxiliary_games
     samples = teacher_samples(config, rendering, start=start, num=warm.auxiliary_games)
     return [
-        LossTerm(samples[world.dp_rank :: world.dp_size], "imitation", weight=warm.auxiliary_weight)
+        LossTerm(
+            samples[world.dp_rank :: world.dp_size], imitation, warm.auxiliary_weight, "imitation"
+        )
     ]
 
 

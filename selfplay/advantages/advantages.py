@@ -316,7 +316,7 @@ def ema(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfig
 
 
 def ppo(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfig) -> Scales:
-    """No baseline: in the update the critic's values give other advantages (`with_gae`)."""
+    """No baseline: in the update the critic's values give other advantages (`methods/ppo.py`)."""
     return [(0.0, 1.0)] * len(samples)
 
 
@@ -370,40 +370,7 @@ def batch_moments(batch: Statistics) -> tuple[float, float]:
     return mean, math.sqrt(sum(squares) / num_tokens)
 
 
-# --- advantages from a critic, and of teachers ----------------------------------------------------
-
-
-def gae(rewards_K: Sequence[float], values_K: Sequence[float], *, lam: float) -> list[float]:
-    """Generalized advantage estimation over one transcript, arXiv 1506.02438 eq. 16 with gamma 1.
-
-    One time step is one sampled token. With d_k = r_k + V_{k+1} - V_k, the advantage is the sum
-    over l of lam^l d_{k+l}. `values_K` are the values of the states before each token. The state
-    after the last token has value 0, because the game is over. Tokens of the other seat and of the
-    game are not steps: the next value is conditioned on them, but lam does not decay over them.
-    """
-    advantages_K = [0.0] * len(values_K)
-    advantage, next_value = 0.0, 0.0
-    for k in reversed(range(len(values_K))):
-        delta = rewards_K[k] + next_value - values_K[k]
-        advantage = delta + lam * advantage
-        advantages_K[k] = advantage
-        next_value = values_K[k]
-    return advantages_K
-
-
-def with_gae(sample: Sample, values: Sequence[float], *, lam: float) -> Sample:
-    """The sample with advantages, the critic's values and the critic's targets.
-
-    `values` has one entry per token and is read where the mask is 1. A value's target is the
-    lambda-return, advantage + value.
-    """
-    indices, rewards = [i for i, m in enumerate(sample.mask) if m], sample.token_rewards()
-    advantages_K = gae([rewards[i] for i in indices], [values[i] for i in indices], lam=lam)
-    advantages, returns = ([0.0] * len(sample.ids) for _ in range(2))
-    for i, advantage in zip(indices, advantages_K, strict=True):
-        advantages[i] = advantage
-        returns[i] = advantage + values[i]
-    return replace(sample, advantages=advantages, values=list(values), returns=returns)
+# --- of teachers, and of the best games -----------------------------------------------------------
 
 
 def imitation_samples(episodes: Sequence[Episode]) -> list[Sample]:

@@ -21,12 +21,9 @@ class Sample:
     - `group` is the key of the samples it is compared with; `seating` that of its moving average:
       the seat and, if there is one, the partner ("seat 0 beside NAME"). Imitation samples have no
       group, no seating and no reward.
-    - `importance` is each token's weight in the loss, which corrects the mismatch of engine and
-      trainer log-probs. Empty means weight 1 everywhere.
     - `starts` are the positions after 0 where a separate sequence begins (`Transcript.starts`).
       Each sequence has its own context; credit and loss treat the sample as one.
-    - `values` are the critic's estimates before each trained token, `returns` their targets. Both
-      are empty without a critic.
+    - `columns` are what methods know of each token, by name; a micro-batch has them as tensors.
     """
 
     name: str
@@ -38,10 +35,8 @@ class Sample:
     move_rewards: tuple[tuple[int, float], ...] = ()
     group: str = ""
     seating: str = ""
-    importance: list[float] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-    returns: list[float] = field(default_factory=list)
     starts: tuple[int, ...] = ()
+    columns: dict[str, list[float]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         mean = sum(self.advantages) / max(1, sum(self.mask))

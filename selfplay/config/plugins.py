@@ -148,6 +148,16 @@ def key_of(name: str) -> str:
     raise ValueError(f"{name} must take the parameters of one of {rules}")
 
 
+def methods_of(config: Any) -> list[Callable[..., Any]]:
+    """The classes of the methods of a step, in the order in which it asks them."""
+    used = {
+        "selfplay.methods.recompute:Recompute": config.algorithm.old_logprobs == "recomputed",
+        "selfplay.methods.ppo:PPO": config.algorithm.advantage == "ppo",
+    }
+    names = [name.split(":") for name, is_used in used.items() if is_used]
+    return [getattr(_module_of("algorithm", module), name) for module, name in names]
+
+
 def own_functions(config: Any) -> Iterator[tuple[str, str]]:
     """Each key of the settings whose function is not built in, and its value."""
     for key, plugin in PLUGINS.items():

@@ -13,6 +13,7 @@ computed only at the positions whose next token is trained.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress, islice, pairwise, repeat
@@ -40,19 +41,17 @@ Ids = Sequence[int]
 class MicroBatch:
     """The input of one forward and backward pass.
 
-    `sample_M` indexes `names`, so an error can name the sample of a bad loss. Values and returns
-    are 0 without a critic.
+    `sample_M` indexes `names`, so an error can name the sample of a bad loss. `columns` are those
+    of the samples [M], by name, 0 where a sample has none; a dummy has every column.
     """
 
     row: PackedRow
     targets_M: Tensor
     advantages_M: Tensor
     old_logprobs_M: Tensor
-    importance_M: Tensor
-    values_M: Tensor
-    returns_M: Tensor
     sample_M: Tensor
     names: tuple[str, ...]
+    columns: dict[str, Tensor]
 
     @property
     def is_dummy(self) -> bool:
@@ -130,15 +129,17 @@ def pack(
     ids_K = np.fromiter(chain.from_iterable(sequences), np.int64, len(mask_K))
     sample_K = np.repeat(np.array([i for i, _, _ in ranges]), lengths_S)
 
-    def at_targets(rows: Sequence[Sequence[float]], *, absent: float = 0.0) -> Tensor:
-        if not any(rows):
-            return torch.full((len(trained_M),), absent, dtype=torch.float32, device=device)
+    def at_targets(rows: Sequence[Sequence[float]]) -> Tensor:
         values = [
-            compress(row or repeat(absent), s.mask) for row, s in zip(rows, samples, strict=True)
+            compress(row or repeat(0.0), s.mask) for row, s in zip(rows, samples, strict=True)
         ]
         values_M = np.fromiter(chain.from_iterable(values), np.float32, len(trained_M))
         return _on_device(values_M, device)
 
+    names = sorted({name for s in samples for name in s.columns})
+    columns = {name: at_targets([s.columns.get(name, ()) for s in samples]) for name in names}
+    if samples == [DUMMY]:
+        columns = defaultdict(lambda: torch.zeros(1, device=device))
     return MicroBatch(
         row=_packed_row(
             ids_K,
@@ -150,11 +151,9 @@ def pack(
         targets_M=_on_device(ids_K[trained_M], device),
         advantages_M=at_targets([s.advantages for s in samples]),
         old_logprobs_M=at_targets([s.old_logprobs for s in samples]),
-        importance_M=at_targets([s.importance for s in samples], absent=1.0),
-        values_M=at_targets([s.values for s in samples]),
-        returns_M=at_targets([s.returns for s in samples]),
         sample_M=_on_device(sample_K[trained_M], device),
         names=tuple(s.name for s in samples),
+        columns=columns,
     )
 
 

@@ -172,24 +172,6 @@ def kl_losses(
     return kl_M * ratio(logprobs_M - batch.old_logprobs_M) if algorithm.kl_ratio else kl_M
 
 
-def clipped_value_loss(
-    values_M: Tensor, old_values_M: Tensor, returns_M: Tensor, *, clip: float
-) -> tuple[Tensor, Tensor]:
-    """Half the squared error, with the change of the value clipped (as in the PPO of OpenAI
-    Baselines; arXiv 2005.12729, section 3, item 1).
-
-    Returns max((v - R)^2, (v_old + clamp(v - v_old, -clip, clip) - R)^2) / 2 for each token, and a
-    0/1 mask of the tokens whose gradient the clip removed. `clip` 0 turns clipping off.
-    """
-    losses_M = 0.5 * (values_M - returns_M).square()
-    if clip == 0.0:
-        return losses_M, torch.zeros_like(losses_M)
-    near_M = old_values_M + (values_M - old_values_M).clamp(-clip, clip)
-    near_losses_M = 0.5 * (near_M - returns_M).square()
-    cut_M = (near_losses_M > losses_M) & ((values_M - old_values_M).abs() > clip)
-    return torch.maximum(losses_M, near_losses_M), cut_M.float()
-
-
 def aggregation_weights(sample_M: Tensor, *, aggregation: str, constant_length: int = 0) -> Tensor:
     """The weight of each token's loss [M], before the sum is divided by the global denominator.
 

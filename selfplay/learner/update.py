@@ -1,9 +1,9 @@
 """The policy update of one rollout, top to bottom: epochs and minibatches, optimizer steps, losses.
 
-The loss of a step has one or more terms: the surrogate on self-play, an auxiliary imitation loss,
-the value loss. A term's loss is a sum over its trained tokens, divided by one number of tokens or
-samples over all ranks and micro-batches, which is known before the first backward pass. So the
-gradient does not depend on how the samples are cut into micro-batches.
+The loss of a step has one or more terms: the surrogate on self-play, and those of methods. A term's
+loss is a sum over its trained tokens, divided by one number of tokens or samples over all ranks and
+micro-batches, which is known before the first backward pass. So the gradient does not depend on how
+the samples are cut into micro-batches.
 
 Shapes: M trained tokens of a micro-batch.
 """
@@ -13,57 +13,47 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from selfplay.advantages.sample import Sample
-from selfplay.config import AlgorithmConfig, Config, CriticConfig
+from selfplay.config import Config
 from selfplay.config.plugins import function_of, own_call
 from selfplay.data.seeds import named_seed
-from selfplay.distributed import World, all_reduce_sum, clip_grad_norm, gather_objects
+from selfplay.distributed import (
+    World,
+    all_reduce_sum,
+    clip_grad_norm,
+    gather_objects,
+    raise_on_all_ranks,
+)
 from selfplay.errors import OwnFault, RunEnds, SettingsError
 from selfplay.learner.batch import MicroBatch, micro_batches, num_trained_tokens
 from selfplay.learner.learner import (
     Learner,
     TokenMeans,
     batch_logprobs,
-    batch_values,
     reference_logprobs,
 )
 from selfplay.learner.loss import (
     aggregation_weights,
     checked_losses,
-    clipped_value_loss,
     kl_estimate,
     kl_losses,
 )
+from selfplay.learner.method import LossTerm
 from selfplay.learner.rescore import (
     MISMATCH_METRICS,
-    add_mismatch,
     check_mismatch,
-    estimate_values,
-    recompute_logprobs,
+    mismatch_values,
     with_ess,
 )
-
-VALUE_WEIGHT = 0.5  # of the value loss, beside the surrogate
 
 
 class NonFinite(RunEnds):
     """A loss or a gradient is not finite; this optimizer step has changed no weight."""
-
-
-@dataclass(frozen=True, slots=True)
-class LossTerm:
-    """One term of an optimizer step's loss: samples, their objective, and its weight. The mean
-    imitation loss of the samples named in `chats` is a metric of its own."""
-
-    samples: Sequence[Sample]
-    objective: str  # "surrogate" | "imitation" | "value"
-    weight: float = 1.0
-    chats: frozenset[str] = frozenset()
 
 
 def update_policy(
@@ -85,12 +75,10 @@ def update_policy(
     loss of one's own comes after some have. Every rank must call.
     """
     rollout_metrics: dict[str, float] = {}
-    if config.algorithm.old_logprobs == "recomputed":
-        samples, rollout_metrics = recompute_logprobs(learner, samples, config=config)
-        check_mismatch(rollout_metrics, max_mismatch)
-    if learner.critic is not None:
-        samples, value_metrics = estimate_values(learner, samples, config=config)
-        rollout_metrics |= value_metrics
+    for method in learner.methods:
+        samples, metrics = method.prepare(samples, step=step, config=config)
+        check_mismatch(metrics, max_mismatch)
+        rollout_metrics |= metrics
     optim = config.optim
     lr = learning_rate(
         step,
@@ -102,7 +90,9 @@ def update_policy(
     )
     per_step, skipped = list[dict[str, float]](), list[str]()
     for minibatch in minibatches(samples, step=step, config=config):
-        terms = loss_terms(learner, minibatch, auxiliary, step=step, config=config.critic)
+        terms: Sequence[LossTerm] = [surrogate_term(minibatch, config), *auxiliary]
+        for method in learner.methods:
+            terms = method.terms(terms, minibatch, step=step)
         try:
             metrics = optimizer_step(
                 learner,
@@ -151,23 +141,6 @@ def minibatches(samples: Sequence[Sample], *, step: int, config: Config) -> Iter
             yield [samples[i] for i in order[first::num]]
 
 
-def loss_terms(
-    learner: Learner,
-    minibatch: Sequence[Sample],
-    auxiliary: Sequence[LossTerm],
-    *,
-    step: int,
-    config: CriticConfig,
-) -> list[LossTerm]:
-    """The terms of an optimizer step. With a critic its value loss is one of them, and during the
-    critic's warm-up the only one, so the policy does not change."""
-    terms = [LossTerm(minibatch, "surrogate"), *auxiliary]
-    if learner.critic is None:
-        return terms
-    value = LossTerm(minibatch, "value", weight=VALUE_WEIGHT)
-    return [value] if step < config.warmup_steps else [*terms, value]
-
-
 def optimizer_step(
     learner: Learner,
     terms: Sequence[LossTerm],
@@ -181,13 +154,13 @@ def optimizer_step(
     Returns metrics averaged over the trained tokens of all ranks. Without a trained token (only
     zero-variance groups) it takes no step and returns {}. Raises, on every rank and before any
     weight changes, NonFinite for a gradient or a loss (with its sample's name) that is not finite,
-    and EngineDisagrees for a mean mismatch above `max_mismatch` (None: no check). If all terms are
-    value losses, only the critic steps.
+    EngineDisagrees for a mean mismatch above `max_mismatch` (None: no check), and the first of the
+    terms' faults. The policy steps if a term trains it.
     """
-    num_tokens, denominators = _global_sizes(terms, config.algorithm, learner.world)
+    num_tokens, denominators = _global_sizes(terms, learner.world)
     if not any(num_tokens):
         return {}
-    train_policy = any(term.objective != "value" for term in terms)
+    train_policy = any(term.trains_policy for term in terms)
     try:
         _set_training(learner, True)
         metrics = _backward(learner, terms, denominators, config=config)
@@ -199,28 +172,25 @@ def optimizer_step(
     finally:
         _drop_gradients(learner)
         _set_training(learner, False)
-    # The value loss uses the same tokens as the surrogate.
     num_policy_tokens = sum(
-        num for term, num in zip(terms, num_tokens, strict=True) if term.objective != "value"
+        num for term, num in zip(terms, num_tokens, strict=True) if term.trains_policy
     )
     lr = lr if train_policy else 0.0
     return {**metrics, "num_trained_tokens": num_policy_tokens, **norms, "lr": lr}
 
 
-def _global_sizes(
-    terms: Sequence[LossTerm], algorithm: AlgorithmConfig, world: World
-) -> tuple[list[float], list[float]]:
+def _global_sizes(terms: Sequence[LossTerm], world: World) -> tuple[list[float], list[float]]:
     """Each term's number of trained tokens, and the divisor of its summed loss, over all ranks."""
     num_tokens = [float(num_trained_tokens(term.samples)) for term in terms]
-    sizes = [denominator(term, algorithm) for term in terms]
+    sizes = [denominator(term) for term in terms]
     # The ranks of a tensor-parallel group hold the same tokens.
     sums = [total / world.tp for total in all_reduce_sum([*num_tokens, *sizes], world)]
     return sums[: len(terms)], sums[len(terms) :]
 
 
-def denominator(term: LossTerm, algorithm: AlgorithmConfig) -> float:
+def denominator(term: LossTerm) -> float:
     """This rank's contribution, in tokens or samples, to the divisor of the term's summed loss."""
-    if term.objective == "surrogate" and algorithm.aggregation != "token_mean":
+    if term.by_sample:
         return float(sum(any(sample.mask) for sample in term.samples))
     return float(num_trained_tokens(term.samples))
 
@@ -245,10 +215,15 @@ def _backward(
             budget=optim.tokens_per_microbatch,
             share_prefixes=optim.share_prefixes,
         ):
-            losses_M = term_loss(learner, term, batch, config=config, token_means=token_means)
-            losses.append((term.objective, batch, losses_M.detach()))
+            losses_M, metrics_M = term.objective(learner, batch)
+            token_means.add(metrics_M, batch)
+            losses_M = losses_M * (not batch.is_dummy)  # its advantages are 0, but its KL is not
+            losses.append((term.name, batch, losses_M.detach()))
             # Also of a loss that is not finite: its collectives involve the other ranks.
             (losses_M.sum() * (term.weight / size)).backward()
+    with raise_on_all_ranks(world):
+        for fault in (fault for term in terms for fault in term.faults):
+            raise fault
     metrics = with_ess(token_means.means())
     causes = [cause for of_rank in gather_objects(_not_finite(losses), world) for cause in of_rank]
     if causes:
@@ -257,8 +232,8 @@ def _backward(
 
 
 def _not_finite(losses: Sequence[tuple[str, MicroBatch, Tensor]]) -> list[str]:
-    """A sentence with the sample's name for each micro-batch (objective, batch, token losses [M])
-    with a loss that is not finite.
+    """A sentence with the sample's name for each micro-batch (its term's name, itself, its token
+    losses [M]) with a loss that is not finite.
 
     Reading a loss waits for the GPU, so this belongs after the last pass is launched.
     """
@@ -266,11 +241,11 @@ def _not_finite(losses: Sequence[tuple[str, MicroBatch, Tensor]]) -> list[str]:
         return []
     sentences = []
     finite = torch.stack([torch.isfinite(losses_M).all() for _, _, losses_M in losses]).tolist()
-    for all_finite, (objective, batch, losses_M) in zip(finite, losses, strict=True):
+    for all_finite, (term, batch, losses_M) in zip(finite, losses, strict=True):
         if not all_finite:
             bad = int((~torch.isfinite(losses_M)).nonzero()[0, 0])
             name = batch.names[int(batch.sample_M[bad])]
-            sentences.append(f"the {objective} loss of {name} is {losses_M[bad].item()}")
+            sentences.append(f"the {term} loss of {name} is {losses_M[bad].item()}")
     return sentences
 
 
@@ -278,10 +253,10 @@ def _clip_and_step(
     learner: Learner, *, lr: float, max_norm: float, train_policy: bool
 ) -> dict[str, float]:
     """Clip the gradients and step; returns the norms before clipping."""
-    world, critic = learner.world, learner.critic
+    world = learner.world
     norms = {"grad_norm": clip_grad_norm(learner.model, max_norm, world)}
-    if critic is not None:
-        norms["critic_grad_norm"] = clip_grad_norm(critic.module, max_norm, world)
+    for name, further in learner.further():
+        norms[f"{name}_grad_norm"] = clip_grad_norm(further.module, max_norm, world)
     for norm in norms.values():
         if not math.isfinite(norm):
             raise NonFinite(f"the gradient's norm is {norm}; no step was taken")
@@ -289,48 +264,46 @@ def _clip_and_step(
         for group in learner.optimizer.param_groups:
             group["lr"] = lr
         learner.optimizer.step()
-    if critic is not None:
-        critic.optimizer.step()
+    for _, further in learner.further():
+        further.optimizer.step()
     return norms
 
 
 # --- the loss of a micro-batch --------------------------------------------------------------------
 
 
-def term_loss(
-    learner: Learner,
-    term: LossTerm,
-    batch: MicroBatch,
-    *,
-    config: Config,
-    token_means: TokenMeans,
-) -> Tensor:
-    """A micro-batch's weighted token losses [M]; adds its metrics to `token_means`."""
-    if term.objective == "surrogate":
-        losses_M = _surrogate_loss(learner, batch, config=config, token_means=token_means)
-    elif term.objective == "imitation":
-        # A teacher's tokens were not sampled, so the rollout's temperature does not apply.
-        logprobs_M, _ = batch_logprobs(learner, learner.model, batch, temperature=1.0)
-        losses_M = -batch.advantages_M * logprobs_M  # cross-entropy: their advantage is 1
-        token_means.add({"imitation_loss": losses_M}, batch)
-        if term.chats:
-            named = torch.tensor([name in term.chats for name in batch.names])
-            of_chats_M = losses_M[named.to(batch.sample_M.device)[batch.sample_M]]
-            token_means.add({"imitation_loss_chats": of_chats_M}, batch)
-    else:
-        losses_M, cut_M = clipped_value_loss(
-            batch_values(learner, batch), batch.values_M, batch.returns_M, clip=config.critic.clip
-        )
-        token_means.add({"value_loss": losses_M, "value_clip_share": cut_M}, batch)
-    # A dummy's advantages are 0, but its KL term is not.
-    return losses_M * (not batch.is_dummy)
+def imitation(
+    learner: Learner, batch: MicroBatch, *, chats: frozenset[str] = frozenset()
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Cross-entropy: a teacher's tokens have advantage 1. They were not sampled, so the rollout's
+    temperature does not apply. The mean loss of the samples named in `chats` is a metric of its
+    own."""
+    logprobs_M, _ = batch_logprobs(learner, learner.model, batch, temperature=1.0)
+    losses_M = -batch.advantages_M * logprobs_M
+    metrics = {"imitation_loss": losses_M}
+    if chats:
+        named = torch.tensor([name in chats for name in batch.names])
+        metrics["imitation_loss_chats"] = losses_M[named.to(batch.sample_M.device)[batch.sample_M]]
+    return losses_M, metrics
 
 
-def _surrogate_loss(
-    learner: Learner, batch: MicroBatch, *, config: Config, token_means: TokenMeans
-) -> Tensor:
-    """The policy loss times importance weights, plus KL and entropy terms; all of it times the
-    aggregation weights [M]."""
+def surrogate_term(samples: Sequence[Sample], config: Config) -> LossTerm:
+    """The policy's loss on these samples, `algorithm.loss` with its KL and entropy terms."""
+    faults = list[OwnFault]()
+    return LossTerm(
+        samples,
+        partial(_surrogate, config=config, faults=faults),
+        name="surrogate",
+        by_sample=config.algorithm.aggregation != "token_mean",
+        faults=faults,
+    )
+
+
+def _surrogate(
+    learner: Learner, batch: MicroBatch, *, config: Config, faults: list[OwnFault]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The policy loss, times importance weights if a method gives them, plus KL and entropy terms;
+    all of it times the aggregation weights [M]."""
     algorithm, temperature = config.algorithm, config.rollout.temperature
     logprobs_M, entropies_M = batch_logprobs(
         learner,
@@ -343,25 +316,26 @@ def _surrogate_loss(
         with own_call("algorithm.loss", algorithm.loss):
             policy_loss = function_of("algorithm.loss", algorithm.loss)
             losses_M, metrics = checked_losses(policy_loss, logprobs_M, batch, algorithm)
-    except OwnFault as fault:  # the pass goes on: its collectives involve the other ranks
-        token_means.faults.append(fault)
+    except OwnFault as fault:
+        faults.append(fault)
         losses_M, metrics = 0.0 * logprobs_M, {}
-    losses_M = losses_M * batch.importance_M
+    if "importance" in batch.columns:
+        losses_M = losses_M * batch.columns["importance"]
     metrics = {**metrics, "policy_loss": losses_M, "entropy": entropies_M}
     if algorithm.old_logprobs == "engine":
-        add_mismatch(token_means, logprobs_M, batch)
+        metrics |= mismatch_values(logprobs_M, batch.old_logprobs_M)
     if learner.reference is not None:
         reference_M = reference_logprobs(learner, batch, temperature=temperature)
         losses_M = losses_M + algorithm.kl * kl_losses(logprobs_M, reference_M, batch, algorithm)
         metrics["kl_reference"] = kl_estimate(logprobs_M, reference_M, estimator="k3")
     if algorithm.entropy:
         losses_M = losses_M - algorithm.entropy * entropies_M
-    token_means.add(metrics, batch)
-    return losses_M * aggregation_weights(
+    weights_M = aggregation_weights(
         batch.sample_M,
         aggregation=algorithm.aggregation,
         constant_length=algorithm.constant_length,
     )
+    return losses_M * weights_M, metrics
 
 
 # --- helpers --------------------------------------------------------------------------------------
@@ -392,11 +366,11 @@ def step_means(steps: Sequence[dict[str, float]]) -> dict[str, float]:
 def _set_training(learner: Learner, training: bool) -> None:
     """Dropout acts only in updates."""
     learner.model.train(training)
-    if learner.critic is not None:
-        learner.critic.module.train(training)
+    for _, further in learner.further():
+        further.module.train(training)
 
 
 def _drop_gradients(learner: Learner) -> None:
     learner.optimizer.zero_grad(set_to_none=True)
-    if learner.critic is not None:
-        learner.critic.optimizer.zero_grad(set_to_none=True)
+    for _, further in learner.further():
+        further.optimizer.zero_grad(set_to_none=True)

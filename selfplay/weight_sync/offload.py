@@ -87,9 +87,9 @@ class Offload:
         tensors: list[Tensor] = []
         if self._config.offload != "none":
             tensors += _tensors(self._learner.optimizer)
-            if self._learner.critic is not None:
-                tensors += _tensors(self._learner.critic.optimizer)
-                tensors += self._learner.critic.module.parameters()
+            for _, further in self._learner.further():
+                tensors += _tensors(further.optimizer)
+                tensors += further.module.parameters()
         reference = self._learner.reference
         # With adapters the reference is the policy itself.
         if reference is not None and reference is not self._learner.model:

@@ -35,7 +35,7 @@ from selfplay.distributed import (
 from selfplay.learner.batch import balance_tokens, micro_batches
 from selfplay.learner.learner import Learner
 from selfplay.learner.optimizer import make_optimizer
-from selfplay.learner.update import LossTerm, optimizer_step
+from selfplay.learner.update import optimizer_step, surrogate_term
 from selfplay.model.attention import PackedRow, register_packed_attention
 from selfplay.model.lora import plain_weights
 from selfplay.model.policy import load_sharded, policy_logprobs, scratch_model
@@ -243,7 +243,7 @@ def aggregate(overrides: list[str], world: World) -> dict[str, float]:
             world=place,
             compute_dtype=torch.float32,
         )
-        optimizer_step(learner, [LossTerm(own, "surrogate")], lr=1.0, config=used)
+        optimizer_step(learner, [surrogate_term(own, used)], lr=1.0, config=used)
         start = dict(build("qwen2", True).named_parameters())
         moved.append({n: full(p) - start[n].detach() for n, p in model.named_parameters()})
     lone, meshed = moved

@@ -13,12 +13,14 @@ from selfplay.advantages.sample import Sample
 from selfplay.config import Config, load_config
 from selfplay.distributed import init_world
 from selfplay.learner.learner import Learner
-from selfplay.learner.update import LossTerm, optimizer_step
+from selfplay.learner.method import LossTerm, Parts
+from selfplay.learner.update import imitation, optimizer_step, surrogate_term
+from selfplay.methods.ppo import PPO
 from tests.helpers.tiny_run import GRADIENT, VOCAB, trainer_logprobs
 from tests.helpers.tolerance import assert_all_near
 
 FREE = 1e6  # a bound on the gradient's norm that never binds
-PPO = ("algorithm.advantage=ppo",)
+CRITIC = ("algorithm.advantage=ppo",)
 
 
 def config_of(*overrides: str) -> Config:
@@ -35,6 +37,19 @@ def learner_of(model: PreTrainedModel, *, reference: PreTrainedModel | None = No
         compute_dtype=torch.float32,
         reference=reference,
     )
+
+
+def ppo_of(
+    learner: Learner, backbone: PreTrainedModel, *overrides: str, plain: float | None = None
+) -> PPO:
+    """The learner's method PPO, whose critic has this backbone; `plain` is the rate of plain
+    gradient descent in place of AdamW."""
+    method = PPO(Parts(config_of(*CRITIC, *overrides), learner, lambda: backbone))
+    if plain is not None:
+        critic = method.trained["critic"]
+        critic.optimizer = torch.optim.SGD(critic.module.parameters(), lr=plain)
+    learner.methods = [method]
+    return method
 
 
 def some_samples(model: PreTrainedModel, num: int = 8, *, shift: float = 0.1) -> list[Sample]:
@@ -81,16 +96,24 @@ def group_samples(model: PreTrainedModel) -> list[Sample]:
     return samples
 
 
+def taught(samples: Sequence[Sample], weight: float = 1.0) -> LossTerm:
+    """The imitation loss of these samples."""
+    return LossTerm(samples, imitation, weight, "imitation")
+
+
 def change(
     model: PreTrainedModel,
-    terms: list[LossTerm],
+    played: Sequence[Sample] | None,
     *overrides: str,
+    others: Sequence[LossTerm] = (),
     reference: PreTrainedModel | None = None,
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """Minus the gradient of one update, and its metrics."""
+    """Minus the gradient of one update on the policy's loss of the samples `played` and on other
+    terms, and its metrics."""
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    learner = learner_of(model, reference=reference)
-    metrics = optimizer_step(learner, terms, lr=1.0, config=config_of(*overrides))
+    learner, config = learner_of(model, reference=reference), config_of(*overrides)
+    own = [] if played is None else [surrogate_term(played, config)]
+    metrics = optimizer_step(learner, [*own, *others], lr=1.0, config=config)
     return {name: p.detach() - before[name] for name, p in model.named_parameters()}, metrics
 
 

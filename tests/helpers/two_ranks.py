@@ -19,7 +19,6 @@ from selfplay.advantages.sample import Sample
 from selfplay.checkpoint import begin_checkpoint, resume
 from selfplay.config import (
     AlgorithmConfig,
-    CriticConfig,
     LoraConfig,
     OptimConfig,
     RewardConfig,
@@ -35,15 +34,14 @@ from selfplay.distributed import (
 from selfplay.distributed.world import make_replica
 from selfplay.engines.hf import HFEngine
 from selfplay.learner.batch import balance_tokens
-from selfplay.learner.learner import Learner, make_critic
+from selfplay.learner.learner import Learner
 from selfplay.learner.optimizer import make_optimizer
-from selfplay.learner.rescore import estimate_values
-from selfplay.learner.update import LossTerm, loss_terms, optimizer_step
+from selfplay.learner.update import optimizer_step, surrogate_term
 from selfplay.model.lora import Adapters, full_weights, is_adapter
 from selfplay.model.policy import export, load_model, load_sharded
 from selfplay.weight_sync import push as sync
 from tests.helpers import mesh_worker, resampling
-from tests.helpers.small_updates import PPO, config_of, rewarded, some_samples
+from tests.helpers.small_updates import CRITIC, config_of, ppo_of, rewarded, some_samples
 from tests.helpers.tiny_run import CPU, tiny_model, trainer_logprobs
 
 LR = 1e-3
@@ -68,24 +66,25 @@ def make_with_critic(world: World, *, plain: bool) -> Learner:
         return shard(tiny_model(seed=seed), world)
 
     model = placed(0)
-    critic = make_critic(placed(3), config=CriticConfig(), optim=OptimConfig(), world=world)
     optimizer = make_optimizer(model, OptimConfig())
     if plain:
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        critic.optimizer = torch.optim.SGD(critic.module.parameters(), lr=0.3)
-    return Learner(model, optimizer, world, torch.float32, critic=critic)
+    learner = Learner(model, optimizer, world, torch.float32)
+    ppo_of(learner, placed(3), "critic.warmup_steps=2", plain=0.3 if plain else None)
+    return learner
 
 
 def critic_steps(
     learner: Learner, samples: Sequence[Sample]
 ) -> tuple[list[list[float]], dict[str, float]]:
     """Three steps, the first of which gives the head something to hand down to its trunk."""
-    config = config_of(*PPO, "optim.tokens_per_microbatch=64", "critic.warmup_steps=2")
+    config = config_of(*CRITIC, "optim.tokens_per_microbatch=64")
+    (ppo,) = learner.methods
     metrics: dict[str, float] = {}
-    judged = list(samples)
+    judged: Sequence[Sample] = samples
     for step in range(3):
-        judged, found = estimate_values(learner, samples, config=config)
-        terms = loss_terms(learner, judged, [], step=step, config=config.critic)
+        judged, found = ppo.prepare(samples, step=step, config=config)
+        terms = ppo.terms([surrogate_term(judged, config)], judged, step=step)
         metrics = found | optimizer_step(learner, terms, lr=0.1, config=config)
     return [s.advantages for s in judged], metrics
 
@@ -94,8 +93,7 @@ def held(learner: Learner) -> dict[str, torch.Tensor]:
     """Every full weight and every moment of the optimizers."""
     found = {}
     parts = [("policy", learner.model, learner.optimizer)]
-    if learner.critic is not None:
-        parts.append(("critic", learner.critic.module, learner.critic.optimizer))
+    parts += [(name, each.module, each.optimizer) for name, each in learner.further()]
     for part, module, optimizer in parts:
         for name, parameter in module.named_parameters():
             found[f"{part} {name}"] = mesh_worker.full(parameter).clone()
@@ -149,7 +147,7 @@ def make_adapted(base: Path, world: World) -> Learner:
 def adapter_steps(learner: Learner) -> None:
     samples = dealt(some_samples(tiny_model()), learner.world)
     for _ in range(3):
-        optimizer_step(learner, [LossTerm(samples, "surrogate")], lr=1.0, config=config_of())
+        optimizer_step(learner, [surrogate_term(samples, config_of())], lr=1.0, config=config_of())
 
 
 def weights(learner: Learner) -> dict[str, torch.Tensor]:
@@ -209,14 +207,14 @@ def make_saved(kind: str, world: World, base: Path) -> Learner:
 
 def one_step(learner: Learner) -> None:
     samples = some_samples(tiny_model())
-    if learner.critic is not None:
+    if learner.methods:
         samples = rewarded(samples)
     mine = samples if learner.world.dp_size == 1 else dealt(samples, learner.world)
     config = config_of("algorithm.kl=0.1") if learner.reference else config_of()
-    if learner.critic is not None:
-        config = config_of(*PPO)
-        mine, _ = estimate_values(learner, mine, config=config)
-    terms = loss_terms(learner, mine, [], step=0, config=config.critic)
+    terms = [surrogate_term(mine, config)]
+    for method in learner.methods:
+        mine, _ = method.prepare(mine, step=3, config=config)
+        terms = method.terms([surrogate_term(mine, config)], mine, step=3)
     optimizer_step(learner, terms, lr=LR, config=config)
 
 

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 from selfplay.advantages.sample import Sample
 from selfplay.distributed import init_world
 from selfplay.learner.batch import micro_batches
-from selfplay.learner.update import LossTerm
 from tests.helpers.small_updates import (
     assert_same,
     change,
@@ -67,9 +66,7 @@ def test_the_gradient_is_that_of_the_naive_loop(variant: str, arch: str) -> None
     samples = some_samples(model, num=5, shift=0.4)
     expected = naive_gradient(variant, model, reference, samples)
     held = reference if variant in ("k2", "k1_ratio") else None
-    moved, metrics = change(
-        model, [LossTerm(samples, "surrogate")], *VARIANTS[variant], reference=held
-    )
+    moved, metrics = change(model, samples, *VARIANTS[variant], reference=held)
     assert_same({name: -delta for name, delta in moved.items()}, expected)
     norm = math.sqrt(sum(float(g.square().sum()) for g in expected.values()))
     assert metrics["grad_norm"] == near(norm, GRADIENT)
@@ -81,15 +78,15 @@ def test_the_gradient_is_that_of_the_naive_loop(variant: str, arch: str) -> None
 def test_the_gradient_does_not_depend_on_the_micro_batches(variant: str) -> None:
     """Eight samples in one, two and eight micro-batches, and in another order."""
     samples = some_samples(tiny_model(), shift=0.4)
-    term, settings = LossTerm(samples, "surrogate"), VARIANTS[variant]
+    settings = VARIANTS[variant]
     world = init_world(device="cpu")
     held = far_model() if "algorithm.kl=0.4" in settings else None
-    whole, metrics = change(tiny_model(), [term], *settings, reference=held)
+    whole, metrics = change(tiny_model(), samples, *settings, reference=held)
     for budget, num_batches in ((176, 1), (100, 2), (16, 8)):
         assert len(list(micro_batches(samples, world, budget=budget))) == num_batches
         cut, same = change(
             tiny_model(),
-            [LossTerm(samples[::-1], "surrogate")],
+            samples[::-1],
             *settings,
             f"optim.tokens_per_microbatch={budget}",
             reference=held,
@@ -101,9 +98,9 @@ def test_the_gradient_does_not_depend_on_the_micro_batches(variant: str) -> None
 def test_importance_weights_apply_to_the_policy_loss_alone() -> None:
     """Weight 0.5 on every token halves the gradient; entropy and token count stay."""
     samples = some_samples(tiny_model())
-    halved = [replace(s, importance=[0.5 * m for m in s.mask]) for s in samples]
-    whole, metrics = change(tiny_model(), [LossTerm(samples, "surrogate")])
-    half, same = change(tiny_model(), [LossTerm(halved, "surrogate")])
+    halved = [replace(s, columns={"importance": [0.5 * m for m in s.mask]}) for s in samples]
+    whole, metrics = change(tiny_model(), samples)
+    half, same = change(tiny_model(), halved)
     assert_same(half, {name: 0.5 * delta for name, delta in whole.items()})
     for name in ("entropy", "ratio_mean", "num_trained_tokens"):
         assert same[name] == near(metrics[name], FORWARD)

@@ -1,9 +1,9 @@
 """The losses are TRL's, number for number: loss and every gradient within 1e-5 in fp32.
 
-TRL's own `_compute_loss` runs unchanged on a padded batch that TRL scores; this project's
-`term_loss` runs on the same samples in two packed micro-batches. The attributes that TRL reads from
-a trainer are set here, so nothing is trained, loaded or generated. docs/losses.md lists where the
-two define a setting differently; the settings below translate.
+TRL's own `_compute_loss` runs unchanged on a padded batch that TRL scores; this project's policy
+loss runs on the same samples in two packed micro-batches. The attributes that TRL reads from a
+trainer are set here, so nothing is trained, loaded or generated. docs/losses.md lists where the two
+define a setting differently; the settings below translate.
 """
 
 import math
@@ -18,9 +18,8 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from selfplay.advantages.sample import Sample
 from selfplay.learner.batch import micro_batches
-from selfplay.learner.learner import TokenMeans
-from selfplay.learner.rescore import importance_weights
-from selfplay.learner.update import LossTerm, denominator, term_loss
+from selfplay.learner.update import denominator, surrogate_term
+from selfplay.methods.recompute import importance_weights
 from tests.helpers.small_updates import config_of, learner_of, some_samples
 from tests.helpers.tiny_run import GRADIENT, LOGPROB, tiny_model
 from tests.helpers.tolerance import tolerance
@@ -157,14 +156,12 @@ def ours(
     model: PreTrainedModel, reference: PreTrainedModel, samples: list[Sample], *overrides: str
 ) -> tuple[float, dict[str, torch.Tensor]]:
     config = config_of(*overrides, f"rollout.temperature={TEMPERATURE}")
-    algorithm = config.algorithm
-    learner = learner_of(model, reference=reference if algorithm.kl else None)
-    term = LossTerm(samples, "surrogate")
+    learner = learner_of(model, reference=reference if config.algorithm.kl else None)
+    term = surrogate_term(samples, config)
     batches = [batch for _, batch in micro_batches(samples, learner.world, budget=100)]
     assert len(batches) == 2
-    means = TokenMeans(learner.world)
-    losses = [term_loss(learner, term, b, config=config, token_means=means) for b in batches]
-    loss = torch.cat(losses).sum() / denominator(term, algorithm)
+    losses = [term.objective(learner, batch)[0] for batch in batches]
+    loss = torch.cat(losses).sum() / denominator(term)
     names, parameters = zip(*model.named_parameters(), strict=True)
     return float(loss.detach()), dict(
         zip(names, torch.autograd.grad(loss, parameters), strict=True)
@@ -218,7 +215,7 @@ def test_importance_weighs_the_loss_as_in_trl(played: Any, level: str) -> None:
         log_ratios_K = [g for g, m in zip(gap.tolist(), sample.mask, strict=True) if m]
         left = iter(importance_weights(log_ratios_K, level=level, cap=cap))
         weights = [next(left) if m else 0.0 for m in sample.mask]
-        weighted.append(replace(sample, importance=weights))
+        weighted.append(replace(sample, columns={"importance": weights}))
     logs = gaps_BT * masks
     ratio = (logs.sum(-1, keepdim=True) if level == "sequence" else logs).exp().clamp(max=cap)
     assert (ratio == cap).any() and (ratio < cap).any()

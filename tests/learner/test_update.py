@@ -3,6 +3,7 @@
 import math
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ from selfplay.distributed import init_world, shard
 from selfplay.errors import OwnFault, SettingsError
 from selfplay.learner.batch import DUMMY, pack
 from selfplay.learner.learner import RECOMPUTED
-from selfplay.learner.update import LossTerm, NonFinite, learning_rate, update_policy
+from selfplay.learner.method import LossTerm
+from selfplay.learner.update import NonFinite, imitation, learning_rate, update_policy
 from tests.helpers.small_updates import (
     assert_same,
     change,
     config_of,
     learner_of,
     some_samples,
+    taught,
 )
 from tests.helpers.tiny_run import (
     CPU,
@@ -51,7 +54,7 @@ def as_taught(samples: list[Sample]) -> list[Sample]:
 def test_metrics_are_means_over_trained_tokens() -> None:
     model = tiny_model()
     samples = some_samples(model, shift=0.1)
-    _, metrics = change(tiny_model(), [LossTerm(samples, "surrogate")])
+    _, metrics = change(tiny_model(), samples)
     new = trainer_logprobs(model, samples, temperature=1.0)
     old = pack(samples, device=CPU).old_logprobs_M
     assert metrics["mismatch_mean"] == near(float((new - old).abs().mean()), FORWARD, scale=LOGPROB)
@@ -82,7 +85,7 @@ def test_an_empty_mini_batch_is_no_optimizer_step() -> None:
 
 def test_a_step_without_samples_changes_nothing() -> None:
     """As after a rollout in which every group has zero variance."""
-    moved, metrics = change(tiny_model(), [LossTerm([], "surrogate")])
+    moved, metrics = change(tiny_model(), [])
     assert metrics == {}
     assert not any(delta.any() for delta in moved.values())
 
@@ -98,7 +101,7 @@ def test_a_loss_that_is_not_finite_names_its_sample_and_takes_no_step() -> None:
     )
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     with pytest.raises(NonFinite, match=r"sample 5"):
-        change(model, [LossTerm(samples, "surrogate")], "optim.tokens_per_microbatch=64")
+        change(model, samples, "optim.tokens_per_microbatch=64")
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
@@ -154,7 +157,7 @@ def test_imitation_ignores_the_rollouts_temperature() -> None:
     samples = as_taught(some_samples(tiny_model()))
     model = tiny_model()
     expected = -trainer_logprobs(model, samples, temperature=1.0).mean()
-    _, metrics = change(model, [LossTerm(samples, "imitation")], "rollout.temperature=0.5")
+    _, metrics = change(model, None, "rollout.temperature=0.5", others=[taught(samples)])
     assert metrics["imitation_loss"] == near(float(expected), FORWARD, scale=LOGPROB)
 
 
@@ -163,8 +166,8 @@ def test_the_loss_of_chats_is_a_mean_over_their_own_tokens() -> None:
     model = tiny_model()
     samples = as_taught(some_samples(model, 4))
     chats = frozenset(sample.name for sample in samples[1:3])
-    term = LossTerm(samples, "imitation", chats=chats)
-    _, metrics = change(model, [term], "optim.tokens_per_microbatch=16")
+    term = LossTerm(samples, partial(imitation, chats=chats))
+    _, metrics = change(model, None, "optim.tokens_per_microbatch=16", others=[term])
     expected = -trainer_logprobs(tiny_model(), samples[1:3], temperature=1.0).mean()
     assert metrics["imitation_loss_chats"] == near(float(expected), FORWARD, scale=LOGPROB)
     assert metrics["imitation_loss_chats"] != metrics["imitation_loss"]
@@ -173,12 +176,10 @@ def test_the_loss_of_chats_is_a_mean_over_their_own_tokens() -> None:
 def test_terms_add_up_each_over_its_own_tokens() -> None:
     """An auxiliary imitation loss of weight 0.25 adds a quarter of its mean gradient."""
     played = some_samples(tiny_model())[:5]
-    taught = as_taught(some_samples(tiny_model())[5:])
-    alone, _ = change(tiny_model(), [LossTerm(played, "surrogate")])
-    replay, _ = change(tiny_model(), [LossTerm(taught, "imitation")])
-    both, metrics = change(
-        tiny_model(), [LossTerm(played, "surrogate"), LossTerm(taught, "imitation", weight=0.25)]
-    )
+    lesson = as_taught(some_samples(tiny_model())[5:])
+    alone, _ = change(tiny_model(), played)
+    replay, _ = change(tiny_model(), None, others=[taught(lesson)])
+    both, metrics = change(tiny_model(), played, others=[taught(lesson, 0.25)])
     assert_same(both, {name: alone[name] + 0.25 * replay[name] for name in alone})
     assert {"policy_loss", "imitation_loss"} <= metrics.keys()
 
@@ -190,12 +191,8 @@ def test_a_dummy_micro_batch_has_no_weight() -> None:
     samples = some_samples(tiny_model())[2:]
     num_trained = sum(sum(s.mask) for s in samples)
     settings = ("algorithm.kl=0.5", "optim.tokens_per_microbatch=16")
-    alone, metrics = change(
-        tiny_model(), [LossTerm(samples, "surrogate")], *settings, reference=reference
-    )
-    filled, same = change(
-        tiny_model(), [LossTerm([*samples, DUMMY], "surrogate")], *settings, reference=reference
-    )
+    alone, metrics = change(tiny_model(), samples, *settings, reference=reference)
+    filled, same = change(tiny_model(), [*samples, DUMMY], *settings, reference=reference)
     share = num_trained / (num_trained + 1)
     assert_same(filled, {name: share * delta for name, delta in alone.items()})
     for name in ("kl_reference", "entropy", "mismatch_max", "policy_loss"):

@@ -18,7 +18,7 @@ from selfplay.errors import SettingsError
 from selfplay.learner.batch import pack
 from selfplay.learner.learner import reference_logprobs
 from selfplay.learner.optimizer import make_optimizer
-from selfplay.learner.update import LossTerm, optimizer_step
+from selfplay.learner.update import optimizer_step, surrogate_term
 from selfplay.model.lora import (
     Adapters,
     add_adapters,
@@ -150,7 +150,7 @@ def test_only_adapters_are_trained() -> None:
     learner.optimizer = make_optimizer(model, config_of().optim)
     samples = some_samples(tiny_model())
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    terms = [LossTerm(samples, "surrogate")]
+    terms = [surrogate_term(samples, config_of())]
     metrics = optimizer_step(learner, terms, lr=0.01, config=config_of())
     changed = {n for n, p in model.named_parameters() if not torch.equal(p, before[n])}
     # With B zero no gradient reaches A yet.

@@ -12,14 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from selfplay.config import CriticConfig
 from selfplay.distributed import plus_product
 from selfplay.learner.batch import pack
-from selfplay.learner.learner import batch_logprobs, batch_values, make_critic
+from selfplay.learner.learner import batch_logprobs
 from selfplay.model.attention import _explicit
 from selfplay.model.logprob import token_logprobs
 from selfplay.model.policy import hidden_states
-from tests.helpers.small_updates import config_of, learner_of, some_samples
+from tests.helpers.small_updates import learner_of, ppo_of, some_samples
 from tests.helpers.tiny_run import CPU, tiny_model
 
 
@@ -75,13 +74,9 @@ def test_the_trainer_in_bf16_has_logits_and_values_in_fp32() -> None:
     """What the trainer gives for its own hidden states is exact, as an engine in fp32 gives it."""
     model = tiny_model()
     learner = replace(learner_of(model), compute_dtype=torch.bfloat16)
-    optim = config_of().optim
-    critic = make_critic(
-        tiny_model(seed=1), config=CriticConfig(), optim=optim, world=learner.world
-    )
+    critic = ppo_of(learner, tiny_model(seed=1))
     with torch.no_grad():
         critic.head.weight.copy_(_draw(*critic.head.weight.shape, seed=3))
-    learner = replace(learner, critic=critic)
     batch = pack(some_samples(model), device=CPU)
     with torch.autocast("cpu", torch.bfloat16):
         hidden, valued = (hidden_states(m, batch.row) for m in (model, critic.backbone))
@@ -91,4 +86,4 @@ def test_the_trainer_in_bf16_has_logits_and_values_in_fp32() -> None:
     assert (logprobs - exact).abs().max() < 1e-5
     assert (entropies + (every.exp() * every).sum(-1)).abs().max() < 1e-5
     values = valued.double() @ critic.head.weight.double().T + critic.head.bias.double()
-    assert (batch_values(learner, batch) - values[:, 0]).abs().max() < 1e-5
+    assert (critic.values(learner, batch) - values[:, 0]).abs().max() < 1e-5

@@ -15,7 +15,7 @@ from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import Config, load_config
 from selfplay.distributed import init_world
 from selfplay.errors import SettingsError
-from selfplay.learner.update import LossTerm
+from selfplay.learner.method import LossTerm
 from selfplay.preflight.run import check_run
 from selfplay.setup import first_weights, make_tokenizer
 from selfplay.warm_start import chat_samples, scratch_tokenizer
@@ -119,7 +119,8 @@ def test_chats_come_once_a_pass_beside_the_games_that_are_not_first(
 
     def record(learner: Any, terms: list[LossTerm], **_: Any) -> dict[str, float]:
         steps.append([sample.name for sample in terms[0].samples])
-        assert terms[0].chats == {f"{chats} line {i}" for i in range(1, 21)}
+        named: Any = terms[0].objective
+        assert named.keywords["chats"] == {f"{chats} line {i}" for i in range(1, 21)}
         return {"imitation_loss": 0.0}
 
     monkeypatch.setattr("selfplay.warm_start.optimizer_step", record)

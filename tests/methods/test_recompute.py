@@ -1,17 +1,18 @@
 """Importance weights and the mismatch metrics, checked by hand."""
 
 import math
+from itertools import compress
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
-from selfplay.learner.rescore import (
-    importance_weights,
-    mismatch_values,
-    recompute_logprobs,
-    with_ess,
-)
+from selfplay.config import Config
+from selfplay.learner.learner import Learner
+from selfplay.learner.method import Parts
+from selfplay.learner.rescore import mismatch_values, with_ess
 from selfplay.learner.update import update_policy
+from selfplay.methods.recompute import Recompute, importance_weights
 from tests.helpers.small_updates import config_of, learner_of, some_samples
 from tests.helpers.tiny_run import FORWARD, LOGPROB, tiny_model
 from tests.helpers.tolerance import near
@@ -37,7 +38,7 @@ def test_the_mismatch_by_hand() -> None:
     values = mismatch_values(torch.tensor(LOG_RATIOS), torch.zeros(3))
     means = {name: float(value.mean()) for name, value in values.items()}
     metrics = with_ess(means)
-    assert metrics.keys() == {"mismatch_mean", "mismatch_kl", "mismatch_ess"}
+    assert metrics.keys() == {"mismatch_mean", "mismatch_max", "mismatch_kl", "mismatch_ess"}
     assert metrics["mismatch_mean"] == pytest.approx(3 * math.log(2) / 3)
     assert metrics["mismatch_kl"] == pytest.approx((5.5 - 3 - math.log(2)) / 3)
     assert metrics["mismatch_ess"] == pytest.approx(5.5**2 / (3 * 17.25))
@@ -51,10 +52,16 @@ def test_the_mean_of_mismatch_kl_is_the_kl_of_engine_and_trainer() -> None:
     assert float((engine_V * values["mismatch_kl"]).sum()) == near(float(exact), 64)
 
 
+def recomputing(model: PreTrainedModel, config: Config) -> Learner:
+    learner = learner_of(model)
+    learner.methods = [Recompute(Parts(config, learner, lambda: model))]
+    return learner
+
+
 def test_recomputed_old_logprobs_make_every_ratio_one() -> None:
     model = tiny_model()
-    samples, learner = some_samples(model, shift=0.5), learner_of(model)
-    config = config_of("algorithm.old_logprobs=recomputed")
+    samples, config = some_samples(model, shift=0.5), config_of("algorithm.old_logprobs=recomputed")
+    learner = recomputing(model, config)
     metrics, _ = update_policy(learner, samples, [], step=0, config=config, max_mismatch=1.0)
     assert metrics["ratio_mean"] == near(1.0, FORWARD, scale=LOGPROB)
     assert metrics["clip_share"] == 0.0
@@ -65,10 +72,11 @@ def test_importance_is_the_ratio_of_trainer_and_engine() -> None:
     model = tiny_model()
     samples = some_samples(model, num=3, shift=0.4)
     config = config_of("algorithm.old_logprobs=recomputed", "algorithm.importance=token")
-    recomputed, metrics = recompute_logprobs(learner_of(model), samples, config=config)
+    (method,) = recomputing(model, config).methods
+    recomputed, metrics = method.prepare(samples, step=0, config=config)
     for before, after in zip(samples, recomputed, strict=True):
         log_ratios = torch.tensor(after.old_logprobs) - torch.tensor(before.old_logprobs)
         expected = log_ratios.exp() * torch.tensor(before.mask)
-        assert after.importance == near(expected.tolist(), FORWARD, scale=LOGPROB)
-    weights = [w for s in recomputed for w, m in zip(s.importance, s.mask, strict=True) if m]
+        assert after.columns["importance"] == near(expected.tolist(), FORWARD, scale=LOGPROB)
+    weights = [w for s in recomputed for w in compress(s.columns["importance"], s.mask)]
     assert metrics["importance_mean"] == pytest.approx(sum(weights) / len(weights))

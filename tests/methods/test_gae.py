@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from selfplay.advantages.advantages import gae, with_gae
 from selfplay.advantages.sample import Sample
+from selfplay.methods.ppo import gae, with_gae
 
 
 def test_three_tokens_by_hand() -> None:
@@ -57,5 +57,5 @@ def test_the_target_of_a_value_is_advantage_plus_value() -> None:
     """With lambda 1 that is the sum of the rewards to come."""
     sample = Sample("a", [7] * 3, [0, 1, 1], [0.0] * 3, [0.0] * 3, 0.5, move_rewards=((1, 0.25),))
     sample = with_gae(sample, [0.0, 0.9, -0.3], lam=1.0)
-    assert sample.returns == pytest.approx([0.0, 0.75, 0.5])
-    assert sample.values == [0.0, 0.9, -0.3]
+    assert sample.columns["returns"] == pytest.approx([0.0, 0.75, 0.5])
+    assert sample.columns["values"] == [0.0, 0.9, -0.3]

@@ -1,33 +1,28 @@
 """PPO's critic: its values, its gradients, resuming, two ranks."""
 
 from collections.abc import Sequence
+from itertools import compress
 from statistics import fmean, pvariance
 
 import pytest
 import torch
 
 from selfplay.advantages.sample import Sample
-from selfplay.config import CriticConfig, OptimConfig
 from selfplay.distributed import init_world
 from selfplay.learner.batch import pack
-from selfplay.learner.learner import Critic, Learner, batch_values, make_critic
-from selfplay.learner.loss import clipped_value_loss
-from selfplay.learner.rescore import estimate_values, whitened
-from selfplay.learner.update import (
-    VALUE_WEIGHT,
-    LossTerm,
-    loss_terms,
-    optimizer_step,
-    update_policy,
-)
+from selfplay.learner.learner import Learner
+from selfplay.learner.method import Method
+from selfplay.learner.update import optimizer_step, surrogate_term, update_policy
+from selfplay.methods.ppo import PPO, VALUE_WEIGHT, clipped_value_loss, whitened
 from tests.helpers.processes import two_ranks
 from tests.helpers.small_updates import (
-    PPO,
+    CRITIC,
     assert_same,
     change,
     config_of,
     group_samples,
     learner_of,
+    ppo_of,
     rewarded,
     some_samples,
 )
@@ -55,54 +50,51 @@ def test_a_value_is_clipped_by_hand() -> None:
     assert free.tolist() == pytest.approx([0.08, 0.005, 0.405]) and not cut.any()
 
 
-def new_critic(lr: float = 1e-4) -> Critic:
-    return make_critic(
-        tiny_model(seed=3),
-        config=CriticConfig(lr=lr),
-        optim=OptimConfig(),
-        world=init_world(device="cpu"),
-    )
-
-
-def a_learner() -> Learner:
+def a_critic(*overrides: str) -> tuple[Learner, PPO]:
     """A learner whose critic has a nonzero head and plain gradient descent."""
-    critic, generator = new_critic(), torch.Generator().manual_seed(5)
+    learner, generator = learner_of(tiny_model()), torch.Generator().manual_seed(5)
+    critic = ppo_of(learner, tiny_model(seed=3), *overrides, plain=1.0)
     with torch.no_grad():
         critic.head.weight.copy_(0.2 * torch.randn(critic.head.weight.shape, generator=generator))
         critic.head.bias.fill_(0.1)
-    critic.optimizer = torch.optim.SGD(critic.module.parameters(), lr=1.0)
-    learner = learner_of(tiny_model())
-    learner.critic = critic
-    return learner
+    return learner, critic
 
 
-def naive_values(learner: Learner, sample: Sample) -> list[float]:
+def valued_by(critic: Method, samples: Sequence[Sample], *overrides: str) -> list[Sample]:
+    config = config_of(*CRITIC, *overrides)
+    return [*critic.prepare(samples, step=0, config=config)[0]]
+
+
+def naive_values(critic: PPO, sample: Sample) -> list[float]:
     """The head on the plain backbone's hidden state before each trained token of one transcript."""
     with torch.no_grad():
-        hidden = learner.critic.backbone.base_model(torch.tensor([sample.ids])).last_hidden_state[0]
-        values = hidden @ learner.critic.head.weight[0] + learner.critic.head.bias
+        hidden = critic.backbone.base_model(torch.tensor([sample.ids])).last_hidden_state[0]
+        values = hidden @ critic.head.weight[0] + critic.head.bias
     return [float(values[t - 1]) for t, trained in enumerate(sample.mask) if trained]
 
 
 def test_a_new_critic_returns_zero() -> None:
     learner = learner_of(tiny_model())
-    learner.critic = new_critic()
-    assert not batch_values(learner, pack(some_samples(tiny_model()), device=CPU)).any()
+    critic = ppo_of(learner, tiny_model(seed=3))
+    assert not critic.values(learner, pack(some_samples(tiny_model()), device=CPU)).any()
 
 
 def test_advantages_are_gae_and_whitened() -> None:
     """GAE's equation 16, then mean 0 and variance 1 over all trained tokens."""
-    learner, samples = a_learner(), rewarded(some_samples(tiny_model()))
-    valued, found = estimate_values(learner, samples, config=config_of(*PPO))
-    assert [[v for v, m in zip(s.values, s.mask, strict=True) if m] for s in valued] == [
-        near(naive_values(learner, s), FORWARD) for s in samples
+    (_, critic), samples = a_critic(), rewarded(some_samples(tiny_model()))
+    valued, found = critic.prepare(samples, step=0, config=config_of(*CRITIC))
+    assert [[*compress(s.columns["values"], s.mask)] for s in valued] == [
+        near(naive_values(critic, s), FORWARD) for s in samples
     ]
-    assert [s.returns[-1] for s in valued] == pytest.approx([s.reward for s in samples])
+    assert [s.columns["returns"][-1] for s in valued] == pytest.approx([s.reward for s in samples])
     flat = [a for s in valued for a, m in zip(s.advantages, s.mask, strict=True) if m]
     assert fmean(flat) == near(0.0, 176)
     assert pvariance(flat) == near(1.0, 176)
-    returns = [g for s in valued for g, m in zip(s.returns, s.mask, strict=True) if m]
-    left = [g - v for s in valued for g, v, m in zip(s.returns, s.values, s.mask, strict=True) if m]
+    returns, values = (
+        [x for s in valued for x in compress(s.columns[name], s.mask)]
+        for name in ("returns", "values")
+    )
+    left = [g - v for g, v in zip(returns, values, strict=True)]
     # Whitening keeps the advantages' order and ratios of differences: they are returns - values.
     mean, std = fmean(left), pvariance(left) ** 0.5
     assert flat == near([(a - mean) / std for a in left], 176)
@@ -117,23 +109,23 @@ def test_equal_advantages_become_zero() -> None:
 
 def valued_samples() -> list[Sample]:
     samples = rewarded(some_samples(tiny_model()))
-    return estimate_values(a_learner(), samples, config=config_of(*PPO))[0]
+    return valued_by(a_critic()[1], samples)
 
 
 def changes(
     samples: Sequence[Sample], *overrides: str, step: int = 0
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, float]]:
     """The changes of policy and critic in one optimizer step, and its metrics."""
-    learner, config = a_learner(), config_of(*PPO, *overrides)
-    modules = (learner.model, learner.critic.module)
+    (learner, critic), config = a_critic(*overrides), config_of(*CRITIC, *overrides)
+    modules = (learner.model, critic.trained["critic"].module)
     before = [{n: p.detach().clone() for n, p in m.named_parameters()} for m in modules]
-    terms = loss_terms(learner, samples, [], step=step, config=config.critic)
+    terms = critic.terms([surrogate_term(samples, config)], samples, step=step)
     metrics = optimizer_step(learner, terms, lr=1.0, config=config)
-    policy, critic = (
+    of_policy, of_critic = (
         {name: p.detach() - was[name] for name, p in module.named_parameters()}
         for module, was in zip(modules, before, strict=True)
     )
-    return policy, critic, metrics
+    return of_policy, of_critic, metrics
 
 
 def test_shared_prefixes_change_neither_values_nor_the_update() -> None:
@@ -142,12 +134,11 @@ def test_shared_prefixes_change_neither_values_nor_the_update() -> None:
     assert pack(samples, device=CPU).row.prefixes is not None
     valued, updated = [], []
     for share in ("true", "false"):
-        overrides = (*PPO, f"optim.share_prefixes={share}")
-        config = config_of(*overrides)
-        valued.append(estimate_values(a_learner(), samples, config=config)[0])
-        updated.append(changes(valued[0], overrides[-1]))
+        setting = f"optim.share_prefixes={share}"
+        valued.append(valued_by(a_critic()[1], samples, setting))
+        updated.append(changes(valued[0], setting))
     for shared, alone in zip(*valued, strict=True):
-        assert shared.values == near(alone.values, FORWARD)
+        assert shared.columns["values"] == near(alone.columns["values"], FORWARD)
         assert shared.advantages == near(alone.advantages, FORWARD, scale=8.0)
     for shared_change, alone_change in zip(updated[0][:2], updated[1][:2], strict=True):
         assert max(value.abs().max().item() for value in shared_change.values()) > 1e-3
@@ -157,23 +148,23 @@ def test_shared_prefixes_change_neither_values_nor_the_update() -> None:
 def test_the_critics_gradient_is_that_of_the_naive_loop() -> None:
     """VALUE_WEIGHT times the mean over trained tokens of half the squared error."""
     samples = valued_samples()
-    learner = a_learner()
-    backbone, head = learner.critic.backbone, learner.critic.head
+    _, owner = a_critic()
+    backbone, head = owner.backbone, owner.head
     total = torch.zeros(())
     for sample in samples:
         hidden = backbone.base_model(torch.tensor([sample.ids])).last_hidden_state[0]
         for t, trained in enumerate(sample.mask):
             if trained:
-                total = total + 0.5 * (head(hidden[t - 1])[0] - sample.returns[t]) ** 2
+                total = total + 0.5 * (head(hidden[t - 1])[0] - sample.columns["returns"][t]) ** 2
     loss = VALUE_WEIGHT * total / sum(sum(s.mask) for s in samples)
     loss.backward()
     policy, critic, metrics = changes(samples, "critic.clip=0")
-    for name, parameter in learner.critic.module.named_parameters():
+    for name, parameter in owner.trained["critic"].module.named_parameters():
         assert_near(critic[name], -parameter.grad, GRADIENT, held=2.0, what=name)
     count = sum(sum(s.mask) for s in samples)
     assert metrics["num_trained_tokens"] == count
     assert metrics["value_loss"] == near(loss.item() / VALUE_WEIGHT, FORWARD)
-    without = change(tiny_model(), [LossTerm(samples, "surrogate")])[0]
+    without = change(tiny_model(), samples)[0]
     assert all(torch.equal(policy[name], without[name]) for name in policy)
 
 
@@ -190,10 +181,10 @@ def test_during_the_warm_up_only_the_critic_changes() -> None:
 def test_a_critic_learns_the_returns_of_a_repeated_rollout() -> None:
     model = tiny_model()
     learner = learner_of(model)
-    learner.critic = new_critic(lr=3e-3)
     samples = rewarded(some_samples(model))
     settings = ("critic.lam=1", "critic.clip=0", "critic.warmup_steps=30")
-    config = config_of(*PPO, *settings)
+    config = config_of(*CRITIC, *settings)
+    ppo_of(learner, tiny_model(seed=3), *settings, "critic.lr=3e-3")
     metrics = [
         update_policy(learner, samples, [], step=n, config=config, max_mismatch=1.0)[0]
         for n in range(30)

@@ -1,0 +1,182 @@
+"""PPO: a critic gives each token the return that its seat can expect, and GAE the advantages.
+
+The critic gives the expected return of a seat before each token that it samples. It is a second
+model, which starts from the policy's first weights, with a linear head on its last hidden state at
+the position whose next token is sampled. The head starts at zero, so the first values are 0, and
+computes in fp32 whatever the dtype of the layers.
+
+Shapes: M trained tokens of a micro-batch, K of one sample or of this rank, D width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import compress
+
+import torch
+from torch import Tensor, nn
+
+from selfplay.advantages.sample import Sample
+from selfplay.config import Config
+from selfplay.distributed import World, all_reduce_sum, as_forward, shard_alone
+from selfplay.learner.batch import MicroBatch
+from selfplay.learner.learner import Learner, autocast
+from selfplay.learner.method import LossTerm, Method, Parts, Trained
+from selfplay.learner.optimizer import make_optimizer
+from selfplay.learner.rescore import at_trained_tokens, token_values
+from selfplay.model.policy import hidden_states
+
+VALUE_WEIGHT = 0.5  # of the value loss, beside the surrogate
+WHITE_EPS = 1e-8  # added to the variance, so that equal advantages become 0
+
+
+class PPO(Method):
+    """The critic, its values and its loss."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        config, learner = parts.config, parts.learner
+        self.backbone = parts.load()
+        width, device = self.backbone.config.hidden_size, learner.world.device
+        self.head = nn.utils.skip_init(nn.Linear, width, 1, device=device, dtype=torch.float32)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        shard_alone(self.head, learner.world)
+        if not self.backbone.config.tie_word_embeddings:
+            self.backbone.get_output_embeddings().requires_grad_(False)  # values need no logits
+        module = nn.ModuleDict({"head": self.head, "trunk": self.backbone})
+        optimizer = make_optimizer(module, config.optim, lr=config.critic.lr)
+        self.trained["critic"] = Trained(module, optimizer)
+
+    def values(self, learner: Learner, batch: MicroBatch) -> Tensor:
+        """The critic's values [M], fp32, before each trained token is sampled."""
+        with autocast(learner):
+            hidden_MD = hidden_states(self.backbone, batch.row)
+        return _head_values(self.head, hidden_MD.float())
+
+    def prepare(
+        self, samples: Sequence[Sample], *, step: int, config: Config
+    ) -> tuple[list[Sample], dict[str, float]]:
+        """The samples with values, returns and advantages (GAE), and metrics of the values.
+
+        `explained_variance` is 1 - Var(return - value) / Var(return); it is missing if all returns
+        are equal.
+        """
+        learner = self.parts.learner
+        values = token_values(learner, samples, partial(self.values, learner), optim=config.optim)
+        valued = [
+            with_gae(sample, of_sample, lam=config.critic.lam)
+            for sample, of_sample in zip(samples, values, strict=True)
+        ]
+        returns_K, values_K = (
+            [x for s in valued for x in compress(s.columns[name], s.mask)]
+            for name in ("returns", "values")
+        )
+        return_mean, return_variance = moments(returns_K, learner.world)
+        metrics = {"return_mean": return_mean}
+        if return_variance > 0.0:
+            errors_K = [g - v for g, v in zip(returns_K, values_K, strict=True)]
+            metrics["explained_variance"] = (
+                1.0 - moments(errors_K, learner.world)[1] / return_variance
+            )
+        return whitened(valued, learner.world), metrics
+
+    def terms(
+        self, terms: Sequence[LossTerm], minibatch: Sequence[Sample], *, step: int
+    ) -> list[LossTerm]:
+        """The terms and the value loss; during the critic's warm-up that alone, so the policy does
+        not change."""
+        value = LossTerm(minibatch, self.loss, VALUE_WEIGHT, "value", trains_policy=False)
+        warming_up = step < self.parts.config.critic.warmup_steps
+        return [value] if warming_up else [*terms, value]
+
+    def loss(self, learner: Learner, batch: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The clipped value loss of each token, and which gradients the clip removed."""
+        losses_M, cut_M = clipped_value_loss(
+            self.values(learner, batch),
+            batch.columns["values"],
+            batch.columns["returns"],
+            clip=self.parts.config.critic.clip,
+        )
+        return losses_M, {"value_loss": losses_M, "value_clip_share": cut_M}
+
+
+@as_forward
+def _head_values(head: nn.Linear, hidden_MD: Tensor) -> Tensor:
+    values_M1: Tensor = nn.Linear.forward(head, hidden_MD)
+    return values_M1[:, 0]
+
+
+def gae(rewards_K: Sequence[float], values_K: Sequence[float], *, lam: float) -> list[float]:
+    """Generalized advantage estimation over one transcript, arXiv 1506.02438 eq. 16 with gamma 1.
+
+    One time step is one sampled token. With d_k = r_k + V_{k+1} - V_k, the advantage is the sum
+    over l of lam^l d_{k+l}. `values_K` are the values of the states before each token. The state
+    after the last token has value 0, because the game is over. Tokens of the other seat and of the
+    game are not steps: the next value is conditioned on them, but lam does not decay over them.
+    """
+    advantages_K = [0.0] * len(values_K)
+    advantage, next_value = 0.0, 0.0
+    for k in reversed(range(len(values_K))):
+        delta = rewards_K[k] + next_value - values_K[k]
+        advantage = delta + lam * advantage
+        advantages_K[k] = advantage
+        next_value = values_K[k]
+    return advantages_K
+
+
+def with_gae(sample: Sample, values: Sequence[float], *, lam: float) -> Sample:
+    """The sample with advantages, the critic's values and the critic's targets.
+
+    `values` has one entry per token and is read where the mask is 1. A value's target is the
+    lambda-return, advantage + value.
+    """
+    indices, rewards = [i for i, m in enumerate(sample.mask) if m], sample.token_rewards()
+    advantages_K = gae([rewards[i] for i in indices], [values[i] for i in indices], lam=lam)
+    advantages, returns = ([0.0] * len(sample.ids) for _ in range(2))
+    for i, advantage in zip(indices, advantages_K, strict=True):
+        advantages[i] = advantage
+        returns[i] = advantage + values[i]
+    columns = {"values": list(values), "returns": returns}
+    return replace(sample, advantages=advantages, columns=sample.columns | columns)
+
+
+def whitened(samples: Sequence[Sample], world: World) -> list[Sample]:
+    """The samples with advantages of mean 0 and variance 1 over the trained tokens of all ranks."""
+    mean, variance = moments([a for s in samples for a in compress(s.advantages, s.mask)], world)
+    scale = 1.0 / math.sqrt(variance + WHITE_EPS)
+
+    def white(sample: Sample) -> list[float]:
+        whitened_K = ((a - mean) * scale for a in compress(sample.advantages, sample.mask))
+        return at_trained_tokens(whitened_K, sample)
+
+    return [replace(sample, advantages=white(sample)) for sample in samples]
+
+
+def moments(values_K: Sequence[float], world: World) -> tuple[float, float]:
+    """Mean and variance over all ranks; 0 and 0 without any value."""
+    total, count = all_reduce_sum([sum(values_K), float(len(values_K))], world)
+    mean = total / max(1.0, count)
+    squares = all_reduce_sum([sum((value - mean) ** 2 for value in values_K)], world)[0]
+    return mean, squares / max(1.0, count)
+
+
+def clipped_value_loss(
+    values_M: Tensor, old_values_M: Tensor, returns_M: Tensor, *, clip: float
+) -> tuple[Tensor, Tensor]:
+    """Half the squared error, with the change of the value clipped (as in the PPO of OpenAI
+    Baselines; arXiv 2005.12729, section 3, item 1).
+
+    Returns max((v - R)^2, (v_old + clamp(v - v_old, -clip, clip) - R)^2) / 2 for each token, and a
+    0/1 mask of the tokens whose gradient the clip removed. `clip` 0 turns clipping off.
+    """
+    losses_M = 0.5 * (values_M - returns_M).square()
+    if clip == 0.0:
+        return losses_M, torch.zeros_like(losses_M)
+    near_M = old_values_M + (values_M - old_values_M).clamp(-clip, clip)
+    near_losses_M = 0.5 * (near_M - returns_M).square()
+    cut_M = (near_losses_M > losses_M) & ((values_M - old_values_M).abs() > clip)
+    return torch.maximum(losses_M, near_losses_M), cut_M.float()
