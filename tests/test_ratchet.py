@@ -23,8 +23,8 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13005),
-    "selfplay": Limit(19986),
+    "core": Limit(12909),
+    "selfplay": Limit(20063, "the door method, through which what it holds leaves the core"),
     "extras": Limit(1312, "taken out of the core and the games"),
     "dialop": Limit(8140),
     "tests": Limit(29484, "taken out of the core and the games"),
