@@ -9,10 +9,11 @@ from __future__ import annotations
 import gc
 import sys
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import TextIO
 
 import torch
@@ -32,7 +33,7 @@ from selfplay.checkpoint import (
 from selfplay.config import Config
 from selfplay.config.player_spec import parse_shares
 from selfplay.data.stream import TrainStream
-from selfplay.distributed import World, barrier, gather_objects, init_world, on_first_rank
+from selfplay.distributed import World, gather_objects, init_world, on_first_rank
 from selfplay.engines.base import Engine
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.sglang.processes import Signals
@@ -41,7 +42,14 @@ from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import fixed_partners, held_out_at_start
 from selfplay.learner.learner import Learner, make_learner
 from selfplay.metrics.monitors import Monitors
-from selfplay.metrics.run_folder import hold_run, keep_code, open_run
+from selfplay.metrics.run_folder import (
+    Opening,
+    check_run_folder,
+    hold_run,
+    keep_code,
+    lock_run,
+    open_run,
+)
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.model.hub import local_folder
 from selfplay.model.policy import export, scratch_model
@@ -98,21 +106,27 @@ def set_up(
     cleanup.callback(signals.restore)
     if world.rank == 0 and (roles := who_plays(config.game, config.rollout)):
         print(f"who plays in training: {roles}", flush=True)
-    folder, lock = _open_folder(config, world, cleanup)
+    home = _RunFolder(Path(config.out).absolute(), config, cleanup)
+    folder = home.path
+    on_first_rank(home.check, world)
+    check_shared(folder, world)
     # Where it is, should code of one's own change folders.
     config = replace(config, out=str(folder))
     stream = cleanup.enter_context(closing(TrainStream(config)))
     if config.model.path is None:  # what was checked is a stand-in
-        checked = make_rendering(
-            make_tokenizer(config, folder, world), template_kwargs=config.model.chat_template
-        )
+        trained = on_first_rank(home.tokenizer, world)
+        checked = make_rendering(trained, template_kwargs=config.model.chat_template)
     elif checked is None:
         checked = read_rendering(config.model, config.game, seed=config.seed)
     rendering, tokenizer = checked, checked.tokenizer
-    warn_of_template(rendering, tokenizer.name_or_path, world)
     on_first_rank(partial(try_judge, config, rendering, world), world)
     on_first_rank(partial(try_endpoints, config, rendering, world), world)
     start_check = check_model(config, tokenizer, rendering, world)
+    on_first_rank(home.make_ready, world)  # it is the first that writes in the folder
+    if config.model.path is None:
+        tokenizer = make_tokenizer(config, folder, world, tokenizer)
+        rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
+    warn_of_template(rendering, tokenizer.name_or_path, world)
     if world.rank == 0:
         for why in start_warnings(config, rendering):
             print(f"warning: {why}", file=sys.stderr)
@@ -183,7 +197,7 @@ def set_up(
         judge=judge,
         evaluation=evaluation,
         fixed_partners=eval_partners,
-        lock=lock,
+        lock=home.lock,
         monitors=monitors,
         sync_check=sync_check,
         journal=journal,
@@ -194,27 +208,46 @@ def set_up(
     )
 
 
-def _open_folder(config: Config, world: World, cleanup: ExitStack) -> tuple[Path, TextIO | None]:
-    """The run's folder, with the settings and what a kill left repaired, and rank 0's lock of it,
-    which is held until `cleanup`."""
-    folder, locks = Path(config.out).absolute(), list[TextIO]()
+@dataclass(slots=True)
+class _RunFolder:
+    """A run's folder at its start, on rank 0: first checked, which changes nothing, then made
+    ready. Its `lock` is held until `cleanup`."""
 
-    def hold() -> None:
-        locks.append(hold_run(folder))
-        cleanup.callback(locks[0].close)
+    path: Path
+    config: Config
+    cleanup: ExitStack
+    lock: TextIO | None = None
+    opening: Opening = field(init=False)
+    damaged: dict[Path, str] = field(init=False)
 
-    on_first_rank(hold, world)
+    def check(self) -> None:
+        """Raise SettingsError for a folder that another process uses, that cannot be repaired, or
+        that holds a run with other settings."""
+        if (self.path / ".lock").exists():
+            self.lock = lock_run(self.path)
+            self.cleanup.callback(self.lock.close)
+        self.damaged = damaged_saves(self.path, imitation=progress_folder(self.path))
+        self.opening = check_run_folder(self.path, self.config)
 
-    def make_ready() -> None:
-        imitation = progress_folder(folder)
-        damaged = damaged_saves(folder, imitation=imitation)
-        open_run(folder, config)  # it refuses other settings before it writes
-        repair_folder(folder, damaged, imitation=imitation)
-        keep_code(folder, config)
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The scratch model's tokenizer that is there or will be."""
+        saved = tokenizer_folder(self.config.model, self.path)
+        kept = saved.exists() and not self.opening.anew
+        return load_tokenizer(saved) if kept else scratch_tokenizer(self.config)
 
-    on_first_rank(make_ready, world)
-    check_shared(folder, world)
-    return folder, locks[0] if locks else None
+    def make_ready(self) -> None:
+        """Write the settings and what code runs, and repair what a kill left. Raises SettingsError
+        if another process has begun a run there since `check`."""
+        if self.lock is None and (self.path / ".lock").exists():
+            raise SettingsError(
+                f"out: {self.path} was new, and another process has begun a run there since; use "
+                "another folder with out=FOLDER, or start again to go on with that run"
+            )
+        self.lock = hold_run(self.path, self.lock)
+        self.cleanup.callback(self.lock.close)
+        open_run(self.opening)
+        repair_folder(self.path, self.damaged, imitation=progress_folder(self.path))
+        keep_code(self.opening)
 
 
 def _start_models(
@@ -240,14 +273,24 @@ def _start_models(
 
 
 def check_shared(folder: Path, world: World) -> None:
-    """Check that every rank sees rank 0's run folder, which passes weights between ranks.
+    """Check that every rank has rank 0's run folder, which passes weights between ranks. For that a
+    file stands there for a moment, or above a folder that does not exist yet.
 
     Raises SettingsError on every rank if any host lacks the folder or has another of that name.
     """
-    started = folder / "code.txt"
-    barrier(world)
-    seen = gather_objects(started.read_text("utf-8") if started.exists() else "", world)
-    ranks_without = [rank for rank, text in enumerate(seen) if text != seen[0]]
+    if world.world_size == 1:
+        return
+    with ExitStack() as probe:
+
+        def put() -> tuple[str, Path]:
+            above = next(path for path in (folder, *folder.parents) if path.exists())
+            file = probe.enter_context(NamedTemporaryFile(dir=above, prefix=".shared-"))
+            return Path(file.name).name, folder.relative_to(above)
+
+        name, rest = on_first_rank(put, world)
+        above = Path(*folder.parts[: len(folder.parts) - len(rest.parts)])
+        seen = gather_objects(above / rest == folder and (above / name).exists(), world)
+    ranks_without = [rank for rank, sees in enumerate(seen) if not sees]
     if ranks_without:
         raise SettingsError(
             f"out must be a folder on storage that all hosts share, got {folder}: ranks "
@@ -255,14 +298,20 @@ def check_shared(folder: Path, world: World) -> None:
         )
 
 
-def make_tokenizer(config: Config, folder: Path, world: World) -> PreTrainedTokenizerBase:
-    """A scratch model's tokenizer, which is trained once and saved in the run folder."""
+def make_tokenizer(
+    config: Config,
+    folder: Path,
+    world: World,
+    trained: PreTrainedTokenizerBase | None = None,
+) -> PreTrainedTokenizerBase:
+    """A scratch model's tokenizer, which is trained once, here if it is not yet, and saved in the
+    run folder."""
     saved = tokenizer_folder(config.model, folder)
 
     def make() -> None:
         if not saved.exists():
             with atomic_folder(saved) as partial_folder:
-                scratch_tokenizer(config).save_pretrained(partial_folder)
+                (trained or scratch_tokenizer(config)).save_pretrained(partial_folder)
 
     on_first_rank(make, world)
     return load_tokenizer(saved)

@@ -23,11 +23,11 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(12909),
-    "selfplay": Limit(20063, "the door method, through which what it holds leaves the core"),
+    "core": Limit(12968, "a start is checked before it writes in its folder"),
+    "selfplay": Limit(20125, "a start is checked before it writes in its folder"),
     "extras": Limit(1312, "taken out of the core and the games"),
     "dialop": Limit(8140),
-    "tests": Limit(29484, "taken out of the core and the games"),
+    "tests": Limit(29552, "a start is checked before it writes in its folder"),
     "bench": Limit(2394),
     "settings": Limit(141),
 }
@@ -39,7 +39,7 @@ STEP = {
     "frames to a move": Limit(13),
     "frames to weights": Limit(10),
 }
-DOCSTRING_LINES = 2.719  # a function: the least
+DOCSTRING_LINES = 2.729  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 

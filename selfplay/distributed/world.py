@@ -19,7 +19,7 @@ from datetime import timedelta
 from functools import cache
 from itertools import count
 from threading import Timer
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -310,17 +310,19 @@ def exchange_objects(outgoing: Sequence[T], world: World) -> list[T]:
     ]
 
 
-def on_first_rank(action: Callable[[], object], world: World) -> None:
-    """Run `action` on rank 0 while the others wait; its ValueError or OSError is raised on all."""
-    failure: Exception | None = None
+def on_first_rank(action: Callable[[], T], world: World) -> T:
+    """Rank 0's value of `action`, on every rank; the others wait, and its ValueError or OSError is
+    raised on all."""
+    found: tuple[Any, Exception | None] = None, None
     if world.rank == 0:
         try:
-            action()
+            found = action(), None
         except (ValueError, OSError) as error:
-            failure = error
-    failure = broadcast_object(failure, world)
+            found = None, error
+    value, failure = broadcast_object(found, world)
     if failure is not None:
         raise failure
+    return cast("T", value)
 
 
 def torch_switches() -> dict[str, Any]:

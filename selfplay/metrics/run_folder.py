@@ -12,7 +12,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
@@ -113,15 +114,14 @@ def check_names(folder: Path) -> None:
             )
 
 
-def hold_run(folder: Path) -> TextIO:
-    """Create the folder and lock it against a second trainer until the returned file is closed.
+def lock_run(folder: Path) -> TextIO:
+    """Lock the folder against a second trainer until the returned file is closed.
 
     The operating system releases the lock when the process ends, however it ends. The file `.lock`
     names the process that holds it. Reading the folder, as eval.py does, needs no lock.
 
     Raises SettingsError if another process holds the lock or the storage does not support locks.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     file = (folder / ".lock").open("a+", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -137,6 +137,13 @@ def hold_run(folder: Path) -> TextIO:
             f"out: {folder} is in use by {holder or 'another process'}; wait until it ends, stop "
             "it, or use another folder with out=FOLDER"
         ) from None
+    return file
+
+
+def hold_run(folder: Path, locked: TextIO | None = None) -> TextIO:
+    """Create the folder, `lock_run` it unless it is `locked`, and name this process in the lock."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = locked or lock_run(folder)
     file.truncate(0)
     file.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
     file.flush()
@@ -168,14 +175,29 @@ def is_held(folder: Path) -> bool:
     return False
 
 
-def open_run(folder: Path, config: Config) -> None:
-    """Create the run's folder, or open an existing run to resume it. Only rank 0 calls this.
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What `check_run_folder` found: the user's own code, the saved names of its files, how the
+    settings differ from the saved ones, what was trained. `anew` says that nothing was, under other
+    settings: what was prepared for them is deleted."""
 
-    Writes `config.yaml`, which loads back to an equal `config`, and appends to `code.txt` what code
-    runs, with the digests of the user's own files; says what differs from the last start. If
-    nothing was trained yet, any settings are accepted. Otherwise only settings of the run's length,
-    its logs and where things are computed may change; changes of the last kind are printed. Raises
-    SettingsError if others differ or the saved ones are gone.
+    folder: Path
+    config: Config
+    code: OwnCode
+    names: Mapping[str, str]
+    changed: Sequence[str]
+    moved: Sequence[str]
+    trained: Collection[str]
+    anew: bool
+
+
+def check_run_folder(folder: Path, config: Config) -> Opening:
+    """Check that these settings may begin a run in the folder or go on with the one there. Only
+    rank 0 calls this. Changes nothing.
+
+    If nothing was trained yet, any settings are accepted. Otherwise only settings of the run's
+    length, its logs and where things are computed may change. Raises SettingsError if others differ
+    or the saved ones are gone.
     """
     saved, code, copies = folder / "config.yaml", own_code(own_names(config)), folder / CODE
     if code.files and copies.exists() and kept_in(copies) is None:
@@ -200,8 +222,20 @@ def open_run(folder: Path, config: Config) -> None:
             f"{folder} holds a run with other settings (saved -> given): {'; '.join(shown)}; "
             "give the saved ones, or another folder with out=FOLDER"
         )
-    if config.optim.schedule != "constant" and not refused and (trained & {"checkpoints"}):
-        for line in changed:
+    return Opening(folder, config, code, names, changed, moved, trained, anew=bool(refused))
+
+
+def open_run(opening: Opening) -> None:
+    """Create the run's folder, or open an existing run to resume it. Only rank 0 calls this, when
+    nothing can refuse the start any more.
+
+    Writes `config.yaml`, which loads back to equal settings, and appends to `code.txt` what code
+    runs, with the digests of the user's own files; says what differs from the last start.
+    """
+    folder, config, trained = opening.folder, opening.config, opening.trained
+    saved, code, names = folder / "config.yaml", opening.code, opening.names
+    if config.optim.schedule != "constant" and "checkpoints" in trained:
+        for line in opening.changed:
             if line.startswith("steps:"):
                 print(
                     f"{folder} goes on with another length ({line}): optim.schedule="
@@ -209,13 +243,14 @@ def open_run(folder: Path, config: Config) -> None:
                     "learning rate differs from a run that had it from the start",
                     flush=True,
                 )
-    if refused:
+    if opening.anew:
         for name in _PREPARED:
             shutil.rmtree(folder / name, ignore_errors=True)
-    elif moved and trained:
+    elif opening.moved and trained:
         print(
-            f"{folder} goes on, computed in another way (saved -> given): {'; '.join(moved)}; its "
-            "results are no longer bit for bit those of an unbroken run",
+            f"{folder} goes on, computed in another way (saved -> given): "
+            f"{'; '.join(opening.moved)}; its results are no longer bit for bit those of an "
+            "unbroken run",
             flush=True,
         )
     own, versions = _own_files(config, code, names), _versions()
@@ -240,20 +275,21 @@ def open_run(folder: Path, config: Config) -> None:
         file.write("\n".join([*_describe_start(), versions, *digests, "", ""]))
 
 
-def keep_code(folder: Path, config: Config) -> None:
-    """Copy the files of the user's own that these settings name, and the modules that they import,
-    into the run's `code/`. Only rank 0 calls this, when nothing else can refuse the start.
+def keep_code(opening: Opening) -> None:
+    """Copy the files of the user's own that the settings name, and the modules that they import,
+    into the run's `code/`. Only rank 0 calls this, after `open_run`.
 
     A run that goes on with others keeps those before as `code/until_step_N`, beside its settings:
     they are the code of all that was trained up to step N.
     """
-    code, home = own_code(own_names(config)), folder / CODE
+    folder, code = opening.folder, opening.code
+    home = folder / CODE
     kept = kept_in(home)
     if not code.files and kept is None:
         return
     values = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     named = {}
-    for key, value in own_names(config):
+    for key, value in own_names(opening.config):
         section, _, field = key.partition(".")
         if name := code.named.get(f"{key} {value}"):
             named[f"{key} {values[section][field]}"] = name
@@ -263,7 +299,7 @@ def keep_code(folder: Path, config: Config) -> None:
     stays = {step: path for step, path in before.items() if step < done}
     if later := [step for step in before if step >= done]:
         stays[done] = before[min(later)]
-    elif kept is not None and kept.digests != code.digests and _has_trained(folder):
+    elif kept is not None and kept.digests != code.digests and opening.trained:
         stays[done] = home
     if kept is not None and (kept.digests, kept.named, stays) == (code.digests, named, before):
         return
@@ -274,10 +310,6 @@ def keep_code(folder: Path, config: Config) -> None:
             shutil.copytree(path, until, ignore=shutil.ignore_patterns(f"{UNTIL}*", "__pycache__"))
             if path == home:
                 shutil.copyfile(folder / "config.yaml", until / "config.yaml")
-
-
-def _has_trained(folder: Path) -> bool:
-    return any((folder / name).exists() for name in _TRAINED)
 
 
 def _compared(saved: Path, config: Config, code: OwnCode) -> tuple[list[str], dict[str, str]]:

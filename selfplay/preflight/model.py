@@ -31,10 +31,11 @@ from transformers import (
 
 from dialop.shown import error_line
 from selfplay.advantages.sample import Sample
+from selfplay.atomic import REFUSALS
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
 from selfplay.data.instances import GENERATED, HELD_OUT, evaluation_instances, read_file
-from selfplay.distributed import World, broadcast_object, reshard
+from selfplay.distributed import World, broadcast_object, on_first_rank, reshard
 from selfplay.engines.base import Engine, Request, Sampling
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import check_room
@@ -80,12 +81,12 @@ def check_model(
         assert config.model.scratch is not None
         num = max(config.model.scratch.vocab_size, len(tokenizer))
         described = scratch_config(config.model.scratch, vocab_size=num)
-    problem = None
-    if world.rank == 0:  # all ranks read the same files, so one rank checks
-        problem = no_room(described, rendering, config) or _refusal(
-            described, tokenizer, world, config
-        )
-    problem = broadcast_object(problem, world)
+    problem = on_first_rank(  # all ranks read the same files, so one rank checks
+        lambda: (
+            no_room(described, rendering, config) or _refusal(described, tokenizer, world, config)
+        ),
+        world,
+    )
     if problem is not None:
         raise SettingsError(problem)
     return StartCheck(
@@ -155,7 +156,9 @@ def _refusal(
     try:
         with tempfile.TemporaryDirectory() as name:
             export_settings(skeleton, tokenizer, Path(name), dtype=torch.float32)
-    except Exception as error:  # noqa: BLE001 — transformers checks much only when it saves
+    except Exception as error:  # transformers checks much only when it saves
+        if isinstance(error, OSError) and error.errno in REFUSALS:  # a full disk
+            raise
         why = error_line(error)
         return f"model.path must have configs and a tokenizer that can be saved, got {why}"
     return None

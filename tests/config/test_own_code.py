@@ -20,7 +20,7 @@ from selfplay.config import Config, load_config
 from selfplay.config.load import load
 from selfplay.config.own_code import copies_of, kept_in, other_code, own_code, own_names
 from selfplay.errors import SettingsError
-from selfplay.metrics.run_folder import keep_code, open_run
+from selfplay.metrics.run_folder import check_run_folder, keep_code, open_run
 from selfplay.partners.checkpoints import check_same_game, find_source, tell_code
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,8 +84,9 @@ def words_of(game: Path, *more: str, folder: str = "") -> list[str]:
 
 def begun(folder: Path, words: list[str]) -> Path:
     config = load_config(None, words)
-    open_run(folder, config)
-    keep_code(folder, config)
+    opening = check_run_folder(folder, config)
+    open_run(opening)
+    keep_code(opening)
     return folder
 
 
@@ -215,13 +216,13 @@ def test_a_run_that_goes_on_with_other_code_keeps_that_of_its_steps_before(
 ) -> None:
     run, rubric = tmp_path / "run", own.parent / "rubric.md"
     config = load_config(None, words_of(own))
-    open_run(run, config)
+    open_run(check_run_folder(run, config))
 
     def go_on(text: str, step: int) -> None:
         rubric.write_text(text)
         if step:
             weights(run / "checkpoints" / f"step_{step:06d}" / "hf")
-        keep_code(run, config)
+        keep_code(check_run_folder(run, config))
 
     def used_at(part: str) -> str:
         settings = find_source(run / part).settings
@@ -234,7 +235,7 @@ def test_a_run_that_goes_on_with_other_code_keeps_that_of_its_steps_before(
     go_on("second", 20)
     assert sorted(path.name for path in (run / "code").glob("until*")) == []
     go_on("third", 40)
-    open_run(run, config)
+    open_run(check_run_folder(run, config))
     assert f"goes on with a changed reward.rubric {rubric}" in capsys.readouterr().out
     go_on("fourth", 0)  # of what the third has made nothing is left
     go_on("fifth", 60)
@@ -261,8 +262,8 @@ def test_a_run_goes_on_by_its_own_settings_and_by_other_paths_of_the_same_files(
     begun(run, words_of(own))
     config = load_config(run / "config.yaml")
     assert config.game.name == f"{run}/code/{own.name}"
-    open_run(run, config)
-    keep_code(run, config)
+    open_run(check_run_folder(run, config))
+    keep_code(check_run_folder(run, config))
     assert (run / "config.yaml").read_text() == saved
     assert (run / "code" / "own_files.json").stat().st_mtime_ns == before
     other = own.with_name(f"{own.stem}_reward.py")
@@ -270,9 +271,9 @@ def test_a_run_goes_on_by_its_own_settings_and_by_other_paths_of_the_same_files(
     (tmp_path / "other" / other.name).write_text("def other(episode):\n    return (0, 0), ()\n")
     with pytest.raises(ValueError, match=r"reward\.function .* names no other module has"):
         name = f"{tmp_path}/other/{other.name}:other"
-        open_run(run, load_config(None, words_of(own, f"reward.function={name}")))
+        check_run_folder(run, load_config(None, words_of(own, f"reward.function={name}")))
     with pytest.raises(SettingsError, match=r"reward\.function: .*:reward -> .*:another"):
-        open_run(run, load_config(None, words_of(own, f"reward.function={other}:another")))
+        check_run_folder(run, load_config(None, words_of(own, f"reward.function={other}:another")))
 
 
 def test_a_folder_code_that_no_run_wrote_stays_as_it_is(own: Path, tmp_path: Path) -> None:

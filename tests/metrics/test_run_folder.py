@@ -16,21 +16,35 @@ from selfplay.atomic import atomic_folder
 from selfplay.config import Config, load_config
 from selfplay.config.load import load
 from selfplay.errors import RunEnds, SettingsError
-from selfplay.metrics.run_folder import FILES, FOLDERS, check_lock, check_names, hold_run, open_run
+from selfplay.metrics.run_folder import (
+    FILES,
+    FOLDERS,
+    check_lock,
+    check_names,
+    check_run_folder,
+    hold_run,
+    open_run,
+)
+from selfplay.warm_start import scratch_tokenizer
 from tests.helpers import processes
+from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.tiny_run import write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRATCH = ["model.scratch={}", "rollout.max_game_tokens=512"]
 
 
+def begin(folder: Path, config: Config) -> None:
+    open_run(check_run_folder(folder, config))
+
+
 def test_a_run_folder_holds_settings_and_code(tmp_path: Path) -> None:
     config, folder = load(Config, None, SCRATCH), tmp_path / "runs" / "a"
-    open_run(folder, config)
+    begin(folder, config)
     assert load(Config, folder / "config.yaml") == config
     code = (folder / "code.txt").read_text()
     assert "commit " in code and "torch " in code and "python " in code
-    open_run(folder, config)
+    begin(folder, config)
     assert (folder / "code.txt").read_text().count("started ") == 2
 
 
@@ -39,31 +53,31 @@ def test_a_file_of_ones_own_that_was_edited_since_needs_another_python(tmp_path:
     own = tmp_path / "edited_since.py"
     own.write_text("def reward(episode):\n    return episode.outcome.rewards, ()\n")
     config = load(Config, None, [*SCRATCH, f"reward.function={own}:reward"])
-    open_run(tmp_path / "a", config)
+    begin(tmp_path / "a", config)
     own.write_text("def reward(episode):\n    return [0.0, 0.0], ()\n")
     with pytest.raises(SettingsError, match=r"edited_since\.py must be as this Python imported it"):
-        open_run(tmp_path / "b", config)
+        begin(tmp_path / "b", config)
     assert not (tmp_path / "b").exists()
 
 
 def test_a_resumed_run_may_be_longer_but_not_have_other_settings(tmp_path: Path) -> None:
-    open_run(tmp_path, load(Config, None, SCRATCH))
-    open_run(tmp_path, load(Config, None, [*SCRATCH, "steps=999"]))
+    begin(tmp_path, load(Config, None, SCRATCH))
+    begin(tmp_path, load(Config, None, [*SCRATCH, "steps=999"]))
     assert load(Config, tmp_path / "config.yaml").steps == 999
     (tmp_path / "held_out_before.json").write_text("{}")
     with pytest.raises(SettingsError, match=r"rollout\.group_size: 8 -> 4"):
-        open_run(tmp_path, load(Config, None, [*SCRATCH, "rollout.group_size=4", "steps=5"]))
+        begin(tmp_path, load(Config, None, [*SCRATCH, "rollout.group_size=4", "steps=5"]))
     assert load(Config, tmp_path / "config.yaml").steps == 999
 
 
 def test_a_start_that_trained_nothing_leaves_no_run_to_agree_with(tmp_path: Path) -> None:
     """Out of memory in the first step: any setting may change, and what was prepared for the old
     ones, teachers' games among it, is made again."""
-    open_run(tmp_path, load(Config, None, SCRATCH))
+    begin(tmp_path, load(Config, None, SCRATCH))
     prepared = [tmp_path / "tokenizer", tmp_path / "warm_start_progress" / "games_00000000"]
     for place in prepared:
         place.mkdir(parents=True)
-    open_run(tmp_path, load(Config, None, [*SCRATCH, "model.dtype=bfloat16"]))
+    begin(tmp_path, load(Config, None, [*SCRATCH, "model.dtype=bfloat16"]))
     assert load(Config, tmp_path / "config.yaml").model.dtype == "bfloat16"
     assert not any(place.exists() for place in prepared)
 
@@ -93,12 +107,12 @@ WHAT = (
 def test_where_a_run_is_computed_may_change_and_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    open_run(tmp_path, load(Config, None, SCRATCH))
+    begin(tmp_path, load(Config, None, SCRATCH))
     (tmp_path / "warm_start_progress" / "checkpoints" / "step_000050").mkdir(parents=True)
-    open_run(tmp_path, load(Config, None, SCRATCH))
+    begin(tmp_path, load(Config, None, SCRATCH))
     assert capsys.readouterr().out == ""
     moved = load(Config, None, [*SCRATCH, *WHERE])
-    open_run(tmp_path, moved)
+    begin(tmp_path, moved)
     assert load(Config, tmp_path / "config.yaml") == moved
     (line,) = capsys.readouterr().out.splitlines()
     assert "parallel.tp: 1 -> 2; " in line and "no longer bit for bit" in line
@@ -106,21 +120,21 @@ def test_where_a_run_is_computed_may_change_and_is_printed(
 
 
 def test_what_a_run_computes_may_not_change(tmp_path: Path) -> None:
-    open_run(tmp_path, load(Config, None, SCRATCH))
+    begin(tmp_path, load(Config, None, SCRATCH))
     (tmp_path / "warm_start").mkdir()
     for word in WHAT:
         with pytest.raises(SettingsError) as refusal:
-            open_run(tmp_path, load(Config, None, [*SCRATCH, word, "threads=2"]))
+            begin(tmp_path, load(Config, None, [*SCRATCH, word, "threads=2"]))
         told = str(refusal.value)
         assert f" {word.split('=')[0]}" in told and "threads" not in told, word
     assert load(Config, tmp_path / "config.yaml").threads == 0
 
 
 def test_a_run_of_another_game_is_named_first(tmp_path: Path) -> None:
-    open_run(tmp_path, load(Config, None, SCRATCH))
+    begin(tmp_path, load(Config, None, SCRATCH))
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(SettingsError) as refusal:
-        open_run(tmp_path, load_config("tiny_mediation"))
+        begin(tmp_path, load_config("tiny_mediation"))
     told = str(refusal.value)
     assert "(saved -> given): game.name: matching -> mediation; " in told
     assert told.count(" -> ") == 13 and re.search(r"; \d+ more; give the saved ones", told)
@@ -130,22 +144,22 @@ def test_other_versions_of_packages_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of the newest start: one that went back to the first versions has two differences again."""
-    open_run(tmp_path, load(Config, None, SCRATCH))
+    begin(tmp_path, load(Config, None, SCRATCH))
     code = tmp_path / "code.txt"
     here = metadata.version("torch")
     other = code.read_text().replace(f"torch {here}", "torch 2.0").replace(", numpy ", ", numba ")
     code.write_text(code.read_text() + other)
-    open_run(tmp_path, load(Config, None, SCRATCH))
+    begin(tmp_path, load(Config, None, SCRATCH))
     assert capsys.readouterr().out == ""  # nothing was trained
     code.write_text(code.read_text() + other)
     (tmp_path / "held_out_before.json").write_text("{}")
-    open_run(tmp_path, load(Config, None, SCRATCH))
+    begin(tmp_path, load(Config, None, SCRATCH))
     numpy = metadata.version("numpy")
     assert capsys.readouterr().out == (
         f"{tmp_path} goes on with other versions (before -> now): torch 2.0 -> {here}; "
         f"numba {numpy} -> absent; numpy absent -> {numpy}\n"
     )
-    open_run(tmp_path, load(Config, None, SCRATCH))
+    begin(tmp_path, load(Config, None, SCRATCH))
     assert capsys.readouterr().out == ""
 
 
@@ -197,12 +211,12 @@ def test_another_length_under_a_schedule_is_told(
 ) -> None:
     """The learning rate of the steps to come is that of a run of the new length."""
     words = [*SCRATCH, f"optim.schedule={schedule}"]
-    open_run(tmp_path, load(Config, None, words))
-    open_run(tmp_path, load(Config, None, [*words, "steps=70"]))
+    begin(tmp_path, load(Config, None, words))
+    begin(tmp_path, load(Config, None, [*words, "steps=70"]))
     assert not capsys.readouterr().out, "nothing was trained yet"
-    open_run(tmp_path, load(Config, None, [*words, "steps=100"]))
+    begin(tmp_path, load(Config, None, [*words, "steps=100"]))
     (tmp_path / "checkpoints").mkdir()
-    open_run(tmp_path, load(Config, None, [*words, f"steps={steps}"]))
+    begin(tmp_path, load(Config, None, [*words, f"steps={steps}"]))
     said = capsys.readouterr().out
     if schedule == "constant" or steps == 100:
         assert not said
@@ -259,6 +273,78 @@ def test_a_name_of_a_run_that_is_no_file_or_no_folder_is_refused(
         check_names(tmp_path)
 
 
+LATE = {
+    "judge": ("reward.judge", "reward={judge: 'endpoint:m@URL', rubric: RUBRIC}"),
+    "partner": ("rollout.partners", "rollout.partners=['endpoint:m@URL']"),
+    "room": ("rollout.max_game_tokens", "rollout={max_game_tokens: 16, max_new_tokens: 8}"),
+    "adapters": ("model.lora.targets", "model.lora.targets=[nothing]"),
+}
+
+
+@pytest.mark.parametrize("holds", ["nothing", "this run", "other settings"])
+@pytest.mark.parametrize("kind", LATE)
+def test_a_start_that_is_refused_late_changes_nothing(
+    kind: str, holds: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By an endpoint that does not answer or by the model, when all else was checked: what was
+    prepared, what a kill left, the settings and the lock of a run before its first step stay as
+    they are, and a new folder is not made."""
+    folder, rubric = tmp_path / "runs" / "a", tmp_path / "rubric.md"
+    rubric.write_text("Rate it.")
+    folder.parent.mkdir()
+    with chat_server(lambda *_: Answer(status=401)) as server:
+        key, text = LATE[kind]
+        word = text.replace("URL", server.url).replace("RUBRIC", str(rubric))
+        words = ["--config", str(write_tiny(folder)), f"out={folder}", word]
+        if holds != "nothing":
+            saved = [word, *(["rollout.group_size=6"] if holds == "other settings" else [])]
+            hold_run(folder).close()
+            begin(folder, load(Config, folder.parent / "tiny.yaml", [f"out={folder}", *saved]))
+            with atomic_folder(folder / "tokenizer") as made:
+                scratch_tokenizer(load(Config, folder.parent / "tiny.yaml")).save_pretrained(made)
+            for name in (".partial-final/a", "config.yaml.new", ".old-code/a"):
+                (folder / name).parent.mkdir(exist_ok=True)
+                (folder / name).touch()
+            (folder / ".lock").write_text("pid 1 on another\n")
+        before = tree_of(folder.parent)
+        assert train.main(words) == 2
+    said = capsys.readouterr().err
+    assert said.splitlines()[-1].startswith("train.py: ") and key in said
+    assert tree_of(folder.parent) == before
+
+
+@pytest.mark.slow
+def test_a_start_that_is_refused_late_changes_nothing_on_two_ranks(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "a"
+    folder.parent.mkdir()
+    with chat_server(lambda *_: Answer(status=401)) as server:
+        partners = LATE["partner"][1].replace("URL", server.url)
+        words = ("--config", str(write_tiny(folder)), f"out={folder}", partners)
+        before = tree_of(folder.parent)
+        start = processes.start(ROOT / "train.py", *words, forked=2)
+        said, _ = start.communicate(timeout=processes.HANG_S)
+    assert start.returncode != 0 and "rollout.partners must answer before the run" in said
+    assert tree_of(folder.parent) == before
+
+
+def test_a_new_folder_in_which_another_run_has_begun_meanwhile_is_left_to_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+
+    def answer(*_: object) -> Answer:
+        hold_run(folder).close()
+        return Answer()
+
+    with chat_server(answer) as server:
+        partners = LATE["partner"][1].replace("URL", server.url)
+        words = ["--config", str(write_tiny(folder)), f"out={folder}", partners]
+        assert train.main(words) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"out: {folder} was new, and another process" in said
+    assert list(folder.iterdir()) == [folder / ".lock"]
+
+
 def test_the_first_weights_may_come_from_another_run(tmp_path: Path) -> None:
     """With what tells of their imitation, but without a manifest they are of no run."""
     for name in ("tokenizer", "random_start", "warm_start"):
@@ -275,7 +361,7 @@ def test_the_first_weights_may_come_from_another_run(tmp_path: Path) -> None:
 def test_either_record_of_a_start_tells_a_run(record: str, tmp_path: Path) -> None:
     """A run that was copied without hidden files, one that was killed before it wrote code.txt."""
     hold_run(tmp_path).close()
-    open_run(tmp_path, load(Config, None, SCRATCH))
+    begin(tmp_path, load(Config, None, SCRATCH))
     for name in {".lock", "code.txt"} - {record}:
         (tmp_path / name).unlink()
     check_names(tmp_path)
