@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from dialop.kit import load_kit
+from docs.tools.documented import parts
 from selfplay.config import Config
 from selfplay.config.schema import described
-from tests.helpers.documented import parts
 from tests.helpers.run_folders import make_run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -211,19 +211,6 @@ def test_a_link_to_a_page_made_at_build_time_says_that_a_clone_lacks_it() -> Non
     for page in PAGES:
         text = page.read_text("utf-8")
         assert "make docs" in text or not re.search(r"\]\((settings|errors)\.md", text), page.name
-
-
-def test_the_site_lists_every_page_once() -> None:
-    """The settings of the site are valid; `make docs` builds it and checks its links."""
-    config = yaml.load((ROOT / "mkdocs.yml").read_text("utf-8"), yaml.BaseLoader)
-    listed = [page for part in config["nav"] for page in next(iter(part.values()))]
-    names = [next(iter(page.values())) for page in listed]
-    assert sorted(names) == sorted(
-        [path.name for path in DOCS.glob("*.md")] + ["settings.md", "errors.md"]
-    )
-    assert config["strict"] == "true" and "omitted_files" in config["validation"]["nav"]
-    build = (ROOT / "Makefile").read_text("utf-8").partition("\ndocs:")[2].split("\n\n")[0]
-    assert "mkdocs" in build and "quiet" not in build  # which hides warnings from `strict`
 
 
 def test_notes_are_outside_the_sites_navigation_and_search(site: ModuleType) -> None:

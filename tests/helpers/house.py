@@ -29,7 +29,7 @@ ROWS = re.findall(
 ROOMS = [name for name, _ in ROWS]
 CORE = {name for name, core in ROWS if core}
 EXTRAS = "extras"
-TOOLS = ("bench", "train.py", "eval.py")
+TOOLS = ("bench", "docs", "train.py", "eval.py")
 # The step that is traced: `configs/talk.yaml` with one layer, four instances of eight games.
 STEP: dict[str, Any] = {
     "steps": 3,

@@ -1,6 +1,6 @@
 """Makes the film of a run's page and the pictures of the pages in docs/figures, in Chromium.
 
-.venv/bin/python -m tests.helpers.film runs/talk [--planning runs/tiny_planning]
+.venv/bin/python -m docs.tools.film runs/talk [--planning runs/tiny_planning]
 """
 
 from __future__ import annotations

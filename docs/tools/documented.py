@@ -2,7 +2,7 @@
 and prints the result of each.
 
     git clone . ../fresh && cd ../fresh && make train ARGS="steps=2 warm_start.num_games=640"
-    .venv/bin/python -m tests.helpers.documented [--only TEXT]
+    .venv/bin/python -m docs.tools.documented [--only TEXT]
 
 Commands are run as written, except that placeholders are filled in (RUN is runs/talk) and long runs
 have fewer games and steps; the table shows what ran. Servers must answer a request. If
