@@ -206,32 +206,6 @@ def test_a_cell_of_a_notebook_runs_inside_an_event_loop(warm: Path) -> None:
     assert len(selfplay.load_run(warm).metrics) == 1
 
 
-@pytest.mark.parametrize(
-    ("config", "overrides", "said"),
-    [
-        ("tinny", {}, "nearest shipped file is tiny"),
-        (3, {}, "settings must be a file, its name or a mapping, got 3"),
-        ("tiny", {"rollout.instance": 3}, "nearest is rollout.instances"),
-        ({"base": "tiny", "step": 3}, {}, "settings: unknown key step; nearest is steps"),
-        ({"base": "tiny", "steps": {1, 2}}, {}, "settings must be plain values"),
-        ("tiny", {"device": "cuda"}, "device must be cpu"),
-        ("tiny", {"out": "."}, "out must name a folder of its own"),
-    ],
-)
-def test_what_cannot_be_used_is_one_line(
-    config: Any, overrides: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(selfplay.SettingsError, match=said) as error:
-        selfplay.train(config, overrides)
-    assert "\n" not in str(error.value)
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(selfplay.SettingsError, match=r"must be the folder of a run"):
-        selfplay.load_run(tmp_path)
-
-
 def test_importing_the_package_imports_no_library_and_every_name_is_there() -> None:
     code = """
 import sys

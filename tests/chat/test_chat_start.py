@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-import eval as evaluation
 import train
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import load_config
 from selfplay.distributed import init_world
 from selfplay.setup import warn_of_template
-from tests.helpers.chat_families import FAMILIES, REFUSED, Family, make_tokenizer
+from tests.helpers.chat_families import FAMILIES, Family, make_tokenizer
 from tests.helpers.tiny_run import TINY, tiny_model
 
 
@@ -21,31 +20,6 @@ def folder_with(family: Family, folder: Path) -> Path:
     tokenizer.save_pretrained(folder)
     tiny_model(vocab_size=len(tokenizer)).save_pretrained(folder)
     return folder
-
-
-def test_both_programs_refuse_a_template_in_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    family, remedy = REFUSED["gemma 4 thinking"]
-    model = folder_with(family, tmp_path / "model")
-    (tmp_path / "tiny.yaml").write_text(TINY)
-    thinking = "model.chat_template.enable_thinking=true"
-    own = [f"model.path={model}", "model.scratch=null", "warm_start.num_games=0"]
-    programs = {
-        "train.py": lambda: train.main(
-            ["--config", str(tmp_path / "tiny.yaml"), f"out={tmp_path / 'run'}", *own, thinking]
-        ),
-        "eval.py": lambda: evaluation.main(
-            [
-                *(str(model), "--config", str(tmp_path / "tiny.yaml"), thinking),
-                *("--games", "generated", "--num", "2"),
-            ]
-        ),
-    }
-    for program, start in programs.items():
-        assert start() == 2
-        (line,) = [s for s in capfd.readouterr().err.splitlines() if s.startswith(program)]
-        assert "model.chat_template" in line and remedy in line and str(model) in line
 
 
 def test_what_a_template_allows_and_does_not_read_is_reported_at_start(

@@ -102,26 +102,6 @@ def test_an_export_keeps_the_ends_and_no_sampling_default(
     assert neutral.temperature is neutral.top_p is neutral.top_k is neutral.do_sample is None
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"max_new_tokens": 0},
-        {"early_stopping": "x"},
-        {"cache_implementation": "none"},
-        {"compile_config": {"mode": "x"}},
-    ],
-)
-def test_what_transformers_cannot_load_is_refused_in_one_line(
-    tmp_path: Path, settings: dict[str, Any]
-) -> None:
-    config = _config(_folder(tmp_path / "base", settings), tmp_path / "run")
-    with pytest.raises(
-        SettingsError, match=r"base/generation_config\.json cannot be read: "
-    ) as refused:
-        read_rendering(config.model, config.game, seed=0)
-    assert "\n" not in str(refused.value)
-
-
 def test_what_only_a_save_refuses_is_refused_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

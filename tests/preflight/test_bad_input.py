@@ -1,4 +1,7 @@
-"""Bad settings, flags and variables: one line that names the fault, status 2, no files."""
+"""Bad settings, flags, variables and arguments: one line that names the fault, status 2, no files.
+
+Each row of the tables is a mistake at one door: a command, the settings alone, a Python call.
+"""
 
 import importlib.util
 import json
@@ -8,20 +11,27 @@ import shutil
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
+import yaml
 
 import eval as evaluation
+import selfplay
 import train
-from selfplay.config import Config
+from selfplay.apps.play.__main__ import main as play
+from selfplay.config import Config, load_config
 from selfplay.config.schema import described
+from selfplay.config.secrets import check_body, check_url, hidden
+from selfplay.errors import SettingsError
 from selfplay.metrics.run_folder import hold_run
 from selfplay.model.hub import FETCHED, NOT_FETCHED
+from selfplay.rollout.seat_rules import check_players
+from tests.helpers import chat_families
 from tests.helpers.processes import HANG_S, own_output
 from tests.helpers.run_folders import untrained_run
 from tests.helpers.tiny_run import TINY
@@ -52,6 +62,8 @@ def broken(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, change in MODELS.items():
         shutil.copytree(run / "final", home / name)
         change(home / name)
+    shutil.copytree(run / "final", home / "thinks")
+    _thinking(home / "thinks")
     return home
 
 
@@ -60,10 +72,8 @@ class Started(BaseException):
 
 
 @pytest.fixture
-def check_refused(
-    broken: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Callable[[], int]], None]:
-    """A check that a program ends with status 2 and changes nothing in the working directory."""
+def nothing_starts(broken: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, in which a program that passes its checks raises `Started`."""
     monkeypatch.chdir(broken)
 
     def started(*words: object, **more: object) -> NoReturn:
@@ -78,21 +88,13 @@ def check_refused(
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name == "sglang" else find(name)
     )
-
-    def check(program: Callable[[], int]) -> None:
-        before = sorted(broken.rglob("*"))
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)  # it would be a line more
-            assert program() == 2
-        assert sorted(broken.rglob("*")) == before
-
-    return check
+    return broken
 
 
 def assert_one_line(stderr: str, program: str, named: str) -> None:
-    """Standard error holds one line of the program, with the name of the key or file."""
+    """Standard error holds one line of the program, with these parts of the message in order."""
     assert stderr.startswith(f"{program}: ") and stderr.count("\n") == 1, stderr
-    assert named in stderr, stderr
+    assert re.search(".*".join(map(re.escape, named.split("…"))), stderr), stderr
     assert len(stderr) < 2000
 
 
@@ -103,11 +105,19 @@ FILES: dict[str, str | bytes] = {
     "binary.yaml": bytes(range(256)),
     "list.yaml": "[1, 2]\n",
     "open.yaml": "game: {size: 2\n",
-    "deep.yaml": "game: " + "[" * 5000 + "\n",
+    "deep.yaml": "game: " + "[" * 1500 + "\n",
     "circle.yaml": "game: &game {size: 2, more: *game}\n",
     "base.yaml": "steps: 1\nbase: nowhere.yaml\n",
     "people.jsonl": "",
 }
+# A key in an endpoint's address or body: refused, and no message shows it.
+KEY = "planted-4711-key"
+URLS = (
+    *(f"http://user:{KEY}@127.0.0.1:8000/v1", f"https://{KEY}@host/v1"),
+    *(f"https://host/v1?api_key={KEY}", f"https://host/v1#{KEY}"),
+)
+for _num, _url in enumerate(URLS):
+    FILES[f"key{_num}.yaml"] = f"rollout: {{partners: ['endpoint:small@{_url}']}}\n"
 
 
 def _removed(*patterns: str) -> Callable[[Path], None]:
@@ -146,9 +156,28 @@ MODELS: dict[str, Callable[[Path], None]] = {
     "wordless": _removed("tokenizer.json", "vocab*", "merges*"),
     "badtokenizer": _written("tokenizer.json", '{"version": 1}'),
 }
+# What generation_config.json holds, and transformers cannot load.
+ENDINGS = (
+    *('{"max_new_tokens": 0}', '{"early_stopping": "x"}', '{"cache_implementation": "none"}'),
+    '{"compile_config": {"mode": "x"}}',
+)
+NAMED = {name: name for name in MODELS}
+for _num, _text in enumerate(ENDINGS):
+    MODELS[f"ends{_num}"] = _written("generation_config.json", _text)
+    NAMED[f"ends{_num}"] = f"ends{_num}/generation_config.json cannot be read: "
+THINKS, REMEDY = chat_families.REFUSED["gemma 4 thinking"]
+THINKING = "model.chat_template.enable_thinking=true"
+
+
+def _thinking(folder: Path) -> None:
+    chat_families.make_tokenizer(THINKS).save_pretrained(folder)
+
+
+# Several words are a tuple. Parts of a message are joined by "…".
+Row = tuple[str | tuple[str, ...], str]
 
 # Words behind `train.py`, and what the line must name. `--config run.yaml` stands before key=value.
-TRAIN: list[tuple[str, str]] = [
+TRAIN: list[Row] = [
     ("", "--config"),
     ("--confg run.yaml", "nearest is --config"),  # not: --config is required
     ("--config", "--config"),
@@ -175,12 +204,8 @@ TRAIN: list[tuple[str, str]] = [
     ("out=dangling/run", "dangling"),
     ("out=circle/run", "circle"),
     (f"out={'x' * 300}", "out"),
-    ("steps=1e22", "steps"),
     ("model.scratch.vocab_size=260", "model.scratch.vocab_size"),
-    ("optim.lr=.inf", "optim.lr"),
     ("warm_start.teachers=[nobody]", "warm_start.teachers"),
-    ("device=gpu", "nearest is cuda"),
-    ("rollout.temperature=0", "rollout.temperature"),
     ("rollout={instances: 100000, group_size: 10000}", "rollout.instances"),
     ("rollout.partners=[checkpoint:pickled]", "rollout.partners: checkpoint:pickled"),
     ("rollout.partners=[checkpoint:nowhere]", "rollout.partners: checkpoint:nowhere must be"),
@@ -188,7 +213,6 @@ TRAIN: list[tuple[str, str]] = [
         "rollout.partners=[self, checkpoint:god]",
         "got god, which does not exist here; nearest is good",
     ),
-    ("rollout.instance=3", "nearest is rollout.instances"),
     ("game.brief=true", "nearest is game.options.brief"),
     (f"game.name={MEETING}", "unknown key game.options"),
     ("eval.partners=[warm_start]", "eval.every"),
@@ -214,13 +238,26 @@ TRAIN: list[tuple[str, str]] = [
     ("model={scratch: null, path: good}", "nearest is good/final"),
     ("model={scratch: null, path: unfinished}", "the run unfinished has no final/"),
     ("model={scratch: null, path: Nobody/nothing-of-this-name}", "Nobody/nothing-of-this-name"),
-    *((f"model={{scratch: null, path: {name}}}", name) for name in MODELS),
+    *((f"model={{scratch: null, path: {name}}}", named) for name, named in NAMED.items()),
+    (("model={scratch: null, path: thinks}", THINKING), f"thinks…model.chat_template…{REMEDY}"),
+    ("--config run.yaml --config tiny3", "--config is given twice"),
+    (("steps=1", "steps=2"), "steps is given 2 times"),
+    *((f"rollout.partners=['endpoint:small@{url}']", "rollout.partners") for url in URLS),
+    (f"rollout.partners=['endpoint:small@{URLS[0]}*x']", "rollout.partners"),
+    (f"reward={{judge: 'endpoint:small@{URLS[1]}'}}", "reward.judge"),
+    (f"eval.partners=['endpoint:small@{URLS[0]}']", "eval.partners"),
+    (f"endpoint.body={{api_key: {KEY}}}", "endpoint.body"),
+    (f"endpoint.body={{extra: [{{Authorization: {KEY}}}]}}", "endpoint.body"),
+    (f"endpoint.body={{user: Bearer {KEY}}}", "endpoint.body"),
+    (f"endpoint={{body: {{token: {KEY}}}}}", "endpoint.body"),
+    (f"endpoint.body={KEY}", "endpoint.body"),
+    (f"endpoint.api_key={KEY}", "endpoint.api_key"),
 ]
 
 UNUSABLE = ("hollow", "cut", "mute", "wordless")
 
 # Arguments after `eval.py --games generated --num 2`; the run good is added if none is named.
-EVAL: list[tuple[str, str]] = [
+EVAL: list[Row] = [
     ("nowhere", "RUN must be"),
     ("Nobody/nothing-of-this-name", "Nobody/nothing-of-this-name"),
     *((f"--config run.yaml {name}", name) for name in UNUSABLE),
@@ -267,57 +304,240 @@ EVAL: list[tuple[str, str]] = [
     ("game.options.size=8", "rollout.max_game_tokens"),
     ("rollout.max_game_tokens=2000", "rollout.max_game_tokens"),
     ("engine.kind=sglang", "engine.kind"),
+    (f"--config run.yaml thinks {THINKING}", f"thinks…model.chat_template…{REMEDY}"),
+    *((f"--partner endpoint:small@{url}", "--partner") for url in URLS),
+    *((f"{flag} ''", f"{flag} must have a value, got ''") for flag in ("--partner", "--out")),
+    *((f"{flag}=", f"{flag} must have a value, got ''") for flag in ("--partner", "--start")),
+    ("--partners ''", "--partners must have a value, got ''"),
+    ("--partners=,", "--partners: must name a folder or a player, got ','"),
+    (("--partners", " , "), "--partners: must name a folder or a player, got ' , '"),
+    ("--num 3 --num=4", "--num is given twice"),
+    ("--games generated --games x.jsonl", "--games is given twice"),
+    ("steps=3", "steps has no effect without training"),
+    ("optim.lr=1", "optim.lr has no effect"),
+    ("warm_start={num_games: 3}", "warm_start has no effect"),
+    ("reward.error_penalty=0.1", "reward.error_penalty has no effect"),
+    ("track=wandb", "track has no effect"),
+    (("seed=5", "seed=6"), "seed is given 2 times"),
+    (("seed=5", "engine.kind=hf", "seed=5"), "seed is given 2 times"),
 ]
 
+PLAY: list[Row] = [
+    ("runs/any --watch --seat=0", "--seat has no effect with --watch; leave one out"),
+    ("runs/any --watch --port=0", "--port has no effect with --watch; leave one out"),
+]
+
+BASE = ("model.scratch={}", "rollout.max_game_tokens=1000", "game.options.scale=false")
+BRANCH = "rollout.branch.turns=decisions"
+FIRST, BESIDE = "warm_start={num_games: 4, first_games: 2}", "rollout.partners=[self,pool]"
+HONEST = "rollout.partners=[scripted:honest]"
+EXACT = ("engine.kind=sglang", "engine.exact=true", "model.dtype=bfloat16")
+FILE = ("data.train=games.jsonl", "game.options.brief=true")
+ROOMS = ("game.name=tests.helpers.three_rooms", "game.options=null", "warm_start.teachers=[clerk]")
+GUESSER, CLERK = "rollout.partners=['scripted:guesser']", "rollout.policy_seats=[clerk]"
+# Settings of which one has to change, after BASE, and the key or the choice that the message names.
+SETTINGS: list[Row] = [
+    ("algorithm.dual_clip=0.5", "dual_clip"),
+    (("algorithm.dual_clip=3.0", "algorithm.loss=cispo"), "dual_clip"),
+    ("algorithm.aggregation=constant", "constant_length"),
+    ("algorithm.constant_length=9", "constant_length"),
+    (("algorithm.kl=0.1", "algorithm.kl_estimator=k1"), "kl_estimator"),
+    ("algorithm.importance=token", "old_logprobs"),
+    ("algorithm.importance_cap=3.0", "algorithm.importance"),
+    ("rollout.group_size=1", "group_size"),
+    ((HONEST, "rollout.group_size=2"), "group_size"),
+    ((BESIDE, "rollout.group_size=5"), "group_size"),
+    ((BESIDE, "rollout.group_size=2"), "group_size"),
+    ("rollout.partners=[honest]", "rollout.partners"),
+    ("algorithm.advantage=rlo", "grpo…nearest is rloo"),
+    (("algorithm.advantage=ppo", "parallel.tp=2"), "parallel.tp"),
+    (("model.lora={}", "parallel.tp=2"), "parallel.tp"),
+    ("model.lora.targets=[]", "model.lora.targets must name"),
+    ("critic.lam=0.5", "critic"),
+    ((BRANCH, "algorithm.advantage=ema"), "rollout.branch…ema"),
+    ((BRANCH, "rollout.group_size=1"), "group_size"),
+    ((BRANCH, "game.name=collab", "game.options=null"), "game.name"),
+    ("game.name=3", "game.name must be a valid string, got 3"),
+    ((BRANCH, "engine.sessions=true"), "engine.sessions"),
+    (("rollout.branch.turns=all", "algorithm.resample=4"), "resample…decisions"),
+    ((BRANCH, "rollout.branch.siblings=1"), "siblings"),
+    (FIRST, "first_teachers"),
+    ("warm_start.lora=true", "warm_start.lora needs model.lora"),
+    (("warm_start={lora: true, optimizer: muon}", "model.lora={}"), "warm_start.optimizer"),
+    ("warm_start.chat_roles=[tool]", "chat_roles.0 …'assistant'…tool"),
+    ("warm_start.chat_roles=[]", "chat_roles …at least 1 item"),
+    ("warm_start.first_teachers=[solo]", "first_teachers"),
+    ("warm_start={num_games: 4, first_games: 5, first_teachers: [solo]}", "first_games"),
+    ((FIRST, "warm_start.first_teachers=[sole]"), "first_teachers: …nearest is solo"),
+    ("warm_start.teachers=[sole*]", "the weight in 'sole*' must be a number"),
+    (("warm_start.recorded=people.jsonl", "game.options.brief=true"), "game.options.brief"),
+    ("reward.judge=endpoint:small@http://127.0.0.1:8000/v1", "reward.rubric must be a text file"),
+    ("reward.judge=self", "reward.judge must be rubric, checkpoint"),
+    ("reward.judge=gpt-4", "reward.judge must be rubric, checkpoint…got 'gpt-4'"),
+    ("reward.rubric=rubric.md", "reward.judge must name a model with"),
+    ((*FILE, "data.start=3", "data.train=generated"), "data.start needs data.train"),
+    ((*FILE, "data.start=half"), "data.start"),
+    ("optim.master_dtype=bfloat16", "model.dtype…optim.master_dtype"),
+    (("parallel.offload=all", BESIDE), "parallel.offload"),
+    ("engine.exact=true", "engine.kind must be sglang"),
+    ((*EXACT, "engine.tp_size=2"), "engine.tp_size must be 1"),
+    ((*EXACT, "engine.attention=triton"), "engine.attention must be auto or fa3"),
+    ((*EXACT, "model.dtype=float32"), "model.dtype must be bfloat16"),
+    ((*EXACT, "model.lora={}"), "engine.exact must be false"),
+    ((*EXACT, "parallel.tp=2"), "engine.exact must be false"),
+    ((*ROOMS, "game.options.max_value=1"), "game.options.max_value must be at least 2"),
+    ((*ROOMS, "game.options.max_valu=3"), "nearest is game.options.max_value"),
+    ((*ROOMS, "game.max_value=3"), "unknown key game.max_value"),
+    ((*ROOMS, "game.name=three_room"), "must be one of"),
+    ((*ROOMS, "rollout.policy_seats=[clerc]"), "nearest is clerk"),
+    ((*ROOMS, CLERK), "the policy …, rollout.partners=[scripted:caller] who"),
+    ((*ROOMS, GUESSER), "a multiple of 3"),
+    ((*ROOMS, GUESSER, "rollout.group_size=3"), "at least 6"),
+    (
+        (*ROOMS, GUESSER, CLERK),
+        "cannot have seat 0 (caller), 1 (caller) of …nearest is scripted:ca",
+    ),
+    ((*ROOMS, "rollout.partners=['scripted:gesser']"), "unknown scripted player"),
+]
+ACCEPTED: list[tuple[str, ...]] = [
+    ("algorithm.advantage=ppo", "rollout.group_size=1"),
+    ("algorithm.advantage=ppo", "rollout.group_size=2", HONEST),
+    ("rollout.branch.turns=all", "rollout.group_size=1"),
+    ("model.lora={}",),
+    ("track=none",),
+    ("algorithm.advantage=ema", "rollout.group_size=1"),
+    ("engine.sessions=true",),
+    EXACT,
+    (*ROOMS, "rollout.group_size=6"),
+    (*ROOMS, CLERK, "rollout.partners=['scripted:caller']", "rollout.group_size=2"),
+]
+
+RUN = Path("good")
+PLAIN: dict[str, Any] = yaml.safe_load(TINY)
+# Calls from Python.
+API: list[tuple[Callable[[], object], str]] = [
+    (lambda: selfplay.evaluate("nowhere"), "must be a run folder"),
+    (lambda: selfplay.evaluate(RUN, num=0), "--num must be at least 1"),
+    (lambda: selfplay.evaluate(RUN, games="generatd"), "nearest is generated"),
+    (lambda: selfplay.evaluate(RUN, steps=3), "steps has no effect without training"),
+    (lambda: selfplay.evaluate(RUN, temperature=-1), "--temperature must be 0"),
+    (lambda: selfplay.evaluate([RUN, RUN]), "RUN must be given once"),
+    (lambda: selfplay.evaluate(RUN, num="8"), "--num must be …a whole number, got '8'"),
+    (lambda: selfplay.evaluate(RUN, num=8.5), "--num must be …a whole number, got 8.5"),
+    (lambda: selfplay.evaluate(RUN, temperature="hot"), "--temperature … got 'hot'"),
+    (lambda: selfplay.evaluate(RUN, partner=["scripted:solo"]), "partner must be a text"),
+    (lambda: selfplay.evaluate(RUN, partners="self"), "partners must be a list of texts"),
+    (lambda: selfplay.evaluate(RUN, partners=2), "partners must be a list of texts, got 2"),
+    (lambda: selfplay.evaluate(RUN, partners=["", " "]), "partners must be a list of text"),
+    (lambda: selfplay.evaluate(RUN, config=PLAIN), "config of a policy must be a file"),
+    (lambda: selfplay.evaluate(RUN, ["a=1"]), "overrides must be a mapping"),
+    (lambda: selfplay.evaluate(3), "a policy must be a run, a folder or a name, got 3"),
+    (lambda: selfplay.play("scripted:solo", partner=3), "partner must be a text"),
+    (lambda: selfplay.play("scripted:solo", config=3), "must be a file, its name or a ma"),
+    (lambda: selfplay.load_run(3), "3 must be the folder of a run"),
+    (lambda: selfplay.load_run("."), "must be the folder of a run"),
+    (lambda: selfplay.play(RUN, num="2"), "--num must be …a whole number, got '2'"),
+    (lambda: selfplay.play(RUN, temperature="1"), "--temperature must be … got '1'"),
+    (lambda: selfplay.play(RUN, partner="scripted:nobody"), "--partner"),
+    (lambda: selfplay.play(RUN, config=PLAIN), "config of a policy must be a file"),
+    (lambda: selfplay.play("scripted:nobody", config="tiny"), "nobody"),
+    (lambda: selfplay.play("scripted:solo", partner="self"), "must be a script, got self"),
+    (lambda: selfplay.play("scripted:solo", config="tiny", num=0), "--num must be"),
+    (lambda: selfplay.train("tinny"), "nearest shipped file is tiny"),
+    (lambda: selfplay.train(3), "settings must be a file, its name or a mapping, got 3"),
+    (lambda: selfplay.train("tiny", {"rollout.instance": 3}), "nearest is rollout.instances"),
+    (lambda: selfplay.train({"step": 3}), "settings: unknown key step; nearest is steps"),
+    (lambda: selfplay.train({"steps": {1, 2}}), "settings must be plain values"),
+    (lambda: selfplay.train("tiny", device="cuda"), "device must be cpu"),
+    (lambda: selfplay.train("tiny", out="."), "out must name a folder of its own"),
+]
+
+SMALL = "rollout.partners=['endpoint:small@http://127.0.0.1:9/v1']"
 # Environment variables and the arguments of train.py with them.
 ENVIRONMENT: list[tuple[dict[str, str], str, str]] = [
     ({"WORLD_SIZE": "two"}, "steps=0", "WORLD_SIZE"),
     ({"RANK": "1"}, "steps=0", "RANK"),
     ({"LOCAL_RANK": "9" * 30}, "steps=0", "LOCAL_RANK"),
     ({"WORLD_SIZE": "2"}, "parallel.fsdp=2", "RANK"),
-    ({}, "endpoint.key_variable=NOT_SET_ANYWHERE", "NOT_SET_ANYWHERE"),
-    ({"BAD_KEY": "secret\nkey"}, "endpoint.key_variable=BAD_KEY", "BAD_KEY"),
-    ({"BAD_KEY": "secret\u00e9key"}, "endpoint.key_variable=BAD_KEY", "BAD_KEY"),
+    ({}, f"{SMALL} endpoint.key_variable=NOT_SET_ANYWHERE", "NOT_SET_ANYWHERE"),
+    ({"BAD_KEY": "secret\nkey"}, f"{SMALL} endpoint.key_variable=BAD_KEY", "BAD_KEY"),
+    ({"BAD_KEY": "secret\u00e9key"}, f"{SMALL} endpoint.key_variable=BAD_KEY", "BAD_KEY"),
+    # A key that a variable holds is found in an address, and in what is sent.
+    ({"GIVEN": KEY}, f"{SMALL[:-5]}/{KEY}'] endpoint.key_variable=GIVEN", "rollout.partners"),
+    ({"GIVEN": KEY}, f"{SMALL} endpoint.key_variable=GIVEN endpoint.body.x=x{KEY}x", "endpoint"),
+]
+DOORS: list[tuple[str, Any, str]] = [
+    *(("train.py", words, named) for words, named in TRAIN),
+    *(("eval.py", words, named) for words, named in EVAL),
+    *(("selfplay.apps.play", words, named) for words, named in PLAY),
+    *(("settings", words, named) for words, named in SETTINGS),
+    *(("python", call, named) for call, named in API),
 ]
 
 
-def _split(words: str) -> list[str]:
-    """Split flags at blanks; key=value is one word, whatever it holds."""
-    if words.startswith(("--", "\N{EN DASH}")):
+def _flags(words: str | Sequence[str]) -> list[str]:
+    """Flags of a text stand between blanks; key=value is one word, whatever it holds."""
+    if not isinstance(words, str):
+        return [*words]
+    if words.startswith(("--", "\N{EN DASH}")) or words.partition(" ")[2].startswith("--"):
         return [word.strip("'") for word in words.split(" ")]
     return [words] if words else []
 
 
-@pytest.mark.parametrize(("words", "named"), TRAIN, ids=lambda text: text[:60])
-def test_train_refuses_in_one_line(
-    words: str,
-    named: str,
-    check_refused: Callable[[Callable[[], int]], None],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    given = _split(words)
-    if words and not words.startswith(("--", "\N{EN DASH}")):
-        out = [] if words.startswith("out=") else ["out=fresh/run"]
+def _train(words: str | Sequence[str]) -> int:
+    given = _flags(words)
+    if given and not given[0].startswith(("--", "\N{EN DASH}")):
+        out = [] if given[0].startswith("out=") else ["out=fresh/run"]
         given = ["--config", "run.yaml", *out, *given]
-    check_refused(lambda: train.main(given))
-    assert_one_line(capsys.readouterr().err, "train.py", named)
+    return train.main(given)
 
 
-@pytest.mark.parametrize(("words", "named"), EVAL, ids=lambda text: text[:60])
-def test_eval_refuses_in_one_line(
-    words: str,
-    named: str,
-    check_refused: Callable[[Callable[[], int]], None],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    given = _split(words)
+def _eval(words: str | Sequence[str]) -> int:
+    given = _flags(words)
     plain = [word for before, word in pairwise(["", *given]) if before[:2] != "--" != word[:2]]
     if "--partners" not in given and not any("=" not in word for word in plain):
         given += ["good"]
     for option, value in (("--games", "generated"), ("--num", "2")):
-        given += [] if option in given else [option, value]
-    check_refused(lambda: evaluation.main(given))
-    assert_one_line(capsys.readouterr().err, "eval.py", named)
+        given += [] if any(word.startswith(option) for word in given) else [option, value]
+    return evaluation.main(given)
+
+
+def _said(call: Callable[[], object], door: str) -> int:
+    """What a call raises, as a command would print it."""
+    with pytest.raises(SettingsError) as refused:
+        call()
+    print(f"{door}: {refused.value}", file=sys.stderr)
+    return 2
+
+
+def ask(door: str, words: Any) -> int:
+    """The exit status of a mistake at this door."""
+    given = (words,) if isinstance(words, str) else words
+    return {
+        "train.py": lambda: _train(words),
+        "eval.py": lambda: _eval(words),
+        "selfplay.apps.play": lambda: play(_flags(words)),
+        "settings": lambda: _said(lambda: check_players(load_config(None, [*BASE, *given])), door),
+        "python": lambda: _said(words, door),
+    }[door]()
+
+
+IDS = [f"{door} {words if isinstance(words, str) else named}"[:80] for door, words, named in DOORS]
+
+
+@pytest.mark.parametrize(("door", "words", "named"), DOORS, ids=IDS)
+def test_a_mistake_is_refused_in_one_line(
+    door: str, words: Any, named: str, nothing_starts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 2, nothing written, no key shown."""
+    before = sorted(nothing_starts.rglob("*"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # it would be a line more
+        assert ask(door, words) == 2
+    assert sorted(nothing_starts.rglob("*")) == before
+    shown = capsys.readouterr()
+    assert_one_line(shown.err, door, named)
+    assert KEY not in shown.out + shown.err
 
 
 @pytest.mark.parametrize(("variables", "words", "named"), ENVIRONMENT, ids=lambda v: str(v)[:40])
@@ -325,7 +545,7 @@ def test_a_bad_variable_is_named(
     variables: dict[str, str],
     words: str,
     named: str,
-    check_refused: Callable[[Callable[[], int]], None],
+    nothing_starts: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -333,16 +553,28 @@ def test_a_bad_variable_is_named(
         monkeypatch.delenv(variable, raising=False)
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    partners = ["rollout.partners=['endpoint:m@http://127.0.0.1:9/v1']"] * words.startswith(
-        "endpoint"
-    )
-    check_refused(lambda: train.main(["--config", "run.yaml", "out=fresh", words, *partners]))
+    assert train.main(["--config", "run.yaml", "out=fresh", *words.split()]) == 2
     stderr = capsys.readouterr().err
     assert_one_line(stderr, "train.py", named)
-    assert "secret" not in stderr
+    assert "secret" not in stderr and KEY not in stderr
+    assert not (nothing_starts / "fresh").exists()
 
 
-def test_good_settings_reach_the_run(check_refused: object) -> None:
+@pytest.mark.parametrize("overrides", ACCEPTED)
+def test_settings_that_fit_are_taken(overrides: tuple[str, ...]) -> None:
+    check_players(load_config(None, [*BASE, *overrides]))
+
+
+def test_ordinary_addresses_and_fields_are_no_keys() -> None:
+    for url in ("http://127.0.0.1:8000/v1", "https://api.example.org/v1/openai"):
+        check_url(f"endpoint:org/model@{url}*0.5")
+        assert hidden(url) == url
+    extra = {"skip_special_tokens": False, "api_key": None}
+    sent = {"reasoning_effort": "low", "max_completion_tokens": 9, "stop_token_ids": [1]}
+    check_body({**sent, "prompt_cache_key": "games", "extra": extra})
+
+
+def test_good_settings_reach_the_run(nothing_starts: Path) -> None:
     """The settings that the bad cases start from are accepted, so only the fault is refused."""
     path = ["model={scratch: null, path: good/final}", "rollout.max_game_tokens=160"]
     for more in ([], path):

@@ -37,13 +37,3 @@ def test_the_policy_plays_with_its_partner_in_each_seat_and_every_move_is_shown(
     for game in games:
         for name in set(game["players"]):
             assert f"player 0 ({name}): [" in shown or f"player 1 ({name}): [" in shown
-
-
-@pytest.mark.parametrize("option", ["--seat=0", "--port=0"])
-def test_what_watching_has_no_use_for_is_refused(
-    option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["runs/any", "--watch", option]) == 2
-    assert capsys.readouterr().err == (
-        f"selfplay.apps.play: {option[:6]} has no effect with --watch; leave one out\n"
-    )
