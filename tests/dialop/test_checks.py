@@ -1,25 +1,24 @@
 """`python -m dialop check`: games of this package pass; each check finds a game that breaks it."""
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
 
-from dialop import checks, scaffold
+from dialop import scaffold
 from dialop.checks import Result, check_kit
 from dialop.cli import main
-from dialop.game import Outcome, Prompt, Step
+from dialop.game import Outcome
 from dialop.kit import Kit, games
 from dialop.turns import TurnView
 from tests.helpers import three_rooms
-from tests.helpers.three_rooms import CLERK, Instance, Options, ThreeRooms, View
+from tests.helpers.three_rooms import ThreeRooms, View
 
 
 def results_of(**parts: Any) -> dict[str, Result]:
@@ -78,16 +77,6 @@ def test_a_game_is_checked_with_the_options_that_are_given(
     assert main(["check", "tests.helpers.three_rooms", "--cost", "0.5", "--brief"]) == 0
 
 
-def test_measures_are_those_of_any_seats() -> None:
-    class OfAllAlone(ThreeRooms):
-        def measures(self, seats: Any) -> dict[str, float]:
-            said = sum(seat in seats for seat, *_ in self.play.log)
-            return {"share": 1.0 / said if len(seats) == 3 else float("nan")}
-
-    problem = results_of(**broken(OfAllAlone))["outcome"].problem
-    assert problem.startswith("at the end: measures of seats [0] must give a number")
-
-
 def test_what_is_allowed_and_seldom_meant_is_noted() -> None:
     """Seats that are paid differently and score the same; scripts whose moves are refused; tries
     that pay more where they are used up than where the seat loses."""
@@ -132,268 +121,6 @@ def test_what_is_allowed_and_seldom_meant_is_noted() -> None:
     assert line.endswith(", such as '[meet] me' of guesser in seat 2: Error: no such move")
 
 
-# --- a broken game for each check ---------------------------------------------------------------
-
-
-class StaleClone(ThreeRooms):
-    """Clones share the record of play."""
-
-    def clone(self) -> ThreeRooms:
-        twin = type(self)(self.instance, self.options)
-        twin.play = replace(self.play, num_errors=[*self.play.num_errors])
-        return twin
-
-
-class TalkativeRefusal(ThreeRooms):
-    """A refused move is shown to the others."""
-
-    def step(self, seat: int, text: str) -> Step:
-        step = super().step(seat, text)
-        return step if step.error is None else replace(step, observations=(text, text, text))
-
-
-class AnyoneMoves(ThreeRooms):
-    """A seat may move out of turn."""
-
-    def _read(self, seat: int, text: str) -> tuple[str, str]:
-        mover = self.play.to_move
-        if mover is not None and seat < CLERK:
-            self.play.to_move = seat
-        try:
-            return super()._read(seat, text)
-        finally:
-            self.play.to_move = mover
-
-
-class OpenPrompts(ThreeRooms):
-    """The clerk's prompt holds a caller's number."""
-
-    def prompt(self, seat: int) -> Prompt:
-        prompt = super().prompt(seat)
-        return replace(prompt, user=f"{prompt.user} {self.instance.numbers[0]}")
-
-
-class OpenViews(ThreeRooms):
-    """Every seat's view holds the first caller's number."""
-
-    def view(self, seat: int) -> View:
-        return replace(super().view(seat), number=self.instance.numbers[0])
-
-
-class OpenReplies(ThreeRooms):
-    """Caller 1 reads caller 0's number when the clerk is told."""
-
-    def step(self, seat: int, text: str) -> Step:
-        step = super().step(seat, text)
-        if step.error is None and seat == 1 and self.play.to_move is not None:
-            shown = (*step.observations[:2], f"caller 1: x {self.instance.numbers[0]}")
-            return replace(step, observations=shown)
-        return step
-
-
-class TooGoodAScore(ThreeRooms):
-    def outcome(self) -> Outcome:
-        return replace(super().outcome(), score_norm=1.5)
-
-
-class NoSeat(ThreeRooms):
-    """After the first move it is a seat's turn that the game does not have."""
-
-    @property
-    def seat_to_move(self) -> int | None:
-        return 7 if self.play.log else 0
-
-
-class NoOutcome(ThreeRooms):
-    def outcome(self) -> Outcome:
-        raise KeyError("score")
-
-
-class NeverEnds(ThreeRooms):
-    """Moves are accepted after the end."""
-
-    def step(self, seat: int, text: str) -> Step:
-        if self.play.to_move is None:
-            return Step(seat, "message", None, None, ("", "", ""))
-        return super().step(seat, text)
-
-
-class SilentMove(ThreeRooms):
-    """Whoever moves next reads nothing."""
-
-    def step(self, seat: int, text: str) -> Step:
-        step = super().step(seat, text)
-        return step if step.error else replace(step, observations=("", "", ""))
-
-
-class Raises(ThreeRooms):
-    """A number too long for int raises."""
-
-    def _read(self, seat: int, text: str) -> tuple[str, str]:
-        if "\ud800" in text:
-            text.encode()
-        return super()._read(seat, text)
-
-
-class Forgeable(ThreeRooms):
-    """A message may have any lines, also one like the tool's answer."""
-
-    def _read(self, seat: int, text: str) -> tuple[str, str]:
-        if text.startswith("[message]") and seat == self.play.to_move != CLERK:
-            return "message", text.removeprefix("[message] ")
-        return super()._read(seat, text)
-
-
-class Deaf(ThreeRooms):
-    """The clerk's moves are refused."""
-
-    def step(self, seat: int, text: str) -> Step:
-        if seat == CLERK:
-            return Step(seat, None, "Error: speak up", "no_voice", ("", "", ""))
-        return super().step(seat, text)
-
-
-class SharedList(ThreeRooms):
-    """All games share the list of what was said, and pay less the longer it is."""
-
-    said: ClassVar[list[str]] = []
-
-    def step(self, seat: int, text: str) -> Step:
-        step = super().step(seat, text)
-        self.said.extend([text] if step.error is None else [])
-        return step
-
-    def outcome(self) -> Outcome:
-        return replace(super().outcome(), score=1 / (1 + len(self.said)))
-
-
-class SharedAtTheEnd(SharedList):
-    """The list begins anew with each game, and only the end shows it."""
-
-    def __init__(self, instance: Instance, options: Options) -> None:
-        super().__init__(instance, options)
-        self.said.clear()
-
-    def outcome(self) -> Outcome:
-        return super().outcome() if self.play.to_move is None else ThreeRooms.outcome(self)
-
-
-def test_a_game_that_does_not_end_tells_its_last_move_and_the_refusal() -> None:
-    problem = results_of(**broken(Deaf))["play"].problem
-    assert " of 400 moves of scripted players were legal and the game goes on; " in problem
-    assert re.search(r"the last move of \w+, '.+' of seat 2, was refused: Error: speak up", problem)
-
-
-class Mute:
-    """A scripted player that forgets to return its move."""
-
-    def act(self, view: View) -> None:
-        pass
-
-
-def mute_clerk(spec: str, *, seed: int) -> Any:
-    return Mute() if spec == "clerk" else three_rooms.make_script(spec, seed=seed)
-
-
-def forgetful(state: Any) -> ThreeRooms:
-    """A restored game that has lost what it was told."""
-    game = three_rooms.restore(state)
-    game.play.told = {}
-    return game
-
-
-def same_key(options: Options, *, seed: int, index: int) -> Instance:
-    return replace(three_rooms.generate_instance(options, seed=seed, index=index), key="x")
-
-
-def restless(options: Options, *, seed: int, index: int) -> Instance:
-    number = next(_calls)
-    return Instance(f"{seed} {index} {number}", (number, number))
-
-
-def one_stream(options: Options, *, seed: int, index: int) -> Instance:
-    return three_rooms.generate_instance(options, seed=0, index=index)
-
-
-_calls = count()
-
-
-BROKEN: list[tuple[str, dict[str, Any], str]] = [
-    ("seeding", {"generate_instance": same_key}, "printable key"),
-    ("seeding", {"generate_instance": restless}, "equal instances"),
-    ("seeding", {"generate_instance": one_stream}, "another seed"),
-    ("play", {"SCRIPT_NAMES": ("caller", "nobody")}, "unknown scripted player"),
-    (
-        "play",
-        {"make_script": mute_clerk},
-        "script clerk of seat 2 must return its move as a text, ",
-    ),
-    ("play", broken(SilentMove), "must read something"),
-    ("play", broken(NoSeat), "seat_to_move must be a seat or None, got 7; the last move of"),
-    ("clone", broken(StaleClone), "changed the game"),
-    ("clone", broken(SharedList), "class?): outcome().score, got 0."),
-    ("clone", broken(SharedAtTheEnd), "must end alike (state that all games share, "),
-    ("refusals", broken(TalkativeRefusal), "must show nothing"),
-    ("refusals", broken(AnyoneMoves), "out of turn"),
-    ("views", broken(OpenPrompts), "the prompt of seat"),
-    ("views", broken(OpenViews), "view"),
-    ("views", broken(OpenReplies), "reads what only seat 0 sees"),
-    ("outcome", broken(NoOutcome), "raised test_checks.py:"),
-    ("outcome", broken(TooGoodAScore), "in [0, 1]"),
-    ("outcome", broken(NeverEnds), "after the end"),
-    ("state", {"restore": forgetful}, "another state"),
-    ("fuzz", broken(Raises), "UnicodeEncodeError"),
-    ("forgery", broken(Forgeable), "can forge this text of the game: '"),
-    ("pages", {"forms": lambda game, seat: []}, "must not be empty"),
-    ("pages", {"board": lambda game, seat: {"cells": {1}}}, "not JSON serializable"),
-    ("pages", {"picture": lambda game, num: ({}, [])}, "shorter"),
-]
-
-
-@pytest.mark.parametrize(("name", "parts", "words"), BROKEN)
-def test_each_check_finds_a_game_that_breaks_it(
-    name: str, parts: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = {each: check for each, check in checks._CHECKS.items() if each == name}
-    monkeypatch.setattr(checks, "_CHECKS", own)  # without the time of the others
-    result = results_of(**parts)[name]
-    assert words in result.problem and "\n" not in result.line()
-    assert result.line().startswith(f"FAILED {name}: ")
-
-
-@pytest.mark.parametrize("game", [NoOutcome, TooGoodAScore])
-def test_one_mistake_fails_one_check(game: type[ThreeRooms]) -> None:
-    """Refusals, states and random texts ask for the outcome too."""
-    lines = [result.line() for result in results_of(**broken(game)).values()]
-    assert [line for line in lines if line.startswith("FAILED ")] == [lines[2]]
-    assert "FAILED outcome: " in lines[2]
-    assert "not checked fuzz: it fails as outcome does" in lines
-
-
-# --- mistakes of a TurnGame ----------------------------------------------------------------------
-
-
-class EarlyAnswer(scaffold.MyGame):
-    """A refused answer is kept."""
-
-    def play(self, seat: int, tag: str, content: str) -> int | None:
-        self.answer = content if tag == "answer" else ""
-        return super().play(seat, tag, content)
-
-
-class CountedTries(scaffold.MyGame):
-    """Refused answers, which no state shows, make the game pay less."""
-
-    tries = 0
-
-    def play(self, seat: int, tag: str, content: str) -> int | None:
-        self.tries += 1
-        return super().play(seat, tag, content)
-
-    def outcome(self) -> Outcome:
-        return replace(super().outcome(), score=1 / max(self.tries, 1) if self.answer else 0.0)
-
-
 @dataclass(frozen=True, slots=True)
 class CountingView(TurnView):
     refused: int = 0
@@ -411,63 +138,9 @@ class ShownTries(scaffold.MyGame):
         return replace(super().outcome(), facts={"refused": refused})
 
 
-class NoReturn(scaffold.MyGame):
-    """A return is missing, so the first move ends the game."""
-
-    def play(self, seat: int, tag: str, content: str) -> None:
-        super().play(seat, tag, content)
-
-
-class Probe(scaffold.MyGame):
-    """No script probes, and a probe of a word that a seat reads raises."""
-
-    tags = (*scaffold.MyGame.tags, "probe")
-
-    def play(self, seat: int, tag: str, content: str) -> int | None:
-        if tag == "probe" and content.lower() in self.sees(seat).lower().split():
-            raise KeyError(content)
-        return super().play(seat, tag, content)
-
-
-class NotANumber(scaffold.MyGame):
-    def outcome(self) -> Outcome:
-        return replace(super().outcome(), rewards=(float("nan"),) * 2)
-
-
-class Unmade(scaffold.MyGame):
-    """The attributes of TurnGame are not set."""
-
-    def __init__(self, instance: Any, options: Any) -> None:
-        self.instance, self.options = instance, options
-
-
 class OfNothing(scaffold.MyGame):
     def __init__(self) -> None:
         super().__init__(None, None)
-
-
-@pytest.mark.parametrize(
-    ("game", "name", "words"),
-    [
-        (EarlyAnswer, "refusals", "a refused move changed outcome().over, got True, before False"),
-        (CountedTries, "refusals", "changed how the game ends: outcome().score, got 0."),
-        (
-            NoReturn,
-            "outcome",
-            "is to move (`play` returned no seat, which ends the game), ",
-        ),
-        (NotANumber, "outcome", "must give rewards as a tuple of one number a seat, got (nan, "),
-        (Probe, "fuzz", "[probe]"),
-        (Unmade, "seeding", "Unmade.__init__ of game own must call super().__init__(instance, "),
-    ],
-)
-def test_a_mistake_in_a_game_of_turns_fails_one_check_that_says_what_it_is(
-    game: type[scaffold.MyGame], name: str, words: str
-) -> None:
-    module = {**vars(scaffold), "new_game": game, "restore": game.from_state}
-    kit = Kit("own", SimpleNamespace(**module))
-    failed = [result for result in check_kit(kit, kit.Options()) if result.problem]
-    assert [result.name for result in failed] == [name] and words in failed[0].problem
 
 
 def test_a_game_may_count_what_it_refuses() -> None:

@@ -8,8 +8,6 @@ import pytest
 import train
 from dialop.checks import check_kit
 from dialop.kit import load_kit
-from selfplay.apps.report.page import run_charts
-from selfplay.apps.report.run_files import read_run
 from selfplay.config import load_config
 from selfplay.evaluation.evaluate import evaluate_scripted
 from tests.helpers.tiny_run import metrics_of
@@ -107,7 +105,3 @@ def test_its_run_shows_rewards_and_partners_first(
     assert itself["measures"]["score_norm"] == pytest.approx(sum(sums) / 8)
     said = capsys.readouterr().out
     assert "sampled with scripted:greedy" in said and ", with scripted:greedy from " in said
-    files = read_run(run)
-    assert files.state == "finished"
-    titles = [chart.title for chart in run_charts(files)]
-    assert titles[:2] == ["Score with partners that do not change", "Reward"]

@@ -1,14 +1,12 @@
 """The base class of games of tagged moves: states, restored prompts, private replies."""
 
 import json
-import re
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from dialop.forms import tag_forms
-from dialop.game import GameError, Outcome, PlayerError
+from dialop.game import Outcome, PlayerError
 from dialop.turns import TurnGame
 
 
@@ -69,29 +67,6 @@ def test_a_bare_move_needs_no_content_and_is_a_button() -> None:
     step = deal.step(1, "[take]")
     assert step.action == "take" and step.observations == ("seat 1: [take]", "")
     assert deal.log[-1] == (1, "take", "") and Deal.from_state(deal.state()).log == deal.log
-
-
-def test_a_seat_that_does_not_exist_cannot_move_next() -> None:
-    class ToThree(Whisper):
-        def play(self, seat: int, tag: str, content: str) -> int | None:
-            return 3
-
-    whisper = ToThree(Instance("w", ()), Options())
-    with pytest.raises(ValueError, match=r"^ToThree.play must return a seat, 0 to 1, "):
-        whisper.step(0, "[message] hi")
-
-
-@pytest.mark.parametrize(("seat", "text"), [(2, "blue"), (-1, "blue"), (0, 7)])
-def test_only_a_seat_can_be_shown_a_text(seat: int, text: Any) -> None:
-    class Shows(Whisper):
-        def play(self, _seat: int, tag: str, content: str) -> int | None:
-            self.show(seat, text)
-            return 0
-
-    whisper = Shows(Instance("w", ()), Options())
-    got = re.escape(f"got {seat!r} and {text!r}")
-    with pytest.raises(GameError, match=rf"^Shows.show must be given a seat, 0 to 1, .*{got}$"):
-        whisper.step(0, "[look] 1")
 
 
 def test_a_private_answer_is_read_by_its_seat_and_the_turn_stays() -> None:
