@@ -57,52 +57,58 @@ def test_a_ready_host_lacks_nothing(host: Path, capsys: pytest.CaptureFixture[st
     assert sum("H100 80GB HBM3, 80 GiB, capability 9.0" in line for line in lines) == 2
 
 
-@pytest.mark.parametrize(
-    ("said", "what", "line"),
-    [
-        ("550.54.15, NVIDIA H100, 81559, 9.0", "driver", "550.54.15: CUDA 13 needs driver 580"),
-        ("580.1, Tesla V100, 32768, 7.0", "GPU", "capability 7.0: needs compute capability 8.0"),
-        ("No devices were found", "driver", "lists no GPU: it says: 'No devices were found'"),
-    ],
-)
-def test_an_old_or_absent_gpu_is_one_line(host: Path, said: str, what: str, line: str) -> None:
-    tool(host, "nvidia-smi", said)
-    assert list(missing()) == [what] and line in missing()[what]
+# A tool, what it says (None: it is not there), and what is then missing with its line.
+LACKING = [
+    ("nvidia-smi", "550.54.15, NVIDIA H100, 81559, 9.0", "driver", "550.54.15: CUDA 13 needs dri"),
+    ("nvidia-smi", "580.1, Tesla V100, 32768, 7.0", "GPU", "7.0: needs compute capability 8.0"),
+    ("nvidia-smi", "No devices were found", "driver", "no GPU: it says: 'No devices were found'"),
+    ("nvidia-smi", None, "driver", ""),
+    ("nvcc", "Cuda compilation tools, release 12.4, V12.4.131", "CUDA", "nvcc 12.4"),
+    ("nvcc", "release 12.4,", "CUDA", "13 or newer"),
+    ("nvcc", None, "CUDA", "no nvcc on PATH or in CUDA_HOME"),
+    ("g++", None, "compiler", ""),
+    ("Python.h", None, "Python", ""),
+]
 
 
-def test_an_old_or_absent_toolkit_is_one_line(
-    host: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("name", "said", "what", "line"), LACKING)
+def test_what_a_host_lacks_is_one_line(
+    name: str,
+    said: str | None,
+    what: str,
+    line: str,
+    host: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    tool(host, "nvcc", "Cuda compilation tools, release 12.4, V12.4.131")
-    assert "nvcc 12.4" in missing()["CUDA"] and "13 or newer" in missing()["CUDA"]
     monkeypatch.setenv("PATH", str(host))
-    (host / "nvcc").unlink()
-    (host / "g++").unlink()
-    (host / "nvidia-smi").unlink()
-    (host / "Python.h").unlink()
-    assert list(missing()) == ["driver", "CUDA", "compiler", "Python"]
+    (host / name).unlink()
+    if said is not None:
+        tool(host, name, said)
+    assert list(missing()) == [what] and line in missing()[what]
     assert gpu_host.main([]) == 1
-    said = capsys.readouterr()
-    assert said.err == "not ready for GPU runs: driver, CUDA, compiler, Python\n"
-    assert all(len(line) < 200 for line in said.out.splitlines())
-    (host / "cuda" / "bin").mkdir(parents=True)
-    tool(host / "cuda" / "bin", "nvcc", "release 13.1,")
-    assert "CUDA" not in missing()
+    shown = capsys.readouterr()
+    assert shown.err == f"not ready for GPU runs: {what}\n"
+    assert all(len(each) < 200 for each in shown.out.splitlines())
+    if what == "CUDA":  # a newer one in CUDA_HOME
+        (host / "cuda" / "bin").mkdir(parents=True)
+        tool(host / "cuda" / "bin", "nvcc", "release 13.1,")
+        assert ("CUDA" in missing()) == (said is not None)
 
 
 CONFIGS = {path.name: path for path in (ROOT / "configs").glob("*.yaml")}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_which_shipped_settings_want_a_gpu(name: str) -> None:
+def test_which_shipped_settings_want_a_gpu() -> None:
     """The reader without YAML agrees with the loader."""
     from selfplay.config import load_config
 
-    config = load_config(CONFIGS[name])
-    wanted = config.engine.kind == "sglang" or config.device == "cuda"
-    assert gpu_host.wants_gpu(CONFIGS[name], []) == wanted
-    assert not gpu_host.wants_gpu(CONFIGS[name], ["seed=1", "engine.kind=hf"])
-    assert gpu_host.wants_gpu(CONFIGS[name], ["engine.kind=sglang", "seed=1"])
+    for name, path in CONFIGS.items():
+        config = load_config(path)
+        wanted = config.engine.kind == "sglang" or config.device == "cuda"
+        assert gpu_host.wants_gpu(path, []) == wanted, name
+        assert not gpu_host.wants_gpu(path, ["seed=1", "engine.kind=hf"]), name
+        assert gpu_host.wants_gpu(path, ["engine.kind=sglang", "seed=1"]), name
 
 
 def test_a_base_is_read_too(tmp_path: Path) -> None:
