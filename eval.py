@@ -42,18 +42,18 @@ if __name__ == "__main__":  # --help and a typo are answered before torch is imp
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from dialop.game import GameError
-from selfplay.api.evaluation import evaluate_asked
+from selfplay.api.evaluation import evaluate_plan
 from selfplay.errors import RunEnds, SettingsError
 
 
 def main(words: list[str] | None = None) -> int:
     """Returns the exit status: 2 for bad arguments, which are found before weights are loaded."""
     try:
-        asked = PARSED or parse_eval(words or [], __doc__ or "")
+        plan = PARSED or parse_eval(words or [], __doc__ or "")
     except ValueError as error:
         return refused("eval.py", error)
     try:
-        evaluated = evaluate_asked(asked)
+        evaluated = evaluate_plan(plan)
     except (SettingsError, RunEnds, GameError) as error:
         return refused("eval.py", error, status=2 if isinstance(error, SettingsError) else 1)
     if evaluated.paths:

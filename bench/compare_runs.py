@@ -28,14 +28,12 @@ from selfplay.atomic import write_atomically
 from selfplay.config import Config, load_config
 from selfplay.config.text import changed, difference
 from selfplay.errors import SettingsError
-from selfplay.metrics.console import clock
-from selfplay.metrics.records import SCRIPT, named_rows
-from selfplay.metrics.tables import (
+from selfplay.evaluation.rows import SCRIPT, Row, read_rows
+from selfplay.evaluation.tables import (
     COLUMNS,
     FEW_STATEMENTS,
     TALK_EFFECT,
     columns_of,
-    game_text,
     measure_cells,
     paired_change,
     show_change,
@@ -43,6 +41,8 @@ from selfplay.metrics.tables import (
     silent_text,
     talk_cell,
 )
+from selfplay.metrics.console import clock
+from selfplay.metrics.records import game_text
 
 # Metric, name of its figure, title.
 CURVES = (
@@ -77,8 +77,8 @@ class Run:
     config: Config
     code: tuple[str, ...]
     own_code: dict[str, str]
-    before: dict[str, Any]
-    after: dict[str, Any]
+    before: dict[str, Row]
+    after: dict[str, Row]
     steps: list[dict[str, Any]]
 
     @property
@@ -94,7 +94,7 @@ def read_run(folder: Path) -> Run:
         if not path.exists():
             raise ValueError(f"{folder} holds no finished run: it has no {path.name}")
     config = load_config(paths[0])
-    before, after = (named_rows(json.loads(path.read_text("utf-8"))) for path in paths[1:3])
+    before, after = (read_rows(json.loads(path.read_text("utf-8"))) for path in paths[1:3])
     if "sampled" not in before or "sampled" not in after:
         raise ValueError(f"{folder}: a script named sampled stands in the policy's place")
     lines = paths[3].read_text(encoding="utf-8").split("\n")
@@ -162,7 +162,7 @@ def changes(runs: Sequence[Run]) -> str:
         other = first.get(run.config.seed)
         if other is None or run.method == other.method:
             continue
-        scores = [each.after["sampled"]["scores"] for each in (other, run)]
+        scores = [each.after["sampled"].scores for each in (other, run)]
         if change := paired_change(*scores):
             before, after = map(_figures, (other, run))
             apart = {n: after[n] - before[n] for n in after if n in before}
@@ -180,11 +180,11 @@ def _figures(run: Run) -> dict[str, float]:
     """The talk effect after self-play, messages, honesty where there are enough statements, and the
     game's own measures, those that the run has."""
     row = run.after["sampled"]
-    counts = row["measures"]
-    enough = counts.get("statements", 0.0) * len(row["scores"]) >= FEW_STATEMENTS
+    counts = row.measures
+    enough = counts.get("statements", 0.0) * len(row.scores) >= FEW_STATEMENTS
     known = [*(["messages"] if "messages" in counts else []), *(["honesty"] if enough else [])]
     own = measures_of([run], own=True).items()
-    talk = {"talk effect": row["talk"]["effect"][0]} if row.get("talk") else {}
+    talk = {"talk effect": row.talk.effect[0]} if row.talk else {}
     shown = {name: counts[name] for name in known} | {h: counts[n] for n, h in own if n in counts}
     return talk | shown
 
@@ -210,7 +210,7 @@ def results_table(runs: Sequence[Run]) -> str:
     The rise is paired, game by game; its interval is left out where a game ended void.
     """
     measures = measures_of(runs)
-    talk = any(run.after["sampled"].get("talk") for run in runs)
+    talk = any(run.after["sampled"].talk for run in runs)
     headings = (
         "run",
         "score before [95 %]",
@@ -225,15 +225,15 @@ def results_table(runs: Sequence[Run]) -> str:
     lines = [row(headings), row(["---", *["--:"] * (len(headings) - 1)])]
     for run in runs:
         before, after = run.before["sampled"], run.after["sampled"]
-        greedy, rise = _greedy([run]), paired_change(before["scores"], after["scores"])
+        greedy, rise = _greedy([run]), paired_change(before.scores, after.scores)
         cells = [
             run.label,
-            show_interval(before["interval"]),
-            show_interval(after["interval"]),
-            show_change(rise) if rise else f"{after['interval'][0] - before['interval'][0]:+.3f}",
+            show_interval(before.interval),
+            show_interval(after.interval),
+            show_change(rise) if rise else f"{after.interval[0] - before.interval[0]:+.3f}",
             *(f"{each[0]:.3f}" if each else "-" for each in greedy),
-            *([" → ".join(talk_cell(at.get("talk")) for at in (before, after))] if talk else []),
-            *_arrows(before["measures"], after["measures"], measures, len(after["scores"])),
+            *([" → ".join(talk_cell(at.talk) for at in (before, after))] if talk else []),
+            *_arrows(before.measures, after.measures, measures, len(after.scores)),
             clock(sum(step.get("step_s", 0.0) for step in run.steps)),
         ]
         lines.append(row(cells))
@@ -242,20 +242,20 @@ def results_table(runs: Sequence[Run]) -> str:
         of_it = f" of {method}" if len(methods) > 1 else ""
         for name, of in (("mean", statistics.fmean), ("worst", min)) if len(alike) > 1 else ():
             stages = [[getattr(run, at)["sampled"] for run in alike] for at in ("before", "after")]
-            befores, afters = ([each["interval"][0] for each in rows] for rows in stages)
+            befores, afters = ([each.interval[0] for each in rows] for rows in stages)
             rises = [after - before for before, after in zip(befores, afters, strict=True)]
             shown = [f"{of(values):.3f}" for values in (befores, afters)]
             shown += [f"{of(rises):+.3f}"]
             shown += [f"{of(each):.3f}" if each else "-" for each in _greedy(alike)]
             if talk:
-                effects = [
-                    [e["talk"]["effect"][0] for e in rows if e.get("talk")] for rows in stages
-                ]
+                effects = [[e.talk.effect[0] for e in rows if e.talk] for rows in stages]
                 shown += [" → ".join(f"{of(each):+.3f}" if each else "-" for each in effects)]
-            before, after = (_means([each["measures"] for each in rows]) for rows in stages)
-            num = sum(len(row["scores"]) for row in stages[1])
+            means = [_means([each.measures for each in rows]) for rows in stages]
+            num = sum(len(row.scores) for row in stages[1])
             shown += (
-                _arrows(before, after, measures, num) if name == "mean" else [""] * len(measures)
+                _arrows(means[0], means[1], measures, num)
+                if name == "mean"
+                else [""] * len(measures)
             )
             lines.append(row([f"{name}{of_it}", *shown, ""]))
     return "\n".join(lines)
@@ -265,13 +265,13 @@ def _greedy(runs: Sequence[Run]) -> tuple[list[float], list[float]]:
     """The greedy scores after self-play, and the agreement there; of old files in which a script
     named greedy stands in the policy's place, none."""
     rows = [run.after["greedy"] for run in runs if "greedy" in run.after]
-    return [r["interval"][0] for r in rows], [r["measures"]["agreement"] for r in rows]
+    return [r.interval[0] for r in rows], [r.measures["agreement"] for r in rows]
 
 
 def measures_of(runs: Sequence[Run], *, own: bool = False) -> dict[str, str]:
     """The headings of the measures that the runs have, or of those of the game's `own`, by name."""
     left_out = {name for name, *_ in COLUMNS} if own else NOT_SHOWN
-    columns = columns_of(run.after["sampled"]["measures"] for run in runs)
+    columns = columns_of(run.after["sampled"].measures for run in runs)
     return {name: heading for name, heading, _ in columns if name not in left_out}
 
 
@@ -327,9 +327,9 @@ def baselines(runs: Sequence[Run]) -> str:
     """A note on how to read the table, and scripted players' scores on the same instances."""
     after = runs[0].after
     scripts = [name for name in after if name.startswith(SCRIPT)]
-    shown = [f"{name} {show_interval(after[name]['interval'])}" for name in scripts]
-    num_games = len(after["sampled"]["scores"])
-    silent = silent_text(after, after["sampled"].get("talk") or {})
+    shown = [f"{name} {show_interval(after[name].interval)}" for name in scripts]
+    num_games = len(after["sampled"].scores)
+    silent = silent_text(after, after["sampled"].talk)
     return (
         "Sampled as in training unless a heading says greedy. Messages, errors and so on: means "
         f"per game, before → after. Talk effect: {TALK_EFFECT}{silent and f'; {silent}'}. "
@@ -344,8 +344,8 @@ def curve_rows(run: Run) -> list[dict[str, Any]]:
     only after its first steps.
     """
     sampled = run.before["sampled"]
-    start = {f"eval_{name}": value for name, value in sampled["measures"].items()}
-    _, low, high = sampled["interval"]
+    start = {f"eval_{name}": value for name, value in sampled.measures.items()}
+    _, low, high = sampled.interval
     start |= {"eval_score_low": low, "eval_score_high": high}
     return [{"step": 0, **start}, *(step for step in run.steps if "eval_score" in step)]
 
@@ -366,10 +366,10 @@ def write_curves(runs: Sequence[Run], folder: Path, *, name: str) -> list[str]:
 
 def games_to_read(run: Run, num: int) -> str:
     """The held-out games with the largest gains, before and after, among those kept in full."""
-    before = {game["instance"]: game for game in run.before["sampled"]["games"]}
+    before = {game["instance"]: game for game in run.before["sampled"].games}
     pairs = [
         (before[game["instance"]], game)
-        for game in run.after["sampled"]["games"]
+        for game in run.after["sampled"].games
         if game["instance"] in before
     ]
     pairs.sort(key=lambda pair: pair[0]["score_norm"] - pair[1]["score_norm"])

@@ -21,7 +21,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from selfplay.metrics.tables import further_points
+from selfplay.evaluation.tables import further_points
 
 Floats = NDArray[np.float64]
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from dialop import __version__
 
 if TYPE_CHECKING:
-    from selfplay.api.evaluation import Evaluated, evaluate, play
+    from selfplay.api.evaluation import evaluate, play
     from selfplay.api.run import OpenRun, SavedRun, load_run, start, train
     from selfplay.errors import RunEnds, SettingsError
-    from selfplay.metrics.tables import game_text
+    from selfplay.evaluation.report import Evaluated
+    from selfplay.metrics.records import game_text
 
 # OpenMP's threads sleep while they wait for each other. By default they spin, and where other work
 # has a core, two threads then take several times as long as one. torch reads this when it is first
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _MODULES = {
-    **dict.fromkeys(("Evaluated", "evaluate", "play"), "selfplay.api.evaluation"),
+    **dict.fromkeys(("evaluate", "play"), "selfplay.api.evaluation"),
     **dict.fromkeys(("OpenRun", "SavedRun", "load_run", "start", "train"), "selfplay.api.run"),
     **dict.fromkeys(("RunEnds", "SettingsError"), "selfplay.errors"),
-    "game_text": "selfplay.metrics.tables",
+    "Evaluated": "selfplay.evaluation.report",
+    "game_text": "selfplay.metrics.records",
 }
 __all__ = [
     "Evaluated",

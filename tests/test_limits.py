@@ -23,7 +23,7 @@ from selfplay.engines.base import Completion, Request
 from selfplay.engines.sglang.buckets import plan_buckets
 from selfplay.learner.batch import deal
 from selfplay.metrics.console import step_line
-from selfplay.metrics.tables import game_text
+from selfplay.metrics.records import game_text
 from selfplay.model.attention import _chunks_of_like_length
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Limits

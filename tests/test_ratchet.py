@@ -23,11 +23,11 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(12968, "a start is checked before it writes in its folder"),
-    "selfplay": Limit(20125, "a start is checked before it writes in its folder"),
+    "core": Limit(12764),
+    "selfplay": Limit(20078),
     "extras": Limit(1312, "taken out of the core and the games"),
     "dialop": Limit(8140),
-    "tests": Limit(29402, "a plain step is held beside the trainer's"),
+    "tests": Limit(29415, "an evaluation is asked for by one record"),
     "bench": Limit(2773, "docs/ is counted here too"),
     "settings": Limit(141),
 }

@@ -17,10 +17,10 @@ from selfplay.config import EndpointConfig
 from selfplay.engines.base import Completion, Message, Request
 from selfplay.engines.endpoint import Endpoint
 from selfplay.errors import SettingsError
-from selfplay.evaluation.evaluate import Evaluation
 from selfplay.evaluation.plan import pair_name
-from selfplay.evaluation.report import Report, markdown, table_text
-from selfplay.metrics.tables import game_text
+from selfplay.evaluation.report import Evaluated, markdown, table_text
+from selfplay.evaluation.rows import Row
+from selfplay.metrics.records import game_text
 from selfplay.preflight.command_line import refused
 from selfplay.rollout.text_players import PersonPlayer
 from tests.helpers.chat_server import Answer, chat_server
@@ -47,8 +47,8 @@ def evil_game() -> dict[str, object]:
     return game
 
 
-def row() -> Evaluation:
-    return Evaluation(EVIL, (0.5,), (0.5, 0.4, 0.6), {"errors_x": 1.0}, (), {"best": evil_game()})
+def row() -> Row:
+    return Row(EVIL, (0.5,), (0.5, 0.4, 0.6), {"errors_x": 1.0}, (), {"best": evil_game()})
 
 
 def test_what_is_no_printed_character_is_a_dot() -> None:
@@ -95,8 +95,8 @@ def test_a_game_is_shown_and_draws_no_rule_of_its_own() -> None:
 
 def test_an_evaluation_page_is_forged_by_nothing_in_it() -> None:
     name = f"policy with {EVIL}"
-    page = Report(EVIL, {"partner": EVIL, "checkpoint": EVIL}, {name: row()})
-    assert not steers(table_text(page.rows))
+    page = Evaluated(EVIL, {"partner": EVIL, "checkpoint": EVIL}, {name: row()})
+    assert not steers(table_text(page.results))
     written = markdown(page)
     assert not steers(written)
     outside = re.sub(r"^(`{3,})text\n.*?^\1$", "", written, flags=re.DOTALL | re.MULTILINE)
@@ -112,7 +112,7 @@ def test_an_evaluation_page_is_forged_by_nothing_in_it() -> None:
 def test_a_matrix_is_forged_by_no_name() -> None:
     names = (EVIL, "scripted:honest")
     rows = {pair_name(a, b): row() for a in names for b in names}
-    report = Report("t", {"games": EVIL}, rows, (names, names))
+    report = Evaluated("t", {"games": EVIL}, rows, (names, names))
     page = markdown(report)
     assert not steers(page)
     table = [line for line in page.splitlines() if line.startswith("|")]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -25,28 +23,23 @@ from selfplay.data.instances import GENERATED
 from selfplay.distributed import World
 from selfplay.engines.sglang import early
 from selfplay.errors import RunEnds, SettingsError
+from selfplay.evaluation.asked import FROM_FIRST_MOVE, EvalPlan
 from selfplay.evaluation.evaluate import (
     NUM_SHOWN,
-    Evaluation,
     check_room,
     evaluate_people,
     evaluate_scripted,
     play_matches,
 )
 from selfplay.evaluation.games import Games, find_games, find_start, imitated_boards
-from selfplay.evaluation.plan import PEOPLE, EvalPlan, find_config, plan_evaluation
-from selfplay.evaluation.report import (
-    Report,
-    as_json,
-    check_report_place,
-    markdown,
-    write_report,
-)
-from selfplay.metrics.records import SCRIPT, game_record
+from selfplay.evaluation.plan import PEOPLE, Matches, find_config, find_matches
+from selfplay.evaluation.report import Evaluated, check_report_place, write_report
+from selfplay.evaluation.rows import SCRIPT, Row
+from selfplay.metrics.records import game_record
 from selfplay.model.families import max_positions
 from selfplay.model.hub import described_in
 from selfplay.partners.checkpoints import tell_code
-from selfplay.preflight.command_line import check_asked
+from selfplay.preflight.command_line import Parser
 from selfplay.preflight.run import check_endpoint, check_folder, check_machine, read_rendering
 from selfplay.preflight.small_copy import check_copy
 from selfplay.rollout.driver import play_scripted
@@ -55,39 +48,6 @@ from selfplay.rollout.seating import scripted_games
 from selfplay.setup import warn_of_template
 
 Policy = SavedRun | str | Path
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Evaluated:
-    """A finished evaluation. It is shown as its tables, in a notebook too.
-
-    `paths` are its evaluation.json and evaluation.md. Under torchrun only the first process has
-    them, and all rows.
-    """
-
-    report: Report
-    paths: tuple[Path, ...]
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """What evaluation.json holds: facts, `rows`, and the `matrix` of a cross-play."""
-        record: dict[str, Any] = json.loads(json.dumps(as_json(self.report)))
-        return record
-
-    @property
-    def rows(self) -> dict[str, dict[str, Any]]:
-        """By the name of the players: `scores` (one for each game, from 0 to 1), `interval` (mean,
-        low, high), `measures` (means per game), `talk`, and the first `games`."""
-        rows: dict[str, dict[str, Any]] = self.record["rows"]
-        return rows
-
-    def __str__(self) -> str:
-        return markdown(self.report, games=False, style="plain")
-
-    __repr__ = __str__
-
-    def _repr_markdown_(self) -> str:
-        return markdown(self.report, games=False)
 
 
 @outside_event_loop()
@@ -116,21 +76,19 @@ def evaluate(
         RunEnds: if all games are void, an engine is lost or the report cannot be written.
     """
     with refusing():
-        settings = _settings_file(config)
-        _check_partners(partner, partners)
-    asked = Namespace(
-        runs=_folders(policy),
-        games=str(games),
-        num=num,
-        partner=partner,
-        partners=list(partners),
-        temperature=_temperatures(temperature),
-        start=str(start),
-        config=settings,
-        out=None if out is None else Path(out),
-        overrides=override_words(overrides, more),
-    )
-    return evaluate_asked(asked)
+        plan = EvalPlan(
+            runs=_folders(policy),
+            games=str(games),
+            num=num,
+            partner=partner,
+            partners=partners,
+            temperature=_temperatures(temperature),
+            start=str(start),
+            config=_settings_file(config),
+            out=None if out is None else Path(out),
+            overrides=override_words(overrides, more),
+        )
+    return evaluate_plan(plan)
 
 
 @outside_event_loop()
@@ -154,103 +112,84 @@ def play(
         SettingsError, RunEnds: as `evaluate` does.
     """
     words = override_words(overrides, more)
+    is_script = isinstance(player, str) and player.startswith(f"{SCRIPTED}:")
     with refusing():
-        _check_partners(partner, ())
-    if isinstance(player, str) and player.startswith(f"{SCRIPTED}:"):
-        return _scripted_games(player, partner, str(games), num, config, words)
-    with refusing():
-        settings = _settings_file(config)
-    asked = Namespace(
-        runs=_folders(player),
-        games=str(games),
-        num=num,
-        partner=partner,
-        partners=[],
-        temperature=_temperatures(() if temperature is None else temperature),
-        start="0",
-        config=settings,
-        out=None,
-        overrides=[*words, "eval.talk_games=0"],
-    )
+        plan = EvalPlan(
+            runs=_folders(player),
+            games=str(games),
+            num=num,
+            partner=partner,
+            temperature=_temperatures(() if temperature is None else temperature),
+            config=None if is_script else _settings_file(config),
+            overrides=[*words, "eval.talk_games=0"],
+        )
+    if is_script:
+        return _scripted_games(plan, config)
     with ExitStack() as cleanup:
-        (row,) = _Plan(asked, cleanup).play(num_shown=num).values()
+        (row,) = _Evaluation(plan, cleanup).play(num_shown=num).values()
     return list(row.games)
 
 
 def _scripted_games(
-    player: str,
-    partner: str | None,
-    games: str,
-    num: int,
-    config: str | Path | Mapping[str, Any] | None,
-    words: Sequence[str],
+    plan: EvalPlan, config: str | Path | Mapping[str, Any] | None
 ) -> list[dict[str, Any]]:
     """Games of scripted players, which need no model."""
-    settings = load(Config, Path(config) if isinstance(config, str) else config, words)
+    settings = load(Config, Path(config) if isinstance(config, str) else config, plan.overrides)
     game, names = settings.game, []
     with refusing():
-        for text in filter(None, (player, partner)):
+        for text in filter(None, (str(plan.runs[0]), plan.partner)):
             spec = parse_spec(text, game.kit.SCRIPT_NAMES)
             if spec.kind != SCRIPTED:
                 raise ValueError(f"partner of a script must be a script, got {text}")
             game.kit.make_script(spec.argument, seed=0)
             names.append(spec.argument)
-        found = find_games(games, num, game=game, data=settings.data, eval_settings=settings.eval)
-    other = names[1] if partner else None
+        found = find_games(
+            plan.games, plan.num, game=game, data=settings.data, eval_settings=settings.eval
+        )
+    other = names[1] if plan.partner else None
     setups = scripted_games(found.instances, spec=names[0], game=game, other=other)
     episodes = play_scripted(setups, limits=limits_of(settings.rollout))
     return [game_record(episode, step=0) for episode in episodes]
 
 
-def evaluate_asked(asked: Namespace) -> Evaluated:
-    """Play what `parse_eval` reads, and write its report; rank 0 writes. Raises as `evaluate`."""
+def evaluate_plan(plan: EvalPlan) -> Evaluated:
+    """Play what is asked, and write its report; rank 0 writes. Raises as `evaluate`."""
     with ExitStack() as cleanup:
-        planned = _Plan(asked, cleanup)
-        rows, plan = planned.play(), planned.plan
-        if planned.world.rank == 0:
-            rows |= {n: row for n, row in planned.baselines().items() if n not in rows}
-        title = "Cross-play" if plan.rows else f"Evaluation of {asked.runs[0]}"
-        matrix = (plan.rows, plan.columns) if plan.rows else None
-        facts = _facts_of(asked, plan, planned.games, planned.code)
-        facts |= _roles_of(rows.values(), plan.config.game)
-        report, paths = Report(title, facts, rows, matrix), list[Path]()
-        if planned.world.rank == 0:
+        found = _Evaluation(plan, cleanup)
+        rows, matches = found.play(), found.matches
+        if found.world.rank == 0:
+            rows |= {n: row for n, row in found.baselines().items() if n not in rows}
+        title = "Cross-play" if matches.rows else f"Evaluation of {plan.runs[0]}"
+        matrix = (matches.rows, matches.columns) if matches.rows else None
+        facts = _facts_of(plan, matches, found.games, found.code)
+        facts |= _roles_of(rows.values(), matches.config.game)
+        report = Evaluated(title, facts, rows, matrix)
+        if found.world.rank == 0:
             try:
-                paths = write_report(report, plan.out)
-                write_atomically(plan.out / "config.yaml", dump(plan.config))
+                report = replace(report, paths=write_report(report, matches.out))
+                write_atomically(matches.out / "config.yaml", dump(matches.config))
             except OSError as error:
-                print(Evaluated(report, ()), flush=True)
+                print(report, flush=True)
                 raise RunEnds(f"{error}; the tables are printed alone") from error
-    return Evaluated(report, tuple(paths))
+    return report
 
 
-class _Plan:
+class _Evaluation:
     """An evaluation of which everything is found and checked, and no weights are loaded. Raises
     SettingsError for what cannot be used."""
 
-    def __init__(self, asked: Namespace, cleanup: ExitStack) -> None:
+    def __init__(self, plan: EvalPlan, cleanup: ExitStack) -> None:
         with refusing():
-            check_asked(asked)
-            options = _options_of(asked)
-            self.plan = plan_evaluation(
-                asked.runs,
-                asked.partners,
-                partner=asked.partner,
-                games=asked.games,
-                temperatures=asked.temperature,
-                out=asked.out,
-                given=asked.config,
-                overrides=asked.overrides,
-                options=[f"{name}={value}" for name, values in options.items() for value in values],
-            )
-            config = self.plan.config
+            Parser("eval.py", None).check_settings(plan.overrides, trains=False)
+            self.matches = matches = find_matches(plan)
+            config = matches.config
             cleanup.callback(early.end)
             early.begin(config)
-            check_folder(self.plan.out, what="--out")
-            check_report_place(self.plan.out)
+            check_folder(matches.out, what="--out")
+            check_report_place(matches.out)
             check_machine(config.device, config.engine)
-            for player in self.plan.players:
-                what = "--partners" if self.plan.rows else "--partner"
+            for player in matches.players:
+                what = "--partners" if matches.rows else "--partner"
                 check_endpoint(player.spec, config.endpoint, what=what)
             self.world = join_world(config, cleanup)
             if config.engine.device_map and self.world.world_size > 1:
@@ -258,38 +197,38 @@ class _Plan:
                     f"engine.device_map must be null with {self.world.world_size} processes, got "
                     f"{config.engine.device_map}: each would take all GPUs"
                 )
-            sources = [p.source for p in self.plan.players if p.source is not None]
+            sources = [p.source for p in matches.players if p.source is not None]
             self.games = find_games(
-                asked.games,
-                asked.num,
+                plan.games,
+                plan.num,
                 game=config.game,
                 data=config.data,
                 eval_settings=config.eval,
-                start=find_start(asked.start),
+                start=find_start(plan.start),
                 imitated=imitated_boards(sources),
             )
             # Scored before hours of play, so that a record that cannot be read ends nothing later.
             records, instances = self.games.records, self.games.instances
             people = evaluate_people(records, instances, config.game) if records else None
             self._people = {PEOPLE: people} if people is not None else {}
-            self._policies = _find_policies(self.plan, asked.overrides, self.games, self.world)
+            self._policies = _find_policies(matches, plan.overrides, self.games, self.world)
             self.code = own_code(played_names(config)).digests  # it may change while games go on
             if self.world.rank == 0:
-                tell_code(config, None if self.plan.rows else self.plan.players[0].source)
+                tell_code(config, None if matches.rows else matches.players[0].source)
 
-    def play(self, *, num_shown: int = NUM_SHOWN) -> dict[str, Evaluation]:
+    def play(self, *, num_shown: int = NUM_SHOWN) -> dict[str, Row]:
         """The rows of the matches, each with its first `num_shown` games in full."""
         return play_matches(
-            self.plan,
+            self.matches,
             instances=self.games.instances,
             policies=self._policies,
             world=self.world,
             num_shown=num_shown,
         )
 
-    def baselines(self) -> dict[str, Evaluation]:
+    def baselines(self) -> dict[str, Row]:
         """The rows of people and of the game's scripted baselines on the same instances."""
-        config = self.plan.config
+        config = self.matches.config
         scripted = {
             f"{SCRIPT}{spec}": evaluate_scripted(
                 self.games.instances, spec=spec, game=config.game, rollout=config.rollout
@@ -307,17 +246,8 @@ def _settings_file(config: object) -> Path | None:
     return None if config is None else Path(config)
 
 
-def _check_partners(partner: Any, partners: Any) -> None:
-    """Raise ValueError for arguments of other types."""
-    if not isinstance(partner, str | None):
-        raise ValueError(f"partner must be a text, as in 'scripted:honest', got {partner!r}")
-    listed = isinstance(partners, Sequence) and not isinstance(partners, str)
-    if not (listed and all(isinstance(each, str) and each.strip() for each in partners)):
-        raise ValueError(f"partners must be a list of texts, got {partners!r}")
-
-
 def _temperatures(given: Any) -> list[Any]:
-    """One or several, as floats; what is no number stays, for `check_asked` to refuse."""
+    """One or several, as floats; what is no number stays, for `EvalPlan` to refuse."""
     listed = isinstance(given, Sequence) and not isinstance(given, str)
     several = list(given) if listed else [given]
     return [float(each) if isinstance(each, Real) else each for each in several]
@@ -337,16 +267,16 @@ def _folders(policy: Policy | Sequence[Policy]) -> list[Path]:
 
 
 def _find_policies(
-    plan: EvalPlan, overrides: Sequence[str], games: Games, world: World
+    matches: Matches, overrides: Sequence[str], games: Games, world: World
 ) -> dict[str, tuple[Config, Rendering]]:
     """The settings and the rendering of each policy, by label. Raises ValueError for a model that
     the engine cannot play, and for games whose prompts leave no room for a reply."""
     policies = {}
-    for player in plan.players:
+    for player in matches.players:
         if player.source is None:
             continue
         weights = player.source.weights
-        config = find_config(player.source, plan.settings, overrides)
+        config = find_config(player.source, matches.settings, overrides)
         rendering = read_rendering(config.model, config.game, seed=config.seed)
         warn_of_template(rendering, str(weights), world)
         described = AutoConfig.from_pretrained(described_in(weights))
@@ -367,21 +297,11 @@ def _find_policies(
         )
         policies[player.label] = config, rendering
         if world.rank == 0:
-            print(f"weights: {weights}" + (f" ({player.label})" if plan.rows else ""))
+            print(f"weights: {weights}" + (f" ({player.label})" if matches.rows else ""))
     return policies
 
 
-def _options_of(asked: Namespace) -> dict[str, list[str]]:
-    """The options that change the result, for the name of its folder."""
-    options = {
-        "config": [asked.config.stem] if asked.config else [],
-        "num": [] if asked.num is None else [str(asked.num)],
-        "start": [asked.start] if asked.start != "0" else [],
-    }
-    return options | {"temperature": [f"{t:g}" for t in asked.temperature]}
-
-
-def _roles_of(rows: Iterable[Evaluation], game: GameConfig) -> dict[str, list[str]]:
+def _roles_of(rows: Iterable[Row], game: GameConfig) -> dict[str, list[str]]:
     """Who has which role, of a game of several roles in which the policy does not have all: where a
     script cannot play the role that is left, the game chooses another one."""
     roles = game.kit.ROLES
@@ -397,25 +317,25 @@ def _roles_of(rows: Iterable[Evaluation], game: GameConfig) -> dict[str, list[st
 
 
 def _facts_of(
-    asked: Namespace, plan: EvalPlan, games: Games, code: dict[str, str]
+    plan: EvalPlan, matches: Matches, games: Games, code: dict[str, str]
 ) -> dict[str, Any]:
     """What the report says above its tables."""
-    weights = {p.label: str(p.source.weights) for p in plan.players if p.source}
+    weights = {p.label: str(p.source.weights) for p in matches.players if p.source}
     own = {
-        "checkpoint": str(asked.runs[0]) if asked.runs else None,
+        "checkpoint": str(plan.runs[0]) if plan.runs else None,
         "weights": next(iter(weights.values()), None),
-        "partner": plan.matches[0].other.spec.text,
+        "partner": matches.matches[0].other.spec.text,
     }
     facts = {
-        **({"players": weights} if plan.rows else own),
-        "games": asked.games,
+        **({"players": weights} if matches.rows else own),
+        "games": plan.games,
         "num_games": len(games.instances),
-        **plan.config.game.kit.described(games.instances, plan.config.game.options),
-        "temperatures": sorted({match.temperature for match in plan.matches}, reverse=True),
-        "engine": plan.config.engine.kind,
+        **matches.config.game.kit.described(games.instances, matches.config.game.options),
+        "temperatures": sorted({match.temperature for match in matches.matches}, reverse=True),
+        "engine": matches.config.engine.kind,
         "code": code or None,
-        "config": "/".join(asked.config.parts[-2:]) if asked.config else None,
-        "start": asked.start if asked.start != "0" else None,
-        "overrides": asked.overrides or None,
+        "config": "/".join(plan.config.parts[-2:]) if plan.config else None,
+        "start": plan.start if plan.start != FROM_FIRST_MOVE else None,
+        "overrides": plan.overrides or None,
     }
     return {name: fact for name, fact in facts.items() if fact is not None}

@@ -31,7 +31,7 @@ from selfplay.engines.sglang import early
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import evaluate
 from selfplay.evaluation.held_out import held_out, unchanged
-from selfplay.metrics.records import named_rows
+from selfplay.evaluation.rows import named_rows
 from selfplay.metrics.step_log import plain_json
 from selfplay.partners.checkpoints import find_source
 from selfplay.preflight.run import check_run

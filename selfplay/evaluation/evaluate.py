@@ -16,15 +16,17 @@ from typing import Any
 from dialop.game import Instance
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, GameConfig, RolloutConfig
+from selfplay.config.player_spec import SELF
 from selfplay.distributed import World, gather_objects
 from selfplay.engines.base import Sampling
 from selfplay.errors import RunEnds
-from selfplay.evaluation.plan import ITSELF, EvalPlan
-from selfplay.evaluation.talk_effect import TalkEffect, talk_effect
+from selfplay.evaluation.plan import ITSELF, Matches
+from selfplay.evaluation.rows import SCRIPT, Row
+from selfplay.evaluation.tables import mean_interval
+from selfplay.evaluation.talk_effect import talk_effect
 from selfplay.metrics.console import progress
-from selfplay.metrics.records import SCRIPT, Pieces, game_record
-from selfplay.metrics.step import add_up, game_measures, seat_rewards, tally
-from selfplay.metrics.tables import mean_interval
+from selfplay.metrics.records import Pieces, game_record
+from selfplay.metrics.step import GameSums, add_up, game_sums
 from selfplay.partners.partners import Partners
 from selfplay.rollout.driver import FinishedGames, play_games, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, limits_of
@@ -39,27 +41,6 @@ NUM_SHOWN = 32  # games that an evaluation keeps in full: those of the first ins
 
 class AllVoid(RunEnds):
     """All games of an evaluation are void."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """The games of one pair of players on a set of instances.
-
-    `scores` has one score per game. `interval` is (mean, low, high) of the score, a 95 %
-    interval over games. `measures` are means over games. `games` holds the first games in full,
-    `examples` the "best", "typical" and "worst" game by score. `talk` is None where it was not
-    measured or the policy heard nothing. `partner` is what the same games are for the player in the
-    other seats, without games; None where one player has all of them.
-    """
-
-    name: str
-    scores: tuple[float, ...]
-    interval: tuple[float, float, float]
-    measures: dict[str, float]
-    games: tuple[dict[str, Any], ...]
-    examples: dict[str, dict[str, Any]]
-    talk: TalkEffect | None = None
-    partner: Evaluation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +64,7 @@ def evaluate(
     talk_games: int = 0,
     num_shown: int = NUM_SHOWN,
     turned: bool = False,
-) -> Evaluation:
+) -> Row:
     """Play one game per instance, spread over the ranks. Every rank must call, also one that shares
     another rank's engine and plays no games.
 
@@ -159,7 +140,7 @@ def evaluate_scripted(
     game: GameConfig,
     rollout: RolloutConfig,
     other: str | None = None,
-) -> Evaluation:
+) -> Row:
     """Play two scripted players: `spec` in both seats, or `spec`, which counts, in seat 0 and
     `other` in seat 1. Alone, `spec` has the score of the seats that the policy has. Not spread over
     ranks.
@@ -178,31 +159,29 @@ def evaluate_scripted(
 
 def evaluate_people(
     records: Sequence[Mapping[str, Any]], instances: Sequence[Any], game: GameConfig
-) -> Evaluation:
+) -> Row:
     """Score people's recorded games on these instances, as the game's kit reads them. Raises
     ValueError for a record with an invalid log."""
-    scores, tallies = [], []
-    kit = game.kit
+    scores, sums = [], dict[str, float]()
     for number, (record, instance) in enumerate(zip(records, instances, strict=True)):
         try:
-            tally = kit.recorded_tally(record, instance)
+            tally = game.kit.recorded_tally(record, instance)
         except ValueError as error:
             raise ValueError(f"recorded game {number} (from 0): {error}") from error
         scores.append(tally["score"])
-        tallies.append({"games": 1.0, **tally})
-    interval = mean_interval(scores)
-    measures = game_measures(add_up(tallies))
-    return Evaluation("people", tuple(scores), interval, measures, (), {})
+        sums = add_up((sums, tally))
+    measures = GameSums(sums, {SELF: float(len(scores))}).means()
+    return Row("people", tuple(scores), mean_interval(scores), measures)
 
 
 def play_matches(
-    plan: EvalPlan,
+    plan: Matches,
     *,
     instances: Sequence[Any],
     policies: Mapping[str, tuple[Config, Rendering]],
     world: World,
     num_shown: int = NUM_SHOWN,
-) -> dict[str, Evaluation]:
+) -> dict[str, Row]:
     """Play every match on the same instances with the same seeds; the result has the matches'
     names. In a matrix it is what the games are for the player in seat 0, in `partner` for the one
     in seat 1. Every rank must call. At most two models are in memory at a time.
@@ -215,7 +194,7 @@ def play_matches(
         RunEnds: if an engine fails three times in a row.
         SettingsError: for a partner whose weights or API key cannot be used.
     """
-    rows: dict[str, Evaluation] = {}
+    rows: dict[str, Row] = {}
     for one, own in groupby(plan.matches, key=lambda match: match.one):
         if one.source is None:
             for match in own:
@@ -327,10 +306,10 @@ def _of_others(games: Games) -> dict[int, Episode]:
 def _of_two(
     one: tuple[str, Games],
     other: tuple[str, Games],
-    joined: Callable[..., Evaluation],
+    joined: Callable[..., Row],
     *,
     turned: bool = False,
-) -> Evaluation:
+) -> Row:
     """The row of `one`, a name and games, with that of `other` as its partner, or `turned` about;
     `joined` makes a row. The partner's has no games."""
     first, second = (other, one) if turned else (one, other)
@@ -346,14 +325,13 @@ def _evaluation(
     num_void: int = 0,
     pieces: Pieces | None = None,
     num_shown: int | None = NUM_SHOWN,
-) -> Evaluation:
+) -> Row:
     """This rank's games, by the index of their instance, joined with those of all other ranks.
     `world` None means that `games` are all games, `num_shown` None that the row has no games.
     `by_seat` adds what the game pays each seat."""
     played = list(games.values())
     own_scores = {index: episode.score for index, episode in games.items()}
-    paid = seat_rewards(played) if by_seat else {}
-    by_rank = _gather((own_scores, tally(played) | paid, num_void), world)
+    by_rank = _gather((own_scores, game_sums(played, paid=by_seat), num_void), world)
     all_scores: dict[int, float] = {}
     for rank_scores, _, _ in by_rank:
         all_scores |= rank_scores
@@ -372,11 +350,11 @@ def _evaluation(
     own = {i: game_record(games[i], step=0, pieces=pieces) for i in shown if i in games}
     for rank_records in _gather(own, world):
         records |= rank_records
-    return Evaluation(
+    return Row(
         name=name,
         scores=scores,
         interval=mean_interval(scores),
-        measures=game_measures(add_up(rank_sums for _, rank_sums, _ in by_rank))
+        measures=sum((rank_sums for _, rank_sums, _ in by_rank), GameSums()).means()
         | ({"num_void": float(num_void), "void_share": share} if num_void else {}),
         games=tuple(records[index] for index in first),
         examples={label: records[index] for label, index in chosen.items()},
@@ -384,4 +362,5 @@ def _evaluation(
 
 
 def _gather(value: Any, world: World | None) -> list[Any]:
+    """The value of each rank; of this one alone without `world`."""
     return [value] if world is None else gather_objects(value, world)

@@ -20,15 +20,15 @@ from selfplay.distributed import World, on_first_rank
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import EvaluationContext, evaluate, evaluate_scripted
 from selfplay.evaluation.report import rows_json, table_text
-from selfplay.metrics.records import SCRIPT, named_rows
-from selfplay.metrics.step_log import plain_json
-from selfplay.metrics.tables import (
+from selfplay.evaluation.rows import SCRIPT, read_rows
+from selfplay.evaluation.tables import (
     columns_of,
     paired_change,
     show_change,
     show_interval,
     silent_text,
 )
+from selfplay.metrics.step_log import plain_json
 from selfplay.partners.partners import Partners, check_spec
 from selfplay.rollout.seat_rules import chosen_seats, read_spec
 from selfplay.rollout.seating import Partner
@@ -116,28 +116,28 @@ def what_changed(folder: Path) -> str:
     if not _has_trained(folder):
         return "no step has trained a token: the policy is that of the start"
     all_before, all_after = (
-        named_rows(json.loads((folder / f"held_out_{stage}.json").read_bytes()))
+        read_rows(json.loads((folder / f"held_out_{stage}.json").read_bytes()))
         for stage in ("before", "after")
     )
     before, after = all_before["sampled"], all_after["sampled"]
-    old, new = tuple(before["interval"]), tuple(after["interval"])
+    old, new = before.interval, after.interval
     change = f"{new[0] - old[0]:+.3f}"
     fell = False
-    if paired := paired_change(before["scores"], after["scores"]):
-        change = f"{show_change(paired)} on the same {len(after['scores']):,} games"
+    if paired := paired_change(before.scores, after.scores):
+        change = f"{show_change(paired)} on the same {len(after.scores):,} games"
         fell = paired[2] < 0
     partners = "".join(
-        f", with {name.removeprefix(_WITH)} from {show_interval(row['interval'])} to "
-        f"{show_interval(all_after[name]['interval'])}"
+        f", with {name.removeprefix(_WITH)} from {show_interval(row.interval)} to "
+        f"{show_interval(all_after[name].interval)}"
         for name, row in all_before.items()
         if name.startswith(_WITH) and name in all_after
     )
-    seats = [name for name in before["measures"] if name.startswith("reward/")]
+    seats = [name for name in before.measures if name.startswith("reward/")]
     rewards = "".join(
         f", the reward of seat {name.removeprefix('reward/')} from "
-        f"{before['measures'][name]:.3f} to {after['measures'][name]:.3f}"
+        f"{before.measures[name]:.3f} to {after.measures[name]:.3f}"
         for name in seats
-        if name in after["measures"]
+        if name in after.measures
     )
     worse = ""
     if fell and not seats:
@@ -145,14 +145,14 @@ def what_changed(folder: Path) -> str:
     elif fell and not partners:
         worse = "; its seats are paid differently: eval.partners shows whether it got worse"
     talk = ""
-    if before.get("talk") and after.get("talk"):
-        effects = (show_change(tuple(row["talk"]["effect"])) for row in (before, after))
-        silent = silent_text(all_after, after["talk"])
-        talk = f", the talk effect from {' to '.join(effects)}{silent and f' ({silent})'}"
+    if before.talk and after.talk:
+        effects = f"{show_change(before.talk.effect)} to {show_change(after.talk.effect)}"
+        silent = silent_text(all_after, after.talk)
+        talk = f", the talk effect from {effects}{silent and f' ({silent})'}"
     return (
         f"self-play took the score from {show_interval(old)} to {show_interval(new)} ({change})"
         f"{partners}{rewards}{talk} and messages a game from "
-        f"{before['measures']['messages']:.2f} to {after['measures']['messages']:.2f}{worse}"
+        f"{before.measures['messages']:.2f} to {after.measures['messages']:.2f}{worse}"
     )
 
 

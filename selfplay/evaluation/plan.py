@@ -25,6 +25,7 @@ from selfplay.config.player_spec import (
     parse_shares,
 )
 from selfplay.errors import SettingsError
+from selfplay.evaluation.asked import EvalPlan
 from selfplay.partners.checkpoints import (
     ONE_PROCESS,
     Source,
@@ -65,7 +66,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
-class EvalPlan:
+class Matches:
     """What eval.py plays. A player's matches are consecutive, so that its weights are loaded once.
 
     `config` holds the settings of the game, read from the file `settings` (None: the defaults).
@@ -93,41 +94,30 @@ class EvalPlan:
         return 0 if self.rows or asks else self.config.eval.talk_games
 
 
-def plan_evaluation(
-    checkpoints: Sequence[Path],
-    partners: Sequence[str] = (),
-    *,
-    games: str,
-    partner: str | None = None,
-    temperatures: Sequence[float] = (),
-    out: Path | None = None,
-    given: Path | None = None,
-    overrides: Sequence[str] = (),
-    options: Sequence[str] = (),
-) -> EvalPlan:
+def find_matches(plan: EvalPlan) -> Matches:
     """One policy with itself or with `partner`, its seats taken in turn; or, with `partners`, the
     matrix of policies and partners, each pair in both seats.
 
-    Without `checkpoints` the partners are also the rows of the matrix. The settings are those of
-    the file `given`, or else of the first run. `options` are words for the folder's name, such as
-    num=64.
+    Without `runs` the partners are also the rows of the matrix. The settings are those of the file
+    `config`, or else of the first run.
 
     Raises:
         SettingsError, ValueError: for players or settings that cannot be used.
     """
-    what = "RUN and --partners" if partners and checkpoints else "--partners"
+    runs, partners, overrides = plan.runs, plan.partners, plan.overrides
+    what = "RUN and --partners" if partners and runs else "--partners"
     sources: list[Source | None] = [
-        find_source(path, what=what if partners else "RUN") for path in checkpoints
+        find_source(path, what=what if partners else "RUN") for path in runs
     ]
     sources += [_source_of(entry, what=what) for entry in partners]
     policies = [source for source in sources if source is not None]
-    path = given or next((s.settings for s in policies if s.settings is not None), None)
+    path = plan.config or next((s.settings for s in policies if s.settings is not None), None)
     rows: list[MatrixPlayer] = []
     columns: list[MatrixPlayer] = []
     if not partners:
         config = find_config(policies[0], path, overrides)
-        pairs = [_pair_of_one(policies[0], partner, config, path, overrides)]
-        folder = report_folder(policies[0], games, pairs[0][1].spec.text, [*options, *overrides])
+        pairs = [_pair_of_one(policies[0], plan.partner, config, path, overrides)]
+        folder = report_folder(policies[0], plan.games, pairs[0][1].spec.text, plan.options)
     else:
         if path is None:
             raise ValueError(
@@ -139,26 +129,26 @@ def plan_evaluation(
             check_same_game(source, config.game, what=what, played=path, overrides=overrides)
         settings = [path, *(source.settings for source in policies if source.settings is not None)]
         _check_seats(settings, config, overrides, what=what)
-        entries = [*map(str, checkpoints), *partners]
+        entries = [*map(str, runs), *partners]
         named = _read_players(entries, sources, config.game, config.rollout, what=what)
         players = sorted(dict.fromkeys(named), key=lambda player: _RANK.index(player.spec.kind))
-        rows = [player for player in players if player in named[: len(checkpoints) or None]]
+        rows = [player for player in players if player in named[: len(runs) or None]]
         columns = [*rows, *(player for player in players if player not in rows)]
         pairs = _pairs_of_matrix(players, rows)
         home = next((_home(source) for source in policies if source.hub is None), None)
-        if out is None and home is None:
+        if plan.out is None and home is None:
             raise ValueError("--out is needed: no player is a local folder to write to")
         who = [player.label for player in players]
-        name = _folder_name(["crossplay", Path(games).stem], [*who, *options, *overrides])
+        name = _folder_name(["crossplay", Path(plan.games).stem], [*who, *plan.options])
         folder = Path(f"{home}/{name}")
     usual = config.rollout.temperature
     matches = [
         Match(_row_name(pair, t, usual=usual, in_matrix=bool(rows)), *pair, t)
         for pair in pairs
-        for t in temperatures or [usual]
+        for t in plan.temperature or [usual]
     ]
     labels = (tuple(player.label for player in group) for group in (rows, columns))
-    return EvalPlan(config, path, matches, out or folder, *labels)
+    return Matches(config, path, matches, plan.out or folder, *labels)
 
 
 Pair = tuple[MatrixPlayer, MatrixPlayer, int | None]  # `one`, `other` and the seat of `one`

@@ -19,12 +19,10 @@ from typing import Any
 from dialop.shown import escaped, fenced, on_one_line
 from selfplay.atomic import write_atomically
 from selfplay.errors import SettingsError
-from selfplay.evaluation.evaluate import Evaluation
 from selfplay.evaluation.plan import pair_name
-from selfplay.metrics.tables import (
-    OTHER,
+from selfplay.evaluation.rows import Row, with_partners
+from selfplay.evaluation.tables import (
     columns_of,
-    game_text,
     paired_interval,
     score_meaning,
     score_table,
@@ -32,6 +30,7 @@ from selfplay.metrics.tables import (
     table,
     talk_text,
 )
+from selfplay.metrics.records import game_text
 
 _ERRORS = "errors_"
 _HOW_TO_READ = (
@@ -45,53 +44,65 @@ _LOST = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """One evaluation: its facts, and a row for each pair of players on the same instances.
+@dataclass(frozen=True, slots=True, repr=False)
+class Evaluated:
+    """A finished evaluation: its facts, and a row for each pair of players on the same instances.
+    It is shown as its tables, in a notebook too.
 
     `matrix` holds the row and column labels of a cross-play matrix, whose cells are the rows named
-    by `pair_name`; None for a single policy.
+    by `pair_name`; None for a single policy. `paths` are its evaluation.json and evaluation.md.
+    Under torchrun only the first process has them, and all rows.
     """
 
     title: str
     facts: dict[str, Any]
-    rows: dict[str, Evaluation]
+    results: dict[str, Row]
     matrix: tuple[Sequence[str], Sequence[str]] | None = None
+    paths: tuple[Path, ...] = ()
 
-    def cells(self) -> dict[tuple[str, str], Evaluation]:
+    @property
+    def record(self) -> dict[str, Any]:
+        """What evaluation.json holds: facts, `rows`, and the `matrix` of a cross-play."""
+        record: dict[str, Any] = json.loads(json.dumps(as_json(self)))
+        return record
+
+    @property
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """By the name of the players: `scores` (one for each game, from 0 to 1), `interval` (mean,
+        low, high), `measures` (means per game), `talk`, and the first `games`."""
+        rows: dict[str, dict[str, Any]] = self.record["rows"]
+        return rows
+
+    def __str__(self) -> str:
+        return markdown(self, games=False, style="plain")
+
+    __repr__ = __str__
+
+    def _repr_markdown_(self) -> str:
+        return markdown(self, games=False)
+
+    def cells(self) -> dict[tuple[str, str], Row]:
         """The matrix: the row of each (player in seat 0, player in seat 1)."""
         rows, columns = self.matrix or ((), ())
         pairs = [pair for r in rows for c in columns for pair in ((r, c), (c, r))]
-        return {pair: self.rows[pair_name(*pair)] for pair in pairs}
+        return {pair: self.results[pair_name(*pair)] for pair in pairs}
 
 
-def _columns(rows: Mapping[str, Evaluation]) -> list[tuple[str, str, str]]:
-    return columns_of(row.measures for row in rows.values())
-
-
-def _with_partners(rows: Mapping[str, Evaluation]) -> dict[str, Evaluation]:
-    """The rows, each with one for the other player below it if that one's scores differ."""
-    shown: dict[str, Evaluation] = {}
-    for name, row in rows.items():
-        shown[name] = row
-        if row.partner is not None and row.partner.scores != row.scores:
-            shown[f"{name}{OTHER}"] = row.partner
-    return shown
-
-
-def table_text(rows: Mapping[str, Evaluation]) -> str:
+def table_text(rows: Mapping[str, Row]) -> str:
     """One line per pair for a terminal: score with its 95 % interval, then means per game."""
-    return table(*_table(_with_partners(rows), on_one_line), style="plain")
+    return _table(with_partners(rows), on_one_line, style="plain")
 
 
-def _table(
-    rows: Mapping[str, Evaluation], shown: Callable[[str], str]
-) -> tuple[list[str], list[list[str]]]:
-    named = [(shown(name), row) for name, row in rows_json(rows).items()]
-    return score_table(named, [(measure, heading) for measure, heading, _ in _columns(rows)])
+def _table(rows: Mapping[str, Row], shown: Callable[[str], str], *, style: str) -> str:
+    headings = {
+        measure: heading
+        for measure, heading, _ in columns_of(row.measures for row in rows.values())
+    }
+    named = {shown(name): row for name, row in rows.items()}
+    return table(*score_table(named, headings), style=style)
 
 
-def lost_together(report: Report) -> dict[tuple[str, str], tuple[float, float, float]]:
+def lost_together(report: Evaluated) -> dict[tuple[str, str], tuple[float, float, float]]:
     """Self-play score minus cross-play score of each pair of players, as (mean, low, high) over
     instances.
 
@@ -112,12 +123,12 @@ def lost_together(report: Report) -> dict[tuple[str, str], tuple[float, float, f
     return intervals
 
 
-def _of_both(row: Evaluation) -> list[float]:
+def _of_both(row: Row) -> list[float]:
     """The mean score of a game's players, game by game."""
     return [(a + b) / 2 for a, b in zip(row.scores, (row.partner or row).scores, strict=True)]
 
 
-def matrix_text(report: Report, *, style: str = "pipe") -> str:
+def matrix_text(report: Evaluated, *, style: str = "pipe") -> str:
     """The matrix, two lines per row, then the loss of each pair; "" for a single policy."""
     shown, filled = _shows(style)
     if report.matrix is None:
@@ -162,30 +173,30 @@ def _fact(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def markdown(report: Report, *, games: bool = True, style: str = "pipe") -> str:
+def markdown(report: Evaluated, *, games: bool = True, style: str = "pipe") -> str:
     """The page: facts, the matrix, the table with its legend, errors by kind and, with `games`, the
     best, the typical and the worst game of a single policy's rows. With the style "plain" it is for
     a terminal."""
     shown, filled = _shows(style)
     words, files = report.facts.get("overrides", ()), report.facts.get("code", ())
     facts = report.facts | {"overrides": " ".join(words), "code": ", ".join(files)}
-    rows = _with_partners(report.rows)
-    columns = _columns(rows)
+    rows = with_partners(report.results)
+    columns = columns_of(row.measures for row in rows.values())
     legend = "; ".join(f"*{heading}* {meaning}" for _, heading, meaning in columns)
     sections = [
         f"# {shown(report.title)}",
         "\n".join(filled(f"- {n}: {shown(_fact(v))}") for n, v in facts.items() if v != ""),
         matrix_text(report, style=style),
-        table(*_table(rows, shown), style=style),
+        _table(rows, shown, style=style),
         filled(
             f"Score: {score_meaning(columns)}, with a 95 % interval over games. Means per game: "
             f"{legend}."
         ),
     ]
-    on_same = {shown(name): row for name, row in rows_json(report.rows).items()}
+    on_same = {shown(name): row for name, row in report.results.items()}
     sections += [
-        filled(f"{shown(name)}: {talk_text(asdict(row.talk), on_same)}")
-        for name, row in report.rows.items()
+        filled(f"{shown(name)}: {talk_text(row.talk, on_same)}")
+        for name, row in report.results.items()
         if row.talk
     ]
     errors = [
@@ -193,7 +204,7 @@ def markdown(report: Report, *, games: bool = True, style: str = "pipe") -> str:
     ]
     if errors:
         sections += ["## Errors per game by kind", "\n".join(errors)]
-    for name, row in report.rows.items():
+    for name, row in report.results.items():
         if games and report.matrix is None and name.startswith("policy"):
             for label, record in row.examples.items():
                 sections += [f"## {label.capitalize()} game of {shown(name)}"]
@@ -201,10 +212,10 @@ def markdown(report: Report, *, games: bool = True, style: str = "pipe") -> str:
     return "\n\n".join(filter(None, sections)) + "\n"
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: Evaluated) -> dict[str, Any]:
     """The report as plain values; a row's scores are in the order of the instances. A row holds its
     three example games; a single policy's row also holds its first games."""
-    rows = rows_json(report.rows)
+    rows = rows_json(report.results)
     if report.matrix is None:
         return {**report.facts, "rows": rows}
     matrix = {
@@ -223,7 +234,8 @@ def as_json(report: Report) -> dict[str, Any]:
     return {**report.facts, "rows": rows, "matrix": matrix}
 
 
-def rows_json(rows: Mapping[str, Evaluation]) -> dict[str, Any]:
+def rows_json(rows: Mapping[str, Row]) -> dict[str, Any]:
+    """The rows as plain values, as result files hold them (`read_rows` reads them back)."""
     return {name: asdict(row) for name, row in rows.items()}
 
 
@@ -245,16 +257,16 @@ def check_report_place(folder: Path) -> None:
         )
 
 
-def write_report(report: Report, folder: Path) -> list[Path]:
+def write_report(report: Evaluated, folder: Path) -> tuple[Path, Path]:
     """Write `evaluation.json` and `evaluation.md` into the folder, making it if needed."""
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / "evaluation.json", folder / "evaluation.md"]
+    paths = folder / "evaluation.json", folder / "evaluation.md"
     write_atomically(paths[0], json.dumps(as_json(report), indent=1) + "\n")
     write_atomically(paths[1], markdown(report))
     return paths
 
 
-def _kinds(row: Evaluation) -> str:
+def _kinds(row: Row) -> str:
     kinds = {n: v for n, v in row.measures.items() if n.startswith(_ERRORS)}
     ranked = sorted(kinds.items(), key=lambda item: -item[1])
     return ", ".join(f"{name.removeprefix(_ERRORS)} {value:.3f}" for name, value in ranked)

@@ -26,25 +26,13 @@ from dialop.game import Game, Step
 from dialop.tags import split_message
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, gather_objects
-from selfplay.metrics.tables import paired_interval
+from selfplay.evaluation.rows import TalkEffect
+from selfplay.evaluation.tables import paired_interval
 from selfplay.rollout.episode import Episode, GameSetup, Turn
 
 MESSAGE = "message"
 NOTHING = "qzxqzx"  # said in place of an empty message, which games refuse, and not read
 _UNREAD = re.compile(rf"[ \t]*{NOTHING}", re.IGNORECASE)  # with the blanks before it
-Interval = tuple[float, float, float]  # mean, low, high
-
-
-@dataclass(frozen=True, slots=True)
-class TalkEffect:
-    """Differences paired by game, as (mean, low, high): the score minus that with messages of
-    other games (`effect`), agreement likewise (`agreement`), and the score minus that with empty
-    messages (`blank`; None if the game refuses other words)."""
-
-    effect: Interval
-    agreement: Interval
-    blank: Interval | None
-    num_games: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,16 @@
-"""The records of played games: one game, for games.jsonl; the games of an instance side by side,
-for groups.jsonl; the rows of evaluations as files of any version hold them.
-"""
+"""The records of played games: one game, for games.jsonl; an instance's, for groups.jsonl."""
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dialop.game import wrong_state
+from dialop.shown import on_one_line, printable
 from selfplay.advantages.rewards import sample_name
 from selfplay.advantages.sample import Sample
-from selfplay.config.player_spec import SCRIPTED
 from selfplay.rollout.branches import siblings_of
 from selfplay.rollout.episode import Episode, check_game
 
@@ -19,8 +18,9 @@ if TYPE_CHECKING:  # it imports torch, which a program that draws a page does no
     from selfplay.advantages.advantages import CreditStats
 
 Pieces = Callable[[Sequence[int]], list[str]]  # the text of each token
-SCRIPT = f"{SCRIPTED}:"  # begins the names of scripts' rows, and of no other
 MAX_PIECES = 400  # tokens of a turn that a record keeps
+_WIDTH = 100  # characters of a game as text
+_NAME = 60  # of them for a player's name, which stands before each of its turns
 
 
 def game_record(episode: Episode, *, step: int, pieces: Pieces | None = None) -> dict[str, Any]:
@@ -147,27 +147,62 @@ def group_records(
     return list(records.values())
 
 
-def named_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
-    """The rows of a held-out file or of an evaluation, by their names of today.
+# --- as text --------------------------------------------------------------------------------------
 
-    A script's begin with "scripted:". Files before 2026-11-29 have its bare name, which may stand
-    in place of the policy's row, or of people's, of that name: such a row is the script's and the
-    other one is lost. It has its key as its own `name`, as no row of the policy in held-out games
-    has, and only scripts in its games.
+
+def game_text(game: Mapping[str, Any] | Episode) -> str:
+    """One game, or its record in games.jsonl, as text in lines of at most _WIDTH characters: rules,
+    private views, turns, outcome.
+
+    A refused move is marked with ✗ and followed by its error. Control characters, which could act
+    on a terminal, show as `·`.
     """
-    named: dict[str, Any] = {}
-    for name, row in rows.items():
-        old = not name.startswith(SCRIPT) and isinstance(row, dict) and row.get("name") == name
-        named.setdefault(f"{SCRIPT}{name}" if old and _by_scripts(row) else name, row)
-    return named
+    record = game_record(game, step=0) if isinstance(game, Episode) else game
+    seats = record["seats"]
+    names = [f"seat {i} ({on_one_line(seat['player'])[:_NAME]})" for i, seat in enumerate(seats)]
+    name = on_one_line(str(record["instance"]))
+    step = f", step {record['step']}" if record["step"] else ""
+    lines = [*_wrapped(f"Game {name}, episode {record['episode']}{step}"), ""]
+    shared = len({seat["system"] for seat in seats}) == 1
+    if shared and seats[0]["system"]:
+        lines += [_rule("rules"), *_wrapped(seats[0]["system"])]
+    for name, seat in zip(names, seats, strict=True):
+        view = seat["user"] if shared else f"{seat['system']}\n\n{seat['user']}".strip()
+        lines += [_rule(f"{name} sees"), *_wrapped(view)]
+    lines += [_rule("talk")]
+    margin = max(map(len, names)) + 4
+    for turn in record["turns"]:
+        text = _wrapped(turn["text"] or "(nothing)", max(20, _WIDTH - margin))
+        if turn["error"]:
+            text += _wrapped(f"refused: {turn['error']}", max(20, _WIDTH - margin))
+        head = f"{names[turn['seat']]} {'✗' if turn['error'] else ''}".ljust(margin)
+        lines += [head + text[0], *(" " * margin + line for line in text[1:])]
+    lines += [_rule("outcome"), *_wrapped(_outcome(record))]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def _by_scripts(row: Mapping[str, Any]) -> bool:
-    """Whether a row has example games, and only scripts play them."""
-    examples = row.get("examples")
-    games = [*examples.values()] if isinstance(examples, dict) else []
-    try:
-        players = [str(seat["player"]) for game in games for seat in game["seats"]]
-    except (LookupError, TypeError):  # which the row's reader names
-        return False
-    return bool(players) and all(player.startswith(SCRIPT) for player in players)
+def _rule(title: str) -> str:
+    return f"── {title} ".ljust(_WIDTH, "─")
+
+
+def _wrapped(text: str, width: int = _WIDTH) -> list[str]:
+    """Lines of at most `width` columns, with the text's own line breaks, without control characters
+    and without the character of `_rule`."""
+    lines = printable(text).replace("─", "-").split("\n")
+    return [part for line in lines for part in textwrap.wrap(line, width) or [""]]
+
+
+def _outcome(record: Mapping[str, Any]) -> str:
+    parts = ["agreed" if record["agreed"] else "no agreement"]
+    if record.get("ended") not in (None, "finished"):
+        parts.append(f"ended by {record['ended']}")
+    if own := record.get("seat_scores"):
+        parts.append(f"score {', '.join(f'{one:.3f} of seat {i}' for i, one in enumerate(own))}")
+    else:
+        parts.append(f"score {record['score_norm']:.3f} of the best")
+    num_errors = sum(bool(turn["error"]) for turn in record["turns"])
+    parts.append(f"{len(record['turns'])} turns, {num_errors} refused")
+    numbers = {**record["facts"], **record.get("measures", {})}
+    facts = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+    judge = f"\njudge: {record['judge']}" if record.get("judge") else ""
+    return "; ".join(parts) + (f" ({facts})" if facts else "") + judge

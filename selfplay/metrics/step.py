@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from dialop.game import GameError
 from selfplay.advantages.advantages import CreditStats
@@ -18,44 +19,94 @@ from selfplay.rollout.branches import siblings_of
 from selfplay.rollout.driver import RolloutStats
 from selfplay.rollout.episode import BranchPoint, Episode
 
-_GAMES_WITH = "games with "  # prefix of the counts of games by partner and seat
 _REWARD_OF = "reward/"  # prefix of rewards by seat
-_UNEQUAL = "unequal rewards"  # the number of games that do not pay all seats the same
+_NO_MEANS = ("true_statements", "score_if_agreed")  # sums whose means are not over all games
 
 
-def tally(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Sums over games, which `add_up` adds over ranks and `game_measures` turns into means.
+@dataclass(frozen=True, slots=True)
+class GameSums:
+    """Sums over games; those of several ranks add up by `+`.
 
-    Words, statements and errors are those of the seats that count.
+    `measures` are by name, `games` and `scores` by partner and the seat that counts. `paid` is what
+    the game itself pays each seat, and `unequal` the number of games that pay seats differently.
     """
-    counts: Counter[str] = Counter()
-    score_sums: defaultdict[str, float] = defaultdict(float)
-    own_sums: dict[str, float] = {}
+
+    measures: dict[str, float] = field(default_factory=dict)
+    games: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)
+    paid: dict[str, float] = field(default_factory=dict)
+    unequal: int = 0
+
+    def __add__(self, other: GameSums) -> GameSums:
+        return GameSums(
+            add_up((self.measures, other.measures)),
+            add_up((self.games, other.games)),
+            add_up((self.scores, other.scores)),
+            add_up((self.paid, other.paid)),
+            self.unequal + other.unequal,
+        )
+
+    @property
+    def num(self) -> float:
+        """The number of games."""
+        return sum(self.games.values())
+
+    def means(self) -> dict[str, float]:
+        """Means over games; empty without games.
+
+        `honesty` is the share of stated cell values that are true in the speaker's own table; it is
+        missing if nothing was stated, and `score_if_agreed` without an agreement. Scores by partner
+        and seat are added if there was a partner, rewards by seat if a game pays seats differently.
+        """
+        num, sums = self.num, self.measures
+        if not num:
+            return {}
+        means = {name: value / num for name, value in sums.items() if name not in _NO_MEANS}
+        if self.unequal:
+            means |= {f"{_REWARD_OF}{seat}": value / num for seat, value in self.paid.items()}
+        if self.games.keys() - {SELF}:
+            means |= {f"score/{p}": self.scores[p] / games for p, games in self.games.items()}
+        if sums.get("statements"):
+            means["honesty"] = sums["true_statements"] / sums["statements"]
+        if sums.get("agreement") and "score_if_agreed" in sums:
+            means["score_if_agreed"] = sums["score_if_agreed"] / sums["agreement"]
+        return means
+
+
+def game_sums(episodes: Sequence[Episode], *, paid: bool = False) -> GameSums:
+    """The sums over these games, with what they pay each seat if `paid`: at the end and for single
+    moves. Words, statements and errors are those of the seats that count."""
+    counts = Counter[str]()
+    scores, games, of_partner, of_seat = (defaultdict[str, float](float) for _ in range(4))
+    own: dict[str, float] = {}
+    unequal = 0
     for episode in episodes:
         counted = set(episode.counted_seats)
         turns = [t for t in episode.turns if t.seat in counted]
         counts["agreement"] += episode.outcome.agreed
-        score_sums["score_if_agreed"] += episode.score if episode.outcome.agreed else 0.0
+        scores["score_if_agreed"] += episode.score if episode.outcome.agreed else 0.0
         counts["optimal"] += episode.outcome.score_norm > 1 - 1e-9
         if episode.outcome.seat_scores:
-            score_sums["score_norm"] += episode.outcome.score_norm
+            scores["score_norm"] += episode.outcome.score_norm
         counts["messages"] += sum(turn.action == "message" for turn in turns)
         counts["turns"] += len(episode.turns)
         counts["errors"] += sum(turn.error is not None for turn in turns)
         counts.update(f"errors_{turn.error_kind}" for turn in turns if turn.error_kind)
         partner = _partner_and_seat(episode)
-        counts[f"{_GAMES_WITH}{partner}"] += 1
-        score_sums[f"score/{partner}"] += episode.score
+        games[partner] += 1
+        of_partner[partner] += episode.score
         sent = episode.messages(counted)
         words = {"words": float(sum(len(text.split()) for text in sent))}
-        own_sums = add_up((own_sums, words | episode.measures))
-    return {
-        **{name: float(count) for name, count in counts.items()},
-        **score_sums,
-        **own_sums,
-        "games": float(len(episodes)),
-        "score": sum(e.score for e in episodes),
-    }
+        own = add_up((own, words | episode.measures))
+        if paid:
+            rewards = seat_rewards(episode)
+            unequal += len(set(rewards)) > 1
+            for seat, reward in enumerate(rewards):
+                of_seat[str(seat)] += reward
+    score = {"score": sum(e.score for e in episodes)} if episodes else {}
+    counted_in_turns = {name: float(count) for name, count in counts.items()}
+    measures = {**counted_in_turns, **scores, **own, **score}
+    return GameSums(measures, dict(games), dict(of_partner), dict(of_seat), unequal)
 
 
 def _partner_and_seat(episode: Episode) -> str:
@@ -68,6 +119,12 @@ def _partner_and_seat(episode: Episode) -> str:
     return f"{'+'.join(partners)}/{'+'.join(map(str, own))}"
 
 
+def seat_rewards(episode: Episode) -> list[float]:
+    """What the game itself pays each seat, at the end and for single moves."""
+    paid = [episode.outcome.rewards, *(turn.rewards for turn in episode.turns if turn.rewards)]
+    return [sum(of_seat) for of_seat in zip(*paid, strict=True)]
+
+
 def add_up(tallies: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """The sums of all tallies, name by name."""
     sums: dict[str, float] = {}
@@ -77,52 +134,7 @@ def add_up(tallies: Iterable[Mapping[str, float]]) -> dict[str, float]:
     return sums
 
 
-def game_measures(sums: Mapping[str, float]) -> dict[str, float]:
-    """Means over games; empty without games.
-
-    `honesty` is the share of stated cell values that are true in the speaker's own table; it is
-    missing if nothing was stated, and `score_if_agreed` without an agreement. Scores by partner and
-    seat are added if there was a partner.
-    """
-    if not sums.get("games"):
-        return {}
-    num_games = {
-        name.removeprefix(_GAMES_WITH): num
-        for name, num in sums.items()
-        if name.startswith(_GAMES_WITH)
-    }
-    no_means = {"games", "true_statements", "score_if_agreed", _UNEQUAL}
-    no_means |= {f"score/{partner}" for partner in num_games}
-    if not sums.get(_UNEQUAL):
-        no_means |= {name for name in sums if name.startswith(_REWARD_OF)}
-    means = {
-        name: value / sums["games"]
-        for name, value in sums.items()
-        if name not in no_means and not name.startswith(_GAMES_WITH)
-    }
-    if any(partner != SELF for partner in num_games):
-        means |= {f"score/{p}": sums[f"score/{p}"] / num for p, num in num_games.items()}
-    if sums.get("statements"):
-        means["honesty"] = sums["true_statements"] / sums["statements"]
-    if sums.get("agreement") and "score_if_agreed" in sums:
-        means["score_if_agreed"] = sums["score_if_agreed"] / sums["agreement"]
-    return means
-
-
-# --- rewards: what the game pays, and what a step trains on
-
-
-def seat_rewards(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Sums over games of what the game itself pays each seat at the end and for single moves, for
-    `add_up` and `game_measures`, which leaves them out if no game pays its seats differently."""
-    sums: Counter[str] = Counter()
-    for episode in episodes:
-        paid = [episode.outcome.rewards, *(turn.rewards for turn in episode.turns if turn.rewards)]
-        rewards = [sum(of_seat) for of_seat in zip(*paid, strict=True)]
-        sums[_UNEQUAL] += len(set(rewards)) > 1
-        for seat, reward in enumerate(rewards):
-            sums[f"{_REWARD_OF}{seat}"] += reward
-    return dict(sums)
+# --- the reward that a step trains on
 
 
 def reward_tally(episodes: Sequence[Episode], credited: CreditStats) -> dict[str, float]:
@@ -178,22 +190,24 @@ def step_metrics(
     }
     # Apart, because a game may choose any name.
     apart = (
-        tally(episodes),
+        game_sums(episodes),
         reward_tally(episodes, credited),
         of_step,
         branch_tally(episodes, credited) if any(one.branches for one in episodes) else {},
     )
-    games, rewards, counts, branches = map(add_up, zip(*gather_objects(apart, world), strict=True))
+    own, *others = zip(*gather_objects(apart, world), strict=True)
+    games: GameSums = sum(own, GameSums())
+    rewards, counts, branches = map(add_up, others)
     engine_s = counts.pop("engine_s") / world.replica.num
     num_zero_variance = counts.pop("num_zero_variance_groups")
-    of_games = game_measures(games)
+    of_games = games.means()
     of_run = {
         **reward_metrics(rewards),
         **learnt,
         "zero_variance_groups": num_zero_variance / max(1, counts["num_groups"]),
-        "num_games": games["games"],
+        "num_games": games.num,
         **counts,
-        "void_share": counts["num_void"] / max(1.0, counts["num_void"] + games["games"]),
+        "void_share": counts["num_void"] / max(1.0, counts["num_void"] + games.num),
         **(branch_metrics(branches) if branches else {}),
         "engine_s": engine_s,
         "tokens_per_s": counts["num_generated_tokens"] / engine_s if engine_s else 0.0,

@@ -22,7 +22,7 @@ import yaml
 from dialop.shown import error_line, fenced
 from selfplay.atomic import write_atomically
 from selfplay.errors import SettingsError
-from selfplay.metrics.tables import game_text
+from selfplay.metrics.records import game_text
 
 Record = Mapping[str, Any]
 

@@ -17,10 +17,11 @@ from dialop.shown import error_text
 from dialop.specs import nearest
 from selfplay.config import COMMON, Config, load_config
 from selfplay.config.load import check_once, find_settings, read_value, shipped
-from selfplay.config.play import GameConfig, check_temperature, options_of
+from selfplay.config.play import GameConfig, options_of
 from selfplay.config.schema import Described, chosen, describe, described
 from selfplay.config.secrets import hidden, names_key
 from selfplay.errors import SettingsError
+from selfplay.evaluation.asked import YAML, EvalPlan
 
 _Append = argparse._AppendAction
 # Keys and sections that only train.py reads. A key does not declare its readers: add new ones here.
@@ -29,7 +30,6 @@ _OF_TRAINING = {
     *("monitors", "track"),
     *("warm_start", "policy_pool", "reward", "algorithm", "critic", "optim"),
 }
-_YAML = (".yaml", ".yml")
 _DASHES = "-\N{EN DASH}\N{EM DASH}"  # editors make the others of two hyphens
 
 
@@ -83,7 +83,9 @@ class Parser(argparse.ArgumentParser):
         )
         self.add_argument("--version", action="version", version=f"selfplay {selfplay.__version__}")
         completion = "print a line for bash or zsh that completes the installed command's words"
-        self.add_argument("--completion", action=_Completion, nargs=0, help=completion)
+        self.add_argument(
+            "--completion", action=_Completion, nargs=0, default=argparse.SUPPRESS, help=completion
+        )
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -185,7 +187,7 @@ def parse_train(words: Sequence[str], about: str) -> tuple[argparse.Namespace, C
     return asked, load_config(asked.config, asked.overrides)
 
 
-def parse_eval(words: Sequence[str], about: str) -> argparse.Namespace:
+def parse_eval(words: Sequence[str], about: str) -> EvalPlan:
     """Parse the command line, with `key=value` words anywhere (`overrides`). Ends the process after
     --help. Raises ValueError for words that cannot be used."""
     usage = "%(prog)s RUN [--games FILE] [options] [key=value ...]"
@@ -217,36 +219,17 @@ def parse_eval(words: Sequence[str], about: str) -> argparse.Namespace:
     )
     add("--config", type=Path, help="settings file (default: the run's own)")
     args, rest = parser.parse_known_intermixed_args(words)
-    args.runs = [Path(word) for word in args.words if _names_run(word)]
-    args.overrides = [*rest, *(word for word in args.words if not _names_run(word))]
-    parser.check_settings(args.overrides, trains=False)  # which names the nearest option
-    args.temperature = args.temperature or []
-    check_asked(args)
-    return args
-
-
-def check_asked(asked: argparse.Namespace) -> None:
-    """Raise ValueError for options of eval.py that contradict each other, or settings that an
-    evaluation does not read."""
-    Parser("eval.py", None).check_settings(asked.overrides, trains=False)
-    for run in asked.runs:
-        if run.suffix in _YAML and not run.is_dir():
-            raise ValueError(f"a settings file must be given as --config {run}, got it as a RUN")
-    if len(asked.runs) != 1 and not asked.partners:
-        matrix = f"; for a matrix of them write --partners {','.join(map(str, asked.runs))}"
-        raise ValueError(
-            f"RUN must be given once without --partners, got {len(asked.runs)}"
-            f"{matrix if asked.runs else ''}"
-        )
-    if asked.partners and (asked.partner or len(asked.temperature) > 1):
-        raise ValueError("--partners needs no --partner and at most one --temperature")
-    for temperature in asked.temperature:
-        check_temperature(temperature, what="--temperature")
+    given = vars(args) | {"temperature": args.temperature or []}
+    words = given.pop("words")
+    overrides = [*rest, *(word for word in words if not _names_run(word))]
+    parser.check_settings(overrides, trains=False)  # which names the nearest option
+    runs = [Path(word) for word in words if _names_run(word)]
+    return EvalPlan(**given, runs=runs, overrides=overrides)
 
 
 def _is_settings(word: str) -> bool:
     """Whether a word that is no option names a settings file, perhaps one that ships."""
-    return word[:1] not in _DASHES and find_settings(Path(word)).suffix in _YAML
+    return word[:1] not in _DASHES and find_settings(Path(word)).suffix in YAML
 
 
 def _names_run(word: str) -> bool:

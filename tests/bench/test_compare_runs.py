@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench import compare_runs
-from selfplay.metrics.tables import paired_change, show_change
+from selfplay.evaluation.tables import paired_change, show_change
 from tests.helpers.run_folders import make_run, write_lines
 
 STEPS = [
@@ -92,7 +92,8 @@ def test_talk_effect_and_the_games_own_measures_are_summed_up_and_compared(tmp_p
     """Two seeds of one method, and another one, with a talk effect after self-play alone."""
     folders = []
     for number, words in enumerate((["seed=3"], ["seed=4"], ["seed=3", "algorithm.kl=0.5"])):
-        talk, measures = {"effect": [0.1 * number, -0.5, 0.5]}, {"days_named": number + 1.0}
+        talk = {"effect": [0.1 * number, -0.5, 0.5], "num_games": 9}
+        measures = {"days_named": number + 1.0}
         folders.append(made(tmp_path / str(number), *words, measures=measures, talk=talk))
     head, (first, *_, mean, worst) = table_of(folders)
     talk, own = head.index("talk effect [95 %]"), head.index("days named")

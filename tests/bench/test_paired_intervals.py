@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bench.paired_intervals import CHOSEN, NOT_COVERED, UNSEEN, intervals, main, study
-from selfplay.metrics.tables import mean_interval, paired_interval
+from selfplay.evaluation.tables import mean_interval, paired_interval
 
 NIGHTLY = [pytest.mark.slow, pytest.mark.nightly]
 

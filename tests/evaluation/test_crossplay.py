@@ -12,9 +12,10 @@ import train
 from eval import main as run_eval
 from selfplay.config import load_config
 from selfplay.config.text import dump
-from selfplay.evaluation.evaluate import Evaluation
-from selfplay.evaluation.plan import find_config, pair_name, plan_evaluation
-from selfplay.evaluation.report import Report, lost_together, markdown, matrix_text
+from selfplay.evaluation.asked import EvalPlan
+from selfplay.evaluation.plan import find_config, find_matches, pair_name
+from selfplay.evaluation.report import Evaluated, lost_together, markdown, matrix_text
+from selfplay.evaluation.rows import Row
 from selfplay.partners.checkpoints import Source
 from selfplay.preflight.command_line import split_list
 from tests.helpers.run_folders import evaluated
@@ -38,9 +39,9 @@ def played(out: Path) -> tuple[dict[str, Any], dict[tuple[str, str], dict[str, A
     return page["matrix"], {(c["seat_0"], c["seat_1"]): page["rows"][c["row"]] for c in cells}
 
 
-def cell(*scores: float) -> Evaluation:
+def cell(*scores: float) -> Row:
     mean = sum(scores) / len(scores)
-    return Evaluation("pair", scores, (mean, mean, mean), {}, (), {})
+    return Row("pair", scores, (mean, mean, mean), {}, (), {})
 
 
 # --- the players --------------------------------------------------------------------------------
@@ -114,14 +115,14 @@ def test_runs_that_learnt_both_roles_of_a_collaboration_meet_in_both(tmp_path: P
         (tmp_path / name / "config.yaml").write_text(dump(config))
 
     def pairs(row: str, column: str, *overrides: str) -> list[tuple[str, str, int | None]]:
-        players = [tmp_path / row], [str(tmp_path / column)]
-        plan = plan_evaluation(*players, games="generated", overrides=overrides)
-        return [(match.one.label, match.other.label, match.seat) for match in plan.matches]
+        plan = EvalPlan([tmp_path / row], partners=[str(tmp_path / column)], overrides=overrides)
+        found = find_matches(plan).matches
+        return [(match.one.label, match.other.label, match.seat) for match in found]
 
     assert pairs("a", "b") == [("a", "a", None), ("a", "b", 0), ("a", "b", 1)]
-    one, other = ([tmp_path / "a"], [str(tmp_path / "b")]), ([tmp_path / "a"], ["scripted:ask"])
     folders = [
-        plan_evaluation(*who, games="generated", overrides=[both]).out for who in (one, other)
+        find_matches(EvalPlan([tmp_path / "a"], partners=[other], overrides=[both])).out
+        for other in (str(tmp_path / "b"), "scripted:ask")
     ]
     assert folders[0] != folders[1], "no report replaces that of other players"
     assert pairs("a", "alone", both)[1:] == [("a", "alone", 0), ("a", "alone", 1)]
@@ -176,7 +177,7 @@ def test_the_loss_of_a_pair_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         ("c", "b"): cell(0.0, 0.0),
     }
     rows = {pair_name(*pair): row for pair, row in cells.items()}
-    report = Report("t", {"games": "by hand"}, rows, (("a", "b"), ("a", "b", "c")))
+    report = Evaluated("t", {"games": "by hand"}, rows, (("a", "b"), ("a", "b", "c")))
     # (1 + 1 - 0 - 1) / 2 and (1 + 0 - 0 - 0) / 2; c never played with itself.
     # Two equal values from -1 to 1 leave 1 - 0.025^(1/2) = 0.842 of the way to each limit open.
     lost = lost_together(report)
@@ -253,7 +254,7 @@ def test_the_loss_of_players_with_scores_of_their_own_is_that_of_both() -> None:
         "a with b": replace(takes, partner=gives),
         "b with a": replace(gives, partner=takes),
     }
-    report = Report("t", {}, rows, (("a", "b"), ("a", "b")))
+    report = Evaluated("t", {}, rows, (("a", "b"), ("a", "b")))
     assert lost_together(report)["a", "b"][0] == pytest.approx(0.0)
     lines = [re.findall(r" (\d\.\d+) \[", line) for line in matrix_text(report).splitlines()[2:6]]
     assert lines == [["0.500", "0.900"], ["0.900"], ["0.100", "0.500"], ["0.100"]]

@@ -24,7 +24,6 @@ from selfplay.data.instances import HELD_OUT, generated
 from selfplay.distributed import init_world
 from selfplay.engines.hf import HFEngine
 from selfplay.evaluation.evaluate import (
-    Evaluation,
     evaluate_people,
     evaluate_scripted,
     example_games,
@@ -32,7 +31,8 @@ from selfplay.evaluation.evaluate import (
 from selfplay.evaluation.games import find_games
 from selfplay.evaluation.held_out import EvaluationContext, held_out
 from selfplay.evaluation.plan import find_config, report_folder
-from selfplay.evaluation.report import Report, fenced, markdown, table_text
+from selfplay.evaluation.report import Evaluated, fenced, markdown, table_text
+from selfplay.evaluation.rows import Row
 from selfplay.learner.learner import make_learner
 from selfplay.partners.checkpoints import Source, find_source
 from selfplay.setup import make_tokenizer
@@ -112,7 +112,7 @@ def test_it_tells_who_has_which_role_beside_a_script_of_one_role() -> None:
     config = load_config(None, ["game.name=collab", *small])
     games = [["policy", "scripted:ask"], ["scripted:user", "policy"], ["policy", "policy"]]
     seated = tuple({"seats": [{"player": player} for player in game]} for game in games)
-    row = Evaluation("policy with scripted:user", (), (0.0, 0.0, 0.0), {}, seated, {})
+    row = Row("policy with scripted:user", (), (0.0, 0.0, 0.0), {}, seated, {})
     assert _roles_of([row], config.game) == {
         "roles": ["user policy + assistant scripted:ask", "user scripted:user + assistant policy"]
     }
@@ -284,7 +284,7 @@ def test_the_page_shows_every_pair_and_its_games() -> None:
         assert [line.split()[0] for line in block[1:]] == ["policy", "solo"]
     heads = re.split("  +", "  ".join(block[0].strip() for block in blocks))
     assert heads[:4] == ["score [95 %]", "agreement", "if agreed", "optimal"]
-    page = markdown(Report(title="A page", facts={"games": "a_b"}, rows=rows))
+    page = markdown(Evaluated(title="A page", facts={"games": "a_b"}, results=rows))
     assert "- games: a\\_b" in page
     assert page.count("\n|") == 4
     assert "## Typical game of policy" in page and "game of solo" not in page

@@ -59,7 +59,7 @@ def test_partners_that_do_not_change_stand_beside_the_score(tmp_path: Path) -> N
     for stage, mean in (("before", 0.25), ("after", 0.75)):
         write(tmp_path, stage, [0.5], 0.0)
         path = tmp_path / f"held_out_{stage}.json"
-        row = {"interval": [mean, mean - 0.1, mean + 0.1]}
+        row = {"interval": [mean, mean - 0.1, mean + 0.1], "scores": [mean], "measures": {}}
         path.write_text(json.dumps({**json.loads(path.read_text()), "sampled with s:a": row}))
     said = what_changed(tmp_path)
     assert ", with s:a from 0.250 [0.150, 0.350] to 0.750 [0.650, 0.850] and messages" in said

@@ -1,6 +1,11 @@
 """Recorded games as text."""
 
-from selfplay.metrics.tables import columns_of, game_text, measure_cells, score_meaning
+from selfplay.evaluation.tables import (
+    columns_of,
+    measure_cells,
+    score_meaning,
+)
+from selfplay.metrics.records import game_text
 from tests.helpers.run_folders import record, turn
 
 

@@ -23,11 +23,12 @@ from selfplay.config import load_config
 from selfplay.distributed import init_world
 from selfplay.engines.hf import HFEngine
 from selfplay.errors import SettingsError
+from selfplay.evaluation.asked import EvalPlan
 from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import held_out, what_changed
-from selfplay.evaluation.plan import plan_evaluation
+from selfplay.evaluation.plan import find_matches
+from selfplay.evaluation.rows import named_rows
 from selfplay.learner.learner import make_learner
-from selfplay.metrics.records import named_rows
 from selfplay.setup import make_tokenizer
 from selfplay.weight_sync.supervisor import EngineSupervisor
 from tests.helpers.run_folders import evaluated, untrained_run, write_lines
@@ -213,7 +214,7 @@ def test_no_two_pairs_of_a_cross_play_have_one_name(run: Path, tmp_path: Path) -
     folders = [tmp_path / name for name in names]
     for folder in folders:
         shutil.copytree(run, folder)
-    plan = plan_evaluation(folders, ["scripted:greedy"], games="generated")
+    plan = find_matches(EvalPlan(folders, partners=["scripted:greedy"]))
     rows = [match.name for match in plan.matches]
     assert len(rows) == 7 + 7 * 6 + 7 * 2 and len({*rows}) == len(rows)
     assert plan.rows[:3] == ("a", "b", '"a with b"')

@@ -25,10 +25,13 @@ from selfplay.apps.report.run_files import read_run
 from selfplay.chat.transcript import Transcript
 from selfplay.config import load_config
 from selfplay.evaluation import talk_effect as module
-from selfplay.evaluation.evaluate import Evaluation, EvaluationContext, evaluate
+from selfplay.evaluation.asked import EvalPlan
+from selfplay.evaluation.evaluate import EvaluationContext, evaluate
 from selfplay.evaluation.held_out import what_changed
-from selfplay.evaluation.plan import plan_evaluation
-from selfplay.evaluation.report import Report, markdown, table_text
+from selfplay.evaluation.plan import find_matches
+from selfplay.evaluation.report import Evaluated, markdown, table_text
+from selfplay.evaluation.rows import Row
+from selfplay.evaluation.tables import TALK_EFFECT
 from selfplay.evaluation.talk_effect import (
     NOTHING,
     HeardOtherwise,
@@ -38,7 +41,6 @@ from selfplay.evaluation.talk_effect import (
     blank,
     talk_effect,
 )
-from selfplay.metrics.tables import TALK_EFFECT
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.rollout.players import Move
@@ -361,10 +363,13 @@ def test_an_evaluation_measures_it_on_its_first_games() -> None:
 def test_no_endpoint_is_asked_for_controls_and_a_matrix_has_none(tmp_path: Path) -> None:
     small = "model: {scratch: {width: 32, layers: 1, max_positions: 4096, tokenizer_games: 40}}\n"
     run = untrained_run(tmp_path / "run", f"{small}eval: {{talk_games: 30}}\n")
-    alone = partial(plan_evaluation, [run], games="generated")
-    assert alone().talk_games == alone(partner="scripted:honest").talk_games == 30
-    assert alone(partner="endpoint:m@http://127.0.0.1:1/v1").talk_games == 0
-    assert plan_evaluation([run], ["scripted:honest"], games="generated").talk_games == 0
+
+    def talk_games(**asked: Any) -> int:
+        return find_matches(EvalPlan([run], **asked)).talk_games
+
+    assert talk_games() == talk_games(partner="scripted:honest") == 30
+    assert talk_games(partner="endpoint:m@http://127.0.0.1:1/v1") == 0
+    assert talk_games(partners=["scripted:honest"]) == 0
 
 
 def test_tables_tiles_card_and_the_last_line_state_it(tmp_path: Path) -> None:
@@ -401,12 +406,12 @@ def test_tables_tiles_card_and_the_last_line_state_it(tmp_path: Path) -> None:
     assert f" {shown} |" in shown_card and " talk effect [95 %] |" in shown_card
     assert f"{TALK_EFFECT}; {control}." in shown_card and control in baselines([compared(folder)])
     talk = TalkEffect((0.194, 0.184, 0.204), (0.1, 0.0, 0.2), (0.2, 0.1, 0.3), 256)
-    row = Evaluation("policy", (1.0,), (1.0, 1.0, 1.0), {"turns": 3.0}, (), {}, talk)
+    row = Row("policy", (1.0,), (1.0, 1.0, 1.0), {"turns": 3.0}, (), {}, talk)
     plain = replace(row, talk=None)
     assert shown in table_text({"policy": row, "solo": plain})
     assert "talk effect" not in table_text({"solo": plain})
     quiet = replace(plain, name="scripted:solo", scores=(0.25,), measures={"messages": 0.0})
-    page = markdown(Report("A page", {}, {"policy": row, "scripted:solo": quiet}))
+    page = markdown(Evaluated("A page", {}, {"policy": row, "scripted:solo": quiet}))
     agreement = "hears messages of other games (agreement +0.100 [+0.000, +0.200])"
     control = "without messages at least 0.250 there (scripted:solo)"
     assert f"{agreement}; with empty ones +0.200 [+0.100, +0.300]; {control}\n" in page

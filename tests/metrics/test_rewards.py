@@ -10,11 +10,9 @@ from selfplay.config import AlgorithmConfig, RewardConfig
 from selfplay.metrics.console import step_line
 from selfplay.metrics.step import (
     add_up,
-    game_measures,
+    game_sums,
     reward_metrics,
     reward_tally,
-    seat_rewards,
-    tally,
 )
 from selfplay.rollout.episode import Episode
 from tests.helpers.hand_episodes import episode, said
@@ -54,25 +52,23 @@ def test_a_partners_seat_has_no_reward() -> None:
 def test_a_game_pays_seats_for_moves_and_at_the_end() -> None:
     """Only where it pays them differently; a refused move costs nothing here."""
     paid = replace(GAMES[0].turns[0], rewards=(0.0, 0.25), error=None)
-    measures = game_measures(
-        add_up(tally([game]) | seat_rewards([game]) for game in (replace(GAMES[0], turns=(paid,)),))
-    )
+    measures = game_sums([replace(GAMES[0], turns=(paid,))], paid=True).means()
     assert (measures["reward/0"], measures["reward/1"]) == (1.0, -0.25)
     same = [episode((0.5, 0.5)), episode((0.25, 0.25))]
-    assert "reward/0" not in game_measures(tally(same) | seat_rewards(same))
+    assert "reward/0" not in game_sums(same, paid=True).means()
     # Two games that pay the seats the same on average, but not in each.
     draw = [episode((1.0, -1.0)), episode((-1.0, 1.0))]
-    measures = game_measures(tally(draw) | seat_rewards(draw))
+    measures = game_sums(draw, paid=True).means()
     assert (measures["reward/0"], measures["reward/1"]) == (0.0, 0.0)
 
 
 def test_completion_stands_apart_from_the_score_given_completion() -> None:
     games = [episode((0.8, 0.8)), episode((0.4, 0.4)), episode((0.0, 0.0), agreed=False)]
-    measures = game_measures(tally(games))
+    measures = game_sums(games).means()
     assert measures["agreement"] == pytest.approx(2 / 3)
     assert measures["score"] == pytest.approx(0.4)
     assert measures["score_if_agreed"] == pytest.approx(0.6)
-    assert "score_if_agreed" not in game_measures(tally(games[2:]))
+    assert "score_if_agreed" not in game_sums(games[2:]).means()
 
 
 def test_the_line_of_a_step_has_the_reward_and_each_seats_where_they_differ() -> None:

@@ -11,10 +11,9 @@ from selfplay.advantages.advantages import CreditStats
 from selfplay.distributed import init_world
 from selfplay.metrics.records import game_record
 from selfplay.metrics.step import (
-    add_up,
-    game_measures,
+    GameSums,
+    game_sums,
     step_metrics,
-    tally,
 )
 from selfplay.rollout.driver import RolloutStats, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits
@@ -40,7 +39,7 @@ FAILED = played(["a", "[accept]"], [])
 
 
 def test_means_by_hand() -> None:
-    means = game_measures(tally([TALKED, SILENT, FAILED]))
+    means = game_sums([TALKED, SILENT, FAILED]).means()
     assert means["score"] == pytest.approx((1 + 8 / 12 + 0) / 3)
     assert means["agreement"] == pytest.approx(2 / 3)
     assert means["optimal"] == pytest.approx(1 / 3)
@@ -52,7 +51,7 @@ def test_means_by_hand() -> None:
     assert means["errors_nothing_pending"] == pytest.approx(1 / 3)
     assert means["statements"] == pytest.approx(2 / 3)
     assert means["honesty"] == 0.5
-    assert "honesty" not in game_measures(tally([SILENT])), "nothing was stated"
+    assert "honesty" not in game_sums([SILENT]).means(), "nothing was stated"
 
 
 def test_a_games_own_measures_may_have_any_prefix() -> None:
@@ -70,16 +69,16 @@ def test_private_reasoning_counts_as_no_statement_and_no_word() -> None:
     thoughts = "Ava BLEU 5\nAva Electra 5 [sure]\n"
     options = Rules(brief=True, private_reasoning=True)
     episode = played([thoughts + "[message] Ava BLEU 3", "[accept]"], [thoughts + BEST], 0, options)
-    means = game_measures(tally([episode]))
+    means = game_sums([episode]).means()
     assert (means["statements"], means["honesty"], means["words"]) == (1, 1, 3)
     assert episode.messages([0, 1]) == ["Ava BLEU 3"] and episode.messages([1]) == []
 
 
 def test_tallies_of_ranks_add_up() -> None:
     """Means over all games do not depend on which rank played which game."""
-    expected = game_measures(tally([TALKED, SILENT, FAILED]))
-    parts = (tally([TALKED]), tally([]), tally([SILENT, FAILED]))
-    assert game_measures(add_up(parts)) == pytest.approx(expected)
+    expected = game_sums([TALKED, SILENT, FAILED]).means()
+    parts = (game_sums(games) for games in ([TALKED], [], [SILENT, FAILED]))
+    assert sum(parts, GameSums()).means() == pytest.approx(expected)
 
 
 def test_a_step_line_by_hand() -> None:

@@ -13,7 +13,7 @@ from selfplay.config import Config
 from selfplay.config.load import load
 from selfplay.config.text import dump
 from selfplay.errors import SettingsError
-from selfplay.metrics.tables import game_text
+from selfplay.metrics.records import game_text
 from selfplay.metrics.tracker import Tracker, check_tracker, game_row
 
 SEATS = [

@@ -13,8 +13,7 @@ from selfplay.config import GameConfig, load_config
 from selfplay.config.player_spec import parse_spec
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Message, Request
-from selfplay.metrics.records import game_record
-from selfplay.metrics.tables import game_text
+from selfplay.metrics.records import game_record, game_text
 from selfplay.partners.judge import Judge, judge_games, make_judge
 from selfplay.partners.partners import Partners
 from selfplay.preflight.run import check_judge

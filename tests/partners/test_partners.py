@@ -21,7 +21,7 @@ from selfplay.engines.hf import HFEngine
 from selfplay.engines.router import EngineRouter, Frozen
 from selfplay.errors import SettingsError
 from selfplay.evaluation.held_out import check_fixed_partners
-from selfplay.metrics.step import game_measures, tally
+from selfplay.metrics.step import game_sums
 from selfplay.partners.partners import check_partners, joined, snapshot_folder, snapshot_weights
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import GameSetup, Position
@@ -164,7 +164,7 @@ def test_a_frozen_player_uses_its_own_engine_and_leaves_no_transcript(
         assert episode.transcripts[seat] is not None and episode.transcripts[1 - seat] is None
     assert {request.model for request in policy.asked} == {""}
     assert {request.model for request in other.asked} == {"checkpoint:x"}
-    measured = game_measures(tally(episodes))
+    measured = game_sums(episodes).means()
     assert {"score/checkpoint:x/0", "score/checkpoint:x/1"} <= set(measured)
 
 

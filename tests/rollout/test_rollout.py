@@ -17,7 +17,7 @@ from selfplay.chat.rendering import Rendering
 from selfplay.chat.transcript import Span, Transcript
 from selfplay.config import Config, RewardConfig
 from selfplay.engines.base import Completion, Request
-from selfplay.metrics.step import tally
+from selfplay.metrics.step import game_sums
 from selfplay.rollout.driver import first_turns, play_games, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.warm_start import teacher_games
@@ -215,7 +215,7 @@ def test_a_turn_that_the_games_tokens_cut_off_is_not_refused(
     assert (cut.ended, turn.action, turn.error, turn.num_tokens) == ("tokens", None, None, room)
     assert cut.num_errors(0) == 0 and sum(cut.transcripts[0].mask) == room
     assert seat_reward(cut, 0, config=RewardConfig(error_penalty=1.0)) == 0.0
-    counts = tally([cut])
+    counts = game_sums([cut]).measures
     assert counts["turns"] == 1 and not any(
         name.startswith("errors") and counts[name] for name in counts
     )

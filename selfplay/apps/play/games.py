@@ -31,6 +31,7 @@ from selfplay.config import GameConfig, RolloutConfig
 from selfplay.config.player_spec import ENDPOINT
 from selfplay.engines.base import GameRunner, Generate, Sampling
 from selfplay.metrics.records import game_record
+from selfplay.metrics.step import seat_rewards
 from selfplay.rollout.episode import VOID, Episode, GameSetup, Position, limits_of
 from selfplay.rollout.players import Player
 from selfplay.rollout.seat_rules import able_seats
@@ -272,9 +273,8 @@ def ending_text(episode: Episode, kit: Kit, *, own: int | None = None) -> str:
     own_scores = ", ".join(f"{n} {s:.3f}" for n, s in zip(names, outcome.seat_scores, strict=False))
     score = f"scores {own_scores}" if own_scores else f"{outcome.score_norm:.3f} of the best"
     ended = "agreed" if outcome.agreed else "no agreement"
-    paid = [outcome.rewards, *(turn.rewards for turn in episode.turns if turn.rewards)]
-    rewards = [sum(of_seat) for of_seat in zip(*paid, strict=True)]
-    by_role = ", ".join(f"{n} {reward:.3g}" for n, reward in zip(names, rewards, strict=True))
+    paid = zip(names, seat_rewards(episode), strict=True)
+    by_role = ", ".join(f"{name} {reward:.3g}" for name, reward in paid)
     lines = [f"The game is over: {ended}, {score}; rewards {by_role}."]
     if episode.ended in _LIMITS:
         lines.append(f"A limit ended it: {_limit(episode, names)}.")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from dialop.shown import escaped, fenced
 from selfplay.config import Config, GameConfig, RolloutConfig
@@ -23,24 +23,22 @@ from selfplay.config.player_spec import SELF
 from selfplay.config.text import changed
 from selfplay.data.instances import GENERATED
 from selfplay.errors import SettingsError
-from selfplay.metrics.records import SCRIPT, named_rows
-from selfplay.metrics.step_log import plain_json
-from selfplay.metrics.tables import (
+from selfplay.evaluation.rows import SCRIPT, Row, read_rows, with_partners
+from selfplay.evaluation.tables import (
     COLUMNS,
-    OTHER,
     TALK_EFFECT,
-    check_row,
     columns_of,
-    game_text,
     score_meaning,
     score_table,
     silent_text,
     table,
 )
+from selfplay.metrics.records import game_text
+from selfplay.metrics.step_log import plain_json
 from selfplay.model.hub import is_hub_name
 from selfplay.rollout.seat_rules import chosen_seats
 
-Rows = Mapping[str, Mapping[str, Any]]
+Rows = Mapping[str, Row]
 _MALFORMED = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError),
     *(ArithmeticError, yaml.YAMLError),
@@ -83,14 +81,12 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, Any]:
         page: dict[str, Any] = plain_json(path.read_bytes())
         if missing := [name for name in names if name not in page]:
             raise LookupError(f"no {', '.join(missing)}")
-        rows = named_rows(page["rows"] if "rows" in names else page)
+        rows = read_rows(page["rows"] if "rows" in names else page)
         page = {**page, "rows": rows} if "rows" in names else rows
         if names[0] not in page:
             raise LookupError(f"a script named {names[0]} stands in the policy's place")
-        for row in rows.values():
-            check_row(row)
-            for record in row["examples"].values():
-                _example(record)
+        for record in (record for row in rows.values() for record in row.examples.values()):
+            _example(record)
         _table(rows), _question(page)
     except _MALFORMED as error:
         raise SettingsError(f"{path} must hold the games of an evaluation: {error!r}") from None
@@ -105,52 +101,44 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
     game = config.game.kit.TITLE if config.game.is_imported else Path(config.game.name).stem
     base = config.model.path
     sampled = results.after["sampled"]
-    silent = escaped(silent_text(results.after, sampled.get("talk") or {}))
+    silent = escaped(silent_text(results.after, sampled.talk))
     settings = [f"{key}={value}" for key, _, value in changed(config, Config()) if key != "out"]
     start = "random weights" if base is None else escaped(Path(base).name)
     if _on_hub(base):
         start = f"[{base}](https://huggingface.co/{base})"
-    parts = [
-        f"---\n{_front_matter(name, config.game, config.model.path, sampled).to_yaml()}\n---",
-        f"# {name.split('/')[1]}",
-        f"One policy for {seats_of(config.game, config.rollout)} of {game}, trained from {start} "
-        f"by self-play ({step} steps of {config.algorithm.advantage}). It talks in the texts of "
-        "its game and is no general chat model.",
-        "## Held-out games",
-        f"{len(sampled['scores'])} {_held_out(config.data.test)}. Score: "
-        f"{score_meaning(columns_of([sampled['measures']]))}, with a 95 % interval over games. The "
-        f"talk effect is {TALK_EFFECT}{silent and f'; {silent}'}. The other numbers are means per "
-        "game. *sampled* plays as in training, at "
-        f"temperature {config.rollout.temperature:g}.",
-        _table(
-            {
-                f"{row}, {stage}": of
-                for stage, rows in (("before self-play", results.before), ("after", results.after))
-                for row, of in rows.items()
-                if not row.startswith(SCRIPT)
-            }
-            | {row: of for row, of in results.after.items() if row.startswith(SCRIPT)}
-        ),
-    ]
-    for page in results.evaluations:
-        games = escaped(Path(str(page["games"])).name)
-        heading = f"### {page['num_games']} games of {games}, by `eval.py`{_question(page)}"
-        parts += [heading, _table(page["rows"])]
-    parts += [
-        "## Settings",
-        "What differs from the defaults; `selfplay.yaml` in this repository holds all settings.",
-        fenced("\n".join(settings) or "nothing"),
-        "Code and versions:",
-        fenced(public_code(code)),
-        "## Play",
-        fenced(
-            f"selfplay-eval {name} --games generated --num 256 --out {name}\nselfplay-serve {name}"
-        ),
-        "## Games to read",
-    ]
-    for label, record in sampled["examples"].items():
-        parts += [f"### The {escaped(label)} game", _example(record)]
-    return "\n\n".join(parts) + "\n"
+    rows = {
+        f"{row}, {stage}": of
+        for stage, rows in (("before self-play", results.before), ("after", results.after))
+        for row, of in rows.items()
+        if not row.startswith(SCRIPT)
+    } | {row: of for row, of in results.after.items() if row.startswith(SCRIPT)}
+    written = ModelCard.from_template(
+        _front_matter(name, config.game, base, sampled),
+        template_path=str(Path(__file__).with_name("card.md.j2")),
+        name=name,
+        title=name.split("/")[1],
+        seats=seats_of(config.game, config.rollout),
+        game=game,
+        start=start,
+        step=step,
+        config=config,
+        held_out=f"{len(sampled.scores)} {_held_out(config.data.test)}",
+        score=score_meaning(columns_of([sampled.measures])),
+        talk=f"{TALK_EFFECT}{silent and f'; {silent}'}",
+        scores=_table(rows),
+        evaluations=[
+            (
+                f"{page['num_games']} games of {escaped(Path(str(page['games'])).name)}, by "
+                f"`eval.py`{_question(page)}",
+                _table(page["rows"]),
+            )
+            for page in results.evaluations
+        ],
+        settings=fenced("\n".join(settings) or "nothing"),
+        code=fenced(public_code(code)),
+        examples=[(escaped(label), _example(game)) for label, game in sampled.examples.items()],
+    )
+    return f"{written.content}\n"
 
 
 def _example(record: Mapping[str, Any]) -> str:
@@ -216,11 +204,9 @@ def without_paths(text: str) -> str:
     return _FOLDERS.sub("", _ADDRESS.sub(r"\1an-endpoint", text))
 
 
-def _front_matter(
-    name: str, game: GameConfig, base: str | None, sampled: Mapping[str, Any]
-) -> ModelCardData:
+def _front_matter(name: str, game: GameConfig, base: str | None, sampled: Row) -> ModelCardData:
     """What the hub's index reads."""
-    mean, low, high = sampled["interval"]
+    mean, low, high = sampled.interval
     return ModelCardData(
         model_name=name.split("/")[1],
         base_model=base if _on_hub(base) else None,
@@ -231,7 +217,7 @@ def _front_matter(
             EvalResult(
                 task_type="text-generation",
                 dataset_type=game.name,
-                dataset_name=f"{len(sampled['scores'])} held-out games of {game.name}",
+                dataset_name=f"{len(sampled.scores)} held-out games of {game.name}",
                 metric_type="score",
                 metric_name=f"mean score, 95 % interval [{low:.3f}, {high:.3f}]",
                 metric_value=round(mean, 4),
@@ -262,15 +248,9 @@ def _on_hub(path: str | None) -> bool:
 
 
 def _table(rows: Rows) -> str:
-    pairs = [(row["partner"], row) for row in rows.values() if row.get("partner")]
-    unequal = any(other["scores"] != row["scores"] for other, row in pairs)
-    shown: dict[str, Mapping[str, Any]] = {}
-    for name, row in rows.items():
-        shown[name] = row
-        if unequal and row.get("partner"):
-            shown[f"{name}{OTHER}"] = row["partner"]
-    measured = {measure for row in shown.values() for measure in row["measures"]}
+    shown = with_partners(rows, all_of_them=True)
+    measured = {measure for row in shown.values() for measure in row.measures}
     headings = {measure: heading for measure, heading, _ in COLUMNS}
-    columns = [(measure, headings[measure]) for measure in _SHOWN if measure in measured]
-    named = [(escaped(without_paths(name)), row) for name, row in shown.items()]
+    columns = {measure: headings[measure] for measure in _SHOWN if measure in measured}
+    named = {escaped(without_paths(name)): row for name, row in shown.items()}
     return table(*score_table(named, columns))

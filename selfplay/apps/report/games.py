@@ -85,7 +85,7 @@ def _in_order(runs: Sequence[RunFiles]) -> Iterator[tuple[dict[str, Any], str, i
             held_out = row.source in STAGES
             if row.kind == "policy" and (row.name == "sampled" or not held_out):
                 source = row.source if held_out else f"{row.source}: {row.name}"
-                yield from ((record, source, number) for record in row.games)
+                yield from ((record, source, number) for record in row.all_games)
     for number, run in enumerate(runs):
         yield from ((record, TRAINING, number) for record in run.games)
 

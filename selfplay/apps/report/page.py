@@ -28,9 +28,9 @@ from selfplay.apps.report.charts import (
     smoothed,
 )
 from selfplay.apps.report.games import safe_json, seat_names, viewer_data
-from selfplay.apps.report.run_files import STAGES, Row, RunFiles, told_apart
+from selfplay.apps.report.run_files import STAGES, RunFiles, RunRow, told_apart
 from selfplay.atomic import write_atomically
-from selfplay.metrics.tables import (
+from selfplay.evaluation.tables import (
     TALK_EFFECT,
     columns_of,
     measure_cells,
@@ -161,11 +161,11 @@ def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
             f"change {show_change(change)}" if change else show_interval(after.interval),
         )
         if before.talk and after.talk:
-            old, new = (row.talk["effect"] for row in (before, after))
-            meaning = f"after {show_change(new)}: score lost with messages of other games"
+            was, now = before.talk.effect, after.talk.effect
+            meaning = f"after {show_change(now)}: score lost with messages of other games"
             silent = silent_text(_same_games(run, after), after.talk)
             meaning = "; ".join(filter(None, (meaning, silent)))
-            yield "talk effect", f"{old[0]:+.2f} → {new[0]:+.2f}", meaning
+            yield "talk effect", f"{was[0]:+.2f} → {now[0]:+.2f}", meaning
         called = seat_names(run.kit.ROLES) if run.kit else []
         rewards = [(f"reward/{i}", f"reward of {name}") for i, name in enumerate(called)]
         meaning = "before → after"
@@ -359,7 +359,7 @@ def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
     high = max((row.interval[2] for _, row in rows), default=1.0)
     width = max(high - low, 1e-9)
 
-    def line(run: RunFiles, row: Row) -> dict[str, Any]:
+    def line(run: RunFiles, row: RunRow) -> dict[str, Any]:
         mean, start, end = ((value - low) / width * 100 for value in row.interval)
         return {
             "run": run.name,
@@ -388,13 +388,12 @@ def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
     }
 
 
-def _same_games(run: RunFiles, row: Row) -> dict[str, dict[str, Any]]:
-    """The scores and measures of all rows of a row's file, by name."""
-    of_file = (each for each in run.rows if each.source == row.source)
-    return {each.name: {"scores": each.scores, "measures": each.measures} for each in of_file}
+def _same_games(run: RunFiles, row: RunRow) -> dict[str, RunRow]:
+    """All rows of a row's file, by name."""
+    return {each.name: each for each in run.rows if each.source == row.source}
 
 
-def _repeated(run: RunFiles, row: Row) -> bool:
+def _repeated(run: RunFiles, row: RunRow) -> bool:
     """Whether a scripted row before self-play stands after it as well: the same games."""
     after = run.row("after", row.name)
     return row.source == "before" and row.kind == "reference" and after is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,10 @@ from selfplay.config.load import load
 from selfplay.config.own_code import beside, copies_of
 from selfplay.config.text import changed
 from selfplay.errors import SettingsError
+from selfplay.evaluation.rows import OTHER, Row, named_rows, read_row
 from selfplay.metrics.monitors import warnings_of
-from selfplay.metrics.records import named_rows
 from selfplay.metrics.run_folder import is_held
 from selfplay.metrics.step_log import plain_json
-from selfplay.metrics.tables import OTHER, check_interval, check_row
 
 MAX_TRAINING_GAMES = 240  # games of games.jsonl that a page holds, evenly spread over the file
 MAX_GROUPS = 32  # of groups.jsonl, each all games of one instance in a step
@@ -34,19 +33,19 @@ _HELD_OUT, _EVALUATED, _MATRIX = ("sampled", "greedy"), ("policy",), ()
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One pair of players on a set of instances. `interval` is (mean, low, high) of the score;
-    `talk` is the talk effect as the file has it, {} for none. `kind` is "policy" for the run's own,
+class RunRow(Row):
+    """A row of a file of the run, which `source` tells. `kind` is "policy" for the run's own,
     "reference" for scripts and people, "" for another player of a pair or of a matrix."""
 
-    source: str
-    name: str
-    kind: str
-    interval: tuple[float, float, float]
-    scores: tuple[float, ...]
-    measures: dict[str, float]
-    games: tuple[dict[str, Any], ...]
-    talk: dict[str, Any]
+    source: str = ""
+    kind: str = ""
+
+    @property
+    def all_games(self) -> Iterable[dict[str, Any]]:
+        """The first games and the examples, each once."""
+        return {
+            game.get("instance"): game for game in (*self.games, *self.examples.values())
+        }.values()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class RunFiles:
     state: str  # running, stopped or finished
     steps: list[dict[str, Any]]
     imitation: list[dict[str, Any]]  # the lines of warm_start.jsonl
-    rows: list[Row]
+    rows: list[RunRow]
     games: list[dict[str, Any]]
     problems: list[str] = field(default_factory=list)
 
@@ -80,7 +79,7 @@ class RunFiles:
     def unequal(self) -> bool:
         """Whether some game here pays its seats different rewards, as in mixed-motive and zero-sum
         games."""
-        records = (*self.games, *(game for row in self.rows for game in row.games))
+        records = (*self.games, *(game for row in self.rows for game in row.all_games))
         return any(len(set(map(str, game.get("rewards") or ()))) > 1 for game in records)
 
     @property
@@ -94,7 +93,7 @@ class RunFiles:
         steps = min(filter(None, (self.config.eval.every, self.config.save_every)))
         return 3 * steps * statistics.median(seconds) + 120
 
-    def row(self, source: str, name: str) -> Row | None:
+    def row(self, source: str, name: str) -> RunRow | None:
         return next((r for r in self.rows if (r.source, r.name) == (source, name)), None)
 
 
@@ -264,7 +263,7 @@ def _spread(path: Path, problems: list[str], *, most: int) -> Iterator[dict[str,
                 yield from _line(line, f"{path.name} line {number + 1}", problems)
 
 
-def _rows(folder: Path, problems: list[str]) -> Iterator[Row]:
+def _rows(folder: Path, problems: list[str]) -> Iterator[RunRow]:
     """The rows of the held-out games before and after, then of every `eval_*` folder."""
     for stage in STAGES:
         page = _json(folder / f"held_out_{stage}.json", problems)
@@ -283,47 +282,23 @@ def _rows(folder: Path, problems: list[str]) -> Iterator[Row]:
 
 def _parsed(
     source: str, rows: Mapping[str, Any], own: tuple[str, ...], problems: list[str]
-) -> Iterator[Row]:
+) -> Iterator[RunRow]:
+    """The rows of a file, each with the other player's below it."""
     named = named_rows(rows)
     for name in rows:
         if name not in named and name.startswith(own):
             problems.append(f"{source} {name}: a script of this name stands in the policy's place")
-    for name, row in named.items():
-        kind = "policy" if name.startswith(own) else "reference"
+    for name, value in named.items():
+        kind = ("policy" if name.startswith(own) else "reference") if own else ""
         try:
-            check_row(row)
-            mean, low, high = row["interval"]
-            examples = row.get("examples", {}).values()
-            games = {g["instance"]: g for g in (*row.get("games", ()), *examples)}
-            yield Row(
-                source,
-                name,
-                kind if own and not name.endswith(OTHER) else "",
-                (mean, low, high),
-                tuple(map(float, row["scores"])),
-                {key: float(value) for key, value in row["measures"].items()},
-                tuple(games.values()),
-                _talk(row.get("talk") or {}),
-            )
-            if other := row.get("partner"):
-                yield from _parsed(source, {f"{name}{OTHER}": other}, own, problems)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            problems.append(f"{source} {name}: {error!r}")
+            yield (row := read_row(value, name, RunRow, source=source, kind=kind))
+            if row.partner:
+                yield read_row(value["partner"], f"{name}{OTHER}", RunRow, source=source)
+        except (TypeError, ValueError) as error:
+            problems.append(f"{source} {name}: {error}")
 
 
-def _with_others(rows: Sequence[Row]) -> list[Row]:
+def _with_others(rows: Sequence[RunRow]) -> list[RunRow]:
     """The rows, without those of the other players if these score as the policy does everywhere."""
-    own = {(row.source, row.name): row.scores for row in rows if not row.name.endswith(OTHER)}
-    unequal = any(
-        own.get((row.source, row.name.removesuffix(OTHER)), row.scores) != row.scores
-        for row in rows
-    )
+    unequal = any(row.partner and row.partner.scores != row.scores for row in rows)
     return [row for row in rows if unequal or not row.name.endswith(OTHER)]
-
-
-def _talk(talk: Mapping[str, Any]) -> dict[str, Any]:
-    """The talk effect of a row, or {}. Raises an error that `_parsed` names for other values."""
-    intervals = {name: talk[name] for name in ("effect", "agreement", "blank") if talk.get(name)}
-    for interval in intervals.values():
-        check_interval(interval)
-    return {"blank": None, **intervals, "num_games": int(talk["num_games"])} if talk else {}

@@ -1,4 +1,4 @@
-"""Results as text and Markdown: tables of means with intervals, and recorded games."""
+"""Results as text and Markdown: tables of means with intervals."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ import math
 import re
 import shutil
 import statistics
-import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from dialop.shown import on_one_line, printable
 from selfplay.data.seeds import named_seed
-from selfplay.metrics.records import SCRIPT, game_record
-from selfplay.rollout.episode import Episode
+from selfplay.evaluation.rows import SCRIPT, Row, TalkEffect
 
 # Measure, heading, meaning. A table has the columns that at least one of its rows has.
 COLUMNS = (
@@ -44,7 +40,6 @@ COLUMNS = (
 # stands in metrics.jsonl.
 _NO_COLUMN = re.compile("score|proposals|rejections|errors_.*|score/self|num_.*")
 _IN_A_SEAT = re.compile(r"^score/.*/([\d+]+)$")  # the score with a partner and the policy in a seat
-OTHER = " (the other player)"  # ends the name of a row for the partner
 TALK_EFFECT = (
     "what right messages give and wrong ones spoil, together: the score that is lost when the "
     "policy hears messages of other games"
@@ -52,8 +47,6 @@ TALK_EFFECT = (
 FEW_STATEMENTS = 100  # whose share of true ones can have an interval of 0.2 or more
 _DRAWS = 10_000  # of weights, for an interval
 _MAX_WEIGHTS = 4_000_000  # drawn at a time, 32 MB
-_WIDTH = 100  # characters of a game as text
-_NAME = 60  # of them for a player's name, which stands before each of its turns
 _ROUNDING = 1e-9  # by which a value may miss its limits
 _REACH = 3.0  # standard deviations from the mean to the further points of paired differences
 _ENOUGH = 20  # differences for a standard deviation
@@ -198,25 +191,6 @@ def paired_change(
     return paired_interval([b - a for a, b in zip(before, after, strict=True)])
 
 
-def check_interval(interval: Any, what: str = "interval") -> None:
-    """Raise ValueError unless these are three numbers, the last two in order."""
-    numbers = isinstance(interval, list | tuple) and [type(n) in (int, float) for n in interval]
-    if numbers != [True] * 3 or not interval[1] <= interval[2]:
-        raise ValueError(f"{what} must be a mean, a low and a high number, got {interval!r:.80}")
-
-
-def check_row(row: Mapping[str, Any]) -> None:
-    """Raise ValueError or LookupError for a row of a result file that no page can show."""
-    check_interval(row["interval"])
-    if not row["scores"]:
-        raise ValueError("no scores")
-    for name, values in (("scores", row["scores"]), ("measures", row["measures"].values())):
-        for value in values:
-            if type(value) not in (int, float) or (name == "scores" and not 0 <= value <= 1):
-                rule = "numbers from 0 to 1" if name == "scores" else "numbers"
-                raise ValueError(f"{name} must be {rule}, got {value!r:.80}")
-
-
 def show_interval(interval: tuple[float, float, float]) -> str:
     """`0.912 [0.903, 0.921]`"""
     mean, low, high = interval
@@ -229,9 +203,9 @@ def show_change(interval: tuple[float, float, float]) -> str:
     return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
-def talk_cell(talk: Mapping[str, Any] | None) -> str:
+def talk_cell(talk: TalkEffect | None) -> str:
     """A row's talk effect in a table; a dash where it was not measured."""
-    return show_change(talk["effect"]) if talk else "-"
+    return show_change(talk.effect) if talk else "-"
 
 
 def measure_cells(
@@ -248,49 +222,43 @@ def measure_cells(
 
 
 def score_table(
-    rows: Sequence[tuple[str, Mapping[str, Any]]], columns: Sequence[tuple[str, str]]
+    rows: Mapping[str, Row], columns: Mapping[str, str]
 ) -> tuple[list[str], list[list[str]]]:
-    """The head and the lines of a table of named evaluations, each with its `interval`, `talk` and
-    `measures`. `columns` are measures with their headings. The talk effect has a column if it was
-    measured in any row."""
-    talk = any(row.get("talk") for _, row in rows)
+    """The head and the lines of a table of rows by name. `columns` are the headings of measures.
+    The talk effect has a column if it was measured in any row."""
+    talk = any(row.talk for row in rows.values())
     head = ["", "score [95 %]", *(["talk effect [95 %]"] if talk else [])]
     lines = [
         [
             name,
-            show_interval(row["interval"]),
-            *([talk_cell(row.get("talk"))] if talk else []),
-            *measure_cells(
-                row["measures"],
-                (measure for measure, _ in columns),
-                num_games=len(row.get("scores") or ()),
-            ),
+            show_interval(row.interval),
+            *([talk_cell(row.talk)] if talk else []),
+            *measure_cells(row.measures, columns, num_games=len(row.scores)),
         ]
-        for name, row in rows
+        for name, row in rows.items()
     ]
-    return [*head, *(heading for _, heading in columns)], lines
+    return [*head, *columns.values()], lines
 
 
-def talk_text(talk: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> str:
+def talk_text(talk: TalkEffect, rows: Mapping[str, Row]) -> str:
     """A row's `talk` in words: the talk effect and its games, how much of it is agreement, that of
     empty messages (dashes before 2026-11-29), and `silent_text` of the `rows` on these games."""
-    text = f"talk effect {show_change(talk['effect'])} in {talk['num_games']} games: {TALK_EFFECT}"
-    if agreement := talk.get("agreement"):  # no file before 2026-11-27 has it
-        text += f" (agreement {show_change(agreement)})"
-    empty = f"with empty ones {show_change(talk['blank'])}" if talk["blank"] else ""
+    text = f"talk effect {show_change(talk.effect)} in {talk.num_games} games: {TALK_EFFECT}"
+    if talk.agreement:
+        text += f" (agreement {show_change(talk.agreement)})"
+    empty = f"with empty ones {show_change(talk.blank)}" if talk.blank else ""
     return "; ".join(filter(None, (text, empty, silent_text(rows, talk))))
 
 
-def silent_text(rows: Mapping[str, Mapping[str, Any]], talk: Mapping[str, Any]) -> str:
+def silent_text(rows: Mapping[str, Row], talk: TalkEffect | None) -> str:
     """What can at least be had without talk on the games of a talk effect, which does not say it:
     the score of the best script of these rows that sends no message; "" without such a script."""
     if not talk:
         return ""
-    num = talk.get("num_games")
     silent = {
-        name: statistics.fmean(row["scores"][:num])
+        name: statistics.fmean(row.scores[: talk.num_games])
         for name, row in rows.items()
-        if name.startswith(SCRIPT) and row["measures"].get("messages") == 0
+        if name.startswith(SCRIPT) and row.measures.get("messages") == 0
     }
     best = max(silent, key=silent.__getitem__, default="")
     return best and f"without messages at least {silent[best]:.3f} there ({best})"
@@ -317,61 +285,3 @@ def table(
             blocks.append([])
         blocks[-1].append(column)
     return "\n\n".join(map(cut, blocks))
-
-
-def game_text(game: Mapping[str, Any] | Episode) -> str:
-    """One game, or its record in games.jsonl, as text in lines of at most _WIDTH characters: rules,
-    private views, turns, outcome.
-
-    A refused move is marked with ✗ and followed by its error. Control characters, which could act
-    on a terminal, show as `·`.
-    """
-    record = game_record(game, step=0) if isinstance(game, Episode) else game
-    seats = record["seats"]
-    names = [f"seat {i} ({on_one_line(seat['player'])[:_NAME]})" for i, seat in enumerate(seats)]
-    name = on_one_line(str(record["instance"]))
-    step = f", step {record['step']}" if record["step"] else ""
-    lines = [*_wrapped(f"Game {name}, episode {record['episode']}{step}"), ""]
-    shared = len({seat["system"] for seat in seats}) == 1
-    if shared and seats[0]["system"]:
-        lines += [_rule("rules"), *_wrapped(seats[0]["system"])]
-    for name, seat in zip(names, seats, strict=True):
-        view = seat["user"] if shared else f"{seat['system']}\n\n{seat['user']}".strip()
-        lines += [_rule(f"{name} sees"), *_wrapped(view)]
-    lines += [_rule("talk")]
-    margin = max(map(len, names)) + 4
-    for turn in record["turns"]:
-        text = _wrapped(turn["text"] or "(nothing)", max(20, _WIDTH - margin))
-        if turn["error"]:
-            text += _wrapped(f"refused: {turn['error']}", max(20, _WIDTH - margin))
-        head = f"{names[turn['seat']]} {'✗' if turn['error'] else ''}".ljust(margin)
-        lines += [head + text[0], *(" " * margin + line for line in text[1:])]
-    lines += [_rule("outcome"), *_wrapped(_outcome(record))]
-    return "\n".join(line.rstrip() for line in lines) + "\n"
-
-
-def _rule(title: str) -> str:
-    return f"── {title} ".ljust(_WIDTH, "─")
-
-
-def _wrapped(text: str, width: int = _WIDTH) -> list[str]:
-    """Lines of at most `width` columns, with the text's own line breaks, without control characters
-    and without the character of `_rule`."""
-    lines = printable(text).replace("─", "-").split("\n")
-    return [part for line in lines for part in textwrap.wrap(line, width) or [""]]
-
-
-def _outcome(record: Mapping[str, Any]) -> str:
-    parts = ["agreed" if record["agreed"] else "no agreement"]
-    if record.get("ended") not in (None, "finished"):
-        parts.append(f"ended by {record['ended']}")
-    if own := record.get("seat_scores"):
-        parts.append(f"score {', '.join(f'{one:.3f} of seat {i}' for i, one in enumerate(own))}")
-    else:
-        parts.append(f"score {record['score_norm']:.3f} of the best")
-    num_errors = sum(bool(turn["error"]) for turn in record["turns"])
-    parts.append(f"{len(record['turns'])} turns, {num_errors} refused")
-    numbers = {**record["facts"], **record.get("measures", {})}
-    facts = ", ".join(f"{name} {value:.4g}" for name, value in numbers.items())
-    judge = f"\njudge: {record['judge']}" if record.get("judge") else ""
-    return "; ".join(parts) + (f" ({facts})" if facts else "") + judge
