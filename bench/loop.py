@@ -213,8 +213,7 @@ def play_drawn(mean: int | None, run: Run, step: int, numbers: Sequence[int]) ->
         rollout = play_instances(run, step, numbers)
         episodes, stats = rollout.episodes, rollout.stats
     else:
-        engine = run.supervisor.engine
-        player = None if engine is None else Watched(engine, mean)  # type: ignore[abstract]
+        player = Watched(run.engine.engine, mean)  # type: ignore[abstract]
         sampling = Sampling(run.config.rollout.temperature, run.rendering.stop_ids)
         limits = Limits(TURNS, max_retries=50)
         with run.timed("play"):

@@ -89,6 +89,7 @@ from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, close_world, init_world
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.engines.weights import Weights
 from selfplay.errors import EngineFault
 from selfplay.model.hub import local_folder
 from selfplay.rollout.driver import play_games
@@ -96,7 +97,6 @@ from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
 from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seating import self_play_games
 from selfplay.setup import make_tokenizer
-from selfplay.weight_sync.push import push
 from selfplay.weight_sync.start import choose_engine, load_engine
 
 ENDED = (1, 20, 60, 80, 95, 100)  # percent of the turns
@@ -252,7 +252,7 @@ class Bench:
         )
         assert isinstance(engine, SGLangEngine)
         if self.model is not None:
-            push(self.model, engine, version=1, dtype=engine.dtype)
+            engine.load(Weights(self.model, engine.dtype), 1)
         return engine
 
     def rows(

@@ -46,7 +46,7 @@ STAGES: dict[str, tuple[int, str, str, int]] = {
     "evaluation before": (LOOP, "selfplay.setup", "held_out_at_start", 1),
     "play": (LOOP, "selfplay.step", "play", 3),
     "update": (LOOP, "selfplay.step", "update_policy", 3),
-    "push": (LOOP, "selfplay.weight_sync.supervisor", "PolicySupervisor.push_and_wake", 3),
+    "push": (LOOP, "selfplay.weight_sync.supervised", "SupervisedPolicy.push", 3),
     "snapshot": (LOOP, "selfplay.partners.partners", "export_atomically", 1),
     "evaluation": (LOOP, "selfplay.step", "validation", 1),
     "log": (LOOP, "selfplay.metrics.step_log", "Journal.step", 3),

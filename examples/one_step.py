@@ -226,7 +226,7 @@ def take_step(step, engine, model, optimizer, rendering, config):
     samples = [each for position in positions for each in position.samples if 1 in each.mask]
     lr = config.optim.lr * min(1.0, (step + 1) / max(1, config.optim.warmup_steps))
     update(model, optimizer, grpo(samples, config.algorithm), config, step=step, lr=lr)
-    engine.load_state_dict(model.state_dict())  # other engines: weight_sync/push.py
+    engine.load_state_dict(model.state_dict())  # other engines: engines/weights.py
     return positions, samples
 
 

@@ -16,6 +16,10 @@ class RunEnds(RuntimeError):
     """Ends the run with one line on stderr and status 1; the trainer's state is valid."""
 
 
+class EngineLost(RunEnds):
+    """An engine failed too often in a row; every rank raises it at the same point."""
+
+
 class EngineDisagrees(RunEnds):
     """The engine's weights or log-probs are not the trainer's; the trainer's state is valid."""
 

@@ -35,7 +35,7 @@ from selfplay.config.player_spec import parse_shares
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, gather_objects, init_world, on_first_rank
 from selfplay.engines.base import Engine
-from selfplay.engines.hf import HFEngine
+from selfplay.engines.kinds import engine_kind
 from selfplay.engines.sglang.processes import Signals
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import EvaluationContext
@@ -67,7 +67,7 @@ from selfplay.warm_start import (
 )
 from selfplay.weight_sync.offload import Offload
 from selfplay.weight_sync.start import choose_engine, load_engine
-from selfplay.weight_sync.supervisor import EngineSupervisor, PolicySupervisor, sleep_or_close
+from selfplay.weight_sync.supervised import Supervised, SupervisedPolicy, sleep_or_close
 from selfplay.weight_sync.sync_check import SyncCheck
 
 
@@ -140,17 +140,10 @@ def set_up(
     eval_partners = fixed_partners(
         config.eval, config.game, config.rollout, weights=weights, partners=partners
     )
-    engine, learner, start_bound = _start_models(config, weights, world, start_check, cleanup)
-    supervisor = PolicySupervisor(
-        learner,
-        engine,
-        Offload(learner, config.parallel),
-        config=chosen,
-        runner=partners.routed(engine),
-    )
-    evaluation = EvaluationContext(
-        config, supervisor, rendering, world, partners.held_out_partner()
-    )
+    own, learner, start_bound = _start_models(config, weights, world, start_check, cleanup)
+    offload = Offload(learner, config.parallel)
+    engine = SupervisedPolicy(learner, own, offload, runner=partners.routed(own))
+    evaluation = EvaluationContext(config, engine, rendering, world, partners.held_out_partner())
     judge = make_judge(config.reward, config.game.kit, partners)
     first_step, state = resume(folder, learner)
     on_first_rank(partial(keep_newest, folder, config.keep_checkpoints), world)
@@ -159,14 +152,14 @@ def set_up(
     monitors.restore(state.get("monitors", {}))
     sync_check = SyncCheck(
         learner,
-        supervisor,
+        engine,
         config=chosen,
         start_bound=start_bound,
         token_budget=config.optim.tokens_per_microbatch,
         offloaded=config.parallel.offload == "all",
     )
     sync_check.restore(state.get("sync_check", {}))
-    supervisor.push_and_wake(first_step)
+    engine.push(first_step)
     if first_step >= max(config.steps, 1) and world.rank == 0:
         print(
             f"{folder} has made {first_step} steps, and steps is {config.steps}: nothing to train; "
@@ -192,7 +185,7 @@ def set_up(
         tokenizer=tokenizer,
         rendering=rendering,
         learner=learner,
-        supervisor=supervisor,
+        engine=engine,
         partners=partners,
         judge=judge,
         evaluation=evaluation,
@@ -252,19 +245,17 @@ class _RunFolder:
 
 def _start_models(
     config: Config, weights: Path, world: World, start_check: StartCheck, cleanup: ExitStack
-) -> tuple[Engine | None, Learner, float]:
+) -> tuple[Engine, Learner, float]:
     """This rank's engine, asleep, and the learner, both with the first weights and checked, and the
-    start check's bound on their mismatch.
-
-    Without sharding the hf engine generates with the learner's own parameters, not a copy.
-    """
-    if config.engine.kind == "hf" and world.mesh is None:
+    start check's bound on their mismatch."""
+    kind = engine_kind(config.engine.kind)
+    if kind.shares(world):
         learner = make_learner(config, weights, world)
-        engine: Engine | None = HFEngine(learner.model, max_batch=config.engine.max_batch)
+        engine = kind.around(learner.model, config.engine)
     else:
         # The engine starts before the learner because its memory is a share of the free memory.
         engine = load_engine(config, weights, world, cleanup=cleanup)
-        start_check.sample(engine, EngineSupervisor(engine, world).retry)
+        start_check.sample(Supervised(engine, world))
         sleep_or_close(engine)
         exact = import_module("selfplay.extras.exact") if config.engine.exact else None
         as_engine = exact.compute_as_engine if exact else None

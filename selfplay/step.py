@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -51,11 +50,11 @@ from selfplay.metrics.step import step_metrics
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.partners.judge import Judge, judge_games
 from selfplay.partners.partners import Partners
-from selfplay.rollout.driver import FinishedGames, RolloutStats, first_turns, play_games
+from selfplay.rollout.driver import RolloutStats, first_turns, play_games
 from selfplay.rollout.episode import Episode, limits_of
 from selfplay.rollout.seating import Partner, self_play_games
 from selfplay.warm_start import auxiliary_imitation
-from selfplay.weight_sync.supervisor import PolicySupervisor
+from selfplay.weight_sync.supervised import SupervisedPolicy
 from selfplay.weight_sync.sync_check import SyncCheck
 
 
@@ -70,9 +69,7 @@ class Run:
     partners: Partners  # who else plays, and the policy pool
     tokenizer: PreTrainedTokenizerBase
     rendering: Rendering  # texts as exact tokens
-    # Plays and pushes through its `engine`, an SGLangEngine or an HFEngine; None on a rank that
-    # shares another rank's. `runner` is that engine, or an EngineRouter over it and the partners'.
-    supervisor: PolicySupervisor
+    engine: SupervisedPolicy  # plays games, takes weights; restarts what fails, or ends the run
     judge: Judge | None
     baselines: dict[str, float]  # the state of `algorithm.advantage` after the finished steps
     best: list[list[Sample]]  # the games that `algorithm.imitate_best` imitates, oldest first
@@ -209,16 +206,14 @@ def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
             seed=config.seed,
             rendering=run.rendering,
         )
-        games = partial(
-            play_games,
+        played = play_games(
             setups,
-            run.supervisor.runner,
+            run.engine,
             sampling=Sampling(config.rollout.temperature, run.rendering.stop_ids),
             limits=limits_of(config.rollout),
             version=step,
-            finished=FinishedGames(),
         )
-        rollout = Rollout(*run.supervisor.retry(games))
+        rollout = Rollout(*played)
         if run.judge is not None:
             rollout = _judged(run.judge, rollout)
         episodes = with_rewards(rollout.episodes, config.reward)
@@ -290,7 +285,7 @@ def update(
         turns = first_turns(rollout.episodes, run.sync_check.num_turns, seed=seed)
         run.sync_check.keep_turns(turns)
     with run.timed("sleep"):
-        run.supervisor.sleep_and_onload()
+        run.engine.sleep()
     with run.timed("update"):
         others: list[LossTerm] = []
         if config.warm_start.auxiliary_weight:
@@ -327,7 +322,7 @@ def measure(run: Run, rollout: Rollout, batch: Batch, learnt: dict[str, float]) 
     Restarts are counted since the last call, those of the last push and evaluation included."""
     learnt = learnt | run.partners.take_usage()
     metrics = step_metrics(rollout.episodes, rollout.stats, batch.stats, learnt, run.world)
-    return metrics | run.changed | {"num_engine_restarts": run.supervisor.take_num_restarts()}
+    return metrics | run.changed | {"num_engine_restarts": run.engine.take_num_restarts()}
 
 
 def advantages_of(run: Run, batch: Batch) -> dict[str, float]:
@@ -353,7 +348,7 @@ def push(run: Run, version: int) -> dict[str, float]:
 
     Raises EngineLost or EngineDisagrees."""
     with run.timed("push"):
-        run.supervisor.push_and_wake(version)
+        run.engine.push(version)
     with run.timed("sync_check"):
         return run.sync_check.after_push(version=version)
 
@@ -392,7 +387,7 @@ def finish_checkpoint(run: Run, checkpoint: OpenCheckpoint, state: Mapping[str, 
 
 def save_and_sleep(run: Run, num_done: int, state: Mapping[str, Any]) -> None:
     """Save the run after `num_done` steps; the engine goes to sleep for good."""
-    run.supervisor.sleep_and_onload()
+    run.engine.sleep()
     finish_checkpoint(run, save_learner(run, num_done), state)
 
 

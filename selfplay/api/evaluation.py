@@ -21,6 +21,7 @@ from selfplay.config.player_spec import SCRIPTED, parse_spec
 from selfplay.config.text import dump
 from selfplay.data.instances import GENERATED
 from selfplay.distributed import World
+from selfplay.engines.kinds import engine_kind
 from selfplay.engines.sglang import early
 from selfplay.errors import RunEnds, SettingsError
 from selfplay.evaluation.asked import FROM_FIRST_MOVE, EvalPlan
@@ -281,7 +282,7 @@ def _find_policies(
         warn_of_template(rendering, str(weights), world)
         described = AutoConfig.from_pretrained(described_in(weights))
         # A run checked its family before it trained. SGLang has families of its own.
-        if player.source.settings is None and config.engine.kind == "hf":
+        if player.source.settings is None and engine_kind(config.engine.kind).in_trainer:
             why = check_copy(described, engine=True)
             if why is not None:
                 raise ValueError(

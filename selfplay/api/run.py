@@ -279,7 +279,7 @@ class OpenRun(SavedRun):
             if self._num_saved != self.num_done:
                 save_and_sleep(parts, self.num_done, trainer_state(parts))
             parts.journal.close()
-            parts.supervisor.sleep_and_onload()  # the engine goes to sleep for good
+            parts.engine.sleep()  # the engine goes to sleep for good
             check_place(parts)
             export_final(parts.folder, parts.learner, parts.tokenizer, step=self.num_done)
             self._ended_by = "finish has ended it"

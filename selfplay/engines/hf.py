@@ -20,7 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate, chain, groupby
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -28,9 +29,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling
+from selfplay.config import Config, EngineConfig
+from selfplay.distributed import World
+from selfplay.engines.base import Completion, Engine, GameCoroutine, Generate, Request, Sampling
 from selfplay.engines.waves import WaveScheduler
+from selfplay.engines.weights import Compared, Weights
 from selfplay.model.attention import PackedRow, Prefixes, packed_kwargs
+from selfplay.model.policy import load_model
 
 # A batch is cut in two if this saves at least so many tokens of padding for each of its decode
 # steps, which each read the padding's keys. The second batch's steps read all weights again.
@@ -43,12 +48,44 @@ MAX_PASS_TOKENS = 16_384
 MIN_DROPPED = 0.25
 
 
-class HFEngine:
-    """Batched generation with a transformers causal language model."""
+class HFEngine(Engine):
+    """Batched generation with a transformers causal language model. It computes as the trainer
+    does, so it scores nothing, and its memory is the process's: it sleeps and restarts by doing
+    nothing."""
+
+    in_trainer, dtype = True, torch.float32
 
     def __init__(self, model: PreTrainedModel, *, max_batch: int = 512) -> None:
-        self.model, self.max_batch, self.version = model, max_batch, 0
+        self.model, self.max_batch = model, max_batch
         self._tree: TextTree | None = None  # of the rollout
+
+    @classmethod
+    def shares(cls, world: World) -> bool:
+        """It cannot generate with sharded parameters, so then each rank's has a full copy."""
+        return world.mesh is None
+
+    @classmethod
+    def needs_merged(cls, engine: EngineConfig) -> bool:
+        return engine.device_map is not None  # transformers splits no adapters
+
+    @classmethod
+    def start(
+        cls, config: Config, weights: Path, world: World, *, load_format: str = "auto"
+    ) -> Self:
+        """With a copy of all weights in fp32, on this rank's device or over `engine.device_map`."""
+        device = config.engine.device_map or world.device
+        copy = load_model(str(weights), device=device, dtype=cls.dtype)
+        return cls.around(copy.requires_grad_(False), config.engine)
+
+    @classmethod
+    def around(cls, model: PreTrainedModel, engine: EngineConfig) -> Self:
+        """The engine that the parameters of this model are, which then need no push."""
+        return cls(model, max_batch=engine.max_batch)
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """The bytes of the model's parameters, wherever they are."""
+        return sum(p.numel() * p.element_size() for p in self.model.parameters())
 
     def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Answer all requests, in order.
@@ -181,29 +218,17 @@ class HFEngine:
                     parameters[name].copy_(tensor)
         self.version = version
 
-    def shares(self, model: torch.nn.Module) -> bool:
-        """Whether the engine generates with the parameters of this model itself."""
-        return self.model is model
+    def load(self, weights: Weights, version: int) -> None:
+        """Copy the weights, unless they are the trainer's own parameters that this engine uses."""
+        self.update_weights(() if weights.model is self.model else weights.named(), version)
 
-    def held_weights(self) -> dict[str, Tensor]:
-        """The engine's own tensors by name, for a comparison."""
-        return dict(self.model.named_parameters())
-
-    def sleep(self) -> None:
-        """Does nothing: the policy needs the weights, and the cache ends with the rollout."""
-
-    def wake(self, what: str) -> None:
-        """Does nothing, since `sleep` frees nothing."""
-
-    def restart(self) -> None:
-        """Does nothing: only the weights can be wrong, and the next push copies them."""
-
-    @property
-    def lost(self) -> bool:
-        return False  # the engine has no processes
-
-    def close(self) -> None:
-        """Does nothing: the engine has no processes."""
+    def compare(self, weights: Weights) -> Compared:
+        """With the model's own parameters, which shared weights are."""
+        if weights.model is self.model:
+            return Compared(weights.num_elements, 0)
+        held = dict(self.model.named_parameters())
+        different = sum(int((held[name] != tensor).sum()) for name, tensor in weights.named())
+        return Compared(weights.num_elements, different)
 
 
 def _uniforms(requests: Sequence[Request], length: int) -> np.ndarray:

@@ -34,7 +34,7 @@ from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seat_rules import chosen_seats
 from selfplay.rollout.seating import SELF_PLAY, Partner, evaluation_games, scripted_games
 from selfplay.weight_sync.start import choose_engine, load_engine
-from selfplay.weight_sync.supervisor import EngineSupervisor
+from selfplay.weight_sync.supervised import Supervised
 
 NUM_SHOWN = 32  # games that an evaluation keeps in full: those of the first instances
 
@@ -49,7 +49,7 @@ class EvaluationContext:
     policy's partner."""
 
     config: Config
-    supervisor: EngineSupervisor
+    engine: Supervised
     rendering: Rendering
     world: World
     partner: Partner = SELF_PLAY
@@ -94,16 +94,13 @@ def evaluate(
     def play(games: Mapping[int, GameSetup]) -> dict[int, Episode]:
         numbers, finished = [*games], FinishedGames()
         with progress(len(games), "evaluation", rank=world.rank, at_once=True) as bar:
-            context.supervisor.retry(
-                partial(
-                    play_games,
-                    list(games.values()),
-                    context.supervisor.runner,
-                    sampling=sampling,
-                    limits=limits_of(config.rollout),
-                    on_end=bar.update,
-                    finished=finished,
-                )
+            play_games(
+                list(games.values()),
+                context.engine,
+                sampling=sampling,
+                limits=limits_of(config.rollout),
+                on_end=bar.update,
+                finished=finished,
             )
         return {numbers[index]: episode for index, episode in finished.episodes.items()}
 
@@ -220,7 +217,7 @@ def play_matches(
                 ) as partners:
                     context = EvaluationContext(
                         config,
-                        EngineSupervisor(engine, world, runner=partners.routed(engine)),
+                        Supervised(engine, world, runner=partners.routed(engine)),
                         rendering,
                         world,
                         partners.for_step(0)[0][0],

@@ -26,9 +26,10 @@ from selfplay.config import Config, GameConfig
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, POOL, SELF, Spec, parse_shares
 from selfplay.data.seeds import named_seed, pick
 from selfplay.distributed import World, gather_objects, on_first_rank
-from selfplay.engines.base import Completion, GameRunner, Message, Request, Sampling
+from selfplay.engines.base import Completion, Engine, GameRunner, Message, Request, Sampling
 from selfplay.engines.endpoint import Endpoint, endpoint_key
 from selfplay.engines.hf import HFEngine
+from selfplay.engines.kinds import engine_kind
 from selfplay.engines.router import EngineRouter, Frozen
 from selfplay.errors import RunEnds, SettingsError
 from selfplay.learner.learner import Learner
@@ -94,6 +95,7 @@ class Partners:
         self._config, self._world, self._plays = config, world, world.replica.leads
         self._folder, self._rendering = Path(config.out), rendering
         self._frozen: dict[str, Frozen] = {}
+        self._here: dict[str, HFEngine] = {}  # those of `_frozen` that compute in this process
         self._loaded_checkpoints: set[str] = set()  # the same on every rank
         self._endpoints: dict[str, Endpoint] = {}
         # None stands for the policy that is drawn from the pool in each step.
@@ -124,10 +126,10 @@ class Partners:
         self._needs_router = self._needs_router or spec.kind in (CHECKPOINT, ENDPOINT)
         return self._partner(spec, own_engine=False)
 
-    def routed(self, engine: GameRunner | None) -> GameRunner | None:
+    def routed(self, engine: GameRunner) -> GameRunner:
         """A router over the policy's engine and the partners' engines; the policy's engine itself
         if no partner needs one."""
-        if engine is None or not self._needs_router:
+        if not self._needs_router:
             return engine
         return EngineRouter(engine, frozen=self._frozen, endpoints=self._endpoints)
 
@@ -188,9 +190,10 @@ class Partners:
 
             return ask
         weights, rendering, max_positions = self._read_checkpoint(spec)
-        frozen = self._frozen.get(spec.text)  # a partner too
-        if self._plays and (frozen is None or not isinstance(frozen.engine, HFEngine)):
-            frozen = self._load(spec.text, weights, rendering)
+        own = self._here.get(spec.text)  # a partner too
+        if self._plays and own is None:
+            own = self._load(spec.text, weights)
+        frozen = own and Frozen(own, rendering.stop_ids)
 
         def read(requests: Sequence[Request]) -> list[Completion]:
             asked = [replace(each, prompt_ids=_chat_ids(rendering, each)) for each in requests]
@@ -212,13 +215,15 @@ class Partners:
         weights, rendering, max_positions = self._read_checkpoint(spec)
         if spec.text not in self._loaded_checkpoints:
             self._loaded_checkpoints.add(spec.text)
-            if own_engine and self._config.engine.kind == "sglang":
+            engine: Engine | None = None
+            if own_engine and not engine_kind(self._config.engine.kind).in_trainer:
                 engine = load_partner_engine(self._config, weights, self._world)
                 if engine is not None:
-                    self._frozen[spec.text] = Frozen(engine, rendering.stop_ids)
                     self._tell(spec.text, engine.num_weight_bytes, "in its own engine", weights)
             elif self._plays:
-                self._frozen[spec.text] = self._load(spec.text, weights, rendering)
+                engine = self._here[spec.text] = self._load(spec.text, weights)
+            if engine is not None:
+                self._frozen[spec.text] = Frozen(engine, rendering.stop_ids)
         return Partner(spec.text, self._seat(spec.text, spec.text, rendering, max_positions))
 
     def _read_checkpoint(self, spec: Spec) -> tuple[Path, Rendering, int | None]:
@@ -253,11 +258,10 @@ class Partners:
         if member != self._loaded and not folder.is_dir():
             raise RunEnds(f"{folder} must stay while its run goes on, got no such folder")
         if self._plays and POOL not in self._frozen:
-            self._frozen[POOL] = self._load("the policy pool", folder, self._rendering)
+            engine = self._here[POOL] = self._load("the policy pool", folder)
+            self._frozen[POOL] = Frozen(engine, self._rendering.stop_ids)
         elif self._plays and member != self._loaded:
-            engine = self._frozen[POOL].engine
-            assert isinstance(engine, HFEngine)
-            engine.update_weights(snapshot_weights(folder), member)
+            self._here[POOL].update_weights(snapshot_weights(folder), member)
         self._loaded = member
         name = f"{POOL}:{member}"
         return Partner(name, self._seat(name, POOL, self._rendering, None))
@@ -282,14 +286,13 @@ class Partners:
 
         return sit
 
-    def _load(self, what: str, weights: Path, rendering: Rendering) -> Frozen:
+    def _load(self, what: str, weights: Path) -> HFEngine:
         """A complete, unsharded model, in `model.dtype`."""
         dtype = DTYPES[self._config.model.dtype]
         model = load_whole(weights, self._config, self._world, dtype=dtype).requires_grad_(False)
-        num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-        self._tell(what, num_bytes, f"on {model.device}", weights)
         engine = HFEngine(model, max_batch=self._config.engine.max_batch)
-        return Frozen(engine, rendering.stop_ids)
+        self._tell(what, engine.num_weight_bytes, f"on {model.device}", weights)
+        return engine
 
     def _tell(self, what: str, num_bytes: int, place: str, weights: Path) -> None:
         if self._world.rank == 0:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -37,6 +36,7 @@ from selfplay.config import Config
 from selfplay.data.instances import GENERATED, HELD_OUT, evaluation_instances, read_file
 from selfplay.distributed import World, broadcast_object, on_first_rank, reshard
 from selfplay.engines.base import Engine, Request, Sampling
+from selfplay.engines.kinds import engine_kind
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import check_room
 from selfplay.learner.batch import pack
@@ -52,6 +52,7 @@ from selfplay.model.policy import (
     scratch_config,
 )
 from selfplay.preflight.small_copy import check_copy, eager_logprobs
+from selfplay.weight_sync.supervised import Supervised
 
 NUM_BOARDS = 4  # held-out instances whose prompts must leave room for a reply
 MOST_BOARDS = 256  # about as many of each file of instances, spread over it
@@ -150,7 +151,7 @@ def _refusal(
         if problem is not None:
             return f"engine.exact must be false for this model, got true: {problem}"
     if why is None and model.path is not None:
-        why = check_copy(described, engine=config.engine.kind == "hf")
+        why = check_copy(described, engine=engine_kind(config.engine.kind).in_trainer)
     if why is not None:
         return f"model.path must be a family that can be trained, got {family}: {why}"
     try:
@@ -199,23 +200,15 @@ class StartCheck:
     _ids: list[int] = field(default_factory=list)
     _engine_logprobs: list[float] = field(default_factory=list)
 
-    def sample(
-        self,
-        engine: Engine | None,
-        retry: Callable[[Callable[[], Sampled]], Sampled] = lambda ask: ask(),
-    ) -> None:
-        """Sample a few tokens after the text with rank 0's engine, which must be awake. `retry`
-        repeats the request if it fails (`EngineSupervisor.retry`). Every rank must call."""
-
-        def ask() -> Sampled:
-            if self.world.rank != 0 or engine is None:
-                return [], []
-            prompt = text_ids(self.tokenizer, self._length())
-            sampling = Sampling(temperature=1.0, stop_ids=())
-            (completion,) = engine.generate_batch([Request(prompt, NUM_SAMPLED, seed=0)], sampling)
-            return [*prompt, *completion.ids], completion.logprobs
-
-        self._ids, self._engine_logprobs = broadcast_object(retry(ask), self.world)
+    def sample(self, engine: Engine | Supervised) -> None:
+        """Sample a few tokens after the text with rank 0's engine, which must be awake. Every rank
+        must call."""
+        prompt = text_ids(self.tokenizer, self._length())
+        asked = [Request(prompt, NUM_SAMPLED, seed=0)] if self.world.rank == 0 else []
+        sampled: Sampled = [], []
+        for answer in engine.generate_batch(asked, Sampling(temperature=1.0, stop_ids=())):
+            sampled = [*prompt, *answer.ids], answer.logprobs
+        self._ids, self._engine_logprobs = broadcast_object(sampled, self.world)
 
     def _length(self) -> int:
         """Tokens of the text, without those that the engine samples."""
@@ -223,7 +216,7 @@ class StartCheck:
         longest = min(self.max_game_tokens, MOST_TOKENS)
         return max(2, min(longest - NUM_SAMPLED, max(256, window + NUM_COMPARED)))
 
-    def compare(self, learner: Learner, engine: Engine | None, weights: Path) -> float:
+    def compare(self, learner: Learner, engine: Engine, weights: Path) -> float:
         """Compare trainer, engine and plain transformers, all with the weights of this folder, on
         the engine's text. Every rank must call. An engine that has not sampled yet must be awake.
 

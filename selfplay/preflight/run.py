@@ -41,6 +41,7 @@ from selfplay.data.stream import read_train_file
 from selfplay.distributed import check_switches
 from selfplay.distributed.tensor_parallel import why_undivided
 from selfplay.engines.endpoint import check_address, endpoint_key
+from selfplay.engines.kinds import engine_kind
 from selfplay.engines.sglang.launch import argument_names, pick_attention_backend
 from selfplay.errors import SettingsError
 from selfplay.evaluation.held_out import check_fixed_partners
@@ -231,7 +232,7 @@ def check_machine(device: str, engine: EngineConfig) -> None:
             f"device must be cpu or auto where torch {torch.__version__} finds no GPU, got cuda; "
             "with a GPU here install a torch for CUDA (requirements/gpu.txt)"
         )
-    if engine.kind != "sglang":
+    if engine_kind(engine.kind).in_trainer:
         return
     if importlib.util.find_spec("sglang") is None:
         raise SettingsError(

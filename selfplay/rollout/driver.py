@@ -36,8 +36,8 @@ class FinishedGames:
     """The games of a rollout that have ended with their tokens, by their index in `setups`, and the
     engine's seconds.
 
-    After an EngineFault, call `play_games` again with the same record. It plays only the unfinished
-    games, from their start.
+    A supervised engine that fails plays all games again: those that have ended return at once, the
+    others begin anew.
     """
 
     games: dict[int, tuple[Episode, _Counting]] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class FinishedGames:
 
 def play_games(
     setups: Sequence[GameSetup],
-    runner: GameRunner | None,
+    runner: GameRunner,
     *,
     sampling: Sampling,
     limits: Limits,
@@ -74,20 +74,18 @@ def play_games(
 
     Void games (a partner gave no answer) are left out, so that they are never scored; the
     statistics count them. `on_end` is called each time a game ends. `version` is the step of the
-    push that the policy's completions must be stamped with; None skips this check. Games in
-    `finished` are not played again; each game that ends is added to it.
+    push that the policy's completions must be stamped with; None skips this check. Each game that
+    ends is added to `finished`, and those in it are not played.
 
-    A rank that shares another rank's engine passes None for `runner` and no setups. Raises
-    ValueError if it has setups, EngineFault if the policy's engine fails or gives an invalid
-    completion (`_check_completion`), and RuntimeError for such a completion of a partner's engine.
+    Every rank must call if `runner` is supervised; one that shares another rank's engine has no
+    setups. Raises what `runner` raises; in a game EngineFault if the policy's engine gives an
+    invalid completion (`_check_completion`), and RuntimeError for one of a partner's engine.
     """
-    if runner is None:
-        if setups:
-            raise ValueError(f"a rank without an engine cannot play games, got {len(setups)}")
-        return [], RolloutStats(0, 0, 0.0)
     finished = FinishedGames() if finished is None else finished
 
     async def play_game(index: int, generate: Generate) -> None:
+        if index in finished.games:  # before the engine failed
+            return
         setup, counting = setups[index].copy(), _Counting(generate, version)
         position = Position(setup, limits)
         if setup.branch.turns != "none":
@@ -100,14 +98,12 @@ def play_games(
         if on_end is not None:
             on_end()
 
-    unfinished = [index for index in range(len(setups)) if index not in finished.games]
-    if unfinished:
-        began_s = time.perf_counter()
-        try:
-            with runner.rollout():
-                runner.run_games([partial(play_game, index) for index in unfinished], sampling)
-        finally:
-            finished.engine_s += time.perf_counter() - began_s
+    began_s = time.perf_counter()
+    try:
+        with runner.rollout():
+            runner.run_games([partial(play_game, index) for index in range(len(setups))], sampling)
+    finally:
+        finished.engine_s += time.perf_counter() - began_s
     return finished.result()
 
 

@@ -1,7 +1,7 @@
 """The sync check: compares engine and trainer log-probs of the policy's turns after each push.
 
-The supervisor compares the weights of each push bit for bit. This check finds what equal weights
-cannot show: a stale cache, a wrong kernel, a wrong buffer. It scores a few turns of each engine. If
+The bits of the weights are compared with each push. This check finds what equal weights cannot
+show: a stale cache, a wrong kernel, a wrong buffer. It scores a few turns of each engine. If
 they are suspicious, it scores more, other turns. If these are suspicious too, it pushes again,
 compares all weights and scores a third set. The run ends only if that set is suspicious and its
 mismatch is above `engine.max_mismatch` and the start check's bound.
@@ -40,23 +40,20 @@ the weights are equal. The weights are then compared bit for bit, and the floor 
 from __future__ import annotations
 
 import math
-import sys
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import compress
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from selfplay.advantages.sample import Sample
 from selfplay.config import ChosenEngine
 from selfplay.distributed import gather_objects
-from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.errors import EngineDisagrees, EngineFault, EnginesFailed
+from selfplay.errors import EngineDisagrees
 from selfplay.learner.batch import micro_batches
 from selfplay.learner.learner import Learner, batch_logprobs
-from selfplay.weight_sync.supervisor import PolicySupervisor
+from selfplay.weight_sync.supervised import SupervisedPolicy
 
 WINDOW_TURNS = 64
 MIN_TURNS = 32  # turns that the noise floor needs before use
@@ -81,17 +78,17 @@ class SyncCheck:
     def __init__(
         self,
         learner: Learner,
-        supervisor: PolicySupervisor,
+        engine: SupervisedPolicy,
         *,
         config: ChosenEngine,
         start_bound: float,
         token_budget: int,
         offloaded: bool,
     ) -> None:
-        self._learner, self._supervisor = learner, supervisor
+        self._learner, self._engine = learner, engine
         self._exact = config.exact
         self._least = 0.0 if config.exact else max(config.max_mismatch, start_bound)
-        self._token_budget, self._off = token_budget, config.kind == "hf" or offloaded
+        self._token_budget, self._off = token_budget, offloaded or not engine.engine.scores
         self._num_processes = config.processes
         self.num_turns = (FIRST_TURNS + RECHECK_TURNS + RECHECK_TURNS) * self._num_processes
         self._floor = NoiseFloor()
@@ -112,6 +109,7 @@ class SyncCheck:
         return {"floor": self._floor.mismatches, "healthy": self._healthy}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on with the noise floor of `state()`."""
         self._floor.add(state.get("floor", []))
         self._healthy = bool(state.get("healthy", False))
 
@@ -140,10 +138,7 @@ class SyncCheck:
             self._mismatches(turns[FIRST_TURNS * num :][: RECHECK_TURNS * num]) if suspected else {}
         )
         if self._floor.suspects(second, fewest=RECHECK_TURNS):
-            try:
-                self._push_again(turns[-RECHECK_TURNS * num :], version)
-            except EnginesFailed:
-                self._supervisor.push_and_wake(version)
+            self._push_again(turns[-RECHECK_TURNS * num :], version)
             return metrics | {"num_suspected": 1.0}
         self._add_to_floor(first)
         self._add_to_floor(second)
@@ -152,8 +147,9 @@ class SyncCheck:
 
     def _push_again(self, turns: Sequence[ScoredTurn], version: int) -> None:
         """Push and compare again. Raises EngineDisagrees if the mismatch stays."""
-        self._supervisor.warn("log-prob mismatch above the noise floor: weights are pushed again")
-        self._supervisor.push_again(version)
+        self._engine.warn("log-prob mismatch above the noise floor: weights are pushed again")
+        if not self._engine.push_again(version):
+            return
         third = self._mismatches(turns)
         if not self._floor.suspects(third, fewest=RECHECK_TURNS):
             self._add_to_floor(third)
@@ -166,7 +162,7 @@ class SyncCheck:
                 "start check's bound, and above the noise floor, whose largest turn has "
                 f"{self._floor.largest:.4f}"
             )
-        self._supervisor.warn(f"the noise floor has risen to {worst:.4f} nats a token")
+        self._engine.warn(f"the noise floor has risen to {worst:.4f} nats a token")
         self._floor.forget()
         self._add_to_floor(third)
 
@@ -182,17 +178,13 @@ class SyncCheck:
             Sample(f"{world.rank}/{number}", [*ids], [*mask], old_logprobs=[], advantages=[])
             for number, (ids, mask) in enumerate(turns)
         ]
-        await_scores = None
-        with self._without_failed():
-            if self._supervisor.engine is not None:
-                scorer = cast(SGLangEngine, self._supervisor.engine)  # the check is off with hf
-                await_scores = scorer.begin_scoring([sample.ids for sample in samples])
+        await_scores = self._engine.score([sample.ids for sample in samples])
         by_trainer = self._trainer_logprobs(samples)
-        by_engine: dict[str, list[float]] = {}
-        with self._without_failed():
-            if await_scores is not None:
-                for sample, logprobs in zip(samples, await_scores(), strict=True):
-                    by_engine[sample.name] = list(compress(logprobs, sample.mask[1:]))
+        scores = await_scores()  # none of an engine that failed
+        by_engine = {
+            sample.name: list(compress(logprobs, sample.mask[1:]))
+            for sample, logprobs in zip(samples, scores, strict=bool(scores))
+        }
         of_ranks = gather_objects((by_engine, by_trainer), world)
         trainers = {name: logprobs for _, scored in of_ranks for name, logprobs in scored.items()}
         mismatches: dict[int, list[float]] = defaultdict(list)
@@ -201,14 +193,6 @@ class SyncCheck:
                 process = rank * self._num_processes + number % self._num_processes
                 mismatches[process].append(turn_mismatch(logprobs, trainers[name]))
         return mismatches
-
-    @contextmanager
-    def _without_failed(self) -> Iterator[None]:
-        """Go on without the scores of an engine that fails; the other ranks wait in a gather."""
-        try:
-            yield
-        except EngineFault as fault:
-            print(f"sync check: no scores: {fault}", file=sys.stderr, flush=True)
 
     def _trainer_logprobs(self, samples: Sequence[Sample]) -> dict[str, list[float]]:
         """The trainer's log-probs of the masked tokens at temperature 1, by sample name, for this
@@ -255,10 +239,12 @@ class NoiseFloor:
 
     @property
     def known(self) -> bool:
+        """Whether it has enough turns to compare others with."""
         return len(self._mismatches) >= MIN_TURNS
 
     @property
     def largest(self) -> float:
+        """The largest mismatch of its turns; infinite without turns."""
         return max(self._mismatches, default=math.inf)
 
     @property
@@ -286,4 +272,5 @@ class NoiseFloor:
         )
 
     def _num_above(self, mismatches: Sequence[float]) -> int:
+        """How many lie above FACTOR times the largest of the floor."""
         return sum(mismatch > FACTOR * self.largest for mismatch in mismatches)

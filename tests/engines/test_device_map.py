@@ -53,6 +53,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return model
 
     monkeypatch.setattr("selfplay.weight_sync.start.load_model", load)
+    monkeypatch.setattr("selfplay.engines.hf.load_model", load)
     return maps
 
 

@@ -36,7 +36,7 @@ from selfplay.evaluation.rows import Row
 from selfplay.learner.learner import make_learner
 from selfplay.partners.checkpoints import Source, find_source
 from selfplay.setup import make_tokenizer
-from selfplay.weight_sync.supervisor import EngineSupervisor
+from selfplay.weight_sync.supervised import Supervised
 from tests.helpers.dialop_boards import SMALL, human_games, record_of
 from tests.helpers.family_models import random_folder
 from tests.helpers.run_folders import evaluated, untrained_run
@@ -69,7 +69,7 @@ def test_it_measures_what_the_run_measured(run: Path, tmp_path: Path) -> None:
     rendering = make_rendering(tokenizer, template_kwargs={})
     learner = make_learner(config, run / "final", world)
     engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
-    context = EvaluationContext(config, EngineSupervisor(engine, world), rendering, world)
+    context = EvaluationContext(config, Supervised(engine, world), rendering, world)
     held_out("after", context, folder=tmp_path)
     saved = json.loads((tmp_path / "held_out_after.json").read_text(encoding="utf-8"))
 

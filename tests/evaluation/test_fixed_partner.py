@@ -15,7 +15,7 @@ from selfplay.evaluation.held_out import EvaluationContext, validation
 from selfplay.metrics.monitors import Monitors, MonitorStop
 from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
 from selfplay.rollout.seating import Partner
-from selfplay.weight_sync.supervisor import EngineSupervisor
+from selfplay.weight_sync.supervised import Supervised
 from tests.helpers.chat_families import tokenizer_of
 from tests.helpers.dialop_boards import BEST, SMALL, WORST
 from tests.helpers.scripted_engine import WaveEngine
@@ -77,7 +77,7 @@ def test_a_private_code_stops_the_run(tmp_path: Path) -> None:
         return FrozenPlayer(player, name="warm_start")
 
     world = init_world(device="cpu")
-    context = EvaluationContext(config, EngineSupervisor(router, world), rendering, world)
+    context = EvaluationContext(config, Supervised(router, world), rendering, world)
     fixed = Partner("warm_start", sit)
     monitors = Monitors(["stop if eval_score/* falls 0.03 while eval_score rises"], rank=0)
     measured = validation(context, [fixed])

@@ -30,7 +30,7 @@ from selfplay.evaluation.plan import find_matches
 from selfplay.evaluation.rows import named_rows
 from selfplay.learner.learner import make_learner
 from selfplay.setup import make_tokenizer
-from selfplay.weight_sync.supervisor import EngineSupervisor
+from selfplay.weight_sync.supervised import Supervised
 from tests.helpers.run_folders import evaluated, untrained_run, write_lines
 
 SPLIT = Path(__file__).resolve().parents[2] / "examples/split/split.py"
@@ -62,7 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rendering = make_rendering(make_tokenizer(config, folder, world))
     learner = make_learner(config, folder / "final", world)
     engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
-    context = EvaluationContext(config, EngineSupervisor(engine, world), rendering, world)
+    context = EvaluationContext(config, Supervised(engine, world), rendering, world)
     for stage in ("before", "after"):
         held_out(stage, context, folder=folder)
     asked = ["--games", "generated", "--num", "4", "--temperature", "1", "--temperature", "0"]

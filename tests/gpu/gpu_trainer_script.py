@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 
 from selfplay.distributed import barrier, init_world, shard
-from selfplay.engines.base import Request
-from selfplay.weight_sync import push as sync
+from selfplay.engines.base import Engine, Request
+from selfplay.engines.sglang.weights import EnginePart
+from selfplay.engines.weights import Weights
 from tests.gpu import small
 from tests.helpers.engine_layout import expected_hashes, held_hashes
 from tests.helpers.processes import say
@@ -28,7 +29,7 @@ NUM_PUSHES = 100
 def alone(folder: str) -> None:
     engine = small.start(folder)
     model = small.build(torch.device("cuda"))
-    sync.push(model, engine, version=1)
+    engine.load(Weights(model, engine.dtype), 1)
     engine.generate_batch([Request(small.PROMPTS[0], 8, 0)], small.PLAIN)
     say("training")
     while True:
@@ -38,15 +39,16 @@ def alone(folder: str) -> None:
 def ranks(folder: str, tp: int, end: str) -> None:
     world = init_world(tp, engine_tp=2, device="cuda")
     group, engine = world.replica.group, None
+    part: Engine = EnginePart(world, torch.bfloat16, mem_fraction=0.0)
     if world.replica.leads:
-        engine = small.start(folder, tp_size=2, base_gpu_id=world.local_rank)
+        part = engine = small.start(folder, tp_size=2, base_gpu_id=world.local_rank, group=group)
     barrier(world)
     policy, reference = shard(small.build(world.device), world), small.build(world.device)
     if engine is not None:
         engine.sleep()
         engine.wake("weights")
     for version in range(1, NUM_PUSHES + 1):
-        sync.push(policy, engine, version=version, group=group)
+        part.load(Weights(policy, part.dtype), version)
         if version == NUM_PUSHES // 10:
             before = small.used_bytes()
     grown = small.used_bytes() - before

@@ -93,7 +93,7 @@ def used_bytes(family: Iterable[psutil.Process] | None = None) -> int:
     return sum(p.usedGpuMemory for p in running if p.pid in pids)
 
 
-def start(folder: str, *, base_gpu_id: int = 0, **settings: Any) -> SGLangEngine:
+def start(folder: str, *, base_gpu_id: int = 0, group: Any = None, **settings: Any) -> SGLangEngine:
     """An engine whose weights are pushed; `settings` are keys of `engine`."""
     return SGLangEngine(
         folder,
@@ -101,6 +101,7 @@ def start(folder: str, *, base_gpu_id: int = 0, **settings: Any) -> SGLangEngine
         context_length=1024,
         base_gpu_id=base_gpu_id,
         load_format="dummy",
+        group=group,
     )
 
 

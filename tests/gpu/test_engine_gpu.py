@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from selfplay.engines.base import Request
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.weight_sync import push as sync
+from selfplay.engines.weights import Weights
 from tests.gpu import small
 from tests.helpers import processes
 from tests.helpers.engine_layout import expected_hashes, held_hashes
@@ -42,7 +42,7 @@ def model(engine: SGLangEngine) -> PreTrainedModel:
 
 
 def push(model: PreTrainedModel, engine: SGLangEngine) -> None:
-    sync.push(model, engine, version=engine.version + 1)
+    engine.load(Weights(model, engine.dtype), engine.version + 1)
 
 
 def wrong_tensors(model: PreTrainedModel, engine: SGLangEngine) -> tuple[int, int]:

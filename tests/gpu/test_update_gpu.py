@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from selfplay.config import ScratchConfig
+from selfplay.engines.sglang.weights import SPARE_BYTES, make_room
 from selfplay.model.attention import (
     Gather,
     PackedRow,
@@ -23,7 +24,6 @@ from selfplay.model.attention import (
 from selfplay.model.logprob import token_logprobs
 from selfplay.model.policy import policy_logprobs, scratch_model
 from selfplay.weight_sync.offload import HostStore
-from selfplay.weight_sync.supervisor import SPARE_BYTES, make_room
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "helpers" / "mesh_worker.py"

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.model.lora import plain_weights
-from selfplay.weight_sync.push import cast_full_tensor
+from selfplay.engines.weights import Weights
 
 
 def engine_layout(
@@ -72,10 +71,7 @@ def expected_hashes(model: nn.Module, *, tp_size: int = 1) -> list[dict[str, str
     the full model; every rank of a sharded one calls it."""
     from sglang.srt.managers.mm_utils import tensor_hash
 
-    named = {
-        name: cast_full_tensor(weight.merged(), torch.bfloat16).to(torch.bfloat16)
-        for name, weight in plain_weights(model).items()
-    }
+    named = dict(Weights(model, torch.bfloat16).named())
     return [
         {
             name: f"{tensor_hash(tensor.contiguous()):016x}"

@@ -32,14 +32,13 @@ from selfplay.distributed import (
     local_part,
     shard,
 )
+from selfplay.engines.weights import Weights
 from selfplay.learner.batch import balance_tokens, micro_batches
 from selfplay.learner.learner import Learner
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.learner.update import optimizer_step, surrogate_term
 from selfplay.model.attention import PackedRow, register_packed_attention
-from selfplay.model.lora import plain_weights
 from selfplay.model.policy import load_sharded, policy_logprobs, scratch_model
-from selfplay.weight_sync.push import cast_full_tensor
 
 # 54 words over 2 x 2 ranks leave 27 rows to a pair: FSDP has to cope with 14 and 13.
 VOCAB = 54
@@ -175,8 +174,8 @@ def save_and_compare(model: PreTrainedModel, folder: Path, world: World) -> None
                 patches.enter_context(patch("torch.distributed.all_gather_object")),
             ]
         export_atomically(model, None, folder, world=world)
-        for name, weight in plain_weights(model).items():
-            assert cast_full_tensor(weight.merged(), torch.bfloat16).dtype == torch.bfloat16, name
+        for name, tensor in Weights(model, torch.bfloat16).named():
+            assert tensor.dtype == torch.bfloat16, name
         held: list[object] = [world.rank, "x" * 1000 * world.rank, {"none": None}]
         every = gather_objects(held, world)
         assert [row[0] for row in every] == list(range(world.world_size))

@@ -125,7 +125,7 @@ class Real:
         optimizer = self._run.learner.optimizer
         self.model.load_state_dict(self._first)
         optimizer.state.clear()
-        self._run.supervisor.push_and_wake(step)
+        self._run.engine.push(step)
         stream = TrainStream(config)
         self._run = replace(self._run, config=config, stream=stream, baselines=dict(baselines))
 

@@ -31,9 +31,9 @@ def engine_fails() -> None:
         },
     }
     FaultyHF.faults = Faults(plans[int(os.environ["RANK"])])
-    import selfplay.weight_sync.start as start
+    from selfplay.engines.kinds import KINDS
 
-    start.HFEngine = FaultyHF  # type: ignore[misc]
+    KINDS["hf"] = "tests.helpers.faulty_engine.FaultyHF"
 
 
 def fails_in_play(how: str) -> None:

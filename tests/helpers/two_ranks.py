@@ -33,13 +33,13 @@ from selfplay.distributed import (
 )
 from selfplay.distributed.world import make_replica
 from selfplay.engines.hf import HFEngine
+from selfplay.engines.weights import Weights
 from selfplay.learner.batch import balance_tokens
 from selfplay.learner.learner import Learner
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.learner.update import optimizer_step, surrogate_term
 from selfplay.model.lora import Adapters, full_weights, is_adapter
 from selfplay.model.policy import export, load_model, load_sharded
-from selfplay.weight_sync import push as sync
 from tests.helpers import mesh_worker, resampling
 from tests.helpers.small_updates import CRITIC, config_of, ppo_of, rewarded, some_samples
 from tests.helpers.tiny_run import CPU, tiny_model, trainer_logprobs
@@ -165,7 +165,7 @@ def adapters(world: World, folder: Path) -> dict[str, float]:
         adapter_steps(learner)
     wanted, found, begin = weights(lone), weights(shared), dict(tiny_model().named_parameters())
     engine = HFEngine(tiny_model(seed=9))
-    sync.push(shared.model, engine, version=1, dtype=torch.float32)
+    engine.load(Weights(shared.model, engine.dtype), 1)
     export(shared.model, None, folder / "merged", world=world)
     barrier(world)
     exported = load_model(str(folder / "merged"), device="cpu", dtype=torch.float32)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.weight_sync import push as sync
+from selfplay.engines.weights import Weights
 from tests.sglang import tiny
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -53,5 +53,5 @@ def engine(request: pytest.FixtureRequest, shared_engine: SGLangEngine) -> SGLan
 def policy(engine: SGLangEngine) -> Any:
     """The model whose weights the engine holds at the start of each test."""
     model = tiny.build()
-    sync.push(model, engine, version=engine.version + 1, dtype=engine.dtype)
+    engine.load(Weights(model, engine.dtype), engine.version + 1)
     return model

@@ -19,6 +19,7 @@ from selfplay import step as step_verbs
 from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.requests import RequestSender
 from selfplay.rollout import driver
+from selfplay.weight_sync.supervised import Supervised
 from tests.helpers.processes import say
 
 HANG_S = 5.0  # what the trainer waits for the stopped scheduler; for any other answer 600 s
@@ -28,7 +29,9 @@ STEP, NUM_ENDED = 1, 3  # the version of the weights, and how many of that step'
 
 def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
     send, play = RequestSender.send, step_verbs.play_games
-    games: list[driver.FinishedGames] = []  # of each rollout
+    restart = Supervised._restart
+    games: list[driver.FinishedGames] = []  # of each rollout, and one more at the kill
+    num_games: list[int] = []
 
     async def sent(self: RequestSender, *words: Any, version: int, **named: Any) -> Any:
         loops[:] = [self._loop]
@@ -39,14 +42,17 @@ def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
             say("killed", pid=pid)
         return await send(self, *words, version=version, **named)
 
-    def played(setups: Any, engine: Any, *, finished: driver.FinishedGames, **named: Any) -> Any:
-        if finished.games or finished.engine_s:
-            say("played again", games=len(setups) - len(finished.games))
-        else:
-            games.append(finished)
-        return play(setups, engine, finished=finished, **named)
+    def played(setups: Any, engine: Any, **named: Any) -> Any:
+        games.append(driver.FinishedGames())
+        num_games.append(len(setups))
+        return play(setups, engine, finished=games[-1], **named)
+
+    def restarted(engine: Supervised, *words: Any) -> None:
+        restart(engine, *words)
+        say("played again", games=num_games[STEP] - len(games[STEP].games))
 
     RequestSender.send = sent  # type: ignore[method-assign]
+    Supervised._restart = restarted  # type: ignore[method-assign]
     step_verbs.play_games = played
 
 

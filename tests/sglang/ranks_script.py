@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import pathlib
 import sys
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,10 +16,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
+from selfplay.distributed import init_world
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.model.lora import plain_weights
-from selfplay.weight_sync import push as sync
+from selfplay.engines.sglang.weights import EnginePart
+from selfplay.engines.weights import Weights
 from tests.helpers.processes import say
 from tests.sglang import tiny
 
@@ -42,22 +42,25 @@ def mismatches(engine: SGLangEngine, model: PreTrainedModel) -> list[float]:
 
 
 def main(folder: str, out: str) -> None:
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    world = init_world(engine_tp=2, device="cpu")
+    rank, group = world.rank, world.replica.group
     # torchrun sets this, and it keeps an engine's children from starting unless it is removed.
     os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
     reference = tiny.moved(tiny.build(), seed=4)
     policy = sharded(tiny.moved(tiny.build(), seed=4))
 
-    group = dist.new_group([0, 1], backend="gloo")
-    wide = tiny.start(folder, tp_size=2) if rank == 0 else None
+    wide = tiny.start(folder, tp_size=2, group=group) if rank == 0 else None
     stale = mismatches(wide, reference) if wide is not None else []
-    names = list(plain_weights(policy))
-    options: dict[str, Any] = {"group": group, "dtype": torch.float32, "bucket_bytes": 50_000}
-    before = sync.compare(policy, wide, names, **options)
+    part = EnginePart(world, torch.float32, mem_fraction=0.0)
+    engine = part if wide is None else wide
+
+    def weights() -> Weights:
+        return Weights(policy, torch.float32, bucket_bytes=50_000)
+
+    before = engine.compare(weights())
     for version in (1, 2):
-        sync.push(policy, wide, version=version, **options)
-    after = sync.compare(policy, wide, names, **options)
+        engine.load(weights(), version)
+    after = engine.compare(weights())
     say(f"compared {rank}", before=before.num_different, after=after.num_different)
     say(f"counted {rank}", num=after.num_elements)
     if wide is not None:
@@ -68,7 +71,7 @@ def main(folder: str, out: str) -> None:
     extra = torch.nn.Module()
     extra.inner, extra.more = policy, torch.nn.Linear(2, 2)
     try:
-        sync.push(extra, wide, version=3, group=group, dtype=torch.float32)
+        engine.load(Weights(extra, torch.float32), 3)
     except ValueError as error:
         say(f"refused {rank}", error=str(error))
     dist.barrier()

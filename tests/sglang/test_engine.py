@@ -14,11 +14,11 @@ from selfplay.distributed import init_world
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang import buckets
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.engines.weights import Weights
 from selfplay.learner.learner import make_learner
 from selfplay.model.lora import add_adapters
-from selfplay.weight_sync import push as sync
 from selfplay.weight_sync.offload import Offload
-from selfplay.weight_sync.supervisor import PolicySupervisor
+from selfplay.weight_sync.supervised import SupervisedPolicy
 from selfplay.weight_sync.sync_check import FIRST_TURNS, SyncCheck
 from tests.helpers.rare_tokens import rare_draws
 from tests.sglang import tiny
@@ -62,7 +62,7 @@ def test_scoring_gives_the_full_softmax_s_logprobs_and_returns_at_once(
     """For each token but the first, given those before it, with or without a prefix cache."""
     texts = [PROMPT, PROMPT[:2], PROMPT[5:25]]
     engine.generate_batch([Request(PROMPT, 4, 0)], PLAIN)
-    answers = engine.begin_scoring(texts)
+    answers = engine.score(texts)
     assert len(engine._loop.managers[0].rid_to_state) == 3  # the engine has them; no call waits
     with torch.no_grad():
         logits = [policy(torch.tensor([text])).logits[0].log_softmax(-1) for text in texts]
@@ -135,7 +135,7 @@ def test_a_push_merges_adapters(engine: SGLangEngine, policy: Any) -> None:
         for name, parameter in adapted.named_parameters():
             if "lora_B" in name:  # 0 at first
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    sync.push(adapted, engine, version=engine.version + 1, dtype=torch.float32)
+    engine.load(Weights(adapted, engine.dtype), engine.version + 1)
     [completion] = engine.generate_batch([Request(PROMPT, 12, 0)], PLAIN)
     assert tiny.worst_mismatch(adapted, PROMPT, completion) < 1e-4
     assert tiny.worst_mismatch(policy, PROMPT, completion) > 0.1
@@ -158,7 +158,7 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
     offload = Offload(learner, ParallelConfig())
     check = SyncCheck(
         learner,
-        PolicySupervisor(learner, engine, offload, config=ChosenEngine(kind="sglang")),
+        SupervisedPolicy(learner, engine, offload),
         config=ChosenEngine(kind="sglang"),
         start_bound=0.0,
         token_budget=config.optim.tokens_per_microbatch,
@@ -177,7 +177,7 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
         learner.model.load_state_dict(moved, strict=False)
         pushed = moved | {wrong: held[wrong]} if wrong in held else held
     policy.load_state_dict(pushed, strict=False)
-    sync.push(policy, engine, version=engine.version + 1, dtype=torch.float32)
+    engine.load(Weights(policy, engine.dtype), engine.version + 1)
     assert check.after_push(version=engine.version)["num_suspected"] == 1.0
     metrics = check.after_push(version=engine.version)
     assert metrics["num_suspected"] == 0.0 and metrics["sync_check_mismatch"] < 1e-5

@@ -18,7 +18,7 @@ from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Generate, Request, Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.router import EngineRouter, Frozen
-from selfplay.weight_sync.supervisor import EngineSupervisor
+from selfplay.weight_sync.supervised import Supervised
 from tests.helpers import processes
 from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.tiny_run import begin_warm, metrics_of, write_tiny
@@ -34,7 +34,7 @@ def test_a_partner_s_engine_that_dies_in_a_game_is_started_again(tmp_path: pathl
     policy, own = HFEngine(build()), Request([5, 6, 7, 8], 6, 0)
     with closing(start(save(tmp_path))) as partner:
         router = EngineRouter(policy, frozen={"x": Frozen(partner, (STOP,))}, endpoints={})
-        supervisor = EngineSupervisor(policy, init_world(1, 1, device="cpu"), runner=router)
+        supervised = Supervised(policy, init_world(1, 1, device="cpu"), runner=router)
         deaths: Iterator[Any] = iter(partner._loop.children[:1])
 
         async def game(generate: Generate) -> list[Completion]:
@@ -44,11 +44,7 @@ def test_a_partner_s_engine_that_dies_in_a_game_is_started_again(tmp_path: pathl
                 process.join()
             return [before, await generate(replace(own, model="x")), await generate(own)]
 
-        def play() -> list[list[Completion]]:
-            with router.rollout():
-                return router.run_games([game], Sampling(0.0, (STOP,)))
-
-        ((before, after, policy_s),) = supervisor.retry(play)
+        ((before, after, policy_s),) = supervised.run_games([game], Sampling(0.0, (STOP,)))
         assert before.ids == after.ids == policy_s.ids and not partner.lost
 
 

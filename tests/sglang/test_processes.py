@@ -11,8 +11,8 @@ import torch
 from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling
 from selfplay.engines.sglang import buckets
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.engines.weights import Compared, Weights
 from selfplay.model.lora import plain_weights
-from selfplay.weight_sync import push as sync
 from selfplay.weight_sync.sync_check import FIRST_TURNS, RECHECK_TURNS
 from tests.sglang import tiny
 
@@ -48,7 +48,7 @@ def names_of(model: Any) -> list[str]:
 
 def wrong_elements(model: Any, engine: SGLangEngine) -> int:
     """How many elements differ in both processes together."""
-    return sync.compare(model, engine, names_of(model)).num_different
+    return engine.compare(Weights(model, engine.dtype)).num_different
 
 
 def test_a_group_s_games_share_a_process_its_cache_and_the_true_logprobs(
@@ -100,7 +100,7 @@ def test_a_push_reaches_every_process_and_a_process_without_it_is_found(
     moved = tiny.moved(policy, seed=3)
     in_both = wrong_elements(moved, engine)
     assert in_both > 0 and in_both % 2 == 0
-    sync.push(moved, engine, version=engine.version + 1)
+    engine.load(Weights(moved, engine.dtype), engine.version + 1)
     assert wrong_elements(moved, engine) == 0
     name, weight = next(iter(plain_weights(moved).items()))
     right = weight.base.detach().flatten().bfloat16()
@@ -113,7 +113,7 @@ def test_a_push_reaches_every_process_and_a_process_without_it_is_found(
     num = 2 * (FIRST_TURNS + RECHECK_TURNS)
     texts = [[*PROMPTS[0], *range(n + 10, n + 20)] for n in range(num)]
     apart = []
-    for text, score in zip(texts, engine.begin_scoring(texts)(), strict=True):
+    for text, score in zip(texts, engine.score(texts)(), strict=True):
         own = tiny.score(moved, text[:1], text[1:], 1.0)
         apart.append(max(abs(a - b) for a, b in zip(score, own, strict=True)))
     assert max(apart[::2]) < 0.1 < min(apart[1::2])
@@ -125,9 +125,9 @@ def test_equal_weights_differ_nowhere_and_comparing_writes_nothing(
     """Each element is counted once, in one buffer or many. Comparing other weights changes none."""
     num = sum(parameter.numel() for parameter in policy.parameters())
     for bucket_bytes in (2**31, 20_000):
-        compared = sync.compare(policy, engine, names_of(policy), bucket_bytes=bucket_bytes)
+        compared = engine.compare(Weights(policy, engine.dtype, bucket_bytes=bucket_bytes))
         # Each process pads its vocabulary from 301 to 320 rows of 64, which count too.
-        assert compared == sync.Compared(2 * (num + 19 * 64), 0)
+        assert compared == Compared(2 * (num + 19 * 64), 0)
     assert wrong_elements(tiny.moved(policy, seed=1), engine) > 0.9 * 2 * num
     assert wrong_elements(policy, engine) == 0
     [answer] = engine.generate_batch([Request(PROMPTS[0], 8, 0)], PLAIN)
@@ -145,8 +145,10 @@ def test_one_step_at_the_smallest_rate_shows_in_any_matrix(
     optimizer.step()
     for name, parameter in policy.named_parameters():
         if parameter.dim() > 1:
-            assert sync.compare(policy, engine, [name]).num_different > 0, name
-    sync.push(policy, engine, version=engine.version + 1)
+            assert engine.compare(Weights(policy, engine.dtype, names=[name])).num_different > 0, (
+                name
+            )
+    engine.load(Weights(policy, engine.dtype), engine.version + 1)
     assert wrong_elements(policy, engine) == 0
 
 
@@ -158,4 +160,5 @@ def test_weights_two_per_cent_too_large_show_in_every_matrix(
             parameter.mul_(1.02)
     for name, parameter in policy.named_parameters():
         if parameter.dim() > 1:
-            assert sync.compare(policy, engine, [name]).num_different > parameter.numel()
+            one = Weights(policy, engine.dtype, names=[name])
+            assert engine.compare(one).num_different > parameter.numel()

@@ -6,11 +6,10 @@ import random
 from typing import Any
 
 import pytest
-import torch
 
 from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.weight_sync import push as sync
+from selfplay.engines.weights import Weights
 from tests.sglang import tiny
 
 SESSIONS = True
@@ -90,7 +89,7 @@ def test_a_push_between_two_rollouts_is_heard_in_every_turn(
 ) -> None:
     engine.run_games([game(n) for n in range(8)], PLAIN)
     other = tiny.moved(policy, seed=1)
-    sync.push(other, engine, version=engine.version + 1, dtype=torch.float32)
+    engine.load(Weights(other, engine.dtype), engine.version + 1)
     assert worst(other, engine.run_games([game(n) for n in range(8)], PLAIN)) < 1e-4
 
 

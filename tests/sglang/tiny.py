@@ -31,11 +31,16 @@ SHAPE: dict[str, Any] = {
 ENGINE: dict[str, Any] = {"max_cache_tokens": 8192, "max_batch": 16, "timeout_s": 60.0}
 
 
-def start(folder: str, *, dtype: str = "float32", **settings: Any) -> SGLangEngine:
+def start(
+    folder: str, *, dtype: str = "float32", group: Any = None, **settings: Any
+) -> SGLangEngine:
     """An engine on the CPU with the weights of this folder; `settings` are those of `engine`."""
     config = ChosenEngine(**(ENGINE | settings))
     # Eight more than the positions, as in a run whose games may use them all.
-    return SGLangEngine(folder, config, device="cpu", dtype=dtype, context_length=POSITIONS + 8)
+    context = POSITIONS + 8
+    return SGLangEngine(
+        folder, config, device="cpu", dtype=dtype, context_length=context, group=group
+    )
 
 
 def build() -> PreTrainedModel:

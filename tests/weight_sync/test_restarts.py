@@ -3,7 +3,7 @@ three times in a row ends the run after a save."""
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,15 @@ from selfplay.config import ChosenEngine, ParallelConfig
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request, Sampling
-from selfplay.errors import EngineDisagrees
+from selfplay.engines.kinds import KINDS as ENGINES
+from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.engines.weights import Compared, Weights
+from selfplay.errors import EngineDisagrees, EngineLost
 from selfplay.rollout.driver import FinishedGames, play_games
 from selfplay.rollout.episode import Episode
 from selfplay.weight_sync.offload import Offload
-from selfplay.weight_sync.push import Compared
 from selfplay.weight_sync.start import choose_engine, load_engine
-from selfplay.weight_sync.supervisor import MAX_FAILURES, EngineLost, PolicySupervisor
+from selfplay.weight_sync.supervised import MAX_FAILURES, SupervisedPolicy
 from tests.helpers.faulty_engine import (
     DEATH,
     KINDS,
@@ -45,18 +47,17 @@ from tests.helpers.tiny_run import begin_warm, finished, metrics_of, run_tiny, t
 class Restartable:
     """Takes the weights of any model, and restarts."""
 
+    dtype, num_copies, scores = torch.float32, 1, False
     faults: Faults
     held: dict[str, torch.Tensor]
     version: int
 
-    def update_weights(self, named_tensors: Any, version: int) -> None:
-        self.held, self.version = {n: t.clone() for n, t in named_tensors}, version
+    def load(self, weights: Weights, version: int) -> None:
+        self.held, self.version = {n: t.clone() for n, t in weights.named()}, version
 
-    def shares(self, model: Any) -> bool:
-        return False
-
-    def held_weights(self) -> dict[str, torch.Tensor]:
-        return self.held
+    def compare(self, weights: Weights) -> Compared:
+        different = sum(int((self.held[n] != t).sum()) for n, t in weights.named())
+        return Compared(weights.num_elements, different)
 
     def restart(self) -> None:
         self.faults.restart()
@@ -85,11 +86,10 @@ def facts(episode: Episode) -> Any:
     return episode.index, episode.turns, episode.outcome, episode.ended, transcripts
 
 
-def supervised(engine: Any) -> PolicySupervisor:
+def supervised(engine: Any) -> SupervisedPolicy:
     learner = learner_of(tiny_model())
-    offload = Offload(learner, ParallelConfig())
-    supervisor = PolicySupervisor(learner, engine, offload, config=ChosenEngine())
-    supervisor.push_and_wake(3)
+    supervisor = SupervisedPolicy(learner, engine, Offload(learner, ParallelConfig()))
+    supervisor.push(3)
     return supervisor
 
 
@@ -125,9 +125,7 @@ def test_a_failed_rollout_ends_as_one_without_a_fault(
 
     engine.restart = restarted
     finished = FinishedGames()
-    episodes, stats = supervisor.retry(
-        lambda: play_games(setups, supervisor.runner, **how, on_end=ended, finished=finished)
-    )
+    episodes, stats = play_games(setups, supervisor, **how, on_end=ended, finished=finished)
     assert [facts(episode) for episode in episodes] == [facts(episode) for episode in wanted]
     assert stats.num_generated_tokens == wanted_stats.num_generated_tokens
     assert stats.num_prompt_tokens == wanted_stats.num_prompt_tokens
@@ -143,11 +141,11 @@ def test_a_partners_engine_is_not_restarted(rendering: Rendering) -> None:
     """Its error is no fault of the policy's engine."""
     supervisor = supervised(Wave(rendering, {}))
 
-    def attempt() -> None:
+    async def game(generate: Any) -> None:
         raise RuntimeError("a completion of the engine of checkpoint:x")
 
     with pytest.raises(RuntimeError, match="checkpoint:x"):
-        supervisor.retry(attempt)
+        supervisor.run_games([game], SAMPLING)
 
 
 @pytest.mark.parametrize("method", ["restart", "push"])
@@ -158,9 +156,9 @@ def test_an_engine_that_does_not_come_back_is_lost_after_three_failures(
     engine.faults = Faults({})
     supervisor = supervised(engine)
     engine.faults = Faults({("generate", 1): "dies"} | {(method, n): "dies" for n in range(1, 9)})
-    engine.update_weights = lambda *_: engine.faults.call("push")  # type: ignore[method-assign]
+    engine.load = lambda *_: engine.faults.call("push")  # type: ignore[method-assign]
     with pytest.raises(EngineLost, match=f"failed {MAX_FAILURES} times in a row"):
-        supervisor.retry(lambda: engine.generate_batch([], SAMPLING))
+        supervisor.generate_batch([Request((1,), 1, 0)], SAMPLING)
     assert engine.faults.num_restarts <= MAX_FAILURES
     assert capsys.readouterr().err.count("engine failure") == 1 + MAX_FAILURES
 
@@ -172,7 +170,7 @@ QUICK = ("eval.every=2", "eval.final_games=4", "eval.talk_games=0")
 
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FaultyHF]]:
-    monkeypatch.setattr("selfplay.setup.HFEngine", FaultyHF)
+    monkeypatch.setitem(ENGINES, "hf", "tests.helpers.faulty_engine.FaultyHF")
     yield FaultyHF
     FaultyHF.faults = Faults({})
 
@@ -251,11 +249,11 @@ def test_what_is_offloaded_is_onloaded_before_a_save_that_ends_the_run(
     def noted(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given, **named: (done.append(name), work(*given, **named))[1]
 
-    def compared(engine: PolicySupervisor, names: Sequence[str]) -> int:
-        return 1 if faulty.faults.num_restarts else num_different(engine, names)
+    def compared(engine: SupervisedPolicy, weights: Weights) -> int:
+        return 1 if faulty.faults.num_restarts else num_different(engine, weights)
 
-    num_different = PolicySupervisor._num_different
-    monkeypatch.setattr(PolicySupervisor, "_num_different", compared)
+    num_different = SupervisedPolicy._num_different
+    monkeypatch.setattr(SupervisedPolicy, "_num_different", compared)
     monkeypatch.setattr(Offload, "onload", noted("onload", Offload.onload))
     monkeypatch.setattr(Offload, "offload_state", noted("offload", Offload.offload_state))
     monkeypatch.setattr(step_verbs, "begin_checkpoint", noted("save", begin_checkpoint))
@@ -281,8 +279,8 @@ def test_weights_that_were_not_all_compared_end_the_run(
     engine.faults = Faults({})
     supervisor = supervised(engine)
     few = Compared(63, 0)
-    monkeypatch.setattr("selfplay.weight_sync.supervisor.compare", lambda *_, **__: few)
-    for push in (supervisor.push_and_wake, supervisor.push_again):
+    monkeypatch.setattr(Watched, "compare", lambda *_: few)
+    for push in (supervisor.push, supervisor.push_again):
         with pytest.raises(EngineDisagrees, match="were not compared"):
             push(4)
         assert re.search(r"compared 63 of \d+ elements", capsys.readouterr().err)
@@ -294,7 +292,7 @@ def test_weights_that_were_not_all_compared_end_the_run(
 
 def evaluate_with(faults: Faults, out: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Play a finished run's greedy games with these faults."""
-    monkeypatch.setattr("selfplay.weight_sync.start.HFEngine", FaultyHF)
+    monkeypatch.setitem(ENGINES, "hf", "tests.helpers.faulty_engine.FaultyHF")
     monkeypatch.setattr(FaultyHF, "faults", faults)
     run = str(finished(*QUICK))
     words = [run, "--games", "generated", "--temperature", "0", "--out", str(out)]
@@ -334,7 +332,7 @@ def test_an_engine_that_does_not_start_is_one_line(
     def start(*_: Any, **__: Any) -> None:
         raise RuntimeError("Rank 0 scheduler died during initialization (exit code: -9).")
 
-    monkeypatch.setattr("selfplay.weight_sync.start.SGLangEngine", start)
+    monkeypatch.setattr(SGLangEngine, "__init__", start)
     monkeypatch.setattr("selfplay.preflight.run.check_machine", lambda *_: None)
     monkeypatch.setattr("selfplay.api.evaluation.check_machine", lambda *_: None)
     if program == "train.py":
@@ -354,13 +352,11 @@ def test_an_engine_has_as_many_ranks_as_this_world_s_replica(
     """An evaluation may read the settings of a run whose engines were two ranks wide."""
     sizes: list[int] = []
 
-    class Recorded:
-        def __init__(self, _folder: str, config: ChosenEngine, **_: Any) -> None:
-            sizes.append(config.tp_size)
+    def recorded(_engine: SGLangEngine, _folder: str, config: ChosenEngine, **_: Any) -> None:
+        sizes.append(config.tp_size)
 
-        def close(self) -> None: ...
-
-    monkeypatch.setattr("selfplay.weight_sync.start.SGLangEngine", Recorded)
+    monkeypatch.setattr(SGLangEngine, "__init__", recorded)
+    monkeypatch.setattr(SGLangEngine, "close", lambda _: None)
     config, folder = config_of("engine.kind=sglang", "engine.tp_size=2"), finished(*QUICK) / "final"
     world = init_world(device="cpu")
     config, _ = choose_engine(config, folder, world, rewritten="")

@@ -23,9 +23,8 @@ from selfplay.errors import EngineDisagrees
 from selfplay.learner.learner import Learner
 from selfplay.learner.update import minibatches, update_policy
 from selfplay.model.lora import add_adapters
-from selfplay.weight_sync import supervisor
 from selfplay.weight_sync.offload import Offload
-from selfplay.weight_sync.supervisor import PolicySupervisor
+from selfplay.weight_sync.supervised import SupervisedPolicy, compared_names
 from selfplay.weight_sync.sync_check import (
     FACTOR,
     FIRST_TURNS,
@@ -125,11 +124,13 @@ def test_a_turn_that_is_not_a_number_lies_above_everything() -> None:
 class Scorer:
     """An engine that scores with its own model, in bf16, one text at a time."""
 
+    scores = True
+
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
 
     @torch.no_grad()
-    def begin_scoring(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
+    def score(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
         with torch.autocast("cpu", torch.bfloat16):
             logprobs = [
                 trainer_logprobs(
@@ -162,9 +163,7 @@ def checked(
     learner.compute_dtype = torch.bfloat16
     config = config_of("engine.kind=sglang", "model.dtype=bfloat16")
     scorer: Any = Scorer(model)
-    policy_engine = PolicySupervisor(
-        learner, scorer, Offload(learner, ParallelConfig()), config=ChosenEngine(kind="sglang")
-    )
+    policy_engine = SupervisedPolicy(learner, scorer, Offload(learner, ParallelConfig()))
     check = SyncCheck(
         learner,
         policy_engine,
@@ -200,12 +199,13 @@ def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothi
     check, learner = checked(large)
     pushes: list[int] = []
 
-    def push_again(policy_engine: PolicySupervisor, version: int) -> None:
+    def push_again(policy_engine: SupervisedPolicy, version: int) -> bool:
         pushes.append(version)
         if mended:
             policy_engine.engine = Scorer(learner.model)  # type: ignore[assignment]
+        return True
 
-    monkeypatch.setattr(PolicySupervisor, "push_again", push_again)
+    monkeypatch.setattr(SupervisedPolicy, "push_again", push_again)
     check.keep_turns(spoken(learner.model, check.num_turns, seed=1))
     if mended:
         assert check.after_push(version=7)["num_suspected"] == 1.0
@@ -271,11 +271,8 @@ def test_a_matrix_that_adapters_change_is_compared_after_every_push() -> None:
     model = tiny_model()
     add_adapters(model, LoraConfig(targets=("q_proj", "v_proj")), seed=0)
     learner = learner_of(model)
-    policy = PolicySupervisor(
-        learner, None, Offload(learner, ParallelConfig()), config=ChosenEngine()
-    )
     for version in range(20):
-        names = policy._compared_names(version)
+        names = compared_names(learner, version)
         assert any("q_proj.weight" in name or "v_proj.weight" in name for name in names)
 
 
@@ -289,26 +286,27 @@ def test_one_missed_push_is_made_again_and_two_end_the_run(
     model = tiny_model()
     learner, engine = learner_of(model), HFEngine(tiny_model())
     offload = Offload(learner, ParallelConfig())
-    policy_engine = PolicySupervisor(learner, engine, offload, config=ChosenEngine())
+    policy_engine = SupervisedPolicy(learner, engine, offload)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    real, calls = supervisor.push, [0]
+    real, calls = HFEngine.load, [0]
 
-    def push(*args: Any, **named: Any) -> Any:
+    def load(*args: Any) -> None:
         calls[0] += 1
-        return real(*args, **named) if calls[0] > missed else None
+        if calls[0] > missed:
+            real(*args)
 
-    monkeypatch.setattr(supervisor, "push", push)
+    monkeypatch.setattr(HFEngine, "load", load)
     if missed == 1:
-        policy_engine.push_and_wake(3)
+        policy_engine.push(3)
         assert capsys.readouterr().err
         weights = dict(engine.model.named_parameters())
         assert all(torch.equal(weights[n], p) for n, p in model.named_parameters())
     else:
         with pytest.raises(EngineDisagrees, match="version 3"):
-            policy_engine.push_and_wake(3)
+            policy_engine.push(3)
 
 
 # --- what a run leaves behind -------------------------------------------------------------------
@@ -359,14 +357,14 @@ def test_a_run_that_its_checks_end_saves_first_and_goes_on_from_there(
     ends it, and that step is saved. The final weights are those of an uninterrupted run."""
     full, broken, quick = finished(), tmp_path / "run", ("save_every=100", "eval.final_games=1")
     begin_warm(broken, *quick)
-    real_learn, real_push = step_verbs.update_policy, PolicySupervisor.push_and_wake
+    real_learn, real_push = step_verbs.update_policy, SupervisedPolicy.push
 
     def learn_ended(*args: Any, step: int, **named: Any) -> Any:
         if step == 2:
             raise EngineDisagrees("the rollout")
         return real_learn(*args, step=step, **named)
 
-    def push_ended(engine: PolicySupervisor, version: int) -> None:
+    def push_ended(engine: SupervisedPolicy, version: int) -> None:
         if version == 3:
             raise EngineDisagrees("a push")
         real_push(engine, version)
@@ -377,11 +375,11 @@ def test_a_run_that_its_checks_end_saves_first_and_goes_on_from_there(
     assert [p.name for p in checkpoints(broken)] == ["step_000002"]
     assert len(metrics_of(broken)) == 2
     monkeypatch.setattr(step_verbs, "update_policy", real_learn)
-    monkeypatch.setattr(PolicySupervisor, "push_and_wake", push_ended)
+    monkeypatch.setattr(SupervisedPolicy, "push", push_ended)
     assert run_tiny(broken, *quick) == 1
     assert "step 4" in capsys.readouterr().err
     assert len(metrics_of(broken)) == 3
-    monkeypatch.setattr(PolicySupervisor, "push_and_wake", real_push)
+    monkeypatch.setattr(SupervisedPolicy, "push", real_push)
     assert run_tiny(broken, *quick) == 0
     ends = [(folder / "final" / "model.safetensors").read_bytes() for folder in (full, broken)]
     assert ends[0] == ends[1]

@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from selfplay.config import ChosenEngine, Config
+from selfplay.config import ChosenEngine, Config, EngineConfig
 from selfplay.config.player_spec import CHECKPOINT, parse_shares
 from selfplay.distributed.shard import ONE_UNIT
-from selfplay.engines.sglang.buckets import BUCKET_BYTES
+from selfplay.engines.kinds import engine_kind
 from selfplay.engines.sglang.choose import choose, load_of
+from selfplay.engines.weights import BUCKET_BYTES
 from selfplay.learner.optimizer import MOST_AT_ONCE
 from selfplay.model.families import cache_width
 from selfplay.model.policy import DTYPES
@@ -153,10 +154,10 @@ def estimate(demand: Demand) -> Memory:
     reference = weights if config.algorithm.kl and not shape.adapters else 0.0
     has_critic = config.algorithm.advantage == "ppo"
     critic = (2 * master + 8) * shape.parameters / ranks / GIB if has_critic else 0.0
-    asleep = ASLEEP * engine.processes if engine.kind == "sglang" else 0.0
+    asleep = ASLEEP * engine.processes if sleeps(engine) else 0.0
     own = engine_parts(demand)
     copy = kept_copy(demand)
-    scored = engine.kind == "sglang" and parallel.offload != "all"
+    scored = sleeps(engine) and parallel.offload != "all"
     in_play = {
         "context": CONTEXT,
         "weights": 0.0 if parallel.offload == "all" else weights,
@@ -175,7 +176,7 @@ def estimate(demand: Demand) -> Memory:
         **_pass(demand),
         # The reference is read inside the policy's pass; with adapters it is the same model.
         "copies in the compute dtype": copy * (2 if reference else 1),
-        "engine's weights": 0.0 if engine.kind == "sglang" else own["engine's weights"],
+        "engine's weights": 0.0 if sleeps(engine) else own["engine's weights"],
         "engine asleep": asleep,
     }
     push = {
@@ -240,12 +241,17 @@ def _pass(demand: Demand) -> dict[str, float]:
     return parts | {"gradients of the root above the pass": max(0.0, summed - passed)}
 
 
+def sleeps(engine: EngineConfig) -> bool:
+    """Whether the engine has processes of its own, whose memory is free during the update."""
+    return not engine_kind(engine.kind).in_trainer
+
+
 def engine_parts(demand: Demand) -> dict[str, float]:
     """The engine's own memory in play. SGLang takes a fraction of what is free at its start. The
     transformers engine has a copy of all weights in fp32, which never sleeps; its cache, which
     `engine.max_batch` bounds, is not counted."""
     engine = demand.engine
-    if engine.kind != "sglang":
+    if not sleeps(engine):
         return {"engine's weights": 4 * demand.shape.base / GIB}
     per_gpu = demand.element * demand.shape.parameters / engine.tp_size / GIB
     weights = engine.processes * per_gpu
@@ -263,7 +269,7 @@ def partners_part(demand: Demand) -> float:
     (`launch.config_of_partner`)."""
     engine, rollout = demand.engine, demand.config.rollout
     each = demand.element * demand.shape.base / engine.tp_size / GIB
-    if engine.kind == "sglang":
+    if sleeps(engine):
         transcripts = engine.max_batch * rollout.max_game_tokens * _token_bytes(demand) / GIB
         each += min(engine.mem_fraction / 4 * demand.total, transcripts) + ASLEEP
     return each * sum(spec.kind == CHECKPOINT for spec, _ in parse_shares(rollout.partners))
@@ -302,7 +308,7 @@ def why_not(demand: Demand) -> str | None:
             f"{demand.total:.0f}, {SPARE:.0f} of them spare"
         )
     engine = demand.engine
-    if engine.kind == "sglang":
+    if sleeps(engine):
         least = LEAST_GAMES * demand.config.rollout.max_game_tokens
         tokens = cache_tokens(demand)
         if tokens < least:
@@ -357,7 +363,7 @@ def remedy(demand: Demand) -> list[str]:
 
 def _fractions(engine: ChosenEngine) -> Sequence[float]:
     """The engine's share as set, then smaller and larger ones."""
-    if engine.kind != "sglang":
+    if not sleeps(engine):
         return (engine.mem_fraction,)
     return (engine.mem_fraction, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.6, 0.7, 0.8)
 

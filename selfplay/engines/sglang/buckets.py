@@ -24,31 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Each bucket has a fixed cost, so smaller ones are slower (docs/notes/log.md: 0.25 to 4 GiB).
-BUCKET_BYTES = 2 * 2**30
 LOADER = "selfplay.engines.sglang.buckets.compare_in_engine"
 FOUND_BYTES = 16  # one rank's result: elements compared and elements that differ, int64 each
 _COPY = torch.ops.aten.copy_.default
 _FILLS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor)
-
-
-def plan_buckets(
-    shapes: Mapping[str, torch.Size], dtype: torch.dtype, *, bucket_bytes: int = BUCKET_BYTES
-) -> list[list[str]]:
-    """Split the names, in order, into buckets of at most `bucket_bytes`.
-
-    A larger parameter gets a bucket of its own.
-    """
-    buckets: list[list[str]] = []
-    free_bytes = 0
-    for name, shape in shapes.items():
-        num_bytes = math.prod(shape) * dtype.itemsize
-        if num_bytes > free_bytes or not buckets:
-            buckets.append([])
-            free_bytes = bucket_bytes
-        buckets[-1].append(name)
-        free_bytes -= num_bytes
-    return buckets
 
 
 def serialise(flat_N: Tensor, names: Sequence[str], shapes: Sequence[torch.Size]) -> bytes:

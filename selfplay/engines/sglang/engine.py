@@ -15,24 +15,41 @@ token for token.
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 
-from selfplay.config import ChosenEngine
-from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling, run_all
+from selfplay.config import ChosenEngine, Config
+from selfplay.data.seeds import named_seed
+from selfplay.distributed import World
+from selfplay.engines.base import (
+    Completion,
+    Engine,
+    GameCoroutine,
+    Generate,
+    Request,
+    Sampling,
+    run_all,
+)
 from selfplay.engines.sglang import buckets, launch
+from selfplay.engines.sglang import weights as sending
 from selfplay.engines.sglang.choose import burst_share
 from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.processes import Signals
 from selfplay.engines.sglang.requests import Bursts, GameRouter, RequestCounters, RequestSender
 from selfplay.engines.sglang.sessions import GameSessions, SessionPool, max_session_tokens
-from selfplay.errors import EngineFault
+from selfplay.engines.weights import Compared, Weights
+from selfplay.errors import EngineFault, EngineLost
+from selfplay.model.hub import described_in
+from selfplay.model.policy import DTYPES
+from selfplay.model.stored import check_tensors
 
 TAGS = ("kv_cache", "weights")  # the memory that `sleep` releases; CUDA graphs stay
 TURNS_TO_ADAPT = 64  # fewer say too little about the length of turns
@@ -40,8 +57,10 @@ BURST_AFTER_S = 0.5  # longest time that a burst holds a request back
 FLUSH_TIMEOUT_S = 60.0  # longest wait for the scheduler to become idle before a flush
 
 
-class SGLangEngine:
+class SGLangEngine(Engine):
     """One engine on `engine.tp_size` GPUs; it ends with the process that builds it."""
+
+    scores = True
 
     def __init__(
         self,
@@ -54,22 +73,24 @@ class SGLangEngine:
         seed: int = 0,
         base_gpu_id: int = 0,
         load_format: str = "auto",
+        group: dist.ProcessGroup | None = None,
     ) -> None:
         """Start the engine; blocks until it has answered one request.
 
         model_path: a local folder with config.json and, unless `load_format` is "dummy", weights.
         base_gpu_id: the engine's first visible GPU; it uses `config.tp_size` consecutive ones.
         load_format: "dummy" starts with random weights; requests are refused until a push.
+        group: of the ranks that share the engine, which this rank leads (`sending.EnginePart`).
 
         Raises RuntimeError outside the main thread or when a child process dies during the start,
         ValueError for `config.deterministic` on a CPU, and SettingsError for memory that leaves no
         cache.
         """
-        self.dtype, self.device = getattr(torch, dtype), device
+        self.dtype, self.device, self._group = getattr(torch, dtype), device, group
+        self._mem_fraction = config.mem_fraction
         self.tp_size, self.num_processes = config.tp_size, config.processes
-        self.num_ranks = config.processes * config.tp_size
+        self.num_copies, self.num_ranks = config.processes, config.processes * config.tp_size
         self.deterministic, self.sessions = config.deterministic, config.sessions
-        self.version = 0
         expected = launch.expected_parameters(model_path)
         self._holds_folder = load_format != "dummy"
         self.ledger = buckets.Ledger(expected, complete=self._holds_folder)
@@ -98,7 +119,70 @@ class SGLangEngine:
         ]
         self._start()
 
+    @classmethod
+    def num_weights(cls, folder: Path) -> int:
+        """By its config: how many parameters SGLang's model of it has."""
+        shapes = launch.expected_parameters(str(described_in(folder)))
+        return sum(shape.numel() for shape in shapes.values())
+
+    @classmethod
+    def start(
+        cls, config: Config, weights: Path, world: World, *, load_format: str = "auto"
+    ) -> Engine:
+        """Of `world.replica.size` GPUs; a part of it on a rank that does not lead its replica."""
+        # An evaluation's policies may come from runs with engines of other sizes.
+        assert isinstance(config.engine, ChosenEngine)
+        chosen = replace(config.engine, tp_size=world.replica.size)
+        if not world.replica.leads:
+            dtype = DTYPES[config.model.dtype]
+            return sending.EnginePart(world, dtype, mem_fraction=chosen.mem_fraction)
+        return cls._of_rank(config, chosen, weights, world, load_format=load_format)
+
+    @classmethod
+    def start_partner(cls, config: Config, weights: Path, world: World) -> Self | None:
+        """With a smaller cache than the policy's, of what memory is free (`config_of_partner`)."""
+        if not world.replica.leads:
+            return None
+        assert isinstance(config.engine, ChosenEngine)
+        chosen = launch.config_of_partner(
+            replace(config.engine, tp_size=world.replica.size),
+            str(weights),
+            launch.expected_parameters(str(weights)),
+            gpu=_first_gpu(world) if world.device.type == "cuda" else None,
+            itemsize=DTYPES[config.model.dtype].itemsize,
+            context=config.rollout.max_game_tokens,
+        )
+        return cls._of_rank(config, chosen, weights, world, load_format="auto")
+
+    @classmethod
+    def _of_rank(
+        cls, config: Config, chosen: ChosenEngine, weights: Path, world: World, *, load_format: str
+    ) -> Self:
+        """An engine with these settings, of a rank that leads its replica. Raises SettingsError for
+        a folder that SGLang would read in another way than the trainer."""
+        if load_format == "auto":
+            check_tensors(weights)
+        if world.device.type == "cuda":
+            gc.collect()  # free the warm start's memory before the engine takes its share
+            torch.cuda.empty_cache()
+        try:
+            return cls(
+                str(weights),
+                chosen,
+                device=world.device.type,
+                dtype=config.model.dtype,
+                # SGLang's longest prompt is the context less 6 tokens, with its answer less 2.
+                context_length=config.rollout.max_game_tokens + 8,
+                seed=named_seed(config.seed, "engine", world.replica.index),
+                base_gpu_id=_first_gpu(world),
+                load_format=load_format,
+                group=world.replica.group,
+            )
+        except (RuntimeError, OSError) as error:  # a child has printed its own traceback
+            raise EngineLost(f"the engine does not start: {error}") from error
+
     def _start(self) -> None:
+        """Start the processes and read their first answers; the cache is as large as at first."""
         # Each process has its own random stream, and a restart begins a new one.
         seed = self._arguments["random_seed"] + 7919 * self._num_starts
         self._num_starts += 1
@@ -190,10 +274,6 @@ class SGLangEngine:
 
         return self.run_games(map(game, requests), sampling)
 
-    def rollout(self) -> AbstractContextManager[None]:
-        """Does nothing: SGLang's prefix cache lasts from push to push."""
-        return nullcontext()
-
     def run_games(
         self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
@@ -232,12 +312,13 @@ class SGLangEngine:
         self.counters.num_turns = self.counters.num_sampled_tokens = 0
 
     async def _play_all(self, playing: Iterable[Awaitable[Any]]) -> list[Any]:
+        """The games' results, once the engine has answered or dropped every request."""
         try:
             return await run_all(playing)
         finally:
             await self._loop.drain()
 
-    def begin_scoring(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
+    def score(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
         """Request the log-prob of each token of these texts given the tokens before it.
 
         Returns at once, while the engine works. The returned function waits for the answers: one
@@ -246,7 +327,7 @@ class SGLangEngine:
         """
         self._check_awake()
 
-        async def score(number: int, ids: Sequence[int]) -> list[float]:
+        async def score_one(number: int, ids: Sequence[int]) -> list[float]:
             parameters = {"max_new_tokens": 1, "temperature": 1.0}
             sender = self.senders[number % self.num_processes]
             answer = await sender.send(ids, parameters, version=self.version, score=True)
@@ -256,11 +337,12 @@ class SGLangEngine:
             return logprobs
 
         async def every() -> list[list[float]]:
-            return await asyncio.gather(*map(score, itertools.count(), texts))
+            return await asyncio.gather(*map(score_one, itertools.count(), texts))
 
         return self._loop.begin(every(), what="scoring")
 
     def _check_awake(self) -> None:
+        """Raise RuntimeError while the engine cannot generate."""
         if self._released:
             raise RuntimeError(f"the engine sleeps: wake {sorted(self._released)} first")
         if not self.ledger.complete:
@@ -280,6 +362,14 @@ class SGLangEngine:
         return parameters
 
     # Weights
+
+    def load(self, weights: Weights, version: int) -> None:
+        """Raises ValueError, before anything is sent, for other parameters than the engine's."""
+        sending.load(weights, self, self._group, version=version)
+
+    def compare(self, weights: Weights) -> Compared:
+        """Runs the model's own loader in each process, with comparisons in place of its writes."""
+        return sending.compare(weights, self, self._group)
 
     def begin_bucket(
         self, payloads: Sequence[bytes], *, names: Sequence[str], version: int
@@ -325,6 +415,7 @@ class SGLangEngine:
         )
 
     def _check_loadable(self, payloads: Sequence[bytes]) -> None:
+        """Raise if the weights sleep, or unless there is a payload for each of the ranks."""
         if "weights" in self._released:
             raise RuntimeError("the engine's weights sleep: wake them before a push")
         if len(payloads) != self.num_ranks:
@@ -368,6 +459,7 @@ class SGLangEngine:
             raise ValueError(f"wake takes one of {TAGS}, got {what!r}")
         if what not in self._released:  # SGLang would end its whole process tree
             return
+        sending.make_room(torch.device("cuda", torch.cuda.current_device()), self._mem_fraction)
         from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
 
         request = ResumeMemoryOccupationReqInput(tags=[what])
@@ -412,6 +504,11 @@ class SGLangEngine:
     def num_weight_bytes(self) -> int:
         """The bytes of one copy of the weights."""
         return launch.bytes_of(self.ledger.expected, self.dtype.itemsize)
+
+
+def _first_gpu(world: World) -> int:
+    """The first GPU of this rank's engine."""
+    return world.local_rank // world.replica.size * world.replica.size
 
 
 class _GameRequests:

@@ -1,0 +1,274 @@
+"""The engine as a run uses it: it answers, or it ends the run on every rank.
+
+Engine and trainer take turns on the GPU, so only the larger of the two has to fit:
+
+    play → sleep → update → push weights (wake weights, load, compare, wake cache) → play
+
+An engine that fails is killed and started again, and its work is repeated: unfinished games are
+played again from their start, a push is sent again. The seeds of a game are the same; SGLang uses
+them only with `engine.deterministic`, and else samples other turns. Every rank must call
+each method, because the ranks meet in collectives and learn of a failure at the same point.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+
+from dialop.shown import error_text
+from selfplay.distributed import World, all_reduce_sum, barrier, raise_on_all_ranks
+from selfplay.engines.base import (
+    Completion,
+    Engine,
+    GameCoroutine,
+    GameRunner,
+    Generate,
+    Request,
+    Sampling,
+)
+from selfplay.engines.weights import Weights
+from selfplay.errors import EngineDisagrees, EngineFault, EngineLost, EnginesFailed
+from selfplay.learner.learner import Learner
+from selfplay.model.lora import plain_weights
+from selfplay.weight_sync.offload import Offload
+
+MAX_FAILURES = 3  # in a row; the last of them ends the run
+
+
+class Supervised:
+    """An engine that keeps the weights of its folder, restarted when it fails.
+
+    `runner` plays the games: a router over this engine and the partners' (`Partners.routed`), or
+    the engine itself.
+    """
+
+    def __init__(self, engine: Engine, world: World, *, runner: GameRunner | None = None) -> None:
+        self.engine, self._world = engine, world
+        self._runner: GameRunner = runner or engine
+        self._num_restarts = 0
+
+    def run_games(
+        self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
+    ) -> list[Any]:
+        """Run one coroutine for each game; results in order. If any rank's engine fails, all ranks
+        run their games again, so a game that has ended must return at once. Raises EngineLost after
+        the last failure in a row."""
+        games, number = list(games), 0
+        while True:
+            try:
+                with raise_on_all_ranks(self._world), self._runner.rollout():
+                    return self._runner.run_games(games, sampling, partners) if games else []
+            except EnginesFailed as failed:
+                number += 1
+                self._restart(failed, number)
+                self._load_last()
+
+    def rollout(self) -> AbstractContextManager[None]:
+        """Does nothing: each attempt of `run_games` is a rollout of its own."""
+        return nullcontext()
+
+    def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+        """Answer this rank's requests, in order. Raises as `run_games` does."""
+        return self.run_games([partial(_answer, request) for request in requests], sampling)
+
+    def score(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
+        """As the engine's. One that fails is left out, with no scores; the next rollout restarts
+        it. The only method that no other rank waits for."""
+        try:
+            return partial(_scores_or_none, self.engine.score(texts))
+        except EngineFault as fault:
+            print(f"sync check: no scores: {fault}", file=sys.stderr, flush=True)
+            return list
+
+    def take_num_restarts(self) -> float:
+        """Restarts of all ranks' engines since the last call."""
+        num, self._num_restarts = self._num_restarts, 0
+        return float(num)
+
+    def _restart(self, failed: EnginesFailed, number: int) -> None:
+        """Print what failed and restart this rank's engine if it failed. After the last failure in
+        a row close it instead, which frees memory that saving may need, and raise EngineLost."""
+        world, last = self._world, number == MAX_FAILURES
+        if world.rank == 0:
+            end = "" if last else ": it is restarted"
+            text = f"engine failure {number} of {MAX_FAILURES} in a row, {failed}{end}"
+            print(text, file=sys.stderr, flush=True)
+        self._num_restarts += 0 if last else len(failed.causes)
+        if world.rank in failed.causes:
+            if last:
+                self.engine.close()
+            else:
+                self._restart_own()
+        self.sleep()
+        if last:
+            raise EngineLost(f"an engine failed {number} times in a row; last error, {failed}")
+
+    def _restart_own(self) -> None:
+        """Restart this rank's engine, in the memory that the trainer's allocator only caches."""
+        if self._world.device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()  # the engine's memory is a share of the free memory
+        try:
+            self.engine.restart()
+        except EngineFault as error:  # the next call fails and counts as the next failure
+            print(f"engine restart: {error_text(error)}", file=sys.stderr, flush=True)
+
+    def sleep(self) -> None:
+        """Does nothing: this engine shares its memory with no trainer."""
+
+    def _load_last(self) -> None:
+        """Does nothing: a restarted engine has its folder's weights."""
+
+
+class SupervisedPolicy(Supervised):
+    """The engine of the policy in training: it sleeps during the update and then gets the
+    learner's weights."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        engine: Engine,
+        offload: Offload,
+        *,
+        runner: GameRunner | None = None,
+    ) -> None:
+        super().__init__(engine, learner.world, runner=runner)
+        self._learner, self._offload = learner, offload
+        self._version = 0  # of the last push
+
+    def sleep(self) -> None:
+        """Put every engine to sleep, then onload what was offloaded, for an update or a save."""
+        sleep_or_close(self.engine)
+        barrier(self._world)
+        self._offload.onload()
+
+    def push(self, version: int) -> None:
+        """Wake the engine with the learner's weights as `version`, some compared bit for bit.
+
+        A failed engine is restarted first. Raises EngineLost after the last failure in a row, with
+        every engine asleep and nothing offloaded, and EngineDisagrees if the engine's weights still
+        differ after two pushes.
+        """
+        self._version, number = version, 0
+        while True:
+            try:
+                num_different = self._wake_with_weights(version)
+                break
+            except EnginesFailed as failed:
+                number += 1
+                self._restart(failed, number)
+        _check_equal(num_different, version)
+
+    def push_again(self, version: int) -> bool:
+        """Push and compare all weights. False if an engine failed, which was restarted with them.
+        Raises EngineDisagrees on every rank if any differs."""
+        try:
+            num_different = self._load_and_compare(version, None)
+        except EnginesFailed:
+            self.push(version)
+            return False
+        _check_equal(num_different, version)
+        return True
+
+    def warn(self, message: str) -> None:
+        """Print a warning about the weight sync on rank 0."""
+        if self._world.rank == 0:
+            print(f"weight sync: {message}", file=sys.stderr, flush=True)
+
+    def _load_last(self) -> None:
+        """All ranks' engines get the weights again, from their sleep."""
+        self.push(self._version)
+
+    def _wake_with_weights(self, version: int) -> int:
+        """One attempt of `push`, from an engine asleep: how many elements differ at its end. The
+        engine is awake and the offload complete also after a difference."""
+        self._offload.offload_state()
+        self._wake("weights")
+        num_different = self._load_and_compare(version, compared_names(self._learner, version))
+        if num_different:
+            self.warn("the engine's weights differ from the trainer's: pushed again")
+            num_different = self._load_and_compare(version, None)
+        self._offload.offload_parameters()
+        self._wake("kv_cache")
+        return num_different
+
+    def _wake(self, what: str) -> None:
+        """Wake every rank's engine. Raises EnginesFailed."""
+        with raise_on_all_ranks(self._world):
+            self.engine.wake(what)
+
+    def _load_and_compare(self, version: int, names: Collection[str] | None) -> int:
+        """Push all weights, then compare those of these names, or all."""
+        weights = Weights(self._learner.model, self.engine.dtype)
+        with raise_on_all_ranks(self._world), weights.all_taken():
+            self.engine.load(weights, version)
+        return self._num_different(Weights(self._learner.model, self.engine.dtype, names=names))
+
+    def _num_different(self, weights: Weights) -> int:
+        """The number of elements of these weights whose bits differ in any rank's engine. Those
+        that an engine did not compare count as different."""
+        with raise_on_all_ranks(self._world), weights.all_taken():
+            own = self.engine.compare(weights)
+        counts = map(float, (own.num_elements, own.num_different, self.engine.num_copies))
+        summed = map(int, all_reduce_sum([*counts], self._world))
+        num_compared, num_different, num_copies = summed
+        expected = num_copies * weights.num_elements
+        if num_compared < expected:
+            self.warn(
+                f"the engine compared {num_compared} of {expected} elements of its weights; its "
+                "loader for this model writes them in an unknown way"
+            )
+        return num_different + max(0, expected - num_compared)
+
+
+def compared_names(learner: Learner, version: int) -> set[str]:
+    """Two parameters to compare after the push of `version`.
+
+    One is a matrix, which detects every missed push: an AdamW step at 1e-6 moves 1 in 100
+    elements of size 0.02 to the next bf16 number. Of a model with adapters it is one that has
+    some. The other is each parameter in turn. Correctly pushed weights are equal bit for bit,
+    so there are no false alarms.
+    """
+    weights = plain_weights(learner.model)
+    matrices = [name for name, weight in weights.items() if weight.base.dim() > 1]
+    trained = [name for name in matrices if weights[name].layer is not None] or matrices
+    return {trained[version % len(trained)], [*weights][version % len(weights)]}
+
+
+def sleep_or_close(engine: Engine) -> None:
+    """Put the engine to sleep. If that fails, close it, which frees its memory too; the next push
+    restarts it."""
+    try:
+        engine.sleep()
+    except EngineFault as fault:
+        print(f"engine ended instead of put to sleep: {fault}", file=sys.stderr, flush=True)
+        engine.close()
+
+
+async def _answer(request: Request, generate: Generate) -> Completion:
+    """A game of one request."""
+    return await generate(request)
+
+
+def _scores_or_none(wait: Callable[[], list[list[float]]]) -> list[list[float]]:
+    """The scores; none, with a line, if the engine fails."""
+    try:
+        return wait()
+    except EngineFault as fault:
+        print(f"sync check: no scores: {fault}", file=sys.stderr, flush=True)
+        return []
+
+
+def _check_equal(num_different: int, version: int) -> None:
+    """Raise EngineDisagrees unless the compared weights are equal."""
+    if num_different:
+        raise EngineDisagrees(
+            f"weight sync failed: after two pushes of version {version} {num_different} elements "
+            "of the engine's weights differ from the trainer's or were not compared"
+        )
