@@ -111,6 +111,30 @@ def test_a_library_is_imported_only_where_it_belongs() -> None:
                 assert room_of(name) not in WITHOUT_TORCH, f"{name} imports {imported}"
 
 
+ENGINES = {"HFEngine", "SGLangEngine", "EnginePart"}
+
+
+def asks_which_engine(node: ast.AST) -> bool:
+    """An `isinstance` or a cast to an engine's class, or a kind compared with an engine's name."""
+    named = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id in ("isinstance", "issubclass", "cast") and bool(named & ENGINES)
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        kinds = {each.attr for each in sides if isinstance(each, ast.Attribute)} | named
+        words = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+        return bool(words & {"hf", "sglang"}) and bool(kinds & {"kind", "engine"})
+    return False
+
+
+def test_only_engines_know_which_engine_it_is() -> None:
+    """Others ask its class for a property, so that an engine of one's own is as good."""
+    for name, path in SELFPLAY.items():
+        if not name.startswith("selfplay.engines"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                assert not asks_which_engine(node), f"{name}:{getattr(node, 'lineno', 0)}"
+
+
 @pytest.mark.parametrize("program", ["train", "eval"])
 def test_openmp_is_told_to_sleep_before_torch_reads_it(program: str) -> None:
     code = f"""

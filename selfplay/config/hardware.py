@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
+from selfplay.config.plugins import check_name
 from selfplay.config.schema import RULES
 
 Auto = Literal["auto"]
@@ -108,8 +109,9 @@ class ModelConfig:
 class EngineConfig:
     """The inference engine that generates the policy's turns."""
 
-    kind: Literal["hf", "sglang"] = "hf"
-    """hf generates with transformers in the trainer's process; sglang starts SGLang"""
+    kind: str = "hf"
+    """hf generates with transformers in the trainer's process; sglang starts SGLang; or a class of
+    your own as my_file.py:Name"""
     max_batch: int = Field(default=512, ge=1, le=65_536)
     """most games that the hf engine plays, and most prompts that it generates, at once; most
     requests that SGLang runs at once"""
@@ -157,6 +159,11 @@ class EngineConfig:
     token; if it is above this and above the noise measured at the start and in play, the run
     saves its state and stops"""
 
+    @field_validator("kind")
+    @classmethod
+    def _engine(cls, name: str) -> str:
+        return check_name("engine.kind", name)
+
     @model_validator(mode="after")
     def check(self) -> Self:
         if self.processes not in ("auto", 1) and self.tp_size > 1:
@@ -164,13 +171,6 @@ class EngineConfig:
                 f"engine.processes must be 1 with engine.tp_size {self.tp_size}, got "
                 f"{self.processes}: several engines share one GPU only"
             )
-        if self.device_map and self.kind == "sglang":
-            raise ValueError(
-                f"engine.device_map must be null with engine.kind sglang, got {self.device_map}: "
-                "engine.tp_size splits its model"
-            )
-        if self.exact and self.kind != "sglang":
-            raise ValueError(f"engine.kind must be sglang with engine.exact, got {self.kind}")
         if self.exact and self.tp_size > 1:
             raise ValueError(f"engine.tp_size must be 1 with engine.exact, got {self.tp_size}")
         if self.exact and self.attention not in ("auto", "fa3"):

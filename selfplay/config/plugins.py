@@ -22,10 +22,13 @@ from selfplay.errors import OwnFault, own_fault
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """What a key takes: the first parameters of its function, and the built-in ones by name."""
+    """What a key takes: the parameters without default of its function, or of its class's method
+    `called`, and the built-in ones by name."""
 
     parameters: tuple[str, ...]
     built_in: Mapping[str, str]
+    what: str = "a function"
+    called: str = ""
 
 
 _LOSS, _ADVANTAGES = "selfplay.learner.loss", "selfplay.advantages.advantages"
@@ -50,6 +53,7 @@ PLUGINS = {
     "rollout.player": Plugin(
         ("rendering", "seed_names", "max_new_tokens", "max_game_tokens"),
         {"policy": "selfplay.rollout.players:PolicyPlayer"},
+        "a subclass of PolicyPlayer",
     ),
     "reward.function": Plugin(
         ("episode",),
@@ -57,6 +61,15 @@ PLUGINS = {
             name: f"{_REWARDS}:{name}"
             for name in ("score_norm", "accept", "regret", "message_credit")
         },
+    ),
+    "engine.kind": Plugin(
+        ("config", "weights", "world"),
+        {
+            "hf": "selfplay.engines.hf:HFEngine",
+            "sglang": "selfplay.engines.sglang.engine:SGLangEngine",
+        },
+        "a subclass of Engine",
+        called="start",
     ),
 }
 
@@ -71,8 +84,8 @@ def check_name(key: str, name: str) -> str:
     module, colon, attribute = name.rpartition(":")
     if name not in built_in and not (colon and module and attribute.isidentifier()):
         raise ValueError(
-            f"{key} must be one of {', '.join(built_in)}, or a function as my_module:name or "
-            f"my_file.py:name, got {name!r}{nearest(name, built_in)}"
+            f"{key} must be one of {', '.join(built_in)}, or {PLUGINS[key].what} as my_module:name "
+            f"or my_file.py:name, got {name!r}{nearest(name, built_in)}"
         )
     return name
 
@@ -81,15 +94,19 @@ class WrongParameters(ValueError):
     """A function takes other parameters than those that its key needs."""
 
 
-@lru_cache(maxsize=64)
 def function_of(key: str, name: str) -> Callable[..., Any]:
     """The function that a key names.
 
     Raises:
         ValueError: one line, if its module cannot be imported or it takes other parameters.
     """
-    expected = PLUGINS[key].parameters
-    path = PLUGINS[key].built_in.get(name, name)
+    return _function_at(key, PLUGINS[key].built_in.get(name, name))
+
+
+@lru_cache(maxsize=64)
+def _function_at(key: str, path: str) -> Callable[..., Any]:
+    """The function of this path, whose parameters are those of the key."""
+    plugin = PLUGINS[key]
     module_name, _, attribute = path.rpartition(":")
     module = _module_of(key, module_name)
     function = getattr(module, attribute, None)
@@ -99,12 +116,13 @@ def function_of(key: str, name: str) -> Callable[..., Any]:
             f"{key} must name a function of {module.__name__}, got {attribute!r}"
             f"{nearest(attribute, names)}"
         )
-    parameters = inspect.signature(function).parameters.values()
+    called = getattr(function, plugin.called, None) if plugin.called else function
+    parameters = inspect.signature(called).parameters.values() if called else ()
     required = [each.name for each in parameters if each.default is each.empty]
-    if tuple(required) != expected:
-        kind = "a subclass of PolicyPlayer" if key == "rollout.player" else "a function"
+    if tuple(required) != plugin.parameters:
+        of = f" whose {plugin.called} is" if plugin.called else ""
         raise WrongParameters(
-            f"{key} must be {kind} of ({', '.join(expected)}), got {attribute}"
+            f"{key} must be {plugin.what}{of} of ({', '.join(plugin.parameters)}), got {attribute}"
             f"({', '.join(required)})"
         )
     return function

@@ -17,6 +17,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from selfplay.errors import SettingsError
+
 if TYPE_CHECKING:  # a game runner needs no torch
     from pathlib import Path
 
@@ -104,6 +106,7 @@ async def run_all(coroutines: Iterable[Awaitable[Any]]) -> list[Any]:
 class GameRunner(Protocol):
     """Plays games: what a rollout needs."""
 
+    @abstractmethod
     def run_games(
         self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
@@ -147,6 +150,18 @@ class Engine(GameRunner):
     def shares(cls, world: World) -> bool:
         """Whether it generates with the learner's own parameters (`around`), not with a copy."""
         return False
+
+    @classmethod
+    def check(cls, engine: EngineConfig, *, here: bool) -> None:
+        """Raise SettingsError for settings that it has no use for and, if the run is to be `here`,
+        for what this machine lacks. Only SGLang's kernels are exact."""
+        if engine.exact:
+            raise SettingsError(f"engine.kind must be sglang with engine.exact, got {engine.kind}")
+
+    @classmethod
+    def why_not(cls, model: PreTrainedModel) -> str | None:
+        """Why it cannot take the weights of this model, which may be on the meta device."""
+        return None
 
     @classmethod
     def needs_merged(cls, engine: EngineConfig) -> bool:
@@ -212,12 +227,14 @@ class Engine(GameRunner):
         """Free the memory of weights and cache while the trainer works, where possible."""
 
     def wake(self, what: str) -> None:
-        """Allocate memory again: "weights" before a push, then "kv_cache" before generating."""
+        """Allocate memory again: "weights" before a push, then "kv_cache" before generating. Until
+        the first the trainer may use what `sleep` freed."""
 
     def restart(self) -> None:
         """End the engine and start it again. Until the next `load` it has no weights or its first.
 
-        Raises EngineFault if it does not start.
+        Raises EngineFault if it does not start; the engine then stays lost, and the next call is
+        its next failure. An engine in the trainer's process has nothing to restart.
         """
 
     @property

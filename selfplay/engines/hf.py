@@ -56,6 +56,8 @@ class HFEngine(Engine):
     in_trainer, dtype = True, torch.float32
 
     def __init__(self, model: PreTrainedModel, *, max_batch: int = 512) -> None:
+        """`model` is used as it is, not copied; `max_batch` is the most games, and the most prompts
+        of a batch, at once."""
         self.model, self.max_batch = model, max_batch
         self._tree: TextTree | None = None  # of the rollout
 
@@ -66,7 +68,8 @@ class HFEngine(Engine):
 
     @classmethod
     def needs_merged(cls, engine: EngineConfig) -> bool:
-        return engine.device_map is not None  # transformers splits no adapters
+        """Only to be split: transformers splits no adapters."""
+        return engine.device_map is not None
 
     @classmethod
     def start(
@@ -162,6 +165,7 @@ class HFEngine(Engine):
         ]
 
     def _new_tree(self) -> TextTree:
+        """A tree without texts, for a rollout or for one call outside of them."""
         return TextTree(self.model.config.num_hidden_layers, self.model.device)
 
     def _prefill(
@@ -346,6 +350,7 @@ class TextTree:
             )
 
     def _joined(self, parts: Iterable[Iterable[int]]) -> Tensor:
+        """All numbers of the parts, one after the other, int64 on the device of the tree."""
         return torch.tensor(list(chain.from_iterable(parts)), device=self.device)
 
 
@@ -361,6 +366,7 @@ class SlotLayer(CacheLayerMixin):
         self._slots_N, self._num_slots = slots_N, num_slots
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """No slots yet, of the first keys' dtype, heads and width."""
         self.keys, self.values = (
             x.new_zeros(1, x.shape[1], x.shape[3]) for x in (key_states, value_states)
         )
@@ -376,6 +382,7 @@ class SlotLayer(CacheLayerMixin):
         return self.keys.transpose(0, 1)[None], self.values.transpose(0, 1)[None]
 
     def write(self, keys_NGD: Tensor, values_NGD: Tensor) -> None:
+        """Write the new tokens' keys and values to their slots, of which there may be more now."""
         if self._num_slots > len(self.keys):
             self.keys, self.values = (self._grown(x) for x in (self.keys, self.values))
         slots_N = self._slots_N.to(self.keys.device)  # a device map gives layers their own devices
@@ -383,6 +390,7 @@ class SlotLayer(CacheLayerMixin):
         self.values.index_copy_(0, slots_N, values_NGD)
 
     def _grown(self, x_TGD: Tensor) -> Tensor:
+        """A copy with room for all slots, at least for half as many again: it grows rarely."""
         size = max(self._num_slots, len(x_TGD) * 3 // 2)
         grown = x_TGD.new_empty(size, *x_TGD.shape[1:])
         grown[: len(x_TGD)] = x_TGD
@@ -395,6 +403,8 @@ class SlotLayer(CacheLayerMixin):
         return -1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The keys' number and their offset, for which transformers asks; attention has its bounds
+        from the packed row."""
         return self._num_slots, 0
 
 
@@ -481,6 +491,7 @@ class DecodeRows:
         return new_rows
 
     def _tensor(self, values: Sequence[Any]) -> Tensor:
+        """Indices or ids as int64 on the device of the rows."""
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
 
@@ -533,4 +544,5 @@ class RowLayer(CacheLayerMixin):
         return self.keys.shape[1]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The keys' number, with those of this step, and their offset."""
         return self.length + query_length, 0

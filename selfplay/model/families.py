@@ -13,7 +13,7 @@ ATTENTION = {"full_attention", "sliding_attention"}
 CHANGING = {"dynamic", "longrope"}
 
 
-def why_not(model: PreTrainedModel, *, sharded: bool, engine: str, max_tokens: int) -> str | None:
+def why_not(model: PreTrainedModel, *, sharded: bool, max_tokens: int) -> str | None:
     """Why this model, which may be on the meta device, cannot be trained with these settings.
 
     None if it can. `sharded` means that FSDP shards the parameters (any GPU, or several processes).
@@ -43,8 +43,6 @@ def why_not(model: PreTrainedModel, *, sharded: bool, engine: str, max_tokens: i
             f"its rotary frequencies depend on the longest sequence of a row beyond {limit} "
             f"positions: set rollout.max_game_tokens to {limit}, got {max_tokens}"
         )
-    if engine == "sglang" and any("experts" in n and p.ndim == 3 for n, p in weights):
-        return "weight sync with SGLang does not support merged experts: set engine.kind to hf"
     return None
 
 

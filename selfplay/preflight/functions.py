@@ -22,7 +22,7 @@ from selfplay.chat.rendering import make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.config import Config, RewardConfig
 from selfplay.config.plugins import function_of, own_call, own_functions
-from selfplay.engines.base import Completion, Request
+from selfplay.engines.base import Completion, Engine, Request
 from selfplay.errors import OwnFault, SettingsError
 from selfplay.learner.batch import pack
 from selfplay.learner.loss import checked_losses
@@ -335,9 +335,22 @@ def _check_player(player: Callable[..., Any], config: Config) -> Iterator[str]:
     yield "fork: an independent copy"
 
 
+# --- engines --------------------------------------------------------------------------------------
+
+
+def _check_engine(engine: Callable[..., Any], config: Config) -> Iterator[str]:
+    is_engine = isinstance(engine, type) and issubclass(engine, Engine)
+    _require(is_engine, "it must be a subclass of selfplay.engines.base.Engine")
+    yield "class: a subclass of Engine"
+    missing = sorted(getattr(engine, "__abstractmethods__", ()))
+    _require(not missing, f"it must have the methods of an engine, {', '.join(missing)} too")
+    yield "methods: those of an engine"
+
+
 _CHECKS: dict[str, Callable[[Callable[..., Any], Config], Iterator[str]]] = {
     "algorithm.loss": _check_loss,
     "algorithm.advantage": _check_advantage,
     "reward.function": _check_reward,
     "rollout.player": _check_player,
+    "engine.kind": _check_engine,
 }

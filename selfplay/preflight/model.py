@@ -143,15 +143,16 @@ def _refusal(
     why = why_not(
         skeleton,
         sharded=world.mesh is not None or config.parallel.checkpointing != "none",
-        engine=config.engine.kind,
         max_tokens=config.rollout.max_game_tokens,
     )
+    kind = engine_kind(config.engine.kind)
+    why = why or kind.why_not(skeleton)
     if config.engine.exact:
         problem = import_module("selfplay.extras.exact").why_not_exact(described)
         if problem is not None:
             return f"engine.exact must be false for this model, got true: {problem}"
     if why is None and model.path is not None:
-        why = check_copy(described, engine=engine_kind(config.engine.kind).in_trainer)
+        why = check_copy(described, engine=kind.in_trainer)
     if why is not None:
         return f"model.path must be a family that can be trained, got {family}: {why}"
     try:

@@ -6,7 +6,6 @@ value. Loads no weights and writes no files.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import tempfile
@@ -21,7 +20,6 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from dialop.kit import switch
 from dialop.shown import error_line, on_one_line
-from dialop.specs import nearest
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, ModelConfig
@@ -42,7 +40,6 @@ from selfplay.distributed import check_switches
 from selfplay.distributed.tensor_parallel import why_undivided
 from selfplay.engines.endpoint import check_address, endpoint_key
 from selfplay.engines.kinds import engine_kind
-from selfplay.engines.sglang.launch import argument_names, pick_attention_backend
 from selfplay.errors import SettingsError
 from selfplay.evaluation.held_out import check_fixed_partners
 from selfplay.metrics.run_folder import check_names, holds_run
@@ -90,6 +87,7 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     check_files(config.game, config.data)  # before a model is fetched
     check_partners(config.rollout.partners, config.game, out=config.out)
     check_fixed_partners(config.eval, config.game, config.rollout, out=config.out)
+    engine_kind(config.engine.kind).check(config.engine, here=False)
     if here:
         check_machine(config.device, config.engine)
     check_tracker(config.track, here=here)
@@ -232,30 +230,7 @@ def check_machine(device: str, engine: EngineConfig) -> None:
             f"device must be cpu or auto where torch {torch.__version__} finds no GPU, got cuda; "
             "with a GPU here install a torch for CUDA (requirements/gpu.txt)"
         )
-    if engine_kind(engine.kind).in_trainer:
-        return
-    if importlib.util.find_spec("sglang") is None:
-        raise SettingsError(
-            "engine.kind must be hf where SGLang is not installed, got sglang; `pip install -r "
-            "requirements/gpu.txt` installs it"
-        )
-    if not torch.cuda.is_available() and os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
-        raise SettingsError(
-            "engine.kind must be hf where torch finds no GPU, got sglang; SGLang's build for CPUs "
-            "needs SGLANG_USE_CPU_ENGINE=1 in the environment"
-        )
-    if engine.exact and not (torch.cuda.is_available() and pick_attention_backend("cuda") == "fa3"):
-        raise SettingsError(
-            "engine.exact must be false without a Hopper GPU and FlashAttention 3 (flash_ops of "
-            "sglang-kernel), got true"
-        )
-    if engine.server_args:  # SGLang takes seconds to import
-        names = argument_names()
-        for name in engine.server_args.keys() - names:
-            raise SettingsError(
-                f"engine.server_args must name arguments of SGLang's ServerArgs, got {name}"
-                f"{nearest(name, names)}"
-            )
+    engine_kind(engine.kind).check(engine, here=True)
 
 
 def check_folder(folder: Path, *, what: str) -> None:

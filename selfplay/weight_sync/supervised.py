@@ -45,10 +45,12 @@ class Supervised:
     """An engine that keeps the weights of its folder, restarted when it fails.
 
     `runner` plays the games: a router over this engine and the partners' (`Partners.routed`), or
-    the engine itself.
+    the engine itself. It is a runner of games itself, so that whoever plays knows of no failure: it
+    answers, or it raises EngineLost on every rank.
     """
 
     def __init__(self, engine: Engine, world: World, *, runner: GameRunner | None = None) -> None:
+        """`engine` is this rank's, or its part of another rank's."""
         self.engine, self._world = engine, world
         self._runner: GameRunner = runner or engine
         self._num_restarts = 0
@@ -138,6 +140,8 @@ class SupervisedPolicy(Supervised):
         *,
         runner: GameRunner | None = None,
     ) -> None:
+        """The engine sleeps; it holds no weights, or the learner's first. `offload` moves what
+        `parallel.offload` names to the host while games are played, and back before an update."""
         super().__init__(engine, learner.world, runner=runner)
         self._learner, self._offload = learner, offload
         self._version = 0  # of the last push

@@ -31,9 +31,9 @@ def engine_fails() -> None:
         },
     }
     FaultyHF.faults = Faults(plans[int(os.environ["RANK"])])
-    from selfplay.engines.kinds import KINDS
+    from selfplay.config.plugins import PLUGINS
 
-    KINDS["hf"] = "tests.helpers.faulty_engine.FaultyHF"
+    PLUGINS["engine.kind"].built_in["hf"] = "tests.helpers.faulty_engine:FaultyHF"  # type: ignore[index]
 
 
 def fails_in_play(how: str) -> None:

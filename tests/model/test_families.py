@@ -13,6 +13,7 @@ from selfplay.config import load_config
 from selfplay.distributed.tensor_parallel import DIVIDED, why_undivided
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.hf import HFEngine
+from selfplay.engines.kinds import engine_kind
 from selfplay.errors import SettingsError
 from selfplay.learner.batch import pack
 from selfplay.model.families import why_not
@@ -65,7 +66,7 @@ def largest_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 def refusal(name: str, **changes: Any) -> str | None:
-    settings = {"sharded": True, "engine": "hf", "max_tokens": 64}
+    settings = {"sharded": True, "max_tokens": 64}
     model = empty_model(family_config(name), dtype=torch.float32)
     return why_not(model, **{**settings, **changes})
 
@@ -112,7 +113,7 @@ def test_an_unsupported_family_is_refused_with_the_reason(name: str, named: str)
 def test_a_model_without_a_list_of_layers_trains_in_one_process_only() -> None:
     no_dropout = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
     model = empty_model(family_config("gpt2", **no_dropout), dtype=torch.float32)
-    settings = {"engine": "hf", "max_tokens": 64}
+    settings = {"max_tokens": 64}
     assert why_not(model, sharded=False, **settings) is None
     assert "one CPU process" in (why_not(model, sharded=True, **settings) or "")
 
@@ -145,14 +146,17 @@ def test_the_small_copy_shows_a_missing_cap(monkeypatch: pytest.MonkeyPatch) -> 
 def test_rotary_frequencies_that_change_with_the_length_bound_a_transcript() -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     model = empty_model(family_config("llama", rope_parameters=rope), dtype=torch.float32)
-    settings = {"sharded": True, "engine": "hf"}
+    settings = {"sharded": True}
     assert why_not(model, max_tokens=128, **settings) is None
     assert "rollout.max_game_tokens" in (why_not(model, max_tokens=129, **settings) or "")
 
 
 def test_merged_experts_are_not_pushed_to_sglang() -> None:
-    assert "engine.kind" in (refusal("qwen3_moe", engine="sglang") or "")
-    assert refusal("qwen3", engine="sglang") is None
+    moe, dense = (
+        empty_model(family_config(n), dtype=torch.float32) for n in ("qwen3_moe", "qwen3")
+    )
+    assert "engine.kind" in (engine_kind("sglang").why_not(moe) or "")
+    assert engine_kind("sglang").why_not(dense) is None is engine_kind("hf").why_not(moe)
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "glm4_moe", "apertus", "gemma2"])

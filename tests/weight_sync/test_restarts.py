@@ -16,10 +16,10 @@ from selfplay import step as step_verbs
 from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import begin_checkpoint, checkpoints
 from selfplay.config import ChosenEngine, ParallelConfig
+from selfplay.config.plugins import PLUGINS
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request, Sampling
-from selfplay.engines.kinds import KINDS as ENGINES
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.engines.weights import Compared, Weights
 from selfplay.errors import EngineDisagrees, EngineLost
@@ -165,12 +165,13 @@ def test_an_engine_that_does_not_come_back_is_lost_after_three_failures(
 
 # --- complete runs ------------------------------------------------------------------------------
 
+BUILT_IN: Any = PLUGINS["engine.kind"].built_in
 QUICK = ("eval.every=2", "eval.final_games=4", "eval.talk_games=0")
 
 
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FaultyHF]]:
-    monkeypatch.setitem(ENGINES, "hf", "tests.helpers.faulty_engine.FaultyHF")
+    monkeypatch.setitem(BUILT_IN, "hf", "tests.helpers.faulty_engine:FaultyHF")
     yield FaultyHF
     FaultyHF.faults = Faults({})
 
@@ -292,7 +293,7 @@ def test_weights_that_were_not_all_compared_end_the_run(
 
 def evaluate_with(faults: Faults, out: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """Play a finished run's greedy games with these faults."""
-    monkeypatch.setitem(ENGINES, "hf", "tests.helpers.faulty_engine.FaultyHF")
+    monkeypatch.setitem(BUILT_IN, "hf", "tests.helpers.faulty_engine:FaultyHF")
     monkeypatch.setattr(FaultyHF, "faults", faults)
     run = str(finished(*QUICK))
     words = [run, "--games", "generated", "--temperature", "0", "--out", str(out)]

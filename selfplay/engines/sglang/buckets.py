@@ -97,6 +97,7 @@ class _SharedMemory:
 
 
 def _sent(bytes_B: Tensor) -> Any:
+    """What is pickled for a buffer: a handle to its memory on a GPU, a shared memory on a CPU."""
     return bytes_B if bytes_B.is_cuda else _SharedMemory(bytes_B)
 
 

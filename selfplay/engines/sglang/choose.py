@@ -58,7 +58,7 @@ def choose(config: EngineConfig, load: Load) -> ChosenEngine:
     """The settings with a value for each that is `auto`."""
     config = replace(config, deterministic=config.deterministic or config.exact)
     given = {field.name: getattr(config, field.name) for field in fields(config)}
-    one = config.kind == "hf" or config.tp_size > 1 or not load.gpu
+    one = config.kind != "sglang" or config.tp_size > 1 or not load.gpu
     num = 1 if one else num_processes(load)
     num = num if given["processes"] == "auto" else given["processes"]
     # SGLang has no prefix cache there, on which sessions rely.

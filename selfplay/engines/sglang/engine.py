@@ -25,8 +25,9 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+from transformers import PreTrainedModel
 
-from selfplay.config import ChosenEngine, Config
+from selfplay.config import ChosenEngine, Config, EngineConfig
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World
 from selfplay.engines.base import (
@@ -46,7 +47,7 @@ from selfplay.engines.sglang.processes import Signals
 from selfplay.engines.sglang.requests import Bursts, GameRouter, RequestCounters, RequestSender
 from selfplay.engines.sglang.sessions import GameSessions, SessionPool, max_session_tokens
 from selfplay.engines.weights import Compared, Weights
-from selfplay.errors import EngineFault, EngineLost
+from selfplay.errors import EngineFault, EngineLost, SettingsError
 from selfplay.model.hub import described_in
 from selfplay.model.policy import DTYPES
 from selfplay.model.stored import check_tensors
@@ -118,6 +119,24 @@ class SGLangEngine(Engine):
             Bursts(config.burst_share, after_s=BURST_AFTER_S) for _ in range(self.num_processes)
         ]
         self._start()
+
+    @classmethod
+    def check(cls, engine: EngineConfig, *, here: bool) -> None:
+        """Its library, a GPU or the build for CPUs, and the kernels of `engine.exact`."""
+        if engine.device_map:
+            raise SettingsError(
+                f"engine.device_map must be null with engine.kind sglang, got {engine.device_map}: "
+                "engine.tp_size splits its model"
+            )
+        if here:
+            launch.check_machine(engine)
+
+    @classmethod
+    def why_not(cls, model: PreTrainedModel) -> str | None:
+        """Its loader takes no experts in one tensor."""
+        if any("experts" in name and p.ndim == 3 for name, p in model.named_parameters()):
+            return "weight sync with SGLang does not support merged experts: set engine.kind to hf"
+        return None
 
     @classmethod
     def num_weights(cls, folder: Path) -> int:
@@ -250,9 +269,9 @@ class SGLangEngine(Engine):
         }
 
     async def _freeze(self, manager: Any) -> None:
+        """Let the scheduler's garbage collector skip half a million objects that live as long."""
         from sglang.srt.managers.io_struct import FreezeGCReq
 
-        # Half a million objects live as long as the scheduler: its garbage collector skips them.
         manager._dispatch_to_scheduler(FreezeGCReq())
 
     def _on_all(self, call: Callable[[Any], Awaitable[Any]], *, what: str) -> list[Any]:

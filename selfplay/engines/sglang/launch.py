@@ -25,8 +25,9 @@ from typing import Any
 
 import torch
 
+from dialop.specs import nearest
 from dialop.workers import without_main
-from selfplay.config import ChosenEngine
+from selfplay.config import ChosenEngine, EngineConfig
 from selfplay.engines.sglang import buckets, early, patches, processes
 from selfplay.errors import SettingsError
 
@@ -171,6 +172,32 @@ def engine_arguments(
             arguments["disable_prefill_cuda_graph"] = True
     arguments |= config.server_args
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def check_machine(engine: EngineConfig) -> None:
+    """Raise SettingsError if this machine lacks SGLang, or what these settings need of it."""
+    if importlib.util.find_spec("sglang") is None:
+        raise SettingsError(
+            "engine.kind must be hf where SGLang is not installed, got sglang; `pip install -r "
+            "requirements/gpu.txt` installs it"
+        )
+    if not torch.cuda.is_available() and os.environ.get("SGLANG_USE_CPU_ENGINE") != "1":
+        raise SettingsError(
+            "engine.kind must be hf where torch finds no GPU, got sglang; SGLang's build for CPUs "
+            "needs SGLANG_USE_CPU_ENGINE=1 in the environment"
+        )
+    if engine.exact and not (torch.cuda.is_available() and pick_attention_backend("cuda") == "fa3"):
+        raise SettingsError(
+            "engine.exact must be false without a Hopper GPU and FlashAttention 3 (flash_ops of "
+            "sglang-kernel), got true"
+        )
+    if engine.server_args:  # SGLang takes seconds to import
+        names = argument_names()
+        for name in engine.server_args.keys() - names:
+            raise SettingsError(
+                f"engine.server_args must name arguments of SGLang's ServerArgs, got {name}"
+                f"{nearest(name, names)}"
+            )
 
 
 def argument_names() -> list[str]:
