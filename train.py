@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 2 train.py --config configs/talk.yaml
 
 One step: play games, turn them into advantages, update the policy, push its weights into the engine
-(`selfplay/step.py`). Starting again in the same run folder goes on where the last checkpoint ended.
+(`selfplay/step/`). Starting again in the same run folder goes on where the last checkpoint ended.
 In Python `selfplay.train` does the same (docs/python.md).
 """
 
@@ -70,7 +70,7 @@ def main(words: list[str] | None = None) -> int:
     try:
         with start(config) as run:
             while run.num_done < config.steps:
-                run.step()  # play, credit, update, measure, push: `take_step` in selfplay/step.py
+                run.step()  # play, credit, update, measure, push: `take_step` in selfplay/step/
             run.finish()  # held-out games again, report.html, the policy in final/
             if run.parts.world.rank == 0:
                 print(last_line(out, page=out / REPORT), flush=True)

@@ -104,8 +104,9 @@ from selfplay.metrics.step_log import Stopwatch
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, Limits
 from selfplay.setup import make_tokenizer
-from selfplay.step import Rollout, Run
+from selfplay.step import ending
 from selfplay.step import play as play_instances
+from selfplay.step.run import Rollout, Run
 
 PHASES = ("play", "update", "push")
 SCRATCH = [
@@ -268,8 +269,8 @@ def run_steps(
             one_step,
             play=partial(play_drawn, mean),
             update_policy=update,
-            save_learner=nothing,
         ),
+        patch.object(ending, "save_learner", nothing),
     ):
         run = setup.set_up(config, world, cleanup)
         for step in range(run.first_step, config.steps):

@@ -18,7 +18,7 @@ SHAPES = {
     "26M": (512, 8, 8, 8, 1408, 8192, True),  # configs/scratch_h200.yaml, with the benches' words
     "tiny": (64, 2, 4, 2, 128, 8192, True),
 }
-# Of a step, as selfplay/step.py times them.
+# Of a step, as selfplay/step/ times them.
 STAGES = ("play", "credit", "sleep", "update", "push", "sync_check")
 
 

@@ -50,7 +50,7 @@ STAGES: dict[str, tuple[int, str, str, int]] = {
     "snapshot": (LOOP, "selfplay.partners.partners", "export_atomically", 1),
     "evaluation": (LOOP, "selfplay.step", "validation", 1),
     "log": (LOOP, "selfplay.metrics.step_log", "Journal.step", 3),
-    "save": (LOOP, "selfplay.step", "save_learner", 1),
+    "save": (LOOP, "selfplay.step.ending", "save_learner", 1),
     "evaluation after": (END, "selfplay.api.run", "held_out", 1),
     "export": (END, "selfplay.api.run", "export_final", 1),
 }

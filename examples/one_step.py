@@ -221,7 +221,7 @@ def update(model, optimizer, samples, config, *, step, lr, loss=clipped_surrogat
 
 
 def take_step(step, engine, model, optimizer, rendering, config):
-    """Play, credit, update, push: the verbs of `take_step` in step.py, which measures as well."""
+    """Play, credit, update, push: the verbs of `take_step` in step/, which measures as well."""
     positions = play(engine, rendering, config, step)
     samples = [each for position in positions for each in position.samples if 1 in each.mask]
     lr = config.optim.lr * min(1.0, (step + 1) / max(1, config.optim.warmup_steps))

@@ -58,7 +58,7 @@ from selfplay.partners.partners import Partners, try_endpoints
 from selfplay.preflight.model import StartCheck, check_model
 from selfplay.preflight.run import read_rendering, start_warnings
 from selfplay.rollout.seat_rules import who_plays
-from selfplay.step import Run
+from selfplay.step.run import Run
 from selfplay.warm_start import (
     progress_folder,
     scratch_tokenizer,

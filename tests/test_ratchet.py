@@ -23,11 +23,11 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(12764),
-    "selfplay": Limit(20078),
+    "core": Limit(12963, "engines have a base class, a part on each rank, and a door"),
+    "selfplay": Limit(20254, "engines have a base class, a part on each rank, and a door"),
     "extras": Limit(1312, "taken out of the core and the games"),
     "dialop": Limit(8140),
-    "tests": Limit(29415, "an evaluation is asked for by one record"),
+    "tests": Limit(29490, "engines have a base class, a part on each rank, and a door"),
     "bench": Limit(2773, "docs/ is counted here too"),
     "settings": Limit(141),
 }

@@ -14,7 +14,8 @@ from selfplay.config import AlgorithmConfig, RewardConfig, load_config
 from selfplay.distributed import init_world
 from selfplay.rollout.driver import RolloutStats
 from selfplay.rollout.episode import Turn
-from selfplay.step import Rollout, best_games_term
+from selfplay.step import best_games_term
+from selfplay.step.run import Rollout
 from tests.helpers.hand_episodes import with_advantages
 from tests.helpers.processes import two_ranks
 from tests.helpers.resampling import (

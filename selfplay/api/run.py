@@ -36,16 +36,9 @@ from selfplay.metrics.step_log import plain_json
 from selfplay.partners.checkpoints import find_source
 from selfplay.preflight.run import check_run
 from selfplay.setup import open_world, set_up
-from selfplay.step import (
-    Run,
-    Step,
-    check_place,
-    evaluates_after,
-    save_and_sleep,
-    saves_after,
-    take_step,
-    trainer_state,
-)
+from selfplay.step import evaluates_after, take_step
+from selfplay.step.ending import check_place, save_and_sleep, saves_after, trainer_state
+from selfplay.step.run import Run, Step
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from selfplay.config import Config, load_config
 from selfplay.distributed import World
 from selfplay.rollout.driver import RolloutStats
 from selfplay.rollout.episode import Episode
-from selfplay.step import Rollout
+from selfplay.step.run import Rollout
 from tests.helpers.hand_episodes import episode, said
 
 METHODS = ("grpo", "dr_grpo", "rloo", "reinforce_pp", "ema")

@@ -11,7 +11,7 @@ import pytest
 
 from selfplay.errors import SettingsError
 from selfplay.metrics.step_log import Journal, StepLog, Stopwatch, check_logs
-from selfplay.step import finish_checkpoint
+from selfplay.step.ending import finish_checkpoint
 from tests.helpers.hand_episodes import episode
 
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import eval as evaluation
-from selfplay import step as step_verbs
 from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import begin_checkpoint, checkpoints
 from selfplay.config import ChosenEngine, ParallelConfig
@@ -25,6 +24,7 @@ from selfplay.engines.weights import Compared, Weights
 from selfplay.errors import EngineDisagrees, EngineLost
 from selfplay.rollout.driver import FinishedGames, play_games
 from selfplay.rollout.episode import Episode
+from selfplay.step import ending
 from selfplay.weight_sync.offload import Offload
 from selfplay.weight_sync.start import choose_engine, load_engine
 from selfplay.weight_sync.supervised import MAX_FAILURES, SupervisedPolicy
@@ -257,7 +257,7 @@ def test_what_is_offloaded_is_onloaded_before_a_save_that_ends_the_run(
     monkeypatch.setattr(SupervisedPolicy, "_num_different", compared)
     monkeypatch.setattr(Offload, "onload", noted("onload", Offload.onload))
     monkeypatch.setattr(Offload, "offload_state", noted("offload", Offload.offload_state))
-    monkeypatch.setattr(step_verbs, "begin_checkpoint", noted("save", begin_checkpoint))
+    monkeypatch.setattr(ending, "begin_checkpoint", noted("save", begin_checkpoint))
     begin_warm(tmp_path / "run", *QUICK)
     faulty.faults = Faults({("generate", 12): "dies"})
     assert run_tiny(tmp_path / "run", *QUICK) == 1

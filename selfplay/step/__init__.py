@@ -8,126 +8,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, TextIO
-
-from transformers import PreTrainedTokenizerBase
+from dataclasses import replace
 
 from selfplay.advantages.advantages import (
-    CreditStats,
     best_games,
     compute_advantages,
     imitation_samples,
     reward_samples,
 )
 from selfplay.advantages.rewards import with_rewards
-from selfplay.advantages.sample import Sample
-from selfplay.chat.rendering import Rendering
-from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint
 from selfplay.config import Config
 from selfplay.data.seeds import named_seed
-from selfplay.data.stream import TrainStream
 from selfplay.distributed import (
-    World,
     all_reduce_sum,
-    broadcast_object,
     gather_objects,
     raise_on_all_ranks,
 )
 from selfplay.engines.base import Sampling
-from selfplay.errors import RunEnds, with_step
-from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import validation
 from selfplay.learner.batch import balance_tokens
-from selfplay.learner.learner import Learner
 from selfplay.learner.method import LossTerm
 from selfplay.learner.update import imitation, update_policy
-from selfplay.metrics.monitors import Monitors
 from selfplay.metrics.records import group_records, mean_advantages
-from selfplay.metrics.run_folder import check_lock
 from selfplay.metrics.step import step_metrics
-from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.partners.judge import Judge, judge_games
-from selfplay.partners.partners import Partners
-from selfplay.rollout.driver import RolloutStats, first_turns, play_games
-from selfplay.rollout.episode import Episode, limits_of
-from selfplay.rollout.seating import Partner, self_play_games
+from selfplay.rollout.driver import first_turns, play_games
+from selfplay.rollout.episode import limits_of
+from selfplay.rollout.seating import self_play_games
+from selfplay.step.ending import Ending
+from selfplay.step.run import Batch, Rollout, Run, Step
 from selfplay.warm_start import auxiliary_imitation
-from selfplay.weight_sync.supervised import SupervisedPolicy
-from selfplay.weight_sync.sync_check import SyncCheck
-
-
-@dataclass(frozen=True, slots=True, repr=False)
-class Run:
-    """The parts of a run, which `setup.set_up` makes, in the order in which a step uses them."""
-
-    config: Config
-    folder: Path
-    world: World  # the ranks: processes, their device, the engine's replica
-    stream: TrainStream  # the instances of each step
-    partners: Partners  # who else plays, and the policy pool
-    tokenizer: PreTrainedTokenizerBase
-    rendering: Rendering  # texts as exact tokens
-    engine: SupervisedPolicy  # plays games, takes weights; restarts what fails, or ends the run
-    judge: Judge | None
-    baselines: dict[str, float]  # the state of `algorithm.advantage` after the finished steps
-    best: list[list[Sample]]  # the games that `algorithm.imitate_best` imitates, oldest first
-    learner: Learner  # the policy, sharded, and its optimizer
-    sync_check: SyncCheck  # the log-probs of engine and trainer after a push
-    evaluation: EvaluationContext
-    fixed_partners: list[Partner]  # of `eval.partners`
-    lock: TextIO | None  # on rank 0
-    monitors: Monitors
-    journal: Journal
-    timed: Stopwatch  # the seconds of the step's stages
-    first_step: int
-    changed: dict[str, float] = field(default_factory=dict)  # numbers that this step alone has
-
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """This rank's games of a step, and the rollout's tokens and seconds."""
-
-    episodes: list[Episode]
-    stats: RolloutStats
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """This rank's samples of a step with their advantages, and what credit counted."""
-
-    samples: list[Sample]
-    stats: CreditStats
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A finished step, whose `number` counts from 1: this rank's games, the samples that it trained
-    on with their advantages, the line of metrics.jsonl, which is over all ranks, and what credit
-    counted. `advantages` are each sample's mean one by its name, over all ranks; none with a
-    critic, which gives them in the update only."""
-
-    number: int
-    episodes: list[Episode]
-    samples: list[Sample]
-    metrics: dict[str, Any]
-    stats: CreditStats
-    advantages: dict[str, float]
-
-    def __repr__(self) -> str:
-        num_groups = len({sample.group for sample in self.samples})
-        return (
-            f"Step {self.number}: {len(self.episodes)} games, "
-            f"score {self.metrics.get('score', math.nan):.3f}, "
-            f"{len(self.samples)} samples in {num_groups} groups"
-        )
-
-    @property
-    def groups(self) -> list[dict[str, Any]]:
-        """This rank's games by instance, with each seat's reward, return and advantage, as the
-        lines of groups.jsonl."""
-        return group_records(self.episodes, self.stats, self.advantages, step=self.number)
 
 
 def take_step(run: Run, step: int) -> Step:
@@ -145,46 +55,28 @@ def take_step(run: Run, step: int) -> Step:
     Raises RunEnds, on every rank, for a check that fails, after the trainer's state is saved: the
     state before the step if no weight has changed, else the step is finished and logged first.
     """
-    config = run.config
-    check_place(run)
-    before = trainer_state(run)  # credit changes the baselines
-    try:
+    config, ending = run.config, Ending(run, step)
+    with ending.before_weights_change():
         rollout = play(run, step, run.world.replica.share(config.rollout.instances))
         if config.algorithm.resample:
             rollout = resample(run, step, rollout)
         batch = credit(run, rollout)
         learnt, skipped = update(run, rollout, batch, step)
-    except RunEnds as error:
-        save_and_sleep(run, step, before)
-        raise with_step(error, step) from error
-    # The weights have changed; the engine sleeps until the push.
-    num_done, failed = step + 1, None
-    checkpoint = save_learner(run, num_done) if saves_after(config, num_done) else None
+    num_done = step + 1
+    ending.begin_save()  # the engine sleeps until the push
     run.partners.add_to_pool(num_done, run.learner, run.tokenizer)
     metrics = measure(run, rollout, batch, learnt)
-    try:
+    with ending.after_weights_changed():
         metrics |= push(run, num_done)
         if evaluates_after(config, num_done):
             metrics |= evaluate(run)
         run.monitors.check(num_done, metrics, skipped)
-    except RunEnds as error:
-        failed = error
     advantages = advantages_of(run, batch)
     if config.log_groups_every and step % config.log_groups_every == 0:
         log_groups(run, rollout, batch, advantages, num_done)
     line = run.journal.step(num_done, metrics, rollout.episodes, run.timed)
-    if checkpoint is not None:
-        finish_checkpoint(run, checkpoint, trainer_state(run))
-    elif failed is not None:
-        save_and_sleep(run, num_done, trainer_state(run))
-    if failed is not None:
-        raise with_step(failed, num_done) from failed
+    ending.finish()
     return Step(num_done, rollout.episodes, batch.samples, line, batch.stats, advantages)
-
-
-def saves_after(config: Config, num_done: int) -> bool:
-    """Whether a checkpoint is saved after `num_done` steps."""
-    return num_done % config.save_every == 0 or num_done == config.steps
 
 
 def evaluates_after(config: Config, num_done: int) -> bool:
@@ -357,47 +249,3 @@ def evaluate(run: Run) -> dict[str, float]:
     """Play the validation games, and once more with each of `eval.partners`."""
     with run.timed("eval"):
         return validation(run.evaluation, run.fixed_partners)
-
-
-def check_place(run: Run) -> None:
-    """Raise RunEnds, on every rank, if the run's folder is no longer this trainer's alone."""
-    failed: RunEnds | None = None
-    try:
-        if run.lock is not None:
-            check_lock(run.folder, run.lock)
-    except RunEnds as error:
-        failed = error
-    if (failed := broadcast_object(failed, run.world)) is not None:
-        raise failed
-
-
-def save_learner(run: Run, num_done: int) -> OpenCheckpoint:
-    """Write the learner after `num_done` steps, while the engine sleeps; `finish` completes it."""
-    check_place(run)
-    with run.timed("save"):
-        return begin_checkpoint(run.folder, run.learner, run.tokenizer, step=num_done)
-
-
-def finish_checkpoint(run: Run, checkpoint: OpenCheckpoint, state: Mapping[str, Any]) -> None:
-    """Complete the checkpoint. Its seconds are in the next line, as that of its step is written."""
-    with run.timed("save"):
-        run.journal.sync()
-        checkpoint.finish(state, keep=run.config.keep_checkpoints)
-
-
-def save_and_sleep(run: Run, num_done: int, state: Mapping[str, Any]) -> None:
-    """Save the run after `num_done` steps; the engine goes to sleep for good."""
-    run.engine.sleep()
-    finish_checkpoint(run, save_learner(run, num_done), state)
-
-
-def trainer_state(run: Run) -> dict[str, Any]:
-    """The state, beside the learner's, that a checkpoint must hold to resume; plain values."""
-    return {
-        "baselines": dict(run.baselines),
-        "best": [[(s.name, s.ids, s.mask, s.starts) for s in game] for game in run.best],
-        "partners": run.partners.state(),
-        "monitors": run.monitors.state(),
-        "sync_check": run.sync_check.state(),
-        "num_lines": run.journal.num_lines,
-    }

@@ -1,0 +1,117 @@
+"""How a step ends: what is saved, and when a check that failed ends the run.
+
+A checkpoint is begun while the engine sleeps and finished when the step is recorded, so it needs no
+further push and holds all that the step has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint
+from selfplay.config import Config
+from selfplay.distributed import (
+    broadcast_object,
+)
+from selfplay.errors import RunEnds, with_step
+from selfplay.metrics.run_folder import check_lock
+from selfplay.step.run import Run
+
+
+class Ending:
+    """The two phases of the step after `step` finished ones. Every rank must enter each.
+
+    A check that fails before the weights change ends the run at once, with the state before the
+    step. One that fails after that ends it in `finish`, when the step is recorded and saved.
+    """
+
+    def __init__(self, run: Run, step: int) -> None:
+        """Raises RunEnds, with nothing saved, if the run's folder is no longer this trainer's."""
+        check_place(run)
+        self._run, self._step = run, step
+        self._before = trainer_state(run)  # credit changes the baselines
+        self._checkpoint: OpenCheckpoint | None = None
+        self._failed: RunEnds | None = None  # the first check that failed after the change
+
+    @contextmanager
+    def before_weights_change(self) -> Iterator[None]:
+        """A check that fails in this block raises RunEnds at once, after a save."""
+        try:
+            yield
+        except RunEnds as error:
+            save_and_sleep(self._run, self._step, self._before)
+            raise with_step(error, self._step) from error
+
+    def begin_save(self) -> None:
+        """Write the learner, if it is due, while the engine still sleeps."""
+        if saves_after(self._run.config, self._step + 1):
+            self._checkpoint = save_learner(self._run, self._step + 1)
+
+    @contextmanager
+    def after_weights_changed(self) -> Iterator[None]:
+        """A check that fails ends this block, and `finish` raises the first one."""
+        try:
+            yield
+        except RunEnds as error:
+            self._failed = self._failed or error
+
+    def finish(self) -> None:
+        """Save what the step and its records have changed, then raise what failed."""
+        run, num_done = self._run, self._step + 1
+        if self._checkpoint is not None:
+            finish_checkpoint(run, self._checkpoint, trainer_state(run))
+        elif self._failed is not None:
+            save_and_sleep(run, num_done, trainer_state(run))
+        if self._failed is not None:
+            raise with_step(self._failed, num_done) from self._failed
+
+
+def saves_after(config: Config, num_done: int) -> bool:
+    """Whether a checkpoint is saved after `num_done` steps."""
+    return num_done % config.save_every == 0 or num_done == config.steps
+
+
+def check_place(run: Run) -> None:
+    """Raise RunEnds, on every rank, if the run's folder is no longer this trainer's alone."""
+    failed: RunEnds | None = None
+    try:
+        if run.lock is not None:
+            check_lock(run.folder, run.lock)
+    except RunEnds as error:
+        failed = error
+    if (failed := broadcast_object(failed, run.world)) is not None:
+        raise failed
+
+
+def save_learner(run: Run, num_done: int) -> OpenCheckpoint:
+    """Write the learner after `num_done` steps, while the engine sleeps; `finish` completes it."""
+    check_place(run)
+    with run.timed("save"):
+        return begin_checkpoint(run.folder, run.learner, run.tokenizer, step=num_done)
+
+
+def finish_checkpoint(run: Run, checkpoint: OpenCheckpoint, state: Mapping[str, Any]) -> None:
+    """Complete the checkpoint. Its seconds are in the next line, as that of its step is written."""
+    with run.timed("save"):
+        run.journal.sync()
+        checkpoint.finish(state, keep=run.config.keep_checkpoints)
+
+
+def save_and_sleep(run: Run, num_done: int, state: Mapping[str, Any]) -> None:
+    """Save the run after `num_done` steps; the engine goes to sleep for good."""
+    run.engine.sleep()
+    finish_checkpoint(run, save_learner(run, num_done), state)
+
+
+def trainer_state(run: Run) -> dict[str, Any]:
+    """The state, beside the learner's, that a checkpoint must hold to resume; plain values."""
+    return {
+        "baselines": dict(run.baselines),
+        "best": [[(s.name, s.ids, s.mask, s.starts) for s in game] for game in run.best],
+        "partners": run.partners.state(),
+        "monitors": run.monitors.state(),
+        "sync_check": run.sync_check.state(),
+        "num_lines": run.journal.num_lines,
+    }

@@ -1,0 +1,108 @@
+"""The parts of a run, and what a step hands from verb to verb: `Rollout`, `Batch`, `Step`.
+
+Each is of this rank, unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from transformers import PreTrainedTokenizerBase
+
+from selfplay.advantages.advantages import (
+    CreditStats,
+)
+from selfplay.advantages.sample import Sample
+from selfplay.chat.rendering import Rendering
+from selfplay.config import Config
+from selfplay.data.stream import TrainStream
+from selfplay.distributed import (
+    World,
+)
+from selfplay.evaluation.evaluate import EvaluationContext
+from selfplay.learner.learner import Learner
+from selfplay.metrics.monitors import Monitors
+from selfplay.metrics.records import group_records
+from selfplay.metrics.step_log import Journal, Stopwatch
+from selfplay.partners.judge import Judge
+from selfplay.partners.partners import Partners
+from selfplay.rollout.driver import RolloutStats
+from selfplay.rollout.episode import Episode
+from selfplay.rollout.seating import Partner
+from selfplay.weight_sync.supervised import SupervisedPolicy
+from selfplay.weight_sync.sync_check import SyncCheck
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Run:
+    """The parts of a run, which `setup.set_up` makes, in the order in which a step uses them."""
+
+    config: Config
+    folder: Path
+    world: World  # the ranks: processes, their device, the engine's replica
+    stream: TrainStream  # the instances of each step
+    partners: Partners  # who else plays, and the policy pool
+    tokenizer: PreTrainedTokenizerBase
+    rendering: Rendering  # texts as exact tokens
+    engine: SupervisedPolicy  # plays games, takes weights; restarts what fails, or ends the run
+    judge: Judge | None
+    baselines: dict[str, float]  # the state of `algorithm.advantage` after the finished steps
+    best: list[list[Sample]]  # the games that `algorithm.imitate_best` imitates, oldest first
+    learner: Learner  # the policy, sharded, and its optimizer
+    sync_check: SyncCheck  # the log-probs of engine and trainer after a push
+    evaluation: EvaluationContext
+    fixed_partners: list[Partner]  # of `eval.partners`
+    lock: TextIO | None  # on rank 0
+    monitors: Monitors
+    journal: Journal
+    timed: Stopwatch  # the seconds of the step's stages
+    first_step: int
+    changed: dict[str, float] = field(default_factory=dict)  # numbers that this step alone has
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """This rank's games of a step, and the rollout's tokens and seconds."""
+
+    episodes: list[Episode]
+    stats: RolloutStats
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """This rank's samples of a step with their advantages, and what credit counted."""
+
+    samples: list[Sample]
+    stats: CreditStats
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A finished step, whose `number` counts from 1: this rank's games, the samples that it trained
+    on with their advantages, the line of metrics.jsonl, which is over all ranks, and what credit
+    counted. `advantages` are each sample's mean one by its name, over all ranks; none with a
+    critic, which gives them in the update only."""
+
+    number: int
+    episodes: list[Episode]
+    samples: list[Sample]
+    metrics: dict[str, Any]
+    stats: CreditStats
+    advantages: dict[str, float]
+
+    def __repr__(self) -> str:
+        num_groups = len({sample.group for sample in self.samples})
+        return (
+            f"Step {self.number}: {len(self.episodes)} games, "
+            f"score {self.metrics.get('score', math.nan):.3f}, "
+            f"{len(self.samples)} samples in {num_groups} groups"
+        )
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """This rank's games by instance, with each seat's reward, return and advantage, as the
+        lines of groups.jsonl."""
+        return group_records(self.episodes, self.stats, self.advantages, step=self.number)
