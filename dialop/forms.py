@@ -5,7 +5,7 @@ A form makes one move as text; the game still decides whether the move is legal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,18 @@ def tag_forms(game: Game) -> list[Form]:
     return forms or [Form("Move", hint="Your move, beginning with its [tag]")]
 
 
-def worth(points: float, place: float) -> list[Any]:
-    """The note of a proposal: its points, and its place between the worst (0) and the best (1)."""
-    return [f"worth {points:g} points, {place:.3f} of the way from the worst to the best"]
+def worth(
+    game: Any, num: int, points_of: Callable[[Any], float | None]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The picture of a game that draws no table: of each of its last `num` moves a note with the
+    points of what it proposes and their place between the worst (0) and the best (1).
+
+    `points_of(move)` is None for a move that proposes nothing.
+    """
+    notes: list[dict[str, Any]] = []
+    for move in game.moves[len(game.moves) - num :]:
+        notes.append({})
+        if (points := points_of(move)) is not None:
+            place = f"{game.instance.norm(points):.3f} of the way from the worst to the best"
+            notes[-1] = {"notes": [[f"worth {points:g} points, {place}"]]}
+    return {}, notes

@@ -20,6 +20,15 @@ and may define
     ANSWERS                  whether a move can call for an answer (`Game.answer_due`; default: yes)
     TITLE                    what to call the game in prose (default: its name)
 
+for recorded games of people
+
+    instance_from_record(record, *, key)       the instance of a record
+    moves_from_record(record, instance)        its moves, each with `seat`, `kind` and `text`
+    written(move, instance)  such a move as its seat would write it
+    longest(moves)           the most of them in a start (default: those before an acceptance)
+    ROOMS                    the seats that talk in each room (default: one room of two seats)
+    RECORD_FIELDS            fields that a record of this game has, and no other game's
+
 and any other method of `Kit` as a function of that name. For a function that the module lacks,
 `Kit` has a default or raises ValueError when it is called.
 
@@ -42,10 +51,12 @@ from typing import TYPE_CHECKING, Any
 from dialop.forms import Form, tag_forms
 from dialop.game import Game, GameError, Prompt, Script
 from dialop.modules import own_module
-from dialop.people import PeoplesGame
+from dialop.people import PeoplesGame, peoples_games
 from dialop.shown import error_line, is_own
-from dialop.specs import choices, nearest, parse_spec
-from dialop.starts import RecordedGame, replay
+from dialop.specs import check_options as check_options
+from dialop.specs import nearest, parse_spec
+from dialop.specs import option as option
+from dialop.starts import RecordedGame, before_accept, read_recorded, replay
 from dialop.turns import FunctionScript, TurnGame
 from dialop.workers import Spawn
 
@@ -61,47 +72,6 @@ _HERE = Path(__file__).resolve().parent
 @dataclasses.dataclass(frozen=True, slots=True)
 class NoOptions:
     """The settings of a game that has none."""
-
-
-def option(
-    default: Any,
-    sentence: str = "",
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    play: bool = False,
-) -> Any:
-    """One field of `Options`: its default, its sentence for --help and its bounds. A field with
-    choices has a `Literal` type.
-
-    `play` marks a setting of how games are played, not of which instances are drawn. The names of
-    the others are those of pydantic's `Field`, which the trainer reads settings with.
-    """
-    rules = {"description": sentence, "ge": low, "le": high, "play": play}
-    return dataclasses.field(default=default, metadata=rules)
-
-
-def check_options(options: Any) -> None:
-    """Raise ValueError if a field made by `option` is not one of its choices or is out of bounds.
-
-    The message names the field, its rule and the value.
-    """
-    for name, valid in choices(type(options)).items():
-        if (value := getattr(options, name)) not in valid:
-            raise ValueError(f"{name} must be one of {', '.join(valid)}, got {value!r}")
-    for each in dataclasses.fields(options):
-        value, rules = getattr(options, each.name), each.metadata
-        low, high = rules.get("ge"), rules.get("le")
-        if value is None:
-            continue
-        if (low is not None or high is not None) and not isinstance(value, int | float):
-            raise ValueError(f"{each.name} must be a number, got {value!r}")
-        above, below = low is None or value >= low, high is None or value <= high
-        if not (above and below):
-            bounds = f"{low} to {high}"
-            if low is None or high is None:
-                bounds = f"at most {high}" if low is None else f"at least {low}"
-            raise ValueError(f"{each.name} must be {bounds}, got {value}")
 
 
 def switch(options: Any, name: str, *, default: bool = False) -> bool:
@@ -269,13 +239,18 @@ class Kit:
 
     def read_recorded(self, path: Path) -> Sequence[RecordedGame]:
         """The recorded games of a file that can be continued, in the order of `read`."""
-        recorded: Sequence[RecordedGame] = self._required("read_recorded")(path)
-        return recorded
+        if self.has("read_recorded"):
+            return list(self._module.read_recorded(path))
+        instance, moves = map(self._required, ("instance_from_record", "moves_from_record"))
+        return read_recorded(path, instance, moves, getattr(self._module, "longest", before_accept))
 
     def read_people(self, path: Path) -> Sequence[PeoplesGame]:
         """The recorded games of a file, to imitate."""
-        played: Sequence[PeoplesGame] = self._required("read_people")(path)
-        return played
+        if self.has("read_people"):
+            return list(self._module.read_people(path))
+        options, rooms = self.Options(), getattr(self._module, "ROOMS", ((0, 1),))
+        new = partial(self.new_game, options=options)
+        return peoples_games(self.read_recorded(path), new, self._required("written"), rooms)
 
     def digest(self, instance: Any) -> str:
         """A digest of what the players see of the instance, independent of the file."""
@@ -357,7 +332,10 @@ class Kit:
 
     def is_record(self, record: Mapping[str, Any]) -> bool:
         """Whether a record is a recorded game of this module."""
-        return self.has("is_record") and bool(self._module.is_record(record))
+        if self.has("is_record"):
+            return bool(self._module.is_record(record))
+        fields = getattr(self._module, "RECORD_FIELDS", ())
+        return bool(fields) and all(name in record for name in fields)
 
     def _required(self, name: str) -> Any:
         if not self.has(name):
@@ -377,13 +355,7 @@ def load_kit(name: str) -> Kit:
     if name in games():
         return Kit(name, importlib.import_module(f"dialop.{name}.kit"))
     if name.startswith("textarena:"):
-        try:
-            bridge = importlib.import_module(TEXTARENA)
-        except ImportError as error:
-            raise ValueError(
-                f"game.name {name} needs TextArena ({error}); `pip install -r "
-                "requirements/bridges.txt` installs it"
-            ) from error
+        bridge = importlib.import_module(TEXTARENA)
         return Kit(name, bridge.module_of(name.partition(":")[2]))
     expected = (
         f"one of {', '.join(games())}, a module such as my_package.my_game, the path of a .py file "

@@ -10,7 +10,7 @@ import copy
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Self, TypeVar
 
 from dialop.game import Game, Outcome, PlayerError, Prompt, Step
@@ -37,15 +37,6 @@ class Rules:
     )
 
 
-@dataclass(slots=True)
-class Play:
-    """The part of the state of play that all these games have."""
-
-    log: list[Any] = field(default_factory=list)
-    num_errors: list[int] = field(default_factory=lambda: [0, 0])
-    num_errors_this_turn: int = 0
-
-
 def part_of(options: Any, kind: type[T]) -> T:
     """A `kind` (a dataclass of settings), with its fields copied from `options`."""
     return kind(**{each.name: getattr(options, each.name) for each in fields(kind)})  # type: ignore[arg-type]
@@ -54,8 +45,9 @@ def part_of(options: Any, kind: type[T]) -> T:
 class LoggedGame(Game):
     """One play of one instance; a subclass defines its rules.
 
-    `kinds` are the tags of moves, `turn_error` is the error for a seat that moves out of turn, and
-    `past_heading` is the heading of the moves that were made before play starts.
+    `kinds` are the tags of moves, `turn_error` is the error for a seat that moves out of turn,
+    `past_heading` is the heading of the moves that were made before play starts. `played` names
+    what a move may change beside `log` and the counts of errors: numbers, tuples and lists.
     """
 
     name: ClassVar[str]
@@ -66,9 +58,16 @@ class LoggedGame(Game):
     turn_error: ClassVar[str] = "it is not your turn"
     over_error: ClassVar[str] = "the game is over"
     past_heading: ClassVar[str] = "The game so far:"
+    played: ClassVar[tuple[str, ...]] = ("to_move", "pending", "agreed")
+    pending: Any = None
+    agreed: Any = None
 
-    def __init__(self, instance: Any, options: Any, play: Any, opening: Sequence[Any] = ()) -> None:
-        self.instance, self.options, self._play = instance, options, play
+    def __init__(
+        self, instance: Any, options: Any, *, first: int | None = None, opening: Sequence[Any] = ()
+    ) -> None:
+        self.instance, self.options, self.to_move = instance, options, first
+        self.log: list[Any] = []
+        self._num_errors, self._tried = [0] * self.num_seats, 0  # tried: errors in this turn
         self._plain: dict[str, str] = {}  # the instance as JSON, shared by all clones
         for move in opening:
             self._open(move)
@@ -76,7 +75,7 @@ class LoggedGame(Game):
 
     def _begin(self) -> None:
         # The prompts include the moves before this index: no `step` of this object returned them.
-        self._num_opening = len(self._play.log)
+        self._num_opening = len(self.log)
         self._first = self.seat_to_move
 
     @abstractmethod
@@ -90,8 +89,7 @@ class LoggedGame(Game):
     @property
     def seat_to_move(self) -> int | None:
         """The seat whose move it is, None when the game is over."""
-        mover: int | None = self._play.to_move
-        return mover
+        return self.to_move
 
     def _open(self, move: Any) -> None:
         """Make one move of the opening.
@@ -102,50 +100,46 @@ class LoggedGame(Game):
         answers = self.seat_to_move if self.answer_due else None
         self._make(move)
         if move.kind == "message" and answers is not None:
-            self._play.to_move = answers
+            self.to_move = answers
 
     def _make(self, move: Any) -> Sequence[str]:
         """Make a legal move; return what each seat reads of it."""
-        self._play.log.append(move)
-        self._play.num_errors_this_turn = 0
+        self.log.append(move)
+        self._tried = 0
         return self._apply(move)
 
     @property
     def answer_due(self) -> bool:
         """Whether a proposal waits for an answer from the seat to move."""
-        return getattr(self._play, "pending", None) is not None
+        return self.pending is not None
 
     @property
     def moves(self) -> tuple[Any, ...]:
         """All legal moves so far, also those made before play."""
-        return tuple(self._play.log)
+        return tuple(self.log)
 
     @property
     def num_errors(self) -> tuple[int, ...]:
         """Refused moves so far, by seat."""
-        return tuple(self._play.num_errors)
+        return tuple(self._num_errors)
 
     def step(self, seat: int, text: str) -> Step:
         """Try a move. A refused one changes only the error count and is reported to the mover."""
-        play = self._play
         try:
             move = self._read(self._checked(seat), text)
         except PlayerError as error:
-            play.num_errors[seat] += 1
+            self._num_errors[seat] += 1
             if seat == self.seat_to_move:
-                play.num_errors_this_turn += 1
+                self._tried += 1
             return Step(seat, None, f"Error: {error}", error.kind, ("",) * self.num_seats)
         return Step(seat, move.kind, None, None, tuple(self._make(move)))
 
     def clone(self) -> Self:
         """An independent copy; the instance and the immutable moves are shared."""
         twin = copy.copy(self)
-        lists = {
-            each.name: list(value)
-            for each in fields(self._play)
-            if isinstance(value := getattr(self._play, each.name), list)
-        }
-        twin._play = replace(self._play, **lists)
+        for name, value in vars(self).items():
+            if isinstance(value, list):
+                setattr(twin, name, list(value))
         return twin
 
     def state(self) -> dict[str, Any]:
@@ -156,7 +150,12 @@ class LoggedGame(Game):
             "game": self.name,
             "instance": json.loads(self._plain["instance"]),
             "options": asdict(self.options),
-            "play": plain(asdict(self._play)),
+            "play": {
+                "log": [plain(asdict(move)) for move in self.log],
+                "num_errors": [*self._num_errors],
+                "num_errors_this_turn": self._tried,
+                **{name: plain(getattr(self, name)) for name in self.played},
+            },
         }
 
     @classmethod
@@ -164,14 +163,13 @@ class LoggedGame(Game):
         """The game that `state()` described. Its prompts include the moves made so far."""
         if state.get("game") != cls.name:
             raise ValueError(f'state["game"] must be "{cls.name}", got {state.get("game")!r}')
-        instance = parsed(cls.instance_type, state["instance"])
-        game = cls(instance, cls.options_type(**state["options"]))  # type: ignore[call-arg]
-        play = {n: list(v) if isinstance(v, list) else v for n, v in state["play"].items()}
-        play["log"] = [cls.move_type(**frozen(move)) for move in play["log"]]
-        for name in ("pending", "agreed"):
-            if name in play:
-                play[name] = frozen(state["play"][name])
-        game._play = type(game._play)(**play)
+        instance, play = parsed(cls.instance_type, state["instance"]), state["play"]
+        game = cls(instance, cls.options_type(**state["options"]))
+        game.log = [cls.move_type(**frozen(move)) for move in play["log"]]
+        game._num_errors, game._tried = [*play["num_errors"]], play["num_errors_this_turn"]
+        for name in cls.played:
+            is_list = isinstance(getattr(game, name), list)
+            setattr(game, name, [*play[name]] if is_list else frozen(play[name]))
         game._begin()
         return game
 
@@ -182,7 +180,16 @@ class LoggedGame(Game):
 
     def _tries(self, seat: int) -> int:
         """The number of the seat's refused moves in this turn; 0 if it is not to move."""
-        return self._play.num_errors_this_turn if seat == self.seat_to_move else 0
+        return self._tried if seat == self.seat_to_move else 0
+
+    def _known(self, seat: int) -> dict[str, Any]:
+        """What the view of each seat has in all these games."""
+        return {
+            "seat": self._checked(seat),
+            "to_move": self.seat_to_move,
+            "num_errors_this_turn": self._tries(seat),
+            "options": self.options,
+        }
 
     def _prompt(
         self, seat: int, rules: str, own: str, past: str, *, says_turn: bool = False
@@ -225,13 +232,13 @@ class LoggedGame(Game):
     @property
     def _times(self) -> range:
         """The number of moves before each legal move in play, and now."""
-        return range(self._num_opening, len(self._play.log) + 1)
+        return range(self._num_opening, len(self.log) + 1)
 
     def _outcome(self, value: Any, proposed: Sequence[Any], facts: dict[str, float]) -> Outcome:
         """The outcome of a game that needs an agreement: every seat's reward is `instance.norm` of
         the agreed proposal's value, 0 without an agreement. `proposed` are the proposals that could
         have been accepted."""
-        inst, agreed = self.instance, self._play.agreed
+        inst, agreed = self.instance, self.agreed
         score = float(value(agreed)) if agreed is not None else 0.0
         norm = inst.norm(score) if agreed is not None else 0.0
         return Outcome(

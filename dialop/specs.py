@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from dialop.game import Lesson
@@ -15,7 +16,7 @@ S = TypeVar("S", bound="ScriptedBase")
 
 @dataclass(frozen=True, slots=True)
 class ScriptedBase:
-    """A scripted player; a subclass has a `lesson` and options made by `dialop.kit.option`.
+    """A scripted player; a subclass has a `lesson` and options made by `option`.
     `OPTIONS` holds the names of its players, each with its options."""
 
     name: str
@@ -62,22 +63,64 @@ def made(kind: type[S], spec: str, *, seed: int) -> S:
     """
     name, given = parse_spec(spec, kind.OPTIONS)
     values: dict[str, Any] = {}
-    valid = choices(kind)
     for each in fields(kind):
-        if each.name not in given:
-            continue
-        value, rules = given[each.name], each.metadata
-        if each.name in valid:
-            if value not in valid[each.name]:
-                raise ValueError(unknown(each.name, value, valid[each.name]))
-            values[each.name] = value
-            continue
-        read = number(each.name, value, low=rules["ge"], high=rules["le"])
-        if isinstance(each.default, int) and not read.is_integer():
-            bounds = f"{rules['ge']:g} to {rules['le']:g}"
-            raise ValueError(f"{each.name} must be a whole number from {bounds}, got {value!r}")
-        values[each.name] = int(read) if isinstance(each.default, int) else read
+        if each.name in given:
+            values[each.name], whole = given[each.name], type(each.default) is int
+            with suppress(ValueError):  # which `_check_values` tells
+                number = float(given[each.name])
+                if number.is_integer() or not whole:
+                    values[each.name] = int(number) if whole else number
+    _check_values(kind, values)
     return kind(name, seed, **values)
+
+
+def option(
+    default: Any,
+    sentence: str = "",
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    play: bool = False,
+) -> Any:
+    """One field of a game's `Options` or of a scripted player: its default, its sentence for --help
+    and its bounds. A field with choices has a `Literal` type.
+
+    `play` marks a setting of how games are played, not of which instances are drawn. The names of
+    the others are those of pydantic's `Field`, which the trainer reads settings with.
+    """
+    rules = {"description": sentence, "ge": low, "le": high, "play": play}
+    return field(default=default, metadata=rules)
+
+
+def check_options(options: Any) -> None:
+    """Raise ValueError if a field made by `option` is not one of its choices or is out of bounds.
+
+    The message names the field, its rule and the value.
+    """
+    _check_values(
+        type(options), {each.name: getattr(options, each.name) for each in fields(options)}
+    )
+
+
+def _check_values(kind: Any, values: Mapping[str, Any]) -> None:
+    valid = choices(kind)
+    for each in (one for one in fields(kind) if one.name in values):
+        value, low, high = values[each.name], each.metadata.get("ge"), each.metadata.get("le")
+        said = f", got {value!r}"
+        if value not in (among := valid.get(each.name, (value,))):
+            near = nearest(str(value), among)
+            raise ValueError(f"{each.name} must be one of {', '.join(among)}{said}{near}")
+        if value is None or (low is None and high is None):
+            continue
+        if not isinstance(value, int | float):
+            whole = "whole " if type(each.default) is int else ""
+            raise ValueError(f"{each.name} must be a {whole}number{said}")
+        above, below = low is None or value >= low, high is None or value <= high
+        if not (above and below):
+            bounds = f"{low} to {high}"
+            if low is None or high is None:
+                bounds = f"at most {high}" if low is None else f"at least {low}"
+            raise ValueError(f"{each.name} must be {bounds}, got {value}")
 
 
 def choices(kind: Any) -> dict[str, tuple[str, ...]]:
@@ -104,17 +147,6 @@ def parse_spec(spec: str, options: Mapping[str, Sequence[str]]) -> tuple[str, di
             raise ValueError(unknown(f"option of {name}", option, options[name]))
         values[option] = value
     return name, values
-
-
-def number(option: str, value: str, *, low: float, high: float) -> float:
-    """An option's value as a number. Raises ValueError unless it lies between `low` and `high`."""
-    try:
-        result = float(value)
-    except ValueError:
-        result = float("nan")
-    if not low <= result <= high:
-        raise ValueError(f"{option} must be a number from {low:g} to {high:g}, got {value!r}")
-    return result
 
 
 def unknown(what: str, got: str, valid: Sequence[str]) -> str:

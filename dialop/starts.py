@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as short
@@ -48,6 +49,10 @@ class RecordedGame:
         return replace(self.board, key=key, opening=self.moves[:num])
 
 
+class OtherRoster(ValueError):
+    """A recorded game names what this game does not have."""
+
+
 def read_recorded(
     path: Path,
     instance_of: Callable[..., Any],
@@ -57,7 +62,8 @@ def read_recorded(
     """The games of a .jsonl file of recorded games.
 
     `instance_of(record, key=)` and `moves_of(record, instance)` read one record; `longest` says how
-    many of its moves come before the end.
+    many of its moves come before the end. A game of another roster has no moves, so only the empty
+    start.
 
     Raises:
         ValueError: for another file type or an invalid record; names the file and line.
@@ -67,8 +73,9 @@ def read_recorded(
     games = []
     for index, (location, record) in enumerate(read_rows(path)):
         try:
-            board = instance_of(record, key=f"{path.stem}/{index}")
-            moves = tuple(moves_of(record, board))
+            board, moves = instance_of(record, key=f"{path.stem}/{index}"), ()
+            with suppress(OtherRoster):
+                moves = tuple(moves_of(record, board))
         except ValueError as error:
             raise ValueError(f"{location}: {error}") from error
         games.append(RecordedGame(board, moves, longest(moves)))
@@ -83,7 +90,7 @@ def read_log(log: Any, read: Callable[[Any], T]) -> list[T]:
         try:
             moves.append(read(entry))
         except PlayerError as error:
-            raise ValueError(f"log entry {number} does not fit the roster: {error}") from error
+            raise OtherRoster(f"log entry {number} does not fit the roster: {error}") from error
         except ValueError as error:
             raise ValueError(f"log entry {number} is not a move: {error}") from None
     return moves

@@ -25,9 +25,9 @@ class Limit(NamedTuple):
 WEIGHT = {
     "core": Limit(12963, "engines have a base class, a part on each rank, and a door"),
     "selfplay": Limit(20254, "engines have a base class, a part on each rank, and a door"),
-    "extras": Limit(1312, "taken out of the core and the games"),
-    "dialop": Limit(8140),
-    "tests": Limit(29490, "engines have a base class, a part on each rank, and a door"),
+    "extras": Limit(1326, "taken out of the core and the games"),
+    "dialop": Limit(7988),
+    "tests": Limit(29497, "taken out of the core and the games"),
     "bench": Limit(2773, "docs/ is counted here too"),
     "settings": Limit(141),
 }
@@ -39,7 +39,7 @@ STEP = {
     "frames to a move": Limit(13),
     "frames to weights": Limit(10),
 }
-DOCSTRING_LINES = 2.729  # a function: the least
+DOCSTRING_LINES = 2.74  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import cast
 
 from dialop.collab import texts
@@ -33,17 +32,11 @@ from dialop.collab.task import (
     Move,
 )
 from dialop.game import Outcome, PlayerError, Prompt
-from dialop.logged import LoggedGame, Play
+from dialop.logged import LoggedGame
 from dialop.tags import after_thought, split_move
 
 _CLOSING = re.compile(rf"^[ \t]*\[[ \t]*({ANSWER}|{END})[ \t]*\]", re.IGNORECASE | re.MULTILINE)
 _OWNER = {ANSWER: ASSISTANT, END: USER}
-
-
-@dataclass(slots=True)
-class _Play(Play):
-    to_move: int | None = ASSISTANT
-    rating: float | None = None  # a judge's
 
 
 class CollabGame(LoggedGame):
@@ -60,15 +53,16 @@ class CollabGame(LoggedGame):
     turn_error = "it is the other's turn"
     over_error = "the conversation is over"
     past_heading = "The conversation so far:"
-    _play: _Play
+    played = ("to_move", "rating")
+    rating: float | None = None  # a judge's
 
     def __init__(self, instance: CollabInstance, options: CollabOptions) -> None:
-        super().__init__(instance, options, _Play())
+        super().__init__(instance, options, first=ASSISTANT)
 
     def prompt(self, seat: int) -> Prompt:
         """The user reads its role and the goal; the assistant reads its role and the request."""
         inst = self.instance
-        past = texts.history(self._play.log[: self._num_opening], self._checked(seat))
+        past = texts.history(self.log[: self._num_opening], self._checked(seat))
         if seat == ASSISTANT:
             return self._prompt(seat, texts.assistant_rules(inst.task), inst.request, past)
         opening = texts.user_opening(inst, brief=self.options.brief)
@@ -76,16 +70,13 @@ class CollabGame(LoggedGame):
 
     def view(self, seat: int) -> CollabView:
         """The seat's knowledge as data."""
-        inst, play = self.instance, self._play
+        inst = self.instance
         return CollabView(
-            seat=self._checked(seat),
+            **self._known(seat),
             task=inst.task,
             request=inst.request,
             goal=inst.goal if seat == USER else None,
-            log=tuple(play.log),
-            to_move=play.to_move,
-            num_errors_this_turn=self._tries(seat),
-            options=self.options,
+            log=self.moves,
         )
 
     def outcome(self) -> Outcome:
@@ -93,7 +84,7 @@ class CollabGame(LoggedGame):
 
         `facts` holds the number of moves and words of each seat, and the rating of interactivity.
         """
-        log, options = self._play.log, self.options
+        log, options = self.log, self.options
         answers = [move.text for move in log if move.kind == ANSWER]
         score = grade(self.instance, answers[0]) if answers else 0.0
         facts = {"interactivity": self._interactivity()}
@@ -103,7 +94,7 @@ class CollabGame(LoggedGame):
             facts[f"{name}_words"] = float(sum(len(text.split()) for text in moves))
         graded = options.accuracy * score
         return Outcome(
-            over=self._play.to_move is None,
+            over=self.to_move is None,
             agreed=bool(answers),
             score=score,
             score_norm=score,
@@ -113,7 +104,7 @@ class CollabGame(LoggedGame):
 
     def measures(self, seats: Collection[int]) -> dict[str, float]:
         """Questions of these seats, the user's words, and the rating of interactivity."""
-        log = self._play.log[self._num_opening :]
+        log = self.log[self._num_opening :]
         said = [move.text for move in log if move.kind == "message" and move.seat in seats]
         user = [move.text for move in log if move.seat == USER]
         return {
@@ -125,15 +116,15 @@ class CollabGame(LoggedGame):
     def rated(self, rating: float) -> CollabGame:
         """A copy of the game with a judge's rating in [0, 1]."""
         twin = self.clone()
-        twin._play.rating = rating
+        twin.rating = rating
         return twin
 
     def _interactivity(self) -> float:
-        rating = self._play.rating
-        return interactivity(self.instance, self._play.log) if rating is None else rating
+        rating = self.rating
+        return interactivity(self.instance, self.log) if rating is None else rating
 
     def _apply(self, move: Move) -> tuple[str, str]:
-        self._play.to_move = 1 - move.seat if move.kind == "message" else None
+        self.to_move = 1 - move.seat if move.kind == "message" else None
         if move.seat == USER:
             return "", texts.partner_text(move)
         if move.kind == ANSWER or self.options.brief:

@@ -22,8 +22,6 @@ CODE_GRADER = "selfplay.extras.sandbox"
 MESSAGE = (ASSISTANT, "message")
 
 _MAX_ORDER = 4
-_FENCE = re.compile(r"^[ \t]*+```[ \t]*+(\w*+)[^\n`]*+\n(.*?)^[ \t]*+```", re.DOTALL | re.MULTILINE)
-_PYTHON = ("", "py", "python", "python3")
 
 
 @lru_cache(maxsize=4096)
@@ -37,8 +35,8 @@ def grade(instance: CollabInstance, answer: str) -> float:
         return float(equal_values(answer, instance.target))
     if instance.task == "writing":
         return bleu(answer, instance.target)
-    code, tests = code_of(answer), instance.tests
-    return float(_sandbox().passes(code, tests=tests, entry_point=instance.entry_point))
+    tests, entry_point = instance.tests, instance.entry_point
+    return float(_sandbox().grade(answer, tests=tests, entry_point=entry_point))
 
 
 def check_tasks(placed: Iterable[tuple[str, CollabInstance]]) -> None:
@@ -67,7 +65,7 @@ def check_tasks(placed: Iterable[tuple[str, CollabInstance]]) -> None:
 
 
 def _sandbox() -> Any:
-    """What runs code: `passes` and `check_tests`."""
+    """What runs code: `grade` and `check_tests`."""
     return importlib.import_module(CODE_GRADER)
 
 
@@ -124,13 +122,6 @@ def bleu(text: str, reference: str) -> float:
         log_sum += math.log(num_matches / num_ngrams)
     penalty = min(1.0, math.exp(1 - len(reference_words) / len(words)))
     return penalty * math.exp(log_sum / max_order)
-
-
-def code_of(answer: str) -> str:
-    """The Python in an answer: its fenced blocks one after the other, without those of another
-    language; all of the answer if it has none."""
-    blocks = [code for tag, code in _FENCE.findall(answer) if tag.lower() in _PYTHON]
-    return "\n".join(blocks) if blocks else answer
 
 
 def _words(text: str) -> list[str]:

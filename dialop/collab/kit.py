@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dialop import people, rows
-from dialop.collab import judge, numbers, script, texts
+from dialop.collab import numbers, script, texts
 from dialop.collab.game import CollabGame
 from dialop.collab.grading import check_tasks
 from dialop.collab.task import (
@@ -22,8 +22,10 @@ from dialop.collab.task import (
     CollabOptions,
 )
 from dialop.forms import Form
+from dialop.game import Prompt
 from dialop.kit import check_options, option
 from dialop.logged import part_of
+from dialop.marks import read_mark
 from dialop.values import parsed
 
 TITLE = "collaborative simulation"
@@ -35,7 +37,16 @@ BASELINES: tuple[str, ...] = ("ask", "guess")
 
 make_script = script.make_scripted
 restore = CollabGame.from_state
-judge_prompt, judged = judge.prompt, judge.judged
+
+# How a chat model rates a conversation; its rating replaces that of `grading.interactivity`.
+_RULES = """\
+You mark how well an assistant worked together with a user who had not said all that was needed. \
+You read what the user wanted and the whole conversation. Consider three things, each from 0 to 1:
+- understanding: did the assistant grasp what the user wanted, and were its messages clear?
+- questions: did it ask for what was missing, precisely and only where it was needed?
+- help: did it offer something useful on the way, such as choices or a draft?
+The mark is their mean. Whether the result is right does not count here. Answer with one sentence \
+of reason and then, on a line of its own, JSON such as {"interactivity": 0.6}, and no other JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +137,19 @@ def read(path: Path) -> list[CollabInstance]:
 
 def _from_row(row: dict[str, Any]) -> CollabInstance:
     return parsed(CollabInstance, {name: value for name, value in row.items() if value is not None})
+
+
+def judge_prompt(game: CollabGame) -> Prompt:
+    """The rules of rating; the user's goal and the conversation."""
+    view = game.view(USER)
+    messages = [("user", view.request), *((NAMES[move.seat], move.text) for move in view.log)]
+    conversation = "\n\n".join(f"{name}: {text}" for name, text in messages)
+    return Prompt(
+        _RULES, f"What the user wanted:\n{view.goal}\n\nThe conversation:\n{conversation}"
+    )
+
+
+def judged(game: CollabGame, answer: str) -> CollabGame | None:
+    """A copy of the game with the rating of a judge's answer; None if it holds none."""
+    rating = read_mark(answer, "interactivity")
+    return None if rating is None else game.rated(rating)

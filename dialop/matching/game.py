@@ -10,12 +10,12 @@ are scored by the pairs they name.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from dialop.game import Outcome, PlayerError, Prompt
-from dialop.logged import LoggedGame, Play, Rules, filled
+from dialop.logged import LoggedGame, Rules, filled
 from dialop.matching import texts
 from dialop.matching.board import (
     Action,
@@ -24,18 +24,10 @@ from dialop.matching.board import (
     solo_value,
 )
 from dialop.matching.pooling import stated_by
-from dialop.matching.proposal import Pairs, parse_proposal, render_proposal
+from dialop.matching.proposal import parse_proposal, render_proposal
 from dialop.matching.statements import count_true
 
 __all__ = ["Action", "MatchingGame", "MatchingInstance", "MatchingView"]
-
-
-@dataclass(slots=True)
-class _Play(Play):
-    to_move: int | None = 0
-    pending: Pairs | None = None
-    pending_seat: int | None = None
-    agreed: Pairs | None = None
 
 
 class MatchingGame(LoggedGame):
@@ -49,7 +41,8 @@ class MatchingGame(LoggedGame):
     num_seats = 2
     instance_type, move_type = MatchingInstance, Action
     turn_error = "it is your partner's turn"
-    _play: _Play
+    played = ("to_move", "pending", "pending_seat", "agreed")
+    pending_seat: int | None = None
 
     def __init__(
         self,
@@ -66,13 +59,13 @@ class MatchingGame(LoggedGame):
         self._boards = tuple(
             write_board(d, instance.reviewers, papers=instance.papers) for d in self._displayed
         )
-        super().__init__(instance, options, _Play(to_move=instance.first_seat), instance.opening)
+        super().__init__(instance, options, first=instance.first_seat, opening=instance.opening)
 
     def prompt(self, seat: int) -> Prompt:
         """Rules and grid (full) or one line per cell (brief), then the moves made so far."""
         inst, options = self.instance, self.options
         board = self._boards[self._checked(seat)]
-        moves = [(a.seat, a.kind, self._shown(a)) for a in self._play.log[: self._num_opening]]
+        moves = [(a.seat, a.kind, self._shown(a)) for a in self.log[: self._num_opening]]
         past = texts.history(moves, seat, brief=options.brief)
         rules = (
             ""
@@ -86,20 +79,17 @@ class MatchingGame(LoggedGame):
 
     def view(self, seat: int) -> MatchingView:
         """The seat's knowledge as data: its own displayed values and the public log."""
-        inst, play = self.instance, self._play
+        inst = self.instance
         return MatchingView(
-            seat=seat,
+            **self._known(seat),
             size=inst.size,
             reviewers=inst.reviewers,
             papers=inst.papers,
-            displayed=self._displayed[self._checked(seat)],
+            displayed=self._displayed[seat],
             public_unknown=inst.public_unknown,
-            log=tuple(play.log),
-            pending=play.pending,
-            pending_seat=play.pending_seat,
-            to_move=play.to_move,
-            num_errors_this_turn=self._tries(seat),
-            options=self.options,
+            log=tuple(self.log),
+            pending=self.pending,
+            pending_seat=self.pending_seat,
         )
 
     def measures(self, seats: Collection[int]) -> dict[str, float]:
@@ -107,7 +97,7 @@ class MatchingGame(LoggedGame):
         names = ("proposals", "statements", "true_statements")
         sums = dict.fromkeys(names, 0.0)
         views = {seat: self.view(seat) for seat in seats}
-        for action in self._play.log[self._num_opening :]:
+        for action in self.log[self._num_opening :]:
             if action.seat in views:
                 sums["proposals"] += action.kind == "propose"
             if action.seat in views and action.kind == "message":
@@ -122,7 +112,7 @@ class MatchingGame(LoggedGame):
         inst = self.instance
 
         def known(number: int, seat: int) -> float:
-            other = replace(self.view(1 - seat), log=tuple(self._play.log[:number]))
+            other = replace(self.view(1 - seat), log=tuple(self.log[:number]))
             mask = np.array(inst.masks[seat], dtype=bool)
             for (r, p), value in stated_by(other, seat=1 - seat).items():
                 mask[r, p] |= other.displayed[r][p] == value
@@ -135,21 +125,21 @@ class MatchingGame(LoggedGame):
         best score, 0 without an agreement."""
         inst = self.instance
         solo = {f"solo_{seat}": inst.norm(inst.solo[seat]) for seat in (0, 1)}
-        proposed = [action.pairs for action in self._play.log if action.pairs is not None]
+        proposed = [action.pairs for action in self.log if action.pairs is not None]
         return self._outcome(inst.value, proposed, {"best": float(inst.best), **solo})
 
     def _read(self, seat: int, text: str) -> Action:
         """Parse a seat's text as a legal move. Raises PlayerError for any other text."""
         self._check_turn(seat)
-        play, valid = self._play, self._valid_tags()
+        valid = self._valid_tags()
         tag, content = self._split(text, valid)
         answering = tag in ("accept", "reject")
-        if play.pending is not None and not answering:
+        if self.pending is not None and not answering:
             raise PlayerError("must_answer", f"answer the proposal first: {valid}")
         self._check_tag(tag, valid)
         self._check_messages(tag, valid)
         if answering:
-            if play.pending is None:
+            if self.pending is None:
                 raise PlayerError("nothing_pending", f"no proposal to {tag}; use {valid}")
             return Action(seat, "accept" if tag == "accept" else "reject", "")
         if filled(content, tag) and tag == "message":
@@ -161,22 +151,22 @@ class MatchingGame(LoggedGame):
         return Action(seat, "propose", shown, pairs)
 
     def _valid_tags(self) -> str:
-        if self._play.pending is not None:
+        if self.pending is not None:
             return "[accept] or [reject]"
         return "[message] or [propose]" if self.options.messages else "[propose]"
 
     def _apply(self, move: Action) -> tuple[str, str]:
-        play, brief = self._play, self.options.brief
+        brief = self.options.brief
         if move.kind == "accept":
-            play.agreed, play.pending, play.pending_seat = play.pending, None, None
-            play.to_move = None
+            self.agreed, self.pending, self.pending_seat = self.pending, None, None
+            self.to_move = None
         elif move.kind == "reject":
-            play.pending, play.pending_seat = None, None
-            play.to_move = move.seat
+            self.pending, self.pending_seat = None, None
+            self.to_move = move.seat
         else:
             if move.kind == "propose":
-                play.pending, play.pending_seat = move.pairs, move.seat
-            play.to_move = 1 - move.seat
+                self.pending, self.pending_seat = move.pairs, move.seat
+            self.to_move = 1 - move.seat
         for_partner = texts.partner_text(move.kind, move.text, brief=brief)
         for_mover = texts.mover_text(move.kind, brief=brief)
         return (for_mover, for_partner) if move.seat == 0 else (for_partner, for_mover)

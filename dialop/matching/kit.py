@@ -9,21 +9,23 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from dialop import people, starts
+from dialop import people, rows, starts
 from dialop.game import Game
 from dialop.kit import option
 from dialop.logged import Rules, part_of
-from dialop.matching import pages, recorded, scripted, store, texts
+from dialop.matching import pages, recorded, scripted, texts
 from dialop.matching.board import Action, MatchingInstance, MatchingView, referenced
 from dialop.matching.game import MatchingGame
 from dialop.matching.generate import MatchingRecipe, generate_instance
 from dialop.matching.proposal import render_proposal
+from dialop.values import check_fields, parsed
 
 TITLE = "reviewer–paper matching (DialOp)"
 ROLES: tuple[str, ...] = ("player", "player")
 SCRIPT_NAMES: tuple[str, ...] = tuple(scripted.ScriptedPlayer.OPTIONS)
 BASELINES: tuple[str, ...] = ("honest", "solo", "random")
 PLAYED_BY_PEOPLE: bool = True
+RECORD_FIELDS = ("table",)
 _DEMONSTRATED = 2**62  # the stream of boards that are demonstrated
 NEW_GAME = "This game is over. A new game begins, with another partner."
 _MOST_MOVES = 100  # of a demonstration
@@ -31,8 +33,8 @@ _PLANS_SHOWN = 3  # in a demonstration
 
 make_script = scripted.make_scripted
 restore = MatchingGame.from_state
-read, write = store.read_instances, store.write_instances
-rescore, read_recorded = recorded.rescore, recorded.read_recorded
+rescore = recorded.rescore
+instance_from_record, moves_from_record = recorded.instance_from_record, recorded.moves_from_record
 board, picture, forms, talk = pages.board, pages.picture, pages.forms, pages.talk
 
 
@@ -152,12 +154,8 @@ def recorded_tally(record: Mapping[str, Any], instance: MatchingInstance) -> dic
     return starts.tally(score, said, accepted=accepted, proposals=proposals, turns=len(log))
 
 
-def read_people(path: Path) -> list[people.PeoplesGame]:
-    """The games of a .jsonl of recorded games, to imitate; without those of other rosters."""
-    return people.peoples_games(read_recorded(path), lambda i: MatchingGame(i, Rules()), _written)
-
-
-def _written(action: Action, instance: MatchingInstance) -> str:
+def written(action: Action, instance: MatchingInstance) -> str:
+    """A recorded move as its seat would write it."""
     content = action.text.strip()
     if action.pairs is not None:
         content = render_proposal(action.pairs, instance.reviewers, papers=instance.papers)
@@ -190,6 +188,44 @@ def record(game: MatchingGame) -> dict[str, Any]:
     return recorded.record_of(game.instance, game.view(0).log)
 
 
-def is_record(record: Mapping[str, Any]) -> bool:
-    """Whether a recorded game is one of matching."""
-    return "table" in record
+_PAIRS = (("masks", "mask"), ("scales", "scale"), ("solo", "solo"))
+_PLAIN = ("key", "size", "table", "first_seat", "best", "max_value", "reviewers", "papers")
+_NAMES = (*_PLAIN, *(f"{column}_{seat}" for _, column in _PAIRS for seat in (0, 1)))
+
+
+def write(path: str | Path, instances: Sequence[MatchingInstance]) -> None:
+    """Write instances to one parquet file (`rows.write_rows`)."""
+    rows.write_rows(path, [_to_row(instance) for instance in instances])
+
+
+def read(path: str | Path) -> list[MatchingInstance]:
+    """Read the instances of a .parquet file, or the boards of a .jsonl file of recorded games.
+
+    Raises ValueError and OSError as `rows.read_instances`, and ValueError for a file in which no
+    seat sees any cell.
+    """
+    instances = rows.read_instances(path, _from_row, recorded.instance_from_record)
+    visible = (cell for i in instances for mask in i.masks for line in mask for cell in line)
+    if instances and not any(visible):
+        raise ValueError(f"{path}: no seat sees a cell on any board, so messages are useless")
+    return instances
+
+
+def _to_row(instance: MatchingInstance) -> dict[str, Any]:
+    row = {name: getattr(instance, name) for name in _PLAIN}
+    for field, column in _PAIRS:
+        row[f"{column}_0"], row[f"{column}_1"] = getattr(instance, field)
+    return row
+
+
+def _from_row(row: dict[str, Any]) -> MatchingInstance:
+    check_fields(row, _NAMES)
+    data = {name: row[name] for name in _PLAIN}
+    for field, column in _PAIRS:
+        data[field] = (row[f"{column}_0"], row[f"{column}_1"])
+    # The column holds floats, but tables hold integers, so `best` is an integer too.
+    best = data["best"]
+    data["best"] = int(best) if isinstance(best, float) and best.is_integer() else best
+    instance = parsed(MatchingInstance, data)
+    instance.check()
+    return instance

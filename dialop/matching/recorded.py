@@ -9,15 +9,14 @@ published games.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
+from dialop.game import PlayerError
 from dialop.matching.board import Action, MatchingInstance, referenced
 from dialop.matching.proposal import parse_proposal, render_proposal
 from dialop.matching.roster import REVIEWERS
-from dialop.starts import RecordedGame, Rescored, answer_of, before_accept, message_of, read_log
-from dialop.starts import read_recorded as read_games
+from dialop.starts import Rescored, answer_of, message_of, read_log
 from dialop.values import check_fields, checked_int, checked_list, checked_string, field, parsed
 
 FIELDS = ("table", "mask1", "mask2", "scale1", "scale2", "action_log", "best_assignment_reward")
@@ -32,7 +31,7 @@ def instance_from_record(record: Mapping[str, Any], *, key: str) -> MatchingInst
         ValueError: for an invalid record; names the field or the log entry (from 0).
     """
     check_fields(record, FIELDS, "a recorded game needs the fields")
-    read_log(record["action_log"], _check_entry)
+    read_log(record["action_log"], _entry)
     size = len(checked_list(record["table"], "table"))
     log = record["action_log"]
     names = {name: record[name] for name in ("max_value", "reviewers", "papers") if name in record}
@@ -68,18 +67,20 @@ def agreed(record: Mapping[str, Any]) -> bool:
     return bool(log) and log[-1]["type"] == "proposal_response" and log[-1]["response"]["accept"]
 
 
-def _check_entry(entry: Any) -> None:
-    checked_int(field(entry, "player"), "player", low=0, high=1)
-    kind = field(entry, "type")
-    if kind == "message":
-        message_of(entry)
-    elif kind == "proposal":
-        checked_string(field(entry, "proposal"), "proposal")
-        for pair in checked_list(field(entry, "proposal_ids"), "proposal_ids"):
-            for index in checked_list(pair, "a pair of proposal_ids", low=2, high=2):
-                checked_int(index, "proposal_ids", low=0, high=len(REVIEWERS) - 1)
-    else:
-        answer_of(entry)
+def _entry(entry: Any) -> Action:
+    """One log entry as an action, a proposal with its recorded pairs."""
+    seat = checked_int(field(entry, "player"), "player", low=0, high=1)
+    if (kind := field(entry, "type")) == "message":
+        return Action(seat, "message", message_of(entry))
+    if kind != "proposal":
+        return Action(seat, answer_of(entry), "")
+    text, pairs = checked_string(field(entry, "proposal"), "proposal"), []
+    for pair in checked_list(field(entry, "proposal_ids"), "proposal_ids"):
+        r, p = checked_list(pair, "a pair of proposal_ids", low=2, high=2)
+        for index in (r, p):
+            checked_int(index, "proposal_ids", low=0, high=len(REVIEWERS) - 1)
+        pairs.append((r, p))
+    return Action(seat, "propose", text, tuple(sorted(pairs)))
 
 
 def moves_from_record(record: Mapping[str, Any], instance: MatchingInstance) -> list[Action]:
@@ -90,22 +91,6 @@ def moves_from_record(record: Mapping[str, Any], instance: MatchingInstance) -> 
             roster or differs from its recorded pairs. Names the entry (from 0).
     """
     return read_log(record["action_log"], lambda entry: _move(entry, instance))
-
-
-def read_recorded(path: Path) -> list[RecordedGame]:
-    """The games of a .jsonl file of recorded games.
-
-    A game whose proposals cannot be parsed (another roster of names) has no moves, so only the
-    empty start. Raises ValueError as `dialop.starts.read_recorded`.
-    """
-
-    def moves_of(record: Mapping[str, Any], board: MatchingInstance) -> list[Action]:
-        try:
-            return moves_from_record(record, board)
-        except ValueError:
-            return []
-
-    return read_games(path, instance_from_record, moves_of, before_accept)
 
 
 def record_of(instance: MatchingInstance, log: Sequence[Action]) -> dict[str, Any]:
@@ -142,19 +127,14 @@ def record_of(instance: MatchingInstance, log: Sequence[Action]) -> dict[str, An
     }
 
 
-def _move(entry: dict[str, Any], instance: MatchingInstance) -> Action:
-    """One log entry as an action. Raises PlayerError for a proposal that cannot be parsed."""
-    seat, kind = entry["player"], entry["type"]
-    if kind == "message":
-        return Action(seat, "message", entry["message"]["data"])
-    if kind == "proposal_response":
-        return Action(seat, answer_of(entry), "")
-    text = entry["proposal"]
-    pairs = parse_proposal(text, instance.reviewers, papers=instance.papers)
-    recorded = tuple(sorted((r, p) for r, p in entry["proposal_ids"]))
-    if pairs != recorded:
-        raise ValueError(f"its text says {pairs}, its pairs are {recorded}")
-    return Action(seat, "propose", text, pairs)
+def _move(entry: Any, instance: MatchingInstance) -> Action:
+    """One log entry as an action. Raises PlayerError for a proposal of another roster."""
+    action = _entry(entry)
+    if action.pairs is not None:
+        pairs = parse_proposal(action.text, instance.reviewers, papers=instance.papers)
+        if pairs != action.pairs:
+            raise PlayerError("pairs", f"its text says {pairs}, its pairs are {action.pairs}")
+    return action
 
 
 def rescore(record: Mapping[str, Any], *, key: str) -> Rescored:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,39 +133,41 @@ def _name(view: MatchingView, reviewer: int, full: bool) -> str:
     return view.reviewers[reviewer] if full else first_name(view.reviewers[reviewer])
 
 
-def _flat(cells: Mapping[Cell, int], view: MatchingView, full: bool) -> str:
-    """Ava BLEU 87, Daniel Electra 12"""
-    return ", ".join(
-        f"{_name(view, r, full)} {short_title(view.papers[p])} {value}"
+def _one_by_one(
+    form: str, between: str, end: str, cells: Mapping[Cell, int], view: MatchingView, full: bool
+) -> str:
+    """The cells in table order, each written in this form."""
+    each = (
+        form.format(r=_name(view, r, full), p=short_title(view.papers[p]), v=value)
         for (r, p), value in cells.items()
     )
+    return between.join(each) + end
 
 
-def _sentences(cells: Mapping[Cell, int], view: MatchingView, full: bool) -> str:
-    """Ava on BLEU is 87, Daniel on Electra is 12."""
-    parts = [
-        f"{_name(view, r, full)} on {short_title(view.papers[p])} is {value}"
-        for (r, p), value in cells.items()
-    ]
-    return ", ".join(parts) + "."
+# Ava BLEU 87, Daniel Electra 12
+_flat: Listing = partial(_one_by_one, "{r} {p} {v}", ", ", "")
 
 
-def _number_first(cells: Mapping[Cell, int], view: MatchingView, full: bool) -> str:
-    """87 for Ava on BLEU; 12 for Daniel on Electra."""
-    parts = [
-        f"{value} for {_name(view, r, full)} on {short_title(view.papers[p])}"
-        for (r, p), value in cells.items()
-    ]
-    return "; ".join(parts) + "."
+def _by_reviewer(
+    form: str, between: str, cells: Mapping[Cell, int], view: MatchingView, full: bool
+) -> list[tuple[str, str]]:
+    """Each reviewer with its cells, each cell written in this form."""
+    rows: dict[int, list[str]] = {}
+    for (r, p), v in cells.items():
+        rows.setdefault(r, []).append(form.format(p=short_title(view.papers[p]), v=v))
+    return [(_name(view, r, full), between.join(row)) for r, row in rows.items()]
 
 
-def _by_reviewer(cells: Mapping[Cell, int], view: MatchingView, full: bool) -> str:
+def _lines(cells: Mapping[Cell, int], view: MatchingView, full: bool) -> str:
     """One line a reviewer: Ava: BLEU 87, Electra 12"""
-    lines = []
-    for reviewer in dict.fromkeys(r for r, _ in cells):
-        row = [f"{short_title(view.papers[p])} {v}" for (r, p), v in cells.items() if r == reviewer]
-        lines.append(f"{_name(view, reviewer, full)}: {', '.join(row)}")
-    return "\n" + "\n".join(lines) + "\n"
+    rows = _by_reviewer("{p} {v}", ", ", cells, view, full)
+    return "\n" + "\n".join(f"{name}: {row}" for name, row in rows) + "\n"
+
+
+def _has(cells: Mapping[Cell, int], view: MatchingView, full: bool) -> str:
+    """Ava has 87 on BLEU and 12 on Electra. Daniel has 3 on BLEU."""
+    rows = _by_reviewer("{v} on {p}", " and ", cells, view, full)
+    return " ".join(f"{name} has {row}." for name, row in rows)
 
 
 def _by_paper(cells: Mapping[Cell, int], view: MatchingView, full: bool) -> str:
@@ -176,22 +179,11 @@ def _by_paper(cells: Mapping[Cell, int], view: MatchingView, full: bool) -> str:
     return " ".join(parts)
 
 
-def _has(cells: Mapping[Cell, int], view: MatchingView, full: bool) -> str:
-    """Ava has 87 on BLEU and 12 on Electra. Daniel has 3 on BLEU."""
-    parts = []
-    for reviewer in dict.fromkeys(r for r, _ in cells):
-        row = [
-            f"{v} on {short_title(view.papers[p])}" for (r, p), v in cells.items() if r == reviewer
-        ]
-        parts.append(f"{_name(view, reviewer, full)} has {' and '.join(row)}.")
-    return " ".join(parts)
-
-
 _LISTINGS: tuple[Listing, ...] = (
     _flat,
-    _sentences,
-    _number_first,
-    _by_reviewer,
+    partial(_one_by_one, "{r} on {p} is {v}", ", ", "."),
+    partial(_one_by_one, "{v} for {r} on {p}", "; ", "."),
+    _lines,
     _by_paper,
     _has,
 )

@@ -11,10 +11,11 @@ for Human-AI Collaboration", TACL 12 (2024); docs/notes/mediation.md lists what 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 
 from dialop.game import Outcome, PlayerError, Prompt
-from dialop.logged import LoggedGame, Play, Rules, filled
+from dialop.logged import LoggedGame, Rules, filled
 from dialop.mediation import texts
 from dialop.mediation.belief import Stated, believed_pairs, stated_by
 from dialop.mediation.moves import (
@@ -31,7 +32,6 @@ from dialop.mediation.records import (
     Act,
     AgentView,
     MediationInstance,
-    Pair,
     UserView,
 )
 from dialop.mediation.score import (
@@ -39,28 +39,13 @@ from dialop.mediation.score import (
     conflicts,
     pair_costs,
     pair_scores,
+    points_of,
     shared_conflicts,
 )
 from dialop.mediation.statements import count_true
 from dialop.tags import split_move
 
 _ROUNDING = 1e-9  # points by which equal believed scores may differ
-
-
-@dataclass(slots=True)
-class _Play(Play):
-    """The state that changes during play.
-
-    `to_speak[user]` says whether the user has the turn in its room; otherwise the agent has it.
-    Without messages it has no effect. `answers[user]` is the user's answer to the pending proposal,
-    None if it has not answered yet.
-    """
-
-    num_errors: list[int] = field(default_factory=lambda: [0] * NUM_SEATS)
-    to_speak: list[bool] = field(default_factory=lambda: [True, True])
-    pending: Pair | None = None
-    answers: list[bool | None] = field(default_factory=lambda: [None, None])
-    agreed: Pair | None = None
 
 
 class MediationGame(LoggedGame):
@@ -74,7 +59,7 @@ class MediationGame(LoggedGame):
     name = "mediation"
     num_seats = NUM_SEATS
     instance_type, move_type = MediationInstance, Act
-    _play: _Play
+    played = ("to_speak", "pending", "answers", "agreed")
 
     def __init__(self, instance: MediationInstance, options: Rules) -> None:
         # Computed once and shared by clones, because it never changes.
@@ -82,23 +67,26 @@ class MediationGame(LoggedGame):
         self._num_flights = len(users[0].flights), len(users[1].flights)
         self._costs = tuple(tuple(calendar_costs(user).tolist()) for user in users)
         self._conflicts = tuple(tuple(shared_conflicts(user).tolist()) for user in users)
-        super().__init__(instance, options, _Play(), instance.opening)
+        # Whether each user has the turn in its room, else the agent has it; of use with messages.
+        self.to_speak = [True, True]
+        # Each user's answer to the pending proposal, None if it has not answered yet.
+        self.answers: list[bool | None] = [None, None]
+        super().__init__(instance, options, opening=instance.opening)
 
     @property
     def seat_to_move(self) -> int | None:
         """The seat whose move it is, None when the game is over."""
-        play = self._play
-        if play.agreed is not None:
+        if self.agreed is not None:
             return None
-        if play.pending is not None:
-            return next(user for user in USERS if play.answers[user] is None)
-        speakers = [user for user in USERS if self.options.messages and play.to_speak[user]]
+        if self.pending is not None:
+            return next(user for user in USERS if self.answers[user] is None)
+        speakers = [user for user in USERS if self.options.messages and self.to_speak[user]]
         return speakers[0] if speakers else AGENT
 
     def prompt(self, seat: int) -> Prompt:
         """Rules and lists (full) or only numbers (brief), then the moves that the seat knows."""
         view = self.view(seat)
-        shown = [self._text_before(seat, act) for act in self._play.log[: self._num_opening]]
+        shown = [self._text_before(seat, act) for act in self.log[: self._num_opening]]
         past = "\n".join(text for text in shown if text)
         if isinstance(view, AgentView):
             rules, full, brief = texts.agent_rules, texts.agent_board, texts.brief_agent_board
@@ -110,59 +98,46 @@ class MediationGame(LoggedGame):
 
     def view(self, seat: int) -> UserView | AgentView:
         """The seat's knowledge as data: its own lists and the moves of its own rooms."""
-        inst, play, brief = self.instance, self._play, self.options.brief
-        mover = self.seat_to_move
-        num_errors = self._tries(self._checked(seat))
-        log = tuple(seen for act in play.log if (seen := self._seen(seat, act)) is not None)
+        inst, brief = self.instance, self.options.brief
+        known = self._known(seat) | {
+            "log": tuple(seen for act in self.log if (seen := self._seen(seat, act)) is not None),
+            "to_move": seat if self.seat_to_move == seat else None,
+            "max_price_pref": inst.max_price_pref,
+            "max_arrival_pref": inst.max_arrival_pref,
+        }
         if seat in USERS:
             user = inst.users[seat]
             return UserView(
-                seat=seat,
+                **known,
                 calendar_costs=self._costs[seat],
                 flights=() if brief else user.flights,
                 events=() if brief else user.events,
-                log=log,
-                answer_due=play.pending is not None and play.answers[seat] is None,
-                to_move=mover if mover == seat else None,
-                num_errors_this_turn=num_errors,
-                max_price_pref=inst.max_price_pref,
-                max_arrival_pref=inst.max_arrival_pref,
-                options=self.options,
+                answer_due=self.pending is not None and self.answers[seat] is None,
             )
-        first, second = inst.users
         price, arrival = (
             not brief or bool(b) for b in (inst.max_price_pref, inst.max_arrival_pref)
         )
+        known |= {
+            "prices": tuple(tuple(f.price * price for f in u.flights) for u in inst.users),
+            "arrivals": tuple(tuple(f.end * arrival for f in u.flights) for u in inst.users),
+        }
+        shared = (tuple((e.start, e.end) for e in user.events if e.shared) for user in inst.users)
         return AgentView(
-            seat=seat,
+            **known,
             conflicts=(self._conflicts[0], self._conflicts[1]),
-            prices=(
-                tuple(f.price * price for f in first.flights),
-                tuple(f.price * price for f in second.flights),
-            ),
-            arrivals=(
-                tuple(f.end * arrival for f in first.flights),
-                tuple(f.end * arrival for f in second.flights),
-            ),
-            flights=() if brief else (first.flights, second.flights),
-            shared=()
-            if brief
-            else tuple(tuple((e.start, e.end) for e in u.events if e.shared) for u in inst.users),
-            log=log,
-            to_move=mover if mover == seat else None,
-            num_errors_this_turn=num_errors,
-            max_price_pref=inst.max_price_pref,
-            max_arrival_pref=inst.max_arrival_pref,
-            options=self.options,
+            flights=() if brief else tuple(user.flights for user in inst.users),
+            shared=() if brief else tuple(shared),
         )
 
     def outcome(self) -> Outcome:
         """The outcome, with the score in points. All seats' reward is its place between the worst
         and the best pair, 0 without an agreement."""
         inst = self.instance
-        proposed = [act.flights for act in self._play.log if act.flights is not None]
+        proposed = [act.flights for act in self.log if act.flights is not None]
         facts = {"best": float(inst.best), "worst": float(inst.worst)}
-        return self._outcome(self._score, proposed, {**facts, "alone": inst.norm(inst.alone)})
+        return self._outcome(
+            partial(points_of, inst), proposed, {**facts, "alone": inst.norm(inst.alone)}
+        )
 
     def reach(self) -> list[tuple[float, ...]]:
         """As in `Game.reach`, by what the agent sees and what the users stated in messages. Pairs
@@ -201,7 +176,7 @@ class MediationGame(LoggedGame):
         """
         names = ("words", "proposals", "rejections", "questions", "statements", "true_statements")
         sums = dict.fromkeys(names, 0.0)
-        for number, act in enumerate(self._play.log):
+        for number, act in enumerate(self.log):
             if number < len(self.instance.opening) or act.seat not in seats:
                 continue
             sums["proposals"] += act.kind == "propose"
@@ -211,14 +186,11 @@ class MediationGame(LoggedGame):
                 sums["questions"] += "?" in act.text
                 view = self.view(act.seat)
                 if isinstance(view, UserView):
-                    past = [self._seen(act.seat, earlier) for earlier in self._play.log[:number]]
+                    past = [self._seen(act.seat, earlier) for earlier in self.log[:number]]
                     true, stated = count_true(view, act.text, [a for a in past if a is not None])
                     sums["statements"] += stated
                     sums["true_statements"] += true
         return sums
-
-    def _score(self, pair: Pair) -> float:
-        return float(sum(costs.total for costs in pair_costs(self.instance, pair)))
 
     def _open(self, move: Act) -> None:
         """Make one move of the opening.
@@ -227,12 +199,11 @@ class MediationGame(LoggedGame):
         and changed an answer. A message out of turn passes its room's turn as usual; the other
         moves are only logged.
         """
-        play = self._play
         answers = move.kind in ("accept", "reject")
-        if (answers and (play.pending is None or play.answers[move.seat] is not None)) or (
-            move.kind == "message" and play.pending is not None
+        if (answers and (self.pending is None or self.answers[move.seat] is not None)) or (
+            move.kind == "message" and self.pending is not None
         ):
-            play.log.append(move)
+            self.log.append(move)
         else:
             self._make(move)
 
@@ -242,7 +213,7 @@ class MediationGame(LoggedGame):
         return self._read_user(seat, text) if seat in USERS else self._read_agent(text)
 
     def _read_user(self, seat: int, text: str) -> Act:
-        pending = self._play.pending is not None
+        pending = self.pending is not None
         valid = "[accept] or [reject]" if pending else "[message]"
         tag, content = self._split(text, valid)
         self._check_tag(tag, valid)
@@ -286,36 +257,35 @@ class MediationGame(LoggedGame):
         return " or ".join([*messages, "all: [propose]"])
 
     def _apply(self, move: Act) -> tuple[str, ...]:
-        play = self._play
         observations = [""] * NUM_SEATS
         if move.kind == "message":
             assert move.room is not None
             other = AGENT if move.seat in USERS else move.room
-            play.to_speak[move.room] = move.seat == AGENT
+            self.to_speak[move.room] = move.seat == AGENT
             observations[other] = texts.message_text(move, brief=self.options.brief)
         elif move.kind == "propose":
-            play.pending, play.answers = move.flights, [None, None]
+            self.pending, self.answers = move.flights, [None, None]
             for seat in range(NUM_SEATS):
                 observations[seat] = self._text_for(seat, move)
         else:
-            play.answers[move.seat] = move.kind == "accept"
+            self.answers[move.seat] = move.kind == "accept"
             observations[AGENT] = self._text_for(AGENT, move)
-            if None not in play.answers:
+            if None not in self.answers:
                 for seat, text in enumerate(self._resolve()):
                     observations[seat] = "\n".join(t for t in (observations[seat], text) if t)
         return tuple(observations)
 
     def _resolve(self) -> list[str]:
         """Book or drop the proposal that both users have answered; return what each seat reads."""
-        play, brief, messages = self._play, self.options.brief, self.options.messages
-        if all(play.answers):
-            play.agreed, play.pending = play.pending, None
+        brief, messages = self.options.brief, self.options.messages
+        if all(self.answers):
+            self.agreed, self.pending = self.pending, None
             return [texts.booked(brief=brief)] * NUM_SEATS
-        play.pending = None
+        self.pending = None
         read = []
         for user in USERS:
-            rejected = play.answers[user] is False
-            play.to_speak[user] = rejected
+            rejected = self.answers[user] is False
+            self.to_speak[user] = rejected
             read.append(texts.dropped(rejected=rejected, messages=messages, brief=brief))
         return [*read, ""]
 

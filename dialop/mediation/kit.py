@@ -19,10 +19,11 @@ from dialop.mediation.records import (
     AGENT,
     MAX_IMPORTANCE,
     USERS,
+    Act,
     AgentView,
     MediationInstance,
 )
-from dialop.mediation.score import calendar_costs, pair_costs, referenced
+from dialop.mediation.score import calendar_costs, points_of, referenced
 from dialop.mediation.texts import flight_text
 from dialop.values import parsed, plain
 
@@ -31,11 +32,14 @@ ROLES = ("user", "user", "agent")
 SCRIPT_NAMES = tuple(scripted.ScriptedPlayer.OPTIONS)
 BASELINES = ("honest", "solo", "random")
 PLAYED_BY_PEOPLE = True
+RECORD_FIELDS = ("player_data",)
+ROOMS = tuple((user, AGENT) for user in USERS)
 
 generate_instance = generate.generate_instance
 make_script = scripted.make_scripted
 restore = MediationGame.from_state
-rescore, read_recorded = recorded.rescore, recorded.read_recorded
+rescore, longest = recorded.rescore, recorded.longest
+instance_from_record, moves_from_record = recorded.instance_from_record, recorded.moves_from_record
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,7 @@ def recorded_tally(record: Mapping[str, Any], instance: MediationInstance) -> di
     pair, said = recorded.accepted_pair(moves), [act.text for act in moves if act.kind == "message"]
     score = 0.0
     if pair is not None:
-        score = instance.norm(sum(costs.total for costs in pair_costs(instance, pair)))
+        score = instance.norm(points_of(instance, pair))
     kinds = [act.kind for act in moves]
     return {
         **starts.tally(
@@ -90,14 +94,9 @@ def recorded_tally(record: Mapping[str, Any], instance: MediationInstance) -> di
     }
 
 
-def read_people(path: Path) -> list[people.PeoplesGame]:
-    """The games of a .jsonl of recorded games, to imitate."""
-
-    def new(instance: MediationInstance) -> MediationGame:
-        return MediationGame(instance, Rules())
-
-    played, rooms = read_recorded(path), [(user, AGENT) for user in USERS]
-    return people.peoples_games(played, new, lambda act, _: texts.move_text(act), rooms)
+def written(act: Act, instance: MediationInstance) -> str:
+    """A recorded move as its seat would write it."""
+    return texts.move_text(act)
 
 
 def digest(instance: MediationInstance) -> str:
@@ -133,11 +132,6 @@ def phrases(
     )
 
 
-def is_record(record: Mapping[str, Any]) -> bool:
-    """Whether a recorded game is one of mediation."""
-    return "player_data" in record
-
-
 def rooms(game: MediationGame, seat: int) -> list[str]:
     """The agent has a room with each user; a user has one room."""
     return [] if seat in USERS else [f"user {user}" for user in USERS]
@@ -169,15 +163,9 @@ def _flights(view: AgentView, user: int) -> Choices:
 
 def picture(game: MediationGame, num: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """No table; what each proposal among the last `num` moves is worth."""
-    instance, moves = game.instance, []
-    log = game.moves
-    for act in log[len(log) - num :]:
-        move = {}
-        if act.flights:
-            points = sum(costs.total for costs in pair_costs(instance, act.flights))
-            move = {"notes": [worth(points, instance.norm(points))]}
-        moves.append(move)
-    return {}, moves
+    return worth(
+        game, num, lambda act: points_of(game.instance, act.flights) if act.flights else None
+    )
 
 
 def write(path: str | Path, instances: Sequence[MediationInstance]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
@@ -25,9 +24,8 @@ from dialop.mediation.records import (
     Pair,
     User,
 )
-from dialop.mediation.score import pair_costs, referenced
-from dialop.starts import RecordedGame, Rescored, answer_of, message_of, read_log
-from dialop.starts import read_recorded as read_games
+from dialop.mediation.score import pair_costs, points_of, referenced
+from dialop.starts import Rescored, answer_of, message_of, read_log
 from dialop.values import checked_int, checked_list, field, parsed
 
 _TERMS = ("calendar", "price", "arrival_time", "total")
@@ -66,12 +64,9 @@ def moves_from_record(record: Mapping[str, Any], instance: MediationInstance) ->
     return read_log(record.get("action_log"), lambda entry: _move(entry, instance))
 
 
-def read_recorded(path: Path) -> list[RecordedGame]:
-    """The games of a .jsonl file of recorded games. A start never includes the last entry, the
-    answer that ends a game. Raises ValueError as `dialop.starts.read_recorded`."""
-    return read_games(
-        path, instance_from_record, moves_from_record, lambda moves: max(0, len(moves) - 1)
-    )
+def longest(moves: Sequence[Act]) -> int:
+    """The most moves of a start: all but the last, the answer that ends a game."""
+    return max(0, len(moves) - 1)
 
 
 def accepted_pair(moves: Sequence[Act]) -> Pair | None:
@@ -93,7 +88,7 @@ def rescore(record: Mapping[str, Any], *, key: str) -> Rescored:
     pair = accepted_pair(moves)
     if pair is None:
         raise ValueError("no proposal that both users accepted at the end of the log")
-    score = sum(costs.total for costs in pair_costs(instance, pair))
+    score = points_of(instance, pair)
     numbers = {
         "score": score,
         "best": instance.best,

@@ -100,15 +100,14 @@ def pair_costs(instance: MediationInstance, pair: Pair) -> tuple[Costs, Costs]:
     return first, second
 
 
+def points_of(instance: MediationInstance, pair: Pair) -> int:
+    """The score of one pair of flights."""
+    return sum(costs.total for costs in pair_costs(instance, pair))
+
+
 def middle(highest: int) -> float:
     """The mean of a weight that is uniform from 1 to `highest`; 0 if `highest` is 0."""
     return (1 + highest) / 2 if highest else 0.0
-
-
-def price_points(prices: Sequence[int], *, weight: float) -> Floats:
-    """The believed price term of each flight [F]; the prices tell the user's mean price."""
-    mean = float(np.mean(prices)) / MEAN_OF_PRICES
-    return -weight * (np.array(prices, dtype=np.float64) - mean) / max(mean, 1.0)
 
 
 def best_of(points: Floats) -> Pair:
@@ -126,36 +125,23 @@ def pair_points(
     return points[0][:, None] + points[1][None, :] - 2 * arrival_weight * hours / 3
 
 
-def alone_pair(
-    conflicts: Sequence[Sequence[int]],
-    prices: Sequence[Sequence[int]],
-    arrivals: Sequence[Sequence[int]],
-    *,
-    max_price_pref: int,
-    max_arrival_pref: int,
-) -> Pair:
-    """The pair that the agent books without messages; of the events it knows only shared times."""
-    first, second = (
-        -MEAN_IMPORTANCE * np.array(conflicts[user], dtype=np.float64)
-        + price_points(prices[user], weight=middle(max_price_pref))
-        for user in (0, 1)
-    )
-    weight = middle(max_arrival_pref)
-    return best_of(pair_points((first, second), arrivals, arrival_weight=weight))
-
-
 def referenced(instance: MediationInstance) -> MediationInstance:
     """The instance with `best`, `worst` and `alone` computed from its users."""
-    scores = pair_scores(instance.users, instance.arrival_pref)
-    pair = alone_pair(
-        [shared_conflicts(user).tolist() for user in instance.users],
-        [[flight.price for flight in user.flights] for user in instance.users],
-        [[flight.end for flight in user.flights] for user in instance.users],
-        max_price_pref=instance.max_price_pref,
-        max_arrival_pref=instance.max_arrival_pref,
-    )
+    users = instance.users
+    scores = pair_scores(users, instance.arrival_pref)
+    # What the agent believes without messages: of the events it knows only shared times, and the
+    # prices tell a user's mean price.
+    points = []
+    for user in users:
+        price_F = np.array([flight.price for flight in user.flights], dtype=np.float64)
+        mean = float(np.mean(price_F)) / MEAN_OF_PRICES
+        believed_F = -middle(instance.max_price_pref) * (price_F - mean) / max(mean, 1.0)
+        points.append(-MEAN_IMPORTANCE * shared_conflicts(user) + believed_F)
+    arrivals = [[flight.end for flight in user.flights] for user in users]
+    weight = middle(instance.max_arrival_pref)
+    alone = best_of(pair_points((points[0], points[1]), arrivals, arrival_weight=weight))
     best, worst = int(scores.max()), int(scores.min())
-    return replace(instance, best=best, worst=worst, alone=int(scores[pair]))
+    return replace(instance, best=best, worst=worst, alone=int(scores[alone]))
 
 
 def _truncated(numerator: Ints, denominator: int) -> Ints:

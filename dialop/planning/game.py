@@ -10,12 +10,12 @@ docs/notes/planning.md lists where these rules differ from the released code.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from dialop.game import Outcome, PlayerError, Prompt
-from dialop.logged import LoggedGame, Play, filled
+from dialop.logged import LoggedGame, filled
 from dialop.planning import texts
 from dialop.planning.board import (
     AGENT,
@@ -44,13 +44,6 @@ from dialop.planning.statements import count_true
 _OWNER = {"tool": AGENT, "propose": AGENT, "accept": USER, "reject": USER}
 
 
-@dataclass(slots=True)
-class _Play(Play):
-    to_move: int | None = USER
-    pending: Plan | None = None
-    agreed: Plan | None = None
-
-
 class PlanningGame(LoggedGame):
     """One play of one planning instance.
 
@@ -69,11 +62,10 @@ class PlanningGame(LoggedGame):
     options_type = PlanningOptions
     instance_type, move_type = PlanningInstance, Action
     turn_error = "it is the other's turn"
-    _play: _Play
 
     def __init__(self, instance: PlanningInstance, options: PlanningOptions) -> None:
-        play = _Play(to_move=instance.first_seat if options.messages else AGENT)
-        super().__init__(instance, options, play, instance.opening)
+        first = instance.first_seat if options.messages else AGENT
+        super().__init__(instance, options, first=first, opening=instance.opening)
 
     def prompt(self, seat: int) -> Prompt:
         """The user reads its role and its preferences, the agent its role, the tool and the names
@@ -88,26 +80,23 @@ class PlanningGame(LoggedGame):
                 inst.names, slots=inst.slots, messages=options.messages, search=options.search
             )
             own = texts.agent_opening(inst.names, brief=brief)
-        log = [a for a in self._play.log[: self._num_opening] if _sees(seat, a)]
+        log = [a for a in self.log[: self._num_opening] if _sees(seat, a)]
         past = texts.history(log, self._sheets(log), seat, inst, brief=brief)
         return self._prompt(seat, rules, own, past, says_turn=True)
 
     def view(self, seat: int) -> PlanningView:
         """The seat's knowledge as data."""
-        inst, play = self.instance, self._play
-        is_user = self._checked(seat) == USER
-        log = tuple(action for action in play.log if _sees(seat, action))
+        inst = self.instance
+        is_user = seat == USER
+        log = tuple(action for action in self.log if _sees(seat, action))
         return PlanningView(
-            seat=seat,
+            **self._known(seat),
             names=() if is_user else inst.names,
             slots=inst.slots,
             preferences=tuple(p.text for p in inst.preferences) if is_user else (),
             sheets=self._sheets(log) if is_user else (),
             log=log,
-            pending=play.pending,
-            to_move=play.to_move,
-            num_errors_this_turn=self._tries(seat),
-            options=self.options,
+            pending=self.pending,
         )
 
     def measures(self, seats: Collection[int]) -> dict[str, float]:
@@ -117,7 +106,7 @@ class PlanningGame(LoggedGame):
         )
         sheet: Sheet | None = None
         proposed: tuple[str, ...] = ()
-        for number, action in enumerate(self._play.log):
+        for number, action in enumerate(self.log):
             if action.plan is not None:
                 sheet = sheet_of(self.instance.sites, self.instance.preferences, action.plan)
                 proposed = tuple(action.text.strip("[]").split(", "))
@@ -145,7 +134,7 @@ class PlanningGame(LoggedGame):
             return inst.norm(float(totals[by_told == by_told.max()].mean()))
 
         def known(number: int) -> tuple[float, ...]:
-            log = self._play.log[:number]
+            log = self.log[:number]
             own = [p.text for p in inst.preferences]
             stated = tuple(p for p in stated_preferences(log) if p.text in own)
             return (best(stated, tuple(map(self._true_part, scored_in(log)))),) * 2
@@ -165,10 +154,10 @@ class PlanningGame(LoggedGame):
 
         `facts` holds `best`, `worst` and `random`, the normalized total of the average plan.
         """
-        inst, log = self.instance, self._play.log
+        inst, log = self.instance, self.log
         proposed = [a.plan for a in log if a.plan is not None and None not in a.plan]
         facts = {"best": float(inst.best), "worst": float(inst.worst)}
-        return self._outcome(self._total, proposed, {**facts, "random": inst.norm(inst.mean)})
+        return self._outcome(self.total, proposed, {**facts, "random": inst.norm(inst.mean)})
 
     def _sheets(self, log: Any) -> tuple[Sheet, ...]:
         """The score sheet of each proposal in the moves."""
@@ -176,25 +165,26 @@ class PlanningGame(LoggedGame):
         plans = [action.plan for action in log if action.plan is not None]
         return tuple(sheet_of(sites, preferences, plan) for plan in plans)
 
-    def _total(self, plan: Plan) -> int:
+    def total(self, plan: Plan) -> int:
+        """The points of a plan."""
         return sheet_of(self.instance.sites, self.instance.preferences, plan).total
 
     def _read(self, seat: int, text: str) -> Action:
         """Parse a seat's text as a legal move. Raises PlayerError for any other text."""
         self._check_turn(seat)
-        play, options, valid = self._play, self.options, self._valid_tags(seat)
+        options, valid = self.options, self._valid_tags(seat)
         tag, content = self._split(text, valid)
         self._check_tag(tag, valid)
         if _OWNER.get(tag, seat) != seat:
             raise PlayerError("not_yours", f"only the other can [{tag}]; use {valid}")
         answering = tag in ("accept", "reject")
-        if play.pending is not None and not answering:
+        if self.pending is not None and not answering:
             raise PlayerError("must_answer", f"answer the plan first: {valid}")
         self._check_messages(tag, valid)
         if tag == "tool" and not options.search:
             raise PlayerError("no_search", f"the search tool is off; use {valid}")
         if answering:
-            if play.pending is None:
+            if self.pending is None:
                 raise PlayerError("nothing_pending", f"no full plan to {tag}; use {valid}")
             return Action(seat, "accept" if tag == "accept" else "reject", "")
         if filled(content, tag) and tag == "tool":
@@ -209,7 +199,7 @@ class PlanningGame(LoggedGame):
         return Action(seat, "propose", render_plan(plan, names), plan)
 
     def _valid_tags(self, seat: int) -> str:
-        if self._play.pending is not None:
+        if self.pending is not None:
             return "[accept] or [reject]"
         tags = ["[message]"] if self.options.messages else []
         if seat == AGENT:
@@ -218,20 +208,20 @@ class PlanningGame(LoggedGame):
         return " or ".join(tags)
 
     def _apply(self, move: Action) -> tuple[str, str]:
-        play, brief = self._play, self.options.brief
+        brief = self.options.brief
         for_mover, for_other = move.result, ""
         match move.kind:
             case "message":
-                play.to_move = 1 - move.seat
+                self.to_move = 1 - move.seat
             case "propose":
-                play.pending = move.plan if None not in (move.plan or ()) else None
-                play.to_move = USER
+                self.pending = move.plan if None not in (move.plan or ()) else None
+                self.to_move = USER
             case "accept":
-                play.agreed, play.pending = play.pending, None
-                play.to_move = None
+                self.agreed, self.pending = self.pending, None
+                self.to_move = None
             case "reject":
-                play.pending = None
-                play.to_move = USER if self.options.messages else AGENT
+                self.pending = None
+                self.to_move = USER if self.options.messages else AGENT
                 if self.options.messages:
                     for_mover = texts.reject_text(brief=brief)
         if move.kind != "tool":

@@ -136,11 +136,11 @@ def _draw_preferences(
         names = [*dict.fromkeys(t.name for t in TEMPLATES), *LISTED, "ambience"]
         drawn = [_draw_about(name, rng) for name in names if rng.random() < _P_FEATURE]
         budget = _one(wording.BUDGETS, rng)
-        text = wording.budget_text(budget)
+        text = f"keep budget below ${budget}"
         drawn.append(Preference("budget", text, _weight(rng), budget=budget))
         drawn.append(_draw_wanted(sites, rng))
         category = _one(tuple(CATEGORIES), rng)
-        text = wording.category_text(category)
+        text = f"go to at least one {category}"
         drawn.append(
             Preference("category", text, _weight(rng), name=category, penalised=_coin(rng))
         )
@@ -162,10 +162,9 @@ def _draw_about(name: str, rng: np.random.Generator) -> Preference:
     elif name == "ambience":
         value, is_liked = _one(values, rng), _coin(rng)
         liked, disliked = ((value,), ()) if is_liked else ((), (value,))
-        text = wording.ambience_text(value, liked=is_liked)
+        text = f"{'like' if is_liked else wording.DISLIKE} {value} places"
     else:
-        template = _one(tuple(t for t in TEMPLATES if t.name == name), rng)
-        text, liked, disliked = template.text, template.liked, template.disliked
+        return replace(_one(tuple(t for t in TEMPLATES if t.name == name), rng), weight=weight)
     return Preference("feature", text, weight, name=name, liked=liked, disliked=disliked)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from dialop.planning import generate, recorded, scripted, texts
 from dialop.planning.board import (
     AGENT,
     USER,
+    Action,
     PlanningInstance,
     PlanningOptions,
     check_city,
@@ -22,7 +23,7 @@ from dialop.planning.board import (
 from dialop.planning.city import COMMON
 from dialop.planning.game import PlanningGame
 from dialop.planning.generate import PlanningRecipe, other_preferences
-from dialop.planning.score import check_reference, sheet_of
+from dialop.planning.score import check_reference
 from dialop.planning.scripted import ASK, GREETING
 from dialop.values import parsed
 
@@ -31,11 +32,13 @@ ROLES = ("user", "agent")
 SCRIPT_NAMES = tuple(scripted.ScriptedPlayer.OPTIONS)
 BASELINES = ("searcher", "guesser")
 PLAYED_BY_PEOPLE = True
+RECORD_FIELDS = ("preferences", "events")
 
 generate_instance = generate.generate_instance
 make_script = scripted.make_scripted
 restore = PlanningGame.from_state
-rescore, read_recorded = recorded.rescore, recorded.read_recorded
+rescore = recorded.rescore
+instance_from_record, moves_from_record = recorded.instance_from_record, recorded.moves_from_record
 recorded_tally = recorded.recorded_tally
 
 
@@ -66,13 +69,9 @@ def seated(spec: str) -> tuple[str, str]:
     return spec, "guesser" if player.name == "silent" else "searcher"
 
 
-def read_people(path: Path) -> list[people.PeoplesGame]:
-    """The games of a .jsonl of recorded games, to imitate."""
-
-    def new(instance: PlanningInstance) -> PlanningGame:
-        return PlanningGame(instance, PlanningOptions())
-
-    return people.peoples_games(read_recorded(path), new, lambda move, _: texts.move_text(move))
+def written(action: Action, instance: PlanningInstance) -> str:
+    """A recorded move as its seat would write it."""
+    return texts.move_text(action)
 
 
 def digest(instance: PlanningInstance) -> str:
@@ -103,11 +102,6 @@ def phrases(
     return list(dict.fromkeys(found))
 
 
-def is_record(record: Mapping[str, Any]) -> bool:
-    """Whether a recorded game is one of planning."""
-    return "preferences" in record and "events" in record
-
-
 _SEARCH = (
     "Search(fields=[price, rating], filters=[category == cafe], sort_by=[rating desc], limit=5)"
 )
@@ -132,15 +126,11 @@ def forms(game: PlanningGame, seat: int) -> list[Form]:
 
 def picture(game: PlanningGame, num: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """No table; what each full proposal among the last `num` moves is worth."""
-    instance, moves = game.instance, []
-    log = game.moves
-    for action in log[len(log) - num :]:
-        move = {}
-        if action.plan and None not in action.plan:
-            points = sheet_of(instance.sites, instance.preferences, action.plan).total
-            move = {"notes": [worth(points, instance.norm(points))]}
-        moves.append(move)
-    return {}, moves
+
+    def points(action: Action) -> int | None:
+        return game.total(action.plan) if action.plan and None not in action.plan else None
+
+    return worth(game, num, points)
 
 
 def write(path: str | Path, instances: Sequence[PlanningInstance]) -> None:

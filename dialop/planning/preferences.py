@@ -17,6 +17,7 @@ from dialop.clauses import NEGATED, NUMBER_END, is_stated
 from dialop.planning.city import BOOLS, CATEGORIES, FEATURES, RATINGS, Value
 from dialop.values import Text
 
+Values = tuple[Value, ...]
 Kind = Literal["feature", "sites", "category", "budget", "distance"]
 
 
@@ -37,8 +38,8 @@ class Preference:
     text: Text
     weight: Annotated[int, Field(ge=0, le=10)]
     name: str = ""
-    liked: tuple[Value, ...] = ()
-    disliked: tuple[Value, ...] = ()
+    liked: Values = ()
+    disliked: Values = ()
     sites: tuple[str, ...] = ()
     budget: Annotated[int, Field(ge=0)] = 0
     penalised: bool = False
@@ -49,73 +50,60 @@ class Preference:
         return self.kind in ("sites", "category", "budget")
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
-    """A sentence about a feature and its meaning."""
-
-    name: str
-    text: str
-    liked: tuple[Value, ...]
-    disliked: tuple[Value, ...]
-
-
 _NO, _YES = BOOLS[:1], BOOLS[1:]
 _POOR = tuple(r for r in RATINGS if isinstance(r, float) and r <= 2.5)
 
 
-def _above(least: float) -> tuple[Value, ...]:
+def _about(name: str, text: str, liked: Values, disliked: Values) -> Preference:
+    """A preference about a feature, with weight 1."""
+    return Preference("feature", text, 1, name=name, liked=liked, disliked=disliked)
+
+
+def _above(least: float) -> Values:
     return tuple(r for r in RATINGS if isinstance(r, float) and r >= least)
 
 
-# The sentences of the released generator. Features with several sentences have one entry for each.
-TEMPLATES: tuple[Template, ...] = (
-    Template("rating", "prefer places rated above 3 stars", _above(3), _POOR),
-    Template("rating", "prefer ratings above 4", _above(4), _POOR),
-    Template("rating", "prefer ratings above 4.5", _above(4.5), _POOR),
-    Template("has parking", "renting a car so preferably places with parking", _YES, _NO),
-    Template(
+# The sentences of the released generator, with weight 1. Features with several have one for each.
+TEMPLATES: tuple[Preference, ...] = (
+    _about("rating", "prefer places rated above 3 stars", _above(3), _POOR),
+    _about("rating", "prefer ratings above 4", _above(4), _POOR),
+    _about("rating", "prefer ratings above 4.5", _above(4.5), _POOR),
+    _about("has parking", "renting a car so preferably places with parking", _YES, _NO),
+    _about(
         "has parking",
         "renting a car so preferably places with parking, but street parking also ok",
         _YES,
         (),
     ),
-    Template("touristy", "want to go to all the classic touristy spots!", _YES, ()),
-    Template("touristy", "hidden spots much better than tourist traps", _NO, _YES),
-    Template("touristy", "seeing hidden, non-touristy spots would be cool", _NO, ()),
-    Template(
+    _about("touristy", "want to go to all the classic touristy spots!", _YES, ()),
+    _about("touristy", "hidden spots much better than tourist traps", _NO, _YES),
+    _about("touristy", "seeing hidden, non-touristy spots would be cool", _NO, ()),
+    _about(
         "good for groups", "group of 7, best if we could go to places good for groups", _YES, _NO
     ),
-    Template(
-        "good for kids", "family trip, best to go to places that are good for kids", _YES, _NO
-    ),
-    Template("has takeout", "prefer just eating takeout", _YES, _NO),
-    Template(
+    _about("good for kids", "family trip, best to go to places that are good for kids", _YES, _NO),
+    _about("has takeout", "prefer just eating takeout", _YES, _NO),
+    _about(
         "accepts reservations", "would be great if everything is reservable in advance", _YES, _NO
     ),
-    Template("outdoor seating", "COVID conscious, outdoor seating places would be best", _YES, _NO),
-    Template("vegetarian options", "generally like eating vegetarian options", _YES, _NO),
-    Template("vegan options", "generally like eating vegan options", _YES, _NO),
-    Template("live music", "check out live music!", _YES, _NO),
-    Template("live music", "no live music places, generally too loud", _NO, _YES),
-    Template("has wifi", "find a place with wifi to do some work at some point", _YES, _NO),
-    Template("viewpoint", "would love to see some panoramic views of the city", _YES, _NO),
+    _about("outdoor seating", "COVID conscious, outdoor seating places would be best", _YES, _NO),
+    _about("vegetarian options", "generally like eating vegetarian options", _YES, _NO),
+    _about("vegan options", "generally like eating vegan options", _YES, _NO),
+    _about("live music", "check out live music!", _YES, _NO),
+    _about("live music", "no live music places, generally too loud", _NO, _YES),
+    _about("has wifi", "find a place with wifi to do some work at some point", _YES, _NO),
+    _about("viewpoint", "would love to see some panoramic views of the city", _YES, _NO),
 )
 LISTED = ("cuisine", "alcohol type")  # features of which several values are liked or disliked
 TRAVEL = "minimize travel distance"
 BUDGETS = tuple(range(30, 100, 10))
-
-_DISLIKE = "don't like"
+DISLIKE = "don't like"
 
 
 def listed_text(liked: Sequence[Value], disliked: Sequence[Value]) -> str:
     """The sentence of a preference about a listed feature."""
-    parts = [(_DISLIKE, disliked), ("like", liked)]
+    parts = [(DISLIKE, disliked), ("like", liked)]
     return ", ".join(f"{verb}: {', '.join(map(str, v))}" for verb, v in parts if v)
-
-
-def ambience_text(value: Value, *, liked: bool) -> str:
-    """The sentence of a preference about one ambience."""
-    return f"{'like' if liked else _DISLIKE} {value} places"
 
 
 def sites_text(sites: Sequence[str], *, category: str, penalised: bool) -> str:
@@ -127,16 +115,6 @@ def sites_text(sites: Sequence[str], *, category: str, penalised: bool) -> str:
     if penalised:
         return f"definitely want to check out Dan's recommendations: {names}"
     return f"heard these {category}s were good: {names}"
-
-
-def category_text(category: str) -> str:
-    """The sentence of a preference for a category."""
-    return f"go to at least one {category}"
-
-
-def budget_text(budget: int) -> str:
-    """The sentence of a budget in dollars."""
-    return f"keep budget below ${budget}"
 
 
 def stated_in(message: str) -> list[Preference]:
@@ -156,14 +134,7 @@ def meaning(sentence: str) -> Preference | None:
     """The preference that a sentence states, with weight 1; None for any other sentence."""
     for template in TEMPLATES:
         if template.text == sentence:
-            return Preference(
-                "feature",
-                sentence,
-                1,
-                name=template.name,
-                liked=template.liked,
-                disliked=template.disliked,
-            )
+            return template
     if sentence == TRAVEL:
         return Preference("distance", sentence, 1)
     if match := re.fullmatch(r"keep budget below \$(\d{1,6})", sentence):
@@ -172,12 +143,12 @@ def meaning(sentence: str) -> Preference | None:
         return Preference("category", sentence, 1, name=match[1])
     if match := re.fullmatch(r"(like|don't like) (\w+) places", sentence):
         liked, disliked = ((match[2],), ()) if match[1] == "like" else ((), (match[2],))
-        return Preference("feature", sentence, 1, name="ambience", liked=liked, disliked=disliked)
+        return _about("ambience", sentence, liked, disliked)
     if match := re.fullmatch(_LISTED, sentence):
         disliked, liked = (tuple(g.split(", ")) if g else () for g in match.groups())
         for name in LISTED:
             if set(liked) | set(disliked) <= set(FEATURES[name].values):
-                return Preference("feature", sentence, 1, name=name, liked=liked, disliked=disliked)
+                return _about(name, sentence, liked, disliked)
         return None
     for start, penalised in _SITES_STARTS:
         if match := re.match(start, sentence):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
@@ -23,27 +22,19 @@ from dialop.planning.board import (
 from dialop.planning.preferences import Kind, Preference
 from dialop.planning.proposal import render_plan
 from dialop.planning.score import referenced, sheet_of
-from dialop.starts import (
-    RecordedGame,
-    Rescored,
-    answer_of,
-    before_accept,
-    message_of,
-    read_log,
-    tally,
-)
-from dialop.starts import read_recorded as read_games
+from dialop.starts import Rescored, answer_of, message_of, read_log, tally
 from dialop.values import check_fields, checked_int, checked_list, checked_string, field, parsed
 
 FIELDS = ("events", "preferences", "action_log")
 SLOTS = 3
 MILES_PER_DEGREE = 69.0
-_KINDS: dict[str, Kind] = {
-    "FeaturePreference": "feature",
-    "WantToGo": "sites",
-    "AtLeastOneEventType": "category",
-    "PriceBudgetPreference": "budget",
-    "DistancePreference": "distance",
+# Of each recorded class of preference its kind here, and the arguments that are its fields.
+_KINDS: dict[str, tuple[Kind, dict[str, str]]] = {
+    "FeaturePreference": ("feature", {"name": "name"}),
+    "WantToGo": ("sites", {"sites": "event_set", "penalised": "penalize"}),
+    "AtLeastOneEventType": ("category", {"name": "etype", "penalised": "penalize"}),
+    "PriceBudgetPreference": ("budget", {"budget": "budget"}),
+    "DistancePreference": ("distance", {}),
 }
 
 
@@ -73,12 +64,6 @@ def moves_from_record(record: Mapping[str, Any], instance: PlanningInstance) -> 
         ValueError: for an entry that is not a move; names the entry (from 0).
     """
     return read_log(record["action_log"], lambda entry: _move(entry, instance.names))
-
-
-def read_recorded(path: Path) -> list[RecordedGame]:
-    """The games of a .jsonl file of recorded games. Raises ValueError as
-    `dialop.starts.read_recorded`."""
-    return read_games(path, instance_from_record, moves_from_record, before_accept)
 
 
 def recorded_tally(record: Mapping[str, Any], instance: PlanningInstance) -> dict[str, float]:
@@ -164,23 +149,16 @@ def _preference(entry: Any, where: str, *, as_recorded: bool) -> Preference:
     if kind not in _KINDS:
         raise ValueError(f"{where}: unknown class {short(kind)}")
     weight = abs(checked_int(weight, f"{where}.weight", low=-10, high=10))
-    data: dict[str, Any] = {"kind": _KINDS[kind], "text": sentence, "weight": weight}
-    match _KINDS[kind]:
-        case "feature":
-            name = checked_string(arguments.get("name"), f"{where}.name")
-            data["name"] = name if as_recorded else name.replace("_", " ")
-            sets = arguments.get("value_sets")
-            if not isinstance(sets, list) or len(sets) != 2:
-                raise ValueError(f"{where}.value_sets must be two lists, got {short(sets)}")
-            data["disliked"], data["liked"] = sets
-        case "sites":
-            data["sites"] = arguments.get("event_set")
-            data["penalised"] = arguments.get("penalize")
-        case "category":
-            data["name"] = arguments.get("etype")
-            data["penalised"] = arguments.get("penalize")
-        case "budget":
-            data["budget"] = arguments.get("budget")
+    kind, names = _KINDS[kind]
+    data = {"kind": kind, "text": sentence, "weight": weight}
+    data |= {name: arguments.get(theirs) for name, theirs in names.items()}
+    if kind == "feature":
+        name = checked_string(data["name"], f"{where}.name")
+        data["name"] = name if as_recorded else name.replace("_", " ")
+        sets = arguments.get("value_sets")
+        if not isinstance(sets, list) or len(sets) != 2:
+            raise ValueError(f"{where}.value_sets must be two lists, got {short(sets)}")
+        data["disliked"], data["liked"] = sets
     return parsed(Preference, data, where)
 
 

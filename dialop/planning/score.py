@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import pairwise
+from functools import lru_cache, reduce
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
@@ -98,12 +98,7 @@ def all_totals(
     Plans with a repeated site are included. `miles_SS`, in tenths of a mile, replaces the distances
     computed from the sites' positions.
     """
-    num = len(sites)
-
-    def along(values: NDArray[Any], *axes: int) -> NDArray[Any]:
-        shape = [num if axis in axes else 1 for axis in range(slots)]
-        return values.reshape(shape)
-
+    at = np.indices((len(sites),) * slots, sparse=True)  # the site of each slot, on its own axis
     points = np.array([site_points(site, preferences) for site in sites])
     prices = np.array([site.price for site in sites])
     miles_SS = tenths_between(sites) if miles_SS is None else miles_SS
@@ -111,23 +106,15 @@ def all_totals(
         (-(p.weight * miles_SS // 10) for p in preferences if p.kind == "distance"),
         start=np.zeros_like(miles_SS),
     )
-    totals = np.zeros((num,) * slots, dtype=np.int64)
-    for slot in range(slots):
-        totals = totals + along(points, slot)
-        if slot:
-            totals = totals + along(legs_SS, slot - 1, slot)
+    legs = (legs_SS[first, second] for first, second in pairwise(at))
+    totals = sum((*(points[site] for site in at), *legs), start=np.zeros((), np.int64))
     for p in preferences:
-        if not p.of_plan:
-            continue
         if p.kind == "budget":
-            price = sum((along(prices, slot) for slot in range(slots)), start=np.zeros((), int))
-            totals = totals - p.weight * (price > p.budget)
-            continue
-        met = np.array([satisfies(site, p) for site in sites])
-        any_met = np.zeros((), bool)
-        for slot in range(slots):
-            any_met = any_met | along(met, slot)
-        totals = totals + np.where(any_met, p.weight, -p.weight if p.penalised else 0)
+            totals = totals - p.weight * (sum(prices[site] for site in at) > p.budget)
+        elif p.of_plan:
+            met = np.array([satisfies(site, p) for site in sites])
+            any_met = reduce(np.logical_or, (met[site] for site in at))
+            totals = totals + np.where(any_met, p.weight, -p.weight if p.penalised else 0)
     return totals
 
 
@@ -172,9 +159,7 @@ def check_reference(instance: PlanningInstance) -> None:
 def legal_plans(num: int, slots: int) -> NDArray[np.bool_]:
     """Which plans are legal, without a repeated site: a mask with `slots` axes of length `num`."""
     allowed = np.ones((num,) * slots, dtype=bool)
-    index = np.indices(allowed.shape)
-    for first in range(slots):
-        for second in range(first):
-            allowed &= index[first] != index[second]
+    for first, second in combinations(np.indices(allowed.shape, sparse=True), 2):
+        allowed &= first != second
     allowed.flags.writeable = False
     return allowed

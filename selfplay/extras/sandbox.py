@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import platform
+import re
 import select
 import shutil
 import socket
@@ -34,6 +35,8 @@ _WAITS_S = (1.0, 5.0)  # before a grading whose sandbox did not start is tried a
 _MAX_OUTPUT_BYTES = 2**20
 _READY = b"ready\n"
 _NEED = "code answers are graded inside bubblewrap, which"
+_FENCE = re.compile(r"^[ \t]*+```[ \t]*+(\w*+)[^\n`]*+\n(.*?)^[ \t]*+```", re.DOTALL | re.MULTILINE)
+_PYTHON = ("", "py", "python", "python3")
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 # /tmp holds 64 MiB and is the only place to write.
 _OPTIONS = """
@@ -65,6 +68,18 @@ _CLONE3, _CLONE_THREAD, _FIRST_X32 = 435, 0x10000, 0x40000000
 
 class NoSandbox(MachineError):
     """bubblewrap is missing, or does not work on this machine."""
+
+
+def grade(answer: str, *, tests: str, entry_point: str) -> float:
+    """1.0 if the tests pass on the Python in an answer, else 0.0. Raises NoSandbox as `passes`."""
+    return float(passes(code_of(answer), tests=tests, entry_point=entry_point))
+
+
+def code_of(answer: str) -> str:
+    """The Python in an answer: its fenced blocks one after the other, without those of another
+    language; all of the answer if it has none."""
+    blocks = [code for tag, code in _FENCE.findall(answer) if tag.lower() in _PYTHON]
+    return "\n".join(blocks) if blocks else answer
 
 
 def passes(code: str, *, tests: str, entry_point: str = "", limit_s: float = LIMIT_S) -> bool:

@@ -17,7 +17,13 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import textarena
+try:
+    import textarena
+except ImportError as error:
+    raise ValueError(
+        f"game.name textarena:ID needs TextArena ({error}); `pip install -r "
+        "requirements/bridges.txt` installs it"
+    ) from error
 
 from dialop.game import Game, Outcome, Prompt, Step
 from dialop.shown import error_line

@@ -10,7 +10,7 @@ from huggingface_hub.utils import filter_repo_objects
 import train
 from bench.rows import SHAPES
 from bench.shapes import qwen2_config
-from dialop.matching.store import write_instances
+from dialop.matching.kit import write as write_instances
 from selfplay.apps.plan.dry_run import model_shape
 from selfplay.apps.plan.memory import (
     GIB,

@@ -18,7 +18,8 @@ from dialop import cli
 from dialop.collab.kit import write as write_tasks
 from dialop.kit import load_kit
 from dialop.matching.generate import MatchingRecipe
-from dialop.matching.store import read_instances, write_instances
+from dialop.matching.kit import read as read_instances
+from dialop.matching.kit import write as write_instances
 from selfplay.errors import SettingsError
 from selfplay.extras import prepare as collab
 from selfplay.metrics.step_log import StepLog

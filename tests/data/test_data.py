@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dialop.matching.game import MatchingInstance
-from dialop.matching.store import write_instances
+from dialop.matching.kit import write as write_instances
 from selfplay.config import Config, load_config
 from selfplay.data.instances import (
     HELD_OUT,

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from dialop.collab.grading import bleu, check_tasks, code_of, grade, interactivity
+from dialop.collab.grading import bleu, check_tasks, grade, interactivity
+from selfplay.extras.sandbox import code_of
 from tests.helpers.bwrap import needs_bwrap
 from tests.helpers.collab_tasks import DOUBLE, LETTER, NUMBER, talked
 

@@ -11,7 +11,7 @@ from dialop.planning.estimate import best_plan, facts_of, scored_in, stated_pref
 from dialop.planning.game import PlanningGame
 from dialop.planning.generate import PlanningRecipe
 from dialop.planning.preferences import stated_in
-from dialop.planning.recorded import read_recorded, recorded_tally
+from dialop.planning.recorded import recorded_tally
 from dialop.planning.scripted import make_scripted
 from dialop.rows import read_records
 from tests.helpers.dialop_boards import human_games, play
@@ -302,7 +302,7 @@ def test_scores_stated_about_a_plan_of_the_opening_are_counted() -> None:
 
 def test_recorded_games_give_peoples_figures() -> None:
     path = human_games("planning")
-    games, records = read_recorded(path), list(read_records(path))
+    games, records = load_kit("planning").read_recorded(path), list(read_records(path))
     tallies = [recorded_tally(r, game.board) for r, game in zip(records, games, strict=True)]
     assert len(games) == 57 and all(t["agreement"] == 1 for t in tallies)
     assert statistics.fmean(t["score"] for t in tallies) == pytest.approx(0.879, abs=0.001)

@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 
+from dialop.kit import load_kit
 from dialop.logged import Rules
 from dialop.matching.game import MatchingGame, MatchingInstance
-from dialop.matching.recorded import read_recorded
+from dialop.matching.kit import read as read_instances
 from dialop.matching.roster import PAPERS, REVIEWERS
-from dialop.matching.store import read_instances
 from dialop.rows import read_records
 from dialop.starts import Entries, RecordedGame, checked_entries, message_of
 from dialop.tags import MAX_MOVE
 from tests.helpers.dialop_boards import BRIEF, FULL, RECORD, human_games, write_records
 from tests.helpers.recorded_games import begun
 
+read_recorded = load_kit("matching").read_recorded
 OTHER_ROSTER = 16  # line 17 of the file names other reviewers
 
 

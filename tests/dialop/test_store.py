@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from dialop.kit import load_kit
-from dialop.matching.store import read_instances, write_instances
+from dialop.matching.kit import read as read_instances
+from dialop.matching.kit import write as write_instances
 from tests.helpers.dialop_boards import SMALL
 from tests.helpers.hand_games import HAND_GAMES
 

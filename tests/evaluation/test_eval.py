@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from dialop.matching.kit import read as read_instances
+from dialop.matching.kit import write as write_instances
 from dialop.matching.recorded import instance_from_record
-from dialop.matching.store import read_instances, write_instances
 from dialop.rows import read_records
 from eval import main as run_eval
 from selfplay import atomic

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dialop.matching.store import write_instances
+from dialop.matching.kit import write as write_instances
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import load_config
 from selfplay.distributed import init_world

@@ -503,7 +503,8 @@ def test_a_user_without_rights_has_the_sandbox() -> None:
         print(good, bad, passes(many, tests="f()"))
     """
     with tempfile.TemporaryDirectory(prefix="nobody-") as place:
-        shutil.copytree(ROOT / "dialop", Path(place) / "dialop")
+        for package in ("dialop", "selfplay"):
+            shutil.copytree(ROOT / package, Path(place) / package)
         Path(place).chmod(0o755)
         done = subprocess.run(
             ["/usr/bin/python3", "-B", "-c", textwrap.dedent(script)],

@@ -8,7 +8,7 @@ import pytest
 
 import eval as door
 from dialop.matching.game import MatchingGame
-from dialop.matching.store import write_instances
+from dialop.matching.kit import write as write_instances
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import GameSetup, Limits
 from selfplay.rollout.text_players import PersonPlayer

@@ -12,11 +12,11 @@ import pytest
 
 from dialop.collab import grading, numbers, value
 from dialop.collab.game import CollabGame
-from dialop.collab.judge import read_mark
 from dialop.collab.script import content_words, sentences
 from dialop.collab.task import ASSISTANT, USER, CollabOptions
 from dialop.game import PlayerError
 from dialop.logged import Rules
+from dialop.marks import read_mark
 from dialop.matching.game import MatchingGame
 from dialop.matching.proposal import parse_proposal
 from dialop.matching.statements import count_true, stated_cells
@@ -33,6 +33,7 @@ from selfplay.chat.rendering import Rendering
 from selfplay.engines.base import Completion, Request
 from selfplay.evaluation.report import fenced
 from selfplay.extras.published import instances_of
+from selfplay.extras.sandbox import code_of
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Limits
 from tests.helpers.collab_tasks import LETTER, NUMBER
@@ -133,7 +134,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "number": lambda text: value.equal_values(text, "8"),
     "target": lambda text: value.equal_values("8", text),
     "bleu": lambda text: grading.bleu(text, LETTER.target),
-    "code": grading.code_of,
+    "code": code_of,
     "solve": lambda text: numbers.solve(NUMBER.request, text),
     "change": numbers.change,
     "content": content_words,

@@ -19,15 +19,15 @@ from safetensors.numpy import save_file
 
 from dialop.cli import main as dialop
 from dialop.forms import Form
+from dialop.kit import load_kit
 from dialop.matching.board import MatchingInstance
 from dialop.matching.game import MatchingGame
+from dialop.matching.kit import read as read_instances
 from dialop.matching.recorded import (
     instance_from_record,
     moves_from_record,
-    read_recorded,
     record_of,
 )
-from dialop.matching.store import read_instances
 from dialop.scaffold import Instance as SumOfTwo
 from selfplay.apps.play.__main__ import began_at_random, bound, play_here
 from selfplay.apps.play.__main__ import main as play_program
@@ -334,7 +334,7 @@ def test_a_kept_game_is_an_instance_and_a_recording(
     same = ("size", "table", "masks", "scales", "first_seat", "best", "max_value", "reviewers")
     assert all(getattr(again, name) == getattr(board, name) for name in same)
     assert tuple(moves_from_record(record, again)) == log
-    (recorded,) = read_recorded(path)
+    (recorded,) = load_kit("matching").read_recorded(path)
     assert recorded.begun(3, uniform=0.0).opening == log[:3]
     assert instance_from_record(record, key="k").unknown == board.unknown
 
