@@ -2,6 +2,7 @@
 step in which all groups have zero variance."""
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from selfplay.distributed import init_world
 from selfplay.rollout.driver import RolloutStats
 from selfplay.rollout.episode import Turn
 from selfplay.step import best_games_term
+from selfplay.step.ending import trainer_state
 from selfplay.step.run import Rollout
 from tests.helpers.hand_episodes import with_advantages
 from tests.helpers.processes import two_ranks
@@ -29,8 +31,11 @@ from tests.helpers.shared_work import slow_except
 from tests.helpers.tiny_run import RUNS, finished, metrics_of, run_warm, same_weights
 
 
-def play_alone(has_variance: HasVariance, *, resample: int) -> tuple[list[list[int]], Rollout]:
-    return play_rounds(has_variance, resample=resample, world=init_world(device="cpu"))
+def play_alone(
+    has_variance: HasVariance, *, resample: int, alone: Collection[int] = ()
+) -> tuple[list[list[int]], Rollout]:
+    world = init_world(device="cpu")
+    return play_rounds(has_variance, resample=resample, world=world, alone=alone)
 
 
 def test_without_a_budget_a_batch_is_played_once() -> None:
@@ -45,6 +50,15 @@ def test_missing_instances_are_replaced_until_the_batch_is_full() -> None:
     assert rounds == [[0, 1, 2, 3], [4, 5, 6], [7]]
     assert [len(games), stats.num_generated_tokens, stats.engine_s] == [16, 16, 1.5]
     assert [game.instance for game in games[::2]] == [f"board {number}" for number in range(8)]
+
+
+def test_part_of_an_instance_is_replaced_by_a_whole_one() -> None:
+    """Of 8 groups 5 have variance: those of instances 0 and 1, and of 2 that of seat 0. Three are
+    missing, of two an instance."""
+    assert play_alone(lambda number: number != 3, resample=20, alone=[2])[0] == [
+        [0, 1, 2, 3],
+        [4, 5],
+    ]
 
 
 def test_the_budget_limits_the_added_instances() -> None:
@@ -122,6 +136,14 @@ def test_the_newest_best_games_are_imitated() -> None:
     first = imitated(3, 2, 1)
     assert first[:2] != first[2:] and all(kept in names[1:4] for kept in (first[:2], first[2:]))
     assert imitated(4, 0) == imitated(0) == first[2:] + names[4]
+
+
+def test_the_state_of_a_run_has_its_moving_averages() -> None:
+    """What `ema` resumes with (tests/run/test_resume.py has the whole way)."""
+    part = SimpleNamespace(state=dict, num_lines=3)
+    parts = dict.fromkeys(("partners", "monitors", "sync_check", "journal"), part)
+    run: Any = SimpleNamespace(baselines={"seat 0": 0.5}, best=[], **parts)
+    assert trainer_state(run)["baselines"] == {"seat 0": 0.5}
 
 
 @pytest.mark.slow

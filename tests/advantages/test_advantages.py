@@ -1,11 +1,14 @@
 """Rewards and group-relative advantages, calculated by hand."""
 
 import math
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dialop.matching.game import MatchingGame
 from selfplay.advantages import advantages
@@ -441,3 +444,25 @@ def test_a_reward_of_ones_own_that_fails_in_a_step_is_one_line(
     config = RewardConfig(function=f"{own}:reward")
     with pytest.raises(OwnFault, match=rf"^reward.function {own}:reward: .*{rule}"):
         with_rewards([episode((0.5, 0.5), errors=(1, 1))], config)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 6), st.integers(-4, 4), st.integers(0, 5), st.integers(-4, 4)),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_the_moments_of_a_batch_are_those_of_all_its_tokens(
+    drawn: list[tuple[int, int, int, int]],
+) -> None:
+    """Each sample has so many tokens, a final reward, and one for a move at one of its tokens."""
+    samples, returns = [], []
+    for number, (num, final, at, paid) in enumerate(drawn):
+        at = min(at, num - 1)
+        sample = Sample(f"{number}", [1] * num, [1] * num, [0.0] * num, [0.0] * num, group="all")
+        samples.append(replace(sample, reward=float(final), move_rewards=((at, float(paid)),)))
+        returns += [float(final + paid * (token <= at)) for token in range(num)]
+    mean, deviation = batch_moments(sample_statistics(samples))
+    assert mean == pytest.approx(statistics.fmean(returns))
+    assert deviation == pytest.approx(statistics.pstdev(returns), abs=1e-9)

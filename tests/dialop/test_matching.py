@@ -125,3 +125,10 @@ def test_a_near_choice_that_looks_the_same_is_told_with_the_cause() -> None:
     said = nearest("re\u0301sume\u0301.yaml", ["r\u00e9sum\u00e9.yaml", "other.yaml"])
     assert said.endswith(".yaml, which is written in another Unicode form (NFC, NFD)")
     assert nearest("resume.yaml", ["resumes.yaml"]) == "; nearest is resumes.yaml"
+
+
+def test_the_cells_of_a_board_are_below_its_max_value() -> None:
+    """The largest cell of the small board is 9."""
+    SMALL.check_board()
+    with pytest.raises(ValueError, match=r"table\[1\]\[1\] .* 0 to 8.* got 9"):
+        replace(SMALL, max_value=9).check_board()

@@ -1,6 +1,6 @@
 """Made-up games for dynamic sampling: which instances have groups with variance is given."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,28 +31,31 @@ def config_of(resample: int, *more: str) -> Config:
     )
 
 
-def played_games(has_variance: HasVariance, numbers: Sequence[int]) -> Rollout:
+def played_games(
+    has_variance: HasVariance, numbers: Sequence[int], *, alone: Collection[int] = ()
+) -> Rollout:
     """Two games of each instance. Their rewards differ where there is variance, less at later
-    instances."""
+    instances; of an instance in `alone` those of seat 0 only."""
     games: list[Episode] = []
     for number in numbers:
         for index in (0, 1):
             reward = index / (1 + number) if has_variance(number) else 1.0
             seats = (said(10, num=1 + number), said(20))
             name = f"board {number}"
-            games.append(episode((reward, reward), index, instance=name, transcripts=seats))
+            rewards = (reward, 1.0 if number in alone else reward)
+            games.append(episode(rewards, index, instance=name, transcripts=seats))
     return Rollout(games, RolloutStats(10 * len(games), len(games), 0.5))
 
 
 def play_rounds(
-    has_variance: HasVariance, *, resample: int, world: World
+    has_variance: HasVariance, *, resample: int, world: World, alone: Collection[int] = ()
 ) -> tuple[list[list[int]], Rollout]:
     """The instances of each round on this rank, and what `resample` returns."""
     rounds: list[list[int]] = []
 
     def play(_run: Any, _step: int, numbers: Sequence[int]) -> Rollout:
         rounds.append(list(numbers))
-        return played_games(has_variance, numbers)
+        return played_games(has_variance, numbers, alone=alone)
 
     run: Any = SimpleNamespace(config=config_of(resample), world=world)
     with pytest.MonkeyPatch.context() as patch:

@@ -17,7 +17,13 @@ from selfplay.errors import OwnFault, SettingsError
 from selfplay.learner.batch import DUMMY, pack
 from selfplay.learner.learner import RECOMPUTED
 from selfplay.learner.method import LossTerm
-from selfplay.learner.update import NonFinite, imitation, learning_rate, update_policy
+from selfplay.learner.update import (
+    NonFinite,
+    imitation,
+    learning_rate,
+    minibatches,
+    update_policy,
+)
 from tests.helpers.small_updates import (
     assert_same,
     change,
@@ -73,6 +79,45 @@ def test_minibatches_divide_a_rollout_and_epochs_repeat_it() -> None:
     )
     assert (whole["num_optimizer_steps"], cut["num_optimizer_steps"]) == (1, 12)
     assert cut["num_trained_tokens"] == whole["num_trained_tokens"]
+
+
+def test_every_epoch_and_step_cuts_minibatches_of_its_own() -> None:
+    """Each epoch is a permutation of the rollout; none repeats another's order."""
+    samples = some_samples(tiny_model())
+    config = config_of("algorithm.minibatches=2", "algorithm.epochs=2")
+    orders = []
+    for step in (0, 1):
+        cut = list(minibatches(samples, step=step, config=config))
+        orders += [[s.name for s in cut[i] + cut[i + 1]] for i in (0, 2)]
+    assert all(sorted(order) == [s.name for s in samples] for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+
+
+def test_the_mismatch_of_a_rollout_is_that_of_its_first_optimizer_step() -> None:
+    """It is measured before any weight changes, on the first minibatch."""
+    model = tiny_model()
+    samples = some_samples(model)
+    config = ("algorithm.minibatches=2", "optim.lr=0.0")
+    gaps = []
+    for half in minibatches(samples, step=0, config=config_of(*config)):
+        old_M = pack(half, device=CPU).old_logprobs_M
+        gaps.append(float((trainer_logprobs(model, half, temperature=1.0) - old_M).abs().mean()))
+    found = updated(model, samples, *config)["mismatch_mean"]
+    assert found == near(gaps[0], FORWARD, scale=LOGPROB)
+    assert abs(gaps[0] - gaps[1]) > 1e-3, "the halves cannot be told apart"
+
+
+def test_the_schedules_rate_is_that_of_the_optimizer() -> None:
+    """A quarter of the rate in the first of four steps of warm-up moves as that rate alone does."""
+    samples = some_samples(tiny_model())
+
+    def weights(*rate: str) -> torch.Tensor:
+        updated(model := tiny_model(), samples, *rate)
+        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+    warming = weights("optim.lr=0.8", "optim.warmup_steps=4")
+    assert torch.equal(warming, weights("optim.lr=0.2"))
+    assert not torch.equal(warming, weights("optim.lr=0.8"))
 
 
 def test_an_empty_mini_batch_is_no_optimizer_step() -> None:

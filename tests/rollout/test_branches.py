@@ -14,6 +14,7 @@ from selfplay.advantages.branches import branch_samples
 from selfplay.advantages.rewards import episode_samples
 from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering
+from selfplay.chat.transcript import Transcript
 from selfplay.config import AlgorithmConfig, RewardConfig
 from selfplay.config.play import BranchConfig
 from selfplay.data.seeds import named_seed
@@ -22,8 +23,9 @@ from selfplay.metrics.records import branch_records
 from selfplay.metrics.step import branch_metrics, branch_tally, turn_values
 from selfplay.rollout.branches import siblings_of
 from selfplay.rollout.driver import play_games
-from selfplay.rollout.episode import Episode, GameSetup
+from selfplay.rollout.episode import BranchPoint, Episode, GameSetup, Turn
 from selfplay.rollout.players import Move, Player, ScriptedPartner
+from tests.helpers import hand_episodes
 from tests.helpers.dialop_boards import BEST, BRIEF, SMALL, WORST
 from tests.helpers.hand_episodes import with_advantages
 from tests.helpers.scripted_engine import StreamEngine, WaveEngine
@@ -393,3 +395,27 @@ def test_a_void_continuation_has_no_value(rendering: Rendering) -> None:
     assert turn_values(episode, point) == pytest.approx([1.0, 8 / 12])
     samples, _ = credited(episode, algorithm=AlgorithmConfig(advantage="dr_grpo"))
     assert [s.advantages[-1] for s in samples.values()] == pytest.approx([1 / 6, -1 / 6])
+
+
+def test_a_sibling_turn_earns_its_own_moves_reward_and_none_before_it() -> None:
+    """Seat 0 is paid 0.5 for its first move and then 0.25 or 0.125 for its second, a branch point;
+    the game pays 1 or 0 at its end."""
+
+    def game(final: float, own: float) -> Episode:
+        first, second = Transcript(), Transcript()
+        for transcript, tokens_of_turns in ((first, ([5], [6])), (second, ([7],))):
+            for ids in tokens_of_turns:
+                transcript.observe([1])
+                transcript.act(ids, logprobs=[-0.5])
+        paid = {0: (0.5, 0.0), 1: (), 2: (own, 0.0)}
+        turns = [
+            Turn(number % 2, "", "message", None, None, ("", ""), 1, rewards)
+            for number, rewards in paid.items()
+        ]
+        ended = hand_episodes.episode((final, final))
+        return replace(ended, turns=tuple(turns), transcripts=(first, second))
+
+    point = BranchPoint(2, 0, {(1, 0): game(0.0, 0.125)})
+    played = replace(game(1.0, 0.25), branches=(point,))
+    turns = branch_samples([played], reward=RewardConfig())
+    assert [sample.reward for sample in turns] == [1.25, 0.125]

@@ -19,6 +19,7 @@ from selfplay import step as step_verbs
 from selfplay.advantages.sample import Sample
 from selfplay.checkpoint import checkpoints
 from selfplay.config import ChosenEngine, LoraConfig, ParallelConfig
+from selfplay.engines.hf import HFEngine
 from selfplay.errors import EngineDisagrees
 from selfplay.learner.learner import Learner
 from selfplay.learner.update import minibatches, update_policy
@@ -127,10 +128,11 @@ class Scorer:
     scores = True
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+        self.model, self.asked = model, list[set[tuple[int, ...]]]()
 
     @torch.no_grad()
     def score(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
+        self.asked.append({tuple(text) for text in texts})
         with torch.autocast("cpu", torch.bfloat16):
             logprobs = [
                 trainer_logprobs(
@@ -191,13 +193,15 @@ def test_equal_weights_in_bf16_are_never_suspected() -> None:
 def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothing(
     mended: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The engine's weights are 2 % too large; the comparison of bits is replaced here."""
+    """The engine's weights are 2 % too large; the comparison of bits is replaced here. No turn is
+    scored twice, on which the stated rate of false alarms rests."""
     large = tiny_model()
     with torch.no_grad():
         for parameter in large.parameters():
             parameter.mul_(1.02)
     check, learner = checked(large)
     pushes: list[int] = []
+    scorer: Any = check._engine.engine
 
     def push_again(policy_engine: SupervisedPolicy, version: int) -> bool:
         pushes.append(version)
@@ -213,6 +217,9 @@ def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothi
     else:
         with pytest.raises(EngineDisagrees, match="with equal weights the log-prob mismatch"):
             check.after_push(version=7)
+        first, second, third = scorer.asked
+        assert (len(first), len(second), len(third)) == (FIRST_TURNS, RECHECK_TURNS, RECHECK_TURNS)
+        assert not (first & second or first & third or second & third)
     assert pushes == [7] and capsys.readouterr().err
 
 
@@ -226,6 +233,15 @@ def test_noise_that_grows_raises_the_bound_of_the_rollout_after_the_first() -> N
     check.after_push(version=1)
     assert check.bound == FACTOR * 0.2
     assert NoiseFloor().bound == 0.0
+
+
+def test_a_healthy_comparison_adds_its_turns_to_the_noise_floor() -> None:
+    check, learner = checked(tiny_model())
+    before = check.state()["floor"]
+    check.keep_turns(spoken(learner.model, check.num_turns, seed=1))
+    check.after_push(version=1)
+    floor = check.state()["floor"]
+    assert floor[: len(before)] == before and len(floor) == len(before) + FIRST_TURNS
 
 
 def test_noise_at_the_start_raises_the_bound_of_the_first_rollout() -> None:
@@ -276,13 +292,19 @@ def test_a_matrix_that_adapters_change_is_compared_after_every_push() -> None:
         assert any("q_proj.weight" in name or "v_proj.weight" in name for name in names)
 
 
+def test_each_parameter_is_compared_in_its_turn() -> None:
+    """After as many pushes as there are parameters all were."""
+    learner = learner_of(model := tiny_model())
+    names = [name for name, _ in model.named_parameters()]
+    found = [compared_names(learner, version) for version in range(len(names))]
+    assert set().union(*found) == set(names)
+
+
 @pytest.mark.parametrize("missed", [1, 2])
 def test_one_missed_push_is_made_again_and_two_end_the_run(
     missed: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One AdamW step at 1e-6; the engine holds a copy of the model, as sharded hf engines do."""
-    from selfplay.engines.hf import HFEngine
-
     model = tiny_model()
     learner, engine = learner_of(model), HFEngine(tiny_model())
     offload = Offload(learner, ParallelConfig())
