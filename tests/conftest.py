@@ -17,8 +17,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import torch
-
 from tests.helpers.shared_work import HOME
 
 if TYPE_CHECKING:
@@ -42,6 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if "ATEN_CPU_CAPABILITY" in os.environ:
         # torch's fused attention in bf16 asks the processor and not this variable whether it can
         # pack for AVX-512, and fails where the variable says no ("pack_vnni2 is only supported").
+        import torch  # not above: the process that only deals tests out needs none
+
         torch.backends.cuda.enable_flash_sdp(False)
 
 

@@ -19,14 +19,14 @@ from selfplay.evaluation.rows import Row
 from selfplay.partners.checkpoints import Source
 from selfplay.preflight.command_line import split_list
 from tests.helpers.run_folders import evaluated
-from tests.helpers.tiny_run import finished, run_warm, write_tiny
+from tests.helpers.tiny_run import finished, warm_started, write_tiny
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`a`, a tiny warm start, `b`, a run from it, and `twin`, a copy of `a`'s weights."""
     home = tmp_path_factory.mktemp("runs")
-    run_warm(home / "a", "steps=0")
+    shutil.copytree(warm_started(), home / "a")
     shutil.copytree(finished(), home / "b")
     shutil.copytree(home / "a" / "final", home / "twin")
     return home

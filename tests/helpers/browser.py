@@ -2,14 +2,33 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.helpers.processes import WAIT_S
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+_running: list[Browser] = []  # at most one
+
+
+@contextmanager
+def one_browser() -> Iterator[None]:
+    """Inside, all pages are opened in one browser, whose start takes seconds. Python's own event
+    loops do not run meanwhile."""
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    with sync_playwright() as playwright:
+        # Without an installed browser Playwright takes its own, or says how to get it.
+        chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        _running.append(chromium)
+        try:
+            yield
+        finally:
+            _running.remove(chromium)
+            chromium.close()
 
 
 @contextmanager
@@ -17,12 +36,10 @@ def open_page(address: str, **options: Any) -> Iterator[Page]:
     """The page at an address, in a fresh profile without a network; `options` as in Playwright's
     `new_context`. Ends in an error if the page's script had one, asked for another address, or
     opened a dialog."""
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
     troubles: list[str] = []
-    with sync_playwright() as playwright:
-        # Without an installed browser Playwright takes its own, or says how to get it.
-        chromium = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        page = chromium.new_context(**options).new_page()
+    with nullcontext() if _running else one_browser():
+        context = _running[0].new_context(**options)
+        page = context.new_page()
         page.set_default_timeout(1000 * WAIT_S)
         expect.set_options(timeout=1000 * WAIT_S)
         page.on("pageerror", lambda error: troubles.append(str(error)))
@@ -37,5 +54,5 @@ def open_page(address: str, **options: Any) -> Iterator[Page]:
         )
         page.goto(address)
         yield page
-        chromium.close()
+        context.close()
     assert not troubles, troubles

@@ -28,6 +28,7 @@ TINY = """
 steps: 4
 save_every: 2
 log_games_every: 7
+log_groups_every: 3
 threads: 1
 device: cpu
 game:
@@ -110,14 +111,19 @@ LATER = (
 )
 
 
-def begin_warm(folder: Path, *overrides: str) -> None:
-    """Put a finished warm start under these settings into the run folder, which is made here."""
+def warm_started(*overrides: str) -> Path:
+    """The finished run of no step from which runs under these settings begin. Only to read."""
     kept = tuple(sorted(word for word in overrides if not word.startswith(LATER)))
 
     def make(home: Path) -> None:
         assert run_tiny(home / "run", *kept, "steps=0", "eval.final_games=1") == 0
 
-    run = once(("warm start", TINY, kept), make) / "run"
+    return once(("warm start", TINY, kept), make) / "run"
+
+
+def begin_warm(folder: Path, *overrides: str) -> None:
+    """Put a finished warm start under these settings into the run folder, which is made here."""
+    run = warm_started(*overrides)
     for part in ("tokenizer", "warm_start"):
         shutil.copytree(run / part, folder / part)
     shutil.copy(run / "warm_start.jsonl", folder)

@@ -26,6 +26,8 @@ def test_the_line_of_a_step_fits_a_terminal() -> None:
     assert " no update: groups equal " in step_line(idle, num_steps=200)
     assert " no update " in step_line(idle | {"zero_variance_groups": 0.9}, num_steps=200)
     assert "no update" not in step_line(idle | {"num_optimizer_steps": 1.0}, num_steps=200)
+    seats = {"reward": 0.4375, "reward_std": 0.73, "reward/0": 1.0, "reward/1": -0.125}
+    assert " reward 0.438±0.73 (1.00 -0.12) " in step_line(small | seats, num_steps=200)
     assert len(LEGEND) <= 120
     assert "score 0.500 eval 0.250" in step_line(small | {"eval_score": 0.25}, num_steps=200)
 

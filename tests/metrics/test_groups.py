@@ -53,7 +53,7 @@ def test_a_return_counts_what_is_still_to_come_and_a_partner_has_none() -> None:
 def test_a_run_keeps_every_group_of_the_steps_that_its_settings_choose() -> None:
     """4 instances with 4 games each, of steps 1 and 4; the mean over the seats that moved is the
     step's reward."""
-    run = finished("log_groups_every=3")
+    run = finished()
     groups = [json.loads(line) for line in (run / "groups.jsonl").read_text().splitlines()]
     assert [group["step"] for group in groups] == [1] * 4 + [4] * 4
     assert all([game["episode"] for game in group["games"]] == [0, 1, 2, 3] for group in groups)

@@ -7,7 +7,6 @@ import pytest
 
 from selfplay.advantages.advantages import reward_samples
 from selfplay.config import AlgorithmConfig, RewardConfig
-from selfplay.metrics.console import step_line
 from selfplay.metrics.step import (
     add_up,
     game_sums,
@@ -69,13 +68,3 @@ def test_completion_stands_apart_from_the_score_given_completion() -> None:
     assert measures["score"] == pytest.approx(0.4)
     assert measures["score_if_agreed"] == pytest.approx(0.6)
     assert "score_if_agreed" not in game_sums(games[2:]).means()
-
-
-def test_the_line_of_a_step_has_the_reward_and_each_seats_where_they_differ() -> None:
-    metrics = {"step": 3, "score": 0.5, "agreement": 1.0, "reward": 0.4375, "reward_std": 0.73}
-    line = step_line(metrics, num_steps=9)
-    assert line == "3/9 score 0.500 reward 0.438±0.73 agree 1.00"
-    seats = {"reward/0": 1.0, "reward/1": -0.125}
-    assert "reward 0.438±0.73 (1.00 -0.12) agree" in step_line(metrics | seats, num_steps=9)
-    alike = {"reward/0": 0.4375, "reward/1": 0.4375}
-    assert step_line(metrics | alike, num_steps=9) == line

@@ -16,13 +16,13 @@ from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.dialop_boards import FULL, SMALL
 from tests.helpers.run_folders import evaluated
 from tests.helpers.small_games import Lines
-from tests.helpers.tiny_run import run_warm
+from tests.helpers.tiny_run import finished
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run() -> Path:
     """A run whose policy makes legal and illegal moves."""
-    return run_warm(tmp_path_factory.mktemp("partners") / "run", "steps=1", "eval.final_games=4")
+    return finished()
 
 
 # --- a person -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from dialop.cli import main as dialop
-from tests.helpers.browser import open_page
+from tests.helpers.browser import one_browser, open_page
 from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.processes import WAIT_S
 from tests.helpers.tiny_run import finished
@@ -21,6 +21,13 @@ from tests.helpers.tiny_run import finished
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[3]
 EVIL = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\x1b[31mred"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def browser() -> Iterator[None]:
+    finished()  # a run needs an event loop of its own
+    with one_browser():
+        yield
 
 
 @contextmanager
@@ -100,15 +107,9 @@ def test_a_whole_game_with_a_script(tmp_path: Path) -> None:
 def test_the_builder_cannot_build_an_illegal_proposal(tmp_path: Path) -> None:
     """Three cells in one column, then in one row: never two pairs that clash."""
     out = tmp_path / "played.jsonl"
-    words = (
-        "--partner",
-        "scripted:honest:tell=top",
-        "--seat",
-        "0",
-        "game.options.size=3",
-        "game.options.brief=false",
-    )
-    with started(out, *words, "rollout.max_game_tokens=192") as address, open_page(address) as page:
+    words = ("--partner", "scripted:honest:tell=top", "--seat", "0", "game.options.size=3")
+    own = ("game.options.brief=false", "rollout.max_game_tokens=192")
+    with started(out, *words, *own) as address, open_page(address) as page:
         page.click("#start")
         our_turn(page)
         while page.locator("#accept").is_visible():

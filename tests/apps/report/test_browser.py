@@ -1,6 +1,7 @@
 """The page of a run in a real browser: filters, keys, tables, and texts that stay texts."""
 
 import re
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,20 @@ from playwright.sync_api import Page, expect
 from selfplay.apps.report.page import write_report
 from selfplay.apps.report.run_files import read_run
 from selfplay.metrics.run_folder import hold_run
-from tests.helpers.browser import open_page
+from tests.helpers.browser import one_browser, open_page
 from tests.helpers.run_folders import make_run, write_lines
 from tests.helpers.tiny_run import RUNS, finished
 
 pytestmark = pytest.mark.slow
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31mred\u202e"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def browser() -> Iterator[None]:
+    for settings in (RUNS["plain"], RUNS["branches"]):
+        finished(*settings)  # a run needs an event loop of its own
+    with one_browser():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +133,10 @@ def test_branch_points_and_tokens(tmp_path: Path) -> None:
 
 def test_the_page_has_the_systems_theme_and_fits_a_phone(address: str) -> None:
     """Light or dark as the system is; at a phone's width nothing lies beside the screen."""
-    colours = []
-    for scheme in ("light", "dark"):
-        phone: Any = {"width": 390, "height": 800}
-        with open_page(address, color_scheme=scheme, viewport=phone) as page:
+    with open_page(address, color_scheme="light", viewport={"width": 390, "height": 800}) as page:
+        colours = []
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
             colours.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert colours[0] != colours[1]
@@ -137,7 +146,7 @@ def test_the_page_has_the_systems_theme_and_fits_a_phone(address: str) -> None:
 def grouped(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The page of a run that keeps the groups of its steps 1 and 4."""
     page = tmp_path_factory.mktemp("groups") / "groups.html"
-    write_report([read_run(finished("log_groups_every=3"))], page)
+    write_report([read_run(finished())], page)
     return page.as_uri()
 
 

@@ -19,6 +19,7 @@ from dialop.matching.board import best_pairs
 from dialop.matching.generate import MatchingRecipe
 from dialop.matching.pages import lost
 from selfplay.api.run import load_run
+from selfplay.apps.publish.card import card, read_results
 from selfplay.apps.report import games, refresh_report
 from selfplay.apps.report.__main__ import main
 from selfplay.apps.report.games import Texts, drawn_game, safe_json, seat_names, viewer_data
@@ -28,13 +29,15 @@ from selfplay.apps.report.page import (
     page_html,
     run_charts,
     scores_table,
+    tiles,
 )
 from selfplay.apps.report.run_files import read_run
 from selfplay.config import load_config
 from selfplay.evaluation.evaluate import evaluate_scripted
 from selfplay.evaluation.tables import paired_change
+from selfplay.metrics.run_folder import hold_run
 from tests.helpers import run_folders
-from tests.helpers.run_folders import make_run, write_lines
+from tests.helpers.run_folders import make_run, step_line, write_lines
 from tests.helpers.tiny_run import RUNS, finished, run_tiny
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -75,8 +78,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two games. Copy it to write to it."""
+    """A run of two games, only to read."""
     return make_run(tmp_path_factory.mktemp("small") / "run", num_games=2)
+
+
+@pytest.fixture
+def folder(small: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(small, tmp_path / "run")
 
 
 def data_of(html: str) -> dict[str, Any]:
@@ -205,49 +214,28 @@ def test_a_game_without_a_picture_keeps_its_talk(run: Path) -> None:
         assert shown["turns"][0]["text"] == "0: [message] hi"
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "told"),
-    [
-        ("config.yaml", "\udcff", "config.yaml: cannot be read"),
-        ("games.jsonl", '{"instance": "i7", "step": 1}\n', "training game i7: KeyError"),
-        ("eval_x/evaluation.json", "{", "eval_x/evaluation.json: Expecting"),
-        (
-            "held_out_after.json",
-            '{"sampled": {"interval": [1, 1, 1], "scores": []}}',
-            "scores must have at least 1",
-        ),
-        (
-            "held_out_after.json",
-            '{"sampled": {"interval": [2, 1, 0], "scores": [1], "measures": {}}}',
-            "interval must be a mean, a low and a high number, got [2, 1, 0]",
-        ),
-        (
-            "held_out_after.json",
-            '{"sampled": {"interval": [1, true, 1], "scores": [1], "measures": {}}}',
-            "interval.1 must be a valid number, got True",
-        ),
-        (
-            "held_out_before.json",
-            '{"sampled": {"interval": [1, 1, 1], "scores": [true], "measures": {}}}',
-            "scores.0 must be a valid number, got True",
-        ),
-        (
-            "held_out_before.json",
-            '{"sampled": {"interval": [1, 1, 1], "scores": [1], "measures": {"words": "7"}}}',
-            "measures.words must be a valid number, got '7'",
-        ),
-        (
-            "metrics.jsonl",
-            '{"step": 1, "score": true}\n',
-            "metrics.jsonl, step 1: score must be a number, got true",
-        ),
-        ("metrics.jsonl", '{"step": 1, "\\u001b[2J": true}\n', "step 1: ·[2J must be a number"),
-    ],
-)
+ROW = {"interval": [1, 1, 1], "scores": [1], "measures": {}}
+ODD_ROWS = [
+    ("after", {"scores": []}, "scores must have at least 1"),
+    ("after", {"interval": [2, 1, 0]}, "must be a mean, a low and a high number, got [2, 1, 0]"),
+    ("after", {"interval": [1, True, 1]}, "interval.1 must be a valid number, got True"),
+    ("before", {"scores": [True]}, "scores.0 must be a valid number, got True"),
+    ("before", {"measures": {"words": "7"}}, "measures.words must be a valid number, got '7'"),
+]
+ODD = [
+    ("config.yaml", "\udcff", "config.yaml: cannot be read"),
+    ("games.jsonl", '{"instance": "i7", "step": 1}\n', "training game i7: KeyError"),
+    ("eval_x/evaluation.json", "{", "eval_x/evaluation.json: Expecting"),
+    ("metrics.jsonl", '{"step": 1, "score": true}\n', "step 1: score must be a number, got true"),
+    ("metrics.jsonl", '{"step": 1, "\\u001b[2J": true}\n', "step 1: ·[2J must be a number"),
+    *((f"held_out_{s}.json", json.dumps({"sampled": ROW | p}), told) for s, p, told in ODD_ROWS),
+]
+
+
+@pytest.mark.parametrize(("file", "text", "told"), ODD)
 def test_an_odd_file_costs_only_itself(
-    file: str, text: str, told: str, tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]
+    file: str, text: str, told: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = shutil.copytree(small, tmp_path / "run")
     (folder / file).parent.mkdir(exist_ok=True)
     (folder / file).write_bytes(text.encode(errors="surrogateescape"))
     assert main([str(folder)]) == 0
@@ -257,9 +245,8 @@ def test_an_odd_file_costs_only_itself(
 
 
 def test_a_page_is_not_replaced_by_one_without_settings(
-    tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = shutil.copytree(small, tmp_path / "run")
     assert main([str(folder)]) == 0
     page = (folder / "report.html").read_bytes()
     (folder / "config.yaml").write_text("game: {name: gone.py}\n")
@@ -271,8 +258,7 @@ def test_a_page_is_not_replaced_by_one_without_settings(
     assert main([str(folder), "--out", str(tmp_path / "other.html")]) == 0
 
 
-def test_a_pipe_in_a_files_place_is_not_waited_for(tmp_path: Path, small: Path) -> None:
-    folder = shutil.copytree(small, tmp_path / "run")
+def test_a_pipe_in_a_files_place_is_not_waited_for(folder: Path) -> None:
     for name in ("held_out_after.json", "metrics.jsonl", "games.jsonl"):
         (folder / name).unlink(missing_ok=True)
         os.mkfifo(folder / name)
@@ -293,10 +279,9 @@ def test_a_file_that_is_no_page_is_not_replaced(
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "1" + 400 * "0", "1" + 5000 * "0", "1e308"])
 @pytest.mark.parametrize("share", [0.03, 1.0])
 def test_numbers_beyond_every_bound_cost_only_their_place(
-    share: float, number: str, tmp_path: Path, small: Path
+    share: float, number: str, folder: Path
 ) -> None:
     """Steps, held-out games, training games and evaluations in which they stand for others."""
-    folder = shutil.copytree(small, tmp_path / "run")
     (folder / "eval_x").mkdir()
     rows = (folder / "held_out_after.json").read_text()
     (folder / "eval_x" / "evaluation.json").write_text(f'{{"rows": {rows}}}')
@@ -326,8 +311,7 @@ def test_the_limit_of_a_page_counts_the_texts_of_its_games(
     assert len(json.dumps(data)) <= games.MAX_BYTES + 1000
 
 
-def test_a_page_has_240_training_games_from_all_over_the_run(tmp_path: Path, small: Path) -> None:
-    folder = shutil.copytree(small, tmp_path / "run")
+def test_a_page_has_240_training_games_from_all_over_the_run(folder: Path) -> None:
     write_lines(folder / "games.jsonl", [{"step": step} for step in range(1, 601)])
     steps = [game["step"] for game in read_run(folder).games]
     assert len(steps) == 240 and steps[-1] == 600
@@ -342,8 +326,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path, small: Path) -> None:
     assert data_of(page_html([runs[0], runs[0]]))["runs"] == ["tiny", "tiny"]
 
 
-def test_evaluations_are_drawn_as_they_are_and_steps_smoothed(tmp_path: Path, small: Path) -> None:
-    folder = shutil.copytree(small, tmp_path / "run")
+def test_evaluations_are_drawn_as_they_are_and_steps_smoothed(folder: Path) -> None:
     rows = [{"step": i, "score": 0.1 * i, "eval_score": 0.1 * i * i} for i in range(4)]
     (folder / "metrics.jsonl").unlink(missing_ok=True)
     write_lines(folder / "metrics.jsonl", rows)
@@ -353,9 +336,8 @@ def test_evaluations_are_drawn_as_they_are_and_steps_smoothed(tmp_path: Path, sm
     assert [y for _, y in evaluation.points] == [row["eval_score"] for row in rows]
 
 
-def test_a_games_own_measures_have_curves_and_orders(tmp_path: Path, small: Path) -> None:
+def test_a_games_own_measures_have_curves_and_orders(folder: Path) -> None:
     """As counted move by move; shares that have a curve of their own have no second one."""
-    folder = shutil.copytree(small, tmp_path / "run")
     known = {"statements": 2.0, "true_statements": 1.0, "mark": 0.5, "judged": 1.0}
     lies = [{**known, "lies_told": float(i)} for i in range(3)]
     steps = [{"step": i + 1, "score": 0.5, **lies[i]} for i in range(3)]
@@ -377,24 +359,26 @@ def test_a_games_own_measures_have_curves_and_orders(tmp_path: Path, small: Path
     assert [game["measures"]["lies_told"] for game in games] == [0.0, 1.0, 2.0]
 
 
-def test_a_page_is_drawn_from_where_its_settings_name_files(
-    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_page_is_drawn_from_where_its_settings_name_files_unless_it_is_young(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = shutil.copytree(small, tmp_path / "run")
     shutil.copy(ROOT / "examples/meeting/meeting.py", tmp_path / "my_game.py")
     config = yaml.safe_load((folder / "config.yaml").read_text())
     config |= {"game": {"name": "my_game.py", "options": {"num_days": 3}}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.chdir(tmp_path)
-    refresh_report(folder, rank=0)
+    (folder / "report.html").write_text("young")
+    refresh_report(folder, rank=0, min_age_s=600.0)
+    assert (folder / "report.html").read_text() == "young"
+    os.utime(folder / "report.html", (0, 0))
+    refresh_report(folder, rank=0, min_age_s=600.0)
     page = (folder / "report.html").read_text()
     assert "my_game" in page and "must be an existing .py file" not in page
 
 
 def test_a_page_that_cannot_be_written_is_one_line(
-    tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = shutil.copytree(small, tmp_path / "run")
     (folder / "report.html").mkdir()
     refresh_report(folder, rank=1)
     assert capsys.readouterr().err == ""
@@ -405,16 +389,6 @@ def test_a_page_that_cannot_be_written_is_one_line(
         and "report.html" in said
         and not any((folder / "report.html").iterdir())
     )
-
-
-def test_a_young_page_is_not_drawn_again(tmp_path: Path, small: Path) -> None:
-    folder = shutil.copytree(small, tmp_path / "run")
-    (folder / "report.html").write_text("young")
-    refresh_report(folder, rank=0, min_age_s=600.0)
-    assert (folder / "report.html").read_text() == "young"
-    os.utime(folder / "report.html", (0, 0))
-    refresh_report(folder, rank=0, min_age_s=600.0)
-    assert "<html" in (folder / "report.html").read_text()
 
 
 def test_several_runs_in_one_page(
@@ -461,3 +435,140 @@ def test_a_proposal_shows_what_it_is_worth(name: str) -> None:
         assert game["agreed"] and f", {record['score_norm']:.3f} of the way" in worth[-1]
         assert len(worth) == sum(turn.get("action") == "propose" for turn in game["turns"])
         assert [seat["role"] for seat in game["seats"]] == seat_names(kit.ROLES)
+
+
+def with_rewards(folder: Path, *, equal: bool) -> None:
+    """Steps of a run with rewards and a partner; its games pay their seats the same or not."""
+    seen = {"reward": 0.65, "reward_std": 0.2, "reward/0": 0.7, "reward/1": 0.6}
+    lines = [step_line(step) | seen for step in range(1, 13)]
+    lines[3] |= {"eval_score/scripted:fair": 0.5}
+    write_lines(folder / "metrics.jsonl", lines)
+    games = [game | {"rewards": [0.5, 0.5 if equal else 1]} for game in read_run(folder).games]
+    write_lines(folder / "games.jsonl", games)
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_seats_with_different_rewards_are_the_first_curves(equal: bool, folder: Path) -> None:
+    with_rewards(folder, equal=equal)
+    charts = run_charts(read_run(folder))
+    partners, reward, score = "Score with partners that do not change", "Reward", "Score"
+    first = [score, partners, reward] if equal else [partners, reward, score]
+    assert [chart.title for chart in charts[:3]] == first
+    lines = {chart.title: [line["name"] for line in chart.lines] for chart in charts}
+    assert lines[partners] == ["with scripted:fair", "by itself"]
+    assert lines[reward] == ["player 0", "player 1", "standard deviation of all"]
+
+
+def test_a_judges_mark_and_void_games_have_curves_where_there_are_any(folder: Path) -> None:
+    for more, titles in (
+        ({"num_void": 0.0}, set()),
+        ({"num_void": 2.0, "mark": 0.5}, {"Judge", "Void games"}),
+    ):
+        write_lines(folder / "metrics.jsonl", [step_line(step) | more for step in range(1, 13)])
+        shown = {chart.title for chart in run_charts(read_run(folder))}
+        assert shown & {"Judge", "Void games"} == titles
+    game = read_run(folder).games[0] | {"judge": "So-so.\n\x1b{}"}
+    write_lines(folder / "games.jsonl", [game])
+    shown = [one["judge"] for one in viewer_data([read_run(folder)])["games"] if "judge" in one]
+    assert len(shown) == 1 and shown[0].startswith("So-so. ") and "\x1b" not in shown[0]
+
+
+def test_the_reward_of_each_seat_before_and_after_stands_beside_the_score(folder: Path) -> None:
+    for stage, paid in (("before", (0.585, 0.615)), ("after", (0.723, 0.477))):
+        path = folder / f"held_out_{stage}.json"
+        rows = json.loads(path.read_text())
+        rows["sampled"]["measures"] |= {f"reward/{seat}": one for seat, one in enumerate(paid)}
+        path.write_text(json.dumps(rows))
+    shown = {name: value for name, value, _ in tiles(read_run(folder))}
+    assert shown["reward of player 0"] == "0.58 → 0.72"
+    assert shown["reward of player 1"] == "0.61 → 0.48"
+
+
+def test_both_players_scores_stand_before_and_after_self_play(folder: Path) -> None:
+    """Also where both scored the same before, and where no file has a difference: then neither."""
+
+    def shown(after: float) -> list[tuple[str, str, bool, str]]:
+        for stage, other in (("before", 0.25), ("after", after)):
+            path = folder / f"held_out_{stage}.json"
+            rows = json.loads(path.read_text())
+            row = {**rows["scripted:random"], "scores": [0.25] * 4, "interval": [0.25, 0.0, 0.5]}
+            partner = {**row, "scores": [other] * 4, "interval": [other, other - 0.1, other + 0.1]}
+            rows |= {"greedy": row, "sampled with scripted:fair": {**row, "partner": partner}}
+            path.write_text(json.dumps(rows))
+        table = scores_table([read_run(folder)])["rows"]
+        keys = ("source", "name", "policy", "score")
+        return [tuple(line[k] for k in keys) for line in table if "fair" in line["name"]]
+
+    name, low, high = "sampled with scripted:fair", "0.250 [0.000, 0.500]", "0.750 [0.650, 0.850]"
+    other, own = f"{name} (the other player)", [(s, name, True, low) for s in ("before", "after")]
+    assert shown(0.75) == [
+        own[0], ("before", other, False, "0.250 [0.150, 0.350]"),
+        own[1], ("after", other, False, high),
+    ]  # fmt: skip
+    lines = card(
+        "me/x", load_config(folder / "config.yaml"), read_results(folder), code="", step=1
+    ).splitlines()
+    cells = [[part.strip() for part in line.split("|")[1:3]] for line in lines if "fair" in line]
+    assert cells == [
+        [f"{name}, before self-play", low],
+        [f"{name}, before self-play (the other player)", "0.250 [0.150, 0.350]"],
+        [f"{name}, after", low],
+        [f"{name}, after (the other player)", high],
+    ]  # fmt: skip
+    assert shown(0.25) == own
+
+
+def test_the_page_says_whose_run_it_is_and_whether_it_goes_on(folder: Path) -> None:
+    (folder / "held_out_after.json").unlink()
+    start = "started 2026-11-26 09:00:00 +0000\ncommit a\ncommand python train.py seed=3\n\n"
+    (folder / "code.txt").write_text(start + start.replace("09:", "11:").replace("=3", "=4"))
+    about = dict(read_run(folder).about)
+    assert about["model"] == "from scratch, qwen2 of width 32" and about["game"] == "matching"
+    assert about["started"].startswith("2026-11-26 09") and about["command"].endswith("seed=4")
+    assert read_run(folder).state == "stopped"
+    with hold_run(folder):
+        assert read_run(folder).state == "running"
+        html = page_html([read_run(folder)])
+    assert "python train.py seed=4" in html and re.search(r"step 12 of\s+12", html)
+    assert json.loads(html.split('id="data">')[1].split("<")[0])["running"]
+    (folder / "held_out_after.json").write_text("{}")
+    assert read_run(folder).state == "finished"
+
+
+def test_a_page_is_late_after_three_times_the_runs_own_pace(folder: Path) -> None:
+    """A new page every 50 steps (save_every) or 4 (eval.every), here of 2 to 40 seconds."""
+    lines = [
+        step_line(step) | {"step_s": seconds} for step, seconds in enumerate((2.0, 3.5, 40.0), 1)
+    ]
+    write_lines(folder / "metrics.jsonl", lines)
+    assert read_run(folder).redrawn_s == 3 * 50 * 3.5 + 120
+    path = folder / "config.yaml"
+    path.write_text(path.read_text().replace("\n  every: 0\n", "\n  every: 4\n"))
+    assert read_run(folder).redrawn_s == 3 * 4 * 3.5 + 120
+    write_lines(folder / "metrics.jsonl", [])
+    assert read_run(folder).redrawn_s == 3600
+
+
+def test_the_page_shows_what_the_monitors_warned_of(folder: Path) -> None:
+    lines = [step_line(step) | {"messages": 0.6 if step < 20 else 0.01} for step in range(1, 40)]
+    write_lines(folder / "metrics.jsonl", lines)
+    (warning,) = [text for text in read_run(folder).warnings if "messages" in text]
+    assert "monitor 'warn if messages loses 75% over 10', step 27" in warning
+    assert warning.endswith("the mean of messages over 10 steps is 0.128, 79% below its first, 0.6")
+    assert "messages loses 75% over 10" in page_html([read_run(folder)])
+
+
+def test_the_games_of_a_group_have_what_they_were_worth_and_stand_once(folder: Path) -> None:
+    first, *others = read_run(folder).games
+    group: list[dict[str, Any]] = json.loads(json.dumps([first, first | {"episode": 1}]))
+    for number, game in enumerate(group):
+        game["seats"][0] |= {"reward": 0.5 + number, "return": 0.5 + number, "advantage": None}
+    record = {"step": first["step"], "instance": first["instance"], "games": group}
+    write_lines(folder / "groups.jsonl", [record, {"step": 1, "games": 3}])
+    run = read_run(folder)
+    assert len(run.games) == 2 + len(others)
+    assert run.problems == ["groups.jsonl: games must be a list of objects, got 3"]
+    shown = [game for game in viewer_data([run])["games"] if game["source"] == "training"]
+    credit = [game["seats"][0].get("reward") for game in shown]
+    assert credit == [0.5, 1.5, *[None] * len(others)]
+    assert all("advantage" not in seat for game in shown for seat in game["seats"])
