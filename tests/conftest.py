@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import tempfile
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -60,9 +61,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture
-def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_page() -> Iterator[None]:
     """Runs in this process draw no report.html."""
-    monkeypatch.setattr("selfplay.api.run.refresh_report", lambda folder, **_: None)
+    from tests.helpers import tiny_run
+
+    with tiny_run.no_page():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -8,19 +8,12 @@ from typing import NamedTuple
 
 import pytest
 
-from dialop import checks, scaffold
+from dialop import checks
 from dialop.checks import check_kit
 from dialop.kit import load_kit
 from selfplay.config import Config, load_config
 from selfplay.evaluation.evaluate import evaluate_scripted
-from tests.helpers import three_rooms
-
-ROOT = Path(__file__).resolve().parents[2]
-GAMES = {
-    "meeting": ROOT / "examples" / "meeting" / "meeting.py",
-    "rooms": Path(three_rooms.__file__),
-    "turns": Path(scaffold.__file__),
-}
+from tests.helpers.changed_games import changed
 
 
 class Wrong(NamedTuple):
@@ -30,17 +23,6 @@ class Wrong(NamedTuple):
     change: dict[str, str]
     run: str = ""
     check: str = ""
-
-
-def changed(folder: Path, game: str, change: dict[str, str]) -> Path:
-    """A copy of the game, in a module of its own, with these parts replaced."""
-    text = GAMES[game].read_text(encoding="utf-8")
-    for part, instead in change.items():
-        assert text.count(part) == 1, part
-        text = text.replace(part, instead)
-    own = folder / f"own_{folder.name}.py"
-    own.write_text(text, encoding="utf-8")
-    return own
 
 
 def settings(game: Path) -> Config:

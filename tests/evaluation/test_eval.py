@@ -63,14 +63,34 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- games and measures -------------------------------------------------------------------------
 
 
-def test_it_measures_what_the_run_measured(run: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def context(run: Path) -> EvaluationContext:
+    """What the run evaluates its final policy with."""
     config = load_config(run / "config.yaml")
     world = init_world(device="cpu")
     tokenizer = make_tokenizer(find_config(find_source(run), None, []), run, world)
     rendering = make_rendering(tokenizer, template_kwargs={})
     learner = make_learner(config, run / "final", world)
     engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
-    context = EvaluationContext(config, Supervised(engine, world), rendering, world)
+    return EvaluationContext(config, Supervised(engine, world), rendering, world)
+
+
+def test_a_damaged_file_of_before_costs_its_sentence_and_not_the_policy(
+    context: EvaluationContext, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is read after the last step and before the export."""
+    few = replace(context.config.eval, final_games=1)
+    context = replace(context, config=replace(context.config, eval=few))
+    for text in ("", "{", "[]", '{"sampled": {"interval": 1}}', '{"sampled": 1e400}'):
+        (tmp_path / "held_out_before.json").write_text(text)
+        (tmp_path / "held_out_after.json").unlink(missing_ok=True)
+        held_out("after", context, folder=tmp_path)
+        assert "held_out_before.json cannot be read" in capsys.readouterr().err
+
+
+def test_it_measures_what_the_run_measured(
+    context: EvaluationContext, run: Path, tmp_path: Path
+) -> None:
     held_out("after", context, folder=tmp_path)
     saved = json.loads((tmp_path / "held_out_after.json").read_text(encoding="utf-8"))
 
@@ -91,7 +111,7 @@ def test_it_measures_what_the_run_measured(run: Path, tmp_path: Path) -> None:
     assert rows["policy"]["measures"]["errors"] == 2.0
     kinds = [v for name, v in rows["policy"]["measures"].items() if name.startswith("errors_")]
     assert sum(kinds) == pytest.approx(2.0)
-    assert load_config(tmp_path / "out" / "config.yaml").game == config.game
+    assert load_config(tmp_path / "out" / "config.yaml").game == context.config.game
 
 
 def test_with_a_partner_it_has_each_seat_as_often_while_it_begins(

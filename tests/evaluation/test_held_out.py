@@ -2,13 +2,7 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import pytest
-
-from selfplay.config import load_config
-from selfplay.evaluation import held_out as held_out_module
 from selfplay.evaluation.held_out import what_changed
 
 
@@ -63,25 +57,6 @@ def test_partners_that_do_not_change_stand_beside_the_score(tmp_path: Path) -> N
         path.write_text(json.dumps({**json.loads(path.read_text()), "sampled with s:a": row}))
     said = what_changed(tmp_path)
     assert ", with s:a from 0.250 [0.150, 0.350] to 0.750 [0.650, 0.850] and messages" in said
-
-
-def test_a_damaged_file_of_before_costs_its_sentence_and_not_the_policy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It is read after the last step and before the export."""
-    monkeypatch.setattr(held_out_module, "evaluate", lambda *_, **__: None)
-    monkeypatch.setattr(held_out_module, "evaluation_instances", lambda *_, **__: [])
-    monkeypatch.setattr(held_out_module, "evaluate_scripted", lambda *_, **__: None)
-    monkeypatch.setattr(held_out_module, "table_text", lambda _: "")
-    monkeypatch.setattr(held_out_module, "rows_json", lambda _: {"sampled": {}})
-    context: Any = SimpleNamespace(
-        config=load_config(None, ["model.path=x"]), world=SimpleNamespace(rank=0)
-    )
-    for text in ("", "{", "[]", '{"sampled": {"interval": 1}}', '{"sampled": 1e400}'):
-        (tmp_path / "held_out_before.json").write_text(text)
-        (tmp_path / "held_out_after.json").unlink(missing_ok=True)
-        held_out_module.held_out("after", context, folder=tmp_path)
-        assert "held_out_before.json cannot be read" in capsys.readouterr().err
 
 
 def test_lost_games_leave_a_change_without_an_interval(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -81,16 +83,19 @@ def write_tiny(folder: Path) -> Path:
     return path
 
 
-def run_tiny(folder: Path, *overrides: str, page: bool = False) -> int:
-    """Train in `folder`; returns the exit status of the command.
+@contextmanager
+def no_page() -> Iterator[None]:
+    """Inside, runs draw no report.html: it takes a third of their time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("selfplay.api.run.refresh_report", lambda folder, **_: None)
+        yield
 
-    Without `page` no report.html is drawn: it takes a third of the run's time.
-    """
+
+def run_tiny(folder: Path, *overrides: str, page: bool = False) -> int:
+    """Train in `folder`, without a report.html unless asked for; the command's exit status."""
     import train
 
-    with pytest.MonkeyPatch.context() as patch:
-        if not page:
-            patch.setattr("selfplay.api.run.refresh_report", lambda folder, **_: None)
+    with nullcontext() if page else no_page():
         return train.main(["--config", str(write_tiny(folder)), f"out={folder}", *overrides])
 
 

@@ -35,6 +35,7 @@ from selfplay.rollout.seat_rules import check_players, who_plays
 from selfplay.rollout.seating import Partner, policy_seats_in, scripted_games, scripted_partner
 from selfplay.warm_start import scratch_tokenizer, teacher_games
 from tests.helpers import three_rooms
+from tests.helpers.changed_games import changed
 from tests.helpers.hand_episodes import with_advantages
 from tests.helpers.scripted_engine import CUT
 from tests.helpers.small_games import SAMPLING, Lines, Proposes, games_of, play_one, policies
@@ -87,19 +88,13 @@ def test_a_limit_of_tokens_that_cuts_scripted_moves_off_is_told(rendering: Rende
     )
 
 
-def test_games_that_never_end_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_games_that_never_end_are_told(tmp_path: Path) -> None:
     """The clerk of one of two baselines asks the tool again and again."""
-    act = three_rooms.Player.act
-
-    def asks(player: three_rooms.Player, view: three_rooms.View) -> str:
-        tries = view.seat == CLERK and player.name != "guesser"
-        return "[tool] 1 2" if tries else act(player, view)
-
-    monkeypatch.setattr(three_rooms.Player, "act", asks)
-    assert turns_told(config_of("rollout.max_turns=2")) == (
+    asks = {'return f"[answer] {sum(map(int, view.told))}"': 'return "[tool] 1 2"'}
+    own = changed(tmp_path, "rooms", asks)
+    assert turns_told(config_of(f"game.name={own}", "rollout.max_turns=2")) == (
         "16 of 32 games of clerk, guesser never end on their own: they go on after 400 turns; run "
-        "`python -m dialop check tests.helpers.three_rooms`, unless rollout.max_turns ends them on "
-        "purpose"
+        f"`python -m dialop check {own}`, unless rollout.max_turns ends them on purpose"
     )
 
 
@@ -159,27 +154,17 @@ def test_a_clone_that_is_no_copy_ends_the_run_with_one_line(rendering: Rendering
 SHORT = ("model.scratch={}", "rollout.max_game_tokens=99")
 
 
-def changed_meeting(folder: Path, part: str, instead: str) -> Path:
-    """A copy of examples/meeting/meeting.py, in a module of its own, with one part replaced."""
-    text = (ROOT / "examples" / "meeting" / "meeting.py").read_text()
-    assert text.count(part) == 1
-    own = folder / f"own_{folder.name}.py"
-    own.write_text(text.replace(part, instead))
-    return own
-
-
-def test_a_state_that_is_no_json_is_refused_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_config(None, SHORT)
-    check_state(config)
-    (instance,) = config.game.kit.generate(config.game.options, seed=0, num=1)
-    game = type(config.game.kit.new_game(instance, config.game.options))
-    monkeypatch.setattr(game, "state", lambda _: {"turn": 0, "days": {1}})
-    with pytest.raises(SettingsError, match=r"state\(\) must be plain JSON, got days=\{1\}: "):
-        check_state(config)
+def test_a_state_that_is_no_json_is_refused_before_a_run(tmp_path: Path) -> None:
+    check_state(config_of())
+    own = changed(
+        tmp_path, "rooms", {'play["told"] = {str(seat)': 'play["days"] = {1} or {str(seat)'}
+    )
+    with pytest.raises(SettingsError, match=r"state\(\) must be plain JSON, got play=.*\{1\}"):
+        check_state(config_of(f"game.name={own}"))
 
 
 def test_a_script_whose_moves_the_game_refuses_is_warned_of(tmp_path: Path) -> None:
-    own = changed_meeting(tmp_path, 'f"[meet] {common}" if told', '"[meet] never" if told')
+    own = changed(tmp_path, "meeting", {'f"[meet] {common}" if told': '"[meet] never" if told'})
     config = load_config(None, [*SHORT, f"game.name={own}"])
     (line,) = moves_refused(baseline_games(config))
     refused = (
