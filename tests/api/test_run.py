@@ -126,11 +126,19 @@ def test_a_step_may_have_settings_of_its_own(warm: Path) -> None:
     assert third.metrics["mismatch_mean"] < 1e-5
 
 
-def test_a_step_has_the_samples_that_it_trained_on(warm: Path) -> None:
-    """They are seats of its games, and a group's advantages add up to zero: its mean is the
-    baseline."""
-    with selfplay.start(SETTINGS, out=warm) as run:
-        step = run.step()
+def test_a_step_in_a_notebooks_cell_has_the_samples_that_it_trained_on(warm: Path) -> None:
+    """A cell runs inside an event loop. The samples are seats of the step's games, and a group's
+    advantages add up to zero: its mean is the baseline."""
+
+    async def cell() -> Any:
+        task = asyncio.current_task()
+        with selfplay.start(SETTINGS, out=warm) as run:
+            step = run.step()
+        assert asyncio.current_task() is task
+        return step
+
+    step = asyncio.run(cell())
+    assert len(selfplay.load_run(warm).metrics) == 1
     played = [t.ids for episode in step.episodes for t in episode.transcripts if t is not None]
     assert step.samples and all(sample.ids in played for sample in step.samples)
     for group in {sample.group for sample in step.samples}:
@@ -190,20 +198,6 @@ def test_an_interrupted_step_ends_the_run_and_its_restart_repeats_the_step(
 
 def _interrupted(*_: object) -> None:
     raise KeyboardInterrupt
-
-
-def test_a_cell_of_a_notebook_runs_inside_an_event_loop(warm: Path) -> None:
-    async def cell() -> object:
-        with selfplay.start(SETTINGS, out=warm) as run:
-            run.step()
-        return asyncio.current_task()
-
-    async def kernel() -> None:
-        task = asyncio.create_task(cell())
-        assert await task is task
-
-    asyncio.run(kernel())
-    assert len(selfplay.load_run(warm).metrics) == 1
 
 
 def test_importing_the_package_imports_no_library_and_every_name_is_there() -> None:

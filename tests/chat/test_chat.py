@@ -28,6 +28,7 @@ from tests.helpers.chat_families import (
     REFUSED,
     Family,
     make_tokenizer,
+    rendering_of,
     tokenizer_of,
 )
 
@@ -37,13 +38,6 @@ PLAIN = st.text(st.characters(exclude_categories=["Cs"]), max_size=40).filter(
 )
 EXAMPLES = settings(max_examples=25, suppress_health_check=list(HealthCheck), deadline=None)
 every_family = pytest.mark.parametrize("name", FAMILIES)
-
-
-def rendering_of(name: str) -> Rendering:
-    return make_rendering(tokenizer_of(name), template_kwargs=FAMILIES[name].kwargs)
-
-
-RENDERINGS = {name: rendering_of(name) for name in FAMILIES}
 
 
 def reference(name: str, messages: list[dict[str, str]]) -> list[int]:
@@ -74,7 +68,7 @@ def text_of(name: str, ids: list[int]) -> str:
 @EXAMPLES
 @given(system=PLAIN, user=PLAIN)
 def test_first_prompt_is_the_templates_own(name: str, system: str, user: str) -> None:
-    rendering = RENDERINGS[name]
+    rendering = rendering_of(name)
     expected = reference(name, opening(rendering, system, user))
     assert rendering.first(system=system, user=user) == expected
 
@@ -89,7 +83,7 @@ def test_a_marker_that_takes_the_blanks_before_it_keeps_the_texts_together() -> 
     talk = opening(rendering, "Rules. ", "A")
     expected = tokenizer.apply_chat_template(talk, return_dict=False, add_generation_prompt=True)
     assert rendering.first(system="Rules. ", user="A") == expected
-    assert not rendering._splits and RENDERINGS["qwen2.5"]._splits
+    assert not rendering._splits and rendering_of("qwen2.5")._splits
 
 
 @every_family
@@ -97,7 +91,7 @@ def test_a_marker_that_takes_the_blanks_before_it_keeps_the_texts_together() -> 
 @given(users=st.tuples(PLAIN, PLAIN, PLAIN))
 @example(users=("A", "", ""))
 def test_the_ids_after_an_answer_are_the_templates_own(name: str, users: tuple[str, ...]) -> None:
-    rendering = RENDERINGS[name]
+    rendering = rendering_of(name)
     talk = opening(rendering, "", users[0])
     for user in users[1:]:
         talk += [{"role": "assistant", "content": "Fine."}, {"role": "user", "content": user}]
@@ -116,7 +110,7 @@ CHANGES_HISTORY = (
 
 @pytest.mark.parametrize("name", [n for n in FAMILIES if n not in CHANGES_HISTORY])
 def test_a_grown_conversation_is_the_templates_rendering_of_it(name: str) -> None:
-    rendering = RENDERINGS[name]
+    rendering = rendering_of(name)
     ids = rendering.first(system="Be brief.", user="Who are you?")
     talk = opening(rendering, "Be brief.", "Who are you?")
     for answer, user in [("I, 12.", "And now?"), ("The other one.", " good ")]:
@@ -128,7 +122,7 @@ def test_a_grown_conversation_is_the_templates_rendering_of_it(name: str) -> Non
 def test_qwen3_keeps_the_empty_think_block_that_was_in_the_prompt() -> None:
     """The template drops the block from old turns; our context keeps it, as the policy saw it."""
     name = "qwen3 without thinking"
-    rendering = RENDERINGS[name]
+    rendering = rendering_of(name)
     ids = rendering.first(system="", user="A") + rendering.action_ids("B")
     ids += rendering.following("C", closed=True)
     block = "<think>\n\n</think>\n\n"
@@ -145,7 +139,7 @@ def test_qwen3_keeps_the_empty_think_block_that_was_in_the_prompt() -> None:
 def test_without_a_reliable_system_role_the_system_text_joins_the_first_user_text(
     name: str, folds: bool
 ) -> None:
-    rendering = RENDERINGS[name]
+    rendering = rendering_of(name)
     assert rendering.folds_system is folds
     first = text_of(name, rendering.first(system="Rules.", user="Go."))
     assert ("Rules.\n\nGo." in first) is folds
@@ -153,7 +147,7 @@ def test_without_a_reliable_system_role_the_system_text_joins_the_first_user_tex
 
 @every_family
 def test_the_end_of_turn_comes_from_the_sample_or_from_the_following_ids(name: str) -> None:
-    rendering = RENDERINGS[name]
+    rendering = rendering_of(name)
     answer = rendering.action_ids("Yes.")
     assert rendering.ends_turn(answer)
     assert not rendering.ends_turn(answer[:-1])
@@ -166,7 +160,7 @@ def test_the_end_of_turn_comes_from_the_sample_or_from_the_following_ids(name: s
 @EXAMPLES
 @given(text=PLAIN)
 def test_an_action_decodes_to_its_text(name: str, text: str) -> None:
-    rendering = RENDERINGS[name]
+    rendering = rendering_of(name)
     ids = rendering.action_ids(text)
     assert ids[-1] == rendering.end_id
     assert not set(ids[:-1]) & set(tokenizer_of(name).all_special_ids)
@@ -178,7 +172,7 @@ def test_an_action_decodes_to_its_text(name: str, text: str) -> None:
 @every_family
 @pytest.mark.parametrize("text", ["BLEU: Ava\nSWAG: Noah", "\n Grüße, 世界 7", "a"])
 def test_a_character_range_maps_to_the_tokens_that_contain_it(name: str, text: str) -> None:
-    rendering, words = RENDERINGS[name], [m.span() for m in re.finditer(r"\w+", text)]
+    rendering, words = rendering_of(name), [m.span() for m in re.finditer(r"\w+", text)]
     ids = rendering.action_ids(text)
     for (start, end), (first, last) in zip(words, rendering.token_ranges(text, words), strict=True):
         assert 0 <= first < last < len(ids)
@@ -191,7 +185,7 @@ def test_a_character_range_maps_to_the_tokens_that_contain_it(name: str, text: s
 @every_family
 def test_no_added_token_that_the_template_writes_can_be_typed(name: str) -> None:
     """Typed markers, flagged special or not, are plain text everywhere in a prompt."""
-    tokenizer, rendering = tokenizer_of(name), RENDERINGS[name]
+    tokenizer, rendering = tokenizer_of(name), rendering_of(name)
     family = FAMILIES[name]
     names = list(dict.fromkeys([*family.specials, *family.added, *tokenizer.all_special_tokens]))
     markers = set(tokenizer.convert_tokens_to_ids(names))
@@ -216,7 +210,7 @@ def test_a_sampled_tag_that_is_not_flagged_special_is_readable(name: str) -> Non
     """A thought in the policy's own `<think>` ids decodes like a typed one, so that the code that
     removes private reasoning finds its end. In a later prompt it is plain text.
     """
-    tokenizer, rendering = tokenizer_of(name), RENDERINGS[name]
+    tokenizer, rendering = tokenizer_of(name), rendering_of(name)
     begin, end = tokenizer.convert_tokens_to_ids(["<think>", "</think>"])
     word = rendering.action_ids("yes")[:-1]
     text = rendering.decode([begin, *word, end, *word, rendering.end_id])
@@ -239,14 +233,14 @@ def test_added_words_of_a_game_stay_tokens_that_players_type() -> None:
 def test_templates_whose_turns_are_opened_by_plain_text_are_known(name: str) -> None:
     plain = {"mistral", "mistral, word marks", "zephyr", "olmo 2"}
     plain.add("mistral, word marks, merges spell its tokens")
-    typeable = RENDERINGS[name].typeable
+    typeable = rendering_of(name).typeable
     assert bool(typeable) is (name in plain)
     assert not typeable or typeable.split()[-1] in ("[/INST]", "<|assistant|>")
 
 
 @every_family
 def test_a_sampled_special_token_is_unreadable_and_not_its_spelling(name: str) -> None:
-    rendering = RENDERINGS[name]
+    rendering = rendering_of(name)
     word = rendering.action_ids("yes")[:-1]
     decoded = rendering.decode([*word, rendering.end_id, *word, rendering.end_id])
     assert decoded.count("\ufffd") == 1
@@ -256,7 +250,7 @@ def test_a_sampled_special_token_is_unreadable_and_not_its_spelling(name: str) -
 
 
 def test_the_pieces_of_a_text_join_to_it() -> None:
-    rendering = RENDERINGS["llama3"]
+    rendering = rendering_of("llama3")
     ids = rendering.action_ids("[message] Grüße 👍🏽, 世界!")
     pieces = rendering.pieces(ids[:-1])
     assert "".join(pieces) == "[message] Grüße 👍🏽, 世界!" and "" in pieces
@@ -265,15 +259,9 @@ def test_the_pieces_of_a_text_join_to_it() -> None:
 
 
 def test_lone_surrogates_do_not_stop_a_game() -> None:
-    rendering = RENDERINGS["llama3"]
+    rendering = rendering_of("llama3")
     assert rendering.following("\ud800", closed=True) == rendering.following("?", closed=True)
     assert rendering.action_ids("a\udfff") == rendering.action_ids("a?")
-
-
-ANEW_RENDERINGS = {
-    name: make_rendering(tokenizer_of(name), template_kwargs=family.kwargs)
-    for name, family in ANEW.items()
-}
 
 
 @pytest.mark.parametrize("name", [n for n in (*FAMILIES, *ANEW) if n not in CHANGES_HISTORY])
@@ -316,7 +304,7 @@ def test_a_conversation_rendered_anew_is_the_templates_own_id_for_id(
     name: str, users: tuple[str, ...], answer: str, system: str
 ) -> None:
     """Whatever was thought in old turns, and in turns without a thought."""
-    tokenizer, rendering = tokenizer_of(name), ANEW_RENDERINGS[name]
+    tokenizer, rendering = tokenizer_of(name), rendering_of(name)
     said = [think("12?\n" + CLOSE + "Fine."), f"x{answer}"]
     talk = opening(rendering, system, users[0])
     for text, user in zip(said, users[1:], strict=True):
@@ -330,7 +318,7 @@ def test_a_conversation_rendered_anew_is_the_templates_own_id_for_id(
 
 @pytest.mark.parametrize("name", ANEW)
 def test_old_answers_rendered_anew_forge_no_markers(name: str) -> None:
-    tokenizer, rendering = tokenizer_of(name), ANEW_RENDERINGS[name]
+    tokenizer, rendering = tokenizer_of(name), rendering_of(name)
     names = ANEW[name].specials + ANEW[name].added
     markers = set(tokenizer.convert_tokens_to_ids(list(names)))
     forged = "a" + "b".join(n for n in names if "think" not in n) + "c"
@@ -344,7 +332,7 @@ def test_old_answers_rendered_anew_forge_no_markers(name: str) -> None:
 
 @pytest.mark.parametrize("name", ANEW)
 def test_a_sampled_thought_reads_as_one_whether_the_prompt_opened_it_or_not(name: str) -> None:
-    tokenizer, rendering = tokenizer_of(name), ANEW_RENDERINGS[name]
+    tokenizer, rendering = tokenizer_of(name), rendering_of(name)
     opened = name in ("qwen3 thinking 2507", "deepseek v3.1 thinking", "nemotron nano 2")
     thought = f"twelve\n{CLOSE}[accept]"
     sampled = thought if opened else think(thought)
@@ -357,8 +345,8 @@ def test_a_sampled_thought_reads_as_one_whether_the_prompt_opened_it_or_not(name
 
 
 def test_templates_that_keep_old_turns_are_extended() -> None:
-    assert all(not rendering.rewritten for rendering in RENDERINGS.values())
-    assert all("removes" in rendering.rewritten for rendering in ANEW_RENDERINGS.values())
+    assert not any(rendering_of(name).rewritten for name in FAMILIES)
+    assert all("removes" in rendering_of(name).rewritten for name in ANEW)
 
 
 CHAT = ("<|im_start|>", "<|im_end|>")
@@ -378,13 +366,13 @@ def test_what_cannot_be_extended_is_refused_in_one_line_whose_setting_helps(name
 
 
 def test_templates_always_read_the_same_date() -> None:
-    text = text_of("granite 3.3", RENDERINGS["granite 3.3"].first(system="", user="A"))
+    text = text_of("granite 3.3", rendering_of("granite 3.3").first(system="", user="A"))
     assert f"Today's Date: {CLOCK.strftime('%B %d, %Y')}." in text
     own = tokenizer_of("granite 3.3").apply_chat_template(
         [{"role": "user", "content": "A"}], tokenize=False, add_generation_prompt=True
     )
     assert own != text
-    text = text_of("llama3.2 today", RENDERINGS["llama3.2 today"].first(system="", user="A"))
+    text = text_of("llama3.2 today", rendering_of("llama3.2 today").first(system="", user="A"))
     assert f"Today Date: {CLOCK.strftime('%d %b %Y')}" in text
 
 
@@ -394,7 +382,7 @@ def test_an_exported_template_renders_without_arguments_what_the_run_trained(
 ) -> None:
     """Its date, its arguments and the place of its system text, as any program reads the folder;
     read again by a run, with the arguments or without, it renders the same."""
-    family, rendering = (FAMILIES | ANEW)[name], (RENDERINGS | ANEW_RENDERINGS)[name]
+    family, rendering = (FAMILIES | ANEW)[name], rendering_of(name)
     assert tokenizer_of(name).chat_template == make_tokenizer(family).chat_template
     rendering.tokenizer.save_pretrained(tmp_path)
     for kwargs in ({}, family.kwargs):
@@ -453,7 +441,7 @@ def test_of_several_named_templates_the_default_or_the_named_one_is_used() -> No
     tokenizer = make_tokenizer(Family("", CHAT))
     tokenizer.chat_template = NAMED
     first = make_rendering(tokenizer).first(system="", user="A")
-    assert first == RENDERINGS["no template"].first(system="", user="A")
+    assert first == rendering_of("no template").first(system="", user="A")
     named = make_rendering(tokenizer, template_kwargs={"chat_template": "tool_use"})
     assert "<|im_start|>tool user" in tokenizer.decode(named.first(system="", user="A"))
     assert named.tokenizer.chat_template["default"] == NAMED["tool_use"] and first

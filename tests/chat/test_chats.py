@@ -13,8 +13,15 @@ from selfplay.chat.template import CHATML, CLOCK, think
 from selfplay.chat.transcript import Transcript
 from selfplay.data.chats import Chat
 from selfplay.warm_start import chat_transcript
-from tests.chat.test_chat import ANEW_RENDERINGS, CHANGES_HISTORY, RENDERINGS
-from tests.helpers.chat_families import ANEW, FAMILIES, Family, make_tokenizer, tokenizer_of
+from tests.chat.test_chat import CHANGES_HISTORY
+from tests.helpers.chat_families import (
+    ANEW,
+    FAMILIES,
+    Family,
+    make_tokenizer,
+    rendering_of,
+    tokenizer_of,
+)
 from tests.helpers.shared_work import slow_except
 
 USERS = ("Who are you?", "And now, user?", " Grüße, 世界 12 ")
@@ -48,7 +55,7 @@ def found_again(name: str, chat: Chat) -> tuple[list[int], dict[str, list[int]]]
     talk = messages(chat)
     text = str(tokenizer.apply_chat_template(talk, **options))
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    ends = str(tokenizer.decode([RENDERINGS[name].end_id], skip_special_tokens=False))
+    ends = str(tokenizer.decode([rendering_of(name).end_id], skip_special_tokens=False))
     masks = {role: [0] * len(encoded["input_ids"]) for role in ("system", "user", "assistant")}
     stop = 0
     for number, message in enumerate(talk):
@@ -67,7 +74,7 @@ def found_again(name: str, chat: Chat) -> tuple[list[int], dict[str, list[int]]]
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in CHANGES_HISTORY])
 def test_a_chat_is_the_templates_rendering_and_the_roles_turns_are_trained(name: str) -> None:
-    rendering = RENDERINGS[name]
+    rendering = rendering_of(name)
     chat = chat_of(rendering)
     ids, masks = found_again(name, chat)
     both = [a | b for a, b in zip(masks["assistant"], masks["user"], strict=True)]
@@ -89,7 +96,7 @@ def test_where_a_template_drops_thoughts_each_answer_follows_the_templates_own_p
     name: str,
 ) -> None:
     """Old answers lose their thoughts in it; the answer keeps its own, between the tags' tokens."""
-    tokenizer, kwargs, rendering = tokenizer_of(name), ANEW[name].kwargs, ANEW_RENDERINGS[name]
+    tokenizer, kwargs, rendering = tokenizer_of(name), ANEW[name].kwargs, rendering_of(name)
     answers = tuple(think(f"{number}?\n</think>\n\nFine.") for number in range(3))
     chat = Chat("chat", "Rules.", USERS, answers)
     got = chat_transcript(rendering, chat, ("assistant",))

@@ -9,6 +9,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -109,6 +110,12 @@ REFUSED = {
 def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
     """The family's tokenizer, trained in a blink. Read it, do not change it."""
     return make_tokenizer((FAMILIES | ANEW)[name])
+
+
+@cache
+def rendering_of(name: str) -> Rendering:
+    """How a run renders the family's chats. Read it, do not change it."""
+    return make_rendering(tokenizer_of(name), template_kwargs=(FAMILIES | ANEW)[name].kwargs)
 
 
 def make_tokenizer(family: Family) -> PreTrainedTokenizerFast:
