@@ -50,7 +50,7 @@ def main(words: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--version", action="version", version=f"dialop {__version__}")
+    add("--version", action="version", version=f"selfplay {__version__}")
     add(
         "--dataset",
         required=True,
