@@ -196,7 +196,7 @@ def test_a_run_beside_an_endpoint_keeps_its_key_nowhere(
         words = [
             f"rollout.partners=['endpoint:small@{server.url}']",
             *("endpoint.key_variable=PLANTED_KEY", "endpoint.retries=0", "steps=1"),
-            *("save_every=1", "log_games_every=1", "warm_start.num_games=64"),
+            *("save_every=1", "warm_start.num_games=64"),
         ]
         assert run_tiny(tmp_path / "run", *words) == 2
         assert run_tiny(tmp_path / "run", *words) == 0

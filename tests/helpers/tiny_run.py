@@ -29,7 +29,7 @@ GRADIENT = 3 * FORWARD + 176  # back again, twice as long; a sum over the tokens
 TINY = """
 steps: 4
 save_every: 2
-log_games_every: 7
+log_games_every: 1
 log_groups_every: 3
 threads: 1
 device: cpu
@@ -164,7 +164,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     ),
     "branches": (
         *("rollout.branch.turns=first", "rollout.branch.per_game=2", "rollout.branch.siblings=3"),
-        *("rollout.branch.continuations=2", "log_games_every=1", "steps=2", "save_every=1"),
+        *("rollout.branch.continuations=2", "steps=2", "save_every=1"),
     ),
     "recomputed": (
         *("optim.schedule=constant", "algorithm.kl=0.2"),

@@ -280,11 +280,11 @@ def test_what_a_killed_run_left_is_deleted(tmp_path: Path) -> None:
 def halfway(tmp_path: Path) -> Path:
     """A run that ended after its second step."""
     run = tmp_path / "run"
-    shutil.copytree(finished("log_games_every=1"), run)
+    shutil.copytree(finished(), run)
     shutil.rmtree(checkpoints(run)[-1])
     shutil.rmtree(run / "final")
     (run / "held_out_after.json").unlink()
-    for name in ("metrics.jsonl", "games.jsonl"):
+    for name in ("metrics.jsonl", "games.jsonl", "groups.jsonl"):
         lines = (run / name).read_bytes().splitlines(keepends=True)
         kept = [line for line in lines if json.loads(line)["step"] <= 2]
         (run / name).write_bytes(b"".join(kept))
@@ -312,13 +312,13 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
     num_bytes: int, steps: int, halfway: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It goes on when there is room again, and ends as if nothing had been."""
-    words = ["--config", str(write_tiny(halfway)), f"out={halfway}", "log_games_every=1"]
+    words = ["--config", str(write_tiny(halfway)), f"out={halfway}"]
     with largest_file(num_bytes):
         assert train.main(words) == 1
     refused_in_one_line(halfway, capsys.readouterr().err, reason="File too large")
     assert len(metrics_of(halfway)) <= steps
-    assert run_tiny(halfway, "log_games_every=1") == 0
-    assert_same_run(finished("log_games_every=1"), halfway)
+    assert run_tiny(halfway) == 0
+    assert_same_run(finished(), halfway)
 
 
 def test_sigterm_is_an_ordinary_exit_with_any_engine(
@@ -340,6 +340,7 @@ def test_a_state_in_several_files_is_the_same_state(
     """A run that is saved so and resumed ends bit for bit as one that was not."""
     monkeypatch.setattr("selfplay.checkpoint.PART_BYTES", 10_000)
     run = tmp_path / "run"
+    begin_warm(run)
     assert run_tiny(run) == 0
     saved, last = checkpoints(run)
     sizes = sorted(path.stat().st_size for path in (saved / "state").glob("*.distcp"))
@@ -374,6 +375,7 @@ def test_sigterm_while_a_checkpoint_is_written_is_an_ordinary_exit(
                 raise RuntimeError("unexpected pos 704 vs 598")
             super().write_end_of_file()
 
+    begin_warm(tmp_path / "run")
     monkeypatch.setattr(torch._C, "PyTorchFileWriter", Stopped)
     assert run_tiny(tmp_path / "run") == 128 + signal.SIGTERM
     assert checkpoints(tmp_path / "run") == []
