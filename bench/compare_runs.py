@@ -57,10 +57,7 @@ CURVE_OF_TRAINING = (
 )
 # The settings that make a method: runs in which they differ are not averaged. The weights at the
 # start are none of them: two methods may begin from one warm start.
-METHOD = (
-    *("steps", "algorithm", "reward", "rollout", "optim", "critic", "policy_pool"),
-    "warm_start.auxiliary_weight",
-)
+METHOD = (*("steps", "algorithm", "reward", "rollout", "optim", "methods", "policy_pool"),)
 # Measures that the table leaves out; it has all others, a game's own too.
 NOT_SHOWN = ("agreement", "score_if_agreed", "optimal", "turns", "tokens", "user_words")
 

@@ -101,12 +101,12 @@ from selfplay.learner.batch import micro_batches
 from selfplay.learner.learner import Learner
 from selfplay.learner.update import update_policy
 from selfplay.metrics.step_log import Stopwatch
-from selfplay.rollout.driver import play_games
+from selfplay.rollout.driver import Rollout, play_games
 from selfplay.rollout.episode import Episode, Limits
 from selfplay.setup import make_tokenizer
 from selfplay.step import ending
 from selfplay.step import play as play_instances
-from selfplay.step.run import Rollout, Run
+from selfplay.step.run import Run
 
 PHASES = ("play", "update", "push")
 SCRATCH = [

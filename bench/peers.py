@@ -354,9 +354,7 @@ def our_step(
         synchronize(world.device)
         start = time.perf_counter()
         # The given log-probs are not an engine's.
-        _, skipped = update_policy(
-            learner, samples, [], step=step, config=config, max_mismatch=1000.0
-        )
+        _, skipped = update_policy(learner, samples, step=step, config=config, max_mismatch=1000.0)
         assert not skipped, skipped
         synchronize(world.device)
         seconds.append(time.perf_counter() - start)

@@ -59,7 +59,7 @@ SETTINGS = (
     "model.scratch={width: 32, layers: 2, heads: 2, kv_heads: 2, mlp_width: 64,"
     " max_positions: 192, vocab_size: 400, tokenizer_games: 60}",
     "warm_start={num_games: 800, teachers: [solo, 'honest:tell=top'], batch_size: 8, epochs: 2,"
-    " warmup_steps: 10, lr: 6.0e-3, auxiliary_weight: 0.1, auxiliary_games: 2}",
+    " warmup_steps: 10, lr: 6.0e-3}",
     "rollout={instances: 3, group_size: 4, partners: [self, pool*2], max_turns: 4, max_retries: 1,"
     " max_new_tokens: 24, max_game_tokens: 160}",
     "policy_pool.every=2",

@@ -36,7 +36,8 @@ def own_module(name: str, *, what: str, expected: str) -> ModuleType:
     """
     if name.endswith(".py") or "/" in name:
         return _from_file(name, what)
-    if not all(part.isidentifier() for part in name.split(".")) or not _exists(name):
+    is_module = all(part.isidentifier() for part in name.split("."))
+    if not is_module or not (name in sys.modules or _exists(name)):
         raise ValueError(f"{what} must be {expected}")
     module = _imported(name, name, what)
     if file := getattr(module, "__file__", None):

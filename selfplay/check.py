@@ -16,6 +16,7 @@ if __name__ == "__main__":  # before the imports that need packages
 
 # isort: split
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,13 +41,14 @@ def main(words: Sequence[str] | None = None) -> int:
         asked = parser.parse_intermixed_args(words)
         parser.check_settings(asked.overrides)
         key = key_of(asked.name)
-        config = load(Config, asked.config, [*asked.overrides, f"{key}={asked.name}"])
+        use = f"methods={{{asked.name}: {{}}}}" if key == "methods" else f"{key}={asked.name}"
+        config = load(Config, asked.config, [*asked.overrides, use])
         for line in map(on_one_line, findings(key, asked.name, config)):
             print(line if line.startswith(("warning: ", "note: ")) else f"ok  {line}", flush=True)
     except ValueError as error:
         return refused(PROGRAM, error)
     given = [f"--config {asked.config}"] if asked.config else []
-    print("use it as", *given, f"{key}={asked.name}", *asked.overrides)
+    print("use it as", *given, shlex.quote(use), *asked.overrides)
     return 0
 
 

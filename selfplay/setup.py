@@ -19,7 +19,6 @@ from typing import TextIO
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from selfplay.advantages.advantages import imitated
 from selfplay.atomic import atomic_folder, discard
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer
@@ -140,13 +139,19 @@ def set_up(
     eval_partners = fixed_partners(
         config.eval, config.game, config.rollout, weights=weights, partners=partners
     )
-    own, learner, start_bound = _start_models(config, weights, world, start_check, cleanup)
+    own, learner, start_bound = _start_models(
+        config, weights, world, rendering, start_check, cleanup
+    )
     offload = Offload(learner, config.parallel)
     engine = SupervisedPolicy(learner, own, offload, runner=partners.routed(own))
     evaluation = EvaluationContext(config, engine, rendering, world, partners.held_out_partner())
     judge = make_judge(config.reward, config.game.kit, partners)
     first_step, state = resume(folder, learner)
     on_first_rank(partial(keep_newest, folder, config.keep_checkpoints), world)
+    # Before 2026-11-29 `best` was beside the others.
+    of_methods = state.get("methods", {"BestGames": {"best": state.get("best", [])}})
+    for method in learner.methods:
+        method.restore(of_methods.get(type(method).__name__, {}))
     partners.restore(state.get("partners", {}), learner, tokenizer)
     monitors = Monitors(config.monitors, rank=world.rank)
     monitors.restore(state.get("monitors", {}))
@@ -197,7 +202,6 @@ def set_up(
         timed=Stopwatch(),
         first_step=first_step,
         baselines=state.get("baselines", {}),
-        best=[[imitated(*sample) for sample in game] for game in state.get("best", [])],
     )
 
 
@@ -244,13 +248,18 @@ class _RunFolder:
 
 
 def _start_models(
-    config: Config, weights: Path, world: World, start_check: StartCheck, cleanup: ExitStack
+    config: Config,
+    weights: Path,
+    world: World,
+    rendering: Rendering,
+    start_check: StartCheck,
+    cleanup: ExitStack,
 ) -> tuple[Engine, Learner, float]:
     """This rank's engine, asleep, and the learner, both with the first weights and checked, and the
     start check's bound on their mismatch."""
     kind = engine_kind(config.engine.kind)
     if kind.shares(world):
-        learner = make_learner(config, weights, world)
+        learner = make_learner(config, weights, world, rendering=rendering)
         engine = kind.around(learner.model, config.engine)
     else:
         # The engine starts before the learner because its memory is a share of the free memory.
@@ -259,7 +268,7 @@ def _start_models(
         sleep_or_close(engine)
         exact = import_module("selfplay.extras.exact") if config.engine.exact else None
         as_engine = exact.compute_as_engine if exact else None
-        learner = make_learner(config, weights, world, as_engine=as_engine)
+        learner = make_learner(config, weights, world, as_engine=as_engine, rendering=rendering)
     return engine, learner, start_check.compare(learner, engine, weights)
 
 

@@ -384,21 +384,6 @@ def warm_start_batches(
     return batches
 
 
-def auxiliary_imitation(
-    config: Config, rendering: Rendering, *, step: int, world: World
-) -> list[LossTerm]:
-    """The auxiliary imitation loss of a self-play step: this rank's part of new teachers' games,
-    weighted by `warm_start.auxiliary_weight`."""
-    warm = config.warm_start
-    start = warm.num_games + step * warm.auxiliary_games
-    samples = teacher_samples(config, rendering, start=start, num=warm.auxiliary_games)
-    return [
-        LossTerm(
-            samples[world.dp_rank :: world.dp_size], imitation, warm.auxiliary_weight, "imitation"
-        )
-    ]
-
-
 def teacher_games(
     instances: Sequence[Instance],
     *,

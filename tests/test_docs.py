@@ -15,6 +15,7 @@ import yaml
 from dialop.kit import load_kit
 from docs.tools.documented import parts
 from selfplay.config import Config
+from selfplay.config.methods import described_methods
 from selfplay.config.schema import described
 from tests.helpers.run_folders import make_run
 
@@ -24,8 +25,10 @@ GAMES = ("collab", "matching", "mediation", "planning", str(ROOT / "examples/mee
 OPTIONS = {
     f"game.options.{field.name}" for game in GAMES for field in fields(load_kit(game).Options)
 }
-KEYS = {entry.name for entry in described(Config)} | OPTIONS
-FREE = {entry.name for entry in described(Config) if (entry.kind or "").startswith("dict[")}
+KEYS = {entry.name for entry in [*described(Config), *described_methods()]} | OPTIONS
+FREE = {entry.name for entry in described(Config) if (entry.kind or "").startswith("dict[")} - {
+    "methods"
+}
 JOINING = [ROOT / name for name in ("CONTRIBUTING.md", "AGENTS.md", "tests/README.md")]
 PAGES = [ROOT / "README.md", *JOINING, *sorted(DOCS.glob("*.md"))]
 CODE = ("bench", "configs", "dialop", "examples", "selfplay", "tests")
@@ -76,7 +79,8 @@ def site() -> ModuleType:
 
 def test_the_settings_page_has_every_key_once(site: ModuleType) -> None:
     rows = re.findall(r"^### (\S+) \{: #\1 \}$", site.settings_page(), re.MULTILINE)
-    keys = [entry.name for entry in described(Config) if entry.kind is not None]
+    entries = [*described(Config), *described_methods()]
+    keys = [entry.name for entry in entries if entry.kind is not None]
     assert [row for row in rows if not row.startswith("game.options.")] == keys
     assert any(row.startswith("game.options.") for row in rows)
 

@@ -80,10 +80,10 @@ def reward_samples(
     episodes: Sequence[Episode], *, algorithm: AlgorithmConfig, reward: RewardConfig
 ) -> tuple[list[Sample], CreditStats]:
     """Samples with rewards and without advantages."""
-    games = _grouped(episode_samples(episodes, reward=reward), attrgetter("group"))
+    games = grouped(episode_samples(episodes, reward=reward), attrgetter("group"))
     turns: dict[str, list[Sample]] = {}
     if any(episode.branches for episode in episodes):
-        turns = _grouped(branch_samples(episodes, reward=reward), attrgetter("group"))
+        turns = grouped(branch_samples(episodes, reward=reward), attrgetter("group"))
     groups = games | turns
     statistics = {name: sample_statistics(group) for name, group in groups.items()}
     rewards = {
@@ -308,7 +308,7 @@ def ema(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfig
     mean, at first the mean itself.
     """
     baselines = {}
-    for seating, alike in _grouped(samples, attrgetter("seating")).items():
+    for seating, alike in grouped(samples, attrgetter("seating")).items():
         mean = _mean(alike)
         baselines[seating] = old = state.get(seating, mean)
         state[seating] = EMA_DECAY * old + (1.0 - EMA_DECAY) * mean if seating in state else mean
@@ -341,7 +341,7 @@ def _per_group(
     """Each sample's baseline and divisor, which `scales_of` gives for a group at a time; None in a
     group whose `deviation` is 0, which has no gradient."""
     scales: dict[str, tuple[float | Sequence[float], float] | None] = {}
-    for group in _grouped(samples, attrgetter("group")).values():
+    for group in grouped(samples, attrgetter("group")).values():
         equal = deviation(group) < ZERO_VARIANCE
         of_group = [None] * len(group) if equal else scales_of(group)
         scales |= {one.name: scale for one, scale in zip(group, of_group, strict=True)}
@@ -370,7 +370,7 @@ def batch_moments(batch: Statistics) -> tuple[float, float]:
     return mean, math.sqrt(sum(squares) / num_tokens)
 
 
-# --- of teachers, and of the best games -----------------------------------------------------------
+# --- samples to imitate ---------------------------------------------------------------------------
 
 
 def imitation_samples(episodes: Sequence[Episode]) -> list[Sample]:
@@ -391,24 +391,10 @@ def imitated(name: str, ids: list[int], mask: list[int], starts: Sequence[int]) 
     return Sample(name, ids, mask, [0.0] * len(ids), advantages, starts=tuple(starts))
 
 
-def best_games(episodes: Sequence[Episode]) -> list[Episode]:
-    """Of each instance, and each choice of the policy's seats, the game with the highest score of
-    those that ended in an agreement, if its score is above the mean of these games.
-
-    These are the games that rejection sampling imitates (RAFT, arXiv 2304.06767, the best of n).
-    """
-    best = []
-    for games in _grouped(episodes, lambda game: (game.instance, *game.policy_seats)).values():
-        mean = sum(game.score for game in games) / len(games)
-        agreed = [game for game in games if game.outcome.agreed and game.score > mean]
-        best += sorted(agreed, key=lambda game: -game.score)[:1]
-    return best
-
-
 # --- helpers --------------------------------------------------------------------------------------
 
 
-def _grouped(entries: Sequence[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+def grouped(entries: Sequence[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
     groups: dict[Any, list[T]] = {}
     for entry in entries:
         groups.setdefault(key(entry), []).append(entry)

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
 from dialop.kit import switch
@@ -33,11 +33,11 @@ from selfplay.config.hardware import (
 from selfplay.config.learning import (
     COMPARED_IN_GROUPS,
     AlgorithmConfig,
-    CriticConfig,
     OptimConfig,
     WarmStartConfig,
 )
 from selfplay.config.load import load, source_of
+from selfplay.config.methods import typed_options
 from selfplay.config.monitors import DEFAULT_MONITORS, parse_rule
 from selfplay.config.play import (
     DataConfig,
@@ -105,11 +105,28 @@ class Config:
     endpoint: EndpointConfig = Field(default_factory=EndpointConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
-    critic: CriticConfig = Field(default_factory=CriticConfig)
+    methods: dict[str, Any] = Field(default_factory=dict, validate_default=True)
+    """methods beside GRPO with their settings, asked in this order, as methods: {best_games:
+    {weight: 0.1}}; built in: recompute, auxiliary_imitation, best_games, resample, ppo; or classes
+    of your own as my_file.py:Name (docs/doors.md)"""
     optim: OptimConfig = Field(default_factory=OptimConfig)
     engine: EngineConfig = Field(default_factory=EngineConfig)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
+
+    @field_validator("methods")
+    @classmethod
+    def _options_of_methods(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Each method's settings as its own class."""
+        if "algorithm" not in info.data:  # refused before
+            return given
+        context = info.context or {"declared": [], "imports": True}
+        return typed_options(given, info.data["algorithm"].advantage, context)
+
+    @property
+    def more_instances(self) -> int:
+        """How many instances methods may play in a step beside `rollout.instances`."""
+        return sum(getattr(of, "more_instances", 0) for of in self.methods.values())
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -120,6 +137,9 @@ class Config:
             self._check_game()
         self._check_method()
         self._check_memory()
+        for options in self.methods.values():
+            if (check := getattr(options, "check", None)) is not None:
+                check(self)
         return self
 
     def _check_game(self) -> None:
@@ -150,11 +170,10 @@ class Config:
                 f"{scratch.max_positions}, got {self.rollout.max_game_tokens}"
             )
         method, size = self.algorithm.advantage, self.rollout.group_size
-        if (method == "ppo" or self.model.lora is not None) and self.parallel.tp > 1:
+        if self.model.lora is not None and self.parallel.tp > 1:
             raise ValueError(
-                f"parallel.tp must be 1 with algorithm.advantage ppo and with model.lora, got "
-                f"{self.parallel.tp}: critics and adapters do not support tensor parallel; use "
-                "parallel.fsdp"
+                f"parallel.tp must be 1 with model.lora, got {self.parallel.tp}: adapters do not "
+                "support tensor parallel; use parallel.fsdp"
             )
         if self.engine.exact and (self.model.lora is not None or self.parallel.tp > 1):
             raise ValueError(
@@ -167,8 +186,6 @@ class Config:
             )
         if self.warm_start.lora and self.model.lora is None:
             raise ValueError("warm_start.lora needs model.lora, which sets the adapters, got null")
-        if method != "ppo" and self.critic != CriticConfig():
-            raise ValueError(f"critic.* needs algorithm.advantage ppo, got {method}")
         in_groups = method in COMPARED_IN_GROUPS
         branch_turns = self.rollout.branch.turns
         if branch_turns != "none" and not self.algorithm.groups:
@@ -186,17 +203,6 @@ class Config:
             raise ValueError(
                 f"rollout.group_size must be at least 2 for {method}, got {size}: the baseline is "
                 "the group's mean (reinforce_pp, ema and ppo accept groups of 1)"
-            )
-        if self.algorithm.resample and branch_turns == "all":
-            raise ValueError(
-                "algorithm.resample must be 0 with rollout.branch.turns all, got "
-                f"{self.algorithm.resample}: it replaces groups of games, and these are groups of "
-                "turns; nearest: decisions"
-            )
-        if self.algorithm.resample and not self.algorithm.groups:
-            raise ValueError(
-                f"algorithm.resample must be 0 for {method}, which drops no zero-variance groups, "
-                f"got {self.algorithm.resample}"
             )
 
     def _check_memory(self) -> None:

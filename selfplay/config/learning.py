@@ -1,4 +1,4 @@
-"""Settings of the warm start, the algorithm, PPO's critic and the optimizer."""
+"""Settings of the warm start, the algorithm and the optimizer."""
 
 from __future__ import annotations
 
@@ -59,14 +59,9 @@ class WarmStartConfig:
     """peak rate of the imitation; that of self-play is optim.lr"""
     warmup_steps: int = Field(default=50, ge=0, le=10_000_000)
     """optimizer steps of linear learning-rate warm-up"""
-    auxiliary_weight: float = Field(default=0.0, ge=0.0, le=1000.0)
-    """weight of the auxiliary imitation loss on new scripted games in each self-play update; 0
-    turns it off"""
     keep: Literal["same", "all"] = "same"
     """instances that the teachers play: same applies the game's own filter, all keeps every
     instance (much faster to generate where the filter keeps few)"""
-    auxiliary_games: int = Field(default=8, ge=1, le=100_000)
-    """scripted games per step for the auxiliary imitation loss"""
 
     @property
     def imitates(self) -> bool:
@@ -98,25 +93,11 @@ class AlgorithmConfig:
     """advantage estimator: grpo (group mean and standard deviation), dr_grpo (group mean), rloo
     (mean of the other group members), turns (for each turn the others' mean at this turn),
     reinforce_pp (batch mean and standard deviation), ema (moving average for each role), ppo
-    (critic and GAE), or a function of your own as my_file.py:name (docs/your_method.md)"""
+    (critic and GAE, with methods.ppo), or a function of your own as my_file.py:name
+    (docs/your_method.md)"""
     advantage_eps: float = Field(default=1e-4, ge=0.0, le=1000.0)
     """added to the standard deviation that divides advantages; a larger value damps groups with
     almost no variance"""
-    resample: int = Field(default=0, ge=0, le=100_000)
-    """replacement instances that a step may draw for instances whose groups all had zero
-    variance (dynamic sampling); 0 draws none"""
-    imitate_best: float = Field(default=0.0, ge=0.0, le=1000.0)
-    """weight of an imitation loss on the policy's own best games: the newest rollout.instances
-    games that ended in an agreement, scored best of their instance and above its mean
-    (rejection sampling); 0 turns it off"""
-    old_logprobs: Literal["engine", "recomputed"] = "engine"
-    """log-probs of the old policy in the ratio: the engine's, or recomputed by the trainer
-    before the update"""
-    importance: Literal["none", "token", "sequence"] = "none"
-    """weight the loss by the importance ratio trainer / engine to correct the log-prob mismatch
-    (needs recomputed old_logprobs): off, per token, or per sequence"""
-    importance_cap: float = Field(default=2.0, ge=0.01, le=1e6)
-    """importance ratios are truncated at this value"""
     loss: str = "clip"
     """policy loss: clip (PPO's clipped token ratios), gspo (clipped sequence ratios), cispo
     (clipped ratios as constant weights), reinforce (no ratios), or a function of your own as
@@ -163,7 +144,6 @@ class AlgorithmConfig:
     def check(self) -> Self:
         self._check_loss()
         self._check_kl()
-        self._check_importance()
         return self
 
     def _check_loss(self) -> None:
@@ -184,35 +164,6 @@ class AlgorithmConfig:
                 "algorithm.kl_estimator must be k3 or k2 with algorithm.kl_ratio false, got k1, "
                 "whose gradient is 0 on average; or set algorithm.kl_ratio true"
             )
-
-    def _check_importance(self) -> None:
-        if self.importance == "none":
-            if self.importance_cap != 2.0:
-                raise ValueError(
-                    "algorithm.importance_cap needs algorithm.importance token or sequence, got "
-                    "none"
-                )
-            return
-        if self.old_logprobs != "recomputed":
-            raise ValueError(
-                "algorithm.importance needs algorithm.old_logprobs recomputed, got "
-                f"{self.old_logprobs}: with engine log-probs the ratio corrects the mismatch"
-            )
-
-
-@dataclass(frozen=True, slots=True, config=RULES)
-class CriticConfig:
-    """PPO's value function, and the advantages computed from it; used only with algorithm.advantage
-    ppo."""
-
-    lam: float = Field(default=0.95, ge=0.0, le=1.0)
-    """GAE's lambda: 0 relies on the critic (one-step TD), 1 on the observed return"""
-    clip: float = Field(default=0.2, ge=0.0, le=1e6)
-    """value clip range: largest change of a value within one rollout; 0 turns clipping off"""
-    lr: float = Field(default=1e-4, ge=0.0, le=10.0)
-    """constant learning rate of the critic's own AdamW"""
-    warmup_steps: int = Field(default=0, ge=0, le=10_000_000)
-    """self-play steps at the start that train only the critic"""
 
 
 @dataclass(frozen=True, slots=True, config=RULES)

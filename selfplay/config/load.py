@@ -14,12 +14,14 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import FunctionType
 from typing import Any, TypeVar
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from dialop.specs import nearest
+from selfplay.config.methods import MOVED, of_today
 from selfplay.config.own_code import Code, with_code
 from selfplay.config.schema import join, names_of
 from selfplay.config.secrets import hidden, names_key
@@ -65,6 +67,8 @@ def load(
     if fault["type"] == "value_error":  # of a check, which names the keys itself
         rule = str(fault["ctx"]["error"])
         named = re.findall(r"^[a-z_]+(?= )|[a-z_]+(?=\.\*)|[a-z_]+(?:\.\w+)+", rule)
+    elif name in MOVED:
+        rule = f"{name} is {MOVED[name]} now (docs/methods.md)"
     elif fault["type"] == "unexpected_keyword_argument":
         rule = _unknown(name, [each for section in declared for each in names_of(*section)])
     else:
@@ -92,13 +96,24 @@ def override_words(
         )
     words = []
     for name, value in {**(overrides or {}), **(more or {})}.items():
-        plain = str(value) if isinstance(value, Path) else value
+        plain = _named(value)
         try:
             words.append(f"{name}={json.dumps(plain, ensure_ascii=False, allow_nan=False)}")
         except (TypeError, ValueError) as error:
             raise SettingsError(f"{name} must be plain values, as in YAML: {error}") from None
     check_once(words)
     return words
+
+
+def _named(value: Any) -> Any:
+    """The value with the name of each path, class and function in it, at every depth."""
+    if isinstance(value, Mapping):
+        return {_named(key): _named(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_named(each) for each in value]
+    if isinstance(value, type | FunctionType):
+        return f"{value.__module__}:{value.__qualname__}"
+    return str(value) if isinstance(value, Path) else value
 
 
 def check_once(overrides: Sequence[str]) -> None:
@@ -196,7 +211,7 @@ def _override(text: str) -> tuple[Any, dict[str, int], str]:
     """The value of an override `key=value`, its keys, and what a message calls it."""
     name, equals, value = (part.strip() for part in text.partition("="))
     shown = f"{name}=…" if equals and names_key(name) else hidden(text)
-    source, parts = f"override {shown!r}", name.split(".")
+    source, parts = f"override {shown!r}", re.split(r"\.(?!py:)", name)
     if not equals or not all(parts):
         raise SettingsError(f"{source}: must read key=value or section.key=value")
     nested = "\n".join(f"{' ' * depth}{part}:" for depth, part in enumerate(parts))
@@ -217,7 +232,10 @@ def _read(
     if not isinstance(values, dict | None):
         raise SettingsError(f"{path}: settings must be a mapping of keys, got {show(values)[:80]}")
     origins = {name: f"{path}:{line}" for name, line in lines.items()}
-    values = with_code(path, values or {}, code)
+    values = values or {}
+    if path.name in ("config.yaml", "selfplay.yaml"):
+        values = of_today(values)
+    values = with_code(path, values, code)
     return _based(values, origins, path.parent, (*parents, path.resolve()))
 
 

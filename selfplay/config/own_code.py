@@ -80,6 +80,8 @@ def own_code(names: Iterable[tuple[str, str]]) -> OwnCode:
                 name = path.name if path.suffix != ".py" else f"{path.name}.txt"
                 named[f"{key} {value}"], files[name] = name, (path, sha256_of(path))
             continue
+        if module.__name__ == "__main__":  # of a notebook or a program: it can not be imported
+            continue
         if not (value.partition(":")[0].endswith(".py") or is_own(path)):
             continue
         for dotted, file in own_files(module.__name__, path).items():
@@ -206,15 +208,26 @@ def with_code(settings: Path, values: dict[str, Any], code: Code) -> dict[str, A
     for what, name in kept.named.items():
         key, _, value = what.partition(" ")
         section, _, field = key.partition(".")
-        if not (isinstance(values.get(section), dict) and values[section].get(field) == value):
+        of_section = values.get(section)
+        if not isinstance(of_section, dict):
+            continue
+        if value not in ([of_section.get(field)] if field else of_section):
             continue
         file, colon, function = value.rpartition(":") if key not in PLAIN else (value, "", "")
         if code == "copies" and name in kept.files:
             file = f"{home}/{name}"
         elif file.endswith(".py") and not Path(file).is_file():  # it was given from another folder
             file = str(kept.files[name][0])
-        values[section] = {**values[section], field: f"{file}{colon}{function}"}
+        put_name(values, key, value, f"{file}{colon}{function}")
     return values
+
+
+def put_name(values: dict[str, Any], key: str, value: str, name: str) -> None:
+    """Put another name in place of the value of a key, of a method in place of its key."""
+    section, _, field = key.partition(".")
+    of = values[section]
+    one = {field: name} if field else {}
+    values[section] = {name if not field and k == value else k: v for k, v in of.items()} | one
 
 
 def beside(home: Path, *, of_game: bool = False) -> str:

@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
 from dialop.modules import own_module
 from dialop.shown import error_line, line_of
 from dialop.specs import nearest
-from selfplay.errors import OwnFault, own_fault
+from selfplay.errors import EngineFault, EnginesFailed, OwnFault, RunEnds, own_fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Plugin:
 
 
 _LOSS, _ADVANTAGES = "selfplay.learner.loss", "selfplay.advantages.advantages"
-_REWARDS = "selfplay.advantages.rewards"
+_REWARDS, _METHODS = "selfplay.advantages.rewards", "selfplay.methods"
 PLUGINS = {
     "algorithm.loss": Plugin(
         ("logprobs_M", "batch", "algorithm"),
@@ -54,6 +55,17 @@ PLUGINS = {
         ("rendering", "seed_names", "max_new_tokens", "max_game_tokens"),
         {"policy": "selfplay.rollout.players:PolicyPlayer"},
         "a subclass of PolicyPlayer",
+    ),
+    "methods": Plugin(
+        ("options", "parts"),
+        {
+            "recompute": f"{_METHODS}.recompute:Recompute",
+            "auxiliary_imitation": f"{_METHODS}.auxiliary_imitation:AuxiliaryImitation",
+            "best_games": f"{_METHODS}.best_games:BestGames",
+            "resample": f"{_METHODS}.resample:Resample",
+            "ppo": f"{_METHODS}.ppo:PPO",
+        },
+        "a subclass of Method",
     ),
     "reward.function": Plugin(
         ("episode",),
@@ -139,7 +151,8 @@ def own_call(key: str, name: str) -> Iterator[None]:
         fault, told = own_fault(error), f"{key} {name}: "
         if fault is error and str(error).startswith(told):  # by a call inside this one
             raise
-        if fault is None and (name in PLUGINS[key].built_in or isinstance(error, SystemExit)):
+        of_project = isinstance(error, SystemExit | RunEnds | EngineFault | EnginesFailed)
+        if fault is None and (name in PLUGINS[key].built_in or of_project):
             raise
         where = line_of(function_of(key, name)) if isinstance(error, OwnFault) else ""
         raise OwnFault(f"{told}{fault or error_line(error)}{where}") from error
@@ -166,23 +179,18 @@ def key_of(name: str) -> str:
     raise ValueError(f"{name} must take the parameters of one of {rules}")
 
 
-def methods_of(config: Any) -> list[Callable[..., Any]]:
-    """The classes of the methods of a step, in the order in which it asks them."""
-    used = {
-        "selfplay.methods.recompute:Recompute": config.algorithm.old_logprobs == "recomputed",
-        "selfplay.methods.ppo:PPO": config.algorithm.advantage == "ppo",
-    }
-    names = [name.split(":") for name, is_used in used.items() if is_used]
-    return [getattr(_module_of("algorithm", module), name) for module, name in names]
+def methods_of(config: Any) -> list[tuple[str, Callable[..., Any], Any]]:
+    """The name, the class and the settings of each method, in the order in which a step asks."""
+    return [(name, function_of("methods", name), of) for name, of in config.methods.items()]
 
 
 def own_functions(config: Any) -> Iterator[tuple[str, str]]:
     """Each key of the settings whose function is not built in, and its value."""
     for key, plugin in PLUGINS.items():
-        section, field = key.split(".")
-        name = getattr(getattr(config, section), field)
-        if name not in plugin.built_in:
-            yield key, name
+        named = attrgetter(key)(config)
+        for name in [named] if isinstance(named, str) else named:
+            if name not in plugin.built_in:
+                yield key, name
 
 
 def _module_of(key: str, name: str) -> ModuleType:

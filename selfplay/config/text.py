@@ -79,6 +79,8 @@ def changed(given: Any, default: Any, name: str = "") -> list[tuple[str, str, st
     """(dotted key, default, value) of each setting that differs from its default. A section that is
     absent by default, or a game's options of another kind, is compared with its own defaults; an
     absent one that holds just those is {}."""
+    if isinstance(given, dict) and any(map(is_dataclass, given.values())):  # methods
+        return [each for key, of in given.items() for each in changed(of, None, f"{name}.{key}")]
     if not is_dataclass(given) or isinstance(given, type):
         return [] if given == default else [(name, show(default), show(given))]
     home = default if type(default) is type(given) else type(given)()

@@ -1,8 +1,8 @@
 """Which instances a training step plays.
 
-The instances of a step are numbered 0..rollout.instances-1, then come algorithm.resample more that
-replace those of zero-variance groups. An instance depends on the settings, the step and its number,
-never on the number of ranks.
+The instances of a step are numbered 0..rollout.instances-1, then come those that methods play, such
+as the replacements of zero-variance groups. An instance depends on the settings, the step and its
+number, never on the number of ranks.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class TrainStream:
             self._prefetcher.close()
 
     def _origin(self, step: int, number: int) -> Origin:
-        batch, num_resampled = self._config.rollout.instances, self._config.algorithm.resample
+        batch, num_more = self._config.rollout.instances, self._config.more_instances
         if self._file is not None:
             epoch, step_of_epoch = divmod(step, len(self._file) // batch)
             index = (step_of_epoch * batch + number) % len(self._file)
             return FILE, self._order(epoch)[index]
         if number < batch:
             return TRAIN, step * batch + number
-        return RESAMPLED, step * num_resampled + number - batch
+        return RESAMPLED, step * num_more + number - batch
 
     def _instance(self, origin: Origin, step: int) -> Instance:
         source, number = origin
@@ -105,21 +105,18 @@ class TrainStream:
 
 def read_train_file(config: Config) -> Sequence[Instance]:
     """The instances of data.train. Raises SettingsError if they are too few for one step."""
-    path, batch, num_resampled = (
-        config.data.train,
-        config.rollout.instances,
-        config.algorithm.resample,
-    )
+    path, batch, num_more = config.data.train, config.rollout.instances, config.more_instances
     instances: Sequence[Instance] = read_file(config.game, "data.train", path)
     if len(instances) < batch:
         raise SettingsError(
             f"rollout.instances must be at most the {len(instances)} instances of {path}, "
             f"got {batch}"
         )
-    if len(instances) < batch + num_resampled:
+    if len(instances) < batch + num_more:
         raise SettingsError(
-            f"algorithm.resample must be at most {len(instances) - batch} (the {len(instances)} "
-            f"instances of {path} minus rollout.instances), got {num_resampled}"
+            f"the instances that methods add, such as methods.resample.instances, must be at most "
+            f"{len(instances) - batch} (the {len(instances)} instances of {path} minus "
+            f"rollout.instances), got {num_more}"
         )
     return instances
 

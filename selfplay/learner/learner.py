@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
-from selfplay.config.plugins import methods_of
 from selfplay.distributed import (
     World,
     all_reduce_max,
@@ -27,7 +26,7 @@ from selfplay.distributed import (
 )
 from selfplay.errors import SettingsError
 from selfplay.learner.batch import MicroBatch
-from selfplay.learner.method import Method, Parts, Trained
+from selfplay.learner.method import Method, Parts, Trained, make_methods
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.model.lora import Adapters, without_adapters
 from selfplay.model.policy import (
@@ -104,8 +103,7 @@ def make_learner(
         adapters=None if lora is None else Adapters(lora, weights),
     )
     if not imitation:
-        parts = Parts(config, learner, load, rendering)
-        learner.methods = [method(parts) for method in methods_of(config)]
+        learner.methods = make_methods(Parts(config, learner, load, rendering))
     return learner
 
 

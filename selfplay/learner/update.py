@@ -43,7 +43,7 @@ from selfplay.learner.loss import (
     kl_estimate,
     kl_losses,
 )
-from selfplay.learner.method import LossTerm
+from selfplay.learner.method import LossTerm, asking
 from selfplay.learner.rescore import (
     MISMATCH_METRICS,
     check_mismatch,
@@ -59,7 +59,6 @@ class NonFinite(RunEnds):
 def update_policy(
     learner: Learner,
     samples: Sequence[Sample],
-    auxiliary: Sequence[LossTerm],
     *,
     step: int,
     config: Config,
@@ -68,15 +67,16 @@ def update_policy(
     """All optimizer steps of one rollout: `epochs` passes, each split into `minibatches`.
 
     Returns metrics averaged over the optimizer steps, and why steps were skipped (a loss or
-    gradient that is not finite). The log-prob mismatch of engine and trainer is measured before
-    any weight changes: on all samples with recomputed log-probs, else on the first optimizer step's
-    (`minibatches`: 1 has all in it). If its mean is above `max_mismatch`, in nats per token, this
-    raises EngineDisagrees and no weight changes, as none does at an OwnFault; a SettingsError of a
-    loss of one's own comes after some have. Every rank must call.
+    gradient that is not finite). The log-prob mismatch of engine and trainer is measured before any
+    weight changes: on all samples by a method that recomputes them, else on the first optimizer
+    step's (`minibatches`: 1 has all in it). If its mean is above `max_mismatch`, in nats per token,
+    this raises EngineDisagrees and no weight changes, as none does at an OwnFault; a SettingsError
+    of a loss of one's own comes after some have. Every rank must call.
     """
     rollout_metrics: dict[str, float] = {}
     for method in learner.methods:
-        samples, metrics = method.prepare(samples, step=step, config=config)
+        with asking(method, learner.world):
+            samples, metrics = method.prepare(samples, step=step, config=config)
         check_mismatch(metrics, max_mismatch)
         rollout_metrics |= metrics
     optim = config.optim
@@ -90,10 +90,12 @@ def update_policy(
     )
     per_step, skipped = list[dict[str, float]](), list[str]()
     for minibatch in minibatches(samples, step=step, config=config):
-        terms: Sequence[LossTerm] = [surrogate_term(minibatch, config), *auxiliary]
-        for method in learner.methods:
-            terms = method.terms(terms, minibatch, step=step)
+        measured = "mismatch_mean" in rollout_metrics
+        terms: Sequence[LossTerm] = [surrogate_term(minibatch, config, mismatch=not measured)]
         try:
+            for method in learner.methods:
+                with asking(method, learner.world):
+                    terms = method.terms(terms, minibatch, step=step)
             metrics = optimizer_step(
                 learner,
                 terms,
@@ -287,12 +289,19 @@ def imitation(
     return losses_M, metrics
 
 
-def surrogate_term(samples: Sequence[Sample], config: Config) -> LossTerm:
-    """The policy's loss on these samples, `algorithm.loss` with its KL and entropy terms."""
+def imitation_term(samples: Sequence[Sample], world: World, weight: float) -> LossTerm:
+    """The imitation loss of samples that every rank has; this rank's part."""
+    own = samples[world.dp_rank :: world.dp_size]
+    return LossTerm(own, imitation, weight, "imitation")
+
+
+def surrogate_term(samples: Sequence[Sample], config: Config, *, mismatch: bool = True) -> LossTerm:
+    """The policy's loss on these samples, `algorithm.loss` with its KL and entropy terms. With
+    `mismatch` its metrics have that of the policy and the samples' log-probs."""
     faults = list[OwnFault]()
     return LossTerm(
         samples,
-        partial(_surrogate, config=config, faults=faults),
+        partial(_surrogate, config=config, mismatch=mismatch, faults=faults),
         name="surrogate",
         by_sample=config.algorithm.aggregation != "token_mean",
         faults=faults,
@@ -300,7 +309,12 @@ def surrogate_term(samples: Sequence[Sample], config: Config) -> LossTerm:
 
 
 def _surrogate(
-    learner: Learner, batch: MicroBatch, *, config: Config, faults: list[OwnFault]
+    learner: Learner,
+    batch: MicroBatch,
+    *,
+    config: Config,
+    mismatch: bool,
+    faults: list[OwnFault],
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The policy loss, times importance weights if a method gives them, plus KL and entropy terms;
     all of it times the aggregation weights [M]."""
@@ -322,7 +336,7 @@ def _surrogate(
     if "importance" in batch.columns:
         losses_M = losses_M * batch.columns["importance"]
     metrics = {**metrics, "policy_loss": losses_M, "entropy": entropies_M}
-    if algorithm.old_logprobs == "engine":
+    if mismatch:
         metrics |= mismatch_values(logprobs_M, batch.old_logprobs_M)
     if learner.reference is not None:
         reference_M = reference_logprobs(learner, batch, temperature=temperature)

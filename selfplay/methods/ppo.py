@@ -27,6 +27,7 @@ from selfplay.learner.learner import Learner, autocast
 from selfplay.learner.method import LossTerm, Method, Parts, Trained
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.learner.rescore import at_trained_tokens, token_values
+from selfplay.methods.options import PPOOptions
 from selfplay.model.policy import hidden_states
 
 VALUE_WEIGHT = 0.5  # of the value loss, beside the surrogate
@@ -36,8 +37,12 @@ WHITE_EPS = 1e-8  # added to the variance, so that equal advantages become 0
 class PPO(Method):
     """The critic, its values and its loss."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts)
+    Options = PPOOptions
+
+    def __init__(self, options: PPOOptions, parts: Parts) -> None:
+        """The critic has the policy's first weights, its head zeros; both are sharded as the policy
+        is, and AdamW steps both at the constant rate `lr`."""
+        super().__init__(options, parts)
         config, learner = parts.config, parts.learner
         self.backbone = parts.load()
         width, device = self.backbone.config.hidden_size, learner.world.device
@@ -48,7 +53,7 @@ class PPO(Method):
         if not self.backbone.config.tie_word_embeddings:
             self.backbone.get_output_embeddings().requires_grad_(False)  # values need no logits
         module = nn.ModuleDict({"head": self.head, "trunk": self.backbone})
-        optimizer = make_optimizer(module, config.optim, lr=config.critic.lr)
+        optimizer = make_optimizer(module, config.optim, lr=options.lr)
         self.trained["critic"] = Trained(module, optimizer)
 
     def values(self, learner: Learner, batch: MicroBatch) -> Tensor:
@@ -68,7 +73,7 @@ class PPO(Method):
         learner = self.parts.learner
         values = token_values(learner, samples, partial(self.values, learner), optim=config.optim)
         valued = [
-            with_gae(sample, of_sample, lam=config.critic.lam)
+            with_gae(sample, of_sample, lam=self.options.lam)
             for sample, of_sample in zip(samples, values, strict=True)
         ]
         returns_K, values_K = (
@@ -90,7 +95,7 @@ class PPO(Method):
         """The terms and the value loss; during the critic's warm-up that alone, so the policy does
         not change."""
         value = LossTerm(minibatch, self.loss, VALUE_WEIGHT, "value", trains_policy=False)
-        warming_up = step < self.parts.config.critic.warmup_steps
+        warming_up = step < self.options.warmup_steps
         return [value] if warming_up else [*terms, value]
 
     def loss(self, learner: Learner, batch: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -99,7 +104,7 @@ class PPO(Method):
             self.values(learner, batch),
             batch.columns["values"],
             batch.columns["returns"],
-            clip=self.parts.config.critic.clip,
+            clip=self.options.clip,
         )
         return losses_M, {"value_loss": losses_M, "value_clip_share": cut_M}
 

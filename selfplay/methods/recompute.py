@@ -10,24 +10,27 @@ from itertools import compress
 from torch import Tensor
 
 from selfplay.advantages.sample import Sample
-from selfplay.config import AlgorithmConfig, Config
+from selfplay.config import Config
 from selfplay.distributed import World, all_reduce_sum
 from selfplay.learner.batch import MicroBatch
 from selfplay.learner.learner import TokenMeans, batch_logprobs
 from selfplay.learner.loss import LARGEST_LOG
 from selfplay.learner.method import Method
 from selfplay.learner.rescore import at_trained_tokens, mismatch_values, token_values, with_ess
+from selfplay.methods.options import RecomputeOptions
 
 
 class Recompute(Method):
     """Every rank's samples get the trainer's log-probs as their old ones, before the update."""
+
+    Options = RecomputeOptions
 
     def prepare(
         self, samples: Sequence[Sample], *, step: int, config: Config
     ) -> tuple[list[Sample], dict[str, float]]:
         """The samples with the trainer's log-probs in place of the engine's and, if set, a column
         `importance`; metrics of the mismatch."""
-        learner, algorithm = self.parts.learner, config.algorithm
+        learner = self.parts.learner
         token_means = TokenMeans(learner.world)
 
         def policy_logprobs(batch: MicroBatch) -> Tensor:
@@ -40,7 +43,7 @@ class Recompute(Method):
         recomputed = []
         logprobs = token_values(learner, samples, policy_logprobs, optim=config.optim)
         for sample, by_trainer in zip(samples, logprobs, strict=True):
-            columns = sample.columns | _importance(sample, by_trainer, algorithm)
+            columns = sample.columns | _importance(sample, by_trainer, self.options)
             recomputed.append(replace(sample, old_logprobs=by_trainer, columns=columns))
         metrics = with_ess(token_means.means())
         return recomputed, metrics | _importance_metrics(recomputed, learner.world)
@@ -59,16 +62,14 @@ def importance_weights(log_ratios_K: Sequence[float], *, level: str, cap: float)
 
 
 def _importance(
-    sample: Sample, by_trainer: Sequence[float], algorithm: AlgorithmConfig
+    sample: Sample, by_trainer: Sequence[float], options: RecomputeOptions
 ) -> dict[str, list[float]]:
     """An importance weight for each token, 0 where it is not trained; {} without importance."""
-    if algorithm.importance == "none":
+    if options.importance == "none":
         return {}
     pairs = zip(by_trainer, sample.old_logprobs, strict=True)
     log_ratios_K = [new - old for new, old in compress(pairs, sample.mask)]
-    weights_K = importance_weights(
-        log_ratios_K, level=algorithm.importance, cap=algorithm.importance_cap
-    )
+    weights_K = importance_weights(log_ratios_K, level=options.importance, cap=options.cap)
     return {"importance": at_trained_tokens(weights_K, sample)}
 
 

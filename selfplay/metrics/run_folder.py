@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
@@ -39,6 +39,7 @@ from selfplay.config.own_code import (
     kept_in,
     own_code,
     own_names,
+    put_name,
     same_module,
     write_copies,
 )
@@ -256,9 +257,9 @@ def open_run(opening: Opening) -> None:
     own, versions = _own_files(config, code, names), _versions()
     folder.mkdir(parents=True, exist_ok=True)
     values: Any = yaml.safe_load(dump(config)) if names else config
-    for key, name in names.items():
-        section, _, field = key.partition(".")
-        values[section][field] = name
+    for what, name in names.items():
+        key, _, value = what.partition(" ")
+        put_name(values, key, value, name)
     write_atomically(saved, dump(values))
     print(*(f"{line}\n" for line in copies_in(own_names(config))), sep="", end="", flush=True)
     with (folder / "code.txt").open("a+", encoding="utf-8") as file:
@@ -288,11 +289,12 @@ def keep_code(opening: Opening) -> None:
     if not code.files and kept is None:
         return
     values = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    named = {}
+    named, methods = {}, dict(zip(opening.config.methods, values.get("methods", ()), strict=False))
     for key, value in own_names(opening.config):
         section, _, field = key.partition(".")
         if name := code.named.get(f"{key} {value}"):
-            named[f"{key} {values[section][field]}"] = name
+            saved = values[section][field] if field else methods[value]
+            named[f"{key} {saved}"] = name
     steps = [path.name[5:] for path in folder.glob("checkpoints/step_*")]
     done = max((int(step) for step in steps if step.isdecimal()), default=0)
     before = earlier_code(home)
@@ -319,10 +321,12 @@ def _compared(saved: Path, config: Config, code: OwnCode) -> tuple[list[str], di
     home = copies_of(saved)
     kept = kept_in(home) if home else None
     lines, words, names = [], [], {}
+    before = [what.partition(" ") for what in (kept.named if kept else ())]
+    methods = dict(zip(config.methods, read_value(saved, (), "methods") or (), strict=False))
     for key, value in own_names(config):
-        was = read_value(saved, (), key)
-        before = [what.partition(" ") for what in (kept.named if kept else ())]
-        name = next((name for which, _, name in before if which == key), was)
+        was = methods.get(value) if key == "methods" else read_value(saved, (), key)
+        mine = value.rpartition(":")[2] if key == "methods" else ""  # of several
+        name = next((n for which, _, n in before if which == key and n.endswith(mine)), was)
         same = value in (name, was)
         if key not in PLAIN and value.rpartition(":")[2] != str(name).rpartition(":")[2]:
             pass  # another function of the file
@@ -330,13 +334,17 @@ def _compared(saved: Path, config: Config, code: OwnCode) -> tuple[list[str], di
             digest = code.digests[code.named[f"{key} {value}"]]
             same = same or kept.digests[kept.named[f"{key} {name}"]] == digest
         if same:
-            names[key] = str(name)
+            names[f"{key} {value}"] = str(name)
         elif key == GAME and same_module(str(was), value):  # Python imports one of them
             lines.append(f"{key}: {name} -> {value}")
         else:
             continue
-        words.append(f"{key}={json.dumps(value)}")
-    return lines + difference(load(Config, saved, words), config), names
+        if key != "methods":
+            words.append(f"{key}={json.dumps(value)}")
+    given = {was: now for now, was in methods.items() if f"methods {now}" in names}
+    there = load(Config, saved, words)
+    there = replace(there, methods={given.get(n, n): of for n, of in there.methods.items()})
+    return lines + difference(there, config), names
 
 
 def _own_files(config: Config, code: OwnCode, names: Mapping[str, str]) -> dict[str, str]:
@@ -345,7 +353,7 @@ def _own_files(config: Config, code: OwnCode, names: Mapping[str, str]) -> dict[
     own, digests = dict[str, str](), code.digests
     for key, value in own_names(config):
         digest = digests.get(code.named.get(f"{key} {value}", "")) or digest_of(key, value)
-        own[f"{key} {names.get(key, value)}"] = digest
+        own[f"{key} {names.get(f'{key} {value}', value)}"] = digest
     chats = config.warm_start.chats
     if chats is not None and Path(chats).is_file():
         own[f"warm_start.chats {chats}"] = sha256_of(chats)

@@ -17,6 +17,7 @@ from dialop.shown import error_text
 from dialop.specs import nearest
 from selfplay.config import COMMON, Config, load_config
 from selfplay.config.load import check_once, find_settings, read_value, shipped
+from selfplay.config.methods import described_methods
 from selfplay.config.play import GameConfig, options_of
 from selfplay.config.schema import Described, chosen, describe, described
 from selfplay.config.secrets import hidden, names_key
@@ -28,7 +29,7 @@ _Append = argparse._AppendAction
 _OF_TRAINING = {
     *("out", "steps", "save_every", "keep_checkpoints", "log_games_every", "log_groups_every"),
     *("monitors", "track"),
-    *("warm_start", "policy_pool", "reward", "algorithm", "critic", "optim"),
+    *("warm_start", "policy_pool", "reward", "algorithm", "methods", "optim"),
 }
 _DASHES = "-\N{EN DASH}\N{EM DASH}"  # editors make the others of two hyphens
 
@@ -269,7 +270,7 @@ def help_of(section: str, config: Path | None, overrides: Sequence[str]) -> str:
             f"--help SECTION shows every key of one of {', '.join(sections)}; --help all shows "
             "all keys.\n"
         )
-    entries += _options(config, overrides)
+    entries += [*described_methods(), *_options(config, overrides)]
     found = entries if section == "all" else chosen(entries, section)
     if not found:
         valid = [*sections, "all"]

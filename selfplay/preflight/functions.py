@@ -26,6 +26,7 @@ from selfplay.engines.base import Completion, Engine, Request
 from selfplay.errors import OwnFault, SettingsError
 from selfplay.learner.batch import pack
 from selfplay.learner.loss import checked_losses
+from selfplay.learner.method import Method
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import GameSetup, Position, limits_of
 from selfplay.rollout.seat_rules import chosen_seats
@@ -347,10 +348,31 @@ def _check_engine(engine: Callable[..., Any], config: Config) -> Iterator[str]:
     yield "methods: those of an engine"
 
 
+# --- methods --------------------------------------------------------------------------------------
+
+HOOKS = ("after_play", "samples", "prepare", "terms", "state", "restore")
+
+
+def _check_method(kind: Callable[..., Any], config: Config) -> Iterator[str]:
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
+        raise OwnFault("it must be a subclass of Method")
+    used = [hook for hook in HOOKS if getattr(kind, hook) is not getattr(Method, hook)]
+    for hook in used:
+        own, rule = (list(signature(getattr(of, hook)).parameters) for of in (kind, Method))
+        _require(own == rule, f"its {hook} must be of ({', '.join(rule)}), got ({', '.join(own)})")
+    yield f"hooks: {', '.join(used) or 'none'}"
+    options = dataclasses.fields(kind.Options)
+    yield f"settings: {', '.join(each.name for each in options) or 'none'}"
+    for name in (name for name in vars(kind) if name not in (*HOOKS, *vars(Method))):
+        if near := nearest(name, HOOKS):
+            yield f"warning: {name} is no hook{near}"
+
+
 _CHECKS: dict[str, Callable[[Callable[..., Any], Config], Iterator[str]]] = {
     "algorithm.loss": _check_loss,
     "algorithm.advantage": _check_advantage,
     "reward.function": _check_reward,
     "rollout.player": _check_player,
     "engine.kind": _check_engine,
+    "methods": _check_method,
 }

@@ -60,6 +60,17 @@ class FinishedGames:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """This rank's games of a step, and the rollout's tokens and seconds."""
+
+    episodes: list[Episode]
+    stats: RolloutStats
+
+    def __add__(self, other: Rollout) -> Rollout:
+        return Rollout(self.episodes + other.episodes, self.stats + other.stats)
+
+
 def play_games(
     setups: Sequence[GameSetup],
     runner: GameRunner,

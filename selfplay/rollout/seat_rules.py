@@ -115,7 +115,7 @@ def check_players(config: Config) -> None:
     """Raise SettingsError for a teacher or scripted partner that does not exist, and for seats or
     groups that do not fit the game."""
     warm = config.warm_start
-    if warm.num_games or warm.auxiliary_weight:
+    if warm.num_games or "auxiliary_imitation" in config.methods:
         teacher_mixture(warm.teachers, config.game)
     elif config.model.scratch:
         tokenizer_scripts(config)
@@ -137,7 +137,7 @@ def tokenizer_scripts(config: Config) -> list[str]:
     """The scripted players whose games train a scratch model's tokenizer: the teachers; the game's
     own where a run imitates no scripted game and names none, perhaps none."""
     warm, names = config.warm_start, config.game.kit.SCRIPT_NAMES
-    unused = not (warm.num_games or warm.auxiliary_weight)
+    unused = not (warm.num_games or "auxiliary_imitation" in config.methods)
     if unused and warm.teachers == WarmStartConfig().teachers and not {*warm.teachers} & {*names}:
         return list(names)
     return teacher_mixture(warm.teachers, config.game)[0]

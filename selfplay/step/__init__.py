@@ -6,38 +6,35 @@ Every rank must call each.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from selfplay.advantages.advantages import (
-    best_games,
     compute_advantages,
-    imitation_samples,
     reward_samples,
 )
 from selfplay.advantages.rewards import with_rewards
 from selfplay.config import Config
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import (
-    all_reduce_sum,
     gather_objects,
     raise_on_all_ranks,
 )
 from selfplay.engines.base import Sampling
+from selfplay.errors import OwnFault
 from selfplay.evaluation.held_out import validation
 from selfplay.learner.batch import balance_tokens
-from selfplay.learner.method import LossTerm
-from selfplay.learner.update import imitation, update_policy
+from selfplay.learner.method import asking
+from selfplay.learner.update import update_policy
 from selfplay.metrics.records import group_records, mean_advantages
 from selfplay.metrics.step import step_metrics
 from selfplay.partners.judge import Judge, judge_games
-from selfplay.rollout.driver import first_turns, play_games
+from selfplay.rollout.driver import Rollout, first_turns, play_games
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seating import self_play_games
 from selfplay.step.ending import Ending
-from selfplay.step.run import Batch, Rollout, Run, Step
-from selfplay.warm_start import auxiliary_imitation
+from selfplay.step.run import Batch, Run, Step
 
 
 def take_step(run: Run, step: int) -> Step:
@@ -58,8 +55,10 @@ def take_step(run: Run, step: int) -> Step:
     config, ending = run.config, Ending(run, step)
     with ending.before_weights_change():
         rollout = play(run, step, run.world.replica.share(config.rollout.instances))
-        if config.algorithm.resample:
-            rollout = resample(run, step, rollout)
+        more = partial(play_more, run, step, [config.rollout.instances])
+        for method in run.learner.methods:
+            with asking(method, run.world):
+                rollout = method.after_play(rollout, more, config=config)
         batch = credit(run, rollout)
         learnt, skipped = update(run, rollout, batch, step)
     num_done = step + 1
@@ -119,29 +118,18 @@ def _judged(judge: Judge, rollout: Rollout) -> Rollout:
     return Rollout(rated, replace(rollout.stats, num_void=num_void))
 
 
-def resample(run: Run, step: int, rollout: Rollout) -> Rollout:
-    """Dynamic sampling (`algorithm.resample`; DAPO, arXiv 2503.14476, section 3.2): play more
-    instances in place of those whose groups have zero variance, until as many groups have variance
-    as the first round, `rollout`, has groups. All ranks play the same number of rounds.
-    """
-    config, world, newest = run.config, run.world, rollout
-    num = num_played = config.rollout.instances
-    limit = num + config.algorithm.resample
-    num_wanted, num_useful = 0.0, 0.0
-    while num_played < limit:
-        _, own = reward_samples(newest.episodes, algorithm=config.algorithm, reward=config.reward)
-        counts = [float(own.num_groups), float(own.num_groups - own.num_zero_variance_groups)]
-        num_groups, num_new = all_reduce_sum(counts, world)
-        num_wanted, num_useful = num_wanted or num_groups, num_useful + num_new
-        if num_useful >= num_wanted:
-            break
-        num_missing = math.ceil((num_wanted - num_useful) * num / num_wanted)
-        num_more = min(num_missing, limit - num_played)
-        numbers = [num_played + i for i in world.replica.share(num_more)]
-        newest = play(run, step, numbers)
-        rollout = Rollout(rollout.episodes + newest.episodes, rollout.stats + newest.stats)
-        num_played += num_more
-    return rollout
+def play_more(run: Run, step: int, num_played: list[int], num: int) -> Rollout:
+    """Play this many further instances of the step, over all ranks; `num_played` is one number,
+    which counts on. Raises OwnFault for more than the settings of the methods allow."""
+    (first,) = num_played
+    num_left = run.config.rollout.instances + run.config.more_instances - first
+    if not 0 <= num <= num_left:
+        raise OwnFault(
+            f"it may play {num_left} instances more in this step, which more_instances of its "
+            f"settings says, got {num}"
+        )
+    num_played[:] = [first + num]
+    return play(run, step, [first + i for i in run.world.replica.share(num)])
 
 
 def credit(run: Run, rollout: Rollout) -> Batch:
@@ -155,6 +143,9 @@ def credit(run: Run, rollout: Rollout) -> Batch:
         samples, stats = reward_samples(
             rollout.episodes, algorithm=algorithm, reward=run.config.reward
         )
+        for method in run.learner.methods:
+            with asking(method, run.world):
+                samples = method.samples(samples, rollout.episodes)
         samples, baselines = compute_advantages(
             samples, run.baselines, algorithm=algorithm, world=run.world
         )
@@ -179,33 +170,13 @@ def update(
     with run.timed("sleep"):
         run.engine.sleep()
     with run.timed("update"):
-        others: list[LossTerm] = []
-        if config.warm_start.auxiliary_weight:
-            others = auxiliary_imitation(config, run.rendering, step=step, world=run.world)
-        if config.algorithm.imitate_best:
-            others.append(best_games_term(run, rollout))
         return update_policy(
             run.learner,
             batch.samples,
-            others,
             step=step,
             config=config,
             max_mismatch=run.sync_check.bound,
         )
-
-
-def best_games_term(run: Run, rollout: Rollout) -> LossTerm:
-    """The imitation loss of the policy's best games (`algorithm.imitate_best`): this rank's part of
-    the newest `rollout.instances` games of this step and earlier ones. Updates `run.best`, which is
-    equal on every rank."""
-    config, world = run.config, run.world
-    own = [imitation_samples([game]) for game in best_games(rollout.episodes)]
-    new = [game for of_rank in gather_objects(own, world) for game in of_rank if game]
-    run.best.extend(sorted(new, key=lambda game: named_seed("best games", game[0].name)))
-    del run.best[: -config.rollout.instances]
-    samples = [sample for game in run.best for sample in game]
-    weight = config.algorithm.imitate_best
-    return LossTerm(samples[world.dp_rank :: world.dp_size], imitation, weight, "imitation")
 
 
 def measure(run: Run, rollout: Rollout, batch: Batch, learnt: dict[str, float]) -> dict[str, float]:

@@ -109,7 +109,7 @@ def trainer_state(run: Run) -> dict[str, Any]:
     """The state, beside the learner's, that a checkpoint must hold to resume; plain values."""
     return {
         "baselines": dict(run.baselines),
-        "best": [[(s.name, s.ids, s.mask, s.starts) for s in game] for game in run.best],
+        "methods": {type(m).__name__: state for m in run.learner.methods if (state := m.state())},
         "partners": run.partners.state(),
         "monitors": run.monitors.state(),
         "sync_check": run.sync_check.state(),

@@ -29,7 +29,6 @@ from selfplay.metrics.records import group_records
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.partners.judge import Judge
 from selfplay.partners.partners import Partners
-from selfplay.rollout.driver import RolloutStats
 from selfplay.rollout.episode import Episode
 from selfplay.rollout.seating import Partner
 from selfplay.weight_sync.supervised import SupervisedPolicy
@@ -50,7 +49,6 @@ class Run:
     engine: SupervisedPolicy  # plays games, takes weights; restarts what fails, or ends the run
     judge: Judge | None
     baselines: dict[str, float]  # the state of `algorithm.advantage` after the finished steps
-    best: list[list[Sample]]  # the games that `algorithm.imitate_best` imitates, oldest first
     learner: Learner  # the policy, sharded, and its optimizer
     sync_check: SyncCheck  # the log-probs of engine and trainer after a push
     evaluation: EvaluationContext
@@ -61,14 +59,6 @@ class Run:
     timed: Stopwatch  # the seconds of the step's stages
     first_step: int
     changed: dict[str, float] = field(default_factory=dict)  # numbers that this step alone has
-
-
-@dataclass(frozen=True, slots=True)
-class Rollout:
-    """This rank's games of a step, and the rollout's tokens and seconds."""
-
-    episodes: list[Episode]
-    stats: RolloutStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from selfplay.advantages.advantages import (
     CreditStats,
     SampleStatistics,
     batch_moments,
-    best_games,
     compute_advantages,
     group_std,
     imitation_samples,
@@ -353,30 +352,6 @@ def test_imitation_gives_every_token_of_a_legal_turn_advantage_1() -> None:
     assert own is not None and own.mask == [0, 1, 0, 1]
     own.mark_untrained(1)  # as a teacher's detour
     assert imitation_samples([game]) == []
-
-
-def test_the_best_game_of_an_instance_is_an_agreement_above_its_mean() -> None:
-    """Instance a: 0.9 is open, so the second of its agreements, 0.8, above the mean 0.625. Instance
-    b: both agree on 0.5, the mean. Instance c: nobody agrees."""
-    games = [
-        episode((score, score), index, instance=instance, agreed=agreed)
-        for instance, index, score, agreed in (
-            *(("a", 0, 0.9, False), ("a", 1, 0.8, True), ("a", 2, 0.8, True), ("a", 3, 0.0, False)),
-            *(("b", 0, 0.5, True), ("b", 1, 0.5, True)),
-            *(("c", 0, 0.7, False), ("c", 1, 0.0, False)),
-        )
-    ]
-    assert [(game.instance, game.index) for game in best_games(games)] == [("a", 1)]
-
-
-def test_with_a_partner_each_seat_has_its_own_best_game() -> None:
-    """Seat 0's games score 0.25 and 0.5, seat 1's 0.75 and 1.0: as one group seat 0 had none."""
-    games = []
-    for index, score in enumerate([0.25, 0.75, 0.5, 1.0]):
-        game = episode((score, score), index)
-        transcripts = [t if seat == index % 2 else None for seat, t in enumerate(game.transcripts)]
-        games.append(replace(game, transcripts=tuple(transcripts)))
-    assert [game.index for game in best_games(games)] == [2, 3]
 
 
 # An advantage of one's own that passes the check before a run, in a step that finds 4 samples.

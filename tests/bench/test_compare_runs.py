@@ -120,13 +120,13 @@ def test_honesty_of_few_statements_says_how_few(tmp_path: Path) -> None:
 def test_what_shapes_learning_makes_another_method(tmp_path: Path) -> None:
     """Two seeds of the default, two of another number of steps, and a function whose file was
     changed between two runs; each has its own mean and training table."""
-    other = ("seed=3", "warm_start.auxiliary_weight=0.5")
+    other = ("seed=3", "methods.auxiliary_imitation.weight=0.5")
     words = (["seed=3"], ["seed=4"], ["seed=3", "steps=2"], ["seed=4", "steps=2"], other)
     folders = [made(tmp_path / str(number), *each) for number, each in enumerate(words)]
     for number, folder in enumerate(folders):
         write_lines(folder / "metrics.jsonl", [{"step": 1, "score": 0.25 * number}])
     runs = compare_runs.read_runs(folders)
-    methods = ["messages", "messages", "steps=2", "steps=2", "warm_start.auxiliary_weight=0.5"]
+    methods = ["messages", "messages", "steps=2", "steps=2", other[1]]
     assert [run.method for run in runs] == methods
     tables = compare_runs.training_tables(runs)
     heads = [f"Training games, {method}:" for method in dict.fromkeys(methods)]

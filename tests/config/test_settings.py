@@ -130,7 +130,7 @@ def test_null_removes_a_section_and_an_empty_one_has_defaults(tmp_path: Path) ->
 def test_off_switches_the_warm_start_of_a_base_file_off(tmp_path: Path) -> None:
     """In a file that extends it, on the command line and from Python; later keys count again."""
     base = tmp_path / "base.yaml"
-    base.write_text("warm_start: {num_games: 8, recorded: people.jsonl, auxiliary_weight: 0.5}\n")
+    base.write_text("warm_start: {num_games: 8, recorded: people.jsonl}\n")
     over = tmp_path / "over.yaml"
     over.write_text("base: base.yaml\nwarm_start: off\n")
     assert load(RunConfig, base).warm_start.imitates

@@ -148,7 +148,7 @@ def test_a_file_must_be_there_and_fill_a_step(tmp_path: Path) -> None:
 
 
 def test_resampled_instances_occur_in_no_other_step() -> None:
-    stream = TrainStream(config_of("algorithm.resample=4"))
+    stream = TrainStream(config_of("methods.resample.instances=4"))
     all_keys = [key for step in range(5) for key in keys(stream.step(step, range(9)))]
     assert len(set(all_keys)) == 5 * 9
     assert keys(stream.step(3, range(5))) == keys(TrainStream(config_of()).step(3, range(5))), (
@@ -161,8 +161,8 @@ def test_a_file_gives_resampled_instances_from_the_rest_of_its_epoch(tmp_path: P
     path = tmp_path / "boards.parquet"
     write_instances(path, TrainStream(config_of()).step(0, range(8)))
     wanted = f"data.train={path}"
-    stream = TrainStream(config_of(wanted, "rollout.instances=3", "algorithm.resample=5"))
+    stream = TrainStream(config_of(wanted, "rollout.instances=3", "methods.resample.instances=5"))
     for step in range(4):
         assert len(set(keys(stream.step(step, range(8))))) == 8
-    with pytest.raises(SettingsError, match=r"algorithm\.resample .*at most 5 .*got 6"):
-        TrainStream(config_of(wanted, "rollout.instances=3", "algorithm.resample=6"))
+    with pytest.raises(SettingsError, match=r"resample\.instances, must be at most 5 .*got 6"):
+        TrainStream(config_of(wanted, "rollout.instances=3", "methods.resample.instances=6"))

@@ -28,14 +28,14 @@ def config_of(*overrides: str) -> Config:
 
 @pytest.fixture
 def stream() -> Iterator[TrainStream]:
-    drawing = TrainStream(config_of("data.processes=2", "algorithm.resample=3"))
+    drawing = TrainStream(config_of("data.processes=2", "methods.resample.instances=3"))
     yield drawing
     drawing.close()
 
 
 def test_prefetched_instances_equal_those_generated_in_process(stream: TrainStream) -> None:
     """Batches in order, extra places of a step, a jump as after a resume, other ranks' places."""
-    in_process = TrainStream(config_of("algorithm.resample=3"))
+    in_process = TrainStream(config_of("methods.resample.instances=3"))
     calls = [(0, range(4)), (1, range(4)), (1, range(4, 7)), (2, range(4)), (9, range(4))]
     for step, places in [*calls, (10, range(2)), (11, range(2, 4))]:
         assert stream.step(step, places) == in_process.step(step, places)

@@ -38,8 +38,8 @@ def two_steps(folder: Path, *overrides: str) -> list[str]:
         *("--config", str(root / "configs" / "smollm2_tiny.yaml"), f"out={folder}"),
         *(f"model.path={smollm2()}", "steps=2", "device=cpu", "eval.final_games=1"),
         "reward.token_cost=0.01",
-        "warm_start={num_games: 4, batch_size: 4, warmup_steps: 0, auxiliary_games: 1}",
-        "warm_start.auxiliary_weight=1",
+        "warm_start={num_games: 4, batch_size: 4, warmup_steps: 0}",
+        "methods.auxiliary_imitation={weight: 1, games: 1}",
         *("rollout={instances: 1, group_size: 3, max_turns: 3, max_new_tokens: 16}", *overrides),
     ]
 

@@ -1,6 +1,7 @@
 """Made-up games for dynamic sampling: which instances have groups with variance is given."""
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,9 +10,9 @@ import pytest
 from selfplay import step
 from selfplay.config import Config, load_config
 from selfplay.distributed import World
-from selfplay.rollout.driver import RolloutStats
+from selfplay.learner.method import Parts, make_methods
+from selfplay.rollout.driver import Rollout, RolloutStats
 from selfplay.rollout.episode import Episode
-from selfplay.step.run import Rollout
 from tests.helpers.hand_episodes import episode, said
 
 METHODS = ("grpo", "dr_grpo", "rloo", "reinforce_pp", "ema")
@@ -26,9 +27,9 @@ def has_variance(number: int) -> bool:
 
 def config_of(resample: int, *more: str) -> Config:
     words = ["model.scratch={}", "rollout.max_game_tokens=1000", "rollout.instances=4"]
-    return load_config(
-        None, [*words, "rollout.group_size=2", f"algorithm.resample={resample}", *more]
-    )
+    if resample:
+        words.append(f"methods.resample.instances={resample}")
+    return load_config(None, [*words, "rollout.group_size=2", *more])
 
 
 def played_games(
@@ -50,7 +51,7 @@ def played_games(
 def play_rounds(
     has_variance: HasVariance, *, resample: int, world: World, alone: Collection[int] = ()
 ) -> tuple[list[list[int]], Rollout]:
-    """The instances of each round on this rank, and what `resample` returns."""
+    """The instances of each round on this rank, and the games that the step uses."""
     rounds: list[list[int]] = []
 
     def play(_run: Any, _step: int, numbers: Sequence[int]) -> Rollout:
@@ -58,7 +59,11 @@ def play_rounds(
         return played_games(has_variance, numbers, alone=alone)
 
     run: Any = SimpleNamespace(config=config_of(resample), world=world)
+    parts = Parts(run.config, run, lambda: pytest.fail("it loads no model"))
+    rollout = play(run, 0, world.replica.share(run.config.rollout.instances))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step, "play", play)
-        first = play(run, 0, world.replica.share(run.config.rollout.instances))
-        return rounds, step.resample(run, 0, first)
+        more = partial(step.play_more, run, 0, [run.config.rollout.instances])
+        for method in make_methods(parts):
+            rollout = method.after_play(rollout, more, config=run.config)
+    return rounds, rollout

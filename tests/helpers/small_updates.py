@@ -13,7 +13,7 @@ from selfplay.advantages.sample import Sample
 from selfplay.config import Config, load_config
 from selfplay.distributed import init_world
 from selfplay.learner.learner import Learner
-from selfplay.learner.method import LossTerm, Parts
+from selfplay.learner.method import LossTerm, Parts, make_methods
 from selfplay.learner.update import imitation, optimizer_step, surrogate_term
 from selfplay.methods.ppo import PPO
 from tests.helpers.tiny_run import GRADIENT, VOCAB, trainer_logprobs
@@ -39,12 +39,20 @@ def learner_of(model: PreTrainedModel, *, reference: PreTrainedModel | None = No
     )
 
 
+def learner_with(config: Config, model: PreTrainedModel) -> Learner:
+    """A learner with the methods of the settings."""
+    learner = learner_of(model)
+    learner.methods = make_methods(Parts(config, learner, lambda: model))
+    return learner
+
+
 def ppo_of(
     learner: Learner, backbone: PreTrainedModel, *overrides: str, plain: float | None = None
 ) -> PPO:
     """The learner's method PPO, whose critic has this backbone; `plain` is the rate of plain
     gradient descent in place of AdamW."""
-    method = PPO(Parts(config_of(*CRITIC, *overrides), learner, lambda: backbone))
+    (method,) = make_methods(Parts(config_of(*CRITIC, *overrides), learner, lambda: backbone))
+    assert isinstance(method, PPO)
     if plain is not None:
         critic = method.trained["critic"]
         critic.optimizer = torch.optim.SGD(critic.module.parameters(), lr=plain)

@@ -102,7 +102,7 @@ def run_tiny(folder: Path, *overrides: str, page: bool = False) -> int:
 # A run under these settings may begin from a warm start that was made without them.
 LATER = (
     *("steps=", "save_every=", "log_", "keep_checkpoints=", "eval.", "policy_pool."),
-    *("critic", "algorithm", "reward", "endpoint."),
+    *("methods", "algorithm", "reward", "endpoint."),
     *("data.start", "data.train", "engine.", "model.lora", "model.dtype", "optim.master_dtype"),
     *(
         "rollout.player",
@@ -111,7 +111,7 @@ LATER = (
         "rollout.group_size",
         "rollout.branch",
     ),
-    *("rollout.max_turns", "warm_start.auxiliary_", "optim.lr=", "optim.schedule="),
+    *("rollout.max_turns", "optim.lr=", "optim.schedule="),
     *("optim.final_share=", "optim.tokens_per_microbatch="),
 )
 
@@ -152,7 +152,7 @@ def finished(*overrides: str) -> Path:
 LORA = ("model.lora.rank=4", "model.lora.alpha=8", "optim.lr=1.0e-2", "algorithm.kl=0.01")
 PPO_RUN = (
     *("algorithm.advantage=ppo", "rollout.group_size=1", "rollout.instances=12"),
-    *("algorithm.minibatches=2", "critic.warmup_steps=3", "critic.lr=1.0e-3"),
+    *("algorithm.minibatches=2", "methods.ppo.warmup_steps=3", "methods.ppo.lr=1.0e-3"),
 )
 RUNS: dict[str, tuple[str, ...]] = {
     "plain": (),
@@ -168,16 +168,16 @@ RUNS: dict[str, tuple[str, ...]] = {
     ),
     "recomputed": (
         *("optim.schedule=constant", "algorithm.kl=0.2"),
-        *("algorithm.old_logprobs=recomputed", "algorithm.importance=token"),
+        *("methods.recompute.importance=token"),
         *("steps=5", "save_every=4"),
     ),
     "baselines": (
         *("algorithm.advantage=ema", "optim.schedule=constant"),
-        *("reward={function: regret, error_penalty: 0.1}", "algorithm.imitate_best=0.5"),
+        *("reward={function: regret, error_penalty: 0.1}", "methods.best_games.weight=0.5"),
     ),
     "critic": PPO_RUN,
     # With a reference and two optimizer steps a rollout.
-    "adapters": (*LORA, "algorithm.old_logprobs=recomputed", "algorithm.minibatches=2"),
+    "adapters": (*LORA, "methods.recompute=on", "algorithm.minibatches=2"),
     "bf16": (
         *("model.dtype=bfloat16", "optim.master_dtype=bfloat16", "optim.schedule=constant"),
         *("engine.max_mismatch=1",),

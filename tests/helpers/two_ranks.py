@@ -70,7 +70,7 @@ def make_with_critic(world: World, *, plain: bool) -> Learner:
     if plain:
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     learner = Learner(model, optimizer, world, torch.float32)
-    ppo_of(learner, placed(3), "critic.warmup_steps=2", plain=0.3 if plain else None)
+    ppo_of(learner, placed(3), "methods.ppo.warmup_steps=2", plain=0.3 if plain else None)
     return learner
 
 

@@ -46,7 +46,7 @@ from tests.helpers.tolerance import near
 def updated(model: PreTrainedModel, samples: list[Sample], *overrides: str) -> dict[str, float]:
     """The metrics of an update; the samples' old log-probs are made up, so any mismatch passes."""
     metrics, skipped = update_policy(
-        learner_of(model), samples, [], step=0, config=config_of(*overrides), max_mismatch=9.0
+        learner_of(model), samples, step=0, config=config_of(*overrides), max_mismatch=9.0
     )
     assert not skipped
     return metrics

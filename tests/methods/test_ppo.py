@@ -158,7 +158,7 @@ def test_the_critics_gradient_is_that_of_the_naive_loop() -> None:
                 total = total + 0.5 * (head(hidden[t - 1])[0] - sample.columns["returns"][t]) ** 2
     loss = VALUE_WEIGHT * total / sum(sum(s.mask) for s in samples)
     loss.backward()
-    policy, critic, metrics = changes(samples, "critic.clip=0")
+    policy, critic, metrics = changes(samples, "methods.ppo.clip=0")
     for name, parameter in owner.trained["critic"].module.named_parameters():
         assert_near(critic[name], -parameter.grad, GRADIENT, held=2.0, what=name)
     count = sum(sum(s.mask) for s in samples)
@@ -171,7 +171,7 @@ def test_the_critics_gradient_is_that_of_the_naive_loop() -> None:
 def test_during_the_warm_up_only_the_critic_changes() -> None:
     samples = valued_samples()
     for step, warming_up in ((1, True), (2, False)):
-        policy, critic, metrics = changes(samples, "critic.warmup_steps=2", step=step)
+        policy, critic, metrics = changes(samples, "methods.ppo.warmup_steps=2", step=step)
         assert any(delta.any() for delta in policy.values()) is not warming_up
         assert critic["head.weight"].any()
         assert (metrics["lr"] == 0.0) is warming_up
@@ -182,11 +182,11 @@ def test_a_critic_learns_the_returns_of_a_repeated_rollout() -> None:
     model = tiny_model()
     learner = learner_of(model)
     samples = rewarded(some_samples(model))
-    settings = ("critic.lam=1", "critic.clip=0", "critic.warmup_steps=30")
+    settings = ("methods.ppo.lam=1", "methods.ppo.clip=0", "methods.ppo.warmup_steps=30")
     config = config_of(*CRITIC, *settings)
-    ppo_of(learner, tiny_model(seed=3), *settings, "critic.lr=3e-3")
+    ppo_of(learner, tiny_model(seed=3), *settings, "methods.ppo.lr=3e-3")
     metrics = [
-        update_policy(learner, samples, [], step=n, config=config, max_mismatch=1.0)[0]
+        update_policy(learner, samples, step=n, config=config, max_mismatch=1.0)[0]
         for n in range(30)
     ]
     assert metrics[0]["explained_variance"] == pytest.approx(0.0)

@@ -5,15 +5,11 @@ from itertools import compress
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
-from selfplay.config import Config
-from selfplay.learner.learner import Learner
-from selfplay.learner.method import Parts
 from selfplay.learner.rescore import mismatch_values, with_ess
 from selfplay.learner.update import update_policy
-from selfplay.methods.recompute import Recompute, importance_weights
-from tests.helpers.small_updates import config_of, learner_of, some_samples
+from selfplay.methods.recompute import importance_weights
+from tests.helpers.small_updates import config_of, learner_with, some_samples
 from tests.helpers.tiny_run import FORWARD, LOGPROB, tiny_model
 from tests.helpers.tolerance import near
 
@@ -52,17 +48,11 @@ def test_the_mean_of_mismatch_kl_is_the_kl_of_engine_and_trainer() -> None:
     assert float((engine_V * values["mismatch_kl"]).sum()) == near(float(exact), 64)
 
 
-def recomputing(model: PreTrainedModel, config: Config) -> Learner:
-    learner = learner_of(model)
-    learner.methods = [Recompute(Parts(config, learner, lambda: model))]
-    return learner
-
-
 def test_recomputed_old_logprobs_make_every_ratio_one() -> None:
     model = tiny_model()
-    samples, config = some_samples(model, shift=0.5), config_of("algorithm.old_logprobs=recomputed")
-    learner = recomputing(model, config)
-    metrics, _ = update_policy(learner, samples, [], step=0, config=config, max_mismatch=1.0)
+    samples, config = some_samples(model, shift=0.5), config_of("methods.recompute=on")
+    learner = learner_with(config, model)
+    metrics, _ = update_policy(learner, samples, step=0, config=config, max_mismatch=1.0)
     assert metrics["ratio_mean"] == near(1.0, FORWARD, scale=LOGPROB)
     assert metrics["clip_share"] == 0.0
     assert metrics["mismatch_max"] > 0.4 and metrics["mismatch_mean"] > 0.1, "of the engine's"
@@ -71,8 +61,8 @@ def test_recomputed_old_logprobs_make_every_ratio_one() -> None:
 def test_importance_is_the_ratio_of_trainer_and_engine() -> None:
     model = tiny_model()
     samples = some_samples(model, num=3, shift=0.4)
-    config = config_of("algorithm.old_logprobs=recomputed", "algorithm.importance=token")
-    (method,) = recomputing(model, config).methods
+    config = config_of("methods.recompute.importance=token")
+    (method,) = learner_with(config, model).methods
     recomputed, metrics = method.prepare(samples, step=0, config=config)
     for before, after in zip(samples, recomputed, strict=True):
         log_ratios = torch.tensor(after.old_logprobs) - torch.tensor(before.old_logprobs)

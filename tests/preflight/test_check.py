@@ -340,8 +340,12 @@ def test_a_player_whose_tokens_are_not_those_of_the_engine_is_refused_in_one_lin
 @pytest.mark.parametrize("key", PLUGINS)
 def test_the_built_in_functions_pass_the_checks_of_ones_own(key: str) -> None:
     for name in PLUGINS[key].built_in:
-        assert key_of(name) == key
-        assert len(list(findings(key, name, settings(f"{key}={name}")))) >= 2
+        if key == "methods":
+            on = ["algorithm.advantage=ppo" if name == "ppo" else f"methods.{name}=on"]
+        else:
+            on = [f"{key}={name}"]
+            assert key_of(name) == key
+        assert len(list(findings(key, name, settings(*on)))) >= 2
 
 
 def test_a_name_that_is_no_function_is_refused_before_a_run(

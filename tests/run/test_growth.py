@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = 500
 SMALL = (
     "rollout={instances: 2, group_size: 2, max_turns: 4, max_new_tokens: 24, max_game_tokens: 160}",
-    *("warm_start.auxiliary_weight=0.1", "warm_start.auxiliary_games=2", "save_every=20"),
+    *("methods.auxiliary_imitation={weight: 0.1, games: 2}", "save_every=20"),
     *("eval.every=20", "eval.num_games=4", "log_games_every=1"),
 )
 

@@ -69,7 +69,7 @@ def test_reward_rises_by_adapters_alone(tmp_path: Path) -> None:
 def test_reward_rises_without_groups(tmp_path: Path) -> None:
     """One game per instance under PPO, including the critic's warm-up: score +0.141 (11.0 standard
     errors), errors -0.207 (11.7)."""
-    critic = ("critic.lr=1.0e-3", "critic.warmup_steps=3")
+    critic = ("methods.ppo.lr=1.0e-3", "methods.ppo.warmup_steps=3")
     games = ("algorithm.advantage=ppo", "rollout.group_size=1", "rollout.instances=96")
     runs = trained(tmp_path, *UNSURE, *games, *critic, "optim.lr=3.0e-3")
     assert in_standard_errors(rises(runs, "score")) > STANDARD_ERRORS

@@ -31,9 +31,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # still form one group.
 SETTINGS = (
     *("steps=2", "rollout.instances=3", "optim.tokens_per_microbatch=256", "algorithm.kl=0.1"),
-    *("algorithm.resample=2", "warm_start.auxiliary_weight=0.1"),
-    *("warm_start.auxiliary_games=3", "eval.every=2", "rollout.branch.turns=first"),
-    *("rollout.branch.per_game=2", "rollout.branch.siblings=3", "algorithm.imitate_best=0.5"),
+    *("methods.resample.instances=2", "methods.auxiliary_imitation.weight=0.1"),
+    *("methods.auxiliary_imitation.games=3", "eval.every=2", "rollout.branch.turns=first"),
+    *("rollout.branch.per_game=2", "rollout.branch.siblings=3", "methods.best_games.weight=0.5"),
 )
 
 

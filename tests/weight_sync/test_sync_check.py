@@ -37,7 +37,7 @@ from selfplay.weight_sync.sync_check import (
     SyncCheck,
     turn_mismatch,
 )
-from tests.helpers.small_updates import config_of, learner_of, some_samples
+from tests.helpers.small_updates import config_of, learner_of, learner_with, some_samples
 from tests.helpers.tiny_run import (
     VOCAB,
     begin_warm,
@@ -335,15 +335,17 @@ def test_one_missed_push_is_made_again_and_two_end_the_run(
 
 
 @pytest.mark.parametrize(("bound", "named"), [(0.05, "engine.max_mismatch"), (0.0, "engine.exact")])
-@pytest.mark.parametrize("old", ["engine", "recomputed"])
+@pytest.mark.parametrize("old", ["off", "on"])
 def test_the_rollout_is_compared_before_any_weight_moves(
     old: str, bound: float, named: str
 ) -> None:
-    model, config = tiny_model(seed=1), config_of(f"algorithm.old_logprobs={old}")
+    model, config = tiny_model(seed=1), config_of(f"methods.recompute={old}")
     before = [parameter.detach().clone() for parameter in model.parameters()]
     samples = some_samples(tiny_model(seed=0))
     with pytest.raises(EngineDisagrees, match=named):
-        update_policy(learner_of(model), samples, [], step=0, config=config, max_mismatch=bound)
+        update_policy(
+            learner_with(config, model), samples, step=0, config=config, max_mismatch=bound
+        )
     assert all(torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True))
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -353,7 +355,7 @@ def test_the_rollout_is_compared_before_any_weight_moves(
     [
         ((), True),
         (("algorithm.minibatches=2",), False),
-        (("algorithm.minibatches=2", "algorithm.old_logprobs=recomputed"), True),
+        (("algorithm.minibatches=2", "methods.recompute=on"), True),
     ],
 )
 def test_the_engines_own_log_probs_are_compared_in_the_first_mini_batch(
@@ -369,7 +371,9 @@ def test_the_engines_own_log_probs_are_compared_in_the_first_mini_batch(
     samples[samples.index(wrong)] = replace(wrong, old_logprobs=shifted)
     config = config_of(*settings)
     with pytest.raises(EngineDisagrees) if found else nullcontext():
-        update_policy(learner_of(model), samples, [], step=0, config=config, max_mismatch=0.05)
+        update_policy(
+            learner_with(config, model), samples, step=0, config=config, max_mismatch=0.05
+        )
 
 
 def test_a_run_that_its_checks_end_saves_first_and_goes_on_from_there(

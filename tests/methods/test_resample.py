@@ -1,9 +1,7 @@
-"""Dynamic sampling in `resample`: how many rounds, which instances, the same on all ranks; and a
+"""Dynamic sampling: how many rounds, which instances, the same on all ranks; and a
 step in which all groups have zero variance."""
 
-import json
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +9,10 @@ from typing import Any
 import pytest
 
 from selfplay.advantages.advantages import reward_samples
-from selfplay.config import AlgorithmConfig, RewardConfig, load_config
+from selfplay.config import AlgorithmConfig, RewardConfig
 from selfplay.distributed import init_world
-from selfplay.rollout.driver import RolloutStats
-from selfplay.rollout.episode import Turn
-from selfplay.step import best_games_term
+from selfplay.rollout.driver import Rollout
 from selfplay.step.ending import trainer_state
-from selfplay.step.run import Rollout
 from tests.helpers.hand_episodes import with_advantages
 from tests.helpers.processes import two_ranks
 from tests.helpers.resampling import (
@@ -25,10 +20,9 @@ from tests.helpers.resampling import (
     HasVariance,
     has_variance,
     play_rounds,
-    played_games,
 )
 from tests.helpers.shared_work import slow_except
-from tests.helpers.tiny_run import RUNS, finished, metrics_of, run_warm, same_weights
+from tests.helpers.tiny_run import metrics_of, run_warm, same_weights
 
 
 def play_alone(
@@ -90,12 +84,12 @@ def test_two_ranks_play_the_rounds_of_one_and_give_its_advantages() -> None:
 NO_REWARD = ("rollout.max_turns=1", "steps=2")  # one move cannot end in an agreement
 
 
-@pytest.mark.parametrize("old", slow_except(("engine", "recomputed"), "engine"))
+@pytest.mark.parametrize("old", slow_except(("off", "on"), "off"))
 def test_a_step_of_zero_variance_groups_is_logged_and_changes_no_weight(
     tmp_path: Path, old: str
 ) -> None:
     folder = tmp_path / "run"
-    settings = ("algorithm.resample=2", f"algorithm.old_logprobs={old}")
+    settings = ("methods.resample.instances=2", f"methods.recompute={old}")
     run_warm(folder, *NO_REWARD, *settings)
     for line in metrics_of(folder):
         assert (line["zero_variance_groups"], line["num_trained_tokens"], line["score"]) == (
@@ -108,47 +102,10 @@ def test_a_step_of_zero_variance_groups_is_logged_and_changes_no_weight(
     assert same_weights(folder / "warm_start", folder / "final")
 
 
-def test_the_newest_best_games_are_imitated() -> None:
-    """Of three instances a step, a drawn two are kept. Those without variance have no best game, so
-    the second step adds one and the third none."""
-    run: Any = SimpleNamespace(
-        config=load_config(
-            None,
-            [
-                "model.scratch={}",
-                "rollout={instances: 2, max_game_tokens: 64}",
-                "algorithm.imitate_best=0.5",
-            ],
-        ),
-        world=init_world(device="cpu"),
-        best=[],
-    )
-
-    def imitated(*numbers: int) -> list[str]:
-        games = played_games(lambda number: number != 0, numbers).episodes
-        turn = Turn(0, "?", "message", None, None, ("", ""), 1)
-        games = [replace(game, turns=(turn, replace(turn, seat=1))) for game in games]
-        term = best_games_term(run, Rollout(games, RolloutStats(0, 0, 0.0)))
-        assert (term.objective, term.weight) == ("imitation", 0.5)
-        return [sample.name for sample in term.samples]
-
-    names = [[f"instance board {i} episode 1 seat {seat}" for seat in (0, 1)] for i in range(5)]
-    first = imitated(3, 2, 1)
-    assert first[:2] != first[2:] and all(kept in names[1:4] for kept in (first[:2], first[2:]))
-    assert imitated(4, 0) == imitated(0) == first[2:] + names[4]
-
-
 def test_the_state_of_a_run_has_its_moving_averages() -> None:
     """What `ema` resumes with (tests/run/test_resume.py has the whole way)."""
     part = SimpleNamespace(state=dict, num_lines=3)
     parts = dict.fromkeys(("partners", "monitors", "sync_check", "journal"), part)
-    run: Any = SimpleNamespace(baselines={"seat 0": 0.5}, best=[], **parts)
+    learner = SimpleNamespace(methods=[])
+    run: Any = SimpleNamespace(baselines={"seat 0": 0.5}, learner=learner, **parts)
     assert trainer_state(run)["baselines"] == {"seat 0": 0.5}
-
-
-@pytest.mark.slow
-def test_a_checkpoint_holds_the_baselines_and_the_best_games() -> None:
-    run = finished(*RUNS["baselines"])
-    progress = json.loads((run / "checkpoints" / "step_000002" / "progress.json").read_text())
-    assert set(progress["state"]["baselines"]) == {"seat 0", "seat 1"}
-    assert 1 <= len(progress["state"]["best"]) <= 4

@@ -1,0 +1,118 @@
+"""The settings of the methods here, and what contradicts them. Read without torch.
+
+A method is on if `methods` names it; `check` raises ValueError for other settings that do not fit.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from selfplay.config import Config
+from selfplay.config.schema import RULES
+
+
+@dataclass(frozen=True, slots=True, config=RULES)
+class RecomputeOptions:
+    """The trainer's log-probs in place of the engine's in the ratio, and importance weights."""
+
+    importance: Literal["none", "token", "sequence"] = "none"
+    """weight the loss by the importance ratio trainer / engine to correct the log-prob mismatch:
+    off, per token, or per sequence"""
+    cap: float = Field(default=2.0, ge=0.01, le=1e6)
+    """importance ratios are truncated at this value"""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        """Raise ValueError for a cap of weights that there are not."""
+        if self.importance == "none" and self.cap != 2.0:
+            raise ValueError(
+                "methods.recompute.cap needs methods.recompute.importance token or sequence, got "
+                "none"
+            )
+        return self
+
+
+@dataclass(frozen=True, slots=True, config=RULES)
+class PPOOptions:
+    """PPO's value function, and the advantages computed from it; on with algorithm.advantage ppo
+    alone."""
+
+    lam: float = Field(default=0.95, ge=0.0, le=1.0)
+    """GAE's lambda: 0 relies on the critic (one-step TD), 1 on the observed return"""
+    clip: float = Field(default=0.2, ge=0.0, le=1e6)
+    """value clip range: largest change of a value within one rollout; 0 turns clipping off"""
+    lr: float = Field(default=1e-4, ge=0.0, le=10.0)
+    """constant learning rate of the critic's own AdamW"""
+    warmup_steps: int = Field(default=0, ge=0, le=10_000_000)
+    """self-play steps at the start that train only the critic"""
+
+    def check(self, config: Config) -> None:
+        """Raise ValueError without `algorithm.advantage` ppo, and for tensor parallel."""
+        if config.algorithm.advantage != "ppo":
+            raise ValueError(
+                f"methods.ppo needs algorithm.advantage ppo, got {config.algorithm.advantage}"
+            )
+        if config.parallel.tp > 1:
+            raise ValueError(
+                f"parallel.tp must be 1 with algorithm.advantage ppo, got {config.parallel.tp}: "
+                "critics do not support tensor parallel; use parallel.fsdp"
+            )
+
+
+@dataclass(frozen=True, slots=True, config=RULES)
+class AuxiliaryImitationOptions:
+    """An imitation loss on new games of `warm_start.teachers` in each self-play update."""
+
+    weight: float = Field(default=0.1, ge=0.0, le=1000.0)
+    """weight of the loss"""
+    games: int = Field(default=8, ge=1, le=100_000)
+    """scripted games per step"""
+
+
+@dataclass(frozen=True, slots=True, config=RULES)
+class BestGamesOptions:
+    """An imitation loss on the policy's own best games: the newest rollout.instances games that
+    ended in an agreement, scored best of their instance and above its mean (rejection sampling)."""
+
+    weight: float = Field(default=0.2, ge=0.0, le=1000.0)
+    """weight of the loss"""
+
+
+@dataclass(frozen=True, slots=True, config=RULES)
+class ResampleOptions:
+    """Dynamic sampling: a step plays more instances for those whose groups all had zero variance
+    (DAPO)."""
+
+    instances: int = Field(default=16, ge=1, le=100_000)
+    """replacement instances that a step may draw"""
+
+    @property
+    def more_instances(self) -> int:
+        """How many instances a step may play beside `rollout.instances`."""
+        return self.instances
+
+    def check(self, config: Config) -> None:
+        """Raise ValueError where no group of games is dropped."""
+        if config.rollout.branch.turns == "all":
+            raise ValueError(
+                "methods.resample must be left out with rollout.branch.turns all, got "
+                f"{self.instances}: it replaces groups of games, and these are groups of turns; "
+                "nearest: decisions"
+            )
+        if not config.algorithm.groups:
+            raise ValueError(
+                f"methods.resample must be left out for {config.algorithm.advantage}, which drops "
+                f"no zero-variance groups, got {self.instances}"
+            )
+
+
+OPTIONS = {
+    "recompute": RecomputeOptions,
+    "ppo": PPOOptions,
+    "auxiliary_imitation": AuxiliaryImitationOptions,
+    "best_games": BestGamesOptions,
+    "resample": ResampleOptions,
+}
