@@ -131,11 +131,16 @@ def _file_of(name: str) -> Path | None:
     if top in sys.stdlib_module_names:
         return None
     spec = importlib.machinery.PathFinder.find_spec(top)
-    for num in range(len(parts)):
-        if spec is None or spec.submodule_search_locations is None:
+    inside = spec.submodule_search_locations if spec else None
+    for num, part in enumerate(parts):
+        if not inside:
             return None
-        below = ".".join((top, *parts[: num + 1]))
-        spec = importlib.machinery.PathFinder.find_spec(below, spec.submodule_search_locations)
+        below, folders = ".".join((top, *parts[: num + 1])), inside
+        try:
+            spec = importlib.machinery.PathFinder.find_spec(below, folders)
+            inside = spec.submodule_search_locations if spec else None
+        except KeyError:  # a folder without __init__.py, whose parent is not imported
+            spec, inside = None, [str(Path(folder) / part) for folder in folders]
     return Path(spec.origin).resolve() if spec and spec.has_location and spec.origin else None
 
 

@@ -23,13 +23,13 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13068, "methods have hooks and settings"),
-    "selfplay": Limit(20526, "methods have hooks and settings"),
+    "core": Limit(13510, "the engine by SGLang's public calls"),
+    "selfplay": Limit(20968, "the engine by SGLang's public calls"),
     "extras": Limit(1326, "taken out of the core and the games"),
-    "dialop": Limit(7989, "methods have hooks and settings"),
-    "tests": Limit(29695, "methods have hooks and settings"),
+    "dialop": Limit(7994, "the engine by SGLang's public calls"),
+    "tests": Limit(29841, "the engine by SGLang's public calls"),
     "bench": Limit(2773, "docs/ is counted here too"),
-    "settings": Limit(131),
+    "settings": Limit(132, "the engine by SGLang's public calls"),
 }
 # Of `selfplay/`, in the second step of `configs/talk.yaml` with one layer on the hf engine.
 STEP = {
@@ -39,7 +39,7 @@ STEP = {
     "frames to a move": Limit(13),
     "frames to weights": Limit(10),
 }
-DOCSTRING_LINES = 2.74  # a function: the least
+DOCSTRING_LINES = 2.719  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
 from selfplay.config.plugins import check_name
 from selfplay.config.schema import RULES
+from selfplay.config.text import show
 
 Auto = Literal["auto"]
 
@@ -105,6 +106,17 @@ class ModelConfig:
     present"""
 
 
+# What only SGLang's private names give, and the value without them.
+NEED_FAST: dict[str, Any] = {
+    "processes": 1,
+    "burst_share": 0.0,
+    "sessions": False,
+    "prefill_graphs": False,
+    "deterministic": False,
+    "exact": False,
+}
+
+
 @dataclass(frozen=True, slots=True, config=RULES)
 class EngineConfig:
     """The inference engine that generates the policy's turns."""
@@ -143,6 +155,9 @@ class EngineConfig:
     prefill_graphs: bool | Auto = "auto"
     """capture SGLang's prefills of at most 2,048 tokens as CUDA graphs, which saves scheduler
     time in each turn after the first; auto does for models of at most 3B weights"""
+    fast: bool = True
+    """use private names of SGLang for pace (selfplay/engines/sglang/private.py lists them); false,
+    and where the installed SGLang lacks one: its public calls alone, one process, slower"""
     server_args: dict[str, object] = Field(default_factory=dict)
     """extra arguments of SGLang's server, under SGLang's names; they override this project's"""
     deterministic: bool = False
@@ -171,6 +186,12 @@ class EngineConfig:
                 f"engine.processes must be 1 with engine.tp_size {self.tp_size}, got "
                 f"{self.processes}: several engines share one GPU only"
             )
+        for name in () if self.fast else NEED_FAST:
+            if (value := getattr(self, name)) not in ("auto", NEED_FAST[name]):
+                raise ValueError(
+                    f"engine.{name} must be {show(NEED_FAST[name])} with engine.fast false, got "
+                    f"{show(value)}"
+                )
         if self.exact and self.tp_size > 1:
             raise ValueError(f"engine.tp_size must be 1 with engine.exact, got {self.tp_size}")
         if self.exact and self.attention not in ("auto", "fa3"):

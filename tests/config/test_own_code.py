@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from dialop.kit import load_kit
+from dialop.modules import own_files
 from selfplay.api.run import load_run
 from selfplay.apps.report.run_files import read_run
 from selfplay.config import Config, load_config
@@ -302,3 +303,20 @@ def test_an_old_run_is_read_as_before_and_other_code_is_none(own: Path, tmp_path
     config = load_config(run / "config.yaml")
     assert config.game.name == str(own)
     assert other_code([("game.name", str(own))], run / "config.yaml") == []
+
+
+def test_a_package_without_an_init_file_is_looked_into_without_its_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`outer/inner/part.py` has no `__init__.py` above it, and nothing has imported `outer`."""
+    part = tmp_path / "outer" / "inner" / "part.py"
+    part.parent.mkdir(parents=True)
+    part.write_text("NUMBER = 3\n")
+    mine = tmp_path / "mine_of_parts.py"
+    mine.write_text(
+        "def number() -> int:\n    from outer.inner.part import NUMBER\n    return NUMBER\n"
+    )
+    (tmp_path / "outer" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = own_files("mine_of_parts", mine).values()
+    assert set(found) == {mine, part, tmp_path / "outer" / "__init__.py"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -27,7 +28,20 @@ def is_here() -> bool:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--plain", action="store_true", help="all engines with engine.fast=false")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--plain"):
+        os.environ[tiny.PLAIN], tiny.ENGINE["fast"] = "1", False
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--plain"):
+        for item in items:
+            if item.get_closest_marker("fast_engine") is not None:
+                item.add_marker(pytest.mark.skip(reason="needs engine.fast"))
     if not is_here():
         for item in items:
             if HERE in item.path.parents:
@@ -37,7 +51,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def shared_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
     """One engine for several modules: most of a test's time is a start."""
-    engine = tiny.start(tiny.save(tmp_path_factory.mktemp("model")), sessions=True)
+    folder = tiny.save(tmp_path_factory.mktemp("model"))
+    engine = tiny.start(folder, sessions=tiny.ENGINE["fast"])
     yield engine
     engine.close()
 

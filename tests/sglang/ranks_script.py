@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 from selfplay.distributed import init_world
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.engines.sglang.weights import EnginePart
 from selfplay.engines.weights import Weights
 from tests.helpers.processes import say
 from tests.sglang import tiny
@@ -51,7 +50,7 @@ def main(folder: str, out: str) -> None:
 
     wide = tiny.start(folder, tp_size=2, group=group) if rank == 0 else None
     stale = mismatches(wide, reference) if wide is not None else []
-    part = EnginePart(world, torch.float32, mem_fraction=0.0)
+    part = tiny.kind().part(world, torch.float32, mem_fraction=0.0)
     engine = part if wide is None else wide
 
     def weights() -> Weights:

@@ -17,6 +17,8 @@ from selfplay.preflight.run import check_machine
 from tests.helpers.rare_tokens import rare_draws
 from tests.sglang import tiny
 
+pytestmark = pytest.mark.fast_engine
+
 GREEDY = Sampling(0.0, ())
 PROMPTS = [list(range(10 + n, 50 + n)) for n in range(8)]
 

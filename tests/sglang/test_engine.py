@@ -56,6 +56,7 @@ def test_rare_tokens_are_drawn_as_often_as_their_probabilities_say(
     assert abs(count - expected) < 4.5 * deviation
 
 
+@pytest.mark.fast_engine
 def test_scoring_gives_the_full_softmax_s_logprobs_and_returns_at_once(
     engine: SGLangEngine, policy: Any
 ) -> None:
@@ -104,6 +105,7 @@ def test_games_do_not_wait_for_each_other(engine: SGLangEngine, policy: Any) -> 
     assert ended == ["short", "long"]
 
 
+@pytest.mark.fast_engine
 def test_a_request_that_is_given_up_ends_no_other(engine: SGLangEngine, policy: Any) -> None:
     """SGLang aborts all requests whose names begin with the given one."""
 
@@ -142,6 +144,7 @@ def test_a_push_merges_adapters(engine: SGLangEngine, policy: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["model.layers.1.mlp.down_proj.weight", "all are 2 % too large"])
+@pytest.mark.fast_engine
 def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
     engine: SGLangEngine, policy: Any, tmp_path: Path, wrong: str
 ) -> None:
@@ -183,6 +186,7 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
     assert metrics["num_suspected"] == 0.0 and metrics["sync_check_mismatch"] < 1e-5
 
 
+@pytest.mark.fast_engine
 def test_requests_are_refused_until_a_push_is_complete(engine: SGLangEngine, policy: Any) -> None:
     named = {name: parameter.detach() for name, parameter in policy.named_parameters()}
     halves = [list(named)[:10], list(named)[10:]]

@@ -72,6 +72,7 @@ def test_a_hang_ends_at_the_time_out_and_a_stopped_engine_is_closed_and_a_failed
     assert "died during initialization" in error and error.endswith("Its own error is above.")
 
 
+@pytest.mark.fast_engine
 def test_an_engine_takes_a_scheduler_that_waits_and_ends_the_others(
     before_training: dict[str, dict[str, Any]],
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_trainer_killed_while_the_engine_starts_leaves_nothing_behind(
     process.communicate(timeout=processes.HANG_S)
 
 
+@pytest.mark.fast_engine
 def test_an_engine_waits_for_its_kernels_before_it_gives_memory_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,6 +16,8 @@ from selfplay.model.lora import plain_weights
 from selfplay.weight_sync.sync_check import FIRST_TURNS, RECHECK_TURNS
 from tests.sglang import tiny
 
+pytestmark = pytest.mark.fast_engine
+
 PLAIN = Sampling(1.0, (tiny.STOP,))
 PROMPTS = [tuple(range(10 + n, 60 + n)) for n in range(4)]
 ROUNDING = 0.01  # nats; bf16 differs from fp32 by 0.002, another context by 0.1 or more

@@ -12,6 +12,8 @@ from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.engines.weights import Weights
 from tests.sglang import tiny
 
+pytestmark = pytest.mark.fast_engine
+
 SESSIONS = True
 
 PLAIN = Sampling(1.0, (tiny.STOP,))

@@ -15,12 +15,14 @@ from transformers import AutoModelForCausalLM
 
 from tests.helpers import processes
 from tests.helpers.tiny_run import begin_warm, metrics_of, write_tiny
+from tests.sglang import tiny
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
 # Several passes over a rollout move the policy far.
 SETTINGS = (
     "engine.kind=sglang",
+    f"engine.fast={str(tiny.ENGINE['fast']).lower()}",
     "engine.max_cache_tokens=16384",
     "algorithm.epochs=10",
     "save_every=1",

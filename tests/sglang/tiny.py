@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pathlib
 from typing import Any
 
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from selfplay.config import ChosenEngine
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.engines.sglang.plain import PlainEngine
 
 STOP = 3
 POSITIONS = 512
@@ -28,7 +30,13 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": None,
     "tie_word_embeddings": True,
 }
-ENGINE: dict[str, Any] = {"max_cache_tokens": 8192, "max_batch": 16, "timeout_s": 60.0}
+PLAIN = "SELFPLAY_TEST_PLAIN"  # set by `--plain`, for the processes that tests start too
+ENGINE: dict[str, Any] = {
+    "max_cache_tokens": 8192,
+    "max_batch": 16,
+    "timeout_s": 60.0,
+    "fast": PLAIN not in os.environ,
+}
 
 
 def start(
@@ -38,9 +46,14 @@ def start(
     config = ChosenEngine(**(ENGINE | settings))
     # Eight more than the positions, as in a run whose games may use them all.
     context = POSITIONS + 8
-    return SGLangEngine(
+    return kind(config.fast)(
         folder, config, device="cpu", dtype=dtype, context_length=context, group=group
     )
+
+
+def kind(fast: bool = ENGINE["fast"]) -> type[SGLangEngine]:
+    """The class of engine with `engine.fast`, or without."""
+    return SGLangEngine if fast else PlainEngine
 
 
 def build() -> PreTrainedModel:

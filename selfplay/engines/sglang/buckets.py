@@ -78,27 +78,28 @@ def _payload(message: Any, shared: Tensor) -> bytes:
     return bytes(MultiprocessingSerializer.serialize(message))
 
 
-class _SharedMemory:
-    """Bytes on a CPU, moved to shared memory. They are pickled as a call that opens the same memory
-    in any process of this user while this tensor lives.
+class SharedMemory:
+    """A flat tensor on a CPU, moved to shared memory. It is pickled as a call that opens the same
+    memory in any process of this user while this tensor lives.
 
     Torch's own ways need a parent-child relation, or a further process that must answer within a
     second, which on a busy machine it does not.
     """
 
-    def __init__(self, bytes_B: Tensor) -> None:
-        assert bytes_B.untyped_storage().nbytes() == bytes_B.numel()
-        self._bytes_B = bytes_B
+    def __init__(self, flat_N: Tensor) -> None:
+        assert flat_N.untyped_storage().nbytes() == flat_N.numel() * flat_N.element_size()
+        self._flat_N = flat_N
 
     def __reduce__(self) -> tuple[Any, ...]:
-        descriptor, num_bytes = self._bytes_B.untyped_storage()._share_fd_cpu_()
-        opened = partial(torch.from_file, shared=True, size=num_bytes, dtype=torch.uint8)
+        descriptor, _ = self._flat_N.untyped_storage()._share_fd_cpu_()
+        size, dtype = self._flat_N.numel(), self._flat_N.dtype
+        opened = partial(torch.from_file, shared=True, size=size, dtype=dtype)
         return opened, (f"/proc/{os.getpid()}/fd/{descriptor}",)
 
 
 def _sent(bytes_B: Tensor) -> Any:
     """What is pickled for a buffer: a handle to its memory on a GPU, a shared memory on a CPU."""
-    return bytes_B if bytes_B.is_cuda else _SharedMemory(bytes_B)
+    return bytes_B if bytes_B.is_cuda else SharedMemory(bytes_B)
 
 
 def compare_in_engine(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
@@ -115,13 +116,17 @@ def compare_in_engine(model: nn.Module, named_tensors: Sequence[tuple[str, Tenso
         size = math.prod(shape)
         named.append((weight, flat_N[start : start + size].view(shape)))
         start += size
-    with torch.no_grad(), _CompareWrites(model) as comparison:
-        model.load_weights(named)  # type: ignore[operator]
-    num_different = int(sum(comparison.differing))
-    counts = torch.tensor([comparison.num_compared, num_different], dtype=torch.int64)
+    counts = torch.tensor(compare(model, named), dtype=torch.int64)
     slots_B.view(torch.int64).view(-1, 2)[description["rank"]] = counts.to(buffer_B.device)
     if buffer_B.is_cuda:
         torch.cuda.synchronize()
+
+
+def compare(model: nn.Module, named: Sequence[tuple[str, Tensor]]) -> tuple[int, int]:
+    """How many elements of these weights were compared with the model's, and how many differ."""
+    with torch.no_grad(), _CompareWrites(model) as comparison:
+        model.load_weights(named)  # type: ignore[operator]
+    return comparison.num_compared, int(sum(comparison.differing))
 
 
 class _CompareWrites(TorchDispatchMode):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 from selfplay.config import ChosenEngine, Config, EngineConfig
+from selfplay.config.hardware import NEED_FAST
 
 # Above this a decoding step takes longer on the GPU than in SGLang's scheduler, whose Python runs
 # on one core: a second process would only share the GPU.
@@ -69,8 +70,10 @@ def choose(config: EngineConfig, load: Load) -> ChosenEngine:
         "sessions": load.continues and not uncached,
         "prefill_graphs": load.num_weights <= MOST_LAUNCH_BOUND and load.gpu,
     }
+    if not config.fast:
+        chosen = {name: NEED_FAST[name] for name in chosen}
     chosen = {name: value for name, value in chosen.items() if given[name] == "auto"}
-    return ChosenEngine(**{**given, **chosen, "adapts": "burst_share" in chosen})
+    return ChosenEngine(**{**given, **chosen, "adapts": config.fast and "burst_share" in chosen})
 
 
 def num_processes(load: Load) -> int:

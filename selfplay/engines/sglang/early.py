@@ -74,7 +74,7 @@ def begin(config: Config) -> None:
     for which it may set variables that are read at the import.
     """
     engine = config.engine
-    wanted = engine.kind == "sglang" and not engine.server_args and not _waiting
+    wanted = engine.kind == "sglang" and engine.fast and not (engine.server_args or _waiting)
     imitates = config.warm_start.imitates and not os.path.lexists(f"{config.out}/warm_start")
     main_thread = threading.current_thread() is threading.main_thread()  # they end with it
     here = all(map(importlib.util.find_spec, ("sglang", "torch_memory_saver")))

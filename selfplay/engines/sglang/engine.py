@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import itertools
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ import torch.distributed as dist
 from transformers import PreTrainedModel
 
 from selfplay.config import ChosenEngine, Config, EngineConfig
+from selfplay.config.hardware import NEED_FAST
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World
 from selfplay.engines.base import (
@@ -39,7 +41,7 @@ from selfplay.engines.base import (
     Sampling,
     run_all,
 )
-from selfplay.engines.sglang import buckets, launch
+from selfplay.engines.sglang import buckets, launch, patches, private
 from selfplay.engines.sglang import weights as sending
 from selfplay.engines.sglang.choose import burst_share
 from selfplay.engines.sglang.event_loop import EngineLoop
@@ -62,6 +64,7 @@ class SGLangEngine(Engine):
     """One engine on `engine.tp_size` GPUs; it ends with the process that builds it."""
 
     scores = True
+    part: type[sending.EnginePart] = sending.EnginePart  # of a rank that another one leads
 
     def __init__(
         self,
@@ -151,14 +154,36 @@ class SGLangEngine(Engine):
         """Of `world.replica.size` GPUs; a part of it on a rank that does not lead its replica."""
         # An evaluation's policies may come from runs with engines of other sizes.
         assert isinstance(config.engine, ChosenEngine)
-        chosen = replace(config.engine, tp_size=world.replica.size)
+        kind, chosen = cls._able(replace(config.engine, tp_size=world.replica.size), world)
         if not world.replica.leads:
             dtype = DTYPES[config.model.dtype]
-            return sending.EnginePart(world, dtype, mem_fraction=chosen.mem_fraction)
-        return cls._of_rank(config, chosen, weights, world, load_format=load_format)
+            return kind.part(world, dtype, mem_fraction=chosen.mem_fraction)
+        return kind._of_rank(config, chosen, weights, world, load_format=load_format)
 
     @classmethod
-    def start_partner(cls, config: Config, weights: Path, world: World) -> Self | None:
+    def _able(cls, chosen: ChosenEngine, world: World) -> tuple[type[SGLangEngine], ChosenEngine]:
+        """The class of engine that the installed SGLang can be with `engine.fast`, and what is left
+        of the settings. Raises SettingsError for a setting that only the faster one has."""
+        from selfplay.engines.sglang.plain import PlainEngine
+
+        lacks = private.missing() if chosen.fast else None
+        if chosen.fast and lacks is None:
+            return cls, chosen
+        if lacks is not None and chosen.deterministic:
+            name = "engine.exact" if chosen.exact else "engine.deterministic"
+            raise SettingsError(
+                f"{name} needs SGLang {patches.VERSION}: the installed one lacks {lacks}"
+            )
+        if lacks is not None and world.rank == 0:
+            print(
+                f"warning: this SGLang lacks {lacks}; engine.fast is off, the run is slower",
+                file=sys.stderr,
+                flush=True,
+            )
+        return PlainEngine, replace(chosen, fast=False, adapts=False, **NEED_FAST)
+
+    @classmethod
+    def start_partner(cls, config: Config, weights: Path, world: World) -> Engine | None:
         """With a smaller cache than the policy's, of what memory is free (`config_of_partner`)."""
         if not world.replica.leads:
             return None
@@ -171,7 +196,8 @@ class SGLangEngine(Engine):
             itemsize=DTYPES[config.model.dtype].itemsize,
             context=config.rollout.max_game_tokens,
         )
-        return cls._of_rank(config, chosen, weights, world, load_format="auto")
+        kind, chosen = cls._able(chosen, world)
+        return kind._of_rank(config, chosen, weights, world, load_format="auto")
 
     @classmethod
     def _of_rank(
@@ -202,21 +228,8 @@ class SGLangEngine(Engine):
 
     def _start(self) -> None:
         """Start the processes and read their first answers; the cache is as large as at first."""
-        # Each process has its own random stream, and a restart begins a new one.
-        seed = self._arguments["random_seed"] + 7919 * self._num_starts
-        self._num_starts += 1
-        self._ports = launch.reserve_ports()
-        port = self._ports.getsockname()[1] + 1
-        arguments = self._arguments
-        if self.device == "cuda":
-            free_bytes = torch.cuda.mem_get_info(arguments["base_gpu_id"])[0]
-            if self.cache_tokens:
-                arguments = launch.with_cache(
-                    arguments, self.cache_tokens, self._budget_bytes, free_bytes=free_bytes
-                )
-            else:
-                self._budget_bytes = arguments["mem_fraction_static"] * free_bytes
-        signals = Signals()
+        arguments, signals = self._arguments_of_start(), Signals()
+        seed, port = arguments["random_seed"], arguments["nccl_port"]
         started = launch.launch(
             [
                 arguments | {"nccl_port": port + i, "random_seed": (seed + 104_729 * i) % 2**31}
@@ -250,6 +263,24 @@ class SGLangEngine(Engine):
             f"processes {self.num_processes}, cache of {started.cache_tokens} tokens",
             flush=True,
         )
+
+    def _arguments_of_start(self) -> dict[str, Any]:
+        """SGLang's arguments of this start: a port and a random stream of its own, and, from the
+        second on, the first one's cache."""
+        # Each process has its own random stream, and a restart begins a new one.
+        seed = self._arguments["random_seed"] + 7919 * self._num_starts
+        self._num_starts += 1
+        self._ports = launch.reserve_ports()
+        port = self._ports.getsockname()[1] + 1
+        arguments = self._arguments | {"nccl_port": port, "random_seed": seed % 2**31}
+        if self.device == "cuda":
+            free_bytes = torch.cuda.mem_get_info(arguments["base_gpu_id"])[0]
+            if self.cache_tokens:
+                return launch.with_cache(
+                    arguments, self.cache_tokens, self._budget_bytes, free_bytes=free_bytes
+                )
+            self._budget_bytes = arguments["mem_fraction_static"] * free_bytes
+        return arguments
 
     def _warm_up(self, started: launch.Started, *, patience_s: float) -> dict[str, float]:
         """Answer one request, which compiles kernels; return the start's seconds by phase."""
@@ -462,12 +493,15 @@ class SGLangEngine(Engine):
         """
         if self.device != "cuda" or self._released:
             return
+        self._release()
+        self._released = set(TAGS)
+        self.ledger.invalidate()
+
+    def _release(self) -> None:
         from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
 
         request = ReleaseMemoryOccupationReqInput(tags=list(TAGS))
         self._on_all(lambda m: m.release_memory_occupation(request, None), what="going to sleep")
-        self._released = set(TAGS)
-        self.ledger.invalidate()
 
     def wake(self, what: str) -> None:
         """Allocate memory again: "weights" before a push, "kv_cache" after it.
@@ -479,13 +513,16 @@ class SGLangEngine(Engine):
         if what not in self._released:  # SGLang would end its whole process tree
             return
         sending.make_room(torch.device("cuda", torch.cuda.current_device()), self._mem_fraction)
+        self._resume(what)
+        self._released.discard(what)
+        if what == "kv_cache":
+            self.flush_cache("flushing the prefix cache")
+
+    def _resume(self, what: str) -> None:
         from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
 
         request = ResumeMemoryOccupationReqInput(tags=[what])
         self._on_all(lambda m: m.resume_memory_occupation(request, None), what=f"waking {what}")
-        self._released.discard(what)
-        if what == "kv_cache":
-            self.flush_cache("flushing the prefix cache")
 
     def flush_cache(self, what: str) -> None:
         """Empty the prefix cache once the scheduler is idle. `what` names the call in errors."""

@@ -28,7 +28,7 @@ class EngineLoop:
 
     def __init__(self, started: Started, signals: processes.Signals, *, timeout_s: float) -> None:
         self.engines, self.children = started.engines, started.processes
-        self.managers = tuple(engine.tokenizer_manager for engine in started.engines)
+        self.managers: tuple[Any, ...] = tuple(e.tokenizer_manager for e in started.engines)
         self.timeout_s = timeout_s
         self._loop = started.engines[0].loop
         self._signals, self._closed = signals, False
@@ -63,7 +63,7 @@ class EngineLoop:
         Raises EngineFault, which names the work as `what`, when the engine dies or, while answers
         are due, is silent for `timeout_s`.
         """
-        self._check_alive(work, what)
+        self.check_alive(what, work)
         return self._loop.run_until_complete(self._watch(work, what, timeout_s or self.timeout_s))
 
     def begin(self, work: Coroutine[Any, Any, T], *, what: str) -> Callable[[], T]:
@@ -71,7 +71,7 @@ class EngineLoop:
 
         The returned function waits for the result and raises like `run`.
         """
-        self._check_alive(work, what)
+        self.check_alive(what, work)
         task = self._loop.create_task(work)
 
         async def sent() -> None:  # the requests leave in tasks that need a few loop iterations
@@ -84,10 +84,12 @@ class EngineLoop:
         self._loop.run_until_complete(sent())
         return lambda: self.run(ended(), what=what)
 
-    def _check_alive(self, work: Coroutine[Any, Any, Any], what: str) -> None:
+    def check_alive(self, what: str, work: Coroutine[Any, Any, Any] | None = None) -> None:
+        """Raise EngineFault, which names the call as `what`, and close `work`, if all is gone."""
         dead = self._dead or self._ended()
         if self._closed or dead is not None:
-            work.close()
+            if work is not None:
+                work.close()
             raise EngineFault(f"the engine is gone ({dead or 'closed'}): {what} is not possible")
 
     @property
@@ -150,16 +152,19 @@ class EngineLoop:
         atexit.unregister(self.close)
         for engine in self.engines:
             atexit.unregister(engine.shutdown)
-            if engine.tokenizer_manager._subprocess_watchdog is not None:
-                engine.tokenizer_manager._subprocess_watchdog.stop()  # it would report the kills
+            watchdog = getattr(engine.tokenizer_manager, "_subprocess_watchdog", None)
+            if watchdog is not None:
+                watchdog.stop()  # it would report the kills
         processes.kill(self.children)
         self._signals.restore()
         if not self._loop.is_running():
             self._loop.run_until_complete(self._cancel_tasks())
             for engine in self.engines:
                 # When collected, a context would wait forever to send to the dead processes.
-                for socket in (engine.tokenizer_manager.recv_from_detokenizer, engine.send_to_rpc):
-                    socket.context.destroy(linger=0)
+                manager = engine.tokenizer_manager
+                for front, name in ((manager, "recv_from_detokenizer"), (engine, "send_to_rpc")):
+                    if (socket := getattr(front, name, None)) is not None:
+                        socket.context.destroy(linger=0)
                 engine.loop.close()
 
     async def _cancel_tasks(self) -> None:

@@ -328,15 +328,20 @@ def with_cache(
     return {**arguments, "mem_fraction_static": share, "max_total_tokens": cache_tokens}
 
 
+def check_main_thread() -> None:
+    """Raise RuntimeError outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        raise RuntimeError(
+            "an engine must start in the main thread: its children end when that thread ends"
+        )
+
+
 def launch(every: Sequence[dict[str, Any]]) -> Started:
     """Import SGLang; start one engine for each dict of arguments, all loading at the same time.
 
     Raises RuntimeError outside the main thread and when a child process dies.
     """
-    if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError(
-            "an engine must start in the main thread: its children end when that thread ends"
-        )
+    check_main_thread()
     began_s = time.perf_counter()
     if every[0]["device"] == "cpu":
         os.environ["SGLANG_USE_CPU_ENGINE"] = "1"  # read when sglang is imported

@@ -39,7 +39,7 @@ def load(
     most two. Raises ValueError on every rank of the replica, before anything is sent, if the
     parameters are not exactly the engine's, and EngineFault on every rank if the engine fails.
     """
-    _check_names(engine, weights.shapes, group)
+    check_names(engine, weights.shapes, group)
     if engine is not None:
         engine.ledger.invalidate()  # incomplete until the last bucket is loaded
     sender, num_payloads = _Sender(group), _num_payloads(engine, group)
@@ -141,7 +141,7 @@ def _num_payloads(engine: SGLangEngine | None, group: dist.ProcessGroup | None) 
     return engine.num_ranks if engine is not None and group is None else 1
 
 
-def _check_names(
+def check_names(
     engine: SGLangEngine | None,
     shapes: dict[str, torch.Size],
     group: dist.ProcessGroup | None,
