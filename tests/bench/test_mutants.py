@@ -1,0 +1,33 @@
+"""Mutants are one change each, of code, and the same in every draw."""
+
+import ast
+from collections import Counter
+
+from bench.mutants import ROOT, drawn, named, table
+
+FILE = "selfplay/learner/loss.py"
+
+
+def test_drawn_mutants_change_one_executed_line_each_and_repeat() -> None:
+    """Every kind is drawn equally often while it lasts, and more are drawn after fewer."""
+    text = (ROOT / FILE).read_text(encoding="utf-8")
+    lines = {FILE: set(range(1, len(text.splitlines()) + 1))}
+    mutants = drawn(lines, 18, seed=0)
+    assert drawn(lines, 6, seed=0) == mutants[:6] != drawn(lines, 6, seed=1)
+    assert set(Counter(mutant.kind for mutant in mutants).values()) == {3}
+    assert len({mutant.line for mutant in mutants}) == 18
+    for mutant in mutants:
+        changed = mutant.written(text)
+        assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(text)), mutant
+
+
+def test_the_mutants_by_hand_have_their_place() -> None:
+    """Whoever moves such a hand-over moves its mutant."""
+    assert len({mutant.name for mutant in named()}) == 11
+
+
+def test_the_table_begins_with_survivors_and_ends_with_the_share() -> None:
+    row = {"kind": "number", "where": "a.py:1", "change": "1 → 2", "seconds": 3}
+    found = table([row | {"name": "a", "caught_by": "t"}, row | {"name": "b", "caught_by": ""}])
+    assert "**survives**" in found.splitlines()[2]
+    assert found.endswith("caught 1 of 2, 50.0%; survivors: number 1")
