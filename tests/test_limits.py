@@ -20,7 +20,7 @@ from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import checkpoints, keep_newest
 from selfplay.engines import endpoint, hf
 from selfplay.engines.base import Completion, Request
-from selfplay.engines.sglang.buckets import plan_buckets
+from selfplay.engines.weights import plan_buckets
 from selfplay.learner.batch import deal
 from selfplay.metrics.console import step_line
 from selfplay.metrics.records import game_text
