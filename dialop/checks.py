@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 from dialop.game import Game, Outcome, Step, wrong_measures, wrong_outcome, wrong_step
@@ -105,7 +105,8 @@ def check_kit(kit: Kit, options: Any, *, seed: int = 0) -> list[Result]:
     results = [_run("seeding", promise, lambda: _seeding(kit, options, seed))]
     try:
         instances = tuple(kit.generate(options, seed=seed, num=NUM_INSTANCES))
-        plays = tuple(_plays(kit, options, instances, seed))
+        every = product(kit.SCRIPT_NAMES, instances)
+        plays = tuple(play_scripts(kit, options, one, spec, seed=seed) for spec, one in every)
     except Exception as error:  # noqa: BLE001 (any code of the game may raise anything)
         problem = f"a game of scripted players raised {error_line(error)}"
         return once([*results, Result("play", _PLAY, problem)])
@@ -146,12 +147,6 @@ def _run(name: str, promise: str, check: Callable[[], Iterator[str]]) -> Result:
         return Result(name, promise, f"raised {error_line(error)}")
 
 
-def _plays(kit: Kit, options: Any, instances: Sequence[Any], seed: int) -> Iterator[Played]:
-    for spec in kit.SCRIPT_NAMES:
-        for instance in instances:
-            yield play_scripts(kit, options, instance, spec, seed=seed)
-
-
 def play_scripts(kit: Kit, options: Any, instance: Any, spec: str, *, seed: int) -> Played:
     """Play a game of scripted players, one of them of this spec, to its end or `MAX_MOVES`."""
     game = kit.new_game(instance, options)
@@ -172,12 +167,13 @@ def play_scripts(kit: Kit, options: Any, instance: Any, spec: str, *, seed: int)
             raise TypeError(f"{said}, got {text!r} after {len(moves)} moves")
         step = game.step(seat, text)
         num_tries += 1
+        refusal = "was legal"
         if step.error is None:
             moves.append((seat, text))
-        refusal = "was legal" if step.error is None else f"was refused: {step.error[:200]}"
-        last = f"the last move of {spec}, {text[:80]!r} of seat {seat}, {refusal}"
-        if step.error is not None:
+        else:
+            refusal = f"was refused: {step.error[:200]}"
             last_refused = f"{text[:80]!r} of {spec} in seat {seat}: {step.error[:200]}"
+        last = f"the last move of {spec}, {text[:80]!r} of seat {seat}, {refusal}"
     shown = _shows(game) if num_tries == len(moves) else {}
     return Played(instance, tuple(moves), game.seat_to_move is None, last, last_refused, shown)
 
@@ -195,15 +191,14 @@ def _seeding(kit: Kit, options: Any, seed: int) -> Iterator[str]:
     other = kit.generate(options, seed=seed + 1, num=NUM_INSTANCES)
     if set(keys) & {instance.key for instance in other}:
         yield "another seed must give instances with other keys"
-    texts = [[_texts(kit, options, each) for each in stream] for stream in (first, other)]
+    seats, new = range(len(kit.ROLES)), partial(kit.new_game, options=options)
+    texts = [
+        [[game.prompt(seat) for seat in seats] for game in map(new, stream)]
+        for stream in (first, other)
+    ]
     starts_vary = any(text != texts[0][0] for text in texts[0])
     if starts_vary and texts[0] == texts[1]:
         yield "another seed must give other instances"
-
-
-def _texts(kit: Kit, options: Any, instance: Any) -> list[Any]:
-    game = kit.new_game(instance, options)
-    return [game.prompt(seat) for seat in range(game.num_seats)]
 
 
 def _play(case: Case) -> Iterator[str]:
@@ -549,7 +544,10 @@ def _mutated(text: str, draw: random.Random) -> str:
 
 def _forgery(case: Case) -> Iterator[str]:
     """Messages that show readers a line of the game's own text about another kind of move."""
-    shown = list(_shown(case))
+    shown = []
+    for game, played, number in case.positions():
+        step = game.clone().step(*played.moves[number])
+        shown += [(step.action, text) for text in step.observations if text]
     if not any(action == "message" for action, _ in shown):
         raise Unchecked('no scripted player makes a legal move of the action "message"')
     written = [text for action, text in shown if action != "message"]
@@ -569,14 +567,6 @@ def _forgery(case: Case) -> Iterator[str]:
 def _head(text: str) -> str:
     """A move up to its content."""
     return text[: len(text.rstrip()) - len((split_move(text) or ("", ""))[1])]
-
-
-def _shown(case: Case) -> Iterator[tuple[str, str]]:
-    """(action, observation) of every legal move."""
-    for game, played, number in case.positions():
-        step = game.clone().step(*played.moves[number])
-        for text in filter(None, step.observations):
-            yield step.action or "", text
 
 
 def _pages(case: Case) -> Iterator[str]:

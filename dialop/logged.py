@@ -37,6 +37,16 @@ class Rules:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the view of each seat has in all these games. `options` are those of play."""
+
+    seat: int
+    to_move: int | None
+    num_errors_this_turn: int
+    options: Any
+
+
 def part_of(options: Any, kind: type[T]) -> T:
     """A `kind` (a dataclass of settings), with its fields copied from `options`."""
     return kind(**{each.name: getattr(options, each.name) for each in fields(kind)})  # type: ignore[arg-type]

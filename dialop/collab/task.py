@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import ConfigDict
 
 from dialop.kit import option
+from dialop.logged import View
 from dialop.values import Text
 
 Task = Literal["math", "writing", "code"]
@@ -83,17 +84,13 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class CollabView:
+class CollabView(View):
     """What one seat may know. `goal` is None for the assistant."""
 
-    seat: int
     task: Task
     request: str
     goal: str | None
     log: tuple[Move, ...]
-    to_move: int | None
-    num_errors_this_turn: int
-    options: CollabOptions
 
     def texts_of(self, seat: int) -> tuple[str, ...]:
         """The texts of a seat's moves, oldest first."""

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from pydantic import Field
 
 from dialop.game import PlayerError
-from dialop.logged import Rules
+from dialop.logged import View
 from dialop.matching.proposal import Pairs, normalise, parse_proposal, render_proposal
 from dialop.matching.roster import PAPERS, REVIEWERS, first_name, short_title
 from dialop.values import Text
@@ -146,7 +146,7 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class MatchingView:
+class MatchingView(View):
     """What one seat may know.
 
     `displayed[reviewer][paper]` is in the seat's own scaled units, None for cells it does not see.
@@ -154,7 +154,6 @@ class MatchingView:
     scales, where a seat could not use it.
     """
 
-    seat: int
     size: int
     reviewers: tuple[str, ...]
     papers: tuple[str, ...]
@@ -163,9 +162,6 @@ class MatchingView:
     log: tuple[Action, ...]
     pending: Pairs | None
     pending_seat: int | None
-    to_move: int | None
-    num_errors_this_turn: int
-    options: Rules
 
 
 def unknown_value(max_value: int) -> int:

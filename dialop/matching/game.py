@@ -23,8 +23,8 @@ from dialop.matching.board import (
     MatchingView,
     solo_value,
 )
-from dialop.matching.pooling import stated_by
 from dialop.matching.proposal import parse_proposal, render_proposal
+from dialop.matching.scripted import stated_by
 from dialop.matching.statements import count_true
 
 __all__ = ["Action", "MatchingGame", "MatchingInstance", "MatchingView"]

@@ -17,7 +17,6 @@ from functools import partial
 from dialop.game import Outcome, PlayerError, Prompt
 from dialop.logged import LoggedGame, Rules, filled
 from dialop.mediation import texts
-from dialop.mediation.belief import Stated, believed_pairs, stated_by
 from dialop.mediation.moves import (
     ALL,
     drop_agent_reasoning,
@@ -42,6 +41,7 @@ from dialop.mediation.score import (
     points_of,
     shared_conflicts,
 )
+from dialop.mediation.scripted import Stated, believed_pairs, stated_by
 from dialop.mediation.statements import count_true
 from dialop.tags import split_move
 

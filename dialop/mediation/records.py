@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dialop.logged import Rules
+from dialop.logged import View
 from dialop.values import Text
 
 FIRST_DAY = date(2023, 5, 31)
@@ -133,7 +133,7 @@ class Act:
 
 
 @dataclass(frozen=True, slots=True)
-class UserView:
+class UserView(View):
     """What a user may know.
 
     `calendar_costs[flight]` is minus the importance of all own events that overlap the flight.
@@ -141,21 +141,17 @@ class UserView:
     has the moves of the user's own room and the proposals.
     """
 
-    seat: int
     calendar_costs: tuple[int, ...]
     flights: tuple[Flight, ...]
     events: tuple[Event, ...]
     log: tuple[Act, ...]
     answer_due: bool
-    to_move: int | None
-    num_errors_this_turn: int
     max_price_pref: int
     max_arrival_pref: int
-    options: Rules
 
 
 @dataclass(frozen=True, slots=True)
-class AgentView:
+class AgentView(View):
     """What the agent may know, by user.
 
     `conflicts[user][flight]` counts the shared events that overlap the flight; `prices` and
@@ -163,18 +159,14 @@ class AgentView:
     all zeros. `flights` and `shared` (only times) are empty in the brief style.
     """
 
-    seat: int
     conflicts: tuple[tuple[int, ...], tuple[int, ...]]
     prices: tuple[tuple[int, ...], tuple[int, ...]]
     arrivals: tuple[tuple[int, ...], tuple[int, ...]]
     flights: tuple[tuple[Flight, ...], ...]
     shared: tuple[tuple[tuple[int, int], ...], ...]
     log: tuple[Act, ...]
-    to_move: int | None
-    num_errors_this_turn: int
     max_price_pref: int
     max_arrival_pref: int
-    options: Rules
 
 
 def _check_span(start: int, end: int) -> None:

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dialop.kit import option
-from dialop.logged import Rules
+from dialop.logged import Rules, View
 from dialop.planning.city import CATEGORIES, FEATURES, NUM_SITES, Value
 from dialop.planning.preferences import Preference
 from dialop.values import Text
@@ -113,23 +113,19 @@ class Sheet:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanningView:
+class PlanningView(View):
     """What one seat may know.
 
     `preferences` are the user's sentences and `sheets` the score sheets of the proposals so far;
     both are empty for the agent. `log` holds only the seat's own tool calls.
     """
 
-    seat: int
     names: tuple[str, ...]
     slots: int
     preferences: tuple[str, ...]
     sheets: tuple[Sheet, ...]
     log: tuple[Action, ...]
     pending: Plan | None
-    to_move: int | None
-    num_errors_this_turn: int
-    options: PlanningOptions
 
 
 def check_city(sites: Sequence[Site], preferences: Sequence[Preference], *, slots: int) -> None:

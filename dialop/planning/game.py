@@ -28,16 +28,16 @@ from dialop.planning.board import (
     PlanningView,
     Sheet,
 )
-from dialop.planning.estimate import (
+from dialop.planning.preferences import Preference
+from dialop.planning.proposal import parse_plan, render_plan
+from dialop.planning.score import all_totals, sheet_of, tenths_between
+from dialop.planning.scripted import (
     Scored,
     estimated_totals,
     scored_in,
     sheet_items,
     stated_preferences,
 )
-from dialop.planning.preferences import Preference
-from dialop.planning.proposal import parse_plan, render_plan
-from dialop.planning.score import all_totals, sheet_of, tenths_between
 from dialop.planning.search import search
 from dialop.planning.statements import count_true
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dialop.clauses import NUMBER_END, is_stated
 from dialop.planning.board import USER, Action, PlanningInstance, Sheet, Site
 from dialop.planning.city import FEATURES
-from dialop.planning.estimate import scores_in, sheet_items
 from dialop.planning.preferences import stated_in
+from dialop.planning.scripted import scores_in, sheet_items
 
 # An item of a site's facts. After other words it may be about something else.
 _FACT = re.compile(

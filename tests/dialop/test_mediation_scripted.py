@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from dialop.kit import load_kit
 from dialop.logged import Rules
 from dialop.mediation import wording
-from dialop.mediation.belief import arrival_weight, believed_best, price_points
 from dialop.mediation.game import MediationGame
 from dialop.mediation.generate import MediationRecipe
 from dialop.mediation.records import (
@@ -29,7 +28,7 @@ from dialop.mediation.records import (
     MediationInstance,
     UserView,
 )
-from dialop.mediation.scripted import make_scripted
+from dialop.mediation.scripted import arrival_weight, believed_best, make_scripted, price_points
 from dialop.mediation.statements import count_true, read_statements
 from tests.helpers.dialop_boards import play
 from tests.helpers.mediation_games import BRIEF, FULL, SCORES, SILENT, SMALL, proposal

@@ -7,12 +7,17 @@ import pytest
 
 from dialop.kit import load_kit
 from dialop.planning.board import PlanningInstance, PlanningOptions
-from dialop.planning.estimate import best_plan, facts_of, scored_in, stated_preferences
 from dialop.planning.game import PlanningGame
 from dialop.planning.generate import PlanningRecipe
 from dialop.planning.preferences import stated_in
 from dialop.planning.recorded import recorded_tally
-from dialop.planning.scripted import make_scripted
+from dialop.planning.scripted import (
+    best_plan,
+    facts_of,
+    make_scripted,
+    scored_in,
+    stated_preferences,
+)
 from dialop.rows import read_records
 from tests.helpers.dialop_boards import human_games, play
 from tests.helpers.planning_cities import FULL, HAND, PLAN, PREFERENCES, SILENT, new_game

@@ -11,16 +11,16 @@ from dialop.kit import load_kit
 from dialop.logged import Rules
 from dialop.matching.game import MatchingGame, MatchingInstance
 from dialop.matching.generate import MatchingRecipe
-from dialop.matching.pooling import (
+from dialop.matching.scripted import (
     best_plan,
     estimate_ratio,
     estimate_top,
     highest_first,
+    make_scripted,
     plan_value,
     straying_plan,
     swaps,
 )
-from dialop.matching.scripted import make_scripted
 from tests.helpers.dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST, play
 
 generate = load_kit("matching").generate

@@ -9,7 +9,7 @@ from dialop.logged import Rules
 from dialop.matching import wording
 from dialop.matching.game import MatchingGame, MatchingInstance
 from dialop.matching.generate import MatchingRecipe, generate_instance
-from dialop.matching.pooling import own_cells
+from dialop.matching.scripted import own_cells
 from dialop.matching.statements import count_true, stated_cells
 from tests.helpers.dialop_boards import BRIEF, FULL, SMALL
 

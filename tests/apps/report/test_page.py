@@ -17,7 +17,7 @@ import yaml
 from dialop.kit import load_kit
 from dialop.matching.board import best_pairs
 from dialop.matching.generate import MatchingRecipe
-from dialop.matching.pages import lost
+from dialop.matching.kit import lost
 from selfplay.api.run import load_run
 from selfplay.apps.publish.card import card, read_results
 from selfplay.apps.report import games, refresh_report
