@@ -38,6 +38,15 @@ class Rules:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """A legal move: its seat, its tag, and its content."""
+
+    seat: int
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """What the view of each seat has in all these games. `options` are those of play."""
 

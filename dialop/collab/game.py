@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import cast
 
 from dialop.collab import texts
 from dialop.collab.grading import grade, interactivity, solved
@@ -28,11 +27,9 @@ from dialop.collab.task import (
     CollabInstance,
     CollabOptions,
     CollabView,
-    Kind,
-    Move,
 )
 from dialop.game import Outcome, PlayerError, Prompt
-from dialop.logged import LoggedGame
+from dialop.logged import LoggedGame, Move
 from dialop.tags import after_thought, split_move
 
 _CLOSING = re.compile(rf"^[ \t]*\[[ \t]*({ANSWER}|{END})[ \t]*\]", re.IGNORECASE | re.MULTILINE)
@@ -151,7 +148,7 @@ class CollabGame(LoggedGame):
                 raise PlayerError("empty", "nothing after [answer]")
             if kind == END:
                 content = f"{_said(text[: closing.start()])}\n{content}".strip()
-            return Move(seat, cast(Kind, kind), content)
+            return Move(seat, kind, content)
         content = _said(text)
         if not content:
             raise PlayerError("empty", "you said nothing")

@@ -15,8 +15,9 @@ from functools import lru_cache
 from typing import Any
 
 from dialop.collab.script import content_words
-from dialop.collab.task import ASSISTANT, USER, CollabInstance, Move
+from dialop.collab.task import ASSISTANT, USER, CollabInstance
 from dialop.collab.value import check_target, equal_values, is_missing
+from dialop.logged import Move
 
 CODE_GRADER = "selfplay.extras.sandbox"
 MESSAGE = (ASSISTANT, "message")

@@ -8,11 +8,10 @@ from typing import Literal
 from pydantic import ConfigDict
 
 from dialop.kit import option
-from dialop.logged import View
+from dialop.logged import Move, View
 from dialop.values import Text
 
 Task = Literal["math", "writing", "code"]
-Kind = Literal["message", "answer", "end"]
 
 TASKS: tuple[Task, ...] = ("math", "writing", "code")
 USER, ASSISTANT = 0, 1
@@ -72,15 +71,6 @@ class CollabOptions:
         high=1000,
         play=True,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """One legal move."""
-
-    seat: int
-    kind: Kind
-    text: str
 
 
 @dataclass(frozen=True, slots=True)

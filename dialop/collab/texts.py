@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dialop.collab.task import ASSISTANT, CollabInstance, Move, Task
+from dialop.collab.task import ASSISTANT, CollabInstance, Task
+from dialop.logged import Move
 from dialop.tags import indent_further, indent_lookalikes
 
 _ASSISTANT = """\

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from pydantic import Field
 
 from dialop.game import PlayerError
-from dialop.logged import View
+from dialop.logged import Move, View
 from dialop.matching.proposal import Pairs, normalise, parse_proposal, render_proposal
 from dialop.matching.roster import PAPERS, REVIEWERS, first_name, short_title
 from dialop.values import Text
@@ -28,7 +28,6 @@ Table = tuple[tuple[int, ...], ...]
 Mask = tuple[tuple[Literal[0, 1], ...], ...]
 Scale = Annotated[float, Field(gt=0)]
 Displayed = tuple[tuple[int | None, ...], ...]
-Kind = Literal["message", "propose", "accept", "reject"]
 
 MAX_VALUE = 100
 MAX_MAX_VALUE = 10_000  # tables are drawn as 8- or 16-bit numbers
@@ -133,15 +132,12 @@ class MatchingInstance:
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class Action(Move):
     """A legal move as both seats know it.
 
     `text` is the content of a message or proposal, "" for answers. `pairs` is set for proposals.
     """
 
-    seat: int
-    kind: Kind
-    text: str
     pairs: Pairs | None = None
 
 

@@ -141,7 +141,7 @@ class MatchingGame(LoggedGame):
         if answering:
             if self.pending is None:
                 raise PlayerError("nothing_pending", f"no proposal to {tag}; use {valid}")
-            return Action(seat, "accept" if tag == "accept" else "reject", "")
+            return Action(seat, tag, "")
         if filled(content, tag) and tag == "message":
             return Action(seat, "message", content)
         reviewers, papers, brief = self.instance.reviewers, self.instance.papers, self.options.brief

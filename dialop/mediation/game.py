@@ -225,7 +225,7 @@ class MediationGame(LoggedGame):
             return Act(seat, "message", filled(content, tag), seat)
         if not pending:
             raise PlayerError("nothing_pending", f"no proposal to {tag}; use {valid}")
-        return Act(seat, "accept" if tag == "accept" else "reject", "", seat)
+        return Act(seat, tag, "", seat)
 
     def _read_agent(self, text: str) -> Act:
         valid = self._agent_moves()

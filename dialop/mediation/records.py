@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import date
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
-from dialop.logged import View
+from dialop.logged import Move, View
 from dialop.values import Text
 
 FIRST_DAY = date(2023, 5, 31)
 USERS = (0, 1)
 AGENT = 2
 NUM_SEATS = 3
-Kind = Literal["message", "propose", "accept", "reject"]
 Pair = tuple[int, int]
 
 MAX_DAYS = 30
@@ -116,7 +115,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class Act(Move):
     """A legal move.
 
     `room` is where a message or an answer was given, None for a proposal, which goes to both rooms.
@@ -124,9 +123,6 @@ class Act:
     `costs` has the user's own terms; elsewhere `costs` is None.
     """
 
-    seat: int
-    kind: Kind
-    text: str
     room: int | None
     flights: Pair | None = None
     costs: Costs | None = None

@@ -11,18 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from reprlib import repr as short
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from dialop.kit import option
-from dialop.logged import Rules, View
+from dialop.logged import Move, Rules, View
 from dialop.planning.city import CATEGORIES, FEATURES, NUM_SITES, Value
 from dialop.planning.preferences import Preference
 from dialop.values import Text
 
-Kind = Literal["message", "tool", "propose", "accept", "reject"]
-KINDS: tuple[Kind, ...] = ("message", "tool", "propose", "accept", "reject")
+KINDS = ("message", "tool", "propose", "accept", "reject")
 Plan = tuple[int | None, ...]  # one site for each slot, None for an empty slot
 
 USER, AGENT = 0, 1
@@ -81,16 +80,13 @@ class PlanningOptions(Rules):
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class Action(Move):
     """A legal move.
 
     `text` is a message, a query, or a proposal in its canonical form; "" for answers. `plan` is set
     for proposals, `result` for tool calls.
     """
 
-    seat: int
-    kind: Kind
-    text: str
     plan: Plan | None = None
     result: str = ""
 

@@ -186,7 +186,7 @@ class PlanningGame(LoggedGame):
         if answering:
             if self.pending is None:
                 raise PlayerError("nothing_pending", f"no full plan to {tag}; use {valid}")
-            return Action(seat, "accept" if tag == "accept" else "reject", "")
+            return Action(seat, tag, "")
         if filled(content, tag) and tag == "tool":
             result = search(content, self.instance.sites)
             return Action(seat, "tool", content, result=result)
