@@ -154,7 +154,6 @@ def play_scripts(kit: Kit, options: Any, instance: Any, spec: str, *, seed: int)
     scripts = [kit.make_script(name, seed=seed + n) for n, name in enumerate(names)]
     moves: list[tuple[int, str]] = []
     last, last_refused = "", ""
-    num_tries = 0
     for _ in range(MAX_MOVES):
         seat = game.seat_to_move
         if seat is None:
@@ -166,7 +165,6 @@ def play_scripts(kit: Kit, options: Any, instance: Any, spec: str, *, seed: int)
             said = f"the script {names[seat]} of seat {seat} must return its move as a text"
             raise TypeError(f"{said}, got {text!r} after {len(moves)} moves")
         step = game.step(seat, text)
-        num_tries += 1
         refusal = "was legal"
         if step.error is None:
             moves.append((seat, text))
@@ -174,7 +172,7 @@ def play_scripts(kit: Kit, options: Any, instance: Any, spec: str, *, seed: int)
             refusal = f"was refused: {step.error[:200]}"
             last_refused = f"{text[:80]!r} of {spec} in seat {seat}: {step.error[:200]}"
         last = f"the last move of {spec}, {text[:80]!r} of seat {seat}, {refusal}"
-    shown = _shows(game) if num_tries == len(moves) else {}
+    shown = {} if last_refused else _shows(game)
     return Played(instance, tuple(moves), game.seat_to_move is None, last, last_refused, shown)
 
 

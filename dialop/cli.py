@@ -152,8 +152,8 @@ def _offered(kit: Kit) -> list[Field[Any]]:
 
 def _options(kit: Kit, args: argparse.Namespace) -> Any:
     """The game's options from the arguments. Raises ValueError for a value out of bounds."""
-    names = {each.name for each in _offered(kit)}
-    options = kit.Options(**{name: value for name, value in vars(args).items() if name in names})
+    given = {each.name: getattr(args, each.name, each.default) for each in _offered(kit)}
+    options = kit.Options(**given)
     check_options(options)
     return options
 

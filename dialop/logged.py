@@ -11,7 +11,9 @@ import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
+
+from pydantic import Field
 
 from dialop.game import Game, Outcome, PlayerError, Prompt, Step
 from dialop.kit import option
@@ -42,7 +44,7 @@ class Move:
     """A legal move: its seat, its tag, and its content."""
 
     seat: int
-    kind: str
+    kind: Annotated[str, Field(pattern="^(message|tool|propose|accept|reject|answer|end)$")]
     text: str
 
 
@@ -197,16 +199,12 @@ class LoggedGame(Game):
             raise ValueError(f"seat must be 0 to {self.num_seats - 1}, got {seat}")
         return seat
 
-    def _tries(self, seat: int) -> int:
-        """The number of the seat's refused moves in this turn; 0 if it is not to move."""
-        return self._tried if seat == self.seat_to_move else 0
-
     def _known(self, seat: int) -> dict[str, Any]:
         """What the view of each seat has in all these games."""
         return {
             "seat": self._checked(seat),
             "to_move": self.seat_to_move,
-            "num_errors_this_turn": self._tries(seat),
+            "num_errors_this_turn": self._tried if seat == self.seat_to_move else 0,
             "options": self.options,
         }
 
@@ -243,6 +241,16 @@ class LoggedGame(Game):
     def _check_tag(self, tag: str, valid: str) -> None:
         if tag not in self.kinds:
             raise PlayerError("unknown_tag", f"unknown tag [{tag}]; use {valid}")
+
+    def _answers(self, tag: str, valid: str, *, what: str = "proposal", none: str = "") -> bool:
+        """Whether a tag answers a proposal. Raises PlayerError unless it answers what is pending,
+        which `what` and, if nothing is, `none` name."""
+        answers = tag in ("accept", "reject")
+        if self.answer_due and not answers:
+            raise PlayerError("must_answer", f"answer the {what} first: {valid}")
+        if answers and not self.answer_due:
+            raise PlayerError("nothing_pending", f"no {none or what} to {tag}; use {valid}")
+        return answers
 
     def _check_messages(self, tag: str, valid: str) -> None:
         if tag == "message" and not self.options.messages:

@@ -123,6 +123,12 @@ class Rescored:
     differences: Sequence[str] = ()
 
 
+def place(instance: Any, score: float) -> dict[str, float]:
+    """The numbers of a score between the worst and the best of an instance."""
+    best, worst = instance.best, instance.worst
+    return {"score": score, "best": best, "worst": worst, "norm": instance.norm(score)}
+
+
 def replay(rescore: Callable[..., Rescored], record: Records, *, index: int) -> dict[str, Any]:
     """The line of one recorded game: its `index`, its numbers, those `recorded`, the `differences`,
     and `agrees` if there are none. "error" says why a game cannot be scored."""
@@ -138,13 +144,6 @@ def replay(rescore: Callable[..., Rescored], record: Records, *, index: int) -> 
     differences += found.differences
     more = {"recorded": found.recorded, "differences": differences, "agrees": not differences}
     return {"index": index, **found.numbers, **more}
-
-
-def recorded_messages(record: Records) -> list[str]:
-    """The messages of a recorded game, in order and verbatim, also of a log whose proposals cannot
-    be read. Raises ValueError for an invalid entry."""
-    log = checked_list(field(record, "action_log"), "action_log")
-    return [message_of(entry) for entry in log if field(entry, "type") == "message"]
 
 
 def before_accept(moves: Sequence[Any]) -> int:

@@ -54,21 +54,22 @@ def in_thought(text: str) -> bool:
     return _OPENED.search(after_thought(text)) is not None
 
 
-def drop_reasoning(text: str, tags: tuple[str, ...]) -> str:
+def drop_reasoning(text: str, tags: tuple[str, ...], before: str = "") -> str:
     """A move without the private text before its tag.
 
     Drops everything up to the end of its last thought, then everything before the first line that
-    starts with one of `tags`. If no line does, all text after the thought is kept.
+    starts with one of `tags`, after what the regular expression `before` matches. If no line does,
+    all text after the thought is kept.
     """
     text = after_thought(text)
-    match = _line_start(tags).search(text)
+    match = _line_start(tags, before).search(text)
     return text[match.start() :] if match else text
 
 
 @lru_cache(maxsize=16)
-def _line_start(tags: tuple[str, ...]) -> re.Pattern[str]:
+def _line_start(tags: tuple[str, ...], before: str) -> re.Pattern[str]:
     names = "|".join(map(re.escape, tags))
-    return re.compile(rf"^[ \t]*\[[ \t]*(?:{names})[ \t]*\]", re.IGNORECASE | re.MULTILINE)
+    return re.compile(rf"^[ \t]*{before}\[[ \t]*(?:{names})[ \t]*\]", re.IGNORECASE | re.MULTILINE)
 
 
 def indent_further(text: str) -> str:

@@ -26,8 +26,8 @@ WEIGHT = {
     "core": Limit(13510, "the engine by SGLang's public calls"),
     "selfplay": Limit(20968, "the engine by SGLang's public calls"),
     "extras": Limit(1326, "taken out of the core and the games"),
-    "dialop": Limit(7994, "the engine by SGLang's public calls"),
-    "tests": Limit(29862, "mutants of the lines of a step are drawn and run"),
+    "dialop": Limit(7866, "the engine by SGLang's public calls"),
+    "tests": Limit(29866, "taken out of the core and the games"),
     "bench": Limit(3122, "mutants of the lines of a step are drawn and run"),
     "settings": Limit(132, "the engine by SGLang's public calls"),
 }

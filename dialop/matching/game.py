@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dialop.game import Outcome, PlayerError, Prompt
+from dialop.game import Outcome, Prompt
 from dialop.logged import LoggedGame, Rules, filled
 from dialop.matching import texts
 from dialop.matching.board import (
@@ -133,15 +133,10 @@ class MatchingGame(LoggedGame):
         self._check_turn(seat)
         valid = self._valid_tags()
         tag, content = self._split(text, valid)
-        answering = tag in ("accept", "reject")
-        if self.pending is not None and not answering:
-            raise PlayerError("must_answer", f"answer the proposal first: {valid}")
+        if self._answers(tag, valid):
+            return Action(seat, tag, "")
         self._check_tag(tag, valid)
         self._check_messages(tag, valid)
-        if answering:
-            if self.pending is None:
-                raise PlayerError("nothing_pending", f"no proposal to {tag}; use {valid}")
-            return Action(seat, tag, "")
         if filled(content, tag) and tag == "message":
             return Action(seat, "message", content)
         reviewers, papers, brief = self.instance.reviewers, self.instance.papers, self.options.brief

@@ -154,7 +154,7 @@ def recorded_tally(record: Mapping[str, Any], instance: MatchingInstance) -> dic
     log, accepted = record["action_log"], recorded.agreed(record)
     score = instance.norm(float(record["proposal_reward"])) if accepted else 0.0
     proposals = sum(entry["type"] == "proposal" for entry in log)
-    said = starts.recorded_messages(record)
+    said = [starts.message_of(entry) for entry in log if entry["type"] == "message"]
     return starts.tally(score, said, accepted=accepted, proposals=proposals, turns=len(log))
 
 
@@ -216,17 +216,15 @@ def read(path: str | Path) -> list[MatchingInstance]:
 
 
 def _to_row(instance: MatchingInstance) -> dict[str, Any]:
-    row = {name: getattr(instance, name) for name in _PLAIN}
-    for field, column in _PAIRS:
-        row[f"{column}_0"], row[f"{column}_1"] = getattr(instance, field)
-    return row
+    both = ((seat, field, column) for field, column in _PAIRS for seat in (0, 1))
+    pairs = {f"{column}_{seat}": getattr(instance, field)[seat] for seat, field, column in both}
+    return {name: getattr(instance, name) for name in _PLAIN} | pairs
 
 
 def _from_row(row: dict[str, Any]) -> MatchingInstance:
     check_fields(row, _NAMES)
     data = {name: row[name] for name in _PLAIN}
-    for field, column in _PAIRS:
-        data[field] = (row[f"{column}_0"], row[f"{column}_1"])
+    data |= {field: (row[f"{column}_0"], row[f"{column}_1"]) for field, column in _PAIRS}
     # The column holds floats, but tables hold integers, so `best` is an integer too.
     best = data["best"]
     data["best"] = int(best) if isinstance(best, float) and best.is_integer() else best

@@ -19,7 +19,7 @@ from dialop.logged import LoggedGame, Rules, filled
 from dialop.mediation import texts
 from dialop.mediation.moves import (
     ALL,
-    drop_agent_reasoning,
+    TO,
     parse_proposal,
     render_proposal,
     split_recipient,
@@ -43,7 +43,7 @@ from dialop.mediation.score import (
 )
 from dialop.mediation.scripted import Stated, believed_pairs, stated_by
 from dialop.mediation.statements import count_true
-from dialop.tags import split_move
+from dialop.tags import drop_reasoning, split_move
 
 _ROUNDING = 1e-9  # points by which equal believed scores may differ
 
@@ -93,7 +93,8 @@ class MediationGame(LoggedGame):
             return self._prompt(
                 seat, rules(view), (brief if self.options.brief else full)(view), past
             )
-        own = (texts.brief_user_board if self.options.brief else texts.user_board)(view)
+        brief = self.options.brief
+        own = texts.cost_lines(enumerate(self._costs[seat])) if brief else texts.user_board(view)
         return self._prompt(seat, texts.user_rules(view), own, past)
 
     def view(self, seat: int) -> UserView | AgentView:
@@ -117,14 +118,12 @@ class MediationGame(LoggedGame):
         price, arrival = (
             not brief or bool(b) for b in (inst.max_price_pref, inst.max_arrival_pref)
         )
-        known |= {
-            "prices": tuple(tuple(f.price * price for f in u.flights) for u in inst.users),
-            "arrivals": tuple(tuple(f.end * arrival for f in u.flights) for u in inst.users),
-        }
         shared = (tuple((e.start, e.end) for e in user.events if e.shared) for user in inst.users)
         return AgentView(
             **known,
-            conflicts=(self._conflicts[0], self._conflicts[1]),
+            conflicts=self._conflicts,
+            prices=tuple(tuple(f.price * price for f in u.flights) for u in inst.users),
+            arrivals=tuple(tuple(f.end * arrival for f in u.flights) for u in inst.users),
             flights=() if brief else tuple(user.flights for user in inst.users),
             shared=() if brief else tuple(shared),
         )
@@ -135,9 +134,8 @@ class MediationGame(LoggedGame):
         inst = self.instance
         proposed = [act.flights for act in self.log if act.flights is not None]
         facts = {"best": float(inst.best), "worst": float(inst.worst)}
-        return self._outcome(
-            partial(points_of, inst), proposed, {**facts, "alone": inst.norm(inst.alone)}
-        )
+        facts["alone"] = inst.norm(inst.alone)
+        return self._outcome(partial(points_of, inst), proposed, facts)
 
     def reach(self) -> list[tuple[float, ...]]:
         """As in `Game.reach`, by what the agent sees and what the users stated in messages. Pairs
@@ -213,24 +211,19 @@ class MediationGame(LoggedGame):
         return self._read_user(seat, text) if seat in USERS else self._read_agent(text)
 
     def _read_user(self, seat: int, text: str) -> Act:
-        pending = self.pending is not None
-        valid = "[accept] or [reject]" if pending else "[message]"
+        valid = "[accept] or [reject]" if self.answer_due else "[message]"
         tag, content = self._split(text, valid)
         self._check_tag(tag, valid)
         if tag == "propose":
             raise PlayerError("only_agent", f"only the agent proposes; use {valid}")
-        if tag == "message":
-            if pending:
-                raise PlayerError("must_answer", f"answer the proposal first: {valid}")
-            return Act(seat, "message", filled(content, tag), seat)
-        if not pending:
-            raise PlayerError("nothing_pending", f"no proposal to {tag}; use {valid}")
-        return Act(seat, tag, "", seat)
+        if self._answers(tag, valid):
+            return Act(seat, tag, "", seat)
+        return Act(seat, "message", filled(content, tag), seat)
 
     def _read_agent(self, text: str) -> Act:
         valid = self._agent_moves()
         if self.options.private_reasoning:
-            text = drop_agent_reasoning(text)
+            text = drop_reasoning(text, ("message", "propose"), TO)
         recipient, rest = split_recipient(text)
         split = split_move(rest)
         if split is None:

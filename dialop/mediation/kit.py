@@ -77,9 +77,7 @@ def recorded_tally(record: Mapping[str, Any], instance: MediationInstance) -> di
     statements finds almost none in people's prose."""
     moves = recorded.moves_from_record(record, instance)
     pair, said = recorded.accepted_pair(moves), [act.text for act in moves if act.kind == "message"]
-    score = 0.0
-    if pair is not None:
-        score = instance.norm(points_of(instance, pair))
+    score = instance.norm(points_of(instance, pair)) if pair is not None else 0.0
     kinds = [act.kind for act in moves]
     return {
         **starts.tally(

@@ -11,7 +11,6 @@ import re
 
 from dialop.game import PlayerError
 from dialop.mediation.records import Pair
-from dialop.tags import after_thought
 
 ALL = "all"
 _RECIPIENT = re.compile(r"\s*(?:to\s+)?(?:user\s*)?([01]|all)\s*:", re.IGNORECASE)
@@ -19,10 +18,8 @@ _CHOICE = re.compile(
     r"user\s*([01])\s*:?\s*(?:flight\s*)?(?:id\s*)?[:#]?\s*([0-9]{1,9})\b", re.IGNORECASE
 )
 _FILLER = re.compile(r"(?:[\s,;.]|\band\b)*", re.IGNORECASE)
-_AGENT_LINE = re.compile(
-    r"^[ \t]*(?:to[ \t]+)?(?:user[ \t]*)?(?:[01]|all)[ \t]*:\s*\[[ \t]*(?:message|propose)[ \t]*\]",
-    re.IGNORECASE | re.MULTILINE,
-)
+# Before the tag of a line that begins a move of the agent.
+TO = r"(?:to[ \t]+)?(?:user[ \t]*)?(?:[01]|all)[ \t]*:\s*"
 
 
 def split_recipient(text: str) -> tuple[str | None, str]:
@@ -31,17 +28,6 @@ def split_recipient(text: str) -> tuple[str | None, str]:
     if match is None:
         return None, text
     return match[1].lower(), text[match.end() :]
-
-
-def drop_agent_reasoning(text: str) -> str:
-    """The agent's move without the private text before it.
-
-    Drops everything up to the end of its last thought, then everything before the first line that
-    starts with a recipient and a tag. If no line does, all text after the thought is kept.
-    """
-    text = after_thought(text)
-    match = _AGENT_LINE.search(text)
-    return text[match.start() :] if match else text
 
 
 def parse_proposal(text: str, num_flights: Pair) -> Pair:

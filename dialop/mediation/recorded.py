@@ -25,7 +25,7 @@ from dialop.mediation.records import (
     User,
 )
 from dialop.mediation.score import pair_costs, points_of, referenced
-from dialop.starts import Rescored, answer_of, message_of, read_log
+from dialop.starts import Rescored, answer_of, message_of, place, read_log
 from dialop.values import checked_int, checked_list, field, parsed
 
 _TERMS = ("calendar", "price", "arrival_time", "total")
@@ -88,13 +88,7 @@ def rescore(record: Mapping[str, Any], *, key: str) -> Rescored:
     pair = accepted_pair(moves)
     if pair is None:
         raise ValueError("no proposal that both users accepted at the end of the log")
-    score = points_of(instance, pair)
-    numbers = {
-        "score": score,
-        "best": instance.best,
-        "worst": instance.worst,
-        "norm": instance.norm(score),
-    }
+    numbers = place(instance, points_of(instance, pair))
     said = {"score": field(field(record, "scores", "a recorded game"), "reward", "scores")}
     result = record.get("result")
     if isinstance(result, Mapping):

@@ -155,9 +155,9 @@ class AgentView(View):
     all zeros. `flights` and `shared` (only times) are empty in the brief style.
     """
 
-    conflicts: tuple[tuple[int, ...], tuple[int, ...]]
-    prices: tuple[tuple[int, ...], tuple[int, ...]]
-    arrivals: tuple[tuple[int, ...], tuple[int, ...]]
+    conflicts: tuple[tuple[int, ...], ...]
+    prices: tuple[tuple[int, ...], ...]
+    arrivals: tuple[tuple[int, ...], ...]
     flights: tuple[tuple[Flight, ...], ...]
     shared: tuple[tuple[tuple[int, int], ...], ...]
     log: tuple[Act, ...]

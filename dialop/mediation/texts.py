@@ -8,7 +8,7 @@ from another room.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 from dialop.mediation.records import (
@@ -136,11 +136,6 @@ def agent_board(view: AgentView) -> str:
     return "\n".join(lines).rstrip()
 
 
-def brief_user_board(view: UserView) -> str:
-    """The brief style's list of a user: one line per flight, its id and calendar cost."""
-    return "\n".join(cost_lines(enumerate(view.calendar_costs)))
-
-
 def brief_agent_board(view: AgentView) -> str:
     """The brief style's list of the agent: `Flights N`, then one line per flight of each user.
 
@@ -161,9 +156,9 @@ def brief_agent_board(view: AgentView) -> str:
     return "\n".join(lines)
 
 
-def cost_lines(costs: object) -> list[str]:
+def cost_lines(costs: Iterable[tuple[int, int]]) -> str:
     """Lines of ids and calendar costs, as the brief style writes them."""
-    return [f"{flight} {cost}" for flight, cost in costs]  # type: ignore[attr-defined]
+    return "\n".join(f"{flight} {cost}" for flight, cost in costs)
 
 
 def flight_text(flight: Flight) -> str:
@@ -200,14 +195,6 @@ def clock(minute: int) -> str:
     return f"{minute // 60}:{minute % 60:02d}"
 
 
-def costs_text(costs: Costs) -> str:
-    """A user's three terms and their sum, as a proposal shows them."""
-    return (
-        f"calendar {costs.calendar}, price {costs.price}, arrival {costs.arrival}, "
-        f"in all {costs.total}"
-    )
-
-
 def proposal_for_user(
     flight_id: int,
     costs: Costs,
@@ -223,7 +210,8 @@ def proposal_for_user(
     return (
         f"Agent: [propose] id {flight_id} | {flight_text(flight)}\n"
         f"Events in conflict: {events}\n"
-        f"Your points: {costs_text(costs)}\n"
+        f"Your points: calendar {costs.calendar}, price {costs.price}, arrival {costs.arrival}, "
+        f"in all {costs.total}\n"
         "You can only answer [accept] or [reject]."
     )
 

@@ -41,7 +41,7 @@ def question(user: int, rng: np.random.Generator, *, brief: bool) -> str:
 def costs_message(costs: Mapping[int, int], rng: np.random.Generator, *, brief: bool) -> str:
     """A user's message with the calendar costs of flights, {id: cost}."""
     if brief:
-        return "\n".join(["[message]", *cost_lines(costs.items())])
+        return f"[message]\n{cost_lines(costs.items())}"
     verb = _pick((" costs", " costs me", ":"), rng)
     noun = _pick(("id", "flight"), rng)
     listing = ", ".join(f"{noun} {flight}{verb} {-cost}" for flight, cost in costs.items())

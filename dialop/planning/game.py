@@ -177,16 +177,11 @@ class PlanningGame(LoggedGame):
         self._check_tag(tag, valid)
         if _OWNER.get(tag, seat) != seat:
             raise PlayerError("not_yours", f"only the other can [{tag}]; use {valid}")
-        answering = tag in ("accept", "reject")
-        if self.pending is not None and not answering:
-            raise PlayerError("must_answer", f"answer the plan first: {valid}")
+        if self._answers(tag, valid, what="plan", none="full plan"):
+            return Action(seat, tag, "")
         self._check_messages(tag, valid)
         if tag == "tool" and not options.search:
             raise PlayerError("no_search", f"the search tool is off; use {valid}")
-        if answering:
-            if self.pending is None:
-                raise PlayerError("nothing_pending", f"no full plan to {tag}; use {valid}")
-            return Action(seat, tag, "")
         if filled(content, tag) and tag == "tool":
             result = search(content, self.instance.sites)
             return Action(seat, "tool", content, result=result)

@@ -22,7 +22,7 @@ from dialop.planning.board import (
 from dialop.planning.preferences import Kind, Preference
 from dialop.planning.proposal import render_plan
 from dialop.planning.score import referenced, sheet_of
-from dialop.starts import Rescored, answer_of, message_of, read_log, tally
+from dialop.starts import Rescored, answer_of, message_of, place, read_log, tally
 from dialop.values import check_fields, checked_int, checked_list, checked_string, field, parsed
 
 FIELDS = ("events", "preferences", "action_log")
@@ -94,14 +94,8 @@ def rescore(record: Mapping[str, Any], *, key: str) -> Rescored:
         raise ValueError("the accepted proposal is not a full plan")
     theirs = _preferences(record, as_recorded=True)
     as_recorded = referenced(key, instance.sites, theirs, slots=SLOTS)
-    score = sheet_of(instance.sites, theirs, plans[-1]).total
+    numbers = place(as_recorded, sheet_of(instance.sites, theirs, plans[-1]).total)
     here = sheet_of(instance.sites, instance.preferences, plans[-1]).total
-    numbers = {
-        "score": score,
-        "best": as_recorded.best,
-        "worst": as_recorded.worst,
-        "norm": as_recorded.norm(score),
-    }
     said = field(record, "result", "a recorded game")
     return Rescored(
         {**numbers, "norm_here": instance.norm(here)},

@@ -221,15 +221,9 @@ def unknown_legs(view: PlanningView, plan: Plan) -> list[int]:
 
 def fields_of(stated: Sequence[Preference]) -> list[str]:
     """The fields of sites on which the stated preferences depend."""
-    fields: dict[str, None] = {}
-    for p in stated:
-        if p.kind == "feature":
-            fields[p.name] = None
-        elif p.kind == "category":
-            fields["category"] = None
-        elif p.kind == "budget":
-            fields["price"] = None
-    return list(fields)
+    columns = {"category": "category", "budget": "price"}
+    fields = (p.name if p.kind == "feature" else columns.get(p.kind) for p in stated)
+    return list(dict.fromkeys(field for field in fields if field))
 
 
 def _miles(names: Sequence[str], facts: Facts) -> NDArray[np.int64]:

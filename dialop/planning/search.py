@@ -110,7 +110,8 @@ def search(text: str, sites: Sequence[Site]) -> str:
     count = str(len(found)) if len(shown) == len(found) else f"{len(shown)} of {len(found)}"
     columns = list(dict.fromkeys((Field("name"), *query.fields, *(f for f, _ in query.sort_by))))
     lines = [f"Search results ({count}):"]
-    lines.append("|".join(_title(field, sites) for field in columns))
+    titles = [f"distance_to({sites[f.to].name})" if f.to is not None else f.name for f in columns]
+    lines.append("|".join(titles))
     for i in shown:
         row = [(field, _value(sites[i], field, sites)) for field in columns]
         lines.append("|".join(cell(field, value) for field, value in row if value is not None))
@@ -318,22 +319,12 @@ def _value(site: Site, field: Field, sites: Sequence[Site]) -> Value | None:
     """A site's value of a field, None if the site does not have the field."""
     if field.to is not None:
         return tenths(site, sites[field.to]) / 10
-    match field.name:
-        case "name":
-            return site.name
-        case "category":
-            return site.category
-        case "price":
-            return float(site.price)
-    return site.features.get(field.name)
+    own = {**site.features, "name": site.name, "category": site.category}
+    return float(site.price) if field.name == "price" else own.get(field.name)
 
 
 def _order(value: Value | None) -> Any:
     return value.casefold() if isinstance(value, str) else value
-
-
-def _title(field: Field, sites: Sequence[Site]) -> str:
-    return field.name if field.to is None else f"distance_to({sites[field.to].name})"
 
 
 def _nearest(got: str, valid: Sequence[str]) -> str:

@@ -125,7 +125,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "preferences": stated_in,
     "flights": refusable(lambda text: moves.parse_proposal(text, (3, 2))),
     "recipient": moves.split_recipient,
-    "agent's reasoning": moves.drop_agent_reasoning,
+    "agent's reasoning": lambda text: drop_reasoning(text, ("message", "propose"), moves.TO),
     "costs": lambda text: [read_statements(text, brief) for brief in (False, True)],
     "row": row,
     "statements": statements,
