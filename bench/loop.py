@@ -156,7 +156,7 @@ def with_drawn_rewards(episodes: Sequence[Episode], step: int) -> list[Episode]:
         seed = named_seed("reward", step, episode.instance, episode.index)
         reward = random.Random(seed).random()
         outcome = replace(episode.outcome, rewards=(reward,) * len(episode.transcripts))
-        with_rewards.append(replace(episode, outcome=outcome))
+        with_rewards.append(replace(episode, outcome=outcome, paid=None))
     return with_rewards
 
 

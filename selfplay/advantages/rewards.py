@@ -52,7 +52,7 @@ Rewards = tuple[Sequence[float], Sequence[Sequence[float]]]
 
 def score_norm(episode: Episode) -> Rewards:
     """The game's own rewards, of any sign; in a cooperative game in [0, 1]."""
-    return episode.outcome.rewards, [turn.rewards for turn in episode.turns]
+    return episode.own_rewards
 
 
 def accept(episode: Episode) -> Rewards:
@@ -96,8 +96,8 @@ def message_credit(episode: Episode) -> Rewards:
 
 
 def with_rewards(episodes: Sequence[Episode], config: RewardConfig) -> list[Episode]:
-    """The games with the rewards of `reward.function` in their outcomes and turns, including the
-    continuations of branch points.
+    """The games with what `reward.function` pays, which trains; so too the continuations of branch
+    points.
 
     Raises OwnFault if the function does not give one usable number a seat.
     """
@@ -130,7 +130,6 @@ def _with_rewards(episode: Episode, function: Callable[..., Any]) -> Episode:
             f"{len(episode.turns)} lists, one a turn, each () or {num} finite numbers, none beyond "
             f"{LARGEST:g}, got {given!r:.300} ({name_of(episode)})"
         )
-    turns = zip(episode.turns, moves, strict=True)
     branches = (
         replace(
             point,
@@ -140,12 +139,8 @@ def _with_rewards(episode: Episode, function: Callable[..., Any]) -> Episode:
         )
         for point in episode.branches
     )
-    return replace(
-        episode,
-        outcome=replace(episode.outcome, rewards=tuple(rewards)),
-        turns=tuple(replace(turn, rewards=tuple(of_seats)) for turn, of_seats in turns),
-        branches=tuple(branches),
-    )
+    paid = tuple(rewards), tuple(map(tuple, moves))
+    return replace(episode, paid=paid, branches=tuple(branches))
 
 
 # --- the reward of a seat -------------------------------------------------------------------------
@@ -170,16 +165,14 @@ def final_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:
     if config.message_cost:
         cost += config.message_cost * sum(len(m.split()) for m in episode.messages([seat]))
     penalty = config.error_penalty * episode.num_errors(seat)
-    return episode.outcome.rewards[seat] - min(1.0, cost) - penalty
+    rewards, _ = episode.paid or episode.own_rewards
+    return rewards[seat] - min(1.0, cost) - penalty
 
 
 def move_rewards(episode: Episode, seat: int) -> dict[int, float]:
     """The seat's rewards of single moves, by the number of turns before it."""
-    return {
-        number: turn.rewards[seat]
-        for number, turn in enumerate(episode.turns)
-        if turn.rewards and turn.rewards[seat]
-    }
+    _, moves = episode.paid or episode.own_rewards
+    return {number: of[seat] for number, of in enumerate(moves) if of and of[seat]}
 
 
 # --- samples --------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ def game_record(episode: Episode, *, step: int, pieces: Pieces | None = None) ->
         "agreed": episode.outcome.agreed,
         "ended": episode.ended,
         "rewards": list(episode.outcome.rewards),
+        **({"paid": list(episode.paid[0])} if episode.paid else {}),
         "seat_scores": list(episode.outcome.seat_scores),
         "seats": [
             {"player": player, "system": prompt.system, "user": prompt.user}

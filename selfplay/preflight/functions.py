@@ -260,7 +260,7 @@ def _check_reward(reward: Callable[..., Any], config: Config) -> Iterator[str]:
     before = copy.deepcopy(episodes)
     every = with_rewards(episodes, config.reward)
     paid = every[: len(games)]
-    of_turns = [turn.rewards for episode in paid for turn in episode.turns]
+    of_turns = [of for episode in paid if episode.paid for of in episode.paid[1]]
     moves = sum(map(any, of_turns))
     yield (
         f"shapes: a finite number a seat in {len(paid)} games of {config.game.name} between "

@@ -81,6 +81,10 @@ class Turn:
     rewards: tuple[float, ...] = ()
 
 
+# What each seat is paid at the end, and for each turn, () for nothing.
+Paid = tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Episode:
     """One played game. `ended` is "finished" (a regular end), the limit that ended it ("turns",
@@ -88,8 +92,9 @@ class Episode:
 
     Transcripts are None for partners. `counted` are the seats whose score and moves count, as
     `counting` sets them; without any the policy's or, if it has no seat, all. `measures` are the
-    game's own counts of their moves. `judge` is the answer of a judge. `game` is the final game
-    state; None if only its texts are known.
+    game's own counts of their moves. `judge` is the answer of a judge. `paid` is what
+    `reward.function` gives, which trains; None before, and where it is not asked: the game's own.
+    `game` is the final game state; None if only its texts are known.
     """
 
     instance: str
@@ -104,6 +109,7 @@ class Episode:
     measures: dict[str, float] = field(default_factory=dict)
     judge: str = ""
     counted: tuple[int, ...] = ()
+    paid: Paid | None = None
     game: Game | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
@@ -113,6 +119,11 @@ class Episode:
             f"Episode {self.index} of instance {self.instance}: {self.ended}, "
             f"{len(self.turns)} turns, score{'s' if seats else ''} {scores}"
         )
+
+    @property
+    def own_rewards(self) -> Paid:
+        """What the game itself pays."""
+        return self.outcome.rewards, tuple(turn.rewards for turn in self.turns)
 
     @property
     def policy_seats(self) -> list[int]:

@@ -430,15 +430,17 @@ def test_the_example_reward() -> None:
     repeated = episode((0.5, 0.75), errors=(3, 1))
     point = BranchPoint(turn=0, seat=0, continuations={(1, 0): repeated})
     (paid,) = with_rewards([replace(episode((0.5, 0.75)), branches=(point,))], config)
-    assert paid.outcome.rewards == (0.5, 0.75)
+    assert paid.paid == ((0.5, 0.75), ())
     (game,) = paid.branches[0].continuations.values()
-    assert [turn.rewards for turn in game.turns] == [(0, 0), (-0.1, 0), (-0.1, 0), (0, 0)]
+    assert game.paid == ((0.5, 0.75), ((0, 0), (-0.1, 0), (-0.1, 0), (0, 0)))
+    assert game.own_rewards == ((0.5, 0.75), ((),) * 4), "the game's own stay beside it"
     assert [seat_reward(game, seat, config=config) for seat in (0, 1)] == pytest.approx([0.3, 0.75])
     assert repeated.turns[1].rewards == (), "the input is not changed"
     assert main([name]) == 0
     dear = settings(f"reward.function={name}", "reward.options.cost=0.3").reward
     (paid,) = with_rewards([repeated], dear)
-    assert [turn.rewards for turn in paid.turns] == [(0, 0), (-0.3, 0), (-0.3, 0), (0, 0)]
+    assert paid.paid is not None
+    assert paid.paid[1] == ((0, 0), (-0.3, 0), (-0.3, 0), (0, 0))
 
 
 def test_options_of_a_reward_need_a_parameter(
