@@ -27,7 +27,7 @@ WEIGHT = {
     "selfplay": Limit(20968, "the engine by SGLang's public calls"),
     "extras": Limit(1326, "taken out of the core and the games"),
     "dialop": Limit(7866, "the engine by SGLang's public calls"),
-    "tests": Limit(29868, "games keep both rewards"),
+    "tests": Limit(29872, "each room of the core has its mutants' tests"),
     "bench": Limit(3122, "mutants of the lines of a step are drawn and run"),
     "settings": Limit(132, "the engine by SGLang's public calls"),
 }

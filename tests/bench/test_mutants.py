@@ -3,7 +3,8 @@
 import ast
 from collections import Counter
 
-from bench.mutants import ROOT, drawn, named, table
+from bench.mutants import NEXT, ROOT, drawn, named, nearest, table
+from tests.helpers.house import CORE
 
 FILE = "selfplay/learner/loss.py"
 
@@ -24,6 +25,12 @@ def test_drawn_mutants_change_one_executed_line_each_and_repeat() -> None:
 def test_the_mutants_by_hand_have_their_place() -> None:
     """Whoever moves such a hand-over moves its mutant."""
     assert len({mutant.name for mutant in named()}) == 11
+
+
+def test_every_room_of_the_core_has_tests_that_run_first() -> None:
+    """A path that is not there would end pytest, and count as a mutant that is caught."""
+    paths = [path for room in sorted(CORE) for path in nearest(f"selfplay/{room}.py")]
+    assert [path for path in (*paths, *NEXT) if not (ROOT / path).exists()] == []
 
 
 def test_the_table_begins_with_survivors_and_ends_with_the_share() -> None:
