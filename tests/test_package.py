@@ -165,7 +165,7 @@ def test_every_imported_library_is_listed(folders: tuple[str, ...], name: str) -
     """What a module imports when it is read; none is there only because another package brings it.
     Extras, the engine, the page to play and GPU tests have lists of their own."""
     listed, packages = listed_in(requirements(name)), installed_packages()
-    own = {"dialop", "selfplay", "bench", "train", "eval", "tests"}
+    own = {"dialop", "selfplay", "bench", "examples", "docs", "train", "eval", "tests"}
     own |= {path.stem for path in (ROOT / "tests").rglob("*.py")}
     missing = set()
     for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):

@@ -98,7 +98,9 @@ def own_code(names: Iterable[tuple[str, str]]) -> OwnCode:
 def _data_at(folder: Path, text: str) -> Path | None:
     """The file that a text names below this folder, if it is small and neither code nor hidden."""
     parts = PurePosixPath(text).parts
-    if not parts or len(text) > 200 or any(p[0] in "./" for p in parts) or not text.isprintable():
+    if not parts or any(p[0] in "./" for p in parts) or not text.isprintable():
+        return None
+    if len(text.encode()) > 200:  # a longer name is no file's
         return None
     path = folder.joinpath(*parts)
     is_data = path.suffix != ".py" and path.is_file() and path.stat().st_size <= _DATA

@@ -320,3 +320,13 @@ def test_a_package_without_an_init_file_is_looked_into_without_its_parent(
     monkeypatch.syspath_prepend(str(tmp_path))
     found = own_files("mine_of_parts", mine).values()
     assert set(found) == {mine, part, tmp_path / "outer" / "__init__.py"}
+
+
+def test_a_long_text_in_a_file_of_ones_own_is_no_file(tmp_path: Path) -> None:
+    """A name of 90 Chinese characters has 270 bytes, more than a file's may have."""
+    mine = tmp_path / "mine_of_texts.py"
+    mine.write_text(
+        f'"""{"字" * 90}"""\ndef paid(outcome):\n    return list(outcome.rewards)\n', "utf-8"
+    )
+    found = own_code([("reward.function", f"{mine}:paid")])
+    assert [path for path, _ in found.files.values()] == [mine]

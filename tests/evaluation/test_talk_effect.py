@@ -1,10 +1,11 @@
 """The talk effect: what wrong messages cost, by hand-sized games."""
 
+import asyncio
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,6 +25,7 @@ from selfplay.apps.report.page import page_html, tiles
 from selfplay.apps.report.run_files import read_run
 from selfplay.chat.transcript import Transcript
 from selfplay.config import load_config
+from selfplay.engines.base import GameCoroutine, run_all
 from selfplay.evaluation import talk_effect as module
 from selfplay.evaluation.asked import EvalPlan
 from selfplay.evaluation.evaluate import EvaluationContext, evaluate
@@ -43,7 +45,7 @@ from selfplay.evaluation.talk_effect import (
 )
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits
-from selfplay.rollout.players import Move
+from selfplay.rollout.players import Move, PolicyPlayer
 from tests.helpers.collab_tasks import NUMBER
 from tests.helpers.dialop_boards import BEST
 from tests.helpers.hand_games import HAND_GAMES
@@ -336,22 +338,27 @@ def test_a_one_file_game_has_a_talk_effect_without_a_line_of_its_own() -> None:
 # --- evaluations --------------------------------------------------------------------------------
 
 
-class Supervisor:
-    """Plays the tutorial's game with `meet` in place of the policy, without an engine."""
+class NoEngine:
+    """Plays games whose players ask no engine."""
 
-    runner = None
+    rollout = staticmethod(nullcontext)
 
-    def retry(self, games: partial[Any]) -> None:
-        hands = (Hand(meet, Transcript()), Hand(meet, Transcript()))
-        ready = [replace(setup, players=hands) for setup in games.args[0]]
-        for index, episode in play(dict(enumerate(ready))).items():
-            games.keywords["finished"].games[index] = episode, None
+    def run_games(self, games: Iterable[GameCoroutine], *_: Any) -> list[Any]:
+        return asyncio.run(run_all(game(cast(Any, None)) for game in games))
+
+
+class Meets(PolicyPlayer):
+    """The seat of the policy, played by `meet` (`rollout.player`)."""
+
+    async def move(self, game: Game, seat: int, observation: str, generate: Any) -> Move:
+        return Move(meet(f"{game.prompt(seat).user} {observation}"), True, 0)
 
 
 def test_an_evaluation_measures_it_on_its_first_games() -> None:
-    config = load_config("examples/meeting/meeting.yaml")
+    player = f"rollout.player={__name__}:Meets"
+    config = load_config("examples/meeting/meeting.yaml", [player])
     rendering = SimpleNamespace(stop_ids=(), pieces=None)
-    context = EvaluationContext(config, cast(Any, Supervisor()), cast(Any, rendering), ALONE)
+    context = EvaluationContext(config, cast(Any, NoEngine()), cast(Any, rendering), ALONE)
     instances = config.game.kit.generate(config.game.options, seed=1, num=40)
     row = evaluate(instances, context, talk_games=30)
     assert len(row.scores) == 40 and row.talk is not None and row.talk.num_games == 30
