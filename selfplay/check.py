@@ -23,7 +23,7 @@ from pathlib import Path
 
 from selfplay.config import Config
 from selfplay.config.load import load
-from selfplay.config.plugins import key_of
+from selfplay.config.plugins import as_setting, key_of
 from selfplay.preflight.command_line import Parser, refused
 from selfplay.preflight.functions import findings
 
@@ -41,7 +41,7 @@ def main(words: Sequence[str] | None = None) -> int:
         asked = parser.parse_intermixed_args(words)
         parser.check_settings(asked.overrides)
         key = key_of(asked.name)
-        use = f"methods={{{asked.name}: {{}}}}" if key == "methods" else f"{key}={asked.name}"
+        use = as_setting(key, asked.name)
         config = load(Config, asked.config, [*asked.overrides, use])
         for line in map(on_one_line, findings(key, asked.name, config)):
             print(line if line.startswith(("warning: ", "note: ")) else f"ok  {line}", flush=True)

@@ -41,6 +41,7 @@ from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import fixed_partners, held_out_at_start
 from selfplay.learner.learner import Learner, make_learner
 from selfplay.metrics.monitors import Monitors
+from selfplay.metrics.observers import Groups, make_observers
 from selfplay.metrics.run_folder import (
     Opening,
     check_run_folder,
@@ -50,6 +51,7 @@ from selfplay.metrics.run_folder import (
     open_run,
 )
 from selfplay.metrics.step_log import Journal, Stopwatch
+from selfplay.metrics.tracker import Tracker
 from selfplay.model.hub import local_folder
 from selfplay.model.policy import export, scratch_model
 from selfplay.partners.judge import make_judge, try_judge
@@ -153,8 +155,6 @@ def set_up(
     for method in learner.methods:
         method.restore(of_methods.get(type(method).__name__, {}))
     partners.restore(state.get("partners", {}), learner, tokenizer)
-    monitors = Monitors(config.monitors, rank=world.rank)
-    monitors.restore(state.get("monitors", {}))
     sync_check = SyncCheck(
         learner,
         engine,
@@ -174,14 +174,29 @@ def set_up(
     held_out_at_start(first_step, config.steps, evaluation, eval_partners, folder=folder)
     journal = Journal(
         folder,
-        config.track,
-        num_steps=config.steps,
         log_games_every=config.log_games_every,
         after_step=first_step,
         rank=world.rank,
         pieces=rendering.pieces,
         num_lines=state.get("num_lines"),
     )
+    observers = make_observers(
+        config,
+        world,
+        Monitors(config.monitors, rank=world.rank),
+        Groups(config, world, journal, rendering.pieces),
+        journal,
+        Tracker(
+            folder,
+            config.track,
+            after_step=first_step,
+            rank=world.rank,
+            log_games_every=config.log_games_every,
+            pieces=rendering.pieces,
+        ),
+    )
+    for observer in observers:
+        observer.restore(state.get(observer.key, {}))
     return Run(
         config=config,
         folder=folder,
@@ -196,7 +211,7 @@ def set_up(
         evaluation=evaluation,
         fixed_partners=eval_partners,
         lock=home.lock,
-        monitors=monitors,
+        observers=observers,
         sync_check=sync_check,
         journal=journal,
         timed=Stopwatch(),

@@ -52,10 +52,8 @@ MOVED = 1e-3
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("selfplay.api.run.refresh_report", lambda folder, **_: None)
-        with real_run(tmp_path_factory.mktemp("one step") / "run") as run:
-            yield run
+    with real_run(tmp_path_factory.mktemp("one step") / "run") as run:
+        yield run
 
 
 class Reference:

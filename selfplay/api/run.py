@@ -13,13 +13,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from numbers import Real
 from pathlib import Path
-from threading import Thread
 from types import TracebackType
 from typing import Any, Self
 
 from dialop.shown import error_text
 from dialop.specs import nearest
-from selfplay.apps.report import refresh_report
 from selfplay.checkpoint import export_final
 from selfplay.config import Config, load_config
 from selfplay.config.load import load, override_words
@@ -32,13 +30,14 @@ from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import evaluate
 from selfplay.evaluation.held_out import held_out, unchanged
 from selfplay.evaluation.rows import named_rows
+from selfplay.metrics.observer import Step
 from selfplay.metrics.step_log import plain_json
 from selfplay.partners.checkpoints import find_source
 from selfplay.preflight.run import check_run
 from selfplay.setup import open_world, set_up
-from selfplay.step import evaluates_after, take_step
+from selfplay.step import take_step
 from selfplay.step.ending import check_place, save_and_sleep, saves_after, trainer_state
-from selfplay.step.run import Run, Step
+from selfplay.step.run import Run
 
 
 @contextmanager
@@ -146,7 +145,6 @@ class OpenRun(SavedRun):
         self._parts: Run | None = parts
         self._cleanup = cleanup
         self._ended_by: str | None = None  # why it takes no more steps
-        self._page: Thread | None = None
 
     @property
     def parts(self) -> Run:
@@ -177,13 +175,11 @@ class OpenRun(SavedRun):
                 f"another step, got {settings.steps}"
             )
         changed = self._with(overrides) if overrides else self.parts
-        with self._ending_at_an_error("step") as parts:
+        with self._ending_at_an_error("step"):
             step = take_step(changed, self.num_done)
             self.num_done = step.number
-            if saved := saves_after(settings, step.number):
+            if saves_after(settings, step.number):
                 self._num_saved = step.number
-            if saved or evaluates_after(settings, step.number):
-                self._draw_page(parts.world.rank, min_age_s=30.0)
         return step
 
     def _with(self, overrides: Mapping[str, Any]) -> Run:
@@ -209,15 +205,6 @@ class OpenRun(SavedRun):
             optim=given.optim,
         )
         return replace(parts, config=config, changed=dict(_numbers(overrides)))
-
-    def _draw_page(self, rank: int, *, min_age_s: float = 0.0) -> Thread:
-        """Draw the page beside what follows, and after the one before, which is older."""
-        if self._page is not None:
-            self._page.join()
-        words = {"rank": rank, "min_age_s": min_age_s}
-        self._page = Thread(target=refresh_report, args=(self.folder,), kwargs=words)
-        self._page.start()
-        return self._page
 
     @outside_event_loop()
     def evaluate(
@@ -268,10 +255,10 @@ class OpenRun(SavedRun):
                 held_out("after", parts.evaluation, parts.fixed_partners, folder=self.folder)
             else:
                 unchanged(self.folder, parts.world)
-            self._draw_page(parts.world.rank).join()
             if self._num_saved != self.num_done:
                 save_and_sleep(parts, self.num_done, trainer_state(parts))
-            parts.journal.close()
+            for observer in parts.observers:
+                observer.close()
             parts.engine.sleep()  # the engine goes to sleep for good
             check_place(parts)
             export_final(parts.folder, parts.learner, parts.tokenizer, step=self.num_done)
@@ -293,7 +280,8 @@ class OpenRun(SavedRun):
         trace: TracebackType | None,
     ) -> None:
         if self._parts is not None and self._ended_by is None and kind is None:
-            self._parts.journal.close()
+            for observer in self._parts.observers:
+                observer.close()
         self._parts = None
         self._cleanup.__exit__(kind, error, trace)
 

@@ -49,6 +49,7 @@ from selfplay.config.play import (
     RolloutConfig,
 )
 from selfplay.config.player_spec import POOL, parse_shares
+from selfplay.config.plugins import check_name, named
 from selfplay.config.schema import RULES
 from selfplay.errors import SettingsError
 
@@ -96,6 +97,10 @@ class Config:
     track: Literal["wandb", "tensorboard", "none"] = "none"
     """the tracker that gets what metrics.jsonl and games.jsonl get: Weights & Biases, TensorBoard
     or none"""
+    observers: tuple[Any, ...] = ("console", "page")
+    """what else reads each step: console prints its line, page keeps report.html; or a class of
+    your own as my_file.py:Name, with settings of its own as {my_file.py:Name: {KEY: VALUE}}
+    (docs/observers.md)"""
     game: GameConfig = Field(default_factory=GameConfig)
     data: DataConfig = Field(default_factory=DataConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
@@ -133,6 +138,9 @@ class Config:
         """Raise ValueError for settings of different sections that contradict each other."""
         for rule in self.monitors:
             parse_rule(rule)
+        names = [check_name("observers", named(each)[0]) for each in self.observers]
+        if twice := [each for each in names if names.count(each) > 1]:
+            raise ValueError(f"observers must name each once, got {twice[0]} twice")
         if self.game.is_imported:
             self._check_game()
         self._check_method()

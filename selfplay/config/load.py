@@ -18,12 +18,12 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError, with_config
 
 from dialop.specs import nearest
 from selfplay.config.methods import MOVED, of_today
 from selfplay.config.own_code import Code, with_code
-from selfplay.config.schema import join, names_of
+from selfplay.config.schema import RULES, join, names_of
 from selfplay.config.secrets import hidden, names_key
 from selfplay.config.text import Loader, Misread, misread, show
 from selfplay.errors import SettingsError
@@ -75,6 +75,22 @@ def load(
         rule = _wrong(name, fault, ", or auto" * or_auto)
     where = [origins[each] for each in named if each in origins] or [_origin_of(name, origins)]
     raise SettingsError(f"{', '.join(dict.fromkeys(where)) or source_of(given)}: {rule}")
+
+
+def typed_options(kind: type, given: Mapping[str, Any], *, what: str) -> Any:
+    """The options of a class of one's own: its `Options` dataclass with these values.
+
+    Raises:
+        ValueError: one line, which begins with `what` and the key.
+    """
+    try:
+        return TypeAdapter[Any](with_config(RULES)(kind)).validate_json(json.dumps(given))
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+    name = ".".join(map(str, (what, *fault["loc"])))
+    if fault["type"] == "unexpected_keyword_argument":
+        raise ValueError(_unknown(name, [f"{what}.{each}" for each in names_of(kind)]))
+    raise ValueError(_wrong(name, fault, ""))
 
 
 def source_of(given: Settings | None) -> str:

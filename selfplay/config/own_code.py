@@ -211,9 +211,11 @@ def with_code(settings: Path, values: dict[str, Any], code: Code) -> dict[str, A
         key, _, value = what.partition(" ")
         section, _, field = key.partition(".")
         of_section = values.get(section)
-        if not isinstance(of_section, dict):
-            continue
-        if value not in ([of_section.get(field)] if field else of_section):
+        if isinstance(of_section, dict):
+            held: list[Any] = [of_section.get(field)] if field else [*of_section]
+        else:  # a list of names, as `observers`
+            held = _names(of_section)
+        if value not in held:
             continue
         file, colon, function = value.rpartition(":") if key not in PLAIN else (value, "", "")
         if code == "copies" and name in kept.files:
@@ -228,8 +230,18 @@ def put_name(values: dict[str, Any], key: str, value: str, name: str) -> None:
     """Put another name in place of the value of a key, of a method in place of its key."""
     section, _, field = key.partition(".")
     of = values[section]
+    if isinstance(of, list):
+        entries = [{each: {}} if isinstance(each, str) else each for each in of]
+        values[section] = [{name if k == value else k: v for k, v in e.items()} for e in entries]
+        return
     one = {field: name} if field else {}
     values[section] = {name if not field and k == value else k: v for k, v in of.items()} | one
+
+
+def _names(entries: Any) -> list[str]:
+    """The names of a list, each alone or with its settings."""
+    listed = entries if isinstance(entries, list) else []
+    return [name for each in listed for name in ([each] if isinstance(each, str) else each)]
 
 
 def beside(home: Path, *, of_game: bool = False) -> str:

@@ -74,6 +74,14 @@ PLUGINS = {
             for name in ("score_norm", "accept", "regret", "message_credit")
         },
     ),
+    "observers": Plugin(
+        ("config", "world"),
+        {
+            "console": "selfplay.metrics.console:Console",
+            "page": "selfplay.apps.report.observer:Page",
+        },
+        "a subclass of Observer",
+    ),
     "engine.kind": Plugin(
         ("config", "weights", "world"),
         {
@@ -184,13 +192,33 @@ def methods_of(config: Any) -> list[tuple[str, Callable[..., Any], Any]]:
     return [(name, function_of("methods", name), of) for name, of in config.methods.items()]
 
 
+def as_setting(key: str, name: str) -> str:
+    """`key=value` that names this function alone."""
+    one = {"methods": f"{{{name}: {{}}}}", "observers": f"[{name}]"}
+    return f"{key}={one.get(key, name)}"
+
+
 def own_functions(config: Any) -> Iterator[tuple[str, str]]:
-    """Each key of the settings whose function is not built in, and its value."""
+    """Each key of the settings whose function is not built in, and its value; of a list each."""
     for key, plugin in PLUGINS.items():
-        named = attrgetter(key)(config)
-        for name in [named] if isinstance(named, str) else named:
+        value = attrgetter(key)(config)
+        for name in [value] if isinstance(value, str) else [named(each)[0] for each in value]:
             if name not in plugin.built_in:
                 yield key, name
+
+
+def named(entry: Any) -> tuple[str, Mapping[str, Any]]:
+    """The name and the options of an entry of a list, which is NAME or {NAME: {KEY: VALUE}}.
+
+    Raises ValueError for any other."""
+    match entry:
+        case str():
+            return entry, {}
+        case Mapping() if len(entry) == 1:
+            ((name, options),) = entry.items()
+            if isinstance(name, str) and isinstance(options, Mapping):
+                return name, options
+    raise ValueError(f"observers must hold NAME or {{NAME: {{KEY: VALUE}}}}, got {entry!r}")
 
 
 def _module_of(key: str, name: str) -> ModuleType:

@@ -8,7 +8,7 @@ tokens of a micro-batch, K trained tokens of one sample or of this rank. Log-pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -53,6 +53,27 @@ def at_trained_tokens(values: Iterable[float], sample: Sample) -> list[float]:
     """The next values at the sample's trained tokens, 0 at the others."""
     left = iter(values)
     return [next(left) if m else 0.0 for m in sample.mask]
+
+
+class Watched:
+    """What the update first sees of the samples of these names: `seen` has by name each trained
+    token's advantage and, while no weight has changed, the trainer's log-prob of it.
+
+    It reads a loss's tensors to the host, so it should watch few: those of logged games.
+    """
+
+    def __init__(self, names: Collection[str]) -> None:
+        """Every rank gives the same names; those that it does not train are never seen here."""
+        self._names, self.changed = names, False
+        self.seen: dict[str, tuple[list[float], list[float]]] = {}
+
+    def see(self, logprobs_M: Tensor, batch: MicroBatch) -> None:
+        """Read the loss's log-probs of a micro-batch."""
+        for number, name in enumerate(batch.names):
+            if name in self._names and name not in self.seen:
+                own_M = batch.sample_M == number
+                trainer = [] if self.changed else logprobs_M.detach()[own_M].tolist()
+                self.seen[name] = batch.advantages_M[own_M].tolist(), trainer
 
 
 # --- the mismatch of engine and trainer -----------------------------------------------------------

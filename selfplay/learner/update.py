@@ -46,6 +46,7 @@ from selfplay.learner.loss import (
 from selfplay.learner.method import LossTerm, asking
 from selfplay.learner.rescore import (
     MISMATCH_METRICS,
+    Watched,
     check_mismatch,
     mismatch_values,
     with_ess,
@@ -63,6 +64,7 @@ def update_policy(
     step: int,
     config: Config,
     max_mismatch: float,
+    watched: Watched | None = None,
 ) -> tuple[dict[str, float], list[str]]:
     """All optimizer steps of one rollout: `epochs` passes, each split into `minibatches`.
 
@@ -91,7 +93,9 @@ def update_policy(
     per_step, skipped = list[dict[str, float]](), list[str]()
     for minibatch in minibatches(samples, step=step, config=config):
         measured = "mismatch_mean" in rollout_metrics
-        terms: Sequence[LossTerm] = [surrogate_term(minibatch, config, mismatch=not measured)]
+        terms: Sequence[LossTerm] = [
+            surrogate_term(minibatch, config, mismatch=not measured, watched=watched)
+        ]
         try:
             for method in learner.methods:
                 with asking(method, learner.world):
@@ -112,6 +116,8 @@ def update_policy(
             raise SettingsError(f"{error}; this step is not saved") from error
         if metrics:
             per_step.append(metrics)
+            if watched is not None:
+                watched.changed = True
     metrics = _over_steps(per_step, num_skipped=len(skipped), epochs=config.algorithm.epochs)
     return metrics | rollout_metrics, skipped
 
@@ -295,13 +301,19 @@ def imitation_term(samples: Sequence[Sample], world: World, weight: float) -> Lo
     return LossTerm(own, imitation, weight, "imitation")
 
 
-def surrogate_term(samples: Sequence[Sample], config: Config, *, mismatch: bool = True) -> LossTerm:
+def surrogate_term(
+    samples: Sequence[Sample],
+    config: Config,
+    *,
+    mismatch: bool = True,
+    watched: Watched | None = None,
+) -> LossTerm:
     """The policy's loss on these samples, `algorithm.loss` with its KL and entropy terms. With
     `mismatch` its metrics have that of the policy and the samples' log-probs."""
     faults = list[OwnFault]()
     return LossTerm(
         samples,
-        partial(_surrogate, config=config, mismatch=mismatch, faults=faults),
+        partial(_surrogate, config=config, mismatch=mismatch, faults=faults, watched=watched),
         name="surrogate",
         by_sample=config.algorithm.aggregation != "token_mean",
         faults=faults,
@@ -315,6 +327,7 @@ def _surrogate(
     config: Config,
     mismatch: bool,
     faults: list[OwnFault],
+    watched: Watched | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The policy loss, times importance weights if a method gives them, plus KL and entropy terms;
     all of it times the aggregation weights [M]."""
@@ -326,6 +339,8 @@ def _surrogate(
         temperature=temperature,
         entropy_grad=algorithm.entropy > 0,
     )
+    if watched is not None:
+        watched.see(logprobs_M, batch)
     try:
         with own_call("algorithm.loss", algorithm.loss):
             policy_loss = function_of("algorithm.loss", algorithm.loss)

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
+
+from selfplay.metrics.observer import Observer, Step
+
+if TYPE_CHECKING:
+    from selfplay.config import Config
+    from selfplay.distributed import World
 
 # The columns of a step's line: the metric, its label, the format of the number.
 _COLUMNS = (
@@ -21,7 +28,38 @@ LEGEND = (
     "steps: score, eval (validation), reward ± spread (of each seat), agreement, messages, errors, "
     "entropy, mismatch, times"
 )
+_WINDOW = 20  # steps whose mean pace foretells the rest
 _STAGES = ("play_s", "credit_s", "update_s", "push_s", "eval_s", "save_s")
+
+
+class Console(Observer):
+    """Prints each step's line on rank 0, and before the first one what it means."""
+
+    def __init__(self, config: Config, world: World) -> None:
+        """Foretells the rest of `config.steps` from the steps since the start or the resume."""
+        super().__init__(config, world)
+        self._begun = False
+        self._steps: deque[float] = deque(maxlen=_WINDOW)  # seconds without validation and saving
+        self._rare_s, self._num_steps = 0.0, 0
+
+    def on_step(self, step: Step) -> None:
+        """Print the line of metrics.jsonl, shortened."""
+        if self.world.rank:
+            return
+        if not self._begun:
+            print(LEGEND)
+        self._begun, num = True, self.config.steps
+        remaining_s = self.remaining_s(num - step.number, step.metrics)
+        print(step_line(step.metrics, num_steps=num, remaining_s=remaining_s), flush=True)
+
+    def remaining_s(self, num_steps: int, newest: Mapping[str, float]) -> float:
+        """The seconds of `num_steps` steps at the mean pace of the last ones, with validation and
+        saving as often as so far; `newest` has the seconds of one more."""
+        rare_s = newest.get("eval_s", 0.0) + newest.get("save_s", 0.0)
+        self._steps.append(newest["step_s"] - rare_s)
+        self._rare_s, self._num_steps = self._rare_s + rare_s, self._num_steps + 1
+        mean_s = sum(self._steps) / len(self._steps) + self._rare_s / self._num_steps
+        return num_steps * mean_s
 
 
 def step_line(

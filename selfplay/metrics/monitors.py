@@ -15,6 +15,7 @@ from typing import Any
 from dialop.specs import nearest
 from selfplay.config.monitors import DEFAULT_MONITORS, Rule, parse_rule
 from selfplay.errors import RunEnds
+from selfplay.metrics.observer import Observer, Step
 
 
 class MonitorStop(RunEnds):
@@ -33,8 +34,10 @@ class _Series:
     holds: bool = False  # whether the rule held at the last value
 
 
-class Monitors:
+class Monitors(Observer):
     """The rules of a run. Every rank calls with the same metrics and gets the same verdict."""
+
+    key = "monitors"
 
     def __init__(
         self, rules: Sequence[str], *, rank: int, say: Callable[[str], object] | None = None
@@ -44,6 +47,11 @@ class Monitors:
         self._series: dict[tuple[str, str], _Series] = {}  # by the rule's text and the metric
         self._unmatched = [rule for rule in self._rules if rule.text not in DEFAULT_MONITORS]
         self._rank, self._say = rank, say or _print_warning
+
+    def on_step(self, step: Step) -> None:
+        """Read the line of a step whose push and validation games did not fail."""
+        if step.complete:
+            self.check(step.number, step.metrics, step.skipped)
 
     def check(self, step: int, metrics: Mapping[str, float], skipped: Sequence[str] = ()) -> None:
         """Read the metrics after `step` steps. `skipped` says why optimizer steps were skipped.

@@ -11,6 +11,7 @@ from dialop.game import wrong_state
 from dialop.shown import on_one_line, printable
 from selfplay.advantages.rewards import sample_name
 from selfplay.advantages.sample import Sample
+from selfplay.data.seeds import named_seed
 from selfplay.rollout.branches import siblings_of
 from selfplay.rollout.episode import Episode, check_game
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:  # it imports torch, which a program that draws a page does no
     from selfplay.advantages.advantages import CreditStats
 
 Pieces = Callable[[Sequence[int]], list[str]]  # the text of each token
+OBSERVED = "observed/"  # begins the names of numbers that observers of one's own give
 MAX_PIECES = 400  # tokens of a turn that a record keeps
 _WIDTH = 100  # characters of a game as text
 _NAME = 60  # of them for a player's name, which stands before each of its turns
@@ -63,6 +65,24 @@ def game_record(episode: Episode, *, step: int, pieces: Pieces | None = None) ->
         **({"state": _state(episode)} if episode.game is not None else {}),
         **({"branches": branch_records(episode)} if episode.branches else {}),
     }
+
+
+def logged_games(
+    episodes: Sequence[Episode], step: int, *, every: int, pieces: Pieces | None = None
+) -> list[dict[str, Any]]:
+    """The records of the `logged` games."""
+    return [game_record(each, step=step, pieces=pieces) for each in logged(episodes, step, every)]
+
+
+def logged(episodes: Sequence[Episode], step: int, every: int) -> list[Episode]:
+    """This rank's games of step number `step` that are logged: one of each `every` games of the
+    run, a drawn one, since instances and seats come in turn."""
+    first = (step - 1) * len(episodes)
+    return [
+        episode
+        for number, episode in enumerate(episodes, start=first)
+        if number % every == named_seed("logged game", number // every) % every
+    ]
 
 
 def _state(episode: Episode) -> Any:

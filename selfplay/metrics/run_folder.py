@@ -49,7 +49,7 @@ from selfplay.errors import RunEnds, SettingsError
 # Settings that may change when a run resumes: first those of its length and logs.
 _LENGTH = (
     *("out", "steps", "save_every", "keep_checkpoints", "log_games_every", "log_groups_every"),
-    *("eval", "monitors", "track"),
+    *("eval", "monitors", "track", "observers"),
 )
 # Settings of where and how things are computed. Results stay equal up to rounding or, with SGLang,
 # in distribution.
@@ -293,7 +293,7 @@ def keep_code(opening: Opening) -> None:
     for key, value in own_names(opening.config):
         section, _, field = key.partition(".")
         if name := code.named.get(f"{key} {value}"):
-            saved = values[section][field] if field else methods[value]
+            saved = values[section][field] if field else methods.get(value, value)
             named[f"{key} {saved}"] = name
     steps = [path.name[5:] for path in folder.glob("checkpoints/step_*")]
     done = max((int(step) for step in steps if step.isdecimal()), default=0)
@@ -324,6 +324,8 @@ def _compared(saved: Path, config: Config, code: OwnCode) -> tuple[list[str], di
     before = [what.partition(" ") for what in (kept.named if kept else ())]
     methods = dict(zip(config.methods, read_value(saved, (), "methods") or (), strict=False))
     for key, value in own_names(config):
+        if key == "observers":  # which may change
+            continue
         was = methods.get(value) if key == "methods" else read_value(saved, (), key)
         mine = value.rpartition(":")[2] if key == "methods" else ""  # of several
         name = next((n for which, _, n in before if which == key and n.endswith(mine)), was)

@@ -1,4 +1,4 @@
-"""What a run writes at each step: metrics.jsonl, games.jsonl, groups.jsonl, tracker, a line.
+"""What a run writes at each step: metrics.jsonl, games.jsonl, groups.jsonl.
 
 Only rank 0 writes; on other ranks every call does nothing. Times are in seconds and their names end
 in `_s`.
@@ -11,19 +11,15 @@ import math
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from selfplay.atomic import write_atomically
-from selfplay.data.seeds import named_seed
 from selfplay.errors import SettingsError
-from selfplay.metrics.console import LEGEND, step_line
-from selfplay.metrics.records import Pieces, game_record
-from selfplay.metrics.tracker import Tracker
-from selfplay.rollout.episode import Episode
+from selfplay.metrics.observer import Observer, Step
+from selfplay.metrics.records import Pieces, logged_games
 
 LOGS = ("metrics.jsonl", "games.jsonl", "groups.jsonl")
 
@@ -36,8 +32,6 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._stages: dict[str, float] = {}
-        self._laps: deque[float] = deque(maxlen=20)  # without validation and saving
-        self._rare_s, self._num_laps = 0.0, 0
         self._start = time.perf_counter()
 
     @contextmanager
@@ -53,21 +47,11 @@ class Stopwatch:
         """The seconds since the last lap. Starts the next lap."""
         now = time.perf_counter()
         seconds = {**self._stages, "step_s": now - self._start}
-        rare_s = seconds.get("eval_s", 0.0) + seconds.get("save_s", 0.0)
-        self._laps.append(seconds["step_s"] - rare_s)
-        self._rare_s, self._num_laps = self._rare_s + rare_s, self._num_laps + 1
         self._stages, self._start = {}, now
         return seconds
 
-    def remaining_s(self, num_laps: int) -> float | None:
-        """The time of `num_laps` laps at the mean pace of the last 20, with validation and saving
-        as often as so far; None before the first."""
-        if not self._laps:
-            return None
-        return num_laps * (sum(self._laps) / len(self._laps) + self._rare_s / self._num_laps)
 
-
-class Journal:
+class Journal(Observer):
     """The open logs of a run.
 
     `after_step` is the step of the checkpoint that the run resumes from, 0 for a new run. One of
@@ -78,25 +62,18 @@ class Journal:
     def __init__(
         self,
         folder: Path,
-        track: str,
         *,
-        num_steps: int,
         log_games_every: int,
         after_step: int,
         rank: int,
         pieces: Pieces | None = None,
         num_lines: Mapping[str, int] | None = None,
     ) -> None:
-        self._pieces = pieces
-        self._num_steps, self._log_games_every, self._rank = num_steps, log_games_every, rank
-        had = num_lines or {}
+        self._pieces, self._log_games_every, had = pieces, log_games_every, num_lines or {}
         self._logs = self._metrics, self._games, self._groups = [
             StepLog(folder / name, after_step=after_step, rank=rank, num=had.get(name))
             for name in LOGS
         ]
-        self._tracker = Tracker(folder, track, after_step=after_step, rank=rank)
-        if rank == 0 and after_step < num_steps:
-            print(LEGEND, flush=True)
 
     @property
     def num_lines(self) -> dict[str, int]:
@@ -104,40 +81,16 @@ class Journal:
         return {name: log.num_lines for name, log in zip(LOGS, self._logs, strict=True)}
 
     def groups(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Write the groups of a step (`group_records`), before `step` writes its line."""
+        """Write the groups of a step (`group_records`), before `on_step` writes its line."""
         for record in records:
             self._groups.append(record)
 
-    def _is_logged(self, number: int) -> bool:
-        """Whether game `number` of the run is the one of its `log_games_every` that is logged. A
-        drawn one, since instances and seats come in turn."""
-        block, index = divmod(number, self._log_games_every)
-        return index == named_seed("logged game", block) % self._log_games_every
-
-    def step(
-        self,
-        step: int,
-        metrics: dict[str, float],
-        episodes: Sequence[Episode],
-        stopwatch: Stopwatch,
-    ) -> dict[str, Any]:
-        """Write and print step number `step` (1 after the first update); starts the next lap.
-        Returns the line of metrics.jsonl."""
-        line: dict[str, Any] = {"step": step, **metrics, **stopwatch.lap()}
-        self._metrics.append(line)
-        first = (step - 1) * len(episodes)
-        logged = [
-            game_record(episode, step=step, pieces=self._pieces)
-            for index, episode in enumerate(episodes)
-            if self._is_logged(first + index)
-        ]
-        for record in logged:
+    def on_step(self, step: Step) -> None:
+        """Write the step's line, and those of its games that are logged."""
+        self._metrics.append(step.metrics)
+        every, pieces = self._log_games_every, self._pieces
+        for record in logged_games(step.episodes, step.number, every=every, pieces=pieces):
             self._games.append(record)
-        self._tracker.step(step, line, logged)
-        remaining_s = stopwatch.remaining_s(self._num_steps - step)
-        if self._rank == 0:
-            print(step_line(line, num_steps=self._num_steps, remaining_s=remaining_s), flush=True)
-        return line
 
     def sync(self) -> None:
         """Flush the lines to disk, so that no checkpoint is of a step without its line. It waits
@@ -148,7 +101,6 @@ class Journal:
     def close(self) -> None:
         for log in self._logs:
             log.close()
-        self._tracker.close()
 
 
 def check_logs(folder: Path, *, after_step: int, num_lines: Mapping[str, int]) -> None:

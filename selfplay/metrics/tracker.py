@@ -22,20 +22,30 @@ import yaml
 from dialop.shown import error_line, fenced
 from selfplay.atomic import write_atomically
 from selfplay.errors import SettingsError
-from selfplay.metrics.records import game_text
+from selfplay.metrics.observer import Observer, Step
+from selfplay.metrics.records import Pieces, game_text, logged_games
 
 Record = Mapping[str, Any]
 
 
-class Tracker:
+class Tracker(Observer):
     """The tracker of the run in `folder`, which continues after step `after_step`; nothing for
     `track: none` and on ranks above 0. Reads the settings of the run from its config.yaml.
 
     If the tracker fails, one warning is printed and nothing more is sent: it never ends a run.
     """
 
-    def __init__(self, folder: Path, track: str, *, after_step: int, rank: int) -> None:
-        self._track = track
+    def __init__(
+        self,
+        folder: Path,
+        track: str,
+        *,
+        after_step: int,
+        rank: int,
+        log_games_every: int = 1,
+        pieces: Pieces | None = None,
+    ) -> None:
+        self._track, self._every, self._pieces = track, log_games_every, pieces
         self._run: _Wandb | _TensorBoard | None = None
         if rank or track == "none":
             return
@@ -45,6 +55,12 @@ class Tracker:
                 self._run = _TensorBoard(folder, settings, after_step=after_step)
             else:
                 self._run = _Wandb(folder, yaml.safe_load(settings))
+
+    def on_step(self, step: Step) -> None:
+        """Send the line of metrics.jsonl, and what games.jsonl has of the step."""
+        if self._run is not None:
+            games = logged_games(step.episodes, step.number, every=self._every, pieces=self._pieces)
+            self.step(step.number, step.metrics, games)
 
     def step(self, step: int, metrics: Mapping[str, float], games: Sequence[Record]) -> None:
         """Send the metrics of step number `step` and its games, records of games.jsonl."""

@@ -28,7 +28,7 @@ _Append = argparse._AppendAction
 # Keys and sections that only train.py reads. A key does not declare its readers: add new ones here.
 _OF_TRAINING = {
     *("out", "steps", "save_every", "keep_checkpoints", "log_games_every", "log_groups_every"),
-    *("monitors", "track"),
+    *("monitors", "track", "observers"),
     *("warm_start", "policy_pool", "reward", "algorithm", "methods", "optim"),
 }
 _DASHES = "-\N{EN DASH}\N{EM DASH}"  # editors make the others of two hyphens

@@ -21,12 +21,14 @@ from selfplay.advantages.sample import Sample, trained_stretches
 from selfplay.chat.rendering import make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.config import Config, RewardConfig
-from selfplay.config.plugins import function_of, own_call, own_functions
+from selfplay.config.plugins import function_of, named, own_call, own_functions
 from selfplay.engines.base import Completion, Engine, Request
 from selfplay.errors import OwnFault, SettingsError
 from selfplay.learner.batch import pack
 from selfplay.learner.loss import checked_losses
 from selfplay.learner.method import Method
+from selfplay.metrics.observer import Observer
+from selfplay.metrics.observers import own_options
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import GameSetup, Position, limits_of
 from selfplay.rollout.seat_rules import chosen_seats
@@ -368,6 +370,19 @@ def _check_method(kind: Callable[..., Any], config: Config) -> Iterator[str]:
             yield f"warning: {name} is no hook{near}"
 
 
+# --- observers ------------------------------------------------------------------------------------
+
+
+def _check_observer(observer: Callable[..., Any], config: Config) -> Iterator[str]:
+    is_observer = isinstance(observer, type) and issubclass(observer, Observer)
+    _require(is_observer, "it must be a subclass of selfplay.metrics.observer.Observer")
+    yield "class: a subclass of Observer"
+    for name, options in map(named, config.observers):
+        if function_of("observers", name) is observer:
+            own_options(observer, options)
+    yield "options: those that it declares"
+
+
 _CHECKS: dict[str, Callable[[Callable[..., Any], Config], Iterator[str]]] = {
     "algorithm.loss": _check_loss,
     "algorithm.advantage": _check_advantage,
@@ -375,4 +390,5 @@ _CHECKS: dict[str, Callable[[Callable[..., Any], Config], Iterator[str]]] = {
     "rollout.player": _check_player,
     "engine.kind": _check_engine,
     "methods": _check_method,
+    "observers": _check_observer,
 }

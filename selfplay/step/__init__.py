@@ -6,15 +6,16 @@ Every rank must call each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import compress
 
 from selfplay.advantages.advantages import (
     compute_advantages,
     reward_samples,
 )
-from selfplay.advantages.rewards import with_rewards
+from selfplay.advantages.rewards import sample_name, with_rewards
 from selfplay.config import Config
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import (
@@ -26,15 +27,17 @@ from selfplay.errors import OwnFault
 from selfplay.evaluation.held_out import validation
 from selfplay.learner.batch import balance_tokens
 from selfplay.learner.method import asking
+from selfplay.learner.rescore import Watched
 from selfplay.learner.update import update_policy
-from selfplay.metrics.records import group_records, mean_advantages
+from selfplay.metrics.observer import Step, TokenRecord
+from selfplay.metrics.records import logged, mean_advantages
 from selfplay.metrics.step import step_metrics
 from selfplay.partners.judge import Judge, judge_games
 from selfplay.rollout.driver import Rollout, first_turns, play_games
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.seating import self_play_games
 from selfplay.step.ending import Ending
-from selfplay.step.run import Batch, Run, Step
+from selfplay.step.run import Batch, Learnt, Run
 
 
 def take_step(run: Run, step: int) -> Step:
@@ -60,7 +63,7 @@ def take_step(run: Run, step: int) -> Step:
             with asking(method, run.world):
                 rollout = method.after_play(rollout, more, config=config)
         batch = credit(run, rollout)
-        learnt, skipped = update(run, rollout, batch, step)
+        learnt = update(run, rollout, batch, step)
     num_done = step + 1
     ending.begin_save()  # the engine sleeps until the push
     run.partners.add_to_pool(num_done, run.learner, run.tokenizer)
@@ -69,13 +72,22 @@ def take_step(run: Run, step: int) -> Step:
         metrics |= push(run, num_done)
         if evaluates_after(config, num_done):
             metrics |= evaluate(run)
-        run.monitors.check(num_done, metrics, skipped)
-    advantages = advantages_of(run, batch)
-    if config.log_groups_every and step % config.log_groups_every == 0:
-        log_groups(run, rollout, batch, advantages, num_done)
-    line = run.journal.step(num_done, metrics, rollout.episodes, run.timed)
+    done = Step(
+        num_done,
+        rollout.episodes,
+        batch.samples,
+        {"step": num_done, **metrics, **run.timed.lap()},
+        batch.stats,
+        advantages_of(run, batch),
+        skipped=learnt.skipped,
+        complete=ending.failed is None,
+        tokens=learnt.tokens,
+    )
+    for observer in run.observers:
+        with ending.after_weights_changed():
+            observer.on_step(done)
     ending.finish()
-    return Step(num_done, rollout.episodes, batch.samples, line, batch.stats, advantages)
+    return done
 
 
 def evaluates_after(config: Config, num_done: int) -> bool:
@@ -154,15 +166,13 @@ def credit(run: Run, rollout: Rollout) -> Batch:
     return Batch(samples, stats)
 
 
-def update(
-    run: Run, rollout: Rollout, batch: Batch, step: int
-) -> tuple[dict[str, float], list[str]]:
+def update(run: Run, rollout: Rollout, batch: Batch, step: int) -> Learnt:
     """Put the engine to sleep, then make the step's optimizer steps.
 
-    Returns metrics, and why optimizer steps were skipped. `update_policy` raises EngineDisagrees,
-    before any weight changes, if the log-probs of engine and trainer differ by more than noise.
+    `update_policy` raises EngineDisagrees, before any weight changes, if the log-probs of engine
+    and trainer differ by more than noise.
     """
-    config = run.config
+    config, watched = run.config, Watched(logged_samples(run, rollout, step))
     with run.timed("sync_check"):
         seed = named_seed(config.seed, "sync check", step)
         turns = first_turns(rollout.episodes, run.sync_check.num_turns, seed=seed)
@@ -170,21 +180,46 @@ def update(
     with run.timed("sleep"):
         run.engine.sleep()
     with run.timed("update"):
-        return update_policy(
+        metrics, skipped = update_policy(
             run.learner,
             batch.samples,
             step=step,
             config=config,
             max_mismatch=run.sync_check.bound,
+            watched=watched,
         )
+    return Learnt(metrics, skipped, token_records(run, batch, watched))
 
 
-def measure(run: Run, rollout: Rollout, batch: Batch, learnt: dict[str, float]) -> dict[str, float]:
+def logged_samples(run: Run, rollout: Rollout, step: int) -> set[str]:
+    """The names of the samples of all ranks' games that games.jsonl gets."""
+    games = logged(rollout.episodes, step + 1, run.config.log_games_every)
+    own = [sample_name(game, seat) for game in games for seat in range(len(game.transcripts))]
+    return {name for of_rank in gather_objects(own, run.world) for name in of_rank}
+
+
+def token_records(run: Run, batch: Batch, watched: Watched) -> dict[str, TokenRecord]:
+    """What the update saw of the watched samples, over all ranks, by name. A sample's log-probs are
+    the engine's, also where a method has replaced them in the update."""
+    own = {}
+    for sample in batch.samples:
+        if sample.name in watched.seen:
+            advantages, trainer = watched.seen[sample.name]
+            engine = list(compress(sample.old_logprobs, sample.mask))
+            mismatch = [one - other for one, other in zip(trainer, engine, strict=False)]
+            ids = list(compress(sample.ids, sample.mask))
+            own[sample.name] = TokenRecord(ids, engine, advantages, mismatch)
+    return {
+        name: one for of_rank in gather_objects(own, run.world) for name, one in of_rank.items()
+    }
+
+
+def measure(run: Run, rollout: Rollout, batch: Batch, learnt: Learnt) -> dict[str, float]:
     """The metrics of the step over all ranks: games, groups, update, endpoints' usage.
 
     Restarts are counted since the last call, those of the last push and evaluation included."""
-    learnt = learnt | run.partners.take_usage()
-    metrics = step_metrics(rollout.episodes, rollout.stats, batch.stats, learnt, run.world)
+    counted = learnt.metrics | run.partners.take_usage()
+    metrics = step_metrics(rollout.episodes, rollout.stats, batch.stats, counted, run.world)
     return metrics | run.changed | {"num_engine_restarts": run.engine.take_num_restarts()}
 
 
@@ -193,17 +228,6 @@ def advantages_of(run: Run, batch: Batch) -> dict[str, float]:
     of ppo gives advantages in the update only."""
     own = {} if run.config.algorithm.advantage == "ppo" else mean_advantages(batch.samples)
     return {name: mean for rank in gather_objects(own, run.world) for name, mean in rank.items()}
-
-
-def log_groups(
-    run: Run, rollout: Rollout, batch: Batch, advantages: Mapping[str, float], num_done: int
-) -> None:
-    """Write the games of all ranks to groups.jsonl, after `num_done` steps."""
-    own_records = group_records(
-        rollout.episodes, batch.stats, advantages, step=num_done, pieces=run.rendering.pieces
-    )
-    every_rank = gather_objects(own_records, run.world)
-    run.journal.groups([record for records in every_rank for record in records])
 
 
 def push(run: Run, version: int) -> dict[str, float]:

@@ -33,7 +33,7 @@ class Ending:
         self._run, self._step = run, step
         self._before = trainer_state(run)  # credit changes the baselines
         self._checkpoint: OpenCheckpoint | None = None
-        self._failed: RunEnds | None = None  # the first check that failed after the change
+        self.failed: RunEnds | None = None  # the first check that failed after the change
 
     @contextmanager
     def before_weights_change(self) -> Iterator[None]:
@@ -55,17 +55,17 @@ class Ending:
         try:
             yield
         except RunEnds as error:
-            self._failed = self._failed or error
+            self.failed = self.failed or error
 
     def finish(self) -> None:
-        """Save what the step and its records have changed, then raise what failed."""
+        """Save what the step and its observers have changed, then raise what failed."""
         run, num_done = self._run, self._step + 1
         if self._checkpoint is not None:
             finish_checkpoint(run, self._checkpoint, trainer_state(run))
-        elif self._failed is not None:
+        elif self.failed is not None:
             save_and_sleep(run, num_done, trainer_state(run))
-        if self._failed is not None:
-            raise with_step(self._failed, num_done) from self._failed
+        if self.failed is not None:
+            raise with_step(self.failed, num_done) from self.failed
 
 
 def saves_after(config: Config, num_done: int) -> bool:
@@ -111,7 +111,6 @@ def trainer_state(run: Run) -> dict[str, Any]:
         "baselines": dict(run.baselines),
         "methods": {type(m).__name__: state for m in run.learner.methods if (state := m.state())},
         "partners": run.partners.state(),
-        "monitors": run.monitors.state(),
         "sync_check": run.sync_check.state(),
         "num_lines": run.journal.num_lines,
-    }
+    } | {observer.key: observer.state() for observer in run.observers if observer.key}

@@ -1,14 +1,13 @@
-"""The parts of a run, and what a step hands from verb to verb: `Rollout`, `Batch`, `Step`.
+"""The parts of a run, and what a step hands from verb to verb: `Rollout`, `Batch`.
 
 Each is of this rank, unless it says otherwise.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from transformers import PreTrainedTokenizerBase
 
@@ -24,12 +23,10 @@ from selfplay.distributed import (
 )
 from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.learner.learner import Learner
-from selfplay.metrics.monitors import Monitors
-from selfplay.metrics.records import group_records
+from selfplay.metrics.observer import Observer, TokenRecord
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.partners.judge import Judge
 from selfplay.partners.partners import Partners
-from selfplay.rollout.episode import Episode
 from selfplay.rollout.seating import Partner
 from selfplay.weight_sync.supervised import SupervisedPolicy
 from selfplay.weight_sync.sync_check import SyncCheck
@@ -54,8 +51,8 @@ class Run:
     evaluation: EvaluationContext
     fixed_partners: list[Partner]  # of `eval.partners`
     lock: TextIO | None  # on rank 0
-    monitors: Monitors
-    journal: Journal
+    observers: list[Observer]  # of each finished step, in this order
+    journal: Journal  # one of them, whose lines a checkpoint counts
     timed: Stopwatch  # the seconds of the step's stages
     first_step: int
     changed: dict[str, float] = field(default_factory=dict)  # numbers that this step alone has
@@ -70,29 +67,10 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """A finished step, whose `number` counts from 1: this rank's games, the samples that it trained
-    on with their advantages, the line of metrics.jsonl, which is over all ranks, and what credit
-    counted. `advantages` are each sample's mean one by its name, over all ranks; none with a
-    critic, which gives them in the update only."""
+class Learnt:
+    """The update's metrics over all ranks, why optimizer steps were skipped, and what the update
+    saw of logged games."""
 
-    number: int
-    episodes: list[Episode]
-    samples: list[Sample]
-    metrics: dict[str, Any]
-    stats: CreditStats
-    advantages: dict[str, float]
-
-    def __repr__(self) -> str:
-        num_groups = len({sample.group for sample in self.samples})
-        return (
-            f"Step {self.number}: {len(self.episodes)} games, "
-            f"score {self.metrics.get('score', math.nan):.3f}, "
-            f"{len(self.samples)} samples in {num_groups} groups"
-        )
-
-    @property
-    def groups(self) -> list[dict[str, Any]]:
-        """This rank's games by instance, with each seat's reward, return and advantage, as the
-        lines of groups.jsonl."""
-        return group_records(self.episodes, self.stats, self.advantages, step=self.number)
+    metrics: dict[str, float]
+    skipped: list[str]
+    tokens: dict[str, TokenRecord]

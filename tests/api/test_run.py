@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import weakref
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,30 @@ def test_a_shipped_config_makes_the_run_of_the_command_line(tmp_path: Path) -> N
     run = selfplay.train("tiny", less, steps=2, out=tmp_path / "api")
     assert_same_run(tmp_path / "command", run.folder)
     assert not same_weights(run.policy, run.folder / "warm_start"), "nothing was learnt"
+
+
+def test_a_step_has_what_the_update_saw_of_each_token_of_the_logged_games(warm: Path) -> None:
+    """The mean of their |mismatch| is the step's metric, as one mini-batch has all tokens; with
+    four, those of the first have it alone."""
+    with selfplay.start(SETTINGS, {"log_games_every": 1}, out=warm) as run:
+        step = run.step()
+        assert step.tokens.keys() == {sample.name for sample in step.samples}
+        apart = []
+        for sample in step.samples:
+            record, trained = step.tokens[sample.name], list(map(bool, sample.mask))
+            assert record.ids == list(compress(sample.ids, trained))
+            assert record.logprobs == list(compress(sample.old_logprobs, trained))
+            assert record.advantages == pytest.approx(list(compress(sample.advantages, trained)))
+            assert len(record.mismatch) == len(record.ids)
+            apart += map(abs, record.mismatch)
+        mean = sum(apart) / len(apart)
+        assert mean == pytest.approx(step.metrics["mismatch_mean"], rel=1e-3) and mean > 0
+    begin_warm(warm.parent / "four")
+    four = {"algorithm.minibatches": 4, "log_games_every": 1}
+    with selfplay.start(SETTINGS, four, out=warm.parent / "four") as run:
+        records = run.step().tokens.values()
+        seen = [bool(record.mismatch) for record in records]
+        assert all(record.advantages for record in records) and any(seen) and not all(seen)
 
 
 def without_tokens(game: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,9 @@ from examples.one_step import (
 from selfplay.chat.rendering import Rendering
 from selfplay.config import COMPARED_IN_GROUPS, AlgorithmConfig, Config, load_config
 from selfplay.data.stream import TrainStream
-from selfplay.step import Run, Step, take_step
+from selfplay.metrics.observer import Step
+from selfplay.step import take_step
+from selfplay.step.run import Run
 from tests.helpers.shared_work import once
 
 Gradients = list[dict[str, Tensor]]
@@ -47,6 +49,7 @@ ROOMS: dict[str, Any] = {
     "device": "cpu",
     "threads": 1,
     "log_groups_every": 0,
+    "observers": ["console"],
     "rollout": {"max_game_tokens": 128, "max_new_tokens": 16, "max_turns": 8, "max_retries": 1},
     "eval": {"final_games": 1, "talk_games": 0},
 }

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def write_tiny(folder: Path) -> Path:
 def no_page() -> Iterator[None]:
     """Inside, runs draw no report.html: it takes a third of their time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("selfplay.api.run.refresh_report", lambda folder, **_: None)
+        patch.setattr("selfplay.apps.report.observer.refresh_report", lambda folder, **_: None)
         yield
 
 
@@ -95,10 +95,11 @@ def run_tiny(folder: Path, *overrides: str, page: bool = False) -> int:
     """Train in `folder`, without a report.html unless asked for; the command's exit status."""
     import train
 
-    with nullcontext() if page else no_page():
-        return train.main(["--config", str(write_tiny(folder)), f"out={folder}", *overrides])
+    drawn = () if page or any(w.startswith("observers=") for w in overrides) else (UNDRAWN,)
+    return train.main(["--config", str(write_tiny(folder)), f"out={folder}", *drawn, *overrides])
 
 
+UNDRAWN = "observers=[console]"
 # A run under these settings may begin from a warm start that was made without them.
 LATER = (
     *("steps=", "save_every=", "log_", "keep_checkpoints=", "eval.", "policy_pool."),

@@ -12,9 +12,9 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 import train
 from selfplay import step as step_verbs
-from selfplay.api import run
 from tests.helpers.faulty_engine import Faults, FaultyHF
 from tests.helpers.processes import say
+from tests.helpers.tiny_run import UNDRAWN
 
 
 def engine_fails() -> None:
@@ -54,9 +54,8 @@ def fails_in_play(how: str) -> None:
 
 if __name__ == "__main__":
     case, *words = sys.argv[1:]
-    run.refresh_report = lambda folder, **_: None
     if case == "engine":
         engine_fails()
     elif case != "none":
         fails_in_play(case)
-    sys.exit(record(train.main)(words))
+    sys.exit(record(train.main)([*words, UNDRAWN]))

@@ -393,6 +393,12 @@ SETTINGS: list[Row] = [
     ((*FILE, "data.start=half"), "data.start"),
     ("optim.master_dtype=bfloat16", "model.dtype…optim.master_dtype"),
     (("parallel.offload=all", BESIDE), "parallel.offload"),
+    ("observers=[consol]", "observers…nearest is console"),
+    ("observers=[console, console]", "observers must name each once, got console twice"),
+    (
+        "observers=[{console: 3}]",
+        "observers must hold NAME or {NAME: {KEY: VALUE}}, got {'co",
+    ),
     ((*EXACT, "engine.tp_size=2"), "engine.tp_size must be 1"),
     ((*EXACT, "engine.attention=triton"), "engine.attention must be auto or fa3"),
     ((*EXACT, "model.dtype=float32"), "model.dtype must be bfloat16"),

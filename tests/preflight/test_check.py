@@ -17,7 +17,7 @@ from selfplay.chat.rendering import Rendering
 from selfplay.check import main
 from selfplay.config import Config, RewardConfig
 from selfplay.config.load import load
-from selfplay.config.plugins import PLUGINS, function_of, key_of
+from selfplay.config.plugins import PLUGINS, as_setting, function_of, key_of
 from selfplay.data.seeds import named_seed
 from selfplay.preflight.functions import check_functions, findings
 from selfplay.rollout.driver import play_games
@@ -340,12 +340,12 @@ def test_a_player_whose_tokens_are_not_those_of_the_engine_is_refused_in_one_lin
 @pytest.mark.parametrize("key", PLUGINS)
 def test_the_built_in_functions_pass_the_checks_of_ones_own(key: str) -> None:
     for name in PLUGINS[key].built_in:
-        if key == "methods":
-            on = ["algorithm.advantage=ppo" if name == "ppo" else f"methods.{name}=on"]
+        if key == "methods" and name == "ppo":
+            on = "algorithm.advantage=ppo"
         else:
-            on = [f"{key}={name}"]
-            assert key_of(name) == key
-        assert len(list(findings(key, name, settings(*on)))) >= 2
+            on = f"methods.{name}=on" if key == "methods" else as_setting(key, name)
+        assert key == "methods" or key_of(name) == key
+        assert len(list(findings(key, name, settings(on)))) >= 2
 
 
 def test_a_name_that_is_no_function_is_refused_before_a_run(

@@ -42,6 +42,7 @@ from selfplay.evaluation.tables import (
     talk_cell,
     talk_text,
 )
+from selfplay.metrics.records import OBSERVED
 
 _HERE = Path(__file__).parent
 # The curves of one run: title, the metrics with their names, and a note.
@@ -316,11 +317,15 @@ def run_charts(run: RunFiles) -> list[Chart]:
 
 
 def own_measures(run: RunFiles) -> list[tuple[str, str, str]]:
-    """The game's own measures that have no curve otherwise: name, heading, meaning."""
+    """The game's own measures that have no curve otherwise, then the numbers of observers: name,
+    heading, meaning."""
     shown = {"statements", "true_statements", "judged"}
     shown |= {name for _, metrics, _ in _CURVES for name, _ in metrics}
     counted = [one for game in run.games if isinstance(one := game.get("measures"), dict)]
-    return columns_of([str(name) for name in one if name not in shown] for one in counted)
+    own = columns_of([str(name) for name in one if name not in shown] for one in counted)
+    observed = sorted({name for step in run.steps for name in step if name.startswith(OBSERVED)})
+    headings = [name.removeprefix(OBSERVED).replace("_", " ") for name in observed]
+    return own + [(n, h, "by an observer") for n, h in zip(observed, headings, strict=True)]
 
 
 def compared_charts(runs: Sequence[RunFiles]) -> list[Chart]:

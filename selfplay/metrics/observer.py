@@ -1,0 +1,98 @@
+"""A finished step, and what an observer of it has.
+
+A program that only draws a page imports this room, so it imports no torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from selfplay.advantages.sample import Sample
+from selfplay.metrics.records import group_records
+from selfplay.rollout.episode import Episode
+
+if TYPE_CHECKING:  # they import torch, which a program that draws a page does not need
+    from selfplay.advantages.advantages import CreditStats
+    from selfplay.config import Config
+    from selfplay.distributed import World
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """The trained tokens of a sample, each list in their order: ids, the engine's log-probs in nats
+    at the rollout's temperature, advantages as the loss had them, and `mismatch`, trainer minus
+    engine, before any weight changed; empty for a sample of a later mini-batch."""
+
+    ids: list[int]
+    logprobs: list[float]
+    advantages: list[float]
+    mismatch: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A finished step, whose `number` counts from 1: this rank's games, the samples that it trained
+    on with their advantages, the line of metrics.jsonl, which is over all ranks, and what credit
+    counted. `advantages` are each sample's mean one by its name, over all ranks; none with a
+    critic, which gives them in the update only."""
+
+    number: int
+    episodes: list[Episode]
+    samples: list[Sample]
+    metrics: dict[str, Any]
+    stats: CreditStats
+    advantages: dict[str, float]
+    skipped: list[str] = field(default_factory=list)  # why optimizer steps were
+    complete: bool = True  # False if the push or the validation games end the run
+    tokens: dict[str, TokenRecord] = field(default_factory=dict)
+    """of all ranks' games that games.jsonl has, each trained sample's, by its name"""
+
+    def __repr__(self) -> str:
+        """One line, without the games and the tokens."""
+        num_groups = len({sample.group for sample in self.samples})
+        return (
+            f"Step {self.number}: {len(self.episodes)} games, "
+            f"score {self.metrics.get('score', math.nan):.3f}, "
+            f"{len(self.samples)} samples in {num_groups} groups"
+        )
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """This rank's games by instance, with each seat's reward, return and advantage, as the
+        lines of groups.jsonl."""
+        return group_records(self.episodes, self.stats, self.advantages, step=self.number)
+
+
+class Observer:
+    """Reads each finished step, on every rank; each method does nothing by default. One of your own
+    is a subclass in a file, which `observers` names as my_file.py:Name.
+
+    It is made once a run, when it starts or resumes, with the settings and the ranks; an `Options`
+    dataclass in the class declares settings of its own, which `self.options` has. It must hold no
+    part of the run: a closed run is free at once.
+    """
+
+    Options: type | None = None
+    key = ""  # names its state in a checkpoint; "" for one without state
+
+    def __init__(self, config: Config, world: World, options: Any = None) -> None:
+        """`config` is the run's, with an absolute `out`; `options` an instance of `Options`."""
+        self.config, self.world, self.options = config, world, options
+
+    def on_step(self, step: Step) -> Mapping[str, float] | None:
+        """Called after the push and the validation games. The numbers that rank 0's call returns
+        are in the step's line of metrics.jsonl as observed/NAME, and on the page. What it raises as
+        RunEnds ends the run, after all observers have read the step and the step is saved."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold of it, as plain values."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from `state()`; {} at the start of a run."""
+
+    def close(self) -> None:
+        """Called after the last step, when the run is finished or closed."""

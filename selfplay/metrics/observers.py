@@ -1,0 +1,117 @@
+"""The observers of a run, in their order: what reads each finished step.
+
+Those of one's own may end the run and give numbers; what is built in only reads. Each is called in
+a block of its own (`Ending.after_weights_changed`), so that one that ends the run keeps no other
+from the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+from selfplay.config import Config
+from selfplay.config.load import typed_options
+from selfplay.config.plugins import PLUGINS, function_of, named, own_call
+from selfplay.distributed import World, broadcast_object, gather_objects, raise_on_all_ranks
+from selfplay.errors import OwnFault
+from selfplay.metrics.observer import Observer, Step
+from selfplay.metrics.records import OBSERVED, Pieces, group_records
+from selfplay.metrics.step_log import Journal
+
+
+class Groups(Observer):
+    """Writes the games of all ranks to groups.jsonl, in step 1 and every `log_groups_every`-th step
+    from there."""
+
+    def __init__(self, config: Config, world: World, journal: Journal, pieces: Pieces) -> None:
+        """`pieces` spells the tokens of the branch points' turns."""
+        super().__init__(config, world)
+        self._journal, self._pieces = journal, pieces
+
+    def on_step(self, step: Step) -> None:
+        """Every rank sends its games to rank 0."""
+        every = self.config.log_groups_every
+        if not every or (step.number - 1) % every:
+            return
+        own = group_records(
+            step.episodes, step.stats, step.advantages, step=step.number, pieces=self._pieces
+        )
+        every_rank = gather_objects(own, self.world)
+        self._journal.groups([record for records in every_rank for record in records])
+
+
+class _Own(Observer):
+    """An observer of one's own: an error in it ends the run in one line, on every rank."""
+
+    def __init__(self, name: str, options: Mapping[str, Any], config: Config, world: World) -> None:
+        """`name` is what `observers` has, `options` what it has for this name. Raises OwnFault for
+        options that the class does not declare."""
+        kind = function_of("observers", name)
+        self._name, self.world = name, world
+        self.key = f"observer {name.rpartition(':')[2]}"
+        with own_call("observers", name):
+            self._observer: Observer = kind(config, world, own_options(kind, options))
+
+    def on_step(self, step: Step) -> None:
+        """Add rank 0's numbers to the line, on every rank.
+
+        Monitors decide on every rank, so all must read the same line: what other ranks return is
+        dropped.
+        """
+        with raise_on_all_ranks(self.world), own_call("observers", self._name):
+            given = checked_numbers(self._observer.on_step(step))
+        step.metrics.update(broadcast_object(given, self.world))
+
+    def state(self) -> dict[str, Any]:
+        """What its own `state` returns; the checkpoint refuses what JSON cannot hold."""
+        with own_call("observers", self._name):
+            return self._observer.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """A run that began without it begins it with {}."""
+        with own_call("observers", self._name):
+            self._observer.restore(state)
+
+    def close(self) -> None:
+        """Its error is the run's, though all steps are done."""
+        with own_call("observers", self._name):
+            self._observer.close()
+
+
+def own_options(kind: Any, given: Mapping[str, Any]) -> Any:
+    """The options of a class of one's own, None if it declares none. Raises OwnFault for others."""
+    if kind.Options is None and given:
+        raise OwnFault(f"it must be given alone, because it declares no Options, got {given}")
+    try:
+        return kind.Options and typed_options(kind.Options, given, what="options")
+    except ValueError as error:
+        raise OwnFault(str(error)) from None
+
+
+def checked_numbers(given: Any) -> dict[str, float]:
+    """What `on_step` returned, by the names of metrics.jsonl: each begins with `OBSERVED`, so that
+    none of the trainer's is replaced. Numbers may be of numpy or of torch's `item()`, also NaN,
+    which the file holds as null. None is no number.
+
+    Raises OwnFault for anything else.
+    """
+    if not isinstance(given, Mapping | None) or not all(
+        isinstance(name, str) and isinstance(number, Real) for name, number in (given or {}).items()
+    ):
+        raise OwnFault(f"on_step must return numbers by their names, or None, got {given!r}")
+    return {f"{OBSERVED}{name}": float(number) for name, number in (given or {}).items()}
+
+
+def make_observers(config: Config, world: World, *records: Observer) -> list[Observer]:
+    """A run's observers: first those of one's own, so that all others read their numbers; then
+    `records`, what every run has; then those that are built in, which read what these write."""
+    own: list[Observer] = []
+    built_in: list[Observer] = []
+    for name, options in map(named, config.observers):
+        if name in PLUGINS["observers"].built_in:
+            built_in.append(function_of("observers", name)(config, world))
+        else:
+            own.append(_Own(name, options, config, world))
+    return [*own, *records, *built_in]

@@ -1,0 +1,99 @@
+"""Whoever reads a finished step: an observer of one's own, and what every run has."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from selfplay.checkpoint import checkpoints
+from selfplay.config import load_config
+from selfplay.preflight.functions import findings
+from tests.helpers.tiny_run import begin_warm, metrics_of, run_tiny, run_warm
+
+ROOT = Path(__file__).resolve().parents[2]
+LENGTHS = f"{ROOT}/examples/observer/lengths.py:Lengths"
+SHORT = ("eval.final_games=1", "eval.talk_games=0")
+
+
+def of_lengths(*more: str, most: int = 3) -> str:
+    return f"observers=[{', '.join(more)}{', ' if more else ''}{{{LENGTHS}: {{most: {most}}}}}]"
+
+
+def test_a_number_of_one_s_own_is_in_the_line_and_on_the_page(tmp_path: Path) -> None:
+    """It is counted by hand from the games of the step, which are all logged. No file of the
+    project names it."""
+    words = (of_lengths("page"), "log_games_every=1", "steps=2", *SHORT)
+    run = run_warm(tmp_path / "run", *words, page=True)
+    games = [json.loads(line) for line in (run / "games.jsonl").read_text("utf-8").splitlines()]
+    for line in metrics_of(run):
+        lengths = [
+            len(turn["text"].split())
+            for game in games
+            if game["step"] == line["step"]
+            for turn in game["turns"]
+        ]
+        assert line["observed/longest"] == max(lengths) > 0
+        assert line["observed/long"] == sum(num > 3 for num in lengths)
+    page = (run / "report.html").read_text("utf-8")
+    assert "Longest" in page and "Record" in page
+
+
+COUNTING = """
+from selfplay.metrics.observer import Observer
+class Counting(Observer):
+    num = 0
+    def on_step(self, step):
+        self.num += 1
+        return {"num": self.num}
+    def state(self):
+        return {"num": self.num}
+    def restore(self, state):
+        self.num = state.get("num", 0)
+"""
+
+
+def test_its_state_is_kept_when_the_run_resumes(tmp_path: Path) -> None:
+    folder, file = tmp_path / "run", tmp_path / "counting.py"
+    file.write_text(COUNTING)
+    begin_warm(folder)
+    for steps in (2, 3):
+        words = (f"observers=[{file}:Counting]", f"steps={steps}", *SHORT)
+        assert run_tiny(folder, *words) == 0
+    assert [line["observed/num"] for line in metrics_of(folder)] == [1, 2, 3]
+
+
+FAILING = """
+from selfplay.metrics.observer import Observer
+class Failing(Observer):
+    def on_step(self, step):
+        return {}["missing"] if step.number == 2 else None
+class Text(Observer):
+    def on_step(self, step):
+        return {"word": "a"}
+"""
+
+
+@pytest.mark.parametrize(("name", "steps"), [("Failing", 2), ("Text", 1)])
+def test_one_that_fails_ends_the_run_in_one_line_after_the_step_is_saved(
+    name: str, steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, file = tmp_path / "run", tmp_path / "failing.py"
+    file.write_text(FAILING)
+    begin_warm(folder)
+    assert run_tiny(folder, f"observers=[{file}:{name}]", "save_every=100", *SHORT) == 1
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "observers" in line and name in line and f"goes on with step {steps + 1}" in line
+    assert len(metrics_of(folder)) == steps
+    assert [each.name for each in checkpoints(folder)] == [f"step_{steps:06d}"]
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [("{mist: 3}", "nearest is"), ("{most: many}", "most must be a valid integer")],
+)
+def test_wrong_options_are_refused_by_their_key(options: str, named: str) -> None:
+    words = [f"observers=[{{{LENGTHS}: {options}}}]"]
+    config = load_config({"model": {"scratch": {"max_positions": 4096}}}, words)
+    with pytest.raises(ValueError, match="observers") as error:
+        list(findings("observers", LENGTHS, config))
+    assert named in str(error.value) and "\n" not in str(error.value)
