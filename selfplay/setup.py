@@ -55,6 +55,7 @@ from selfplay.metrics.tracker import Tracker
 from selfplay.model.hub import local_folder
 from selfplay.model.policy import export, scratch_model
 from selfplay.partners.judge import make_judge, try_judge
+from selfplay.partners.opponents import make_opponents
 from selfplay.partners.partners import Partners, try_endpoints
 from selfplay.preflight.model import StartCheck, check_model
 from selfplay.preflight.run import read_rendering, start_warnings
@@ -135,8 +136,8 @@ def set_up(
     config, chosen = choose_engine(
         config, weights, world, rewritten=rendering.rewritten, notes=folder / "code.txt"
     )
-    shares = parse_shares(config.rollout.partners)
-    partners = Partners(shares, config, rendering=rendering, world=world)
+    specs = [spec for spec, _ in parse_shares(config.rollout.partners)]
+    partners = Partners(specs, config, rendering=rendering, world=world)
     cleanup.callback(partners.close)
     eval_partners = fixed_partners(
         config.eval, config.game, config.rollout, weights=weights, partners=partners
@@ -155,6 +156,7 @@ def set_up(
     for method in learner.methods:
         method.restore(of_methods.get(type(method).__name__, {}))
     partners.restore(state.get("partners", {}), learner, tokenizer)
+    opponents = make_opponents(config, state.get("opponents", {}))
     sync_check = SyncCheck(
         learner,
         engine,
@@ -207,6 +209,7 @@ def set_up(
         learner=learner,
         engine=engine,
         partners=partners,
+        opponents=opponents,
         judge=judge,
         evaluation=evaluation,
         fixed_partners=eval_partners,

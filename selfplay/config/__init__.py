@@ -202,10 +202,11 @@ class Config:
                 "rollout.branch, whose baseline is the mean over the turns of a branch point, got "
                 f"{method}"
             )
-        if branch_turns != "none" and self.engine.sessions is True:
+        if self.rollout.forks and self.engine.sessions is True:
             raise ValueError(
-                f"engine.sessions must be false with rollout.branch.turns {branch_turns}, got "
-                "true: a branch goes on from a turn that only its game's session holds"
+                f"engine.sessions must be false with rollout.branch.turns {branch_turns} and "
+                f"rollout.play {self.rollout.play}, got true: a fork of a game goes on from a turn "
+                "that only its game's session holds"
             )
         if size < 2 and in_groups and branch_turns != "all":
             raise ValueError(

@@ -120,7 +120,7 @@ def _module_of(key: str, value: str) -> tuple[ModuleType | None, Path]:
     if key == RUBRIC:
         return None, Path(name).resolve()
     module = own_module(name, what=key, expected=f"a module or a .py file, got {name}")
-    file = name if name.endswith(".py") else module.__file__ or "/"
+    file = name if name.endswith(".py") else getattr(module, "__file__", None) or "/"
     return module, Path(file).resolve()
 
 

@@ -27,7 +27,7 @@ from selfplay.config.player_spec import (
     parse_shares,
     parse_spec,
 )
-from selfplay.config.plugins import PLUGINS, check_name
+from selfplay.config.plugins import PLUGINS, check_name, check_options, names_function
 from selfplay.config.schema import RULES, Described, described
 from selfplay.config.secrets import check_body
 
@@ -99,7 +99,8 @@ class DataConfig:
     """Sources of training and evaluation instances."""
 
     train: str = "generated"
-    """training instances: 'generated' (drawn online from the run's seed) or a file"""
+    """training instances: 'generated' (drawn online from the run's seed), a file, or a function of
+    your own as my_file.py:name, such as a curriculum (docs/doors.md)"""
     validation: str = "generated"
     """instances for evaluations during training: 'generated' or a file"""
     test: str = "generated"
@@ -108,6 +109,8 @@ class DataConfig:
     start: object = 0
     """how much of each recorded game is replayed before the policy plays: a number of log
     entries, 'random', or a share of the words between 0 and 1 (docs/recorded_games.md)"""
+    options: dict[str, object] = Field(default_factory=dict)
+    """settings of a function of your own that `data.train` names"""
     processes: int = Field(default=1, ge=1, le=512)
     """worker processes on each rank that leads an engine; they generate instances for the warm
     start and evaluations, and prefetch those of the next training step"""
@@ -122,7 +125,14 @@ class DataConfig:
             raise ValueError(
                 f"data.start needs data.train to be a .jsonl of recorded games, got {self.train}"
             )
+        check_options("data", self)
         return self
+
+    @property
+    def train_file(self) -> str | None:
+        """The file of the training instances; None where a function gives them."""
+        gives = self.train in PLUGINS["data.train"].built_in or names_function(self.train)
+        return None if gives else self.train
 
 
 @dataclass(frozen=True, slots=True, config=RULES)
@@ -163,19 +173,28 @@ class RolloutConfig:
     partners: tuple[str, ...] = ("self",)
     """partners as 'spec*share' (docs/partners.md); with a partner other than self, the policy
     plays each seat equally often and the partner all others"""
+    opponents: str = "shares"
+    """which partners play a step: shares, those that `rollout.partners` gives, with one of the pool
+    drawn uniformly; or a class of your own as my_file.py:Name, which may go by the step and by the
+    results so far (docs/doors.md)"""
     player: str = "policy"
     """how the policy plays a seat: policy, or a class of your own as my_file.py:Name, which may
     change what it reads (docs/your_reward.md)"""
+    play: str = "plain"
+    """how a game is played to its end: plain, turn by turn, with the branch points of
+    rollout.branch; or a function of your own as my_file.py:name (docs/doors.md)"""
     policy_seats: tuple[str, ...] = ()
     """roles that the policy plays in every game, such as [agent]; the partner plays the others.
     All of them: each game has the policy alone, or in one seat after the other with a partner.
     Empty: those that the game names, or if it names none, all of them"""
     branch: BranchConfig = Field(default_factory=BranchConfig)
+    options: dict[str, object] = Field(default_factory=dict)
+    """settings of a class or function of your own that `rollout` names, such as opponents"""
 
-    @field_validator("player")
+    @field_validator("player", "opponents", "play")
     @classmethod
-    def _function(cls, name: str) -> str:
-        return check_name("rollout.player", name)
+    def _function(cls, name: str, info: ValidationInfo) -> str:
+        return check_name(f"rollout.{info.field_name}", name)
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -193,7 +212,19 @@ class RolloutConfig:
             parse_shares(self.partners)
         except ValueError as error:
             raise ValueError(f"rollout.partners: {error}") from None
+        check_options("rollout", self)
+        if self.branch.turns != "none" and self.play != "plain":
+            raise ValueError(
+                f"rollout.play must be plain with rollout.branch.turns {self.branch.turns}, got "
+                f"{self.play}"
+            )
         return self
+
+    @property
+    def forks(self) -> bool:
+        """Whether a game may be copied and played on from a turn: then no prompt continues the last
+        one of its game, which engine.sessions need."""
+        return self.branch.turns != "none" or self.play != "plain"
 
 
 @dataclass(frozen=True, slots=True, config=RULES)
@@ -267,11 +298,7 @@ class RewardConfig:
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        if self.options and self.function in PLUGINS["reward.function"].built_in:
-            raise ValueError(
-                "reward.options must be those of a reward.function of your own, got "
-                f"{', '.join(self.options)} for {self.function}"
-            )
+        check_options("reward", self)
         if self.judge == "rubric":
             if self.rubric is not None:
                 raise ValueError("reward.judge must name a model with reward.rubric, got rubric")

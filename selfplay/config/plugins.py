@@ -30,6 +30,7 @@ class Plugin:
     built_in: Mapping[str, str]
     what: str = "a function"
     called: str = ""
+    typed: bool = False  # whether the section's `options` are settings that it declares
 
 
 _LOSS, _ADVANTAGES = "selfplay.learner.loss", "selfplay.advantages.advantages"
@@ -67,6 +68,20 @@ PLUGINS = {
         },
         "a subclass of Method",
     ),
+    "rollout.opponents": Plugin(
+        ("config",),
+        {"shares": "selfplay.partners.opponents:Shares"},
+        "a subclass of Opponents",
+        typed=True,
+    ),
+    "rollout.play": Plugin(
+        ("position", "generate"), {"plain": "selfplay.rollout.play:play_turns"}, typed=True
+    ),
+    "data.train": Plugin(
+        ("step", "numbers", "config"),
+        {"generated": "selfplay.data.stream:generated_instances"},
+        typed=True,
+    ),
     "reward.function": Plugin(
         ("episode",),
         {
@@ -94,6 +109,12 @@ PLUGINS = {
 }
 
 
+def names_function(name: str) -> bool:
+    """Whether a text has the form module:name or my_file.py:name."""
+    module, _, attribute = name.rpartition(":")
+    return bool(module) and attribute.isidentifier()
+
+
 def check_name(key: str, name: str) -> str:
     """The value of a key that takes a function. Opens no file.
 
@@ -101,13 +122,28 @@ def check_name(key: str, name: str) -> str:
         ValueError: for a text that is neither a built-in name nor of the form module:name.
     """
     built_in = PLUGINS[key].built_in
-    module, colon, attribute = name.rpartition(":")
-    if name not in built_in and not (colon and module and attribute.isidentifier()):
+    if name not in built_in and not names_function(name):
         raise ValueError(
             f"{key} must be one of {', '.join(built_in)}, or {PLUGINS[key].what} as my_module:name "
             f"or my_file.py:name, got {name!r}{nearest(name, built_in)}"
         )
     return name
+
+
+def check_options(section: str, values: Any) -> None:
+    """Raise ValueError for `options` of a section that names no code of one's own."""
+    fields = {
+        key.partition(".")[2]: each
+        for key, each in PLUGINS.items()
+        if key.startswith(f"{section}.")
+    }
+    built_in = {field: getattr(values, field) for field in fields}
+    if values.options and all(name in fields[field].built_in for field, name in built_in.items()):
+        keys = " or ".join(f"{section}.{field}" for field in fields)
+        raise ValueError(
+            f"{section}.options must be those of a {keys} of your own, got "
+            f"{', '.join(values.options)} for {', '.join(built_in.values())}"
+        )
 
 
 class WrongParameters(ValueError):
@@ -203,7 +239,7 @@ def own_functions(config: Any) -> Iterator[tuple[str, str]]:
     for key, plugin in PLUGINS.items():
         value = attrgetter(key)(config)
         for name in [value] if isinstance(value, str) else [named(each)[0] for each in value]:
-            if name not in plugin.built_in:
+            if name not in plugin.built_in and names_function(name):
                 yield key, name
 
 

@@ -80,7 +80,7 @@ def trained_on(game: GameConfig, data: DataConfig) -> list[str]:
     """Warnings where files of held-out instances hold instances of the training file."""
     sources = [_source(data, purpose) for purpose in (VALIDATION, HELD_OUT)]
     files = [(name, source) for name, source in sources if source != GENERATED]
-    if data.train == GENERATED or not files:
+    if data.train_file is None or not files:
         return []
     trained = {game.kit.digest(one) for one in read_file(game, "data.train", data.train)}
     warnings = []

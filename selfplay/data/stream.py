@@ -19,9 +19,10 @@ from typing import Any
 from dialop.game import Instance
 from dialop.starts import RecordedGame, checked_entries
 from dialop.workers import Spawn
-from selfplay.config import Config, GameConfig
+from selfplay.config import Config
+from selfplay.config.options import with_options
+from selfplay.config.plugins import own_call
 from selfplay.data.instances import (
-    GENERATED,
     TRAIN,
     begun,
     generated,
@@ -29,26 +30,63 @@ from selfplay.data.instances import (
     read_recorded,
 )
 from selfplay.data.seeds import named_seed
-from selfplay.errors import SettingsError
+from selfplay.errors import OwnFault, SettingsError
 
-Origin = tuple[str, int]  # a stream's name and the instance's number in it
-RESAMPLED, FILE = "resampled", "file"
+Place = tuple[int, int]  # a step, and the instance's number in it
+RESAMPLED = "resampled"
+KEY = "data.train"
+
+
+def generated_instances(step: int, numbers: Sequence[int], config: Config) -> list[Instance]:
+    """Instances of the stream that the run's seed selects, or of another one in places after
+    rollout.instances."""
+    batch, num_more = config.rollout.instances, config.more_instances
+    made: list[Instance] = []
+    for number in numbers:
+        in_batch = number < batch
+        stream = TRAIN if in_batch else RESAMPLED
+        start = step * batch + number if in_batch else step * num_more + number - batch
+        made += generated(stream, game=config.game, seed=config.seed, start=start, num=1)
+    return made
+
+
+def made_instances(config: Config, step: int, numbers: Sequence[int]) -> list[Instance]:
+    """The instances of these numbers by the function that `data.train` names. Raises OwnFault for
+    what one of one's own gives that a step cannot use."""
+    with own_call(KEY, config.data.train):
+        made = with_options(KEY, config)(step, list(numbers), config)
+        return checked_instances(made, len(numbers))
+
+
+def checked_instances(made: Any, num: int) -> list[Instance]:
+    """What a function gave as `num` instances. Raises OwnFault unless they are as many, each with a
+    key of its own."""
+    if not isinstance(made, list | tuple) or len(made) != num:
+        got = f"{len(made)}" if isinstance(made, list | tuple) else repr(made)
+        raise OwnFault(f"it must give a list of {num} instances, one a number, got {got:.200}")
+    keys = set[str]()
+    for one in made:
+        if not isinstance(key := getattr(one, "key", None), str):
+            raise OwnFault(f"its instances must be the game's, with a text `key`, got {one!r:.200}")
+        if key in keys:
+            raise OwnFault(f"its instances of a step must have keys of their own, got {key} twice")
+        keys.add(key)
+    return list(made)
 
 
 class TrainStream:
-    """The training instances of each step: generated online, or a file read in shuffled epochs."""
+    """The training instances of each step: made by a function, or a file read in shuffled
+    epochs."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._shuffled: tuple[int, list[int]] = (-1, [])
         self._file: Sequence[Instance] | None = None
         self._prefetcher: Prefetcher | None = None
-        if config.data.train != GENERATED:
+        if config.data.train_file:
             self._file = read_train_file(config)
         elif config.data.processes > 1:
-            self._prefetcher = Prefetcher(
-                config.game, seed=config.seed, processes=config.data.processes
-            )
+            self._prefetcher = Prefetcher(config)
         self._recorded: Sequence[RecordedGame] = ()
         if config.data.start != 0:
             self._recorded = read_recorded(config.game, "data.start", config.data.train)
@@ -60,38 +98,32 @@ class TrainStream:
         instances left over differ from epoch to epoch.
         """
         batch, numbers = self._config.rollout.instances, list(numbers)
-        origins = [self._origin(step, number) for number in numbers]
+        if self._file is not None:
+            return [self._of_file(self._file, step, number) for number in numbers]
         if self._prefetcher is None:
-            return [self._instance(origin, step) for origin in origins]
-        later = [self._origin(step + 1, number) for number in numbers if number < batch]
-        return self._prefetcher.draw(origins, later)
+            return made_instances(self._config, step, numbers)
+        later = [(step + 1, number) for number in numbers if number < batch]
+        made = self._prefetcher.draw([(step, number) for number in numbers], later)
+        with own_call(KEY, self._config.data.train):
+            return checked_instances(made, len(made))
 
     def close(self) -> None:
         """End the prefetch workers."""
         if self._prefetcher is not None:
             self._prefetcher.close()
 
-    def _origin(self, step: int, number: int) -> Origin:
-        batch, num_more = self._config.rollout.instances, self._config.more_instances
-        if self._file is not None:
-            epoch, step_of_epoch = divmod(step, len(self._file) // batch)
-            index = (step_of_epoch * batch + number) % len(self._file)
-            return FILE, self._order(epoch)[index]
-        if number < batch:
-            return TRAIN, step * batch + number
-        return RESAMPLED, step * num_more + number - batch
-
-    def _instance(self, origin: Origin, step: int) -> Instance:
-        source, number = origin
-        if source == FILE and self._recorded:
-            entries = checked_entries(self._config.data.start)
-            names = (self._config.seed, step, number)
-            continued: Instance = begun(self._recorded[number], entries, *names)
-            return continued
-        if source == FILE:
-            assert self._file is not None
-            return self._file[number]
-        return _one(self._config.game, self._config.seed, source, number)
+    def _of_file(self, file: Sequence[Instance], step: int, number: int) -> Instance:
+        """The instance of the file at this place, or where recorded games are continued, with the
+        moves that `data.start` replays."""
+        batch = self._config.rollout.instances
+        epoch, step_of_epoch = divmod(step, len(file) // batch)
+        index = self._order(epoch)[(step_of_epoch * batch + number) % len(file)]
+        if not self._recorded:
+            return file[index]
+        entries = checked_entries(self._config.data.start)
+        names = (self._config.seed, step, index)
+        continued: Instance = begun(self._recorded[index], entries, *names)
+        return continued
 
     def _order(self, epoch: int) -> list[int]:
         """The indices of the file in the shuffled order of an epoch; caches the last epoch."""
@@ -128,12 +160,12 @@ class Prefetcher:
     than a second. The instances do not depend on the process that generates them.
     """
 
-    def __init__(self, game: GameConfig, *, seed: int, processes: int) -> None:
-        self._game, self._seed = game, seed
-        self._pool = ProcessPoolExecutor(processes, Spawn(), initializer=_begin)
-        self._drawn: dict[Origin, Future[Instance]] = {}
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._pool = ProcessPoolExecutor(config.data.processes, Spawn(), initializer=_begin)
+        self._drawn: dict[Place, Future[Instance]] = {}
 
-    def draw(self, now: Sequence[Origin], later: Sequence[Origin]) -> list[Instance]:
+    def draw(self, now: Sequence[Place], later: Sequence[Place]) -> list[Instance]:
         """The instances of `now`. The workers then generate those of `later`, or without any go on
         with what was asked for before.
 
@@ -142,7 +174,7 @@ class Prefetcher:
         """
         try:
             self._request(now)
-            instances = [self._drawn.pop(origin).result() for origin in now]
+            instances = [self._drawn.pop(place).result() for place in now]
             for unused in self._drawn.keys() - set(later) if later else ():
                 self._drawn.pop(unused).cancel()
             self._request(later)
@@ -154,10 +186,10 @@ class Prefetcher:
         """End the workers. Safe to call twice."""
         self._pool.shutdown(cancel_futures=True)
 
-    def _request(self, origins: Iterable[Origin]) -> None:
-        for origin in origins:
-            if origin not in self._drawn:
-                self._drawn[origin] = self._pool.submit(_one, self._game, self._seed, *origin)
+    def _request(self, places: Iterable[Place]) -> None:
+        for place in places:
+            if place not in self._drawn:
+                self._drawn[place] = self._pool.submit(_one, self._config, *place)
 
 
 def _begin() -> None:
@@ -167,6 +199,6 @@ def _begin() -> None:
     Thread(target=lambda: (trainer.join(), os._exit(1)), daemon=True).start()
 
 
-def _one(game: GameConfig, seed: int, stream: str, number: int) -> Instance:
-    (instance,) = generated(stream, game=game, seed=seed, start=number, num=1)
+def _one(config: Config, step: int, number: int) -> Instance:
+    (instance,) = made_instances(config, step, [number])
     return instance

@@ -213,14 +213,14 @@ def play_matches(
                 spec = ITSELF if other == one else other.spec
                 # The partner's model is freed before the next one is loaded.
                 with closing(
-                    Partners([(spec, 1.0)], config, rendering=rendering, world=world)
+                    Partners([spec], config, rendering=rendering, world=world)
                 ) as partners:
                     context = EvaluationContext(
                         config,
                         Supervised(engine, world, runner=partners.routed(engine)),
                         rendering,
                         world,
-                        partners.for_step(0)[0][0],
+                        partners.named(spec.text),
                     )
                     for match in matches:
                         rows[match.name] = evaluate(

@@ -24,7 +24,7 @@ from selfplay.chat.tokenizer import load_tokenizer
 from selfplay.checkpoint import export_atomically
 from selfplay.config import Config, GameConfig
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, POOL, SELF, Spec, parse_shares
-from selfplay.data.seeds import named_seed, pick
+from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, gather_objects, on_first_rank
 from selfplay.engines.base import Completion, Engine, GameRunner, Message, Request, Sampling
 from selfplay.engines.endpoint import Endpoint, endpoint_key
@@ -39,13 +39,12 @@ from selfplay.model.hub import described_in
 from selfplay.model.policy import DTYPES, empty_model, end_ids
 from selfplay.model.stored import Stored
 from selfplay.partners.checkpoints import check_same_game, find_source, template_of
+from selfplay.partners.opponents import Opponents, drawn
 from selfplay.rollout.players import FrozenPlayer, Player, PolicyPlayer
 from selfplay.rollout.seat_rules import chosen_seats
 from selfplay.rollout.seating import SELF_PLAY, Partner, scripted_partner
 from selfplay.rollout.text_players import EndpointPlayer
 from selfplay.weight_sync.start import load_partner_engine, load_whole
-
-POOL_SEED = "past self"  # an older word for the policy pool; it keeps the draws of old runs
 
 
 def try_endpoints(config: Config, rendering: Rendering, world: World) -> None:
@@ -76,9 +75,9 @@ def try_endpoints(config: Config, rendering: Rendering, world: World) -> None:
 class Partners:
     """The partners of a run or an evaluation. Only ranks that play games hold engines.
 
-    `shares` gives each partner's share of the games; the shares add up to 1. Beside SGLang a
-    checkpoint of `shares` has an engine of its own, which takes half a minute to start and answers
-    many games at once; one that is added later plays in transformers.
+    `specs` are those that `opponents` may draw in training. Beside SGLang a checkpoint of them has
+    an engine of its own, which takes half a minute to start and answers many games at once; one
+    that is added later plays in transformers.
 
     Raises:
         SettingsError: for a checkpoint or an API key that is missing.
@@ -86,7 +85,7 @@ class Partners:
 
     def __init__(
         self,
-        shares: Sequence[tuple[Spec, float]],
+        specs: Sequence[Spec],
         config: Config,
         *,
         rendering: Rendering,
@@ -98,28 +97,40 @@ class Partners:
         self._here: dict[str, HFEngine] = {}  # those of `_frozen` that compute in this process
         self._loaded_checkpoints: set[str] = set()  # the same on every rank
         self._endpoints: dict[str, Endpoint] = {}
-        # None stands for the policy that is drawn from the pool in each step.
-        self._partners: list[tuple[Partner | None, float]] = [
-            (None if spec.kind == POOL else self._partner(spec, own_engine=True), share)
-            for spec, share in shares
-        ]
-        kinds = {spec.kind for spec, _ in shares}
-        self._pool_share = POOL in kinds
+        self._partners = {
+            spec.text: self._partner(spec, own_engine=True) for spec in specs if spec.kind != POOL
+        }
+        kinds = {spec.kind for spec in specs}
+        self._has_pool = POOL in kinds
         self._needs_router = bool(kinds & {POOL, CHECKPOINT, ENDPOINT})
         self._members: list[int] = []
-        self._loaded: int | None = None  # the pool member whose weights the pool's engine holds
+        self._loaded: dict[str, int] = {}  # the pool member whose weights each engine holds
+        self._drawn: tuple[int, list[tuple[Partner, float]]] | None = None  # the last draw's step
 
-    def for_step(self, step: int) -> list[tuple[Partner, float]]:
-        """The partners of this step with their shares. Draws one policy from the pool and loads its
-        weights."""
-        return [(partner or self._pool_partner(step), share) for partner, share in self._partners]
+    def for_step(self, step: int, opponents: Opponents) -> list[tuple[Partner, float]]:
+        """The partners that are drawn for this step with their shares, once a step; loads the
+        weights of those from the pool. Every rank must call."""
+        if self._drawn is None or self._drawn[0] != step:
+            names = {f"{POOL}:{member}": member for member in self._members}
+            shares = drawn(opponents, step, [*names], self._world)
+            self._load_members([names[name] for name, _ in shares if name in names])
+            self._drawn = step, [(self.named(name), share) for name, share in shares]
+        return self._drawn[1]
+
+    def named(self, name: str) -> Partner:
+        """The partner of this spec, or the loaded member of the pool of this name."""
+        if name in self._partners:
+            return self._partners[name]
+        slot = next(slot for slot, member in self._loaded.items() if name == f"{POOL}:{member}")
+        return Partner(name, self._seat(name, slot, self._rendering, None))
 
     def held_out_partner(self) -> Partner:
         """The partner in held-out games: the policy itself, or the first training partner where the
         policy does not play all seats."""
         if chosen_seats(self._config.game, self._config.rollout) is None:
             return SELF_PLAY
-        return self._partners[0][0] or SELF_PLAY
+        first, _ = parse_shares(self._config.rollout.partners)[0]
+        return self._partners.get(first.text, SELF_PLAY)
 
     def add(self, spec: Spec) -> Partner:
         """One more partner, for games outside training; a checkpoint is loaded here."""
@@ -142,13 +153,13 @@ class Partners:
         Raises SettingsError for a member whose snapshot is damaged."""
         self._members = list(state.get("pool", []))
         on_first_rank(self._check_pool, self._world)
-        if self._pool_share and not self._members:
+        if self._has_pool and not self._members:
             self._join(0, learner, tokenizer)
 
     def add_to_pool(self, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase) -> None:
         """Every `policy_pool.every` steps, add the policy after `step` steps to the pool. Every
         rank must call."""
-        if self._pool_share and step % self._config.policy_pool.every == 0:
+        if self._has_pool and step % self._config.policy_pool.every == 0:
             self._join(step, learner, tokenizer)
 
     def take_usage(self) -> dict[str, float]:
@@ -251,20 +262,28 @@ class Partners:
 
         return Partner(spec.text, sit)
 
-    def _pool_partner(self, step: int) -> Partner:
-        seed = named_seed(self._config.seed, POOL_SEED, step)  # the same on all ranks
-        member = pick(self._members, [1.0] * len(self._members), seed)
-        folder = snapshot_folder(self._folder, member)
-        if member != self._loaded and not folder.is_dir():
-            raise RunEnds(f"{folder} must stay while its run goes on, got no such folder")
-        if self._plays and POOL not in self._frozen:
-            engine = self._here[POOL] = self._load("the policy pool", folder)
-            self._frozen[POOL] = Frozen(engine, self._rendering.stop_ids)
-        elif self._plays and member != self._loaded:
-            self._here[POOL].update_weights(snapshot_weights(folder), member)
-        self._loaded = member
-        name = f"{POOL}:{member}"
-        return Partner(name, self._seat(name, POOL, self._rendering, None))
+    def _load_members(self, members: Sequence[int]) -> None:
+        """Give each of these members of the pool an engine with its weights.
+
+        Engines of members that play no more get other weights; one more model is loaded only where
+        more members play than in any step before. Raises RunEnds for a snapshot that is gone.
+        """
+        for member in members:
+            if member in self._loaded.values():
+                continue
+            folder = snapshot_folder(self._folder, member)
+            if not folder.is_dir():
+                raise RunEnds(f"{folder} must stay while its run goes on, got no such folder")
+            free = (slot for slot, held in self._loaded.items() if held not in members)
+            slot = next(free, f"{POOL} {len(self._loaded) + 1}")
+            self._loaded[slot] = member
+            if not self._plays:
+                continue
+            if slot in self._here:
+                self._here[slot].update_weights(snapshot_weights(folder), member)
+            else:
+                engine = self._here[slot] = self._load("the policy pool", folder)
+                self._frozen[slot] = Frozen(engine, self._rendering.stop_ids)
 
     def _seat(
         self, name: str, model: str, rendering: Rendering, max_positions: int | None

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from inspect import signature
+from inspect import iscoroutinefunction, signature
+from itertools import chain
 from typing import Any
 
 import torch
 
+from dialop.game import Game
 from dialop.shown import first_cause, on_one_line
 from dialop.specs import nearest
 from selfplay.advantages.advantages import SampleStatistics, checked_scales
@@ -21,20 +24,35 @@ from selfplay.advantages.sample import Sample, trained_stretches
 from selfplay.chat.rendering import make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.config import Config, RewardConfig
-from selfplay.config.plugins import function_of, named, own_call, own_functions
-from selfplay.engines.base import Completion, Engine, Request
+from selfplay.config.options import options_at
+from selfplay.config.player_spec import POOL
+from selfplay.config.plugins import PLUGINS, function_of, named, own_call, own_functions
+from selfplay.data.stream import made_instances
+from selfplay.engines.base import Completion, Engine, Generate, Request
 from selfplay.errors import OwnFault, SettingsError
 from selfplay.learner.batch import pack
 from selfplay.learner.loss import checked_losses
 from selfplay.learner.method import Method
 from selfplay.metrics.observer import Observer
 from selfplay.metrics.observers import own_options
+from selfplay.partners.opponents import (
+    Opponents,
+    Result,
+    checked_shares,
+    opponents_state,
+    partner_names,
+)
+from selfplay.partners.partners import joined
 from selfplay.rollout.driver import play_scripted
-from selfplay.rollout.episode import GameSetup, Position, limits_of
+from selfplay.rollout.episode import Episode, GameSetup, Position, limits_of
+from selfplay.rollout.play import play_of
+from selfplay.rollout.players import Move, PolicyPlayer
 from selfplay.rollout.seat_rules import chosen_seats
 from selfplay.rollout.seating import scripted_games
 
 NUM_GAMES = 8  # of each scripted player
+NUM_INSTANCES = 16  # of a step
+NUM_STEPS = 100  # whose opponents are drawn
 FAR = 99.0  # nats; exp of it overflows float32
 
 
@@ -58,6 +76,8 @@ def findings(key: str, name: str, config: Config) -> Iterator[str]:
         ValueError: one line for the first check that it does not pass.
     """
     function = function_of(key, name)
+    if PLUGINS[key].typed:
+        options_at(key, config)
     try:
         with own_call(key, name):
             yield from _CHECKS[key](function, config)
@@ -383,6 +403,123 @@ def _check_observer(observer: Callable[..., Any], config: Config) -> Iterator[st
     yield "options: those that it declares"
 
 
+# --- plays ----------------------------------------------------------------------------------------
+
+
+def _check_play(play: Callable[..., Any], config: Config) -> Iterator[str]:
+    """Plays games of the policy in all seats, twice. The policy's moves are those that a script
+    of its seat makes in the game that it is asked in, which may be a copy."""
+    _require(iscoroutinefunction(play), "it must be a coroutine function, as `async def`")
+    kit, game = config.game.kit, config.game
+    if not kit.SCRIPT_NAMES:
+        yield f"nothing checked: {game.name} has no scripted players to write its moves"
+        return
+    specs = kit.seated((*kit.BASELINES, *kit.SCRIPT_NAMES)[0])
+    rendering = make_rendering(train_tokenizer([], vocab_size=512, phrases=()))
+
+    class Scripted(PolicyPlayer):
+        """The policy, which writes what a script of its seat does."""
+
+        async def move(
+            self, game: Game, seat: int, observation: str, generate: Generate
+        ) -> Move | None:
+            async def answer(request: Request) -> Completion:
+                text = kit.make_script(specs[seat], seed=0).act(game.view(seat))
+                ids = rendering.action_ids(text)
+                return dataclasses.replace(
+                    await generate(request), ids=ids, logprobs=[-0.5] * len(ids)
+                )
+
+            return await super().move(game, seat, observation, answer)
+
+    async def generate(request: Request) -> Completion:
+        return Completion([], [], "stop", 0)
+
+    def played() -> list[Episode]:
+        episodes = []
+        for instance in kit.generate(kit.easy(game.options), seed=0, num=NUM_GAMES):
+            room: dict[str, Any] = {"max_new_tokens": 100_000, "max_game_tokens": 1_000_000}
+            seats = range(len(specs))
+            players = tuple(Scripted(rendering, seed_names=("check", s), **room) for s in seats)
+            setup = GameSetup(kit.new_game(instance, game.options), players, instance.key, 0)
+            position = Position(setup, limits_of(config.rollout))
+            episodes.append(asyncio.run(play_of(config)(position, generate)))
+        return episodes
+
+    episodes = played()
+    yield f"shapes: {len(episodes)} games of {game.name} of a script, each played to its end"
+    for transcript in chain(*(episode.transcripts for episode in episodes)):
+        _require(transcript is not None, "the seats of the policy must keep their transcripts")
+    twice = ([(each.turns, each.ended) for each in one] for one in (episodes, played()))
+    _require(len(set(map(str, twice))) == 1, "it must be deterministic, as by named seeds")
+    yield "deterministic: the same games twice"
+
+
+# --- instances ------------------------------------------------------------------------------------
+
+
+def _check_instances(_: Callable[..., Any], config: Config) -> Iterator[str]:
+    """Asks for instances of the first and the last step: all at once, again, and one by one."""
+    kit, numbers = config.game.kit, range(min(config.rollout.instances, NUM_INSTANCES))
+    steps = sorted({0, max(0, config.steps - 1)})
+    made = [made_instances(config, step, numbers) for step in steps]
+    for instance in chain(*made):
+        kit.new_game(instance, config.game.options).prompt(0)
+    yield f"shapes: {len(numbers)} instances of {config.game.name}, each of which begins a game"
+    again = [made_instances(config, step, numbers) for step in steps]
+    alone = [[*chain(*(made_instances(config, s, [n]) for n in numbers))] for s in steps]
+    _require(
+        made == again == alone,
+        "its instances must depend on the step and their numbers alone, got others when asked "
+        "again, or number by number",
+    )
+    yield "deterministic: the same instances twice, and number by number"
+
+
+# --- opponents ------------------------------------------------------------------------------------
+
+
+def _check_opponents(kind: Callable[..., Any], config: Config) -> Iterator[str]:
+    """Draws the run's first steps, with the members that the pool has in each, and tells results:
+    in one go, again, and with a resume half-way."""
+    if not (isinstance(kind, type) and issubclass(kind, Opponents)):
+        raise OwnFault("it must be a subclass of Opponents")
+    num, pool = max(1, min(config.steps, NUM_STEPS)), config.policy_pool
+    members: list[list[int]] = [[0]]
+    for step in range(1, num):
+        more = step % pool.every == 0
+        members.append(joined(members[-1], step, size=pool.size) if more else members[-1])
+
+    def played(opponents: Opponents, steps: range) -> list[list[tuple[str, float]]]:
+        draws = []
+        for step in steps:
+            names = [f"{POOL}:{member}" for member in members[step]]
+            known = partner_names(config, names)
+            draws.append(checked_shares(opponents.draw(step, names), known))
+            opponents.played(step, {name: Result(8, 0.25, 0.75) for name, _ in draws[-1]})
+        return draws
+
+    one = kind(config)
+    first = played(one, range(num // 2))
+    saved = opponents_state(one)
+    rest = played(one, range(num // 2, num))
+    drawn = dict.fromkeys(name for draw in first + rest for name, _ in draw)
+    yield f"shapes: a share for each partner in {num} steps; they draw {', '.join(drawn)}"
+    _require(
+        played(kind(config), range(num)) == first + rest,
+        "draw must be deterministic, as by a named seed, got other shares in the same steps",
+    )
+    yield "deterministic: the same shares twice"
+    resumed = kind(config)
+    if saved:
+        resumed.restore(saved)
+    _require(
+        played(resumed, range(num // 2, num)) == rest,
+        "state must hold what draw goes by, got other shares after restore",
+    )
+    yield f"state: the same shares after a resume; it holds {', '.join(saved) or 'nothing'}"
+
+
 _CHECKS: dict[str, Callable[[Callable[..., Any], Config], Iterator[str]]] = {
     "algorithm.loss": _check_loss,
     "algorithm.advantage": _check_advantage,
@@ -391,4 +528,7 @@ _CHECKS: dict[str, Callable[[Callable[..., Any], Config], Iterator[str]]] = {
     "engine.kind": _check_engine,
     "methods": _check_method,
     "observers": _check_observer,
+    "rollout.play": _check_play,
+    "data.train": _check_instances,
+    "rollout.opponents": _check_opponents,
 }

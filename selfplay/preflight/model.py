@@ -34,6 +34,7 @@ from selfplay.atomic import REFUSALS
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
 from selfplay.data.instances import GENERATED, HELD_OUT, evaluation_instances, read_file
+from selfplay.data.stream import made_instances
 from selfplay.distributed import World, broadcast_object, on_first_rank, reshard
 from selfplay.engines.base import Engine, Request, Sampling
 from selfplay.engines.kinds import engine_kind
@@ -106,7 +107,11 @@ def no_room(described: PretrainedConfig, rendering: Rendering, config: Config) -
     game, data = config.game, config.data
     boards = [*evaluation_instances(HELD_OUT, num=NUM_BOARDS, game=game, data=data)]
     for name in ("train", "test", "validation"):
-        if (source := getattr(data, name)) != GENERATED:
+        source = getattr(data, name)
+        if name == "train" and data.train_file is None:
+            for step in {0, max(0, config.steps - 1)} if source != GENERATED else ():
+                boards += made_instances(config, step, range(config.rollout.instances))
+        elif source != GENERATED:
             found = read_file(game, f"data.{name}", source)
             boards += found[:: max(1, len(found) // MOST_BOARDS)]
     try:

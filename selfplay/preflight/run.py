@@ -27,15 +27,13 @@ from selfplay.config.own_code import own_code, own_names
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, Spec, parse_shares, parse_spec
 from selfplay.data.chats import Chat, check_shown, read_chats
 from selfplay.data.instances import (
-    GENERATED,
     TOKENIZER,
-    TRAIN,
     check_files,
     generated,
     imitated_people,
     trained_on,
 )
-from selfplay.data.stream import read_train_file
+from selfplay.data.stream import made_instances, read_train_file
 from selfplay.distributed import check_switches
 from selfplay.distributed.tensor_parallel import why_undivided
 from selfplay.engines.endpoint import check_address, endpoint_key
@@ -82,7 +80,7 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     own_code(own_names(config))
     check_switches(AT_START)  # which a file of one's own may change as it is imported
     check_players(config)
-    if config.data.train != GENERATED:
+    if config.data.train_file:
         read_train_file(config)
     check_files(config.game, config.data)  # before a model is fetched
     check_partners(config.rollout.partners, config.game, out=config.out)
@@ -120,9 +118,9 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
 
 def check_state(config: Config) -> None:
     """Raise SettingsError if a generated game cannot be written into logs, as its state must be."""
-    if config.data.train != GENERATED:
+    if config.data.train_file:
         return
-    (instance,) = generated(TRAIN, game=config.game, seed=config.seed, start=0, num=1)
+    (instance,) = made_instances(config, 0, [0])
     state = config.game.kit.new_game(instance, config.game.options).state()
     for name, value in state.items():
         try:

@@ -16,7 +16,7 @@ from selfplay.engines.base import Generate
 from selfplay.rollout.episode import VOID, BranchPoint, Episode, Position
 
 
-async def play_branched(position: Position, branch: BranchConfig, generate: Generate) -> Episode:
+async def play_branched(position: Position, generate: Generate, *, branch: BranchConfig) -> Episode:
     """Play a game to its end, and its branches to theirs.
 
     Sibling 0 of a branch point is the turn that the game itself took, and its continuation 0 is the
@@ -86,13 +86,11 @@ def _is_branch_point(position: Position, branch: BranchConfig, num_points: int) 
     if game.seat_to_move is None or position.setup.players[game.seat_to_move].transcript is None:
         return False
     match branch.turns:
-        case "none":
-            return False
         case "all":
             return True
         case "first":
             return num_points < branch.per_game
-        case "decisions":
+        case _:  # decisions
             return num_points < branch.per_game and game.answer_due
 
 

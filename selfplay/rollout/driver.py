@@ -13,8 +13,8 @@ from random import Random
 
 from selfplay.engines.base import Completion, GameRunner, Generate, Request, Sampling
 from selfplay.errors import EngineFault
-from selfplay.rollout.branches import play_branched
 from selfplay.rollout.episode import VOID, Episode, GameSetup, Limits, Position
+from selfplay.rollout.play import Play, play_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,12 @@ def play_games(
     *,
     sampling: Sampling,
     limits: Limits,
+    play: Play = play_turns,
     on_end: Callable[[], object] | None = None,
     version: int | None = None,
     finished: FinishedGames | None = None,
 ) -> tuple[list[Episode], RolloutStats]:
-    """Play all games to their end; returns the episodes in the order of `setups`.
+    """Play all games to their end, each by `play`; returns the episodes in the order of `setups`.
 
     Void games (a partner gave no answer) are left out, so that they are never scored; the
     statistics count them. `on_end` is called each time a game ends. `version` is the step of the
@@ -98,13 +99,7 @@ def play_games(
         if index in finished.games:  # before the engine failed
             return
         setup, counting = setups[index].copy(), _Counting(generate, version)
-        position = Position(setup, limits)
-        if setup.branch.turns != "none":
-            episode = await play_branched(position, setup.branch, counting.generate)
-        else:
-            while position.ended is None:
-                await position.turn(counting.generate)
-            episode = position.episode()
+        episode = await play(Position(setup, limits), counting.generate)
         finished.games[index] = episode, counting
         if on_end is not None:
             on_end()

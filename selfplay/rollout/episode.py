@@ -20,12 +20,11 @@ from dialop.shown import error_line, is_own, line_of
 from dialop.tags import MAX_MOVE, after_thought, in_thought, split_message
 from selfplay.chat.transcript import Transcript
 from selfplay.config import RolloutConfig
-from selfplay.config.play import BranchConfig
+from selfplay.config.player_spec import SELF
 from selfplay.engines.base import Generate
 from selfplay.errors import OwnFault
 from selfplay.rollout.players import Move, Player
 
-UNBRANCHED = BranchConfig()
 VOID = "void"  # `ended` of a game in which a partner gave no answer; it is not scored
 
 
@@ -33,14 +32,15 @@ VOID = "void"  # `ended` of a game in which a partner gave no answer; it is not 
 class GameSetup:
     """A game that is ready to be played.
 
-    `instance` is the key of its instance, `index` its place among the instance's games.
+    `instance` is the key of its instance, `index` its place among the instance's games, `partner`
+    the name of who plays with the policy.
     """
 
     game: Game
     players: tuple[Player, ...]
     instance: str
     index: int
-    branch: BranchConfig = UNBRANCHED
+    partner: str = SELF
 
     def copy(self, *names: object) -> GameSetup:
         """An independent copy, so that the game can be played again; `names` are added to the names
@@ -90,11 +90,11 @@ class Episode:
     """One played game. `ended` is "finished" (a regular end), the limit that ended it ("turns",
     "retries", "tokens") or "void".
 
-    Transcripts are None for partners. `counted` are the seats whose score and moves count, as
-    `counting` sets them; without any the policy's or, if it has no seat, all. `measures` are the
-    game's own counts of their moves. `judge` is the answer of a judge. `paid` is what
-    `reward.function` gives, which trains; None before, and where it is not asked: the game's own.
-    `game` is the final game state; None if only its texts are known.
+    Transcripts are None for partners, and `partner` names who plays with the policy. `counted` are
+    the seats whose score and moves count, as `counting` sets them; without any the policy's or, if
+    it has no seat, all. `measures` are the game's own counts of their moves. `judge` is the answer
+    of a judge. `paid` is what `reward.function` gives, which trains; None before, and where it is
+    not asked: the game's own. `game` is the final game state; None if only its texts are known.
     """
 
     instance: str
@@ -110,6 +110,7 @@ class Episode:
     judge: str = ""
     counted: tuple[int, ...] = ()
     paid: Paid | None = None
+    partner: str = SELF
     game: Game | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
@@ -270,6 +271,7 @@ class Position:
             outcome=outcome,
             ended=self.ended or "",
             measures=measures,
+            partner=setup.partner,
             game=game,
         )
 

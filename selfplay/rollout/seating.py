@@ -63,7 +63,7 @@ def self_play_games(
             players = seat_players(
                 names, partner, index=index, game=game, rollout=rollout, rendering=rendering
             )
-            setups.append(GameSetup(new_game, players, instance.key, index, rollout.branch))
+            setups.append(GameSetup(new_game, players, instance.key, index, partner.name))
     return setups
 
 

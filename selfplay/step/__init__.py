@@ -33,8 +33,10 @@ from selfplay.metrics.observer import Step, TokenRecord
 from selfplay.metrics.records import logged, mean_advantages
 from selfplay.metrics.step import step_metrics
 from selfplay.partners.judge import Judge, judge_games
+from selfplay.partners.opponents import tell_played
 from selfplay.rollout.driver import Rollout, first_turns, play_games
 from selfplay.rollout.episode import limits_of
+from selfplay.rollout.play import play_of
 from selfplay.rollout.seating import self_play_games
 from selfplay.step.ending import Ending
 from selfplay.step.run import Batch, Learnt, Run
@@ -62,6 +64,7 @@ def take_step(run: Run, step: int) -> Step:
         for method in run.learner.methods:
             with asking(method, run.world):
                 rollout = method.after_play(rollout, more, config=config)
+        tell_played(run.opponents, step, rollout.episodes, run.world)
         batch = credit(run, rollout)
         learnt = update(run, rollout, batch, step)
     num_done = step + 1
@@ -97,7 +100,7 @@ def evaluates_after(config: Config, num_done: int) -> bool:
 
 def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
     """Play `rollout.group_size` games of each of the step's instances with these numbers."""
-    config, partners = run.config, run.partners.for_step(step)
+    config, partners = run.config, run.partners.for_step(step, run.opponents)
     # Which waits for the last games, so that this time is play's.
     with run.timed("play"), raise_on_all_ranks(run.world):
         setups = self_play_games(
@@ -114,6 +117,7 @@ def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
             run.engine,
             sampling=Sampling(config.rollout.temperature, run.rendering.stop_ids),
             limits=limits_of(config.rollout),
+            play=play_of(config),
             version=step,
         )
         rollout = Rollout(*played)

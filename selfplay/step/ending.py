@@ -17,6 +17,7 @@ from selfplay.distributed import (
 )
 from selfplay.errors import RunEnds, with_step
 from selfplay.metrics.run_folder import check_lock
+from selfplay.partners.opponents import opponents_state
 from selfplay.step.run import Run
 
 
@@ -111,6 +112,7 @@ def trainer_state(run: Run) -> dict[str, Any]:
         "baselines": dict(run.baselines),
         "methods": {type(m).__name__: state for m in run.learner.methods if (state := m.state())},
         "partners": run.partners.state(),
+        "opponents": opponents_state(run.opponents),
         "sync_check": run.sync_check.state(),
         "num_lines": run.journal.num_lines,
     } | {observer.key: observer.state() for observer in run.observers if observer.key}

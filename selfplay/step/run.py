@@ -26,6 +26,7 @@ from selfplay.learner.learner import Learner
 from selfplay.metrics.observer import Observer, TokenRecord
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.partners.judge import Judge
+from selfplay.partners.opponents import Opponents
 from selfplay.partners.partners import Partners
 from selfplay.rollout.seating import Partner
 from selfplay.weight_sync.supervised import SupervisedPolicy
@@ -41,6 +42,7 @@ class Run:
     world: World  # the ranks: processes, their device, the engine's replica
     stream: TrainStream  # the instances of each step
     partners: Partners  # who else plays, and the policy pool
+    opponents: Opponents  # which of them play a step
     tokenizer: PreTrainedTokenizerBase
     rendering: Rendering  # texts as exact tokens
     engine: SupervisedPolicy  # plays games, takes weights; restarts what fails, or ends the run

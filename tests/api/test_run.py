@@ -9,6 +9,7 @@ import sys
 import weakref
 from itertools import compress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -83,6 +84,35 @@ def test_a_step_has_what_the_update_saw_of_each_token_of_the_logged_games(warm: 
         records = run.step().tokens.values()
         seen = [bool(record.mismatch) for record in records]
         assert all(record.advantages for record in records) and any(seen) and not all(seen)
+
+
+CELL = """
+from selfplay.partners.opponents import Shares
+
+class Mine(Shares):
+    told = []
+    def played(self, step, results):
+        self.told.append((step, results["self"].games))
+
+def instances(step, numbers, config):
+    kit, options = config.game.kit, config.game.options
+    return [one for n in numbers for one in kit.generate(options, seed=7, start=n, num=1)]
+"""
+
+
+def test_a_class_and_a_function_of_a_notebook_are_taken_as_they_are(
+    warm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell defines in `__main__`. A step has 16 games, those of the check before 8."""
+    cell: Any = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", cell)
+    exec(CELL, cell.__dict__)
+    own = {"rollout.opponents": cell.Mine, "data.train": cell.instances}
+    with selfplay.start(SETTINGS, own, out=warm) as run:
+        step = run.step()
+        assert {game.instance for game in step.episodes} == {f"7/{n}" for n in range(4)}
+        assert run.config.rollout.opponents == "__main__:Mine"
+    assert cell.Mine.told[-1] == (0, 16)
 
 
 def without_tokens(game: dict[str, Any]) -> dict[str, Any]:

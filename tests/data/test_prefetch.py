@@ -50,16 +50,15 @@ def test_places_of_resampling_leave_the_next_step_to_its_workers(stream: TrainSt
 
 
 def test_a_worker_that_fails_or_is_killed_stops_the_run() -> None:
-    config = config_of("data.processes=2")
-    prefetcher = Prefetcher(config.game, seed=config.seed, processes=2)
+    prefetcher = Prefetcher(config_of("data.processes=2"))
     with pytest.raises(ValueError, match="seed and index must be at least 0"):
-        prefetcher.draw([("train", -1)], [])
-    prefetcher.draw([("train", n) for n in range(4)], [])  # all workers have started
+        prefetcher.draw([(0, -1)], [])
+    prefetcher.draw([(0, n) for n in range(4)], [])  # all workers have started
     for process in psutil.Process().children():
         if "spawn_main" in " ".join(process.cmdline()):
             process.kill()
     with pytest.raises(RuntimeError, match=r"data\.processes was killed"):
-        prefetcher.draw([("train", n) for n in range(4, 8)], [])
+        prefetcher.draw([(0, n) for n in range(4, 8)], [])
     prefetcher.close()
 
 

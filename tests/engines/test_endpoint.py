@@ -23,6 +23,7 @@ from selfplay.config.player_spec import parse_spec
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Message, Request, Sampling
 from selfplay.engines.endpoint import MAX_BYTES, Endpoint, Usage
+from selfplay.partners.opponents import Shares
 from selfplay.partners.partners import Partners
 from selfplay.rollout.driver import RolloutStats, play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits
@@ -350,17 +351,18 @@ def test_concurrency_limits_the_requests_at_a_time() -> None:
 
 def partners_of(url: str, rendering: Rendering, *overrides: str) -> tuple[Config, Partners]:
     fast = ["endpoint.retries=1", "game.options.brief=false"]
-    config = config_of(*fast, *overrides)
-    shares = [(parse_spec(f"endpoint:small@{url}"), 1.0)]
+    spec = parse_spec(f"endpoint:small@{url}")
+    config = config_of(*fast, f"rollout.partners=[{spec.text}]", *overrides)
     world = init_world(device="cpu")
-    return config, Partners(shares, config, rendering=rendering, world=world)
+    return config, Partners([spec], config, rendering=rendering, world=world)
 
 
 def play(
     config: Config, partners: Partners, engine: WaveEngine, *, num_boards: int
 ) -> tuple[Sequence[GameSetup], list[Episode], RolloutStats]:
     """The games of a step on these boards, their episodes and statistics."""
-    games = games_of(boards(num_boards), engine.rendering, config, partners.for_step(0))
+    drawn = partners.for_step(0, Shares(config))
+    games = games_of(boards(num_boards), engine.rendering, config, drawn)
     router = partners.routed(engine)
     episodes, stats = play_games(games, router, sampling=Sampling(1.0, ()), limits=Limits(8, 1))
     partners.close()
@@ -418,7 +420,7 @@ def test_a_user_who_thinks_tells_the_assistant_no_thought(form: str, rendering: 
     for answers in (said, [f"{thought}Hi."]):
         with chat_server(lambda body, number, answers=answers: Answer(answers[number])) as server:
             _, partners = partners_of(server.url, rendering)
-            user = partners.for_step(0)[0][0].make_player(("x",), 0)  # type: ignore[misc]
+            user = partners.named(f"endpoint:small@{server.url}").make_player(("x",), 0)  # type: ignore[misc]
             setup = GameSetup(
                 CollabGame(NUMBER, CollabOptions()), (user, Lines("What?")), NUMBER.key, 0
             )
@@ -483,7 +485,7 @@ def test_an_endpoint_reads_only_its_own_seats_cells(rendering: Rendering) -> Non
 
     with chat_server(plays) as server:
         _, partners = partners_of(server.url, rendering)
-        player = partners.for_step(0)[0][0].make_player(("x",), 0)  # type: ignore[misc]
+        player = partners.named(f"endpoint:small@{server.url}").make_player(("x",), 0)  # type: ignore[misc]
         asyncio.run(player.move(MatchingGame(SMALL, FULL), 0, "", generate))
         partners.close()
     (request,) = requests

@@ -104,10 +104,14 @@ UNDRAWN = "observers=[console]"
 LATER = (
     *("steps=", "save_every=", "log_", "keep_checkpoints=", "eval.", "policy_pool."),
     *("methods", "algorithm", "reward", "endpoint."),
-    *("data.start", "data.train", "engine.", "model.lora", "model.dtype", "optim.master_dtype"),
+    *("data.start", "data.train", "data.options", "engine.", "model.lora", "model.dtype"),
+    "optim.master_dtype",
     *(
         "rollout.player",
         "rollout.partners",
+        "rollout.opponents",
+        "rollout.options",
+        "rollout.play",
         "rollout.instances",
         "rollout.group_size",
         "rollout.branch",

@@ -101,7 +101,7 @@ def test_a_partner_that_moved_plays_on_its_own_base(tmp_path: Path) -> None:
         [f"rollout.partners=[{spec}]", f"model.path={tmp_path}/a/final", "model.scratch=null"],
     )
     partners = Partners(
-        parse_shares(config.rollout.partners),
+        [spec for spec, _ in parse_shares(config.rollout.partners)],
         config,
         rendering=read_rendering(config.model, config.game, seed=0),
         world=init_world(device="cpu"),

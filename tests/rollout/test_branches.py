@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -21,8 +22,8 @@ from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Generate, Request
 from selfplay.metrics.records import branch_records
 from selfplay.metrics.step import branch_metrics, branch_tally, turn_values
-from selfplay.rollout.branches import siblings_of
-from selfplay.rollout.driver import play_games
+from selfplay.rollout.branches import play_branched, siblings_of
+from selfplay.rollout.driver import RolloutStats, play_games
 from selfplay.rollout.episode import BranchPoint, Episode, GameSetup, Turn
 from selfplay.rollout.players import Move, Player, ScriptedPartner
 from tests.helpers import hand_episodes
@@ -62,11 +63,18 @@ PROPOSALS: Texts = {
 }
 
 
-def hand_setup(rendering: Rendering, branch: BranchConfig, number: int = 0) -> GameSetup:
+def hand_setup(rendering: Rendering, number: int = 0) -> GameSetup:
     """The hand-sized board with the policy in both seats; draws are named ("hand", …)."""
     names = ("hand", number) if number else ("hand",)
     players = policies(rendering, *names)
-    return GameSetup(MatchingGame(SMALL, BRIEF), players, SMALL.key, number, branch)
+    return GameSetup(MatchingGame(SMALL, BRIEF), players, SMALL.key, number)
+
+
+def play_all(
+    setups: Sequence[GameSetup], engine: WaveEngine, branch: BranchConfig
+) -> tuple[list[Episode], RolloutStats]:
+    play = partial(play_branched, branch=branch)
+    return play_games(setups, engine, sampling=SAMPLING, limits=LIMITS, play=play)
 
 
 def prepared(texts: Texts) -> dict[int, str]:
@@ -78,8 +86,7 @@ def played(
     rendering: Rendering, branch: BranchConfig, texts: Texts, game: Texts = PLAYED
 ) -> tuple[Episode, WaveEngine]:
     engine = WaveEngine(rendering, prepared({**game, **texts}))
-    setups = [hand_setup(rendering, branch)]
-    (episode,), _ = play_games(setups, engine, sampling=SAMPLING, limits=LIMITS)
+    (episode,), _ = play_all([hand_setup(rendering)], engine, branch)
     return episode, engine
 
 
@@ -245,8 +252,8 @@ class Messenger(Babbler):
 
 def babble(rendering: Rendering, branch: BranchConfig) -> tuple[list[Episode], Babbler]:
     engine = Babbler(rendering, {})
-    setups = [hand_setup(rendering, branch, number) for number in range(3)]
-    episodes, stats = play_games(setups, engine, sampling=SAMPLING, limits=LIMITS)
+    setups = [hand_setup(rendering, number) for number in range(3)]
+    episodes, stats = play_all(setups, engine, branch)
     num_played = sum(turn.num_tokens for episode in episodes for turn in episode.turns)
     sums = branch_tally(episodes, CreditStats(0, 0, 1, 0))
     assert stats.num_generated_tokens == num_played + sums["branch_tokens"]
@@ -292,11 +299,10 @@ def test_waves_and_streams_play_the_same_branches(rendering: Rendering, rule: st
         for request in engine.asked
     }
     (one, _), (other, _) = (
-        play_games(
-            [hand_setup(rendering, branch, number) for number in range(3)],
+        play_all(
+            [hand_setup(rendering, number) for number in range(3)],
             engine(rendering, texts),
-            sampling=SAMPLING,
-            limits=LIMITS,
+            branch,
         )
         for engine in (WaveEngine, StreamEngine)
     )
@@ -331,22 +337,20 @@ def test_rules_choose_turns_by_what_came_before_them(rendering: Rendering) -> No
 def test_a_copied_partner_draws_anew_and_its_turns_are_no_branch_points(
     rendering: Rendering,
 ) -> None:
-    setup = hand_setup(rendering, DECISIONS)
+    setup = hand_setup(rendering)
     partner = ScriptedPartner(make_scripted("random", seed=1), name="scripted:random")
     players: tuple[Player, ...] = (setup.players[0], partner)
     rule = replace(DECISIONS, turns="first", siblings=20)
     engine = Messenger(rendering, {})
-    (episode,), _ = play_games(
-        [replace(setup, players=players, branch=rule)], engine, sampling=SAMPLING, limits=LIMITS
-    )
+    (episode,), _ = play_all([replace(setup, players=players)], engine, rule)
     (point,) = episode.branches
     assert {continuation.turns[1].text for continuation in point.continuations.values()} == {
         BEST,
         WORST,
     }
     every = replace(rule, turns="all", siblings=2)
-    setup = replace(hand_setup(rendering, every), players=(partner, setup.players[0].fork()))
-    (episode,), _ = play_games([setup], engine, sampling=SAMPLING, limits=LIMITS)
+    setup = replace(hand_setup(rendering), players=(partner, setup.players[0].fork()))
+    (episode,), _ = play_all([setup], engine, every)
     assert [turn.seat for turn in episode.turns][:2] == [0, 1]
     assert {point.seat for point in episode.branches} == {1}
 
@@ -382,15 +386,11 @@ class Walker(Lines):
 
 
 def test_a_void_continuation_has_no_value(rendering: Rendering) -> None:
-    setup = hand_setup(rendering, replace(DECISIONS, turns="first"))
+    setup = hand_setup(rendering)
     texts = {(0, 0): BEST, ("branch", 0, 1, 0, 0): WORST, ("branch", 0, 2, 0, 0): WORST}
     engine = WaveEngine(rendering, prepared(texts))
-    (episode,), _ = play_games(
-        [replace(setup, players=(setup.players[0], Walker()))],
-        engine,
-        sampling=SAMPLING,
-        limits=LIMITS,
-    )
+    setups = [replace(setup, players=(setup.players[0], Walker()))]
+    (episode,), _ = play_all(setups, engine, replace(DECISIONS, turns="first"))
     (point,) = episode.branches
     assert turn_values(episode, point) == pytest.approx([1.0, 8 / 12])
     samples, _ = credited(episode, algorithm=AlgorithmConfig(advantage="dr_grpo"))

@@ -144,13 +144,13 @@ def find_opponent(
     world = open_world(config)
     rendering = read_rendering(config.model, config.game, seed=config.seed)
     config, _ = choose_engine(config, source.weights, world, rewritten=rendering.rewritten)
-    partners = Partners([(spec, 1.0)], config, rendering=rendering, world=world)
+    partners = Partners([spec], config, rendering=rendering, world=world)
     cleanup.callback(partners.close)
     engine = partners.routed(load_engine(config, source.weights, world, cleanup=cleanup))
     home = source.weights if source.hub is not None else source.home
     name = f"{POLICY} of {home.resolve().name}" if spec.kind == SELF else spec.text
     own = find_source(Path(spec.argument)) if spec.kind == CHECKPOINT else source
-    sits = partners.for_step(0)[0][0].make_player
+    sits = partners.named(spec.text).make_player
     return Opponent(name, engine, rendering, sits, from_nothing=began_at_random(own.settings))
 
 

@@ -49,7 +49,7 @@ def load_of(
         num_weights=num_weights,
         games=rollout.instances * rollout.group_size // replicas,
         turn_tokens=TURN_SHARE * rollout.max_new_tokens,
-        continues=continues and rollout.branch.turns == "none",
+        continues=continues and not rollout.forks,
         cores=cores,
         gpu=gpu,
     )

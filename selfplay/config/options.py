@@ -1,0 +1,53 @@
+"""Settings of a class or function of one's own, from the `options` of the section that names it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import asdict, fields, make_dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+from selfplay.config.load import typed_options
+from selfplay.config.plugins import function_of, own_functions
+
+
+def options_at(key: str, config: Any) -> Any:
+    """The settings of what a key names: a class's dataclass `Options`, or one of a function's
+    parameters that have a default. The options as they are given if a class declares none.
+
+    Raises:
+        ValueError: one line for an unknown option, unless other code of one's own in the section
+            may take it, and for a value that its type does not allow.
+    """
+    section, _, field = key.partition(".")
+    values = getattr(config, section)
+    kind, options = _kind(function_of(key, getattr(values, field))), values.options
+    if kind is None:
+        return options
+    if any(other != key and other.startswith(f"{section}.") for other, _ in own_functions(config)):
+        options = {each.name: options[each.name] for each in fields(kind) if each.name in options}
+    return typed_options(kind, options, what=f"{section}.options")
+
+
+@lru_cache(maxsize=64)
+def _kind(function: Callable[..., Any]) -> Any:
+    """The dataclass of what a function or class can be told: a class's own, None without one, or
+    one made of the function's parameters that have a default, with their types."""
+    if isinstance(function, type):
+        return getattr(function, "Options", None)
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    own = [
+        (each.name, Any if each.annotation is each.empty else each.annotation, each.default)
+        for each in parameters
+        if each.default is not each.empty
+    ]
+    return make_dataclass("Options", own, frozen=True)
+
+
+def with_options(key: str, config: Any) -> Callable[..., Any]:
+    """The function that a key names, with its settings. Raises ValueError as `options_at`."""
+    section, _, field = key.partition(".")
+    values = getattr(config, section)
+    function = function_of(key, getattr(values, field))
+    return partial(function, **asdict(options_at(key, config))) if values.options else function

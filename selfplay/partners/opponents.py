@@ -1,0 +1,167 @@
+"""Who plays with the policy in each step: what `rollout.opponents` names, and the built-in.
+
+docs/doors.md describes a class of one's own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from selfplay.config import Config
+from selfplay.config.options import options_at
+from selfplay.config.player_spec import POOL, parse_shares
+from selfplay.config.plugins import function_of, own_call
+from selfplay.data.seeds import named_seed, pick
+from selfplay.distributed import World, broadcast_object, gather_objects, raise_on_all_ranks
+from selfplay.errors import OwnFault
+from selfplay.rollout.episode import Episode
+
+KEY = "rollout.opponents"
+POOL_SEED = "past self"  # an older word for the policy pool; it keeps the draws of old runs
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A partner's games of a step over all ranks, without void ones: their number, and the mean
+    normalized scores (0 to 1) of the policy's seats and of the partner's. In self-play both are
+    those of all seats."""
+
+    games: int
+    score: float
+    partner_score: float
+
+
+class Opponents:
+    """Draws the partners of each step. Each rank makes one; what rank 0's draws holds on all.
+
+    A subclass may declare its settings as a frozen dataclass `Options`; `options` is one, made of
+    `rollout.options`. Its `__init__` may raise ValueError for settings that contradict each other.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.options: Any = options_at(KEY, config)
+
+    def draw(self, step: int, members: Sequence[str]) -> Mapping[str, float]:
+        """The share of the instances of the step after `step` finished ones that each partner
+        plays. The partners are those of `rollout.partners`, by their specs without shares; `pool`
+        stands for its `members`, such as "pool:20" for the policy after 20 steps, oldest first.
+
+        Shares are at least 0, and are divided by their sum. Random draws need named seeds, or a
+        resumed run draws others.
+        """
+        raise NotImplementedError
+
+    def played(self, step: int, results: Mapping[str, Result]) -> None:
+        """Take the results of the step's games, by the partners that were drawn.
+
+        It is called once a step, on every rank with the same results, before the weights change. A
+        partner whose games were all void has none.
+        """
+
+    def state(self) -> Mapping[str, Any]:
+        """What a checkpoint must hold so that a resumed run draws alike, as plain JSON."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a `state()` that was not empty.
+
+        A run that goes on with other opponents than before gives the state of those before.
+        """
+
+
+class Shares(Opponents):
+    """The shares of `rollout.partners` in every step; of the pool one member, drawn uniformly.
+
+    A schedule may extend it: what `draw` gives in one step does not depend on other steps."""
+
+    def draw(self, step: int, members: Sequence[str]) -> dict[str, float]:
+        shares = parse_shares(self.config.rollout.partners)
+        seed = named_seed(self.config.seed, POOL_SEED, step)
+        return {
+            pick(members, [1.0] * len(members), seed) if spec.kind == POOL else spec.text: share
+            for spec, share in shares
+        }
+
+
+def make_opponents(config: Config, state: Mapping[str, Any]) -> Opponents:
+    """What `rollout.opponents` names, as a checkpoint holds it. Raises OwnFault if a class of
+    one's own fails."""
+    name = config.rollout.opponents
+    with own_call(KEY, name):
+        opponents: Opponents = function_of(KEY, name)(config)
+        if state:
+            opponents.restore(state)
+    return opponents
+
+
+def drawn(
+    opponents: Opponents, step: int, members: Sequence[str], world: World
+) -> list[tuple[str, float]]:
+    """The partners that are drawn for a step, with shares that sum to 1. Every rank must call.
+
+    Raises OwnFault, on every rank, for an unknown partner or a share that is no number.
+    """
+    config = opponents.config
+    with raise_on_all_ranks(world), own_call(KEY, config.rollout.opponents):
+        shares = checked_shares(opponents.draw(step, members), partner_names(config, members))
+    return broadcast_object(shares, world)
+
+
+def partner_names(config: Config, members: Sequence[str]) -> list[str]:
+    """The names that a draw may have: the specs of `rollout.partners`, with the pool's members."""
+    names: list[str] = []
+    for spec, _ in parse_shares(config.rollout.partners):
+        names += members if spec.kind == POOL else [spec.text]
+    return names
+
+
+def checked_shares(shares: Any, known: Sequence[str]) -> list[tuple[str, float]]:
+    """The partners of a draw that have a share, with shares that sum to 1. Raises OwnFault for what
+    is no share of a `known` partner."""
+    if not isinstance(shares, Mapping) or not shares:
+        raise OwnFault(f"draw must give a share for each partner, got {shares!r}")
+    for name, share in shares.items():
+        if name not in known:
+            raise OwnFault(f"draw must name partners of {', '.join(known)}, got {name!r}")
+        number = isinstance(share, int | float) and math.isfinite(share)
+        if not number or share < 0:
+            raise OwnFault(f"draw must give a share of at least 0, got {share!r} for {name}")
+    total = sum(shares.values())
+    if total <= 0:
+        raise OwnFault(f"draw must give one positive share, got {dict(shares)}")
+    return [(name, share / total) for name, share in shares.items() if share > 0]
+
+
+def tell_played(opponents: Opponents, step: int, episodes: Sequence[Episode], world: World) -> None:
+    """Give the opponents the results of all ranks' games. Every rank must call.
+
+    Raises OwnFault, on every rank, if a class of one's own fails."""
+    scores: dict[str, list[tuple[float, float]]] = {}
+    own = [(each.partner, _both_scores(each)) for each in episodes]
+    for partner, both in (each for rank in gather_objects(own, world) for each in rank):
+        scores.setdefault(partner, []).append(both)
+    results = {
+        partner: Result(len(games), *map(fmean, zip(*games, strict=True)))
+        for partner, games in scores.items()
+    }
+    with raise_on_all_ranks(world), own_call(KEY, opponents.config.rollout.opponents):
+        opponents.played(step, results)
+
+
+def _both_scores(episode: Episode) -> tuple[float, float]:
+    """The scores of the policy's seats and of the others; in self-play twice that of all."""
+    others = [s for s in range(len(episode.players)) if s not in episode.counted_seats]
+    return episode.score, episode.outcome.score_of(others) if others else episode.score
+
+
+def opponents_state(opponents: Opponents) -> dict[str, Any]:
+    """A copy of their state as plain JSON. Raises OwnFault for one that is none."""
+    with own_call(KEY, opponents.config.rollout.opponents):
+        state: dict[str, Any] = json.loads(json.dumps(opponents.state(), allow_nan=False))
+    return state

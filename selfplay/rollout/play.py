@@ -1,0 +1,51 @@
+"""How a game is played from a position to its end: what `rollout.play` names.
+
+docs/doors.md describes a function of one's own, such as a search inside a game.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from selfplay.config import Config
+from selfplay.config.options import with_options
+from selfplay.config.plugins import PLUGINS
+from selfplay.engines.base import Generate
+from selfplay.errors import OwnFault
+from selfplay.rollout.branches import play_branched
+from selfplay.rollout.episode import Episode, Position
+
+KEY = "rollout.play"
+Play = Callable[[Position, Generate], Coroutine[Any, Any, Episode]]
+
+
+async def play_turns(position: Position, generate: Generate) -> Episode:
+    """Turn by turn, each as the seat's player moves."""
+    while position.ended is None:
+        await position.turn(generate)
+    return position.episode()
+
+
+def play_of(config: Config) -> Play:
+    """How the games of a training step are played: as `rollout.play` says, or with the branch
+    points of `rollout.branch`."""
+    rollout = config.rollout
+    if rollout.branch.turns != "none":
+        return partial(play_branched, branch=rollout.branch)
+    play: Play = with_options(KEY, config)
+    return play if rollout.play in PLUGINS[KEY].built_in else _checked(play, rollout.play)
+
+
+def _checked(play: Play, name: str) -> Play:
+    """The same play of one's own. Raises OwnFault for what is no finished game of its position."""
+
+    async def checked(position: Position, generate: Generate) -> Episode:
+        setup, episode = position.setup, await play(position, generate)
+        own = isinstance(episode, Episode) and bool(episode.ended)
+        if not own or (episode.instance, episode.index) != (setup.instance, setup.index):
+            raise OwnFault(f"{KEY} {name}: it must play its game to the end, got {episode!r:.200}")
+        return episode
+
+    return checked
