@@ -105,7 +105,7 @@ def test_a_step_of_zero_variance_groups_is_logged_and_changes_no_weight(
 def test_the_state_of_a_run_has_its_moving_averages() -> None:
     """What `ema` resumes with (tests/run/test_resume.py has the whole way)."""
     part = SimpleNamespace(state=dict, num_lines=3)
-    parts = dict.fromkeys(("partners", "monitors", "sync_check", "journal"), part)
+    parts = dict.fromkeys(("partners", "sync_check", "journal"), part)
     learner = SimpleNamespace(methods=[])
-    run: Any = SimpleNamespace(baselines={"seat 0": 0.5}, learner=learner, **parts)
+    run: Any = SimpleNamespace(baselines={"seat 0": 0.5}, learner=learner, observers=[], **parts)
     assert trainer_state(run)["baselines"] == {"seat 0": 0.5}
