@@ -49,7 +49,7 @@ STAGES: dict[str, tuple[int, str, str, int]] = {
     "push": (LOOP, "selfplay.weight_sync.supervised", "SupervisedPolicy.push", 3),
     "snapshot": (LOOP, "selfplay.partners.partners", "export_atomically", 1),
     "evaluation": (LOOP, "selfplay.step", "validation", 1),
-    "log": (LOOP, "selfplay.metrics.step_log", "Journal.step", 3),
+    "log": (LOOP, "selfplay.metrics.step_log", "Journal.on_step", 3),
     "save": (LOOP, "selfplay.step.ending", "save_learner", 1),
     "evaluation after": (END, "selfplay.api.run", "held_out", 1),
     "export": (END, "selfplay.api.run", "export_final", 1),

@@ -275,7 +275,7 @@ def test_the_run_folder_page_has_the_keys_of_its_files(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", num_games=3)
     game = json.loads((folder / "games.jsonl").read_text("utf-8").splitlines()[0])
     row = json.loads((folder / "held_out_after.json").read_text("utf-8"))["sampled"]
-    assert tables["A game"] == {*game, "branches", "judge"}
+    assert tables["A game"] == {*game, "branches", "judge", "paid"}
     assert tables["A turn"] == {*game["turns"][0], "tokens"}
     assert tables["An evaluation"] == set(row)
 

@@ -106,6 +106,8 @@ def test_the_state_of_a_run_has_its_moving_averages() -> None:
     """What `ema` resumes with (tests/run/test_resume.py has the whole way)."""
     part = SimpleNamespace(state=dict, num_lines=3)
     parts = dict.fromkeys(("partners", "sync_check", "journal"), part)
+    config = SimpleNamespace(rollout=SimpleNamespace(opponents="shares"))
+    parts["opponents"] = SimpleNamespace(state=dict, config=config)
     learner = SimpleNamespace(methods=[])
     run: Any = SimpleNamespace(baselines={"seat 0": 0.5}, learner=learner, observers=[], **parts)
     assert trainer_state(run)["baselines"] == {"seat 0": 0.5}
