@@ -27,7 +27,7 @@ WEIGHT = {
     "selfplay": Limit(21573, "doors for opponents, instances and the play of a game"),
     "extras": Limit(1326, "taken out of the core and the games"),
     "dialop": Limit(7866, "the engine by SGLang's public calls"),
-    "tests": Limit(30380, "the state of opponents in a test of a run's"),
+    "tests": Limit(30381, "a comment"),
     "bench": Limit(3122, "mutants of the lines of a step are drawn and run"),
     "settings": Limit(137, "doors for opponents, instances and the play of a game"),
 }

@@ -173,7 +173,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     ),
     "recomputed": (
         *("optim.schedule=constant", "algorithm.kl=0.2"),
-        *("methods.recompute.importance=token"),
+        "methods.recompute.importance=token",
         *("steps=5", "save_every=4"),
     ),
     "baselines": (
