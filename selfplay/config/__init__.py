@@ -139,7 +139,8 @@ class Config:
         for rule in self.monitors:
             parse_rule(rule)
         names = [check_name("observers", named(each)[0]) for each in self.observers]
-        if twice := [each for each in names if names.count(each) > 1]:
+        classes = [each.rpartition(":")[2] for each in names]  # which name their states
+        if twice := [each for each in classes if classes.count(each) > 1]:
             raise ValueError(f"observers must name each once, got {twice[0]} twice")
         if self.game.is_imported:
             self._check_game()

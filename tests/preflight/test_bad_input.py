@@ -395,6 +395,7 @@ SETTINGS: list[Row] = [
     (("parallel.offload=all", BESIDE), "parallel.offload"),
     ("observers=[consol]", "observers…nearest is console"),
     ("observers=[console, console]", "observers must name each once, got console twice"),
+    ("observers=[one.py:Mine, other.py:Mine]", "observers must name each once, got Mine twice"),
     (
         "observers=[{console: 3}]",
         "observers must hold NAME or {NAME: {KEY: VALUE}}, got {'co",
