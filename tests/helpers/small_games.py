@@ -3,10 +3,13 @@ one text, a player that reads its moves from a list."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from dialop.game import Game
 from dialop.matching.game import MatchingGame, MatchingInstance
@@ -15,6 +18,7 @@ from selfplay.chat.transcript import Transcript
 from selfplay.config import Config, load_config
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Generate, Request, Sampling
+from selfplay.preflight.functions import findings
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.rollout.players import Move, PolicyPlayer
@@ -154,3 +158,11 @@ def hand_setups(rendering: Rendering, num: int = 1, **room: int) -> list[GameSet
 def prepared(*games: Sequence[tuple[int, str]]) -> dict[int, str]:
     """Seeds to texts; each game is a list of (seat, text of its move)."""
     return {k: v for i, moves in enumerate(games) for k, v in texts_of(moves, "hand", i).items()}
+
+
+def refusal(key: str, name: str, config: Config) -> str:
+    """Why the check refuses what a key names: one line that begins with the key and the name."""
+    with pytest.raises(ValueError, match=rf"^{re.escape(f'{key} {name}')}: ") as caught:
+        list(findings(key, name, config))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

@@ -22,6 +22,7 @@ from selfplay.data.seeds import named_seed
 from selfplay.preflight.functions import check_functions, findings
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import BranchPoint, Episode, GameSetup
+from tests.helpers import small_games
 from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.dialop_boards import BEST, BRIEF, SMALL
 from tests.helpers.hand_episodes import episode, with_advantages
@@ -183,11 +184,8 @@ class Thinker(PolicyPlayer):
 
 
 def refusal(key: str, name: str) -> str:
-    """Why the check refuses the function: one line that begins with its key and name."""
-    with pytest.raises(ValueError, match=f"^{key} {name}: ") as caught:
-        list(findings(key, name, settings(f"{key}={name}")))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    """Why the check refuses the function, under settings that name it."""
+    return small_games.refusal(key, name, settings(f"{key}={name}"))
 
 
 @pytest.fixture(scope="module")
