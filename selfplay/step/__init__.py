@@ -11,17 +11,11 @@ from dataclasses import replace
 from functools import partial
 from itertools import compress
 
-from selfplay.advantages.advantages import (
-    compute_advantages,
-    reward_samples,
-)
+from selfplay.advantages.advantages import compute_advantages, reward_samples
 from selfplay.advantages.rewards import sample_name, with_rewards
 from selfplay.config import Config
 from selfplay.data.seeds import named_seed
-from selfplay.distributed import (
-    gather_objects,
-    raise_on_all_ranks,
-)
+from selfplay.distributed import gather_objects, raise_on_all_ranks
 from selfplay.engines.base import Sampling
 from selfplay.errors import OwnFault
 from selfplay.evaluation.held_out import validation

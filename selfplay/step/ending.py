@@ -12,9 +12,7 @@ from typing import Any
 
 from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint
 from selfplay.config import Config
-from selfplay.distributed import (
-    broadcast_object,
-)
+from selfplay.distributed import broadcast_object
 from selfplay.errors import RunEnds, with_step
 from selfplay.metrics.run_folder import check_lock
 from selfplay.partners.opponents import opponents_state

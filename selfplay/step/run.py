@@ -11,16 +11,12 @@ from typing import TextIO
 
 from transformers import PreTrainedTokenizerBase
 
-from selfplay.advantages.advantages import (
-    CreditStats,
-)
+from selfplay.advantages.advantages import CreditStats
 from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
 from selfplay.data.stream import TrainStream
-from selfplay.distributed import (
-    World,
-)
+from selfplay.distributed import World
 from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.learner.learner import Learner
 from selfplay.metrics.observer import Observer, TokenRecord
