@@ -47,6 +47,7 @@ from selfplay.engines.sglang.choose import burst_share
 from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.processes import Signals
 from selfplay.engines.sglang.requests import Bursts, GameRouter, RequestCounters, RequestSender
+from selfplay.engines.sglang.scheduler_client import SchedulerClient
 from selfplay.engines.sglang.sessions import GameSessions, SessionPool, max_session_tokens
 from selfplay.engines.weights import Compared, Weights
 from selfplay.errors import EngineFault, EngineLost, SettingsError
@@ -240,9 +241,10 @@ class SGLangEngine(Engine):
         self.cache_tokens = self.cache_tokens or started.cache_tokens
         self._loop = EngineLoop(started, signals, timeout_s=self._timeout_s)
         self.counters = RequestCounters()
+        clients = [SchedulerClient(manager) for manager in self._loop.managers]
         self.senders = [
-            RequestSender(self._loop, process, bursts, self.counters)
-            for process, bursts in enumerate(self.bursts)
+            RequestSender(self._loop, client, bursts, self.counters)
+            for client, bursts in zip(clients, self.bursts, strict=True)
         ]
         if self.sessions:
             # SGLang has at most one request slot for two tokens of the cache.
@@ -250,7 +252,7 @@ class SGLangEngine(Engine):
             slots = max(0, slots - arguments["pp_max_micro_batch_size"])
             tokens = max_session_tokens(self.cache_tokens, self.senders[0].context_length)
             self._pools = [
-                SessionPool(s.client, slots=slots, max_tokens=tokens) for s in self.senders
+                SessionPool(client, slots=slots, max_tokens=tokens) for client in clients
             ]
         try:
             self.start_s = self._warm_up(started, patience_s=max(self._timeout_s, 600.0))

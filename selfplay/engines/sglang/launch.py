@@ -5,6 +5,7 @@ Written for SGLang 0.5.17. Times in seconds.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import json
@@ -19,8 +20,9 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
@@ -51,7 +53,7 @@ class Started:
     """Running SGLang engines, their processes, and the seconds of the import and the launch."""
 
     engines: tuple[Any, ...]
-    processes: tuple[multiprocessing.process.BaseProcess, ...]
+    processes: tuple[BaseProcess, ...]
     import_s: float
     launch_s: float
 
@@ -328,12 +330,42 @@ def with_cache(
     return {**arguments, "mem_fraction_static": share, "max_total_tokens": cache_tokens}
 
 
-def check_main_thread() -> None:
-    """Raise RuntimeError outside the main thread."""
+@contextlib.contextmanager
+def importing(device: str) -> Iterator[None]:
+    """Around the import of SGLang for an engine on this device. Raises RuntimeError outside the
+    main thread."""
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError(
             "an engine must start in the main thread: its children end when that thread ends"
         )
+    if device == "cpu":
+        os.environ["SGLANG_USE_CPU_ENGINE"] = "1"  # read when sglang is imported
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as PYTHONWARNINGS does in the children
+        yield
+
+
+@contextlib.contextmanager
+def starting(device: str, tp_size: int) -> Iterator[list[BaseProcess]]:
+    """Around the start of engines. At its end the list has their processes; if the block fails they
+    are killed."""
+    before = set(multiprocessing.active_children()).difference(early.waiting())
+    # This logger warns only about the custom SIGQUIT handler, which we pass on purpose.
+    logging.getLogger("sglang.srt.entrypoints.engine").setLevel(logging.CRITICAL)
+    children, complete = list[BaseProcess](), False
+    try:
+        with processes.child_environment(device, tp_size), without_main():
+            yield children
+        # SGLang's modules create half a million objects that live as long as the process. Freezing
+        # them saves 0.3 s in each full garbage collection and 1.7 s at exit.
+        gc.collect()
+        gc.freeze()
+        complete = True
+    finally:
+        children += set(multiprocessing.active_children()) - before
+        if not complete:
+            processes.kill(children)
+            gc.freeze()  # a ZeroMQ context collected before its open sockets would wait forever
 
 
 def launch(every: Sequence[dict[str, Any]]) -> Started:
@@ -341,12 +373,8 @@ def launch(every: Sequence[dict[str, Any]]) -> Started:
 
     Raises RuntimeError outside the main thread and when a child process dies.
     """
-    check_main_thread()
     began_s = time.perf_counter()
-    if every[0]["device"] == "cpu":
-        os.environ["SGLANG_USE_CPU_ENGINE"] = "1"  # read when sglang is imported
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # as PYTHONWARNINGS does in the children
+    with importing(every[0]["device"]):
         import sglang
         from sglang.srt.entrypoints import engine as sglang_engine
 
@@ -386,30 +414,14 @@ def launch(every: Sequence[dict[str, Any]]) -> Started:
         if waiting:
             engines.append(GuardedEngine(**waiting.pop(0)))
 
-    before = set(multiprocessing.active_children()).difference(early.waiting())
-    # This logger warns only about the custom SIGQUIT handler, which we pass on purpose.
-    logging.getLogger("sglang.srt.entrypoints.engine").setLevel(logging.CRITICAL)
-    complete = False
-    try:
-        with (
-            processes.child_environment(every[0]["device"], every[0]["tp_size"]),
-            without_main(),
-            early.handed_over(sglang_engine),
-        ):
-            start_next()
-        # SGLang's modules create half a million objects that live as long as the process. Freezing
-        # them saves 0.3 s in each full garbage collection and 1.7 s at exit.
-        gc.collect()
-        gc.freeze()
-        complete = True
-    finally:
-        children = tuple(set(multiprocessing.active_children()) - before)
-        if not complete:
-            processes.kill(children)
-            gc.freeze()  # a ZeroMQ context collected before its open sockets would wait forever
+    with (
+        starting(every[0]["device"], every[0]["tp_size"]) as children,
+        early.handed_over(sglang_engine),
+    ):
+        start_next()
     engines.reverse()  # the last one to begin is the first to be complete
     launch_s = time.perf_counter() - imported_s
-    return Started(tuple(engines), children, imported_s - began_s, launch_s)
+    return Started(tuple(engines), tuple(children), imported_s - began_s, launch_s)
 
 
 def expected_parameters(model_path: str) -> dict[str, torch.Size]:

@@ -7,16 +7,12 @@ next one is gathered. Sizes in bytes, times in seconds.
 
 from __future__ import annotations
 
-import gc
 import json
-import logging
-import multiprocessing
-import os
 import signal
+import sys
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,12 +21,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dialop.workers import without_main
-from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling
 from selfplay.engines.sglang import buckets, early, launch, processes
 from selfplay.engines.sglang import weights as sending
 from selfplay.engines.sglang.engine import TAGS, SGLangEngine
 from selfplay.engines.sglang.event_loop import EngineLoop
+from selfplay.engines.sglang.requests import RequestCounters, RequestSender
+from selfplay.engines.sglang.scheduler_client import Answer
 from selfplay.engines.weights import Bucket, Compared, Weights
 from selfplay.errors import EngineFault
 
@@ -62,15 +58,57 @@ class PlainLoop(EngineLoop):
         """The answer of one of SGLang's control calls, which run the loop themselves. Raises
         EngineFault if the engine is gone, dies or gives no answer for `timeout_s`."""
         self.check_alive(what)
-        self._calling, late = True, self._loop.call_later(self.timeout_s, self._loop.stop)
+
+        def give_up() -> None:
+            self._dead = f"silent for {self.timeout_s:g} s during {what}"
+            self._loop.stop()
+
+        self._calling, late = True, self._loop.call_later(self.timeout_s, give_up)
         try:
             return control(*words, **named)
-        except RuntimeError as error:  # the loop was stopped
-            self._dead = self._dead or f"silent for {self.timeout_s:g} s during {what}"
-            raise EngineFault(f"the engine died during {what}: {self._dead}") from error
+        except RuntimeError as error:  # of the loop, if it was stopped
+            raise EngineFault(f"the engine failed in {what}: {self._dead or error}") from error
         finally:
             late.cancel()
             self._calling = False
+
+
+class PlainClient:
+    """Sends requests to the engine by `async_generate`."""
+
+    loaded_version = None
+
+    def __init__(self, engine: Any, context_length: int) -> None:
+        """`engine` is SGLang's; a request of more than `context_length` tokens is not sent."""
+        self._engine, self.context_length = engine, context_length
+
+    async def request(
+        self,
+        rid: str,
+        ids: Sequence[int],
+        parameters: Mapping[str, Any],
+        *,
+        score: bool = False,
+        session: str = "",
+    ) -> Answer:
+        """As `SchedulerClient.request`, without sessions; a caller that is cancelled leaves the
+        request to its end."""
+        answer = await self._engine.async_generate(
+            rid=rid,
+            input_ids=list(ids),
+            sampling_params=dict(parameters),
+            return_logprob=True,
+            logprob_start_len=0 if score else -1,
+        )
+        meta = answer["meta_info"]
+        return Answer(
+            [pair[1] for pair in meta["output_token_logprobs"]],
+            [pair[0] for pair in meta["output_token_logprobs"]],
+            [pair[0] for pair in meta["input_token_logprobs"]] if score else [],
+            meta["finish_reason"]["type"],
+            meta["prompt_tokens"],
+            meta["cached_tokens"],
+        )
 
 
 class PlainPart(sending.EnginePart):
@@ -104,6 +142,9 @@ class PlainEngine(SGLangEngine):
         started = _launch(arguments)
         self._engine = started.engines[0]
         self._loop = PlainLoop(started, signals, timeout_s=self._timeout_s)
+        client = PlainClient(self._engine, self._arguments.get("context_length", sys.maxsize))
+        self.counters = RequestCounters()
+        self.senders = [RequestSender(self._loop, client, self.bursts[0], self.counters)]
         info = self._loop.call(self._engine.get_server_info, what="the start")
         self.cache_tokens = self.cache_tokens or int(info["max_total_num_tokens"])
         self.start_s = {"start": time.perf_counter() - started_s}
@@ -113,67 +154,6 @@ class PlainEngine(SGLangEngine):
             "tokens",
             flush=True,
         )
-
-    def run_games(
-        self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
-    ) -> list[Any]:
-        """As `SGLangEngine.run_games`."""
-        self._check_awake()
-
-        async def generate(request: Request) -> Completion:
-            if request.model and partners is not None:
-                return await partners(request)
-            version = self.version
-            answer = await self._answer(request.prompt_ids, self.parameters(request, sampling))
-            pairs = answer["meta_info"]["output_token_logprobs"]
-            ids, logprobs = [pair[1] for pair in pairs], [pair[0] for pair in pairs]
-            stopped = bool(ids) and ids[-1] in sampling.stop_ids
-            finish = "stop" if stopped else answer["meta_info"]["finish_reason"]["type"]
-            return Completion(ids, logprobs, finish, version)
-
-        return self._loop.run(self._play_all(game(generate) for game in games), what="generation")
-
-    async def _answer(
-        self, ids: Sequence[int], parameters: dict[str, Any], *, score: bool = False
-    ) -> dict[str, Any]:
-        """SGLang's answer to one prompt. Raises ValueError for one that does not fit, EngineFault
-        if SGLang aborts it."""
-        num_new, context = parameters["max_new_tokens"], self._arguments["context_length"]
-        if context is not None and len(ids) + num_new > context:
-            raise ValueError(
-                f"prompt and max_new_tokens must fit the engine's context of {context} tokens, got "
-                f"{len(ids)} + {num_new}"
-            )
-        with self._loop.pending_answer():
-            try:
-                answer: dict[str, Any] = await self._engine.async_generate(
-                    input_ids=list(ids),
-                    sampling_params=parameters,
-                    return_logprob=True,
-                    logprob_start_len=0 if score else -1,
-                )
-            except Exception as error:
-                raise EngineFault(f"the engine failed in a request: {error!r}") from error
-        finish = answer["meta_info"]["finish_reason"]["type"]
-        if finish not in ("stop", "length"):
-            raise EngineFault(f"the engine ended a request with {finish}")
-        return answer
-
-    def score(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
-        """As `SGLangEngine.score`."""
-        self._check_awake()
-
-        async def score(ids: Sequence[int]) -> list[float]:
-            parameters = {"max_new_tokens": 1, "temperature": 1.0}
-            answer = await self._answer(ids, parameters, score=True)
-            pairs = answer["meta_info"]["input_token_logprobs"][1:]
-            if len(pairs) != len(ids) - 1:
-                raise EngineFault(f"the engine scored {len(pairs)} of {len(ids) - 1} tokens")
-            return [pair[0] for pair in pairs]
-
-        return self._loop.begin(self._play_all(map(score, texts)), what="scoring")
-
-    # Weights
 
     def load(self, weights: Weights, version: int) -> None:
         """Pass all weights, bucket by bucket. Raises as `SGLangEngine.load`."""
@@ -243,17 +223,15 @@ class PlainEngine(SGLangEngine):
 def _told(weights: Weights, group: dist.ProcessGroup | None) -> Iterator[None]:
     """At the block's end every rank of the replica raises the leader's EngineFault. Before, the
     buckets that it left are taken: the other ranks wait for their gathers."""
-    message: list[str | None] = [None]
+    message: str | None = None
     try:
         yield
     except EngineFault as fault:
-        message = [str(fault)]
+        message = str(fault)
         for _ in weights:
             pass
-    if group is not None:
-        dist.broadcast_object_list(message, group=group, group_src=0)
-    if message[0] is not None:
-        raise EngineFault(message[0])
+    if (message := sending.of_leader(message, group)) is not None:
+        raise EngineFault(message)
 
 
 def _launch(arguments: dict[str, Any]) -> launch.Started:
@@ -261,27 +239,13 @@ def _launch(arguments: dict[str, Any]) -> launch.Started:
     process dies."""
     early.end()
     began_s = time.perf_counter()
-    launch.check_main_thread()
-    if arguments["device"] == "cpu":
-        os.environ["SGLANG_USE_CPU_ENGINE"] = "1"  # read when sglang is imported
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        import sglang
+    with launch.importing(arguments["device"]):
+        from sglang import Engine
     imported_s = time.perf_counter()
-    # It warns of the custom handler of SIGQUIT, which we pass on purpose.
-    logging.getLogger("sglang.srt.entrypoints.engine").setLevel(logging.CRITICAL)
-    before, engines = set(multiprocessing.active_children()), list[Any]()
-    try:
-        with processes.child_environment(arguments["device"], arguments["tp_size"]), without_main():
-            engines.append(sglang.Engine(**arguments))
-    finally:
-        children = tuple(set(multiprocessing.active_children()) - before)
-        if not engines:
-            processes.kill(children)
-        gc.collect()
-        gc.freeze()
+    with launch.starting(arguments["device"], arguments["tp_size"]) as children:
+        engine = Engine(**arguments)
     launch_s = time.perf_counter() - imported_s
-    return launch.Started(tuple(engines), children, imported_s - began_s, launch_s)
+    return launch.Started((engine,), tuple(children), imported_s - began_s, launch_s)
 
 
 class _Shared:

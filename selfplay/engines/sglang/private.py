@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -154,7 +153,6 @@ PRIVATE = (
 )
 
 
-@cache
 def missing(rows: Sequence[Private] | None = None, package: str = "sglang.srt") -> str | None:
     """The first of these names that the installed package lacks, dotted; None if all are there.
 

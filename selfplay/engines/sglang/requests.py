@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from selfplay.engines.sglang.event_loop import EngineLoop
-from selfplay.engines.sglang.scheduler_client import Answer, SchedulerClient
+from selfplay.engines.sglang.scheduler_client import Answer, Client
 from selfplay.engines.sglang.sessions import GameSessions
 from selfplay.errors import EngineFault
 
@@ -81,12 +81,11 @@ class RequestSender:
     """Sends requests to one of the engine's processes; counts requests and tokens in `counters`."""
 
     def __init__(
-        self, loop: EngineLoop, process: int, bursts: Bursts, counters: RequestCounters
+        self, loop: EngineLoop, client: Client, bursts: Bursts, counters: RequestCounters
     ) -> None:
-        self._loop, self._bursts, self.counters = loop, bursts, counters
-        self._manager = loop.managers[process]
-        self.client = SchedulerClient(self._manager)
-        self.context_length = int(self._manager.model_config.context_len)
+        """`client` is that of the process."""
+        self._loop, self._bursts, self.counters, self.client = loop, bursts, counters, client
+        self.context_length = client.context_length
 
     async def send(
         self,
@@ -122,10 +121,12 @@ class RequestSender:
                 answer = await self.client.request(
                     rid, ids[known:], parameters, score=score, session=name
                 )
+                if answer.finish not in ("stop", "length"):
+                    raise EngineFault(f"the engine ended a request with {answer.finish}")
                 if sessions is not None and session is not None:
                     sessions.pool.end_turn(session, ids, answer)
-        loaded = self._manager.config_value("weight_version")
-        if loaded != str(version):
+        loaded = self.client.loaded_version
+        if loaded not in (None, str(version)):
             raise EngineFault(f"the engine's weights have version {loaded}, expected {version}")
         self.counters.num_prompt_tokens += answer.num_prompt
         self.counters.num_cached_tokens += answer.num_cached

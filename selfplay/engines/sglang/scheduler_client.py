@@ -16,7 +16,7 @@ import contextlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from selfplay.errors import EngineFault
 
@@ -42,6 +42,29 @@ class _OpenRequest:
     prompt_logprobs: list[float | None] = field(default_factory=list)
 
 
+class Client(Protocol):
+    """Sends requests to one process of an engine."""
+
+    context_length: int
+
+    @property
+    def loaded_version(self) -> str | None:
+        """The stamp of the last push, as the process has it; None if it cannot be asked."""
+        ...
+
+    async def request(
+        self,
+        rid: str,
+        ids: Sequence[int],
+        parameters: Mapping[str, Any],
+        *,
+        score: bool = False,
+        session: str = "",
+    ) -> Answer:
+        """The answer to these prompt ids, whatever its end; with `score` with their log-probs."""
+        ...
+
+
 class SchedulerClient:
     """Sends requests to one process and receives the answers. Its open requests are in
     `manager.rid_to_state`, where SGLang's own front keeps them too."""
@@ -53,12 +76,18 @@ class SchedulerClient:
 
         self._manager = manager
         self._vocabulary = int(manager.model_config.vocab_size)
+        self.context_length = int(manager.model_config.context_len)
         self._open: dict[str, _OpenRequest] = manager.rid_to_state
         self._outbox: list[Any] = []
         # The front's asyncio socket creates a future for each send; a plain socket sends directly.
         self._socket = zmq.Socket.shadow(manager.send_to_scheduler.underlying)
         manager._handle_batch_output = self._receive
         manager._result_dispatcher._mapping[AbortReq] = self._receive_abort
+
+    @property
+    def loaded_version(self) -> str | None:
+        """As the front of the process counts."""
+        return str(self._manager.config_value("weight_version"))
 
     async def request(
         self,
@@ -73,7 +102,7 @@ class SchedulerClient:
 
         In a session `ids` are those after the last answer's. If the caller is cancelled, the
         process drops the request. Raises ValueError for ids that are not in the vocabulary and for
-        parameters that SGLang refuses, EngineFault if the process aborts the request.
+        parameters that SGLang refuses.
         """
         from sglang.srt.managers.io_struct import (
             AbortReq,
@@ -104,14 +133,11 @@ class SchedulerClient:
         opened = self._open[rid] = _OpenRequest(asyncio.get_running_loop().create_future())
         self._enqueue(request)
         try:
-            answer = await opened.answer
+            return await opened.answer
         except asyncio.CancelledError:
             if rid in self._open:
                 self._enqueue(AbortReq(rid=rid))
             raise
-        if answer.finish not in ("stop", "length"):
-            raise EngineFault(f"the engine ended a request with {answer.finish}")
-        return answer
 
     def open_session(self, session: str) -> None:
         """Create a session, before its first request; requests of a missing one are aborted."""

@@ -147,16 +147,22 @@ def check_names(
     group: dist.ProcessGroup | None,
 ) -> None:
     """The leader compares names and shapes; on a difference all ranks raise, before any gather."""
-    message: list[str | None] = [None]
+    wrong: str | None = None
     if engine is not None:
         try:
             engine.ledger.check_names(shapes)
         except ValueError as error:
-            message = [str(error)]
+            wrong = str(error)
+    if (wrong := of_leader(wrong, group)) is not None:
+        raise ValueError(wrong)
+
+
+def of_leader(message: str | None, group: dist.ProcessGroup | None) -> str | None:
+    """The message of the replica's leader; every rank of the replica must call."""
+    told = [message]
     if group is not None:
-        dist.broadcast_object_list(message, group=group, group_src=0)
-    if message[0] is not None:
-        raise ValueError(message[0])
+        dist.broadcast_object_list(told, group=group, group_src=0)
+    return told[0]
 
 
 class _Sender:
@@ -201,11 +207,8 @@ class _Sender:
                 self._finish()
             except EngineFault as fault:
                 self._fault = str(fault)
-        if self._group is not None:
-            # The other ranks wait here: their buffers must outlive the engine's reads.
-            message = [self._fault]
-            dist.broadcast_object_list(message, group=self._group, group_src=0)
-            [self._fault] = message
+        # The other ranks wait here: their buffers must outlive the engine's reads.
+        self._fault = of_leader(self._fault, self._group)
         on_gpu, self._buffer, self._finish = self._buffer.is_cuda, None, None
         if on_gpu:  # free IPC buffers that the engine has closed; each push would leak its buckets
             torch.cuda.ipc_collect()
