@@ -49,7 +49,8 @@ def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
 
     def restarted(engine: Supervised, *words: Any) -> None:
         restart(engine, *words)
-        say("played again", games=num_games[STEP] - len(games[STEP].games))
+        if len(games) == STEP + 2:  # after the kill in play; there may be one in a push before
+            say("played again", games=num_games[STEP] - len(games[STEP].games))
 
     RequestSender.send = sent  # type: ignore[method-assign]
     Supervised._restart = restarted  # type: ignore[method-assign]

@@ -96,6 +96,7 @@ def test_sigterm_during_training_is_an_ordinary_exit(
     os.kill(before_training["training"]["bystander"], signal.SIGKILL)  # it still runs
 
 
+@pytest.mark.fast_engine
 def test_a_crash_fails_pending_and_later_requests_and_sigterm_works_in_a_collective(
     trainers: dict[str, subprocess.Popen[str]],
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,11 @@ from selfplay.engines.base import Request, Sampling
 from selfplay.engines.sglang import private
 from selfplay.engines.sglang.plain import PlainEngine
 from selfplay.engines.weights import Weights
-from selfplay.errors import EngineFault
+from tests.helpers import processes
 from tests.helpers.tiny_run import metrics_of, run_warm
 from tests.sglang import tiny
 
+HERE = Path(__file__).resolve().parent
 PROMPT = list(range(10, 50))
 SAMPLED = Sampling(1.0, ())
 
@@ -63,20 +62,17 @@ def test_the_comparison_finds_one_element_that_differs(engine: PlainEngine) -> N
     assert engine.compare(Weights(model, engine.dtype)).num_different == 1
 
 
-def test_an_engine_that_dies_or_is_silent_faults_and_starts_again(engine: PlainEngine) -> None:
-    """Killed in a rollout; stopped, so that a control call gets no answer."""
-    children = engine._loop.children
-    os.kill(children[0].pid or 0, signal.SIGKILL)
-    with pytest.raises(EngineFault, match="exit code -9"):
-        engine.generate_batch([Request(PROMPT, 400, 0)], SAMPLED)
-    assert engine.lost
-    engine.restart()
-    assert not any(child.is_alive() for child in children) and not engine.lost
-    engine._loop.timeout_s = 1.0
-    os.kill(engine._loop.children[0].pid or 0, signal.SIGSTOP)
-    with pytest.raises(EngineFault, match="silent for 1 s"):
-        engine.flush_cache("a test")
-    assert engine.lost
+def test_an_engine_that_dies_or_is_silent_faults_and_starts_again(tmp_path: Path) -> None:
+    """In a process of its own: SGLang reports a death by a signal to all engines of a process."""
+    words = ("public", tiny.save(tmp_path))
+    script = processes.start(HERE / "trainer_script.py", *words, path=(HERE, HERE / "stand_ins"))
+    said, _ = script.communicate(timeout=processes.HANG_S)
+    assert script.returncode == 0, said
+    found = processes.marks(said)
+    assert "exit code -9" in found["killed"]["error"]
+    again = found["again"]
+    assert again["error"] == "none" and not again["lost"] and not any(again["alive"])
+    assert "silent for 1 s" in found["stopped"]["error"] and found["stopped"]["lost"]
 
 
 def test_a_run_of_an_sglang_that_lacks_a_name_goes_on_by_its_public_calls(

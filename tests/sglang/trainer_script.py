@@ -116,7 +116,25 @@ def plain(folder: str) -> None:
     train(engine)
 
 
+def public(folder: str) -> None:
+    """An engine by SGLang's public calls dies, is started again, and answers no control call."""
+    engine = tiny.start(folder, fast=False)
+    lost = engine._loop.children
+    os.kill(scheduler(engine), signal.SIGKILL)
+    say("killed", lost=engine.lost, **refused(engine))
+    engine.restart()
+    say("again", alive=[p.is_alive() for p in lost], lost=engine.lost, **refused(engine))
+    engine._loop.timeout_s = 1.0
+    os.kill(scheduler(engine), signal.SIGSTOP)
+    try:
+        engine.flush_cache("a test")
+    except RuntimeError as error:
+        say("stopped", error=str(error), lost=engine.lost)
+    engine.close()
+
+
 if __name__ == "__main__":
     *cases, model_folder = sys.argv[1:]
     for case in cases:
-        {"plain": plain, "hang": hang, "crash": crash, "broken": broken}[case](model_folder)
+        kinds = {"plain": plain, "hang": hang, "crash": crash, "broken": broken, "public": public}
+        kinds[case](model_folder)
