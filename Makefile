@@ -8,8 +8,6 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 VENV := .venv
 VENV_GPU := .venv-gpu
 VENV_SGLANG := .venv-sglang
-# As `make`, in a recipe of which `make -n` runs nothing: a line that names MAKE itself runs all the same.
-AGAIN := $(MAKE)
 PIP_FLAGS := --quiet --disable-pip-version-check --retries 2
 EXTRA_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # Installed in a call of its own: once it is there, pip keeps it and never looks for the CUDA build.
@@ -34,16 +32,11 @@ SETTINGS = $(foreach name,$(NAMES),$(if $(filter command,$(origin $(name))),'$(n
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-# With a CONFIG that needs a GPU, train uses the environment of `make gpu`, or says that it is missing.
-train: python  ## from nothing to two agents that learnt to talk (seed=1 … to change settings)
-	@venv=$$($(PYTHON) -m selfplay.apps.gpu_host --venv $(CONFIG) $(ARGS) $(SETTINGS)) && \
-		$(AGAIN) --no-print-directory --quiet $$venv/.run && set -x && \
-		$$venv/bin/python train.py --config $(CONFIG) $(ARGS) $(SETTINGS)
+train: $(VENV)/.run  ## from nothing to two agents that learnt to talk (seed=1 … to change settings)
+	$(VENV)/bin/python train.py --config $(CONFIG) $(ARGS) $(SETTINGS)
 
-gpu: python  ## check driver, CUDA and Python of a GPU host, then install what GPU runs need
-	@$(PYTHON) -m selfplay.apps.gpu_host
-	@$(MAKE) --no-print-directory $(VENV_GPU)/.run
-	@echo 'Ready: make train CONFIG=configs/qwen2.5_0.5b.yaml'
+gpu: $(VENV_GPU)/.run  ## install what GPU runs need, on a host with a driver for CUDA 13, nvcc and g++
+	@echo 'Ready: $(VENV_GPU)/bin/python train.py --config configs/qwen2.5_0.5b.yaml'
 
 real: $(VENV)/.gguf $(SMOLLM2)  ## SmolLM2-135M-Instruct in English on 2x2 boards: before, after imitation, after self-play
 	$(VENV)/bin/python eval.py $(SMOLLM2) --config configs/smollm2_tiny.yaml \
@@ -137,7 +130,11 @@ $(VENV)/.dev: $(VENV)/.run requirements/dev.txt
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -r requirements/dev.txt
 	@touch $@
 
+# The tools of the host print their versions; the first that is missing ends it.
 $(VENV_GPU)/.run: requirements/gpu.txt requirements.txt | python
+	nvidia-smi
+	PATH="$$PATH:$${CUDA_HOME:-/usr/local/cuda}/bin" nvcc --version
+	g++ --version
 	@echo 'Installing requirements/gpu.txt into $(VENV_GPU), once'
 	$(PYTHON) -m venv $(VENV_GPU)
 	$(VENV_GPU)/bin/python -m pip install $(PIP_FLAGS) -r requirements/gpu.txt

@@ -37,7 +37,7 @@ NEEDS = {
     rf"bench\.({GPU_BENCHES})\b": "GPUs",
     r"^docker": "a container engine",
     r"HF_TOKEN": "a token of the hub",
-    r"selfplay.apps.serve |endpoint:": "SGLang (tests/sglang/test_serve.py)",
+    r"sglang\.|collect_env|endpoint:": "SGLang (tests/sglang/test_serve.py)",
     r"^(make|pip|source)|selfplay-": "an environment of its own",
     r"chat_templates": "files of its own",
 }

@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 
 import httpx
@@ -20,6 +21,11 @@ from tests.helpers import processes
 from tests.helpers.tiny_run import finished
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+# What a server without a GPU needs beside.
+ON_A_CPU = (
+    "--device cpu --dtype float32 --attention-backend torch_native --sampling-backend pytorch "
+    "--grammar-backend none --disable-cuda-graph --max-total-tokens 16384"
+)
 STAND_INS = pathlib.Path(__file__).resolve().parent / "stand_ins"
 
 
@@ -31,19 +37,23 @@ def run() -> pathlib.Path:
 
 @pytest.fixture(scope="module")
 def partner(run: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The server's `endpoint:MODEL@URL`, as the command prints it."""
+    """`endpoint:MODEL@URL` of the server that docs/sharing.md starts, on a CPU."""
+    page = (ROOT / "docs" / "sharing.md").read_text("utf-8")
+    (words,) = re.findall(r"-m sglang\.launch_server ((?:.*\\\n)*.*)", page)
     log = tmp_path_factory.mktemp("serve") / "log.txt"
     with log.open("w") as output, processes.free_port() as port:
-        words = (str(run), "--port", str(port), "--name", "tiny", "engine.max_cache_tokens=16384")
+        words = (
+            words.replace("\\\n", " ").replace("30000", str(port)).replace("runs/talk", str(run))
+        )
+        started = pathlib.Path(find_spec("sglang.launch_server").origin)
         server = processes.start(
-            ROOT / "selfplay/apps/serve/__main__.py", *words, path=(STAND_INS,), output=output
+            started, *words.split(), *ON_A_CPU.split(), path=(STAND_INS,), output=output
         )
         try:
             while not healthy(f"http://127.0.0.1:{port}/health"):
                 assert server.poll() is None, log.read_text()
                 time.sleep(0.5)
-            (spec,) = re.findall(r"--partner (endpoint:\S+)", log.read_text())
-            yield spec
+            yield f"endpoint:talk@http://127.0.0.1:{port}/v1"
         finally:
             server.send_signal(signal.SIGINT)
             server.wait(processes.HANG_S)
