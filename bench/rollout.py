@@ -84,10 +84,11 @@ from bench import loop
 from bench.shapes import qwen2_config, random_model
 from bench.talks import GROUP, TURNS, Watched, talks
 from selfplay.chat.rendering import Rendering, make_rendering
-from selfplay.config import ChosenEngine, Config, load_config
+from selfplay.config import Config, load_config
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, close_world, init_world
 from selfplay.engines.base import Request, Sampling
+from selfplay.engines.options import ChosenEngine
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.engines.weights import Weights
 from selfplay.errors import EngineFault
@@ -211,7 +212,11 @@ class Bench:
         size = config.rollout.group_size
         config = replace(config, rollout=replace(config.rollout, instances=max(1, games // size)))
         rewritten = self.rendering(config).rewritten
-        return choose_engine(config, self.weights(config), self.world, rewritten=rewritten)
+        config, chosen = choose_engine(
+            config, self.weights(config), self.world, rewritten=rewritten
+        )
+        assert isinstance(chosen, ChosenEngine)
+        return config, chosen
 
     def weights(self, config: Config) -> Path:
         path = config.model.path

@@ -284,8 +284,8 @@ def _start_models(
         engine = load_engine(config, weights, world, cleanup=cleanup)
         start_check.sample(Supervised(engine, world))
         sleep_or_close(engine)
-        exact = import_module("selfplay.extras.exact") if config.engine.exact else None
-        as_engine = exact.compute_as_engine if exact else None
+        kernels = config.engine.kernels
+        as_engine = import_module(kernels).compute_as_engine if kernels else None
         learner = make_learner(config, weights, world, as_engine=as_engine, rendering=rendering)
     return engine, learner, start_check.compare(learner, engine, weights)
 

@@ -15,7 +15,7 @@ import yaml
 from dialop.kit import load_kit
 from docs.tools.documented import parts
 from selfplay.config import Config
-from selfplay.config.methods import described_methods
+from selfplay.config.features import described_features
 from selfplay.config.schema import described
 from tests.helpers.run_folders import make_run
 
@@ -25,10 +25,9 @@ GAMES = ("collab", "matching", "mediation", "planning", str(ROOT / "examples/mee
 OPTIONS = {
     f"game.options.{field.name}" for game in GAMES for field in fields(load_kit(game).Options)
 }
-KEYS = {entry.name for entry in [*described(Config), *described_methods()]} | OPTIONS
-FREE = {entry.name for entry in described(Config) if (entry.kind or "").startswith("dict[")} - {
-    "methods"
-}
+EVERY = [*described(Config), *described_features()]
+KEYS = {entry.name for entry in EVERY} | OPTIONS
+FREE = {entry.name for entry in EVERY if (entry.kind or "").startswith("dict[")} - {"methods"}
 JOINING = [ROOT / name for name in ("CONTRIBUTING.md", "AGENTS.md", "tests/README.md")]
 PAGES = [ROOT / "README.md", *JOINING, *sorted(DOCS.glob("*.md"))]
 CODE = ("bench", "configs", "dialop", "examples", "selfplay", "tests")
@@ -79,8 +78,7 @@ def site() -> ModuleType:
 
 def test_the_settings_page_has_every_key_once(site: ModuleType) -> None:
     rows = re.findall(r"^### (\S+) \{: #\1 \}$", site.settings_page(), re.MULTILINE)
-    entries = [*described(Config), *described_methods()]
-    keys = [entry.name for entry in entries if entry.kind is not None]
+    keys = [entry.name for entry in EVERY if entry.kind is not None]
     assert [row for row in rows if not row.startswith("game.options.")] == keys
     assert any(row.startswith("game.options.") for row in rows)
 

@@ -12,13 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
 from dialop.kit import switch
-from selfplay.config.hardware import (
-    ChosenEngine as ChosenEngine,
-)
+from selfplay.config.features import typed_engine, typed_methods
 from selfplay.config.hardware import (
     EngineConfig,
     ModelConfig,
@@ -37,7 +35,6 @@ from selfplay.config.learning import (
     WarmStartConfig,
 )
 from selfplay.config.load import load, source_of
-from selfplay.config.methods import typed_options
 from selfplay.config.monitors import DEFAULT_MONITORS, parse_rule
 from selfplay.config.play import (
     DataConfig,
@@ -115,7 +112,7 @@ class Config:
     {weight: 0.1}}; built in: recompute, auxiliary_imitation, best_games, resample, ppo; or classes
     of your own as my_file.py:Name (docs/doors.md)"""
     optim: OptimConfig = Field(default_factory=OptimConfig)
-    engine: EngineConfig = Field(default_factory=EngineConfig)
+    engine: SerializeAsAny[EngineConfig] = Field(default_factory=dict, validate_default=True)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
 
@@ -125,8 +122,13 @@ class Config:
         """Each method's settings as its own class."""
         if "algorithm" not in info.data:  # refused before
             return given
-        context = info.context or {"declared": [], "imports": True}
-        return typed_options(given, info.data["algorithm"].advantage, context)
+        return typed_methods(given, info.data["algorithm"].advantage, info)
+
+    @field_validator("engine", mode="plain")
+    @classmethod
+    def _options_of_engine(cls, given: Any, info: ValidationInfo) -> EngineConfig:
+        """The engine's settings as those of its kind."""
+        return typed_engine(given, EngineConfig, info)
 
     @property
     def more_instances(self) -> int:
@@ -146,7 +148,7 @@ class Config:
             self._check_game()
         self._check_method()
         self._check_memory()
-        for options in self.methods.values():
+        for options in (self.engine, *self.methods.values()):
             if (check := getattr(options, "check", None)) is not None:
                 check(self)
         return self
@@ -184,15 +186,6 @@ class Config:
                 f"parallel.tp must be 1 with model.lora, got {self.parallel.tp}: adapters do not "
                 "support tensor parallel; use parallel.fsdp"
             )
-        if self.engine.exact and (self.model.lora is not None or self.parallel.tp > 1):
-            raise ValueError(
-                "engine.exact must be false with model.lora and with parallel.tp above 1, got "
-                "true: the engine holds merged, undivided weights, whose products round otherwise"
-            )
-        if self.engine.exact and self.model.dtype != "bfloat16":
-            raise ValueError(
-                f"model.dtype must be bfloat16 with engine.exact, got {self.model.dtype}"
-            )
         if self.warm_start.lora and self.model.lora is None:
             raise ValueError("warm_start.lora needs model.lora, which sets the adapters, got null")
         in_groups = method in COMPARED_IN_GROUPS
@@ -202,12 +195,6 @@ class Config:
                 f"algorithm.advantage must be one of {', '.join(COMPARED_IN_GROUPS)} with "
                 "rollout.branch, whose baseline is the mean over the turns of a branch point, got "
                 f"{method}"
-            )
-        if self.rollout.forks and self.engine.sessions is True:
-            raise ValueError(
-                f"engine.sessions must be false with rollout.branch.turns {branch_turns} and "
-                f"rollout.play {self.rollout.play}, got true: a fork of a game goes on from a turn "
-                "that only its game's session holds"
             )
         if size < 2 and in_groups and branch_turns != "all":
             raise ValueError(

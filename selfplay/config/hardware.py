@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
 from selfplay.config.plugins import check_name
 from selfplay.config.schema import RULES
-from selfplay.config.text import show
-
-Auto = Literal["auto"]
 
 
 @dataclass(frozen=True, slots=True, config=RULES)
@@ -106,20 +103,10 @@ class ModelConfig:
     present"""
 
 
-# What only SGLang's private names give, and the value without them.
-NEED_FAST: dict[str, Any] = {
-    "processes": 1,
-    "burst_share": 0.0,
-    "sessions": False,
-    "prefill_graphs": False,
-    "deterministic": False,
-    "exact": False,
-}
-
-
 @dataclass(frozen=True, slots=True, config=RULES)
 class EngineConfig:
-    """The inference engine that generates the policy's turns."""
+    """The inference engine that generates the policy's turns. Its kind has settings of its own
+    beside these: those of hf and sglang are in `selfplay/engines/options.py`."""
 
     kind: str = "hf"
     """hf generates with transformers in the trainer's process; sglang starts SGLang; or a class of
@@ -127,45 +114,12 @@ class EngineConfig:
     max_batch: int = Field(default=512, ge=1, le=65_536)
     """most games that the hf engine plays, and most prompts that it generates, at once; most
     requests that SGLang runs at once"""
-    device_map: Literal["auto"] | None = None
-    """auto: outside of training, the hf engine's models are split by accelerate over all GPUs of
-    this process, then the host's memory and disk; null: each is on one device"""
     mem_fraction: float = Field(default=0.7, ge=0.05, le=0.95)
     """fraction of the free GPU memory that SGLang takes for weights and KV cache"""
     tp_size: int = Field(default=1, ge=1, le=1_024)
     """tensor-parallel size of SGLang: number of neighbouring ranks that share one engine"""
-    processes: Annotated[int, Field(ge=1, le=16)] | Auto = "auto"
-    """SGLang engines on one GPU, for a small model: each has a scheduler on a CPU core of its
-    own, a copy of the weights and an equal part of engine.mem_fraction, engine.max_batch and
-    the games; above 1 only with engine.tp_size=1; auto chooses by the model's size, the
-    cores, the games of a step and rollout.max_new_tokens"""
     attention: Literal["auto", "fa3", "flashinfer", "triton"] = "auto"
     """SGLang attention backend"""
-    max_cache_tokens: int = Field(default=0, ge=0, le=1_000_000_000)
-    """size of SGLang's KV cache in tokens; 0 uses all memory that engine.mem_fraction leaves"""
-    burst_share: Annotated[float, Field(ge=0.0, le=1.0)] | Auto = "auto"
-    """hold requests back until they are this share of those in SGLang, then send them together,
-    so that their prefills share a batch and interrupt decoding less often; 0 sends each at
-    once; auto follows the processes and, after the first rollout, the length of its turns"""
-    sessions: bool | Auto = "auto"
-    """keep each seat's context in SGLang between its turns (a streaming session), so that a
-    turn sends only its new tokens and skips the prefix cache, which saves scheduler time;
-    sessions fill at most 0.8 of the KV cache, further games do without; not with branches, nor
-    with a chat template that rewrites old turns; auto uses them elsewhere"""
-    prefill_graphs: bool | Auto = "auto"
-    """capture SGLang's prefills of at most 2,048 tokens as CUDA graphs, which saves scheduler
-    time in each turn after the first; auto does for models of at most 3B weights"""
-    fast: bool = True
-    """use private names of SGLang for pace (selfplay/engines/sglang/private.py lists them); false,
-    and where the installed SGLang lacks one: its public calls alone, one process, slower"""
-    server_args: dict[str, object] = Field(default_factory=dict)
-    """extra arguments of SGLang's server, under SGLang's names; they override this project's"""
-    deterministic: bool = False
-    """use SGLang's batch-invariant kernels and a seed for each request; slower"""
-    exact: bool = False
-    """give the trainer's log-probs the engine's bits, for qwen2 and qwen3 in bf16 on a Hopper GPU:
-    both compute with SGLang's batch-invariant kernels, and any difference stops the run; implies
-    engine.deterministic; slower"""
     timeout_s: float = Field(default=600.0, ge=1.0, le=86400.0)
     """seconds to wait for the engine's answer to a generation or weight-sync request before the
     engine is restarted"""
@@ -179,38 +133,20 @@ class EngineConfig:
     def _engine(cls, name: str) -> str:
         return check_name("engine.kind", name)
 
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        if self.processes not in ("auto", 1) and self.tp_size > 1:
-            raise ValueError(
-                f"engine.processes must be 1 with engine.tp_size {self.tp_size}, got "
-                f"{self.processes}: several engines share one GPU only"
-            )
-        for name in () if self.fast else NEED_FAST:
-            if (value := getattr(self, name)) not in ("auto", NEED_FAST[name]):
-                raise ValueError(
-                    f"engine.{name} must be {show(NEED_FAST[name])} with engine.fast false, got "
-                    f"{show(value)}"
-                )
-        if self.exact and self.tp_size > 1:
-            raise ValueError(f"engine.tp_size must be 1 with engine.exact, got {self.tp_size}")
-        if self.exact and self.attention not in ("auto", "fa3"):
-            raise ValueError(
-                f"engine.attention must be auto or fa3 with engine.exact, got {self.attention}"
-            )
-        return self
+    @property
+    def copies(self) -> int:
+        """The engines on one GPU, each with a copy of the weights."""
+        return 1
 
+    @property
+    def kernels(self) -> str:
+        """The module with whose kernels the trainer computes too, bit for bit; "" for its own."""
+        return ""
 
-@dataclass(frozen=True, slots=True, config=RULES)
-class ChosenEngine(EngineConfig):
-    """The engine's settings once `auto` is replaced (`selfplay/engines/sglang/choose.py`)."""
-
-    processes: int = 1
-    burst_share: float = 0.0
-    sessions: bool = False
-    prefill_graphs: bool = False
-    adapts: bool = False
-    """whether burst_share follows the turns of the first rollout"""
+    @property
+    def device_map(self) -> Literal["auto"] | None:
+        """Over which devices the model is split outside of training; None: it is on one."""
+        return None
 
 
 @dataclass(frozen=True, slots=True, config=RULES)

@@ -21,7 +21,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError, with_config
 
 from dialop.specs import nearest
-from selfplay.config.methods import MOVED, of_today
+from selfplay.config.moved import MOVED, of_today
 from selfplay.config.own_code import Code, with_code
 from selfplay.config.schema import RULES, join, names_of
 from selfplay.config.secrets import hidden, names_key

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from numbers import Integral, Real
 from typing import Any, Literal, Self
 
 from pydantic import (
     Field,
-    TypeAdapter,
     ValidationInfo,
     field_validator,
     model_validator,
-    with_config,
 )
 from pydantic.dataclasses import dataclass
 
 from dialop.kit import Kit, games, load_kit
 from dialop.starts import checked_entries
+from selfplay.config.features import context_of, typed
 from selfplay.config.own_code import is_own_game
 from selfplay.config.player_spec import (
     CHECKPOINT,
@@ -67,15 +65,12 @@ class GameConfig:
         """The options as the game's own class."""
         if "name" not in info.data:  # refused before
             return options
-        context = info.context or {"declared": [], "imports": True}
-        if not context["imports"] and is_own_game(info.data["name"]):
+        context, name = context_of(info), info.data["name"]
+        if not context["imports"] and is_own_game(name):
             return options or {}
-        kind = load_kit(info.data["name"]).Options
-        if isinstance(options, kind):
-            return options
-        context["declared"].append((kind, "game.options"))
-        given = json.dumps({} if options is None else options)
-        return TypeAdapter[Any](with_config(RULES)(kind)).validate_json(given)
+        return typed(
+            load_kit(name).Options, "game.options", {} if options is None else options, context
+        )
 
     @property
     def is_imported(self) -> bool:

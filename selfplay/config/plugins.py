@@ -31,6 +31,7 @@ class Plugin:
     what: str = "a function"
     called: str = ""
     typed: bool = False  # whether the section's `options` are settings that it declares
+    options: str = ""  # the module with the settings of the built-in ones by name, `OPTIONS`
 
 
 _LOSS, _ADVANTAGES = "selfplay.learner.loss", "selfplay.advantages.advantages"
@@ -67,6 +68,7 @@ PLUGINS = {
             "ppo": f"{_METHODS}.ppo:PPO",
         },
         "a subclass of Method",
+        options=f"{_METHODS}.options",
     ),
     "rollout.opponents": Plugin(
         ("config",),
@@ -105,6 +107,7 @@ PLUGINS = {
         },
         "a subclass of Engine",
         called="start",
+        options="selfplay.engines.options",
     ),
 }
 

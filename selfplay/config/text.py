@@ -66,11 +66,13 @@ def show(value: Any) -> str:
 
 
 def difference(a: Any, b: Any, name: str = "") -> list[str]:
-    """The dotted keys whose values differ, each as `name: value in a -> value in b`."""
+    """The dotted keys whose values differ, each as `name: value in a -> value in b`. Of two kinds
+    of engine those that both have."""
     a, b = _plain(a), _plain(b)
     if not (isinstance(a, dict) and isinstance(b, dict)):
         return [] if a == b else [f"{name}: {show(a)} -> {show(b)}"]
-    keys = dict.fromkeys([*a, *b])
+    same = a.get("kind") == b.get("kind")
+    keys = dict.fromkeys([*a, *b] if same else [key for key in a if key in b])
     lines = [difference(a.get(key), b.get(key), f"{name}.{key}".lstrip(".")) for key in keys]
     return [line for each in lines for line in each]
 

@@ -17,8 +17,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from selfplay.errors import SettingsError
-
 if TYPE_CHECKING:  # a game runner needs no torch
     from pathlib import Path
 
@@ -27,6 +25,7 @@ if TYPE_CHECKING:  # a game runner needs no torch
 
     from selfplay.config import Config, EngineConfig
     from selfplay.distributed import World
+    from selfplay.engines.sglang.choose import Load
     from selfplay.engines.weights import Compared, Weights
 
 
@@ -153,10 +152,8 @@ class Engine(GameRunner):
 
     @classmethod
     def check(cls, engine: EngineConfig, *, here: bool) -> None:
-        """Raise SettingsError for settings that it has no use for and, if the run is to be `here`,
-        for what this machine lacks. Only SGLang's kernels are exact."""
-        if engine.exact:
-            raise SettingsError(f"engine.kind must be sglang with engine.exact, got {engine.kind}")
+        """Raise SettingsError for settings that it cannot have and, if the run is to be `here`, for
+        what this machine lacks."""
 
     @classmethod
     def why_not(cls, model: PreTrainedModel) -> str | None:
@@ -172,6 +169,11 @@ class Engine(GameRunner):
     def num_weights(cls, folder: Path) -> int:
         """The weights by whose number its `auto` settings are chosen; 0 where none are."""
         return 0
+
+    @classmethod
+    def choose(cls, engine: EngineConfig, load: Load) -> EngineConfig:
+        """The settings with a value for each that is `auto`."""
+        return engine
 
     @classmethod
     def start(

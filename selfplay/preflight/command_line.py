@@ -16,8 +16,8 @@ import selfplay
 from dialop.shown import error_text
 from dialop.specs import nearest
 from selfplay.config import COMMON, Config, load_config
+from selfplay.config.features import described_features
 from selfplay.config.load import check_once, find_settings, read_value, shipped
-from selfplay.config.methods import described_methods
 from selfplay.config.play import GameConfig, options_of
 from selfplay.config.schema import Described, chosen, describe, described
 from selfplay.config.secrets import hidden, names_key
@@ -270,7 +270,7 @@ def help_of(section: str, config: Path | None, overrides: Sequence[str]) -> str:
             f"--help SECTION shows every key of one of {', '.join(sections)}; --help all shows "
             "all keys.\n"
         )
-    entries += [*described_methods(), *_options(config, overrides)]
+    entries += [*described_features(), *_options(config, overrides)]
     found = entries if section == "all" else chosen(entries, section)
     if not found:
         valid = [*sections, "all"]

@@ -152,8 +152,8 @@ def _refusal(
     )
     kind = engine_kind(config.engine.kind)
     why = why or kind.why_not(skeleton)
-    if config.engine.exact:
-        problem = import_module("selfplay.extras.exact").why_not_exact(described)
+    if config.engine.kernels:
+        problem = import_module(config.engine.kernels).why_not_exact(described)
         if problem is not None:
             return f"engine.exact must be false for this model, got true: {problem}"
     if why is None and model.path is not None:

@@ -105,7 +105,7 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
         config.model, config.game, seed=config.seed, adapters=False, weights=here
     )
     check_shown(chats, rendering.shows)
-    if rendering.rewritten and config.engine.sessions is True:
+    if rendering.rewritten and getattr(config.engine, "sessions", None) is True:
         raise SettingsError(
             "engine.sessions must be false with this chat template, where no prompt continues the "
             f"last one, got true: {rendering.rewritten}"

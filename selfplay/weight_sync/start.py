@@ -12,24 +12,26 @@ from transformers import PreTrainedModel
 
 from selfplay.chat.tokenizer import load_tokenizer
 from selfplay.checkpoint import export_once
-from selfplay.config import ChosenEngine, Config, OptimConfig
+from selfplay.config import Config, EngineConfig, OptimConfig
 from selfplay.distributed import World, barrier, broadcast_object
 from selfplay.engines.base import Engine
 from selfplay.engines.kinds import engine_kind
-from selfplay.engines.sglang.choose import choose, describe, load_of
+from selfplay.engines.options import ChosenEngine
+from selfplay.engines.sglang.choose import describe, load_of
 from selfplay.model.hub import described_in
 from selfplay.model.policy import DTYPES, load_model
 
 
 def choose_engine(
     config: Config, weights: Path, world: World, *, rewritten: str, notes: Path | None = None
-) -> tuple[Config, ChosenEngine]:
+) -> tuple[Config, EngineConfig]:
     """The settings with an engine whose `auto` is replaced for these weights, and that engine.
 
     `rewritten` is that of the rendering. Every rank must call. Rank 0 prints what was chosen, and
     appends it to the file `notes`.
     """
-    num_weights = engine_kind(config.engine.kind).num_weights(weights)
+    kind = engine_kind(config.engine.kind)
+    num_weights = kind.num_weights(weights)
     of_host = int(os.environ.get("LOCAL_WORLD_SIZE", world.world_size)) // world.replica.size
     load = load_of(
         config,
@@ -39,8 +41,8 @@ def choose_engine(
         cores=len(os.sched_getaffinity(0)) // max(1, of_host),
         gpu=world.device.type == "cuda",
     )
-    engine = broadcast_object(choose(config.engine, load), world)
-    if world.rank == 0 and num_weights:
+    engine = broadcast_object(kind.choose(config.engine, load), world)
+    if world.rank == 0 and isinstance(engine, ChosenEngine):
         line = describe(engine, load)
         print(line, flush=True)
         if notes is not None:
@@ -63,7 +65,6 @@ def load_engine(
     the folder needs only a config. Raises EngineLost if none starts.
     """
     kind = engine_kind(config.engine.kind)
-    assert isinstance(config.engine, ChosenEngine)
     if kind.needs_merged(config.engine):
         weights = merged_folder(weights, world, config.optim)
     engine = kind.start(config, weights, world, load_format=load_format)

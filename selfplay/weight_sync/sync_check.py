@@ -48,7 +48,7 @@ from typing import Any
 import torch
 
 from selfplay.advantages.sample import Sample
-from selfplay.config import ChosenEngine
+from selfplay.config import EngineConfig
 from selfplay.distributed import gather_objects
 from selfplay.errors import EngineDisagrees
 from selfplay.learner.batch import micro_batches
@@ -80,16 +80,16 @@ class SyncCheck:
         learner: Learner,
         engine: SupervisedPolicy,
         *,
-        config: ChosenEngine,
+        config: EngineConfig,
         start_bound: float,
         token_budget: int,
         offloaded: bool,
     ) -> None:
         self._learner, self._engine = learner, engine
-        self._exact = config.exact
-        self._least = 0.0 if config.exact else max(config.max_mismatch, start_bound)
+        self._exact = bool(config.kernels)
+        self._least = 0.0 if config.kernels else max(config.max_mismatch, start_bound)
         self._token_budget, self._off = token_budget, offloaded or not engine.engine.scores
-        self._num_processes = config.processes
+        self._num_processes = config.copies
         self.num_turns = (FIRST_TURNS + RECHECK_TURNS + RECHECK_TURNS) * self._num_processes
         self._floor = NoiseFloor()
         self._turns: Sequence[ScoredTurn] = ()
@@ -99,7 +99,7 @@ class SyncCheck:
     def bound(self) -> float:
         """The largest accepted mean mismatch of a rollout, in nats per token: the largest of the
         setting, the start check's bound and, once a comparison has been healthy, the noise
-        floor's. 0 with `engine.exact`."""
+        floor's. 0 with the engine's `kernels`."""
         if self._exact:
             return 0.0
         return max(self._least, self._floor.bound if self._healthy else 0.0)

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 from transformers import Qwen2Config
 
-from selfplay.config import ChosenEngine, EngineConfig, load_config
+from selfplay.config import load_config
 from selfplay.distributed import init_world
+from selfplay.engines.options import ChosenEngine, SGLangOptions
 from selfplay.engines.sglang.choose import Load, burst_share, choose, load_of
 from selfplay.weight_sync.start import choose_engine
 
-SGLANG = EngineConfig(kind="sglang")
+SGLANG = SGLangOptions(kind="sglang")
 HALF_A_BILLION, SEVEN_BILLION = 494_000_000, 7_600_000_000
 LOAD: dict[str, Any] = {
     "num_weights": HALF_A_BILLION,
@@ -23,7 +24,7 @@ LOAD: dict[str, Any] = {
 }
 
 
-def chosen(config: EngineConfig = SGLANG, **changes: Any) -> tuple[int, float, bool, bool]:
+def chosen(config: SGLangOptions = SGLANG, **changes: Any) -> tuple[int, float, bool, bool]:
     engine = choose(config, Load(**{**LOAD, **changes}))
     return engine.processes, engine.burst_share, engine.sessions, engine.prefill_graphs
 
@@ -55,24 +56,23 @@ def test_the_measured_choices(
     assert chosen(**changes) == expected
 
 
-@pytest.mark.parametrize("settings", [{"kind": "hf"}, {"tp_size": 2}])
-def test_an_engine_that_cannot_be_several_is_one(settings: dict[str, Any]) -> None:
-    assert chosen(EngineConfig(**{"kind": "sglang", **settings}), turn_tokens=10.0)[0] == 1
+def test_an_engine_of_several_gpus_is_one() -> None:
+    assert chosen(SGLangOptions(kind="sglang", tp_size=2), turn_tokens=10.0)[0] == 1
 
 
 def test_an_exact_engine_is_deterministic_and_as_fast_as_it_can() -> None:
-    assert choose(EngineConfig(kind="sglang", exact=True), Load(**LOAD)).deterministic
-    assert chosen(EngineConfig(kind="sglang", exact=True)) == chosen()
+    assert choose(SGLangOptions(kind="sglang", exact=True), Load(**LOAD)).deterministic
+    assert chosen(SGLangOptions(kind="sglang", exact=True)) == chosen()
     uncached = {"deterministic": True, "attention": "flashinfer"}
-    assert not choose(EngineConfig(kind="sglang", **uncached), Load(**LOAD)).sessions
+    assert not choose(SGLangOptions(kind="sglang", **uncached), Load(**LOAD)).sessions
 
 
 def test_what_is_given_stays_and_bursts_follow_the_given_processes() -> None:
     given = {"processes": 4, "sessions": False, "prefill_graphs": False, "max_batch": 77}
-    engine = choose(EngineConfig(kind="sglang", **given), Load(**LOAD))
+    engine = choose(SGLangOptions(kind="sglang", **given), Load(**LOAD))
     assert {name: getattr(engine, name) for name in given} == given
     assert (engine.burst_share, engine.adapts) == (0.5, True)
-    fixed = choose(EngineConfig(kind="sglang", burst_share=0.0), Load(**LOAD))
+    fixed = choose(SGLangOptions(kind="sglang", burst_share=0.0), Load(**LOAD))
     assert (fixed.processes, fixed.burst_share, fixed.adapts) == (2, 0.0, False)
     assert type(fixed) is ChosenEngine
     assert choose(fixed, Load(**{**LOAD, "turn_tokens": 10.0})) == fixed
@@ -96,7 +96,7 @@ def test_the_load_of_a_run() -> None:
 
     assert of() == Load(7, games=256, turn_tokens=96.0, continues=True, cores=5, gpu=False)
     assert not of(continues=False).continues
-    assert not of("rollout.branch.turns=all", "engine.sessions=auto").continues
+    assert not of("rollout.branch.turns=all", "engine.kind=sglang").continues
 
 
 def test_a_run_prints_what_it_chose_and_notes_it(
@@ -111,11 +111,12 @@ def test_a_run_prints_what_it_chose_and_notes_it(
     found, engine = choose_engine(
         config, tmp_path, init_world(device="cpu"), rewritten="", notes=notes
     )
-    assert found.engine == engine and engine.processes == 1 and engine.sessions
+    assert found.engine == engine and isinstance(engine, ChosenEngine)
+    assert engine.processes == 1 and engine.sessions
     said = capsys.readouterr().out
     assert said == notes.read_text(encoding="utf-8")
     assert said.startswith(
         "engine: processes 1, burst_share 0.125, sessions on, prefill_graphs off"
     )
     anew = choose_engine(config, tmp_path, init_world(device="cpu"), rewritten="it drops thoughts")
-    assert not anew[1].sessions
+    assert not getattr(anew[1], "sessions", True)

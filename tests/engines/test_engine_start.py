@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from selfplay.config import ChosenEngine, load_config
+from selfplay.config import load_config
+from selfplay.engines.options import ChosenEngine
 from selfplay.engines.sglang import early, launch, patches
 from selfplay.engines.sglang.launch import engine_arguments, reserve_ports
 from selfplay.engines.sglang.processes import child_environment

@@ -16,8 +16,8 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
-from selfplay.config import ChosenEngine
 from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling
+from selfplay.engines.options import ChosenEngine
 from selfplay.engines.sglang.engine import SGLangEngine
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -85,7 +85,7 @@ def test_a_start_that_trained_nothing_leaves_no_run_to_agree_with(tmp_path: Path
 WHERE = (
     *("threads=2", "device=cpu", "data.processes=2", "parallel.tp=2", "parallel.fsdp=2"),
     *("parallel.offload=optimizer", "parallel.checkpointing=full", "model.liger=false"),
-    *("engine.kind=sglang", "engine.tp_size=2", "engine.mem_fraction=0.3"),
+    *("engine.tp_size=2", "engine.mem_fraction=0.3"),
     *("engine.max_cache_tokens=9999", "engine.max_batch=64", "engine.attention=triton"),
     *("engine.prefill_graphs=true", "engine.timeout_s=9", "engine.max_mismatch=0.1"),
     *("optim.tokens_per_microbatch=4096", "optim.share_prefixes=false", "endpoint.concurrency=2"),
@@ -107,16 +107,21 @@ WHAT = (
 def test_where_a_run_is_computed_may_change_and_is_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    begin(tmp_path, load(Config, None, SCRATCH))
+    sglang = [*SCRATCH, "engine.kind=sglang"]
+    begin(tmp_path, load(Config, None, sglang))
     (tmp_path / "warm_start_progress" / "checkpoints" / "step_000050").mkdir(parents=True)
-    begin(tmp_path, load(Config, None, SCRATCH))
+    begin(tmp_path, load(Config, None, sglang))
     assert capsys.readouterr().out == ""
-    moved = load(Config, None, [*SCRATCH, *WHERE])
+    moved = load(Config, None, [*sglang, *WHERE])
     begin(tmp_path, moved)
     assert load(Config, tmp_path / "config.yaml") == moved
     (line,) = capsys.readouterr().out.splitlines()
     assert "parallel.tp: 1 -> 2; " in line and "no longer bit for bit" in line
     assert set(re.findall(r" ([\w.]+): \S+ -> ", line)) == {word.split("=")[0] for word in WHERE}
+    begin(
+        tmp_path, load(Config, None, [*SCRATCH, *(word for word in WHERE if "graphs" not in word)])
+    )
+    assert "(saved -> given): engine.kind: sglang -> hf; " in capsys.readouterr().out
 
 
 def test_what_a_run_computes_may_not_change(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from selfplay.config import EngineConfig
 from selfplay.engines.base import GameCoroutine, Generate, Request, Sampling
+from selfplay.engines.options import SGLangOptions
 from selfplay.engines.sglang.choose import Load, choose
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.errors import SettingsError
@@ -29,7 +29,7 @@ def chosen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
     load = Load(
         num_weights=494_000_000, games=512, turn_tokens=64.0, continues=True, cores=16, gpu=True
     )
-    engine = choose(EngineConfig(kind="sglang", **tiny.ENGINE), load)
+    engine = choose(SGLangOptions(kind="sglang", **tiny.ENGINE), load)
     assert (engine.processes, engine.burst_share, engine.sessions) == (2, 0.25, True)
     names = ("processes", "burst_share", "sessions", "adapts")
     settings = {name: getattr(engine, name) for name in names}
@@ -41,8 +41,8 @@ def chosen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
 def test_an_argument_that_sglang_lacks_is_refused_before_the_run() -> None:
     """Not after the warm start, when the engine gets it."""
     with pytest.raises(SettingsError, match="got log_levl; nearest is log_level"):
-        check_machine("cpu", EngineConfig(kind="sglang", server_args={"log_levl": "info"}))
-    check_machine("cpu", EngineConfig(kind="sglang", server_args={"log_level": "info"}))
+        check_machine("cpu", SGLangOptions(kind="sglang", server_args={"log_levl": "info"}))
+    check_machine("cpu", SGLangOptions(kind="sglang", server_args={"log_level": "info"}))
 
 
 def game(prompt: list[int]) -> GameCoroutine:

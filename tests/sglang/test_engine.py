@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from selfplay.config import ChosenEngine, LoraConfig, ParallelConfig, load_config
+from selfplay.config import LoraConfig, ParallelConfig, load_config
 from selfplay.distributed import init_world
 from selfplay.engines.base import Request, Sampling
+from selfplay.engines.options import ChosenEngine
 from selfplay.engines.sglang import buckets
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.engines.weights import Weights

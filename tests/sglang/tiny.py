@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from selfplay.config import ChosenEngine
+from selfplay.engines.options import ChosenEngine
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.engines.sglang.plain import PlainEngine
 

@@ -14,11 +14,12 @@ import torch
 import eval as evaluation
 from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import begin_checkpoint, checkpoints
-from selfplay.config import ChosenEngine, ParallelConfig
+from selfplay.config import ParallelConfig
 from selfplay.config.plugins import PLUGINS
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request, Sampling
+from selfplay.engines.options import ChosenEngine
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.engines.weights import Compared, Weights
 from selfplay.errors import EngineDisagrees, EngineLost

@@ -18,8 +18,9 @@ from transformers import PreTrainedModel
 from selfplay import step as step_verbs
 from selfplay.advantages.sample import Sample
 from selfplay.checkpoint import checkpoints
-from selfplay.config import ChosenEngine, LoraConfig, ParallelConfig
+from selfplay.config import LoraConfig, ParallelConfig
 from selfplay.engines.hf import HFEngine
+from selfplay.engines.options import ChosenEngine
 from selfplay.errors import EngineDisagrees
 from selfplay.learner.learner import Learner
 from selfplay.learner.update import minibatches, update_policy

@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from selfplay.config import ChosenEngine, Config, EngineConfig
+from selfplay.config import Config, EngineConfig
 from selfplay.config.player_spec import CHECKPOINT, parse_shares
 from selfplay.distributed.shard import ONE_UNIT
 from selfplay.engines.kinds import engine_kind
-from selfplay.engines.sglang.choose import choose, load_of
+from selfplay.engines.sglang.choose import load_of
 from selfplay.engines.weights import BUCKET_BYTES
 from selfplay.learner.optimizer import MOST_AT_ONCE
 from selfplay.model.families import cache_width
@@ -75,6 +75,7 @@ class Demand:
 
     @classmethod
     def of(cls, config: Config, shape: Shape, *, total: float) -> Demand:
+        kind = engine_kind(config.engine.kind)
         ranks = config.parallel.tp * (config.parallel.fsdp or 1)
         load = load_of(
             config,
@@ -84,11 +85,10 @@ class Demand:
             cores=CORES,
             gpu=True,
         )
-        return cls(replace(config, engine=choose(config.engine, load)), shape, ranks, total)
+        return cls(replace(config, engine=kind.choose(config.engine, load)), shape, ranks, total)
 
     @property
-    def engine(self) -> ChosenEngine:
-        assert isinstance(self.config.engine, ChosenEngine)
+    def engine(self) -> EngineConfig:
         return self.config.engine
 
     @property
@@ -154,7 +154,7 @@ def estimate(demand: Demand) -> Memory:
     reference = weights if config.algorithm.kl and not shape.adapters else 0.0
     has_critic = config.algorithm.advantage == "ppo"
     critic = (2 * master + 8) * shape.parameters / ranks / GIB if has_critic else 0.0
-    asleep = ASLEEP * engine.processes if sleeps(engine) else 0.0
+    asleep = ASLEEP * engine.copies if sleeps(engine) else 0.0
     own = engine_parts(demand)
     copy = kept_copy(demand)
     scored = sleeps(engine) and parallel.offload != "all"
@@ -254,12 +254,12 @@ def engine_parts(demand: Demand) -> dict[str, float]:
     if not sleeps(engine):
         return {"engine's weights": 4 * demand.shape.base / GIB}
     per_gpu = demand.element * demand.shape.parameters / engine.tp_size / GIB
-    weights = engine.processes * per_gpu
+    weights = engine.copies * per_gpu
     free = demand.total - CONTEXT - partners_part(demand)
     return {
         "engine's weights": weights,
         "engine's cache": max(0.0, engine.mem_fraction * free - weights),
-        "engine's graphs": ASLEEP * engine.processes,
+        "engine's graphs": ASLEEP * engine.copies,
     }
 
 
@@ -361,7 +361,7 @@ def remedy(demand: Demand) -> list[str]:
     return []
 
 
-def _fractions(engine: ChosenEngine) -> Sequence[float]:
+def _fractions(engine: EngineConfig) -> Sequence[float]:
     """The engine's share as set, then smaller and larger ones."""
     if not sleeps(engine):
         return (engine.mem_fraction,)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
-from selfplay.config import ChosenEngine, Config, EngineConfig
-from selfplay.config.hardware import NEED_FAST
+from selfplay.config import Config
+from selfplay.engines.options import NEED_FAST, ChosenEngine, SGLangOptions
 
 # Above this a decoding step takes longer on the GPU than in SGLang's scheduler, whose Python runs
 # on one core: a second process would only share the GPU.
@@ -55,11 +55,11 @@ def load_of(
     )
 
 
-def choose(config: EngineConfig, load: Load) -> ChosenEngine:
+def choose(config: SGLangOptions, load: Load) -> ChosenEngine:
     """The settings with a value for each that is `auto`."""
     config = replace(config, deterministic=config.deterministic or config.exact)
     given = {field.name: getattr(config, field.name) for field in fields(config)}
-    one = config.kind != "sglang" or config.tp_size > 1 or not load.gpu
+    one = config.tp_size > 1 or not load.gpu
     num = 1 if one else num_processes(load)
     num = num if given["processes"] == "auto" else given["processes"]
     # SGLang has no prefix cache there, on which sessions rely.

@@ -24,6 +24,7 @@ from typing import Any
 
 from dialop.workers import Spawned
 from selfplay.config import Config
+from selfplay.engines.options import SGLangOptions
 from selfplay.engines.sglang import processes
 from selfplay.engines.sglang.choose import choose, load_of
 
@@ -74,7 +75,9 @@ def begin(config: Config) -> None:
     for which it may set variables that are read at the import.
     """
     engine = config.engine
-    wanted = engine.kind == "sglang" and engine.fast and not (engine.server_args or _waiting)
+    if not isinstance(engine, SGLangOptions):
+        return
+    wanted = engine.fast and not (engine.server_args or _waiting)
     imitates = config.warm_start.imitates and not os.path.lexists(f"{config.out}/warm_start")
     main_thread = threading.current_thread() is threading.main_thread()  # they end with it
     here = all(map(importlib.util.find_spec, ("sglang", "torch_memory_saver")))

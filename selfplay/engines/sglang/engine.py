@@ -28,8 +28,7 @@ import torch
 import torch.distributed as dist
 from transformers import PreTrainedModel
 
-from selfplay.config import ChosenEngine, Config, EngineConfig
-from selfplay.config.hardware import NEED_FAST
+from selfplay.config import Config, EngineConfig
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World
 from selfplay.engines.base import (
@@ -41,9 +40,10 @@ from selfplay.engines.base import (
     Sampling,
     run_all,
 )
+from selfplay.engines.options import NEED_FAST, ChosenEngine, SGLangOptions
 from selfplay.engines.sglang import buckets, launch, patches, private
 from selfplay.engines.sglang import weights as sending
-from selfplay.engines.sglang.choose import burst_share
+from selfplay.engines.sglang.choose import Load, burst_share, choose
 from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.processes import Signals
 from selfplay.engines.sglang.requests import Bursts, GameRouter, RequestCounters, RequestSender
@@ -127,11 +127,7 @@ class SGLangEngine(Engine):
     @classmethod
     def check(cls, engine: EngineConfig, *, here: bool) -> None:
         """Its library, a GPU or the build for CPUs, and the kernels of `engine.exact`."""
-        if engine.device_map:
-            raise SettingsError(
-                f"engine.device_map must be null with engine.kind sglang, got {engine.device_map}: "
-                "engine.tp_size splits its model"
-            )
+        assert isinstance(engine, SGLangOptions)
         if here:
             launch.check_machine(engine)
 
@@ -147,6 +143,12 @@ class SGLangEngine(Engine):
         """By its config: how many parameters SGLang's model of it has."""
         shapes = launch.expected_parameters(str(described_in(folder)))
         return sum(shape.numel() for shape in shapes.values())
+
+    @classmethod
+    def choose(cls, engine: EngineConfig, load: Load) -> ChosenEngine:
+        """By the sizes of models, turns and cores that were measured (`choose`)."""
+        assert isinstance(engine, SGLangOptions)
+        return choose(engine, load)
 
     @classmethod
     def start(

@@ -29,7 +29,7 @@ import torch
 
 from dialop.specs import nearest
 from dialop.workers import without_main
-from selfplay.config import ChosenEngine, EngineConfig
+from selfplay.engines.options import ChosenEngine, SGLangOptions
 from selfplay.engines.sglang import buckets, early, patches, processes
 from selfplay.errors import SettingsError
 
@@ -176,7 +176,7 @@ def engine_arguments(
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def check_machine(engine: EngineConfig) -> None:
+def check_machine(engine: SGLangOptions) -> None:
     """Raise SettingsError if this machine lacks SGLang, or what these settings need of it."""
     if importlib.util.find_spec("sglang") is None:
         raise SettingsError(

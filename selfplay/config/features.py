@@ -1,0 +1,120 @@
+"""Settings that a feature declares itself: those of each method, and of the kind of engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from importlib import import_module
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationInfo, with_config
+from typing_extensions import TypedDict
+
+from selfplay.config.plugins import PLUGINS, check_name, function_of
+from selfplay.config.schema import RULES, Described, described
+from selfplay.config.text import show
+
+METHODS, ENGINE = "methods", "engine.kind"
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Of a method without settings."""
+
+
+def options_class(key: str, name: str, default: Any = NoOptions) -> Any:
+    """The class of the settings of what a key names. Raises ValueError for a name that is none."""
+    if check_name(key, name) in PLUGINS[key].built_in:
+        return import_module(PLUGINS[key].options).OPTIONS[name]
+    return getattr(function_of(key, name), "Options", default)
+
+
+def context_of(info: ValidationInfo) -> Mapping[str, Any]:
+    """`declared` collects the classes that features add with the names of their sections. Without
+    `imports` code of one's own is not imported, and its settings stay as given (`load`)."""
+    return info.context or {"declared": [], "imports": True}
+
+
+def typed(kind: Any, home: str, given: Any, context: Mapping[str, Any]) -> Any:
+    """The settings of the section `home` as the class that declares them."""
+    if isinstance(given, kind):
+        return given
+    context["declared"].append((kind, home))
+    return TypeAdapter[Any](with_config(RULES)(kind)).validate_json(json.dumps(given))
+
+
+def typed_methods(given: Mapping[str, Any], advantage: str, info: ValidationInfo) -> dict[str, Any]:
+    """The settings of each method that is on, by its name: those with a value other than off, and
+    the one that `algorithm.advantage` names."""
+    on = {name: of for name, of in given.items() if of is not None and of is not False}
+    on = {name: {} if of is True else of for name, of in on.items()}
+    if advantage in PLUGINS[METHODS].built_in:
+        on.setdefault(advantage, {})
+    context = context_of(info)
+    found, kinds = dict[str, Any](), dict[str, Any]()
+    for name, of in on.items():
+        is_built_in = check_name(METHODS, name) in PLUGINS[METHODS].built_in
+        if context["imports"] or is_built_in:
+            kind = options_class(METHODS, name)
+            context["declared"].append((kind, f"{METHODS}.{name}"))
+            if not isinstance(of, kind):
+                kinds[name] = with_config(RULES)(kind)
+        found[name] = of
+    untyped = json.dumps({name: found[name] for name in kinds})
+    fields = TypedDict("Methods", kinds)  # type: ignore[misc]
+    return found | TypeAdapter[Any](fields).validate_json(untyped)
+
+
+def typed_engine(given: Any, base: Any, info: ValidationInfo) -> Any:
+    """The settings of the engine as those of its kind, which extend `base`. Another built-in kind's
+    settings are left out.
+
+    Raises:
+        ValueError: for a switch or a choice of another kind that is on.
+    """
+    context, kind = context_of(info), base
+    if isinstance(given, base):
+        return given
+    name = given.get("kind", base().kind) if isinstance(given, Mapping) else None
+    if isinstance(name, str) and (context["imports"] or name in PLUGINS[ENGINE].built_in):
+        kind = options_class(ENGINE, name, base)
+    if isinstance(given, Mapping):
+        own = {field.name for field in fields(kind)}
+        others = {field.name: field for field in _of_engines() if field.name not in own}
+        for key in given.keys() & others.keys():
+            is_on = given[key] is True or isinstance(given[key], str)
+            if is_on and given[key] != (default := others[key].default):
+                raise ValueError(
+                    f"engine.{key} must be {show(default)} with engine.kind {name}, got "
+                    f"{show(given[key])}"
+                )
+        is_read = own if kind is base and not context["imports"] else given.keys() - others.keys()
+        given = {key: value for key, value in given.items() if key in is_read}
+    return typed(kind, "engine", given, context)
+
+
+def _of_engines() -> list[Any]:
+    """The fields of the settings of each built-in kind of engine."""
+    kinds = (options_class(ENGINE, name) for name in PLUGINS[ENGINE].built_in)
+    return [field for kind in kinds for field in fields(kind)]
+
+
+def described_features() -> list[Described]:
+    """The settings of each built-in method, and those that only one kind of engine has, as text."""
+    entries = []
+    for name in PLUGINS[METHODS].built_in:
+        kind, home = options_class(METHODS, name), f"{METHODS}.{name}"
+        entries.append(Described(home, None, "", (), _sentence(kind)))
+        entries += described(kind, home)
+    for name in PLUGINS[ENGINE].built_in:
+        kind = options_class(ENGINE, name)
+        common = {field.name for field in fields(kind.__base__)}
+        entries.append(Described(f"{ENGINE} {name}", None, "", (), _sentence(kind)))
+        own = described(kind, "engine")
+        entries += [each for each in own if each.name.removeprefix("engine.") not in common]
+    return entries
+
+
+def _sentence(kind: Any) -> str:
+    return " ".join(kind.__doc__.split())

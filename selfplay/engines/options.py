@@ -1,0 +1,136 @@
+"""The settings of the engines here, beside those that all have. Read without torch.
+
+They stand in the section `engine` of the settings; `engine.kind` chooses which there are. `check`
+raises ValueError for settings of other sections that do not fit.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic.dataclasses import dataclass
+
+from selfplay.config import Config
+from selfplay.config.hardware import EngineConfig
+from selfplay.config.schema import RULES
+from selfplay.config.text import show
+
+Auto = Literal["auto"]
+
+# What only SGLang's private names give, and the value without them.
+NEED_FAST: dict[str, Any] = {
+    "processes": 1,
+    "burst_share": 0.0,
+    "sessions": False,
+    "prefill_graphs": False,
+    "deterministic": False,
+    "exact": False,
+}
+
+
+@dataclass(frozen=True, slots=True, config=RULES)
+class HFOptions(EngineConfig):
+    """With engine.kind hf alone."""
+
+    device_map: Literal["auto"] | None = None
+    """auto: outside of training, the models are split by accelerate over all GPUs of this process,
+    then the host's memory and disk; null: each is on one device"""
+
+
+@dataclass(frozen=True, slots=True, config=RULES)
+class SGLangOptions(EngineConfig):
+    """With engine.kind sglang alone."""
+
+    fast: bool = True
+    """use private names of SGLang for pace (selfplay/engines/sglang/private.py lists them); false,
+    and where the installed SGLang lacks one: its public calls alone, one process, slower"""
+    processes: Annotated[int, Field(ge=1, le=16)] | Auto = "auto"
+    """engines on one GPU, for a small model: each has a scheduler on a CPU core of its own, a copy
+    of the weights and an equal part of engine.mem_fraction, engine.max_batch and the games; above
+    1 only with engine.tp_size=1; auto chooses by the model's size, the cores, the games of a step
+    and rollout.max_new_tokens"""
+    burst_share: Annotated[float, Field(ge=0.0, le=1.0)] | Auto = "auto"
+    """hold requests back until they are this share of those in SGLang, then send them together,
+    so that their prefills share a batch and interrupt decoding less often; 0 sends each at
+    once; auto follows the processes and, after the first rollout, the length of its turns"""
+    sessions: bool | Auto = "auto"
+    """keep each seat's context in SGLang between its turns (a streaming session), so that a
+    turn sends only its new tokens and skips the prefix cache, which saves scheduler time;
+    sessions fill at most 0.8 of the KV cache, further games do without; not with branches, nor
+    with a chat template that rewrites old turns; auto uses them elsewhere"""
+    prefill_graphs: bool | Auto = "auto"
+    """capture prefills of at most 2,048 tokens as CUDA graphs, which saves scheduler time in each
+    turn after the first; auto does for models of at most 3B weights"""
+    max_cache_tokens: int = Field(default=0, ge=0, le=1_000_000_000)
+    """size of the KV cache in tokens; 0 uses all memory that engine.mem_fraction leaves"""
+    deterministic: bool = False
+    """use SGLang's batch-invariant kernels and a seed for each request; slower"""
+    exact: bool = False
+    """give the trainer's log-probs the engine's bits, for qwen2 and qwen3 in bf16 on a Hopper GPU:
+    both compute with SGLang's batch-invariant kernels, and any difference stops the run; implies
+    engine.deterministic; slower"""
+    server_args: dict[str, object] = Field(default_factory=dict)
+    """extra arguments of SGLang's server, under SGLang's names; they override this project's"""
+
+    @property
+    def kernels(self) -> str:
+        return "selfplay.extras.exact" if self.exact else ""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        """Raise ValueError for settings of the engine that contradict each other."""
+        if self.processes not in ("auto", 1) and self.tp_size > 1:
+            raise ValueError(
+                f"engine.processes must be 1 with engine.tp_size {self.tp_size}, got "
+                f"{self.processes}: several engines share one GPU only"
+            )
+        for name in () if self.fast else NEED_FAST:
+            if (value := getattr(self, name)) not in ("auto", NEED_FAST[name]):
+                raise ValueError(
+                    f"engine.{name} must be {show(NEED_FAST[name])} with engine.fast false, got "
+                    f"{show(value)}"
+                )
+        if self.exact and self.tp_size > 1:
+            raise ValueError(f"engine.tp_size must be 1 with engine.exact, got {self.tp_size}")
+        if self.exact and self.attention not in ("auto", "fa3"):
+            raise ValueError(
+                f"engine.attention must be auto or fa3 with engine.exact, got {self.attention}"
+            )
+        return self
+
+    def check(self, config: Config) -> None:
+        """Raise ValueError for settings of other sections that do not fit."""
+        rollout, model = config.rollout, config.model
+        if rollout.forks and self.sessions is True:
+            raise ValueError(
+                f"engine.sessions must be false with rollout.branch.turns {rollout.branch.turns} "
+                f"and rollout.play {rollout.play}, got true: a fork of a game goes on from a turn "
+                "that only its game's session holds"
+            )
+        if self.exact and (model.lora is not None or config.parallel.tp > 1):
+            raise ValueError(
+                "engine.exact must be false with model.lora and with parallel.tp above 1, got "
+                "true: the engine holds merged, undivided weights, whose products round otherwise"
+            )
+        if self.exact and model.dtype != "bfloat16":
+            raise ValueError(f"model.dtype must be bfloat16 with engine.exact, got {model.dtype}")
+
+
+@dataclass(frozen=True, slots=True, config=RULES)
+class ChosenEngine(SGLangOptions):
+    """SGLang's settings once `auto` is replaced (`selfplay/engines/sglang/choose.py`)."""
+
+    processes: int = 1
+    burst_share: float = 0.0
+    sessions: bool = False
+    prefill_graphs: bool = False
+    adapts: bool = False
+    """whether burst_share follows the turns of the first rollout"""
+
+    @property
+    def copies(self) -> int:
+        return self.processes
+
+
+OPTIONS = {"hf": HFOptions, "sglang": SGLangOptions}
