@@ -19,12 +19,14 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:  # it imports torch, which one process does not need here
     from selfplay.distributed import World
 
 MANIFEST = "manifest.json"
+T = TypeVar("T")
+_Sealed = dict[str, tuple[int, str]]  # the size and the digest of each file
 _DIGEST = "sha1"  # against accidents: two thirds of sha256's time
 # Hidden names beside a folder: the one being filled or deleted, and the one being replaced.
 PARTIAL, OLD = ".partial-", ".old-"
@@ -60,7 +62,7 @@ def atomic_folder(folder: Path, world: World | None = None) -> Iterator[Path]:
     """
     with filled(folder, world) as partial:
         yield partial
-    _once(lambda: take_name(folder), world)
+    take_name(folder, world)
 
 
 @contextmanager
@@ -72,11 +74,8 @@ def filled(folder: Path, world: World | None = None) -> Iterator[Path]:
     """
     partial = hidden(folder)
 
-    def delete() -> None:
-        shutil.rmtree(partial, ignore_errors=True)
-
     def begin() -> None:
-        delete()
+        shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
 
     _once(begin, world)
@@ -87,36 +86,53 @@ def filled(folder: Path, world: World | None = None) -> Iterator[Path]:
         own = _refusal(error, folder)
         if own is None:
             if world is None:
-                delete()
+                shutil.rmtree(partial, ignore_errors=True)
             raise
+    _agreed(own, partial, world)
+
+
+def _agreed(own: T | OSError, partial: Path, world: World | None) -> list[T]:
+    """Every rank's value. Raises the OSError of any on all, and deletes the hidden folder."""
     every = [own]
     if world is not None:
         from selfplay.distributed import gather_objects
 
         every = gather_objects(own, world)
-    if refused := next(filter(None, every), None):
-        _once(delete, world)
+    if refused := next((one for one in every if isinstance(one, OSError)), None):
+        _once(lambda: shutil.rmtree(partial, ignore_errors=True), world)
         raise refused
+    return [one for one in every if not isinstance(one, OSError)]
 
 
-def take_name(folder: Path) -> None:
+def take_name(folder: Path, world: World | None = None) -> None:
     """Sync what was filled to disk, write its manifest, and give it its name in place of what had
-    it. One process calls. Raises OSError if the file system takes no more: `folder` is then what it
+    it. Every rank of `world` calls and reads the files that it wrote; without it one process does
+    all. Raises OSError, on every rank, if the file system takes no more: `folder` is then what it
     was before, and nothing is left beside it."""
     partial, old = hidden(folder), folder.with_name(OLD + folder.name)
+    own: _Sealed | OSError
     try:
-        _seal(partial)
-        shutil.rmtree(old, ignore_errors=True)
-        if folder.exists():
-            folder.rename(old)
-        partial.rename(folder)
-        _sync(folder.parent)
+        own = _sealed(partial, world)
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        if old.exists() and not folder.exists():
-            old.rename(folder)
-        raise _refusal(error, folder) or error from None
-    shutil.rmtree(old, ignore_errors=True)
+        own = _refusal(error, folder) or error
+    sealed = {name: both for one in _agreed(own, partial, world) for name, both in one.items()}
+
+    def name_it() -> None:
+        try:
+            _write_manifest(partial, sealed)
+            shutil.rmtree(old, ignore_errors=True)
+            if folder.exists():
+                folder.rename(old)
+            partial.rename(folder)
+            _sync(folder.parent)
+        except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            if old.exists() and not folder.exists():
+                old.rename(folder)
+            raise _refusal(error, folder) or error from None
+        shutil.rmtree(old, ignore_errors=True)
+
+    _once(name_it, world)
 
 
 def hidden(folder: Path) -> Path:
@@ -209,18 +225,30 @@ def altered(folder: Path) -> str | None:
     return next((f"{name} is new there" for name in others if name not in named), None)
 
 
-def _seal(folder: Path) -> None:
-    """Have the disk hold every file and name of the folder; write the manifest last."""
-    paths = sorted(path for path in folder.rglob("*") if path.name != MANIFEST)
-    files = [path for path in paths if path.is_file()]
-    for file in files:
+def _sealed(folder: Path, world: World | None) -> _Sealed:
+    """Have the disk hold the files that this rank wrote; the size and the digest of each.
+
+    torch.distributed.checkpoint begins a rank's files with `__RANK_`; rank 0 wrote the others.
+    """
+    paths = (p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != MANIFEST)
+    names = [str(path.relative_to(folder)) for path in paths]
+    if world is not None:
+        ranks = {name: re.match(r"__(\d+)_", Path(name).name) for name in names}
+        names = [name for name, r in ranks.items() if world.rank == (int(r[1]) if r else 0)]
+    for file in (folder / name for name in names):
         with suppress(OSError):  # safetensors lets only the owner read; some shares have no modes
             file.chmod(folder.stat().st_mode & 0o666)
         _sync(file)
-    sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}
-    manifest = {"sizes": sizes, _DIGEST: _digests(folder, sizes)}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-    for path in [folder / MANIFEST, *(path for path in paths if path.is_dir()), folder]:
+    found = _digests(folder, names)
+    return {name: ((folder / name).stat().st_size, digest) for name, digest in found.items()}
+
+
+def _write_manifest(folder: Path, sealed: _Sealed) -> None:
+    """Write what all ranks sealed, and have the disk hold it and every name of the folder."""
+    sizes, digests = ({name: both[i] for name, both in sealed.items()} for i in (0, 1))
+    text = json.dumps({"sizes": sizes, _DIGEST: digests}, indent=1)
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
+    for path in [folder / MANIFEST, *(p for p in folder.rglob("*") if p.is_dir()), folder]:
         _sync(path)
 
 

@@ -85,12 +85,12 @@ class OpenCheckpoint:
         world = self.learner.world
         progress = {"step": self.step, "ranks": world.world_size, "state": state}
 
-        def complete() -> None:
+        def write() -> None:
             (hidden(self.folder) / "progress.json").write_text(json.dumps(progress))
-            take_name(self.folder)
-            keep_newest(self.run, keep)
 
-        on_first_rank(complete, world)
+        on_first_rank(write, world)
+        take_name(self.folder, world)
+        on_first_rank(partial(keep_newest, self.run, keep), world)
         return self.folder
 
 

@@ -24,3 +24,18 @@ def test_a_checkpoint_goes_to_other_meshes_and_back(kind: str) -> None:
         assert report["gradient"] < tolerance(GRADIENT)
     if kind == "muon":
         assert report["step"] < tolerance(GRADIENT, scale=AMPLIFIED)
+
+
+def test_each_rank_reads_back_the_files_that_it_wrote_and_a_save_stays_whole_or_unchanged() -> None:
+    """Together they read each file once. A byte changed in any file is found, and what a rank's
+    disk refuses is told by all ranks and leaves the save before."""
+    report = two_ranks("sealed")
+    first, second = report["read"]
+    assert first and len(second) == 4
+    assert all(name.startswith("state/__1_") for name in second)
+    assert not any(name.startswith("state/__1_") for name in first)
+    assert report["whole"] is None
+    assert sorted(report["found"]) == sorted([*first, *second, "manifest.json"])
+    assert all(found.startswith(name) for name, found in report["found"].items())
+    assert report["told"][0] == report["told"][1] and "Input/output error" in report["told"][0]
+    assert report["left"] == ["step_000001"]

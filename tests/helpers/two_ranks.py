@@ -3,9 +3,11 @@
 Usage: tests/helpers/two_ranks.py fast|slow FOLDER, on each rank. Rank 0 writes FOLDER/report.json.
 """
 
+import errno
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -14,8 +16,10 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import PreTrainedModel
 
+from dialop.shown import error_line
 from selfplay.advantages.advantages import compute_advantages, reward_samples
 from selfplay.advantages.sample import Sample
+from selfplay.atomic import damage
 from selfplay.checkpoint import begin_checkpoint, resume
 from selfplay.config import (
     AlgorithmConfig,
@@ -279,6 +283,48 @@ def filled_up(world: World) -> list[dict[str, object]]:
     return gather_objects(report, world)
 
 
+# --- a checkpoint of two ranks --------------------------------------------------------------------
+
+
+def sealed(world: World, folder: Path) -> dict[str, object]:
+    """For each rank the files that it read back in a save. What `damage` says of the checkpoint as
+    it is, and with a byte changed in each file. What a rank says if rank 1's disk fails in the next
+    save, and what then stands there."""
+    learner = make_saved("weights", world, folder / "base")
+    read: list[str] = []
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open" and ".partial-" in str(arguments[0]) and arguments[1] == "r":
+            read.append(str(arguments[0]).rpartition(".partial-step_000001/")[2])
+
+    with patch("selfplay.checkpoint.PART_BYTES", 1000):  # each rank writes four files
+        opened = begin_checkpoint(folder, learner, None, step=1)
+        sys.addaudithook(watch)
+        whole = opened.finish({}, keep=1)
+        report: dict[str, object] = {"read": gather_objects(sorted(read), world)}
+        again = begin_checkpoint(folder, learner, None, step=1)
+    told = "nothing"
+    full = patch("os.fsync", side_effect=OSError(errno.EIO, "broken"))
+    with full if world.rank == 1 else nullcontext():
+        try:
+            again.finish({"step": "two"}, keep=1)
+        except OSError as error:
+            told = error_line(error)
+    report |= {
+        "told": gather_objects(told, world),
+        "left": sorted(p.name for p in (folder / "checkpoints").iterdir()),
+    }
+    if world.rank == 0:
+        report |= {"whole": damage(whole), "found": {}}
+        for file in (path for path in whole.rglob("*") if path.is_file()):
+            kept = file.read_bytes()
+            file.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+            report["found"][str(file.relative_to(whole))] = damage(whole)  # type: ignore[index]
+            file.write_bytes(kept)
+    barrier(world)
+    return report
+
+
 def main(part: str, folder: Path) -> None:
     world = init_world(device="cpu")
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
@@ -294,7 +340,7 @@ def main(part: str, folder: Path) -> None:
     }
     if fast:
         report |= {"adapters": adapters(world, folder / "adapters"), "critic": critic(world)}
-        report["filled up"] = filled_up(world)
+        report |= {"filled up": filled_up(world), "sealed": sealed(world, folder / "sealed")}
         close_world(world)
         world = init_world(device="cpu")
         report["a later world"] = gather_objects(world.rank, world)
