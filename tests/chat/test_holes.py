@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from selfplay.chat.markers import Markers
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer
 from selfplay.preflight.model import num_words
@@ -75,3 +78,5 @@ def test_an_id_without_a_token_is_unreadable(tmp_path: Path) -> None:
             text = rendering.decode(ids)
             assert text.count("\ufffd") == 1 and text.replace("\ufffd", "") == "Hello, world"
             assert rendering.pieces([unknown, unknown]) == ["\ufffd", "\ufffd"]
+    words = Tokenizer(WordLevel({"Hello": 0}, "Hello"))
+    assert Markers(words, {}, {}, re.compile("x^")).decode([0, 1]) == "Hello\ufffd"

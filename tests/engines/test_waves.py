@@ -44,6 +44,17 @@ def test_a_wave_has_one_request_of_every_game_in_their_order() -> None:
     assert recorded.waves == [[1, 10, 20], [2, 21], [3]]
 
 
+def test_a_wave_waits_for_games_that_ask_later_than_others() -> None:
+    recorded = Recorded()
+
+    async def late(generate: Generate) -> list[int]:
+        await asyncio.sleep(0)
+        return await game(10, 11)(generate)
+
+    WaveScheduler(recorded).run_games([game(1, 2), late])
+    assert recorded.waves == [[1, 10], [2, 11]]
+
+
 def test_a_game_that_a_game_starts_joins_the_next_wave() -> None:
     recorded = Recorded()
 

@@ -59,24 +59,27 @@ def as_taught(samples: list[Sample]) -> list[Sample]:
 
 def test_metrics_are_means_over_trained_tokens() -> None:
     model = tiny_model()
-    samples = some_samples(model, shift=0.1)
+    samples = some_samples(model, shift=1.0)
     _, metrics = change(tiny_model(), samples)
     new = trainer_logprobs(model, samples, temperature=1.0)
     old = pack(samples, device=CPU).old_logprobs_M
     assert metrics["mismatch_mean"] == near(float((new - old).abs().mean()), FORWARD, scale=LOGPROB)
     assert metrics["mismatch_max"] == near(float((new - old).abs().max()), FORWARD, scale=LOGPROB)
     assert metrics["ratio_mean"] == near(float((new - old).exp().mean()), FORWARD, scale=LOGPROB)
+    kl = float(((new - old).expm1() - (new - old)).mean())  # not that of the other direction
+    assert metrics["mismatch_kl"] == near(kl, FORWARD, scale=LOGPROB)
     assert 0 < metrics["entropy"] < math.log(VOCAB)
 
 
 def test_minibatches_divide_a_rollout_and_epochs_repeat_it() -> None:
-    """At learning rate 0 the means over all steps are those of the rollout."""
+    """At learning rate 0 the means over all epochs are those of the rollout."""
     model = tiny_model()
     samples = some_samples(model)
-    whole, cut = (
-        updated(model, samples, "optim.lr=0.0", *more)
-        for more in ((), ("algorithm.minibatches=4", "algorithm.epochs=3"))
+    epochs, halves = "algorithm.epochs=3", "algorithm.minibatches=4"
+    whole, again, cut = (
+        updated(model, samples, "optim.lr=0.0", *more) for more in ((), (epochs,), (epochs, halves))
     )
+    assert again["entropy"] == near(whole["entropy"], FORWARD, scale=LOGPROB)
     assert (whole["num_optimizer_steps"], cut["num_optimizer_steps"]) == (1, 12)
     assert cut["num_trained_tokens"] == whole["num_trained_tokens"]
 

@@ -32,7 +32,8 @@ def test_the_line_of_a_step_fits_a_terminal() -> None:
     assert len(step_line(metrics, num_steps=10**9, remaining_s=1e9)) <= 120
     small = {"step": 3, "score": 0.5, "tokens_per_s": 321.0, "play_s": 1.0, "entropy": None}
     assert "ent" not in step_line(small, num_steps=200, remaining_s=185.0)
-    assert clock(4.4) == "4s"
+    assert [clock(s) for s in (4.4, 59.4, 59.6, 3600)] == ["4s", "59s", "1m00s", "1h00m"]
+    assert "   1.0k tok/s" in step_line(small | {"tokens_per_s": 1000.0}, num_steps=200)
     idle = small | {"num_optimizer_steps": 0.0, "zero_variance_groups": 1.0}
     assert " no update: groups equal " in step_line(idle, num_steps=200)
     assert " no update " in step_line(idle | {"zero_variance_groups": 0.9}, num_steps=200)

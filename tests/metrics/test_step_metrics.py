@@ -82,7 +82,7 @@ def test_tallies_of_ranks_add_up() -> None:
 
 
 def test_a_step_line_by_hand() -> None:
-    stats = RolloutStats(num_prompt_tokens=70, num_generated_tokens=30, engine_s=0.5)
+    stats = RolloutStats(num_void=3, num_prompt_tokens=70, num_generated_tokens=30, engine_s=0.5)
     line = step_metrics(
         [TALKED, SILENT],
         stats,
@@ -90,6 +90,7 @@ def test_a_step_line_by_hand() -> None:
         {"grad_norm": 2.0},
         init_world(device="cpu"),
     )
+    assert line["void_share"] == 3 / (3 + 2)
     assert line["zero_variance_groups"] == 0.25 and line["grad_norm"] == 2.0
     assert (line["num_games"], line["num_generated_tokens"], line["tokens_per_s"]) == (2, 30, 60.0)
     assert "games" not in line and "num_zero_variance_groups" not in line

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from selfplay.advantages.advantages import CreditStats
 from selfplay.config import Config
 from selfplay.config.load import load
 from selfplay.config.text import dump
 from selfplay.errors import SettingsError
+from selfplay.metrics.observer import Step
 from selfplay.metrics.records import game_text
 from selfplay.metrics.tracker import Tracker, check_tracker, game_row
 
@@ -113,9 +115,12 @@ def test_tensorboard_shows_each_step_once_after_a_resume(folder: Path) -> None:
 
     play(folder, "tensorboard", range(1, 5), score=0.0)
     play(folder, "tensorboard", range(2, 6), score=10.0)
+    tracker = Tracker(folder, "tensorboard", after_step=5, rank=0)
+    tracker.on_step(Step(6, [], [], {"score": 16.0}, CreditStats(0, 0), {}))
+    tracker.close()
     scalars = event_accumulator.EventAccumulator(str(folder / "tensorboard")).Reload()
     scores = [(event.step, event.value) for event in scalars.Scalars("score")]
-    assert scores == [(1, 1.0), (2, 12.0), (3, 13.0), (4, 14.0), (5, 15.0)]
+    assert scores == [(1, 1.0), (2, 12.0), (3, 13.0), (4, 14.0), (5, 15.0), (6, 16.0)]
     assert len(scalars.Scalars("score/pool:2/0")) == 5
     assert "lost" not in scalars.Tags()["scalars"], "it is not finite"
     shown = EventAccumulator(str(folder / "tensorboard")).Reload()
