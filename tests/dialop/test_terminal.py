@@ -13,35 +13,28 @@ from dialop.terminal import ENDING
 from tests.helpers.processes import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
-
-# It prints a line, then what no buffer holds, writes its result, and prints its name.
-PROGRAM = """
-import sys
+OPENED = """
+import os, sys
 from pathlib import Path
 from dialop.terminal import open_terminal
-
 open_terminal("a program", stopped="it goes on")
+"""
+# It prints a line, then what no buffer holds, writes its result, and prints its name.
+PROGRAM = f"""{OPENED}
 print("begun", flush=True)
 for _ in range(20):
     print("é → \\udcff " * 1000, flush=True)
     print("é → \\udcff " * 1000, file=sys.stderr, flush=True)
 Path(sys.argv[1]).write_text("result")
-print(f"wrote {sys.argv[1]}")
+print(f"wrote {{sys.argv[1]}}")
 """
 
 
-def run(
-    result: Path, *, set_up: Any = None, text: str = PROGRAM, **streams: Any
-) -> tuple[int, Any]:
-    """The program's exit status and what it wrote to standard error."""
-    done = subprocess.run(
-        [sys.executable, "-c", text, str(result)],
-        cwd=ROOT,
-        preexec_fn=set_up,
-        timeout=HANG_S,
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
-    )
-    return done.returncode, done.stderr
+def run(program: str, *words: object, **how: Any) -> subprocess.CompletedProcess[Any]:
+    """The program, with what it printed."""
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how}
+    command = [sys.executable, "-c", program, *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, timeout=HANG_S, **how)
 
 
 def closed_pipe() -> int:
@@ -62,89 +55,75 @@ def full_disk() -> int:
     return os.open("/dev/full", os.O_WRONLY)
 
 
-@pytest.mark.parametrize("number", [1, 2])
-@pytest.mark.parametrize("opened", [closed_pipe, lost_terminal, full_disk])
-def test_a_stream_that_takes_no_more_ends_no_program(
+STREAMS = [(each, num) for each in (closed_pipe, lost_terminal, full_disk) for num in (1, 2)]
+
+
+@pytest.mark.parametrize(("opened", "number"), [*STREAMS, (None, 0), (None, 1), (None, 2)])
+def test_a_stream_that_takes_no_more_or_is_not_there_ends_no_program(
     opened: Any, number: int, tmp_path: Path
 ) -> None:
-    stream = opened()
-    status, errors = run(tmp_path / "out", **{("stdout", "stderr")[number - 1]: stream})
-    os.close(stream)
-    assert status == 0 and (tmp_path / "out").read_text() == "result"
-    if number == 1 and opened is not closed_pipe:
-        assert b"standard output is lost: " in errors and errors.count(b"lost") == 1
-
-
-@pytest.mark.parametrize("number", [0, 1, 2])
-def test_a_program_started_without_a_stream_runs(number: int, tmp_path: Path) -> None:
-    assert run(tmp_path / "out", set_up=lambda: os.close(number))[0] == 0
-    assert (tmp_path / "out").read_text() == "result"
+    if opened is None:
+        done = run(PROGRAM, tmp_path / "out", preexec_fn=lambda: os.close(number))
+    else:
+        stream = opened()
+        done = run(PROGRAM, tmp_path / "out", **{("stdout", "stderr")[number - 1]: stream})
+        os.close(stream)
+    assert done.returncode == 0 and (tmp_path / "out").read_text() == "result"
+    if number == 1 and opened in (lost_terminal, full_disk):
+        said = done.stderr
+        assert b"standard output is lost: " in said and said.count(b"lost") == 1
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8", "cp437"])
-def test_what_an_encoding_lacks_is_printed_as_an_escape(encoding: str, tmp_path: Path) -> None:
-    result = tmp_path / "é"
-    status, errors = run(result, env={**os.environ, "PYTHONIOENCODING": f"{encoding}:strict"})
-    assert status == 0 and result.read_text() == "result"
-    assert "é → ".encode(encoding, "backslashreplace") + b"\\udcff" in errors
+def test_what_an_encoding_lacks_is_printed_as_an_escape_and_read_as_one(
+    encoding: str, tmp_path: Path
+) -> None:
+    program = PROGRAM.replace('write_text("result")', "write_text(sys.stdin.readline())")
+    done = run(
+        program,
+        result := tmp_path / "é",
+        input=b"[message] \xff hi\n",
+        env={**os.environ, "PYTHONIOENCODING": f"{encoding}:strict"},
+    )
+    byte = b"\xff".decode(encoding, "backslashreplace")
+    assert done.returncode == 0 and result.read_text() == f"[message] {byte} hi\n"
+    assert "é → ".encode(encoding, "backslashreplace") + b"\\udcff" in done.stderr
 
 
 def test_a_pipe_that_does_not_block_loses_nothing(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "out")],
-        cwd=ROOT,
-        stdout=writer,
-        stderr=subprocess.DEVNULL,
-    ) as program:
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "out")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=writer, stderr=subprocess.DEVNULL) as program:
         os.close(writer)
         with os.fdopen(reader, "rb") as file:
             lines = file.read().splitlines()
     assert program.returncode == 0 and len(lines) == 22 and lines[-1].startswith(b"wrote ")
 
 
-def test_a_byte_that_is_no_text_is_read_as_an_escape(tmp_path: Path) -> None:
-    text = """
-import sys
-from dialop.terminal import open_terminal
-open_terminal("a program")
-open(sys.argv[1], "w").write(sys.stdin.readline())
-"""
-    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
-    assert run(tmp_path / "out", text=text, input=b"[message] \xff hi\n", env=strict)[0] == 0
-    assert (tmp_path / "out").read_text() == "[message] \\xff hi\n"
-
-
 def test_ctrl_c_is_one_line_and_the_end_of_a_signal(tmp_path: Path) -> None:
     """A shell sees that the signal ended the program, as it must to end a script."""
-    stop = "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n"
     default = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
-    status, errors = run(tmp_path / "out", set_up=default, text=f"{PROGRAM}\n{stop}")
-    assert status == -signal.SIGINT
-    assert errors.endswith(b"\na program: stopped by Ctrl-C; it goes on\n")
-    assert b"Traceback" not in errors
-    failed, errors = run(tmp_path / "out", text=f"{PROGRAM}\nraise ValueError('a fault')\n")
-    assert failed == 1 and errors.endswith(b"ValueError: a fault\n") and b"Traceback" in errors
+    done = run(f"{PROGRAM}\nos.kill(os.getpid(), 2)\n", tmp_path / "out", preexec_fn=default)
+    assert done.returncode == -signal.SIGINT and b"Traceback" not in done.stderr
+    assert done.stderr.endswith(b"\na program: stopped by Ctrl-C; it goes on\n")
 
 
 def test_an_error_of_ones_own_code_is_one_line_and_its_traceback_is_kept(tmp_path: Path) -> None:
+    """One of the program itself stays a traceback."""
+    failed = run(f"{OPENED}\nraise ValueError('a fault')\n")
+    assert failed.returncode == 1 and b"Traceback" in failed.stderr
+    assert failed.stderr.endswith(b"ValueError: a fault\n")
     (tmp_path / "my_game.py").write_text("{}['day']")
-    text = f"""
-import sys
-from dialop.terminal import open_terminal
-sys.path.append({str(tmp_path)!r})
-open_terminal("a program")
-import my_game
-"""
-    status, errors = run(tmp_path / "out", text=text, env={**os.environ, "TMPDIR": str(tmp_path)})
+    own = f"{OPENED}\nsys.path.append({str(tmp_path)!r})\nimport my_game\n"
+    done = run(own, env={**os.environ, "TMPDIR": str(tmp_path)}, text=True)
     (kept,) = tmp_path.glob("*/error.txt")
     line = f"a program: my_game.py:1 <module>: KeyError: 'day'; the traceback is in {kept}\n"
-    assert status == 1 and errors.decode() == line and "Traceback" in kept.read_text()
+    assert (done.returncode, done.stderr) == (1, line) and "Traceback" in kept.read_text()
 
 
-# Another program runs it.
-NO_PROGRAMS = {"selfplay/extras/sandbox_child.py"}
+# Other programs run these.
+NO_PROGRAMS = {"selfplay/extras/sandbox_child.py", "selfplay/apps/gpu_host.py"}
 PROGRAMS = [
     path.relative_to(ROOT).as_posix()
     for path in [*ROOT.glob("*.py"), *ROOT.glob("selfplay/**/*.py"), *ROOT.glob("dialop/**/*.py")]
@@ -164,30 +143,13 @@ def test_without_its_packages_a_program_says_which_one_is_missing(program: str) 
     assert " has no package " in line and "pip install -r requirements.txt" in line
 
 
-SIGNALLED = """
-import os, sys
-from dialop.terminal import open_terminal
-
-open_terminal("a program", stopped="it goes on")
-try:
-    os.kill(os.getpid(), int(sys.argv[1]))
-finally:
-    print("closed")
-"""
-
-
 @pytest.mark.parametrize("number", ENDING, ids=lambda number: number.name)
 def test_a_signal_ends_a_program_in_one_line(number: signal.Signals) -> None:
     """What it holds is closed; under nohup it goes on."""
-    words = [sys.executable, "-c", SIGNALLED, str(int(number))]
-    default = lambda: signal.signal(number, signal.SIG_DFL)  # noqa: E731  also in a test under nohup
-    done = subprocess.run(
-        words, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S, preexec_fn=default
-    )
+    program = OPENED + "try: os.kill(os.getpid(), int(sys.argv[1]))\nfinally: print('closed')"
     line = f"a program: ended by {number.name}; it goes on\n"
-    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "closed\n", line)
-    ignored = lambda: signal.signal(number, signal.SIG_IGN)  # noqa: E731
-    done = subprocess.run(
-        words, cwd=ROOT, capture_output=True, text=True, timeout=HANG_S, preexec_fn=ignored
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
+    for handler, said in ((signal.SIG_DFL, (128 + number, "closed\n", line)),
+                          (signal.SIG_IGN, (0, "closed\n", ""))):  # fmt: skip
+        set_up = lambda handler=handler: signal.signal(number, handler)  # noqa: E731
+        done = run(program, int(number), text=True, preexec_fn=set_up)
+        assert (done.returncode, done.stdout, done.stderr) == said
