@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -58,15 +57,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         files = sorted({item.path for item in items})
         place = {path: rng.random() for path in files}
         items.sort(key=lambda item: (place[item.path], rng.random()))
-
-
-@pytest.fixture
-def no_page() -> Iterator[None]:
-    """Runs in this process draw no report.html."""
-    from tests.helpers import tiny_run
-
-    with tiny_run.no_page():
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ WEIGHT = {
     "selfplay": Limit(21401, "each rank hashes the files that it wrote in a save"),
     "extras": Limit(1326, "taken out of the core and the games"),
     "dialop": Limit(7866),
-    "tests": Limit(30395, "the reference step, hand-overs that no test held, tests of the doors"),
+    "tests": Limit(30111, "the reference step, hand-overs that no test held, tests of the doors"),
     "bench": Limit(3127, "settings of features are declared by them"),
     "settings": Limit(127),
 }

@@ -167,7 +167,11 @@ def test_a_judge_that_collab_cannot_read_is_told_at_the_start(
     answer: str, said: str, rendering: Rendering, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with chat_server(lambda body, number: Answer(answer)) as server:
-        words = [f"reward.judge=endpoint:judge@{server.url}", f"out={tmp_path}"]
+        words = [
+            f"reward.judge=endpoint:judge@{server.url}",
+            "observers=[console]",
+            f"out={tmp_path}",
+        ]
         try_judge(load_config(TINY, words), rendering, init_world(device="cpu"))
         assert len(server.bodies) == 1
     told = capsys.readouterr()
@@ -216,7 +220,6 @@ def test_a_mark_is_the_judges_own(text: str, mark: float | None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_page")
 def test_a_run_with_a_user_and_a_judge_behind_endpoints(tmp_path: Path) -> None:
     import train
 
@@ -227,6 +230,7 @@ def test_a_run_with_a_user_and_a_judge_behind_endpoints(tmp_path: Path) -> None:
             *("rollout.branch.turns=first", "rollout.branch.siblings=2", "eval.every=0"),
             *("eval.final_games=4", f"rollout.partners=[endpoint:user@{server.url}]"),
             f"reward.judge=endpoint:judge@{server.url}",
+            "observers=[console]",
         ]
         assert train.main(["--config", str(TINY), *overrides]) == 0
     models = [body["model"] for body in server.bodies]

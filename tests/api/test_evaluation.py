@@ -35,7 +35,6 @@ def test_evaluate_is_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert r"\_" in of_python._repr_markdown_() and r"\_" not in str(of_python)
 
 
-@pytest.mark.usefixtures("no_page")
 def test_the_open_policy_is_evaluated_as_the_saved_one(tmp_path: Path) -> None:
     """Also between its steps, which go on as without an evaluation."""
     begin_warm(tmp_path / "run")

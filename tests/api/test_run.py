@@ -19,6 +19,8 @@ import yaml
 
 import selfplay
 import train as program
+from selfplay.step import measure
+from tests.helpers.interrupted import stopped
 from tests.helpers.tiny_run import (
     TINY,
     assert_same_run,
@@ -28,7 +30,6 @@ from tests.helpers.tiny_run import (
     same_weights,
 )
 
-pytestmark = pytest.mark.usefixtures("no_page")
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS: dict[str, Any] = yaml.safe_load(TINY)  # four steps, a checkpoint every two
 
@@ -226,13 +227,10 @@ def test_a_closed_run_leaves_nothing_and_another_one_can_begin(warm: Path) -> No
     torch.set_num_threads(num_threads)
 
 
-def test_an_interrupted_step_ends_the_run_and_its_restart_repeats_the_step(
-    warm: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
-        run = selfplay.start(SETTINGS, out=warm, save_every=1)
-        run.step()
-        patch.setattr("selfplay.step.measure", _interrupted)
+def test_an_interrupted_step_ends_the_run_and_its_restart_repeats_the_step(warm: Path) -> None:
+    run = selfplay.start(SETTINGS, out=warm, save_every=1)
+    run.step()
+    with pytest.raises(KeyboardInterrupt), stopped(measure):
         run.step()
     for again in (run.step, run.finish):
         with pytest.raises(selfplay.SettingsError, match="ended by KeyboardInterrupt; close it"):
@@ -249,10 +247,6 @@ def test_an_interrupted_step_ends_the_run_and_its_restart_repeats_the_step(
         with pytest.raises(selfplay.SettingsError, match="steps must be above 4"):
             run.step()
     assert metrics_of(warm) == metrics_of(finished())
-
-
-def _interrupted(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def test_importing_the_package_imports_no_library_and_every_name_is_there() -> None:

@@ -78,12 +78,12 @@ def test_scripts_are_scored_in_the_seats_that_the_policy_has(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_page")
 def test_its_run_shows_rewards_and_partners_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = ["warm_start.num_games=512", "steps=2", "eval.every=2", "eval.num_games=8"]
     small += ["eval.final_games=8", "rollout.instances=4", "rollout.group_size=4", "save_every=2"]
+    small += ["observers=[console]"]
     run = tmp_path / "run"
     words = ["--config", str(SETTINGS), f"game.name={GAME}", f"out={run}", *small]
     assert train.main(words) == 0

@@ -1,4 +1,4 @@
-"""Run by the tests of several ranks: train.py, which draws no page, and in which one rank may fail.
+"""Run by the tests of several ranks: train.py, in which one rank may fail.
 
 Usage: tests/helpers/train_ranks.py none|engine|raises|killed WORDS OF train.py …, on each rank.
 """
@@ -14,7 +14,6 @@ import train
 from selfplay import step as step_verbs
 from tests.helpers.faulty_engine import Faults, FaultyHF
 from tests.helpers.processes import say
-from tests.helpers.tiny_run import UNDRAWN
 
 
 def engine_fails() -> None:
@@ -58,4 +57,4 @@ if __name__ == "__main__":
         engine_fails()
     elif case != "none":
         fails_in_play(case)
-    sys.exit(record(train.main)([*words, UNDRAWN]))
+    sys.exit(record(train.main)(words))

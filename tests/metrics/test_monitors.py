@@ -3,19 +3,28 @@
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from selfplay import step as step_verbs
 from selfplay.advantages.sample import Sample
 from selfplay.checkpoint import checkpoints
 from selfplay.config.monitors import DEFAULT_MONITORS, parse_rule
+from selfplay.learner.update import update_policy
 from selfplay.metrics.monitors import Monitors, MonitorStop, warnings_of
-from tests.helpers.tiny_run import begin_warm, finished, metrics_of, run_tiny, same_weights
+from tests.helpers.interrupted import replaced
+from tests.helpers.tiny_run import (
+    begin_halfway,
+    finished,
+    metrics_of,
+    run_tiny,
+    run_warm,
+    same_weights,
+)
 
 HEALTHY = {
     "entropy": 0.024,
@@ -196,69 +205,51 @@ def test_a_rules_bound_is_finite(rule: str) -> None:
 # --- in a run -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[int]]:
-    """Steps, from 1, in which one sample's advantages are not numbers."""
-    steps: set[int] = set()
-    real = step_verbs.update_policy
+def poisoned(number: int) -> AbstractContextManager[None]:
+    """In this step, from 1, one sample's advantages are not numbers."""
 
     def update(
-        learner: Any, samples: Sequence[Sample], *words: Any, step: int, **named: Any
+        real: Callable[..., Any],
+        learner: Any,
+        samples: Sequence[Sample],
+        *,
+        step: int,
+        **named: Any,
     ) -> Any:
-        if step + 1 in steps:
-            first = samples[0]
-            nan = [math.nan * m for m in first.mask]
-            samples = [replace(first, advantages=nan), *samples[1:]]
-        return real(learner, samples, *words, step=step, **named)
+        if step + 1 == number:
+            nan = [math.nan * m for m in samples[0].mask]
+            samples = [replace(samples[0], advantages=nan), *samples[1:]]
+        return real(learner, samples, step=step, **named)
 
-    monkeypatch.setattr(step_verbs, "update_policy", update)
-    return steps
+    return replaced(update_policy, update)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_after_a_save(
-    tmp_path: Path, poisoned: set[int], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The weights after the step are those before it, and a restart goes on with the next one."""
     folder = tmp_path / "run"
-    begin_warm(folder)
-    poisoned.add(3)
-    assert run_tiny(folder) == 1
+    begin_halfway(finished(), folder)
+    with poisoned(3):
+        assert run_tiny(folder) == 1
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert "stopped the run after step 3: the mean of num_skipped_steps is 1 (the surr" in line
     assert "is nan" in line and "goes on with step 4" in line
     assert checkpoints(folder)[-1].name == "step_000003"
     assert same_weights(*(c / "hf" for c in checkpoints(folder)[-2:]))
-    poisoned.clear()
     assert run_tiny(folder) == 0
     assert [line["step"] for line in metrics_of(folder)] == [1, 2, 3, 4]
 
 
 def test_a_rule_that_warns_leaves_the_optimizer_step_out_and_goes_on(
-    tmp_path: Path, poisoned: set[int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    """With two mini-batches one step of the two is taken."""
-    folder = tmp_path / "run"
-    words = ("monitors=[warn if num_skipped_steps > 0]", "algorithm.minibatches=2")
-    begin_warm(folder)
-    poisoned.add(2)
-    assert run_tiny(folder, *words) == 0
-    lines = metrics_of(folder)
-    assert [line["num_optimizer_steps"] for line in lines] == [2, 1, 2, 2]
-    assert [line.get("num_skipped_steps") for line in lines] == [None, 1, None, None]
-    (warning,) = [x for x in capsys.readouterr().err.splitlines() if "num_skipped" in x]
-    assert "step 2" in warning
-
-
-def test_a_rule_stops_a_run_after_a_save_and_without_it_the_run_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The entropy of a tiny run is below 50 nats in every window."""
-    folder = tmp_path / "run"
-    begin_warm(folder)
-    assert run_tiny(folder, "monitors=[stop if entropy < 50 over 3]") == 1
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "'stop if entropy < 50 over 3' stopped the run after step 3" in line
-    assert "goes on with step 4" in line
-    assert checkpoints(folder)[-1].name == "step_000003"
-    assert run_tiny(folder) == 0
-    assert metrics_of(folder) == metrics_of(finished())
+    """With two mini-batches one step of the two is taken."""
+    words = ("monitors=[warn if num_skipped_steps > 0]", "algorithm.minibatches=2", "steps=2")
+    with poisoned(1):
+        run = run_warm(tmp_path / "run", *words)
+    lines = metrics_of(run)
+    assert [line["num_optimizer_steps"] for line in lines] == [1, 2]
+    assert [line.get("num_skipped_steps") for line in lines] == [1, None]
+    (warning,) = [x for x in capsys.readouterr().err.splitlines() if "num_skipped" in x]
+    assert "step 1" in warning

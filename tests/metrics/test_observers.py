@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from selfplay.apps.report.page import page_html
+from selfplay.apps.report.run_files import read_run
 from selfplay.checkpoint import checkpoints
 from selfplay.config import load_config
 from tests.helpers.small_games import refusal
@@ -15,15 +17,14 @@ LENGTHS = f"{ROOT}/examples/observer/lengths.py:Lengths"
 SHORT = ("eval.final_games=1", "eval.talk_games=0")
 
 
-def of_lengths(*more: str, most: int = 3) -> str:
-    return f"observers=[{', '.join(more)}{', ' if more else ''}{{{LENGTHS}: {{most: {most}}}}}]"
+OF_LENGTHS = f"observers=[{{{LENGTHS}: {{most: 3}}}}]"
 
 
 def test_a_number_of_one_s_own_is_in_the_line_and_on_the_page(tmp_path: Path) -> None:
     """It is counted by hand from the games of the step, which are all logged. No file of the
     project names it."""
-    words = (of_lengths("page"), "log_games_every=1", "steps=2", *SHORT)
-    run = run_warm(tmp_path / "run", *words, page=True)
+    words = (OF_LENGTHS, "log_games_every=1", "steps=2", *SHORT)
+    run = run_warm(tmp_path / "run", *words)
     games = [json.loads(line) for line in (run / "games.jsonl").read_text("utf-8").splitlines()]
     for line in metrics_of(run):
         lengths = [
@@ -34,7 +35,7 @@ def test_a_number_of_one_s_own_is_in_the_line_and_on_the_page(tmp_path: Path) ->
         ]
         assert line["observed/longest"] == max(lengths) > 0
         assert line["observed/long"] == sum(num > 3 for num in lengths)
-    page = (run / "report.html").read_text("utf-8")
+    page = page_html([read_run(run)])
     assert "Longest" in page and "Record" in page
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
-from selfplay.apps.report.page import page_html, run_charts, tiles
+from selfplay.apps.report.page import run_charts
 from selfplay.apps.report.run_files import read_run
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import Config, load_config
@@ -70,21 +71,21 @@ def imitated(run: Path, config: Config) -> Path:
 
 def share_by_heart(weights: Path, chats: Path) -> float:
     """The share of answers that transformers' greedy decoding writes word for word, each after the
-    template's own prompt."""
+    template's own prompt: after every right beginning the likeliest token is the right one."""
     model = AutoModelForCausalLM.from_pretrained(weights)
     tokenizer = AutoTokenizer.from_pretrained(weights)
     right = []
     for row in map(json.loads, chats.read_text().splitlines()):
         for number in (1, 3):
-            prompt = tokenizer.apply_chat_template(
-                row["messages"][:number],
-                add_generation_prompt=True,
-                return_tensors="pt",
-                return_dict=True,
+            prompt, whole = (
+                tokenizer.apply_chat_template(
+                    row["messages"][:end], add_generation_prompt=end == number, return_dict=False
+                )
+                for end in (number, number + 1)
             )
-            ids = model.generate(**prompt, do_sample=False, max_new_tokens=24)
-            said = tokenizer.decode(ids[0, prompt["input_ids"].shape[1] :])
-            right.append(said == row["messages"][number]["content"] + "<|im_end|>")
+            likeliest = model(torch.tensor([whole])).logits[0, len(prompt) - 1 :].argmax(-1)
+            answer = row["messages"][number]["content"] + "<|im_end|>"
+            right.append(tokenizer.decode(likeliest).startswith(answer))
     return sum(right) / len(right)
 
 
@@ -160,7 +161,6 @@ def test_bad_chats_are_refused_before_a_run_creates_anything(chats: Path, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.usefixtures("no_page")
 def test_imitation_alone_says_what_it_made(
     chats: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,7 +168,7 @@ def test_imitation_alone_says_what_it_made(
     again after a self-play of no step."""
     run = tmp_path / "run"
     words = [*BASE, f"warm_start.chats={chats}", "warm_start={batch_size: 4, epochs: 2}"]
-    words += ["steps=0", "eval.final_games=2", f"out={run}"]
+    words += ["steps=0", "observers=[console]", "eval.final_games=2", f"out={run}"]
     (tmp_path / "empty.yaml").write_text("{}")
     assert train.main(["--config", str(tmp_path / "empty.yaml"), *words]) == 0
     said = capsys.readouterr().out
@@ -177,16 +177,10 @@ def test_imitation_alone_says_what_it_made(
     loss = f"with a loss of {lines[-1]['imitation_loss']:.3f} nats a token"
     assert f"the imitation is finished {loss}; the policy is in {run / 'warm_start'}" in said
     assert "self-play made no step" in said and said.count("playing 2 held-out games") == 1
-    for wrong in ("nothing to train", "self-play took", "step 0"):
-        assert wrong not in said
     digest = hashlib.sha256(chats.read_bytes()).hexdigest()
     assert f"warm_start.chats {chats} sha256 {digest}\n" in (run / "code.txt").read_text()
     modes = {path.stat().st_mode & 0o777 for path in (run / "final").iterdir()}
     assert len(modes) == 1, "weights are as readable as their config"
     before, after = (run / f"held_out_{stage}.json" for stage in ("before", "after"))
     assert before.read_text() == after.read_text()
-    page = read_run(run)
-    meanings = {name: meaning for name, _, meaning in tiles(page)}
-    assert meanings["loss of the warm start"] == "10 optimizer steps, 20 chats"
-    assert [chart.title for chart in run_charts(page)] == ["Loss of the warm start"]
-    assert "no self-play" in page_html([page])
+    assert [chart.title for chart in run_charts(read_run(run))] == ["Loss of the warm start"]

@@ -77,7 +77,6 @@ def test_reward_rises_without_groups(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.usefixtures("no_page")
 def test_a_helper_learns_to_ask(tmp_path: Path) -> None:
     """At first it asks for the number in a third to a half of its conversations, later in nearly
     all: questions +0.32 (42 standard errors), useful messages +0.52 (20), score +0.32 (4.8)."""
@@ -86,7 +85,7 @@ def test_a_helper_learns_to_ask(tmp_path: Path) -> None:
         overrides = [
             *(f"out={run}", f"seed={seed}", "threads=1", "device=cpu", "steps=25", "save_every=25"),
             *("game.options.max_value=3", "warm_start.num_games=4000", "warm_start.lr=4.0e-3"),
-            *("rollout.instances=8", "eval.every=0", "eval.final_games=64"),
+            *("rollout.instances=8", "eval.every=0", "eval.final_games=64", "observers=[console]"),
         ]
         assert train.main(["--config", str(COLLAB), *overrides]) == 0
     for name in ("questions", "interactivity", "score"):

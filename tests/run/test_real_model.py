@@ -9,7 +9,6 @@ import train
 from dialop.cli import main as dialop
 from tests.helpers.real_models import check_two_steps, smollm2, two_steps
 
-pytestmark = pytest.mark.usefixtures("no_page")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -39,11 +38,8 @@ def test_an_instruct_model_learns_a_game_of_ones_own(name: str, tmp_path: Path) 
             "rollout={instances: 1, group_size: 2, max_turns: 1, max_new_tokens: 8}",
             "eval.talk_games=0",
         ),
-        *(
-            "eval.final_games=1",
-            "log_games_every=1",
-            "optim.warmup_steps=0",
-        ),
+        *("eval.final_games=1", "log_games_every=1", "optim.warmup_steps=0"),
+        "observers=[console]",
     ]
     assert train.main(words) == 0
     (line,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

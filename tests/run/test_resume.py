@@ -1,4 +1,5 @@
-"""An interrupted and resumed run equals an uninterrupted one: weights bit for bit, every metric."""
+"""The same settings are the same run, in one go or several; whatever ends one is in
+test_interrupted.py."""
 
 import shutil
 import sys
@@ -6,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from selfplay.api.run import export_final
 from selfplay.partners.checkpoints import find_source
-from tests.helpers.shared_work import slow_except
+from tests.helpers.interrupted import stopped
 from tests.helpers.tiny_run import (
-    RUNS,
     assert_same_run,
     finished,
-    go_on_from,
-    metrics_of,
     run_tiny,
     run_warm,
     same_weights,
@@ -26,38 +25,11 @@ def straight() -> Path:
     return finished()
 
 
-FAST = ("plain", "pool", "critic", "adapters")
-
-
-@pytest.mark.parametrize("run", slow_except(RUNS, *FAST))
-def test_an_interrupted_run_resumes_bit_for_bit(run: str, tmp_path: Path) -> None:
-    """Resumed from its second newest checkpoint, for each kind of trainer state."""
-    straight = finished(*RUNS[run])
-    last = metrics_of(straight)[-1]
-    assert last["num_trained_tokens"] > 0, "a run that learns nothing has nothing to lose"
-    go_on_from(finished(*RUNS[run]), tmp_path / "run", *RUNS[run])
-    assert_same_run(finished(*RUNS[run]), tmp_path / "run")
-
-
 @pytest.mark.slow
 def test_the_same_settings_give_the_same_run(straight: Path, tmp_path: Path) -> None:
     """Includes a new warm start, which equals the shared one."""
     assert run_tiny(tmp_path / "run") == 0
     assert_same_run(straight, tmp_path / "run")
-
-
-def test_a_run_killed_after_its_third_step_resumes_exactly(straight: Path, tmp_path: Path) -> None:
-    """Its newest checkpoint is of step 2, its logs hold three steps and a partial line."""
-    folder = tmp_path / "run"
-    shutil.copytree(straight, folder)
-    shutil.rmtree(folder / "checkpoints" / "step_000004")
-    shutil.rmtree(folder / "final")
-    (folder / "checkpoints" / ".partial-step_000004").mkdir()
-    (folder / "held_out_after.json").unlink()
-    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(lines[:3]) + lines[3][:20])
-    assert run_tiny(folder) == 0
-    assert_same_run(straight, folder)
 
 
 @pytest.mark.slow
@@ -72,19 +44,15 @@ def test_more_steps_later_are_the_same_steps(tmp_path: Path) -> None:
     assert after != before, "the held-out games of the shorter run are played again"
 
 
-def test_a_continued_run_is_found_by_its_newest_weights(
-    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_continued_run_is_found_by_its_newest_weights(straight: Path, tmp_path: Path) -> None:
     """Two more steps, stopped before the final export: the export of step 4 stays, but the newest
     weights are those of the checkpoint."""
     folder = tmp_path / "run"
     shutil.copytree(straight, folder)
     longer = folder / "checkpoints" / "step_000006" / "hf"
     assert find_source(folder).weights == folder / "final"
-    with monkeypatch.context() as patched:
-        patched.setattr("selfplay.api.run.export_final", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            run_tiny(folder, "steps=6")
+    with stopped(export_final), pytest.raises(KeyboardInterrupt):
+        run_tiny(folder, "steps=6")
     assert find_source(folder).weights == longer
     assert same_weights(folder / "final", straight / "final")
     assert not same_weights(folder / "final", longer)
@@ -95,10 +63,6 @@ def test_a_continued_run_is_found_by_its_newest_weights(
     # An export without a recorded step counts as older than the newest checkpoint.
     (folder / "final" / "progress.json").unlink()
     assert find_source(folder).weights == longer
-
-
-def stopped(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
 
 
 def test_a_finished_run_started_again_is_unchanged(

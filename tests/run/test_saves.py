@@ -1,29 +1,23 @@
-"""A run and its saves: damaged ones are refused by name, a full disk loses nothing, and what a
-killed run left behind is gone after the next start."""
+"""A run and its saves: damaged ones are refused by name, and what a killed run left behind is gone
+after the next start."""
 
 import json
 import os
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 import yaml
 
 import eval as evaluation
 import selfplay
-import train
 from selfplay.apps.publish import __main__ as publish
 from selfplay.checkpoint import checkpoints
 from selfplay.errors import RunEnds, SettingsError
 from selfplay.metrics.run_folder import hold_run
 from selfplay.partners.checkpoints import find_source
 from tests.helpers import processes
-from tests.helpers.processes import largest_file
 from tests.helpers.tiny_run import (
     RUNS,
     assert_same_run,
@@ -274,111 +268,6 @@ def test_what_a_killed_run_left_is_deleted(tmp_path: Path) -> None:
     ]
     assert sorted(left) == sorted(others[:3]) and others[3].exists()
     assert_same_run(finished("save_every=1"), run)
-
-
-@pytest.fixture
-def halfway(tmp_path: Path) -> Path:
-    """A run that ended after its second step."""
-    run = tmp_path / "run"
-    shutil.copytree(finished(), run)
-    shutil.rmtree(checkpoints(run)[-1])
-    shutil.rmtree(run / "final")
-    (run / "held_out_after.json").unlink()
-    for name in ("metrics.jsonl", "games.jsonl", "groups.jsonl"):
-        lines = (run / name).read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines if json.loads(line)["step"] <= 2]
-        (run / name).write_bytes(b"".join(kept))
-    return run
-
-
-def refused_in_one_line(run: Path, said: str, *, reason: str) -> None:
-    """The run ended in one line, its newest checkpoint is as before, nothing lies in the way."""
-    assert said.startswith("train.py: ") and said.count("\n") == 1, said
-    assert reason in said and "the same command goes on" in said
-    assert [path.name for path in checkpoints(run)] == ["step_000002"]
-    assert not [p for p in run.rglob("*") if p.name.startswith(".partial-") or p.suffix == ".new"]
-
-
-# What the disk refuses: a checkpoint of 0.7 MB, a log of 40 kB, the folder's first files.
-@pytest.mark.parametrize(
-    ("num_bytes", "steps"),
-    [
-        pytest.param(300_000, 4, id="save"),
-        pytest.param(15_000, 2, id="log", marks=pytest.mark.slow),
-        pytest.param(20, 2, id="settings", marks=pytest.mark.slow),
-    ],
-)
-def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
-    num_bytes: int, steps: int, halfway: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It goes on when there is room again, and ends as if nothing had been."""
-    words = ["--config", str(write_tiny(halfway)), f"out={halfway}"]
-    with largest_file(num_bytes):
-        assert train.main(words) == 1
-    refused_in_one_line(halfway, capsys.readouterr().err, reason="File too large")
-    assert len(metrics_of(halfway)) <= steps
-    assert run_tiny(halfway) == 0
-    assert_same_run(finished(), halfway)
-
-
-def test_sigterm_is_an_ordinary_exit_with_any_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """What the run holds is closed, the handler of before is back, and the last line says why."""
-    before, closed = signal.getsignal(signal.SIGTERM), []
-    held = SimpleNamespace(close=lambda: closed.append("lock"))
-    monkeypatch.setattr("selfplay.setup.hold_run", lambda *_: held)
-    monkeypatch.setattr("selfplay.setup.open_run", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    assert run_tiny(tmp_path / "run") == 128 + signal.SIGTERM and closed == ["lock"]
-    assert signal.getsignal(signal.SIGTERM) == before
-    assert "ended by SIGTERM; what was saved before is complete" in capsys.readouterr().err
-
-
-def test_a_state_in_several_files_is_the_same_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run that is saved so and resumed ends bit for bit as one that was not."""
-    monkeypatch.setattr("selfplay.checkpoint.PART_BYTES", 10_000)
-    run = tmp_path / "run"
-    begin_warm(run)
-    assert run_tiny(run) == 0
-    saved, last = checkpoints(run)
-    sizes = sorted(path.stat().st_size for path in (saved / "state").glob("*.distcp"))
-    assert len(sizes) == 4 and sizes[-1] < 2 * sizes[0]
-    for folder in (last, run / "final"):
-        shutil.rmtree(folder)
-    (run / "held_out_after.json").unlink()
-    assert run_tiny(run) == 0
-    assert_same_run(finished(), run)
-
-
-@pytest.mark.parametrize(
-    ("method", "part_bytes"),
-    [("write_record", 2**26), ("write_end_of_file", 2**26), ("write_record", 10_000)],
-)
-def test_sigterm_while_a_checkpoint_is_written_is_an_ordinary_exit(
-    method: str, part_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Torch wraps the exit, and its writer raises an error of its own when it is left half-way."""
-    monkeypatch.setattr("selfplay.checkpoint.PART_BYTES", part_bytes)
-    writer, sent = torch._C.PyTorchFileWriter, []
-
-    class Stopped(writer):  # type: ignore[misc, valid-type]
-        def write_record(self, *parts: Any) -> None:
-            if not sent:
-                sent.append(signal.SIGTERM)
-                os.kill(os.getpid(), signal.SIGTERM)
-            super().write_record(*parts)
-
-        def write_end_of_file(self) -> None:
-            if method == "write_end_of_file":
-                raise RuntimeError("unexpected pos 704 vs 598")
-            super().write_end_of_file()
-
-    begin_warm(tmp_path / "run")
-    monkeypatch.setattr(torch._C, "PyTorchFileWriter", Stopped)
-    assert run_tiny(tmp_path / "run") == 128 + signal.SIGTERM
-    assert checkpoints(tmp_path / "run") == []
 
 
 @pytest.mark.parametrize(("old", "new"), [(2, 3), (2, 9), (4, 1), (4, 400)])

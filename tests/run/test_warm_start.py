@@ -1,21 +1,26 @@
 """The warm start: batches of the teachers' transcripts, masked errors, worker processes."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import selfplay.setup
 from selfplay import warm_start
 from selfplay.advantages.sample import Sample
+from selfplay.atomic import discard
 from selfplay.chat.rendering import make_rendering
-from selfplay.checkpoint import checkpoints, damaged_saves, repair_folder
+from selfplay.checkpoint import (
+    checkpoints,
+    damaged_saves,
+    export_atomically,
+    repair_folder,
+)
 from selfplay.config import Config, load_config
 from selfplay.distributed import init_world
 from selfplay.errors import SettingsError
+from selfplay.learner.update import optimizer_step
 from selfplay.setup import first_weights, make_tokenizer
 from selfplay.warm_start import (
     progress_folder,
@@ -23,6 +28,7 @@ from selfplay.warm_start import (
     teacher_samples,
     warm_start_batches,
 )
+from tests.helpers.interrupted import stopped
 from tests.helpers.shared_work import slow_except
 from tests.helpers.tiny_run import same_weights, weights_of
 
@@ -115,24 +121,6 @@ def test_too_few_transcripts_for_a_batch_are_refused(samples: list[Sample]) -> N
 # --- interruptions ------------------------------------------------------------------------------
 
 
-class Stopped(BaseException):
-    """Stands for the end of the process."""
-
-
-def stop_at(call: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, except that its `call`-th call ends in Stopped."""
-    calls = 0
-
-    def counted(*arguments: Any, **options: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == call:
-            raise Stopped
-        return function(*arguments, **options)
-
-    return counted
-
-
 def warm_up(run: Path, *overrides: str) -> Path:
     """The warm start of a run of 41 games, the first 12 by other teachers: five chunks, 20 steps,
     a checkpoint each 4."""
@@ -147,50 +135,42 @@ def warm_up(run: Path, *overrides: str) -> Path:
     tokenizer = make_tokenizer(config, run, world)
     rendering = make_rendering(tokenizer, template_kwargs={})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("selfplay.warm_start.SAVE_EVERY", 4)
+        patch.setattr(warm_start, "MAX_CHUNK", 10)
+        patch.setattr(warm_start, "SAVE_EVERY", 4)
         return first_weights(config, run, tokenizer, rendering, world)
 
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(warm_start, "MAX_CHUNK", 10)
-        return warm_up(tmp_path_factory.mktemp("unbroken") / "run")
+    return warm_up(tmp_path_factory.mktemp("unbroken") / "run")
 
 
-# What is stopped at which call, and how many chunks and steps the restart has left.
-STOPS: dict[str, tuple[Any, str, int, int, int]] = {
-    "tokenizer": (selfplay.setup, "scratch_tokenizer", 1, 5, 20),
-    "fourth chunk": (warm_start, "_play", 4, 2, 20),
-    "tenth step": (warm_start, "optimizer_step", 10, 0, 12),
-    "export": (selfplay.setup, "export_atomically", 1, 0, 4),
-    "deletion": (selfplay.setup, "discard", 1, 0, 0),
+def broken_off(run: Path, function: Any, call: int, *overrides: str) -> None:
+    with stopped(function, call), pytest.raises(KeyboardInterrupt):
+        warm_up(run, *overrides)
+
+
+# What is stopped at which call, and how many chunks and steps the restart has left. Two older
+# checkpoints are discarded before the whole folder.
+STOPS: dict[str, tuple[Any, int, int, int]] = {
+    "tokenizer": (scratch_tokenizer, 1, 5, 20),
+    "fourth chunk": (warm_start._play, 4, 2, 20),
+    "tenth step": (optimizer_step, 10, 0, 12),
+    "export": (export_atomically, 1, 0, 4),
+    "deletion": (discard, 3, 0, 0),
 }
 
 
 @pytest.mark.parametrize("stop", slow_except(STOPS, "tokenizer", "tenth step", "deletion"))
 def test_a_stopped_warm_start_goes_on_bit_for_bit(
-    stop: str, unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stop: str, unbroken: Path, tmp_path: Path
 ) -> None:
     """And no saved game is played again."""
-    module, name, call, num_chunks, num_steps = STOPS[stop]
-    monkeypatch.setattr(warm_start, "MAX_CHUNK", 10)
-    with monkeypatch.context() as patched, pytest.raises(Stopped):
-        patched.setattr(module, name, stop_at(call, getattr(module, name)))
-        warm_up(tmp_path / "run")
-    count = {"_play": 0, "optimizer_step": 0}
-    for counted in count:
-        original = getattr(warm_start, counted)
-
-        def call_it(
-            *arguments: Any, _of: str = counted, _do: Any = original, **options: Any
-        ) -> Any:
-            count[_of] += 1
-            return _do(*arguments, **options)
-
-        monkeypatch.setattr(warm_start, counted, call_it)
-    weights = warm_up(tmp_path / "run")
-    assert count == {"_play": num_chunks, "optimizer_step": num_steps}
+    function, call, num_chunks, num_steps = STOPS[stop]
+    broken_off(tmp_path / "run", function, call)
+    with stopped(warm_start._play, 0) as played, stopped(optimizer_step, 0) as taken:
+        weights = warm_up(tmp_path / "run")
+    assert (*played, *taken) == (num_chunks, num_steps)
     assert same_weights(weights, unbroken)
     logs = [
         [
@@ -205,12 +185,9 @@ def test_a_stopped_warm_start_goes_on_bit_for_bit(
 
 
 def test_a_damaged_part_is_played_again_and_a_damaged_checkpoint_set_aside(
-    unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    unbroken: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(warm_start, "MAX_CHUNK", 10)
-    with monkeypatch.context() as patched, pytest.raises(Stopped):
-        patched.setattr(warm_start, "optimizer_step", stop_at(10, warm_start.optimizer_step))
-        warm_up(tmp_path / "run")
+    broken_off(tmp_path / "run", optimizer_step, 10)
     kept = warm_start.progress_folder(tmp_path / "run")
     assert [path.name for path in checkpoints(kept)] == ["step_000004", "step_000008"]
     for file in (
@@ -225,23 +202,19 @@ def test_a_damaged_part_is_played_again_and_a_damaged_checkpoint_set_aside(
 
 @pytest.mark.slow
 def test_a_warm_start_goes_on_with_another_number_of_processes(
-    unbroken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unbroken: Path, tmp_path: Path
 ) -> None:
     """Saved chunks are neither played again nor left out: 41 games, 82 transcripts."""
-    monkeypatch.setattr(warm_start, "MAX_CHUNK", 10)
-    with monkeypatch.context() as patched, pytest.raises(Stopped):
-        patched.setattr(warm_start, "_play", stop_at(3, warm_start._play))
-        warm_up(tmp_path / "run")
+    broken_off(tmp_path / "run", warm_start._play, 3)
     assert same_weights(warm_up(tmp_path / "run", "data.processes=2"), unbroken)
 
 
 @pytest.mark.slow
-def test_muon_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_muon_goes_on_bit_for_bit(tmp_path: Path, unbroken: Path) -> None:
     """Its momentum is saved, and moves other weights than AdamW does."""
-    straight = warm_up(tmp_path / "a", "warm_start.optimizer=muon")
-    with monkeypatch.context() as patched, pytest.raises(Stopped):
-        patched.setattr(warm_start, "optimizer_step", stop_at(10, warm_start.optimizer_step))
-        warm_up(tmp_path / "b", "warm_start.optimizer=muon")
-    assert same_weights(warm_up(tmp_path / "b", "warm_start.optimizer=muon"), straight)
-    adamw, muon = weights_of(warm_up(tmp_path / "c")), weights_of(straight)
-    assert not any(torch.equal(adamw[name], muon[name]) for name in muon)
+    muon = "warm_start.optimizer=muon"
+    straight = warm_up(tmp_path / "a", muon)
+    broken_off(tmp_path / "b", optimizer_step, 10, muon)
+    assert same_weights(warm_up(tmp_path / "b", muon), straight)
+    adamw, mine = weights_of(unbroken), weights_of(straight)
+    assert not any(torch.equal(adamw[name], mine[name]) for name in mine)

@@ -15,9 +15,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from selfplay import step as step_verbs
+import selfplay
 from selfplay.advantages.sample import Sample
-from selfplay.checkpoint import checkpoints
 from selfplay.config import LoraConfig, ParallelConfig
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.options import ChosenEngine
@@ -39,15 +38,7 @@ from selfplay.weight_sync.sync_check import (
     turn_mismatch,
 )
 from tests.helpers.small_updates import config_of, learner_of, learner_with, some_samples
-from tests.helpers.tiny_run import (
-    VOCAB,
-    begin_warm,
-    finished,
-    metrics_of,
-    run_tiny,
-    tiny_model,
-    trainer_logprobs,
-)
+from tests.helpers.tiny_run import VOCAB, begin_warm, tiny_model, trainer_logprobs, write_tiny
 
 # --- the statistic ------------------------------------------------------------------------------
 
@@ -261,24 +252,15 @@ def test_no_noise_leaves_engine_exact_any_room() -> None:
     assert check.bound == 0.0
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 0.008), ("float32", 1e-4)])
-def test_a_run_whose_engine_rounds_as_measured_passes_its_first_step(
-    dtype: str, bound: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_engine_rounds_as_measured_passes_its_first_step(tmp_path: Path) -> None:
     """With engine.max_mismatch=0 the start check's bound is the only one: at least the relative
     step of bf16, at most what a wrong engine would show."""
-    bounds: list[float] = []
-    real_update = step_verbs.update_policy
-
-    def update(*args: Any, max_mismatch: float, **named: Any) -> Any:
-        bounds.append(max_mismatch)
-        return real_update(*args, max_mismatch=max_mismatch, **named)
-
-    monkeypatch.setattr(step_verbs, "update_policy", update)
-    quick = ("steps=1", "eval.final_games=1", "engine.max_mismatch=0", f"model.dtype={dtype}")
-    begin_warm(tmp_path / "run", *quick)
-    assert run_tiny(tmp_path / "run", *quick) == 0
-    assert bound * 0.97 <= bounds[0] < 0.05
+    words = {"eval.final_games": 1, "engine.max_mismatch": 0, "model.dtype": "bfloat16"}
+    begin_warm(tmp_path / "run")
+    settings = write_tiny(tmp_path / "run")
+    with selfplay.start(settings, words, steps=1, out=tmp_path / "run") as run:
+        assert 0.008 * 0.97 <= run.parts.sync_check.bound < 0.05
+        run.step()
 
 
 # --- a missed push ----------------------------------------------------------------------------
@@ -377,64 +359,16 @@ def test_the_engines_own_log_probs_are_compared_in_the_first_mini_batch(
         )
 
 
-def test_a_run_that_its_checks_end_saves_first_and_goes_on_from_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The check of the rollout ends the run in step 3, which is not saved; then a push after step 3
-    ends it, and that step is saved. The final weights are those of an uninterrupted run."""
-    full, broken, quick = finished(), tmp_path / "run", ("save_every=100", "eval.final_games=1")
-    begin_warm(broken, *quick)
-    real_learn, real_push = step_verbs.update_policy, SupervisedPolicy.push
-
-    def learn_ended(*args: Any, step: int, **named: Any) -> Any:
-        if step == 2:
-            raise EngineDisagrees("the rollout")
-        return real_learn(*args, step=step, **named)
-
-    def push_ended(engine: SupervisedPolicy, version: int) -> None:
-        if version == 3:
-            raise EngineDisagrees("a push")
-        real_push(engine, version)
-
-    monkeypatch.setattr(step_verbs, "update_policy", learn_ended)
-    assert run_tiny(broken, *quick) == 1
-    assert "step 3" in capsys.readouterr().err
-    assert [p.name for p in checkpoints(broken)] == ["step_000002"]
-    assert len(metrics_of(broken)) == 2
-    monkeypatch.setattr(step_verbs, "update_policy", real_learn)
-    monkeypatch.setattr(SupervisedPolicy, "push", push_ended)
-    assert run_tiny(broken, *quick) == 1
-    assert "step 4" in capsys.readouterr().err
-    assert len(metrics_of(broken)) == 3
-    monkeypatch.setattr(SupervisedPolicy, "push", real_push)
-    assert run_tiny(broken, *quick) == 0
-    ends = [(folder / "final" / "model.safetensors").read_bytes() for folder in (full, broken)]
-    assert ends[0] == ends[1]
-    assert metrics_of(full) == metrics_of(broken)
-
-
-def test_a_resumed_run_is_bounded_by_the_noise_that_it_had(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_is_bounded_by_the_noise_that_it_had(tmp_path: Path) -> None:
     """Noise of 0.2 nats from the first step on; the run is stopped after it and goes on."""
-    folder = tmp_path / "run"
-    quick = ("optim.schedule=constant", "save_every=1", "eval.final_games=1")
-    bounds: list[float] = []
-    real_update = step_verbs.update_policy
-
-    def noisy(check: SyncCheck, *, version: int) -> dict[str, float]:
-        if version == 1:
-            check._healthy = True
-            check._floor.add([0.2] * MIN_TURNS)
-        return {}
-
-    def update(*args: Any, max_mismatch: float, **named: Any) -> Any:
-        bounds.append(max_mismatch)
-        return real_update(*args, max_mismatch=max_mismatch, **named)
-
-    monkeypatch.setattr(SyncCheck, "after_push", noisy)
-    monkeypatch.setattr(step_verbs, "update_policy", update)
-    begin_warm(folder, *quick)
-    for steps in (1, 3):
-        assert run_tiny(folder, *quick, f"steps={steps}") == 0
-    assert bounds == [0.05, FACTOR * 0.2, FACTOR * 0.2]
+    begin_warm(tmp_path / "run")
+    settings = (write_tiny(tmp_path / "run"), {"save_every": 1, "eval.final_games": 1})
+    with selfplay.start(*settings, out=tmp_path / "run") as run:
+        check = run.parts.sync_check
+        assert check.bound == 0.05
+        check._healthy = True
+        check._floor.add([0.2] * MIN_TURNS)
+        run.step()
+    with selfplay.start(*settings, out=tmp_path / "run") as run:
+        assert run.parts.sync_check.bound == FACTOR * 0.2
+        assert run.step().number == 2

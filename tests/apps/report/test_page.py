@@ -406,7 +406,7 @@ def test_several_runs_in_one_page(
 
 def test_a_finished_run_has_its_page(tmp_path: Path) -> None:
     folder = shutil.copytree(finished(*RUNS["branches"]), tmp_path / "run")
-    assert run_tiny(folder, *RUNS["branches"], page=True) == 0
+    assert run_tiny(folder, *RUNS["branches"], "observers=[console,page]") == 0
     data = data_of((folder / "report.html").read_text())
     turns = [turn for game in data["games"] for turn in game["turns"]]
     branches = [turn["branch"] for turn in turns if "branch" in turn]
