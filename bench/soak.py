@@ -39,9 +39,9 @@ WARM_START, LOOP, END = range(3)
 # which it is killed. With 3 steps per kill the run is longer than the kills of its loop.
 STAGES: dict[str, tuple[int, str, str, int]] = {
     "tokenizer": (WARM_START, "selfplay.setup", "scratch_tokenizer", 1),
-    "teachers' games": (WARM_START, "selfplay.warm_start", "_play", 2),
-    "imitation": (WARM_START, "selfplay.warm_start", "optimizer_step", 40),
-    "imitation's save": (WARM_START, "selfplay.warm_start", "begin_checkpoint", 1),
+    "teachers' games": (WARM_START, "selfplay.warm_start.imitation", "_play", 2),
+    "imitation": (WARM_START, "selfplay.warm_start.imitation", "optimizer_step", 40),
+    "imitation's save": (WARM_START, "selfplay.warm_start.imitation", "begin_checkpoint", 1),
     "warm start's export": (WARM_START, "selfplay.setup", "export_atomically", 1),
     "evaluation before": (LOOP, "selfplay.setup", "held_out_at_start", 1),
     "play": (LOOP, "selfplay.step", "play", 3),

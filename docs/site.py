@@ -23,9 +23,8 @@ sys.path.insert(0, str(ROOT))
 
 from dialop.shown import escaped  # noqa: E402
 from selfplay.config import Config  # noqa: E402
-from selfplay.config.features import described_features  # noqa: E402
+from selfplay.config.features import all_described  # noqa: E402
 from selfplay.config.play import options_of  # noqa: E402
-from selfplay.config.schema import described  # noqa: E402
 
 SETTINGS_HEAD = """---
 search: {boost: 4}
@@ -55,7 +54,7 @@ def settings_page() -> str:
     """A heading for each section, in it one for each key, with its type, default and meaning; then
     those of each method and kind of engine, and the options of each game."""
     lines = [SETTINGS_HEAD, "## The run", ""]
-    for entry in chain(described(Config), described_features(), *map(options_of, _games())):
+    for entry in chain(all_described(Config), *map(options_of, _games())):
         if entry.kind is None:
             absent = " Absent (null) by default." if entry.default else ""
             lines += [f"## {entry.name}", "", f"{_sentence(entry.sentence)}{absent}", ""]

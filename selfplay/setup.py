@@ -19,12 +19,11 @@ from typing import TextIO
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from selfplay.atomic import atomic_folder, discard
+from selfplay.atomic import atomic_folder
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer
 from selfplay.checkpoint import (
     damaged_saves,
-    export_atomically,
     keep_newest,
     repair_folder,
     resume,
@@ -52,8 +51,6 @@ from selfplay.metrics.run_folder import (
 )
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.metrics.tracker import Tracker
-from selfplay.model.hub import local_folder
-from selfplay.model.policy import export, scratch_model
 from selfplay.partners.judge import make_judge, try_judge
 from selfplay.partners.opponents import make_opponents
 from selfplay.partners.partners import Partners, try_endpoints
@@ -61,11 +58,11 @@ from selfplay.preflight.model import StartCheck, check_model
 from selfplay.preflight.run import read_rendering, start_warnings
 from selfplay.rollout.seat_rules import who_plays
 from selfplay.step.run import Run
-from selfplay.warm_start import (
+from selfplay.warm_start.imitation import (
+    first_weights,
     progress_folder,
     scratch_tokenizer,
     tokenizer_folder,
-    warm_start,
 )
 from selfplay.weight_sync.offload import Offload
 from selfplay.weight_sync.start import choose_engine, load_engine
@@ -364,56 +361,3 @@ def warn_of_template(rendering: Rendering, name: str, world: World) -> None:
             f"{rendering.unread}",
             file=sys.stderr,
         )
-
-
-def first_weights(
-    config: Config,
-    folder: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    rendering: Rendering,
-    world: World,
-) -> Path:
-    """The folder of the weights that self-play starts from; created if it does not exist.
-
-    These are the warm start's result if the run has one, else the model's own or random weights.
-    """
-    warm = folder / "warm_start"
-    if not config.warm_start.imitates:
-        return _own_weights(config, folder, tokenizer, world)
-    if not warm.exists():
-        own = _own_weights(config, folder, tokenizer, world)
-        learner = make_learner(config, own, world, imitation=True)
-        means = warm_start(learner, config, rendering, folder=folder)
-        export_atomically(learner.model, tokenizer, warm, world=world)
-        if world.rank == 0:
-            loss = f"with a loss of {means['imitation_loss']:.3f} nats a token"
-            print(f"the imitation is finished {loss}; the policy is in {warm}", flush=True)
-        on_first_rank(partial(discard, progress_folder(folder)), world)
-    return warm
-
-
-def _own_weights(
-    config: Config, folder: Path, tokenizer: PreTrainedTokenizerBase, world: World
-) -> Path:
-    """The model's own folder, or the run's folder of random weights in the scratch shape."""
-    scratch = config.model.scratch
-    if scratch is None:
-        assert config.model.path is not None
-        return local_folder(config.model.path)
-    random = folder / "random_start"
-
-    def make() -> None:
-        if random.exists():
-            return
-        model = scratch_model(
-            scratch,
-            vocab_size=max(scratch.vocab_size, len(tokenizer)),
-            seed=config.seed,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-        with atomic_folder(random) as partial_folder:
-            export(model, tokenizer, partial_folder)
-
-    on_first_rank(make, world)
-    return random

@@ -15,8 +15,7 @@ import yaml
 from dialop.kit import load_kit
 from docs.tools.documented import parts
 from selfplay.config import Config
-from selfplay.config.features import described_features
-from selfplay.config.schema import described
+from selfplay.config.features import all_described
 from tests.helpers.run_folders import make_run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,7 +24,7 @@ GAMES = ("collab", "matching", "mediation", "planning", str(ROOT / "examples/mee
 OPTIONS = {
     f"game.options.{field.name}" for game in GAMES for field in fields(load_kit(game).Options)
 }
-EVERY = [*described(Config), *described_features()]
+EVERY = all_described(Config)
 KEYS = {entry.name for entry in EVERY} | OPTIONS
 FREE = {entry.name for entry in EVERY if (entry.kind or "").startswith("dict[")} - {"methods"}
 JOINING = [ROOT / name for name in ("CONTRIBUTING.md", "AGENTS.md", "tests/README.md")]

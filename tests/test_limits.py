@@ -18,13 +18,14 @@ from selfplay.apps.report.charts import MAX_POINTS, thinned
 from selfplay.apps.report.run_files import _spread
 from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import checkpoints, keep_newest
-from selfplay.engines import endpoint, hf
+from selfplay.engines import hf
 from selfplay.engines.base import Completion, Request
 from selfplay.engines.weights import plan_buckets
 from selfplay.learner.batch import deal
 from selfplay.metrics.console import step_line
 from selfplay.metrics.records import game_text
 from selfplay.model.attention import _chunks_of_like_length
+from selfplay.partners import endpoint
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Limits
 from tests.helpers.scripted_engine import WaveEngine

@@ -18,7 +18,7 @@ ONLY_IN = {
     "sglang": ("selfplay.engines.sglang", "selfplay.extras.exact"),
     "wandb": "selfplay.metrics",
     "tensorboard": "selfplay.metrics",
-    "httpx": "selfplay.engines.endpoint",
+    "httpx": "selfplay.partners.endpoint",
     "matplotlib": "selfplay.apps.report.charts",
     "starlette": "selfplay.apps.play",
     "uvicorn": "selfplay.apps.play",

@@ -13,14 +13,14 @@ from dialop.matching.game import MatchingGame
 from dialop.shown import error_line, error_text, on_one_line, printable
 from dialop.terminal import show_error
 from selfplay.apps.report.charts import curves_svg
-from selfplay.config import EndpointConfig
 from selfplay.engines.base import Completion, Message, Request
-from selfplay.engines.endpoint import Endpoint
 from selfplay.errors import SettingsError
 from selfplay.evaluation.plan import pair_name
 from selfplay.evaluation.report import Evaluated, markdown, table_text
 from selfplay.evaluation.rows import Row
 from selfplay.metrics.records import game_text
+from selfplay.partners.endpoint import Endpoint
+from selfplay.partners.options import EndpointConfig
 from selfplay.preflight.command_line import refused
 from selfplay.rollout.text_players import PersonPlayer
 from tests.helpers.chat_server import Answer, chat_server

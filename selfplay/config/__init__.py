@@ -15,8 +15,14 @@ from typing import Any, Literal, Self
 from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
-from dialop.kit import switch
-from selfplay.config.features import typed_engine, typed_methods
+from selfplay.config.features import (
+    SECTIONS,
+    context_of,
+    section_class,
+    typed,
+    typed_engine,
+    typed_methods,
+)
 from selfplay.config.hardware import (
     EngineConfig,
     ModelConfig,
@@ -32,16 +38,13 @@ from selfplay.config.learning import (
     COMPARED_IN_GROUPS,
     AlgorithmConfig,
     OptimConfig,
-    WarmStartConfig,
 )
 from selfplay.config.load import load, source_of
 from selfplay.config.monitors import DEFAULT_MONITORS, parse_rule
 from selfplay.config.play import (
     DataConfig,
-    EndpointConfig,
     EvalConfig,
     GameConfig,
-    PolicyPoolConfig,
     RewardConfig,
     RolloutConfig,
 )
@@ -49,20 +52,6 @@ from selfplay.config.player_spec import POOL, parse_shares
 from selfplay.config.plugins import check_name, named
 from selfplay.config.schema import RULES
 from selfplay.errors import SettingsError
-
-# What `train.py --help` shows: the keys that people change.
-COMMON = (
-    *("out", "seed", "steps", "save_every", "device"),
-    *("game.name", "data.train", "data.test"),
-    *("model.path", "model.dtype", "model.lora", "model.lora.rank"),
-    *("warm_start.num_games", "warm_start.teachers", "warm_start.epochs", "warm_start.lr"),
-    *("rollout.instances", "rollout.group_size", "rollout.max_turns", "rollout.max_new_tokens"),
-    *("rollout.max_game_tokens", "rollout.partners"),
-    *("reward.function", "algorithm.advantage", "algorithm.loss", "algorithm.kl"),
-    *("algorithm.minibatches", "optim.lr", "optim.schedule", "optim.tokens_per_microbatch"),
-    *("engine.kind", "engine.mem_fraction", "parallel.tp", "parallel.fsdp"),
-    *("eval.every", "eval.num_games", "eval.final_games", "track"),
-)
 
 
 @dataclass(frozen=True, slots=True, config=RULES)
@@ -101,10 +90,10 @@ class Config:
     game: GameConfig = Field(default_factory=GameConfig)
     data: DataConfig = Field(default_factory=DataConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
-    warm_start: WarmStartConfig = Field(default_factory=WarmStartConfig)
+    warm_start: Any = Field(default_factory=dict, validate_default=True)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
-    policy_pool: PolicyPoolConfig = Field(default_factory=PolicyPoolConfig)
-    endpoint: EndpointConfig = Field(default_factory=EndpointConfig)
+    policy_pool: Any = Field(default_factory=dict, validate_default=True)
+    endpoint: Any = Field(default_factory=dict, validate_default=True)
     reward: RewardConfig = Field(default_factory=RewardConfig)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     methods: dict[str, Any] = Field(default_factory=dict, validate_default=True)
@@ -115,6 +104,15 @@ class Config:
     engine: SerializeAsAny[EngineConfig] = Field(default_factory=dict, validate_default=True)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
+
+    @field_validator(*SECTIONS)
+    @classmethod
+    def _options_of_sections(cls, given: Any, info: ValidationInfo) -> Any:
+        """A feature's settings; `off`, or false as YAML reads it, stands for the defaults."""
+        name = str(info.field_name)
+        return typed(
+            section_class(name), name, {} if given in (False, "off") else given, context_of(info)
+        )
 
     @field_validator("methods")
     @classmethod
@@ -148,24 +146,19 @@ class Config:
             self._check_game()
         self._check_method()
         self._check_memory()
-        for options in (self.engine, *self.methods.values()):
+        features = (getattr(self, name) for name in SECTIONS)
+        for options in (self.engine, *features, *self.methods.values()):
             if (check := getattr(options, "check", None)) is not None:
                 check(self)
         return self
 
     def _check_game(self) -> None:
-        kit, rules = self.game.kit, self.game.options
+        kit = self.game.kit
         own_rubric = self.reward.rubric is not None or kit.has("judged")
         if self.reward.judge != "rubric" and not own_rubric:
             raise ValueError(
                 f"reward.rubric must be a text file with reward.judge and game.name "
                 f"{self.game.name}, which has no rubric of its own, got null"
-            )
-        full = switch(rules, "messages", default=True) and not switch(rules, "brief")
-        if self.warm_start.recorded and not full:
-            raise ValueError(
-                "game.options.brief must be false and game.options.messages true with "
-                "warm_start.recorded: people wrote their messages in the full game"
             )
         if self.rollout.branch.turns == "decisions" and not kit.ANSWERS:
             raise ValueError(
@@ -186,8 +179,6 @@ class Config:
                 f"parallel.tp must be 1 with model.lora, got {self.parallel.tp}: adapters do not "
                 "support tensor parallel; use parallel.fsdp"
             )
-        if self.warm_start.lora and self.model.lora is None:
-            raise ValueError("warm_start.lora needs model.lora, which sets the adapters, got null")
         in_groups = method in COMPARED_IN_GROUPS
         branch_turns = self.rollout.branch.turns
         if branch_turns != "none" and not self.algorithm.groups:

@@ -1,10 +1,11 @@
-"""Settings that a feature declares itself: those of each method, and of the kind of engine."""
+"""Settings that a feature declares itself: a section of its own, those of each method, and those
+of the kind of engine."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +17,12 @@ from selfplay.config.schema import RULES, Described, described
 from selfplay.config.text import show
 
 METHODS, ENGINE = "methods", "engine.kind"
+# The sections of rooms outside the core, and the classes of their settings.
+SECTIONS = {
+    "warm_start": "selfplay.warm_start.options:WarmStartConfig",
+    "policy_pool": "selfplay.partners.options:PolicyPoolConfig",
+    "endpoint": "selfplay.partners.options:EndpointConfig",
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,12 @@ def typed(kind: Any, home: str, given: Any, context: Mapping[str, Any]) -> Any:
         return given
     context["declared"].append((kind, home))
     return TypeAdapter[Any](with_config(RULES)(kind)).validate_json(json.dumps(given))
+
+
+def section_class(name: str) -> Any:
+    """The class of the settings of a section."""
+    module, _, last = SECTIONS[name].partition(":")
+    return getattr(import_module(module), last)
 
 
 def typed_methods(given: Mapping[str, Any], advantage: str, info: ValidationInfo) -> dict[str, Any]:
@@ -100,9 +113,14 @@ def _of_engines() -> list[Any]:
     return [field for kind in kinds for field in fields(kind)]
 
 
-def described_features() -> list[Described]:
-    """The settings of each built-in method, and those that only one kind of engine has, as text."""
+def all_described(config: Any) -> list[Described]:
+    """Every key of the settings as text: those of `config` with the sections of features, those of
+    each built-in method, and those that only one kind of engine has."""
     entries = []
+    for entry in described(config):
+        kind = section_class(entry.name) if entry.name in SECTIONS else None
+        entries.append(replace(entry, sentence=_sentence(kind)) if kind else entry)
+        entries += described(kind, entry.name) if kind else []
     for name in PLUGINS[METHODS].built_in:
         kind, home = options_class(METHODS, name), f"{METHODS}.{name}"
         entries.append(Described(home, None, "", (), _sentence(kind)))

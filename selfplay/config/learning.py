@@ -1,4 +1,4 @@
-"""Settings of the warm start, the algorithm and the optimizer."""
+"""Settings of the algorithm and the optimizer."""
 
 from __future__ import annotations
 
@@ -14,75 +14,6 @@ from selfplay.config.schema import RULES
 # zero variance have no gradient and are dropped. Other methods keep them, because a group can
 # differ from the batch or the moving average.
 COMPARED_IN_GROUPS = ("grpo", "dr_grpo", "rloo", "turns")
-
-
-@dataclass(frozen=True, slots=True, config=RULES)
-class WarmStartConfig:
-    """Supervised imitation (SFT) of scripted players, of people and of your own chats before
-    self-play; `warm_start: off` turns off what a base file sets."""
-
-    num_games: int = Field(default=0, ge=0, le=10_000_000)
-    """scripted games to imitate; 0 without recorded games and chats skips the warm start"""
-    teachers: tuple[str, ...] = ("honest",)
-    """scripted players as 'name:option=value*weight'; each seat samples one by weight"""
-    first_games: int = Field(default=0, ge=0, le=10_000_000)
-    """how many of num_games first_teachers play; all passes over these games come before the
-    other games, as a first lesson on a simpler game"""
-    first_teachers: tuple[str, ...] = ()
-    """the teachers of the first games"""
-    recorded: str | None = None
-    """a .jsonl of recorded human games to imitate as well, both seats of each; evaluations
-    leave out the instances that were imitated (docs/recorded_games.md)"""
-    recorded_share: float = Field(default=0.5, ge=0.01, le=1.0)
-    """share of the recorded instances that are imitated, selected by an instance's digest; the
-    others can be used for evaluation"""
-    recorded_repeats: int = Field(default=1, ge=1, le=1_000)
-    """how often each pass contains each recorded game; it contains a scripted game once"""
-    chats: str | None = None
-    """your own chats to imitate as well: a .jsonl or .parquet file, or a folder that `datasets`
-    saved, whose rows have `messages` (docs/your_data.md); each pass contains a chat once"""
-    chat_roles: tuple[Literal["assistant", "user"], ...] = Field(
-        default=("assistant",), min_length=1
-    )
-    """whose turns in the chats are imitated; the others are context"""
-    batch_size: int = Field(default=16, ge=1, le=100_000)
-    """transcripts per optimizer step"""
-    epochs: int = Field(default=1, ge=1, le=1_000)
-    """passes over the transcripts"""
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """muon: orthogonal steps for the matrices inside the model, which learn faster from random
-    weights; AdamW for the rest"""
-    lora: bool = False
-    """train only adapters like those of model.lora, which are then merged into the weights that
-    self-play starts from; false trains all weights"""
-    lr: float = Field(default=1e-3, ge=0.0, le=10.0)
-    """peak rate of the imitation; that of self-play is optim.lr"""
-    warmup_steps: int = Field(default=50, ge=0, le=10_000_000)
-    """optimizer steps of linear learning-rate warm-up"""
-    keep: Literal["same", "all"] = "same"
-    """instances that the teachers play: same applies the game's own filter, all keeps every
-    instance (much faster to generate where the filter keeps few)"""
-
-    @property
-    def imitates(self) -> bool:
-        """Whether there is a warm start."""
-        return self.num_games > 0 or self.recorded is not None or self.chats is not None
-
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        if self.lora and self.optimizer == "muon":
-            raise ValueError("warm_start.optimizer must be adamw with warm_start.lora, got muon")
-        if (self.first_games > 0) != bool(self.first_teachers):
-            raise ValueError(
-                "warm_start.first_teachers and warm_start.first_games must be set together, "
-                f"got {list(self.first_teachers)} with {self.first_games} first games"
-            )
-        if self.first_games > self.num_games:
-            raise ValueError(
-                "warm_start.first_games must be at most warm_start.num_games, "
-                f"{self.num_games}, got {self.first_games}"
-            )
-        return self
 
 
 @dataclass(frozen=True, slots=True, config=RULES)

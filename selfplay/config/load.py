@@ -33,7 +33,6 @@ Settings = Path | Mapping[str, Any]  # a file, or the values that one would hold
 Origins = dict[str, str]  # where each key was given: "FILE:LINE" or "override 'key=value'"
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_SWITCHED = "warm_start"  # a section that `off`, or false as YAML reads it, sets to its defaults
 _MEANT = {"gpu": "cuda"}  # words that are spelt like another choice
 
 
@@ -54,8 +53,6 @@ def load(
         SettingsError: for unreadable files, unknown keys, invalid values and contradictions.
     """
     values, origins = _read_all(given, overrides, code)
-    if values.get(_SWITCHED) in (False, "off"):
-        values[_SWITCHED] = {}
     declared = [(cls, "")]  # a game adds the class of its options, and their name
     context = {"declared": declared, "imports": code != "none"}
     try:

@@ -66,16 +66,17 @@ def make_learner(
     weights: Path,
     world: World,
     *,
-    imitation: bool = False,
+    imitation: str = "",
+    adapters: bool = True,
     as_engine: Callable[[PreTrainedModel], None] | None = None,
     rendering: Rendering | None = None,
 ) -> Learner:
     """The sharded policy, its optimizer, a reference for the KL and the methods of the settings.
     With adapters only they are trained, and the reference is the same model without them. For
-    `imitation` there is neither reference nor method, and all weights are trained unless
-    `warm_start.lora` is set. `as_engine` makes the models compute as the engine does.
+    `imitation` with this optimizer there is neither reference nor method; without `adapters` all
+    weights are trained. `as_engine` makes the models compute as the engine does.
     """
-    lora = None if imitation and not config.warm_start.lora else config.model.lora
+    lora = config.model.lora if adapters else None
     load = partial(
         load_sharded,
         str(weights),
@@ -92,8 +93,7 @@ def make_learner(
     reference = None
     if config.algorithm.kl > 0 and not imitation:
         reference = load().requires_grad_(False) if lora is None else model
-    kind = config.warm_start.optimizer if imitation else "adamw"
-    optimizer = make_optimizer(model, config.optim, seed=config.seed, kind=kind)
+    optimizer = make_optimizer(model, config.optim, seed=config.seed, kind=imitation or "adamw")
     learner = Learner(
         model=model,
         optimizer=optimizer,

@@ -9,7 +9,7 @@ from selfplay.config import Config
 from selfplay.learner.method import LossTerm, Method
 from selfplay.learner.update import imitation_term
 from selfplay.methods.options import AuxiliaryImitationOptions
-from selfplay.warm_start import teacher_samples
+from selfplay.warm_start.imitation import teacher_samples
 
 
 class AuxiliaryImitation(Method):

@@ -27,10 +27,8 @@ from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, POOL, SELF, Spec, 
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, gather_objects, on_first_rank
 from selfplay.engines.base import Completion, Engine, GameRunner, Message, Request, Sampling
-from selfplay.engines.endpoint import Endpoint, endpoint_key
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.kinds import engine_kind
-from selfplay.engines.router import EngineRouter, Frozen
 from selfplay.errors import RunEnds, SettingsError
 from selfplay.learner.learner import Learner
 from selfplay.metrics.step import add_up
@@ -39,7 +37,9 @@ from selfplay.model.hub import described_in
 from selfplay.model.policy import DTYPES, empty_model, end_ids
 from selfplay.model.stored import Stored
 from selfplay.partners.checkpoints import check_same_game, find_source, template_of
+from selfplay.partners.endpoint import Endpoint, endpoint_key
 from selfplay.partners.opponents import Opponents, drawn
+from selfplay.partners.router import EngineRouter, Frozen
 from selfplay.rollout.players import FrozenPlayer, Player, PolicyPlayer
 from selfplay.rollout.seat_rules import chosen_seats
 from selfplay.rollout.seating import SELF_PLAY, Partner, scripted_partner

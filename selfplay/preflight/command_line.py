@@ -15,16 +15,29 @@ from typing import Any, NoReturn
 import selfplay
 from dialop.shown import error_text
 from dialop.specs import nearest
-from selfplay.config import COMMON, Config, load_config
-from selfplay.config.features import described_features
+from selfplay.config import Config, load_config
+from selfplay.config.features import all_described
 from selfplay.config.load import check_once, find_settings, read_value, shipped
 from selfplay.config.play import GameConfig, options_of
-from selfplay.config.schema import Described, chosen, describe, described
+from selfplay.config.schema import Described, chosen, describe
 from selfplay.config.secrets import hidden, names_key
 from selfplay.errors import SettingsError
 from selfplay.evaluation.asked import YAML, EvalPlan
 
 _Append = argparse._AppendAction
+# What `train.py --help` shows: the keys that people change.
+COMMON = (
+    *("out", "seed", "steps", "save_every", "device"),
+    *("game.name", "data.train", "data.test"),
+    *("model.path", "model.dtype", "model.lora", "model.lora.rank"),
+    *("warm_start.num_games", "warm_start.teachers", "warm_start.epochs", "warm_start.lr"),
+    *("rollout.instances", "rollout.group_size", "rollout.max_turns", "rollout.max_new_tokens"),
+    *("rollout.max_game_tokens", "rollout.partners"),
+    *("reward.function", "algorithm.advantage", "algorithm.loss", "algorithm.kl"),
+    *("algorithm.minibatches", "optim.lr", "optim.schedule", "optim.tokens_per_microbatch"),
+    *("engine.kind", "engine.mem_fraction", "parallel.tp", "parallel.fsdp"),
+    *("eval.every", "eval.num_games", "eval.final_games", "track"),
+)
 # Keys and sections that only train.py reads. A key does not declare its readers: add new ones here.
 _OF_TRAINING = {
     *("out", "steps", "save_every", "keep_checkpoints", "log_games_every", "log_groups_every"),
@@ -55,7 +68,7 @@ class _Completion(argparse.Action):
         words = [word for word in parser._option_string_actions if word.startswith("--")]
         if parser.takes_settings:
             trains = parser.program == "train.py"
-            keys = [entry.name for entry in described(Config) if entry.kind is not None]
+            keys = [entry.name for entry in all_described(Config) if entry.kind is not None]
             words += [f"{k}=" for k in keys if trains or k.partition(".")[0] not in _OF_TRAINING]
         words += [path.stem for path in sorted(shipped("configs").glob("*.yaml"))]
         name = f"selfplay-{Path(parser.program).stem.rpartition('.')[2]}"
@@ -261,7 +274,7 @@ def help_of(section: str, config: Path | None, overrides: Sequence[str]) -> str:
 
     The options of the game in the settings belong to the section game.
     """
-    entries = described(Config)
+    entries = all_described(Config)
     sections = [entry.name for entry in entries if entry.kind is None and "." not in entry.name]
     if not section:
         common = [entry for entry in entries if entry.name in COMMON]
@@ -270,7 +283,7 @@ def help_of(section: str, config: Path | None, overrides: Sequence[str]) -> str:
             f"--help SECTION shows every key of one of {', '.join(sections)}; --help all shows "
             "all keys.\n"
         )
-    entries += [*described_features(), *_options(config, overrides)]
+    entries += _options(config, overrides)
     found = entries if section == "all" else chosen(entries, section)
     if not found:
         valid = [*sections, "all"]

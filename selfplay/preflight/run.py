@@ -22,7 +22,7 @@ from dialop.kit import switch
 from dialop.shown import error_line, on_one_line
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
-from selfplay.config import Config, EndpointConfig, EngineConfig, GameConfig, ModelConfig
+from selfplay.config import Config, EngineConfig, GameConfig, ModelConfig
 from selfplay.config.own_code import own_code, own_names
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, Spec, parse_shares, parse_spec
 from selfplay.data.chats import Chat, check_shown, read_chats
@@ -36,7 +36,6 @@ from selfplay.data.instances import (
 from selfplay.data.stream import made_instances, read_train_file
 from selfplay.distributed import check_switches
 from selfplay.distributed.tensor_parallel import why_undivided
-from selfplay.engines.endpoint import check_address, endpoint_key
 from selfplay.engines.kinds import engine_kind
 from selfplay.errors import SettingsError
 from selfplay.evaluation.held_out import check_fixed_partners
@@ -45,12 +44,15 @@ from selfplay.metrics.tracker import check_tracker
 from selfplay.model.hub import check_weights, described_in, local_folder
 from selfplay.model.policy import end_ids, scratch_config
 from selfplay.partners.checkpoints import find_source
+from selfplay.partners.endpoint import check_address, endpoint_key
+from selfplay.partners.options import EndpointConfig
 from selfplay.partners.partners import check_partners
 from selfplay.preflight.functions import check_functions
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, Turn, limits_of
 from selfplay.rollout.seat_rules import check_players
 from selfplay.rollout.seating import scripted_games
+from selfplay.warm_start.teachers import check_teachers
 
 AT_START = {
     "torch.set_default_dtype": torch.float32,
@@ -80,6 +82,7 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     own_code(own_names(config))
     check_switches(AT_START)  # which a file of one's own may change as it is imported
     check_players(config)
+    check_teachers(config)
     if config.data.train_file:
         read_train_file(config)
     check_files(config.game, config.data)  # before a model is fetched

@@ -6,13 +6,7 @@ from collections.abc import Sequence
 
 from dialop.kit import Kit
 from dialop.specs import nearest
-from selfplay.config import (
-    COMPARED_IN_GROUPS,
-    Config,
-    GameConfig,
-    RolloutConfig,
-    WarmStartConfig,
-)
+from selfplay.config import COMPARED_IN_GROUPS, Config, GameConfig, RolloutConfig
 from selfplay.config.player_spec import (
     POOL,
     SCRIPTED,
@@ -20,7 +14,6 @@ from selfplay.config.player_spec import (
     Spec,
     parse_shares,
     parse_spec,
-    weighted,
 )
 from selfplay.errors import SettingsError
 
@@ -112,15 +105,8 @@ def _script_for(kit: Kit, seats: Sequence[int]) -> str:
 
 
 def check_players(config: Config) -> None:
-    """Raise SettingsError for a teacher or scripted partner that does not exist, and for seats or
-    groups that do not fit the game."""
-    warm = config.warm_start
-    if warm.num_games or "auxiliary_imitation" in config.methods:
-        teacher_mixture(warm.teachers, config.game)
-    elif config.model.scratch:
-        tokenizer_scripts(config)
-    if warm.first_games:
-        teacher_mixture(warm.first_teachers, config.game, key="warm_start.first_teachers")
+    """Raise SettingsError for a scripted partner that does not exist, and for seats or groups that
+    do not fit the game."""
     rollout, game = config.rollout, config.game
     seats = chosen_seats(game, rollout)
     specs = [
@@ -131,16 +117,6 @@ def check_players(config: Config) -> None:
         _check_groups(
             config.rollout.group_size, config.algorithm.advantage, num_seats=len(game.kit.ROLES)
         )
-
-
-def tokenizer_scripts(config: Config) -> list[str]:
-    """The scripted players whose games train a scratch model's tokenizer: the teachers; the game's
-    own where a run imitates no scripted game and names none, perhaps none."""
-    warm, names = config.warm_start, config.game.kit.SCRIPT_NAMES
-    unused = not (warm.num_games or "auxiliary_imitation" in config.methods)
-    if unused and warm.teachers == WarmStartConfig().teachers and not {*warm.teachers} & {*names}:
-        return list(names)
-    return teacher_mixture(warm.teachers, config.game)[0]
 
 
 def _check_groups(size: int, method: str, *, num_seats: int) -> None:
@@ -159,28 +135,3 @@ def _check_groups(size: int, method: str, *, num_seats: int) -> None:
             f"partner than self ({most} of the games form the group of each seat), got {size}; "
             f"nearest: {2 * num_seats}"
         )
-
-
-def teacher_mixture(
-    teachers: Sequence[str], game: GameConfig, *, key: str = "warm_start.teachers"
-) -> tuple[list[str], list[float]]:
-    """Specs and weights of "spec*weight" teachers; the weight defaults to 1.
-
-    Raises SettingsError, which names `key`, for a teacher that does not exist or cannot teach.
-    """
-    kit = game.kit
-    specs, weights = [], []
-    for entry in teachers:
-        try:
-            spec, weight = weighted(entry, what="weight", example="solo*0.5")
-            kit.make_script(spec, seed=0)
-        except ValueError as error:
-            raise SettingsError(f"{key}: {error}") from None
-        specs.append(spec)
-        weights.append(weight)
-    if sum(weights) <= 0:
-        raise SettingsError(f"{key} needs one positive weight, got {list(teachers)}")
-    if not any(kit.seated(spec)[seat] == spec for spec in specs for seat in kit.POLICY_SEATS):
-        seats = ", ".join(map(str, kit.POLICY_SEATS))
-        raise SettingsError(f"{key} must play seat {seats}, the policy's, got {list(teachers)}")
-    return specs, weights

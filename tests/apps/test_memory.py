@@ -27,7 +27,7 @@ from selfplay.data.instances import TRAIN, generated
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.model.hub import local_folder
 from selfplay.model.lora import add_adapters
-from selfplay.warm_start import scratch_tokenizer
+from selfplay.warm_start.imitation import scratch_tokenizer
 from tests.helpers.run_folders import untrained_run
 from tests.helpers.tiny_run import TINY, tiny_model
 

@@ -16,7 +16,7 @@ from bench.chat_templates import outcome
 from bench.rows import STAGES
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import load_config
-from selfplay.warm_start import scratch_tokenizer
+from selfplay.warm_start.imitation import scratch_tokenizer
 from tests.helpers.chat_families import TEMPLATES
 from tests.helpers.processes import HANG_S
 

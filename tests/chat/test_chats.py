@@ -12,7 +12,7 @@ from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.template import CHATML, CLOCK, think
 from selfplay.chat.transcript import Transcript
 from selfplay.data.chats import Chat
-from selfplay.warm_start import chat_transcript
+from selfplay.warm_start.imitation import chat_transcript
 from tests.chat.test_chat import CHANGES_HISTORY
 from tests.helpers.chat_families import (
     ANEW,

@@ -9,8 +9,7 @@ import pytest
 
 from dialop.kit import SWITCHES
 from selfplay.config import Config, load_config
-from selfplay.config.features import described_features
-from selfplay.config.schema import described
+from selfplay.config.features import all_described
 
 CONFIGS = sorted((Path(__file__).resolve().parents[2] / "configs").glob("*.yaml"))
 
@@ -53,7 +52,7 @@ def messages(tree: ast.AST) -> Iterator[str]:
 
 
 def test_keys_named_in_errors_exist() -> None:
-    keys = {each.name for each in (*described(Config), *described_features())}
+    keys = {each.name for each in all_described(Config)}
     top = {name.partition(".")[0] for name in keys if "." in name}
     named: dict[str, set[str]] = {}
     for path in sorted((CONFIGS[0].parents[1] / "selfplay").rglob("*.py")):

@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from selfplay.config import COMMON, WarmStartConfig, load_config
 from selfplay.config import Config as RunConfig
+from selfplay.config import load_config
+from selfplay.config.features import all_described
 from selfplay.config.load import load, override_words
-from selfplay.config.schema import RULES, describe, described, names_of
+from selfplay.config.schema import RULES, describe, described
 from selfplay.config.text import changed, difference, dump
 from selfplay.errors import SettingsError
-from selfplay.preflight.command_line import Parser, shipped_configs
+from selfplay.preflight.command_line import COMMON, Parser, shipped_configs
+from selfplay.warm_start.options import WarmStartConfig
 
 
 @dataclass(frozen=True, slots=True, config=RULES)
@@ -351,7 +353,9 @@ def test_help_lists_every_key_with_type_default_rule_and_sentence() -> None:
 
 
 def test_about_thirty_keys_are_shown_first_and_every_shipped_config_is_named() -> None:
-    assert 30 <= len(COMMON) <= 40 and set(COMMON) <= set(names_of(RunConfig))
+    assert 30 <= len(COMMON) <= 40 and set(COMMON) <= {
+        each.name for each in all_described(RunConfig)
+    }
     shown = [line.split()[0] for line in shipped_configs().splitlines() if line[0] != " "]
     configs = Path(__file__).resolve().parents[2] / "configs"
     assert shown == sorted(path.stem for path in configs.glob("*.yaml"))

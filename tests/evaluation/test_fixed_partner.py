@@ -10,9 +10,9 @@ from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import load_config
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request
-from selfplay.engines.router import EngineRouter, Frozen
 from selfplay.evaluation.held_out import EvaluationContext, validation
 from selfplay.metrics.monitors import Monitors, MonitorStop
+from selfplay.partners.router import EngineRouter, Frozen
 from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
 from selfplay.rollout.seating import Partner
 from selfplay.weight_sync.supervised import Supervised

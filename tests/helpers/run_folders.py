@@ -12,7 +12,7 @@ from selfplay.config.text import dump
 from selfplay.evaluation.evaluate import evaluate_scripted
 from selfplay.evaluation.report import rows_json
 from selfplay.model.policy import export, scratch_model
-from selfplay.warm_start import scratch_tokenizer
+from selfplay.warm_start.imitation import scratch_tokenizer
 
 SETTINGS = """
 steps: 12

@@ -25,7 +25,7 @@ from selfplay.metrics.run_folder import (
     hold_run,
     open_run,
 )
-from selfplay.warm_start import scratch_tokenizer
+from selfplay.warm_start.imitation import scratch_tokenizer
 from tests.helpers import processes
 from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.tiny_run import write_tiny

@@ -18,11 +18,11 @@ from selfplay.config.text import dump
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request
 from selfplay.engines.hf import HFEngine
-from selfplay.engines.router import EngineRouter, Frozen
 from selfplay.errors import SettingsError
 from selfplay.evaluation.held_out import check_fixed_partners
 from selfplay.metrics.step import game_sums
 from selfplay.partners.partners import check_partners, joined, snapshot_folder, snapshot_weights
+from selfplay.partners.router import EngineRouter, Frozen
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import GameSetup, Position
 from selfplay.rollout.players import FrozenPlayer, PolicyPlayer

@@ -33,7 +33,7 @@ from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
 from selfplay.rollout.players import Teacher
 from selfplay.rollout.seat_rules import check_players, who_plays
 from selfplay.rollout.seating import Partner, policy_seats_in, scripted_games, scripted_partner
-from selfplay.warm_start import scratch_tokenizer, teacher_games
+from selfplay.warm_start.imitation import scratch_tokenizer, teacher_games
 from tests.helpers import three_rooms
 from tests.helpers.changed_games import changed
 from tests.helpers.hand_episodes import with_advantages

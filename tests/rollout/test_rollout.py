@@ -20,7 +20,7 @@ from selfplay.engines.base import Completion, Request
 from selfplay.metrics.step import game_sums
 from selfplay.rollout.driver import first_turns, play_games, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits
-from selfplay.warm_start import teacher_games
+from selfplay.warm_start.imitation import teacher_games
 from tests.helpers.dialop_boards import BEST, BRIEF, SMALL
 from tests.helpers.scripted_engine import CUT, StreamEngine, WaveEngine
 from tests.helpers.small_games import (

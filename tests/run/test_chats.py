@@ -18,8 +18,8 @@ from selfplay.distributed import init_world
 from selfplay.errors import SettingsError
 from selfplay.learner.method import LossTerm
 from selfplay.preflight.run import check_run
-from selfplay.setup import first_weights, make_tokenizer
-from selfplay.warm_start import chat_samples, scratch_tokenizer
+from selfplay.setup import make_tokenizer
+from selfplay.warm_start.imitation import chat_samples, first_weights, scratch_tokenizer
 from tests.helpers.tiny_run import weights_of
 
 SHAPE = "{width: 64, layers: 2, heads: 4, kv_heads: 4, mlp_width: 128, vocab_size: 400"
@@ -124,7 +124,7 @@ def test_chats_come_once_a_pass_beside_the_games_that_are_not_first(
         assert named.keywords["chats"] == {f"{chats} line {i}" for i in range(1, 21)}
         return {"imitation_loss": 0.0}
 
-    monkeypatch.setattr("selfplay.warm_start.optimizer_step", record)
+    monkeypatch.setattr("selfplay.warm_start.imitation.optimizer_step", record)
     imitated(tmp_path / "run", config)
     from_file = [[name for name in step if name.startswith(str(chats))] for step in steps]
     assert len(steps) == 2 + 12 and not any(from_file[:2])

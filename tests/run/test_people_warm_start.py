@@ -14,7 +14,7 @@ from selfplay.errors import SettingsError
 from selfplay.evaluation.games import find_games, imitated_boards
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.partners.checkpoints import Source
-from selfplay.warm_start import people_samples
+from selfplay.warm_start.imitation import people_samples
 from tests.helpers.dialop_boards import record_of, write_records
 
 BOARDS = [generate_instance(MatchingRecipe(keep="all"), seed=3, index=i) for i in range(8)]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from selfplay import warm_start
+import selfplay.warm_start.imitation as warm_start
 from selfplay.advantages.sample import Sample
 from selfplay.atomic import discard
 from selfplay.chat.rendering import make_rendering
@@ -21,8 +21,9 @@ from selfplay.config import Config, load_config
 from selfplay.distributed import init_world
 from selfplay.errors import SettingsError
 from selfplay.learner.update import optimizer_step
-from selfplay.setup import first_weights, make_tokenizer
-from selfplay.warm_start import (
+from selfplay.setup import make_tokenizer
+from selfplay.warm_start.imitation import (
+    first_weights,
     progress_folder,
     scratch_tokenizer,
     teacher_samples,

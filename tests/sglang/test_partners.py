@@ -17,7 +17,7 @@ import pytest
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Generate, Request, Sampling
 from selfplay.engines.hf import HFEngine
-from selfplay.engines.router import EngineRouter, Frozen
+from selfplay.partners.router import EngineRouter, Frozen
 from selfplay.weight_sync.supervised import Supervised
 from tests.helpers import processes
 from tests.helpers.chat_server import Answer, chat_server

@@ -21,7 +21,7 @@ from selfplay.preflight.model import no_room, skeleton_of
 from selfplay.preflight.run import described_model, start_warnings
 from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seat_rules import who_plays
-from selfplay.warm_start import chat_samples, scratch_tokenizer
+from selfplay.warm_start.imitation import chat_samples, scratch_tokenizer
 
 _MOST_GB = 10_000  # of one GPU
 

@@ -18,12 +18,13 @@ from dialop.collab.task import CollabOptions
 from dialop.matching.game import MatchingGame
 from dialop.tags import MAX_MOVE
 from selfplay.chat.rendering import Rendering
-from selfplay.config import Config, EndpointConfig
+from selfplay.config import Config
 from selfplay.config.player_spec import parse_spec
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Message, Request, Sampling
-from selfplay.engines.endpoint import MAX_BYTES, Endpoint, Usage
+from selfplay.partners.endpoint import MAX_BYTES, Endpoint, Usage
 from selfplay.partners.opponents import Shares
+from selfplay.partners.options import EndpointConfig
 from selfplay.partners.partners import Partners
 from selfplay.rollout.driver import RolloutStats, play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits
@@ -49,8 +50,8 @@ FAST = EndpointConfig(retries=2)
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits of hundredths of a second before a retry and after an endpoint's death."""
-    monkeypatch.setattr("selfplay.engines.endpoint.BACKOFF_S", 0.01)
-    monkeypatch.setattr("selfplay.engines.endpoint.LONGEST_BACKOFF_S", LONGEST_S)
+    monkeypatch.setattr("selfplay.partners.endpoint.BACKOFF_S", 0.01)
+    monkeypatch.setattr("selfplay.partners.endpoint.LONGEST_BACKOFF_S", LONGEST_S)
 
 
 def ask(endpoint: Endpoint, text: str = "Hello", seed: int = 0) -> Completion:
@@ -291,7 +292,7 @@ def test_a_server_that_drips_has_the_time_of_one_request() -> None:
 
 
 def test_a_retry_waits_as_long_as_retry_after_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("selfplay.engines.endpoint.LONGEST_BACKOFF_S", 5.0)
+    monkeypatch.setattr("selfplay.partners.endpoint.LONGEST_BACKOFF_S", 5.0)
     slow = EndpointConfig(retries=1)
     too_many = Answer(status=429, headers={"Retry-After": "0.4"})
     with chat_server(lambda body, number: Answer("ok") if number else too_many) as server:
@@ -318,7 +319,7 @@ def test_a_client_error_is_not_retried(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_dead_endpoint_gets_no_requests_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     clock = SimpleNamespace(monotonic=lambda: now_s)
-    monkeypatch.setattr("selfplay.engines.endpoint.time", clock)
+    monkeypatch.setattr("selfplay.partners.endpoint.time", clock)
     settings = EndpointConfig(retries=0)
     with chat_server(lambda body, n: Answer("ok") if n >= 3 else Answer(status=500)) as server:
         endpoint = Endpoint("small", server.url, settings=settings, key=None)
@@ -441,7 +442,7 @@ def test_games_go_on_whatever_an_endpoint_sends(
     rendering: Rendering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each game is played, or void; nothing is raised."""
-    monkeypatch.setattr("selfplay.engines.endpoint._DEAD_AFTER", 100)
+    monkeypatch.setattr("selfplay.partners.endpoint._DEAD_AFTER", 100)
     odd = [Answer(body=body) for body, encoding in NO_ANSWERS.values() if not encoding]
     odd += [
         Answer(body=answered('"[message] \\ud800 5"')),

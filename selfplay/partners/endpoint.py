@@ -26,10 +26,10 @@ from typing import Any
 import httpx
 
 from dialop.tags import MAX_MOVE, after_thought, in_thought
-from selfplay.config import EndpointConfig
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Request
 from selfplay.errors import SettingsError
+from selfplay.partners.options import EndpointConfig
 
 # HTTP statuses below 500 worth a retry: time-out, conflict, too early, too many requests.
 _RETRIED = (408, 409, 425, 429)

@@ -24,30 +24,33 @@ from dialop.people import PeoplesGame
 from dialop.workers import Spawn
 from selfplay.advantages.advantages import imitated, imitation_samples
 from selfplay.advantages.sample import Sample
-from selfplay.atomic import atomic_folder, damage, write_atomically
+from selfplay.atomic import atomic_folder, damage, discard, write_atomically
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.chat.transcript import Transcript
-from selfplay.checkpoint import begin_checkpoint, resume
-from selfplay.config import Config, GameConfig, ModelConfig, RolloutConfig, WarmStartConfig
+from selfplay.checkpoint import begin_checkpoint, export_atomically, resume
+from selfplay.config import Config, GameConfig, ModelConfig, RolloutConfig
 from selfplay.config.player_spec import SCRIPTED
 from selfplay.data.chats import Chat, read_chats
 from selfplay.data.instances import TEACHERS, TOKENIZER, generated, imitated_people
 from selfplay.data.seeds import named_seed, pick
-from selfplay.distributed import World, barrier
+from selfplay.distributed import World, barrier, on_first_rank
 from selfplay.errors import SettingsError
-from selfplay.learner.learner import Learner
+from selfplay.learner.learner import Learner, make_learner
 from selfplay.learner.method import LossTerm
 from selfplay.learner.update import imitation, learning_rate, optimizer_step, step_means
 from selfplay.metrics.console import progress
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.metrics.step_log import StepLog
 from selfplay.model.hub import local_folder
+from selfplay.model.policy import export, scratch_model
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import GameSetup, Limits, limits_of
 from selfplay.rollout.players import Player, ScriptedPartner, Teacher
-from selfplay.rollout.seat_rules import able_seats, teacher_mixture, tokenizer_scripts
+from selfplay.rollout.seat_rules import able_seats
 from selfplay.rollout.seating import game_setup, scripted_games
+from selfplay.warm_start.options import WarmStartConfig
+from selfplay.warm_start.teachers import teacher_mixture, tokenizer_scripts
 
 WARM_LOG = "warm_start.jsonl"
 LOG_EVERY = 50  # optimizer steps per line of the warm start's log; fewer in a short one
@@ -460,3 +463,58 @@ def _fitting(samples: Sequence[Sample], whose: str, *, limit: int) -> list[Sampl
             f"{max(s.longest for s in samples)}"
         )
     return fitting
+
+
+def first_weights(
+    config: Config,
+    folder: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    rendering: Rendering,
+    world: World,
+) -> Path:
+    """The folder of the weights that self-play starts from; created if it does not exist.
+
+    These are the warm start's result if the run has one, else the model's own or random weights.
+    """
+    warm, settings = folder / "warm_start", config.warm_start
+    if not settings.imitates:
+        return _own_weights(config, folder, tokenizer, world)
+    if not warm.exists():
+        own = _own_weights(config, folder, tokenizer, world)
+        learner = make_learner(
+            config, own, world, imitation=settings.optimizer, adapters=settings.lora
+        )
+        means = warm_start(learner, config, rendering, folder=folder)
+        export_atomically(learner.model, tokenizer, warm, world=world)
+        if world.rank == 0:
+            loss = f"with a loss of {means['imitation_loss']:.3f} nats a token"
+            print(f"the imitation is finished {loss}; the policy is in {warm}", flush=True)
+        on_first_rank(partial(discard, progress_folder(folder)), world)
+    return warm
+
+
+def _own_weights(
+    config: Config, folder: Path, tokenizer: PreTrainedTokenizerBase, world: World
+) -> Path:
+    """The model's own folder, or the run's folder of random weights in the scratch shape."""
+    scratch = config.model.scratch
+    if scratch is None:
+        assert config.model.path is not None
+        return local_folder(config.model.path)
+    random = folder / "random_start"
+
+    def make() -> None:
+        if random.exists():
+            return
+        model = scratch_model(
+            scratch,
+            vocab_size=max(scratch.vocab_size, len(tokenizer)),
+            seed=config.seed,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        with atomic_folder(random) as partial_folder:
+            export(model, tokenizer, partial_folder)
+
+    on_first_rank(make, world)
+    return random

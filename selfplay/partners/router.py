@@ -21,8 +21,8 @@ from selfplay.engines.base import (
     Request,
     Sampling,
 )
-from selfplay.engines.endpoint import Endpoint
 from selfplay.engines.waves import WaveScheduler
+from selfplay.partners.endpoint import Endpoint
 
 
 @dataclass(frozen=True, slots=True)

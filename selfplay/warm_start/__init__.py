@@ -1,0 +1,1 @@
+"""Imitation of scripted players, people and chats before self-play."""
