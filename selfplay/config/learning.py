@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.dataclasses import dataclass
@@ -14,6 +14,7 @@ from selfplay.config.schema import RULES
 # zero variance have no gradient and are dropped. Other methods keep them, because a group can
 # differ from the batch or the moving average.
 COMPARED_IN_GROUPS = ("grpo", "dr_grpo", "rloo", "turns")
+Aggregation = Literal["token_mean", "sequence_mean"]
 
 
 @dataclass(frozen=True, slots=True, config=RULES)
@@ -40,19 +41,17 @@ class AlgorithmConfig:
     dual_clip: float = Field(default=0.0, ge=0.0, le=1e6)
     """bound c > 1 on the ratio of tokens with a negative advantage (dual-clip PPO; losses clip
     and gspo); 0 turns it off"""
-    aggregation: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    aggregation: Annotated[int, Field(ge=1, le=10_000_000)] | Aggregation = "token_mean"
     """token_mean: mean over all tokens; sequence_mean: mean over sequences of each sequence's
-    token mean; constant: mean over sequences of each one's token sum / constant_length"""
-    constant_length: int = Field(default=0, ge=0, le=10_000_000)
-    """divisor in tokens for aggregation constant, whatever the sequence's length"""
+    token mean; a number of tokens: mean over sequences of each one's token sum, divided by it
+    whatever the sequence's length"""
     entropy: float = Field(default=0.0, ge=0.0, le=1000.0)
     """coefficient of the entropy bonus"""
     kl: float = Field(default=0.0, ge=0.0, le=1000.0)
     """coefficient of the KL penalty to the reference policy; 0 loads no reference"""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """KL estimator: k3, k2, or k1, which needs kl_ratio"""
-    kl_ratio: bool = False
-    """multiply the KL term by the token's ratio, which makes its gradient unbiased"""
+    kl_estimator: Literal["k3", "k2", "k3_ratio", "k2_ratio", "k1_ratio"] = "k3"
+    """KL estimator; with _ratio the KL term is multiplied by the token's ratio, which makes its
+    gradient unbiased (docs/kl.md)"""
     minibatches: int = Field(default=1, ge=1, le=10_000)
     """minibatches, each one optimizer step, that a rollout is split into"""
     epochs: int = Field(default=1, ge=1, le=1_000_000)
@@ -73,28 +72,12 @@ class AlgorithmConfig:
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        self._check_loss()
-        self._check_kl()
-        return self
-
-    def _check_loss(self) -> None:
         if self.dual_clip and (self.dual_clip <= 1 or self.loss not in ("clip", "gspo")):
             raise ValueError(
                 "algorithm.dual_clip must be above 1 with algorithm.loss clip or gspo, else 0, got "
                 f"{self.dual_clip:g} with {self.loss}"
             )
-        if (self.aggregation == "constant") != (self.constant_length > 0):
-            raise ValueError(
-                "algorithm.constant_length must be at least 1 with algorithm.aggregation constant, "
-                f"else 0, got {self.constant_length} with {self.aggregation}"
-            )
-
-    def _check_kl(self) -> None:
-        if self.kl_estimator == "k1" and not self.kl_ratio:
-            raise ValueError(
-                "algorithm.kl_estimator must be k3 or k2 with algorithm.kl_ratio false, got k1, "
-                "whose gradient is 0 on average; or set algorithm.kl_ratio true"
-            )
+        return self
 
 
 @dataclass(frozen=True, slots=True, config=RULES)

@@ -58,9 +58,10 @@ def load(
     try:
         return TypeAdapter(cls).validate_json(json.dumps(values), context=context)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
+        fault, *more = error.errors(include_url=False)
     name, named = ".".join(map(str, fault["loc"])), []
-    name, or_auto = re.subn(r"\.(constrained-)?(int|float|bool)$", "", name)  # of a value or auto
+    name, or_word = re.subn(r"\.(constrained-)?(int|float|bool)$", "", name)  # of one or a word
+    words = re.findall("'([^']*)'", more[0]["msg"]) if or_word and more else ()
     if fault["type"] == "value_error":  # of a check, which names the keys itself
         rule = str(fault["ctx"]["error"])
         named = re.findall(r"^[a-z_]+(?= )|[a-z_]+(?=\.\*)|[a-z_]+(?:\.\w+)+", rule)
@@ -69,7 +70,7 @@ def load(
     elif fault["type"] == "unexpected_keyword_argument":
         rule = _unknown(name, [each for section in declared for each in names_of(*section)])
     else:
-        rule = _wrong(name, fault, ", or auto" * or_auto)
+        rule = _wrong(name, fault, words)
     where = [origins[each] for each in named if each in origins] or [_origin_of(name, origins)]
     raise SettingsError(f"{', '.join(dict.fromkeys(where)) or source_of(given)}: {rule}")
 
@@ -87,7 +88,7 @@ def typed_options(kind: type, given: Mapping[str, Any], *, what: str) -> Any:
     name = ".".join(map(str, (what, *fault["loc"])))
     if fault["type"] == "unexpected_keyword_argument":
         raise ValueError(_unknown(name, [f"{what}.{each}" for each in names_of(kind)]))
-    raise ValueError(_wrong(name, fault, ""))
+    raise ValueError(_wrong(name, fault, ()))
 
 
 def source_of(given: Settings | None) -> str:
@@ -159,16 +160,16 @@ def read_value(given: Settings | None, overrides: Sequence[str], name: str) -> A
 # --- messages
 
 
-def _wrong(name: str, fault: Mapping[str, Any], other: str) -> str:
-    """The line for a value that breaks a rule, nearly in pydantic's words. `other` names another
-    choice."""
+def _wrong(name: str, fault: Mapping[str, Any], words: Sequence[str]) -> str:
+    """The line for a value that breaks a rule, nearly in pydantic's words, or none of `words`."""
     value, rule = fault["input"], re.sub("^[A-Z][a-z]+ should ", "must ", fault["msg"])
     rule = rule.replace("greater than or equal to", "at least")
     rule = rule.replace("less than or equal to", "at most")
     rule = rule.replace("an object", f"a section, as {name}: {{KEY: VALUE}}")
     rule = rule.replace("a valid array", "a list, as [A, B]")
     got = "a value not shown here" if names_key(name) else hidden(show(value))[:200]
-    choices = re.findall("'([^']*)'", rule) if fault["type"] == "literal_error" else ()
+    choices = re.findall("'([^']*)'", rule) if fault["type"] == "literal_error" else words
+    other = "".join(f", or {word}" for word in words)
     if fault["type"] == "string_type" and isinstance(value, bool | int | float):
         got += "; text that YAML reads as such needs quotes"
     return f"{name} {rule}{other}, got {got}{nearest(_MEANT.get(str(value), str(value)), choices)}"
@@ -182,6 +183,7 @@ def _unknown(name: str, names: Sequence[str]) -> str:
         return f"{name} must be written below its section, as {home}: {{{last}: VALUE}}"
     same = [other for other in names if other.rpartition(".")[2] == last]
     siblings = [each.rpartition(".")[2] for each in names if each.rpartition(".")[0] == home]
+    siblings = [*dict.fromkeys(siblings)]
     near = difflib.get_close_matches(name, same, 1, 0.0)
     if home:
         near += [join(home, each) for each in difflib.get_close_matches(last, siblings, 1)]

@@ -15,6 +15,8 @@ MOVED = {
     "algorithm.old_logprobs": "methods.recompute",
     "algorithm.importance": "methods.recompute.importance",
     "algorithm.importance_cap": "methods.recompute.cap",
+    "algorithm.constant_length": "the number in algorithm.aggregation",
+    "algorithm.kl_ratio": "algorithm.kl_estimator=k3_ratio",
     "warm_start.auxiliary_weight": "methods.auxiliary_imitation.weight",
     "warm_start.auxiliary_games": "methods.auxiliary_imitation.games",
 }
@@ -22,23 +24,27 @@ MOVED = {
 
 def of_today(values: dict[str, Any]) -> dict[str, Any]:
     """The settings of a run of any version, with the names of today for what `MOVED` has."""
-    old = {name: _taken(values, name) for name in MOVED}
-    if all(value is None for value in old.values()):
+    old = {name: value for name in MOVED if (value := _taken(values, name)) is not None}
+    if not old:
         return values
-    advantage = (values.get("algorithm") or {}).get("advantage")
+    algorithm = values.get("algorithm") or {}
+    if old.get("algorithm.kl_ratio"):
+        algorithm["kl_estimator"] = f"{algorithm.get('kl_estimator', 'k3')}_ratio"
+    if length := old.get("algorithm.constant_length"):
+        algorithm["aggregation"] = length
     on = {
-        "recompute": old["algorithm.old_logprobs"] == "recomputed",
-        "auxiliary_imitation": old["warm_start.auxiliary_weight"],
-        "best_games": old["algorithm.imitate_best"],
-        "resample": old["algorithm.resample"],
-        "ppo": advantage == "ppo",
+        "recompute": old.get("algorithm.old_logprobs") == "recomputed",
+        "auxiliary_imitation": old.get("warm_start.auxiliary_weight"),
+        "best_games": old.get("algorithm.imitate_best"),
+        "resample": old.get("algorithm.resample"),
+        "ppo": algorithm.get("advantage") == "ppo",
     }
     methods: dict[str, Any] = {name: {} for name, is_on in on.items() if is_on}
     for name, value in old.items():
-        _, method, *key = MOVED[name].split(".")
-        if method in methods and value is not None and name != "algorithm.old_logprobs":
+        section, method, *key = MOVED[name].split(".")
+        if section == "methods" and method in methods and name != "algorithm.old_logprobs":
             methods[method] |= {key[0]: value} if key else value
-    return {**values, "methods": methods}
+    return {**values, "methods": {**methods, **(values.get("methods") or {})}}
 
 
 def _taken(values: dict[str, Any], name: str) -> Any:

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from dialop.game import is_taken
 from selfplay.config import AlgorithmConfig
+from selfplay.config.learning import Aggregation
 from selfplay.distributed import check_switches, torch_switches
 from selfplay.errors import OwnFault
 from selfplay.learner.batch import MicroBatch
@@ -164,22 +165,23 @@ def kl_losses(
 ) -> Tensor:
     """Each token's KL estimate to the reference [M], before its weight.
 
-    With `kl_ratio` it is multiplied by the ratio pi / pi_old, so that its mean over the old
+    An estimator with `_ratio` is multiplied by the ratio pi / pi_old, so that its mean over the old
     policy's samples, and the gradient of that mean, are unbiased for the new policy
     (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
     """
-    kl_M = kl_estimate(logprobs_M, reference_M, estimator=algorithm.kl_estimator)
-    return kl_M * ratio(logprobs_M - batch.old_logprobs_M) if algorithm.kl_ratio else kl_M
+    estimator, _, by_ratio = algorithm.kl_estimator.partition("_")
+    kl_M = kl_estimate(logprobs_M, reference_M, estimator=estimator)
+    return kl_M * ratio(logprobs_M - batch.old_logprobs_M) if by_ratio else kl_M
 
 
-def aggregation_weights(sample_M: Tensor, *, aggregation: str, constant_length: int = 0) -> Tensor:
+def aggregation_weights(sample_M: Tensor, aggregation: Aggregation | int) -> Tensor:
     """The weight of each token's loss [M], before the sum is divided by the global denominator.
 
     token_mean: 1, over the number of tokens (arXiv 2503.14476 eq. 8). sequence_mean: 1 / tokens of
-    its sample, over the number of samples (arXiv 2402.03300 eq. 3). constant: 1 / constant_length,
+    its sample, over the number of samples (arXiv 2402.03300 eq. 3). A number: 1 / it,
     over the number of samples (Dr. GRPO, arXiv 2503.20783, section 3).
     """
     if aggregation == "sequence_mean":
         return 1.0 / torch.bincount(sample_M)[sample_M]
-    weight = 1.0 / constant_length if aggregation == "constant" else 1.0
+    weight = 1.0 / aggregation if isinstance(aggregation, int) else 1.0
     return torch.full(sample_M.shape, weight, device=sample_M.device)

@@ -359,12 +359,7 @@ def _surrogate(
         metrics["kl_reference"] = kl_estimate(logprobs_M, reference_M, estimator="k3")
     if algorithm.entropy:
         losses_M = losses_M - algorithm.entropy * entropies_M
-    weights_M = aggregation_weights(
-        batch.sample_M,
-        aggregation=algorithm.aggregation,
-        constant_length=algorithm.constant_length,
-    )
-    return losses_M * weights_M, metrics
+    return losses_M * aggregation_weights(batch.sample_M, algorithm.aggregation), metrics
 
 
 # --- helpers --------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ PREDICT = (1, 2, 3, 5, 6, 9, 12, 14)
 AGGREGATIONS = {
     "token_mean": ["algorithm.entropy=0.1"],
     "sequence_mean": ["algorithm.loss=gspo", "algorithm.aggregation=sequence_mean"],
-    "constant": ["algorithm.aggregation=constant", "algorithm.constant_length=9"],
+    "constant": ["algorithm.aggregation=9"],
 }
 
 

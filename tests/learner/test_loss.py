@@ -145,22 +145,21 @@ def test_the_ratio_corrects_k3_for_an_engine_with_other_probabilities() -> None:
     token that the engine finds likely and the trainer does not has an enormous gradient alone."""
     engine_V = LOGITS.softmax(0)[torch.tensor([0, 2, 1])]
     logits_V = LOGITS.clone().requires_grad_()
-    algorithm = AlgorithmConfig(kl=0.1, kl_ratio=True)
+    algorithm = AlgorithmConfig(kl=0.1)
     batch: Any = SimpleNamespace(old_logprobs_M=engine_V.log())
     gradients = []
-    for kl_ratio in (True, False):
-        kl_V = kl_losses(
-            logits_V.log_softmax(0), REFERENCE.log(), batch, replace(algorithm, kl_ratio=kl_ratio)
-        )
+    for estimator in ("k3_ratio", "k3"):
+        settings = replace(algorithm, kl_estimator=estimator)
+        kl_V = kl_losses(logits_V.log_softmax(0), REFERENCE.log(), batch, settings)
         gradients.append(torch.autograd.grad((engine_V * kl_V).sum(), logits_V)[0])
     exact = exact_gradient(forward=False)
     torch.testing.assert_close(gradients[0], exact)
     assert (gradients[1] - exact).norm() > 0.1 * exact.norm()
 
     batch.old_logprobs_M = torch.tensor([-1.0])
-    for kl_ratio, bound in ((True, 1e-3), (False, 1e5)):
+    for estimator, bound in (("k3_ratio", 1e-3), ("k3", 1e5)):
         logprobs_M = torch.tensor([-12.0], requires_grad=True)
-        settings = replace(algorithm, kl_ratio=kl_ratio)
+        settings = replace(algorithm, kl_estimator=estimator)
         kl_losses(logprobs_M, torch.tensor([-0.5]), batch, settings).sum().backward()
         assert 0.1 * bound < abs(logprobs_M.grad.item()) < bound
 

@@ -18,17 +18,16 @@ from tests.helpers.small_updates import (
 from tests.helpers.tiny_run import FORWARD, GRADIENT, LOGPROB, tiny_model
 from tests.helpers.tolerance import near
 
-LENGTH = "algorithm.constant_length=10"
 # The overrides of each variant. TRL computes those that tests/learner/test_trl_parity.py shows; the
 # loop here has what TRL has not.
 NAIVE = ("default", "k2", "k1_ratio")
 VARIANTS = {
     "default": (),
     "sequence_mean": ("algorithm.aggregation=sequence_mean",),
-    "constant": ("algorithm.aggregation=constant", LENGTH),
+    "constant": ("algorithm.aggregation=10",),
     "entropy": ("algorithm.entropy=0.3", "algorithm.aggregation=sequence_mean"),
     "k2": ("algorithm.kl=0.4", "algorithm.kl_estimator=k2"),
-    "k1_ratio": ("algorithm.kl=0.4", "algorithm.kl_estimator=k1", "algorithm.kl_ratio=true"),
+    "k1_ratio": ("algorithm.kl=0.4", "algorithm.kl_estimator=k1_ratio"),
     "gspo": ("algorithm.loss=gspo", "algorithm.aggregation=sequence_mean"),
 }
 

@@ -26,7 +26,7 @@ from tests.helpers.tolerance import tolerance
 
 PROMPT, TEMPERATURE, LENGTH = 3, 0.8, 24
 SEQUENCE = "algorithm.aggregation=sequence_mean"
-CONSTANT = ("algorithm.aggregation=constant", f"algorithm.constant_length={LENGTH}")
+CONSTANT = (f"algorithm.aggregation={LENGTH}",)
 HIGHER = ("algorithm.clip_low=0.1", "algorithm.clip_high=0.15")
 GSPO = ("algorithm.loss=gspo", "algorithm.clip_low=0.02", "algorithm.clip_high=0.03")
 OF_SEQUENCE = {"importance_sampling_level": "sequence", "epsilon_low": 0.02, "epsilon_high": 0.03}
@@ -40,7 +40,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "gspo": ({"loss_type": "grpo", **OF_SEQUENCE}, (SEQUENCE, *GSPO)),
     "luspo": (
         {"loss_type": "luspo", **OF_SEQUENCE},
-        (*GSPO, "algorithm.aggregation=constant", "algorithm.constant_length=1"),
+        (*GSPO, "algorithm.aggregation=1"),
     ),
     # TRL's epsilon_high is the cap itself, and the weight has no lower bound.
     "cispo": (
@@ -52,7 +52,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "beta in grpo": ({"loss_type": "grpo", "beta": 0.3}, (SEQUENCE, "algorithm.kl=0.3")),
     "unbiased beta": (
         {"loss_type": "bnpo", "beta": 0.3, "use_bias_correction_kl": True},
-        ("algorithm.kl=0.3", "algorithm.kl_ratio=true"),
+        ("algorithm.kl=0.3", "algorithm.kl_estimator=k3_ratio"),
     ),
     "entropy": ({"loss_type": "bnpo", "entropy_coef": 0.2}, ("algorithm.entropy=0.2",)),
 }

@@ -347,9 +347,10 @@ GUESSER, CLERK = "rollout.partners=['scripted:guesser']", "rollout.policy_seats=
 SETTINGS: list[Row] = [
     ("algorithm.dual_clip=0.5", "dual_clip"),
     (("algorithm.dual_clip=3.0", "algorithm.loss=cispo"), "dual_clip"),
-    ("algorithm.aggregation=constant", "constant_length"),
-    ("algorithm.constant_length=9", "constant_length"),
-    (("algorithm.kl=0.1", "algorithm.kl_estimator=k1"), "kl_estimator"),
+    ("algorithm.aggregation=constant", "algorithm.aggregation"),
+    ("algorithm.constant_length=9", "algorithm.aggregation"),
+    ("algorithm.kl_ratio=true", "algorithm.kl_estimator"),
+    (("algorithm.kl=0.1", "algorithm.kl_estimator=k1"), "algorithm.kl_estimator"),
     ("methods.recompute.cap=3.0", "methods.recompute.importance"),
     ("rollout.group_size=1", "group_size"),
     ((HONEST, "rollout.group_size=2"), "group_size"),
