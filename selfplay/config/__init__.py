@@ -41,6 +41,7 @@ from selfplay.config.learning import (
 )
 from selfplay.config.load import load, source_of
 from selfplay.config.monitors import DEFAULT_MONITORS, parse_rule
+from selfplay.config.options import options_at
 from selfplay.config.play import (
     DataConfig,
     EvalConfig,
@@ -49,7 +50,7 @@ from selfplay.config.play import (
     RolloutConfig,
 )
 from selfplay.config.player_spec import POOL, parse_shares
-from selfplay.config.plugins import check_name, named
+from selfplay.config.plugins import check_name, has_options, named
 from selfplay.config.schema import RULES
 from selfplay.errors import SettingsError
 
@@ -129,6 +130,17 @@ class Config:
         return typed_engine(given, EngineConfig, info)
 
     @property
+    def play_options(self) -> Any:
+        """The settings of a built-in play; None if it has none or is your own."""
+        key = "rollout.play"
+        return options_at(key, self) if has_options(key, self.rollout.play) else None
+
+    @property
+    def compares_turns(self) -> bool:
+        """Whether no games are compared in groups, only the turns of a built-in play."""
+        return getattr(self.play_options, "compares_turns", False)
+
+    @property
     def more_instances(self) -> int:
         """How many instances methods may play in a step beside `rollout.instances`."""
         return sum(getattr(of, "more_instances", 0) for of in self.methods.values())
@@ -147,7 +159,7 @@ class Config:
         self._check_method()
         self._check_memory()
         features = (getattr(self, name) for name in SECTIONS)
-        for options in (self.engine, *features, *self.methods.values()):
+        for options in (self.engine, self.play_options, *features, *self.methods.values()):
             if (check := getattr(options, "check", None)) is not None:
                 check(self)
         return self
@@ -159,11 +171,6 @@ class Config:
             raise ValueError(
                 f"reward.rubric must be a text file with reward.judge and game.name "
                 f"{self.game.name}, which has no rubric of its own, got null"
-            )
-        if self.rollout.branch.turns == "decisions" and not kit.ANSWERS:
-            raise ValueError(
-                f"rollout.branch.turns must not be decisions with game.name {self.game.name}, "
-                "which has no proposals to answer; nearest: all"
             )
 
     def _check_method(self) -> None:
@@ -180,14 +187,7 @@ class Config:
                 "support tensor parallel; use parallel.fsdp"
             )
         in_groups = method in COMPARED_IN_GROUPS
-        branch_turns = self.rollout.branch.turns
-        if branch_turns != "none" and not self.algorithm.groups:
-            raise ValueError(
-                f"algorithm.advantage must be one of {', '.join(COMPARED_IN_GROUPS)} with "
-                "rollout.branch, whose baseline is the mean over the turns of a branch point, got "
-                f"{method}"
-            )
-        if size < 2 and in_groups and branch_turns != "all":
+        if size < 2 and in_groups and not self.compares_turns:
             raise ValueError(
                 f"rollout.group_size must be at least 2 for {method}, got {size}: the baseline is "
                 "the group's mean (reinforce_pp, ema and ppo accept groups of 1)"

@@ -5,36 +5,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationInfo, with_config
 from typing_extensions import TypedDict
 
-from selfplay.config.plugins import PLUGINS, check_name, function_of
+from selfplay.config.plugins import PLUGINS, check_name, has_options, options_class
 from selfplay.config.schema import RULES, Described, described
 from selfplay.config.text import show
 
-METHODS, ENGINE = "methods", "engine.kind"
+METHODS, ENGINE, PLAY = "methods", "engine.kind", "rollout.play"
 # The sections of rooms outside the core, and the classes of their settings.
 SECTIONS = {
     "warm_start": "selfplay.warm_start.options:WarmStartConfig",
     "policy_pool": "selfplay.partners.options:PolicyPoolConfig",
     "endpoint": "selfplay.partners.options:EndpointConfig",
 }
-
-
-@dataclass(frozen=True)
-class NoOptions:
-    """Of a method without settings."""
-
-
-def options_class(key: str, name: str, default: Any = NoOptions) -> Any:
-    """The class of the settings of what a key names. Raises ValueError for a name that is none."""
-    if check_name(key, name) in PLUGINS[key].built_in:
-        return import_module(PLUGINS[key].options).OPTIONS[name]
-    return getattr(function_of(key, name), "Options", default)
 
 
 def context_of(info: ValidationInfo) -> Mapping[str, Any]:
@@ -115,7 +104,7 @@ def _of_engines() -> list[Any]:
 
 def all_described(config: Any) -> list[Described]:
     """Every key of the settings as text: those of `config` with the sections of features, those of
-    each built-in method, and those that only one kind of engine has."""
+    each built-in method and play, and those that only one kind of engine has."""
     entries = []
     for entry in described(config):
         kind = section_class(entry.name) if entry.name in SECTIONS else None
@@ -131,6 +120,10 @@ def all_described(config: Any) -> list[Described]:
         entries.append(Described(f"{ENGINE} {name}", None, "", (), _sentence(kind)))
         own = described(kind, "engine")
         entries += [each for each in own if each.name.removeprefix("engine.") not in common]
+    for name in filter(partial(has_options, PLAY), PLUGINS[PLAY].built_in):
+        kind = options_class(PLAY, name)
+        entries.append(Described(f"{PLAY} {name}", None, "", (), _sentence(kind)))
+        entries += described(kind, "rollout.options")
     return entries
 
 

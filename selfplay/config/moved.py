@@ -17,6 +17,7 @@ MOVED = {
     "algorithm.importance_cap": "methods.recompute.cap",
     "algorithm.constant_length": "the number in algorithm.aggregation",
     "algorithm.kl_ratio": "algorithm.kl_estimator=k3_ratio",
+    "rollout.branch": "rollout.play=branches with rollout.options",
     "warm_start.auxiliary_weight": "methods.auxiliary_imitation.weight",
     "warm_start.auxiliary_games": "methods.auxiliary_imitation.games",
 }
@@ -32,6 +33,9 @@ def of_today(values: dict[str, Any]) -> dict[str, Any]:
         algorithm["kl_estimator"] = f"{algorithm.get('kl_estimator', 'k3')}_ratio"
     if length := old.get("algorithm.constant_length"):
         algorithm["aggregation"] = length
+    branch = old.get("rollout.branch") or {}
+    if branch.get("turns", "none") != "none":
+        values["rollout"] |= {"play": "branches", "options": branch}
     on = {
         "recompute": old.get("algorithm.old_logprobs") == "recomputed",
         "auxiliary_imitation": old.get("warm_start.auxiliary_weight"),

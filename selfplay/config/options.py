@@ -1,4 +1,4 @@
-"""Settings of a class or function of one's own, from the `options` of the section that names it."""
+"""Settings of what a key names, from the `options` of its section."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from selfplay.config.load import typed_options
-from selfplay.config.plugins import function_of, own_functions
+from selfplay.config.plugins import function_of, has_options, options_class, own_functions
 
 
 def options_at(key: str, config: Any) -> Any:
@@ -22,7 +22,9 @@ def options_at(key: str, config: Any) -> Any:
     """
     section, _, field = key.partition(".")
     values = getattr(config, section)
-    kind, options = _kind(function_of(key, getattr(values, field))), values.options
+    name, options = getattr(values, field), values.options
+    is_built_in = has_options(key, name)
+    kind = options_class(key, name) if is_built_in else _kind(function_of(key, name))
     if kind is None:
         return options
     if any(other != key and other.startswith(f"{section}.") for other, _ in own_functions(config)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral, Real
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import (
     Field,
@@ -130,21 +130,6 @@ class DataConfig:
 
 
 @dataclass(frozen=True, slots=True, config=RULES)
-class BranchConfig:
-    """Credit for single turns: alternative turns are sampled at a state and played to the end."""
-
-    turns: Literal["none", "all", "first", "decisions"] = "none"
-    """which of the policy's turns become branch points: none, all, the first turns, or decisions
-    (turns that must answer a proposal) (docs/branches.md)"""
-    per_game: int = Field(default=1, ge=1, le=1_000)
-    """limit of branch points per game for first and decisions"""
-    siblings: int = Field(default=4, ge=2, le=1_000)
-    """alternative turns compared at a branch point, including the turn of the played game"""
-    continuations: int = Field(default=1, ge=1, le=1_000)
-    """games played to the end from each alternative turn"""
-
-
-@dataclass(frozen=True, slots=True, config=RULES)
 class RolloutConfig:
     """How the games of a step are played."""
 
@@ -175,15 +160,15 @@ class RolloutConfig:
     """how the policy plays a seat: policy, or a class of your own as my_file.py:Name, which may
     change what it reads (docs/your_reward.md)"""
     play: str = "plain"
-    """how a game is played to its end: plain, turn by turn, with the branch points of
-    rollout.branch; or a function of your own as my_file.py:name (docs/doors.md)"""
+    """how a game is played to its end: plain, turn by turn; branches, with other turns at branch
+    points (docs/branches.md); or a function of your own as my_file.py:name (docs/doors.md)"""
     policy_seats: tuple[str, ...] = ()
     """roles that the policy plays in every game, such as [agent]; the partner plays the others.
     All of them: each game has the policy alone, or in one seat after the other with a partner.
     Empty: those that the game names, or if it names none, all of them"""
-    branch: BranchConfig = Field(default_factory=BranchConfig)
     options: dict[str, object] = Field(default_factory=dict)
-    """settings of a class or function of your own that `rollout` names, such as opponents"""
+    """settings of the play branches, or of a class or function of your own that `rollout` names,
+    such as opponents"""
 
     @field_validator("player", "opponents", "play")
     @classmethod
@@ -207,18 +192,13 @@ class RolloutConfig:
         except ValueError as error:
             raise ValueError(f"rollout.partners: {error}") from None
         check_options("rollout", self)
-        if self.branch.turns != "none" and self.play != "plain":
-            raise ValueError(
-                f"rollout.play must be plain with rollout.branch.turns {self.branch.turns}, got "
-                f"{self.play}"
-            )
         return self
 
     @property
     def forks(self) -> bool:
         """Whether a game may be copied and played on from a turn: then no prompt continues the last
         one of its game, which engine.sessions need."""
-        return self.branch.turns != "none" or self.play != "plain"
+        return self.play != "plain"
 
 
 @dataclass(frozen=True, slots=True, config=RULES)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from operator import attrgetter
 from types import ModuleType
 from typing import Any
@@ -77,7 +78,13 @@ PLUGINS = {
         typed=True,
     ),
     "rollout.play": Plugin(
-        ("position", "generate"), {"plain": "selfplay.rollout.play:play_turns"}, typed=True
+        ("position", "generate"),
+        {
+            "plain": "selfplay.rollout.play:play_turns",
+            "branches": "selfplay.rollout.branches:play_branched",
+        },
+        typed=True,
+        options="selfplay.rollout.options",
     ),
     "data.train": Plugin(
         ("step", "numbers", "config"),
@@ -141,7 +148,11 @@ def check_options(section: str, values: Any) -> None:
         if key.startswith(f"{section}.")
     }
     built_in = {field: getattr(values, field) for field in fields}
-    if values.options and all(name in fields[field].built_in for field, name in built_in.items()):
+    takes = any(
+        name not in fields[field].built_in or has_options(f"{section}.{field}", name)
+        for field, name in built_in.items()
+    )
+    if values.options and not takes:
         keys = " or ".join(f"{section}.{field}" for field in fields)
         raise ValueError(
             f"{section}.options must be those of a {keys} of your own, got "
@@ -203,6 +214,24 @@ def own_call(key: str, name: str) -> Iterator[None]:
             raise
         where = line_of(function_of(key, name)) if isinstance(error, OwnFault) else ""
         raise OwnFault(f"{told}{fault or error_line(error)}{where}") from error
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Of a method without settings."""
+
+
+def options_class(key: str, name: str, default: Any = NoOptions) -> Any:
+    """The class of the settings of what a key names. Raises ValueError for a name that is none."""
+    if check_name(key, name) in PLUGINS[key].built_in:
+        return import_module(PLUGINS[key].options).OPTIONS[name]
+    return getattr(function_of(key, name), "Options", default)
+
+
+def has_options(key: str, name: str) -> bool:
+    """Whether what a key names is built in and has settings."""
+    module = PLUGINS[key].options
+    return bool(module) and name in import_module(module).OPTIONS
 
 
 def key_of(name: str) -> str:

@@ -104,9 +104,8 @@ class SGLangOptions(EngineConfig):
         rollout, model = config.rollout, config.model
         if rollout.forks and self.sessions is True:
             raise ValueError(
-                f"engine.sessions must be false with rollout.branch.turns {rollout.branch.turns} "
-                f"and rollout.play {rollout.play}, got true: a fork of a game goes on from a turn "
-                "that only its game's session holds"
+                f"engine.sessions must be false with rollout.play {rollout.play}, got true: a fork "
+                "of a game goes on from a turn that only its game's session holds"
             )
         if self.exact and (model.lora is not None or config.parallel.tp > 1):
             raise ValueError(

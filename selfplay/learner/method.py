@@ -17,8 +17,7 @@ from transformers import PreTrainedModel
 from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
-from selfplay.config.features import NoOptions
-from selfplay.config.plugins import methods_of, own_call
+from selfplay.config.plugins import NoOptions, methods_of, own_call
 from selfplay.distributed import World, raise_on_all_ranks
 from selfplay.errors import OwnFault, SettingsError
 from selfplay.learner.batch import MicroBatch

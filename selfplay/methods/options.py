@@ -96,9 +96,9 @@ class ResampleOptions:
 
     def check(self, config: Config) -> None:
         """Raise ValueError where no group of games is dropped."""
-        if config.rollout.branch.turns == "all":
+        if config.compares_turns:
             raise ValueError(
-                "methods.resample must be left out with rollout.branch.turns all, got "
+                "methods.resample must be left out with rollout.options.turns all, got "
                 f"{self.instances}: it replaces groups of games, and these are groups of turns; "
                 "nearest: decisions"
             )

@@ -11,12 +11,16 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 
-from selfplay.config.play import BranchConfig
 from selfplay.engines.base import Generate
 from selfplay.rollout.episode import VOID, BranchPoint, Episode, Position
+from selfplay.rollout.options import BranchConfig
+
+PLAIN = BranchConfig()
 
 
-async def play_branched(position: Position, generate: Generate, *, branch: BranchConfig) -> Episode:
+async def play_branched(
+    position: Position, generate: Generate, branch: BranchConfig = PLAIN
+) -> Episode:
     """Play a game to its end, and its branches to theirs.
 
     Sibling 0 of a branch point is the turn that the game itself took, and its continuation 0 is the

@@ -29,13 +29,12 @@ async def play_turns(position: Position, generate: Generate) -> Episode:
 
 
 def play_of(config: Config) -> Play:
-    """How the games of a training step are played: as `rollout.play` says, or with the branch
-    points of `rollout.branch`."""
-    rollout = config.rollout
-    if rollout.branch.turns != "none":
-        return partial(play_branched, branch=rollout.branch)
+    """How the games of a training step are played."""
+    name = config.rollout.play
+    if (branch := config.play_options) is not None:
+        return partial(play_branched, branch=branch)
     play: Play = with_options(KEY, config)
-    return play if rollout.play in PLUGINS[KEY].built_in else _checked(play, rollout.play)
+    return play if name in PLUGINS[KEY].built_in else _checked(play, name)
 
 
 def _checked(play: Play, name: str) -> Play:

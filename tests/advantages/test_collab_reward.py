@@ -227,7 +227,11 @@ def test_a_run_with_a_user_and_a_judge_behind_endpoints(tmp_path: Path) -> None:
         overrides = [
             *(f"out={tmp_path / 'run'}", "threads=1", "device=cpu", "steps=2", "save_every=2"),
             *("warm_start.num_games=64", "rollout.instances=2", "rollout.group_size=4"),
-            *("rollout.branch.turns=first", "rollout.branch.siblings=2", "eval.every=0"),
+            *(
+                "rollout.play=branches",
+                "rollout.options={turns: first, siblings: 2}",
+                "eval.every=0",
+            ),
             *("eval.final_games=4", f"rollout.partners=[endpoint:user@{server.url}]"),
             f"reward.judge=endpoint:judge@{server.url}",
             "observers=[console]",

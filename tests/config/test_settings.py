@@ -236,7 +236,11 @@ def test_numbers_and_dates_are_read_as_they_look(tmp_path: Path) -> None:
         ("optim.lr=1", "optim={lr: 2}", "optim.lr"),
         ("optim={lr: 2, beta1: 0.5}", "optim.lr=1", "optim.lr"),
         ("model.scratch.width=64", "model.scratch=null", "model.scratch.width"),
-        ("rollout={branch: {turns: all}}", "rollout.branch={turns: first}", "rollout.branch.turns"),
+        (
+            "rollout={options: {turns: all}}",
+            "rollout.options={turns: first}",
+            "rollout.options.turns",
+        ),
         ("eval.partners=[self]", "eval={partners: [self, pool]}", "eval.partners.0"),
     ],
 )

@@ -96,7 +96,7 @@ def test_the_load_of_a_run() -> None:
 
     assert of() == Load(7, games=256, turn_tokens=96.0, continues=True, cores=5, gpu=False)
     assert not of(continues=False).continues
-    assert not of("rollout.branch.turns=all", "engine.kind=sglang").continues
+    assert not of("rollout.play=branches", "engine.kind=sglang").continues
 
 
 def test_a_run_prints_what_it_chose_and_notes_it(

@@ -302,8 +302,8 @@ def branched_samples(
 ) -> tuple[list[Position], list[Sample]]:
     """The games of a step, and their samples: of each game without its branch points, then of every
     sibling turn and of what followed it."""
-    rollout, branch = config.rollout, config.rollout.branch
-    if branch.turns == "none":
+    rollout, branch = config.rollout, config.play_options
+    if branch is None:
         played = play(engine, rendering, config, step)
         return played, [s for each in played for s in each.samples if 1 in s.mask]
 

@@ -103,7 +103,6 @@ LATER = (
         "rollout.play",
         "rollout.instances",
         "rollout.group_size",
-        "rollout.branch",
     ),
     *("rollout.max_turns", "optim.lr=", "optim.schedule="),
     *("optim.final_share=", "optim.tokens_per_microbatch="),
@@ -157,8 +156,13 @@ RUNS: dict[str, tuple[str, ...]] = {
         *("steps=3", "save_every=1"),
     ),
     "branches": (
-        *("rollout.branch.turns=first", "rollout.branch.per_game=2", "rollout.branch.siblings=3"),
-        *("rollout.branch.continuations=2", "steps=2", "save_every=1"),
+        *("rollout.play=branches", "rollout.options.turns=first", "rollout.options.per_game=2"),
+        *(
+            "rollout.options.siblings=3",
+            "rollout.options.continuations=2",
+            "steps=2",
+            "save_every=1",
+        ),
     ),
     "recomputed": (
         *("optim.schedule=constant", "algorithm.kl=0.2"),

@@ -336,7 +336,7 @@ PLAY: list[Row] = [
 ]
 
 BASE = ("model.scratch={}", "rollout.max_game_tokens=1000", "game.options.scale=false")
-BRANCH = "rollout.branch.turns=decisions"
+BRANCH = "rollout={play: branches, options: {turns: decisions}}"
 FIRST, BESIDE = "warm_start={num_games: 4, first_games: 2}", "rollout.partners=[self,pool]"
 HONEST = "rollout.partners=[scripted:honest]"
 EXACT = ("engine.kind=sglang", "engine.exact=true", "model.dtype=bfloat16")
@@ -369,13 +369,14 @@ SETTINGS: list[Row] = [
     ("critic.lam=0.5", "critic is methods.ppo now"),
     ("algorithm.imitate_best=0.1", "algorithm.imitate_best is methods.best_games.weight now"),
     ("warm_start.auxiliary_games=3", "is methods.auxiliary_imitation.games now"),
-    ((BRANCH, "algorithm.advantage=ema"), "rollout.branch…ema"),
+    ((BRANCH, "algorithm.advantage=ema"), "rollout.play branches…ema"),
     ((BRANCH, "rollout.group_size=1"), "group_size"),
     ((BRANCH, "game.name=collab", "game.options=null"), "game.name"),
     ("game.name=3", "game.name must be a valid string, got 3"),
     ((BRANCH, "engine.kind=sglang", "engine.sessions=true"), "engine.sessions"),
-    (("rollout.branch.turns=all", "methods.resample.instances=4"), "resample…decisions"),
-    ((BRANCH, "rollout.branch.siblings=1"), "siblings"),
+    (("rollout.play=branches", "methods.resample.instances=4"), "resample…decisions"),
+    ((BRANCH, "rollout.options.siblings=1"), "siblings"),
+    ("rollout.branch.turns=all", "rollout.play=branches"),
     (FIRST, "first_teachers"),
     ("warm_start.lora=true", "warm_start.lora needs model.lora"),
     (("warm_start={lora: true, optimizer: muon}", "model.lora={}"), "warm_start.optimizer"),
@@ -423,7 +424,7 @@ SETTINGS: list[Row] = [
 ACCEPTED: list[tuple[str, ...]] = [
     ("algorithm.advantage=ppo", "rollout.group_size=1"),
     ("algorithm.advantage=ppo", "rollout.group_size=2", HONEST),
-    ("rollout.branch.turns=all", "rollout.group_size=1"),
+    ("rollout.play=branches", "rollout.group_size=1"),
     ("model.lora={}",),
     ("track=none",),
     ("algorithm.advantage=ema", "rollout.group_size=1"),

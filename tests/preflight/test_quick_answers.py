@@ -56,7 +56,7 @@ def test_a_word_that_the_locale_lacks_is_named_with_the_way_out() -> None:
 # Words of train.py, its exit status, and what it says.
 QUICK = [
     ("--help", 0, "rollout.group_size"),
-    ("--help rollout", 0, "rollout.branch.siblings"),
+    ("--help rollout", 0, "rollout.options.siblings"),
     ("--help game --config tiny_planning", 0, "game.options.sites"),
     ("--list", 0, "tiny_ppo"),
     ("--version", 0, f"selfplay {__version__}\n"),

@@ -17,7 +17,6 @@ from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering
 from selfplay.chat.transcript import Transcript
 from selfplay.config import AlgorithmConfig, RewardConfig
-from selfplay.config.play import BranchConfig
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Generate, Request
 from selfplay.metrics.records import branch_records
@@ -25,6 +24,7 @@ from selfplay.metrics.step import branch_metrics, branch_tally, turn_values
 from selfplay.rollout.branches import play_branched, siblings_of
 from selfplay.rollout.driver import RolloutStats, play_games
 from selfplay.rollout.episode import BranchPoint, Episode, GameSetup, Turn
+from selfplay.rollout.options import BranchConfig
 from selfplay.rollout.players import Move, Player, ScriptedPartner
 from tests.helpers import hand_episodes
 from tests.helpers.dialop_boards import BEST, BRIEF, SMALL, WORST

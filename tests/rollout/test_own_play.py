@@ -104,13 +104,6 @@ def test_an_option_that_the_play_does_not_have_is_refused() -> None:
         with_options("rollout.play", config_of(BEST_OF, "rollout.options.trys=3"))
 
 
-def test_branch_points_and_a_play_of_ones_own_contradict_each_other() -> None:
-    with pytest.raises(
-        ValueError, match=r"rollout\.play must be plain with rollout\.branch\.turns all"
-    ):
-        config_of(BEST_OF, "rollout.branch.turns=all")
-
-
 def test_a_run_with_the_example_resumes_bit_for_bit(tmp_path: Path) -> None:
     """Tries make tokens that do not train; engine and trainer agree on those that do."""
     words = (BEST_OF, "rollout.options.tries=2", "steps=2", "save_every=1")

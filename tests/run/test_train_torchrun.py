@@ -32,8 +32,13 @@ ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = (
     *("steps=2", "rollout.instances=3", "optim.tokens_per_microbatch=256", "algorithm.kl=0.1"),
     *("methods.resample.instances=2", "methods.auxiliary_imitation.weight=0.1"),
-    *("methods.auxiliary_imitation.games=3", "eval.every=2", "rollout.branch.turns=first"),
-    *("rollout.branch.per_game=2", "rollout.branch.siblings=3", "methods.best_games.weight=0.5"),
+    *(
+        "methods.auxiliary_imitation.games=3",
+        "eval.every=2",
+        "rollout.play=branches",
+        "rollout.options.turns=first",
+    ),
+    *("rollout.options.per_game=2", "rollout.options.siblings=3", "methods.best_games.weight=0.5"),
 )
 
 
