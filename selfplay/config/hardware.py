@@ -114,12 +114,8 @@ class EngineConfig:
     max_batch: int = Field(default=512, ge=1, le=65_536)
     """most games that the hf engine plays, and most prompts that it generates, at once; most
     requests that SGLang runs at once"""
-    mem_fraction: float = Field(default=0.7, ge=0.05, le=0.95)
-    """fraction of the free GPU memory that SGLang takes for weights and KV cache"""
     tp_size: int = Field(default=1, ge=1, le=1_024)
     """tensor-parallel size of SGLang: number of neighbouring ranks that share one engine"""
-    attention: Literal["auto", "fa3", "flashinfer", "triton"] = "auto"
-    """SGLang attention backend"""
     timeout_s: float = Field(default=600.0, ge=1.0, le=86400.0)
     """seconds to wait for the engine's answer to a generation or weight-sync request before the
     engine is restarted"""

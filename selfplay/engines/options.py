@@ -42,6 +42,10 @@ class HFOptions(EngineConfig):
 class SGLangOptions(EngineConfig):
     """With engine.kind sglang alone."""
 
+    mem_fraction: float = Field(default=0.7, ge=0.05, le=0.95)
+    """fraction of the free GPU memory taken for weights and KV cache"""
+    attention: Literal["auto", "fa3", "flashinfer", "triton"] = "auto"
+    """attention backend"""
     fast: bool = True
     """use private names of SGLang for pace (selfplay/engines/sglang/private.py lists them); false,
     and where the installed SGLang lacks one: its public calls alone, one process, slower"""

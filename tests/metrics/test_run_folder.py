@@ -119,7 +119,15 @@ def test_where_a_run_is_computed_may_change_and_is_printed(
     assert "parallel.tp: 1 -> 2; " in line and "no longer bit for bit" in line
     assert set(re.findall(r" ([\w.]+): \S+ -> ", line)) == {word.split("=")[0] for word in WHERE}
     begin(
-        tmp_path, load(Config, None, [*SCRATCH, *(word for word in WHERE if "graphs" not in word)])
+        tmp_path,
+        load(
+            Config,
+            None,
+            [
+                *SCRATCH,
+                *(word for word in WHERE if "graphs" not in word and "attention" not in word),
+            ],
+        ),
     )
     assert "(saved -> given): engine.kind: sglang -> hf; " in capsys.readouterr().out
 

@@ -246,6 +246,11 @@ def sleeps(engine: EngineConfig) -> bool:
     return not engine_kind(engine.kind).in_trainer
 
 
+def share_of(engine: EngineConfig) -> float:
+    """The share of the free memory that the engine takes for its weights and cache."""
+    return getattr(engine, "mem_fraction", 0.0)
+
+
 def engine_parts(demand: Demand) -> dict[str, float]:
     """The engine's own memory in play. SGLang takes a fraction of what is free at its start. The
     transformers engine has a copy of all weights in fp32, which never sleeps; its cache, which
@@ -258,7 +263,7 @@ def engine_parts(demand: Demand) -> dict[str, float]:
     free = demand.total - CONTEXT - partners_part(demand)
     return {
         "engine's weights": weights,
-        "engine's cache": max(0.0, engine.mem_fraction * free - weights),
+        "engine's cache": max(0.0, share_of(engine) * free - weights),
         "engine's graphs": ASLEEP * engine.copies,
     }
 
@@ -271,7 +276,7 @@ def partners_part(demand: Demand) -> float:
     each = demand.element * demand.shape.base / engine.tp_size / GIB
     if sleeps(engine):
         transcripts = engine.max_batch * rollout.max_game_tokens * _token_bytes(demand) / GIB
-        each += min(engine.mem_fraction / 4 * demand.total, transcripts) + ASLEEP
+        each += min(share_of(engine) / 4 * demand.total, transcripts) + ASLEEP
     return each * sum(spec.kind == CHECKPOINT for spec, _ in parse_shares(rollout.partners))
 
 
@@ -315,7 +320,7 @@ def why_not(demand: Demand) -> str | None:
             return (
                 f"engine.mem_fraction must leave a cache of at least {least:,} tokens "
                 f"({LEAST_GAMES} transcripts of rollout.max_game_tokens), got "
-                f"{engine.mem_fraction:g}, which leaves {tokens:,.0f}"
+                f"{share_of(engine):g}, which leaves {tokens:,.0f}"
             )
     return None
 
@@ -338,7 +343,8 @@ def remedy(demand: Demand) -> list[str]:
 
     def fraction(words: Mapping[str, Any]) -> float | None:
         for share in _fractions(engine):
-            changed = _changed(demand, {**words, "engine.mem_fraction": share})
+            of_engine = {"engine.mem_fraction": share} if sleeps(engine) else {}
+            changed = _changed(demand, {**words, **of_engine})
             if changed is not None and why_not(changed) is None:
                 return share
         return None
@@ -355,7 +361,7 @@ def remedy(demand: Demand) -> list[str]:
             if fraction(fewer) is not None:
                 chosen = fewer
         share = fraction(chosen)
-        if share != engine.mem_fraction:
+        if share != share_of(engine):
             chosen["engine.mem_fraction"] = share
         return [f"{name}={str(value).lower()}" for name, value in chosen.items()]
     return []
@@ -364,8 +370,8 @@ def remedy(demand: Demand) -> list[str]:
 def _fractions(engine: EngineConfig) -> Sequence[float]:
     """The engine's share as set, then smaller and larger ones."""
     if not sleeps(engine):
-        return (engine.mem_fraction,)
-    return (engine.mem_fraction, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.6, 0.7, 0.8)
+        return (share_of(engine),)
+    return (share_of(engine), 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.6, 0.7, 0.8)
 
 
 def _layer(shape: Shape) -> float:
