@@ -60,22 +60,6 @@ def last_line(folder: Path, *, page: Path) -> str:
     return f"the policy is in {folder / 'final'}, the page is {page}; to play: {play} {folder}"
 
 
-class _Completion(argparse.Action):
-    """`--completion` prints what bash or zsh reads to complete the installed command's words."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        assert isinstance(parser, Parser)
-        words = [word for word in parser._option_string_actions if word.startswith("--")]
-        if parser.takes_settings:
-            trains = parser.program == "train.py"
-            keys = [entry.name for entry in all_described(Config) if entry.kind is not None]
-            words += [f"{k}=" for k in keys if trains or k.partition(".")[0] not in _OF_TRAINING]
-        words += [path.stem for path in sorted(shipped("configs").glob("*.yaml"))]
-        name = f"selfplay-{Path(parser.program).stem.rpartition('.')[2]}"
-        print(f"complete -o default -o nospace -W '{' '.join(words)}' {name}")
-        parser.exit()
-
-
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises ValueError for an invalid command line.
 
@@ -96,10 +80,6 @@ class Parser(argparse.ArgumentParser):
             **more,
         )
         self.add_argument("--version", action="version", version=f"selfplay {selfplay.__version__}")
-        completion = "print a line for bash or zsh that completes the installed command's words"
-        self.add_argument(
-            "--completion", action=_Completion, nargs=0, default=argparse.SUPPRESS, help=completion
-        )
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -131,10 +111,7 @@ class Parser(argparse.ArgumentParser):
     def check_settings(self, words: Sequence[str], *, trains: bool = True) -> None:
         """Raise ValueError unless these words, which no option takes, all read key=value, each key
         once. A program that does not train takes no key that only training reads."""
-        keys = [word.partition("=")[0].strip() for word in words]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise ValueError(f"{key} is given {keys.count(key)} times; leave all but one out")
+        for key in (word.partition("=")[0].strip() for word in words):
             if not trains and key.partition(".")[0] in _OF_TRAINING:
                 raise ValueError(f"{key} has no effect without training; leave it out")
         for word in words:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from jinja2.exceptions import TemplateError
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from dialop.kit import switch
-from dialop.shown import error_line, on_one_line
+from dialop.shown import error_line
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.config import Config, EngineConfig, GameConfig, ModelConfig
@@ -49,7 +48,7 @@ from selfplay.partners.options import EndpointConfig
 from selfplay.partners.partners import check_partners
 from selfplay.preflight.functions import check_functions
 from selfplay.rollout.driver import play_scripted
-from selfplay.rollout.episode import Episode, Turn, limits_of
+from selfplay.rollout.episode import Episode, limits_of
 from selfplay.rollout.seat_rules import check_players
 from selfplay.rollout.seating import scripted_games
 from selfplay.warm_start.teachers import check_teachers
@@ -136,12 +135,12 @@ def check_state(config: Config) -> None:
 
 
 def start_warnings(config: Config, rendering: Rendering) -> list[str]:
-    """Warnings where the limits of `rollout` cut off games or moves of scripted players, where the
-    game refuses their moves, and where held-out files hold training instances."""
+    """Warnings where the limits of `rollout` cut off games or moves of scripted players, and where
+    held-out files hold training instances."""
     episodes = baseline_games(config)
     found = games_cut_off(config, episodes), moves_cut_off(config, episodes, rendering)
     shared = trained_on(config.game, config.data)
-    return [*(why for why in found if why is not None), *moves_refused(episodes), *shared]
+    return [*(why for why in found if why is not None), *shared]
 
 
 def baseline_games(config: Config) -> list[Episode]:
@@ -173,39 +172,16 @@ def moves_cut_off(config: Config, episodes: Sequence[Episode], rendering: Render
     )
 
 
-def moves_refused(episodes: Sequence[Episode]) -> list[str]:
-    """A warning for each scripted player of which these games refuse a move."""
-    games, refused = Counter[str](), defaultdict[str, list[Turn]](list)
-    for episode in episodes:
-        games.update(set(episode.players))
-        for turn in episode.turns:
-            if turn.error is not None:
-                refused[episode.players[turn.seat]].append(turn)
-    return [
-        f"{name} makes {len(turns)} moves in {games[name]} games that the rules refuse, such as "
-        f"{on_one_line(turns[0].text)[:80]!r}: {turns[0].error}"
-        for name, turns in refused.items()
-    ]
-
-
 def games_cut_off(config: Config, episodes: Sequence[Episode]) -> str | None:
     """A warning where `rollout.max_turns` ends these games; None if it ends at most 5 %."""
-    kit, game, rollout = config.game.kit, config.game, config.rollout
+    rollout = config.rollout
     num_turns = [sum(turn.error is None for turn in episode.turns) for episode in episodes]
     num_cut = sum(num > rollout.max_turns for num in num_turns)
     if num_cut <= 0.05 * len(num_turns):
         return None
-    names = ", ".join(kit.BASELINES)
-    num_endless = sum(episode.ended == "turns" for episode in episodes)
-    if num_endless:
-        return (
-            f"{num_endless} of {len(episodes)} games of {names} never end on their own: they go on "
-            f"after {_LONG_GAME} turns; run `python -m dialop check {game.name}`, unless "
-            "rollout.max_turns ends them on purpose"
-        )
     return (
         f"rollout.max_turns {rollout.max_turns} is too low for {num_cut} of {len(num_turns)} games "
-        f"of {names}; the longest takes {max(num_turns)} turns"
+        f"of {', '.join(config.game.kit.BASELINES)}; the longest takes {max(num_turns)} turns"
     )
 
 

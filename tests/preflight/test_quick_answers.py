@@ -147,30 +147,3 @@ def test_an_installed_command_goes_by_its_own_name(
     script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
     done, _ = answer(str(script), word)
     assert done.stdout.startswith(said) or done.stderr.startswith(said), done.stdout + done.stderr
-
-
-@pytest.mark.parametrize(
-    ("program", "cases"),
-    [
-        (
-            "train.py",
-            {
-                "rollout.gr": ["rollout.group_size="],
-                "--dry": ["--dry-run"],
-                "mediation_": ["mediation_h200", "mediation_h200_protocol"],
-            },
-        ),
-        ("eval.py", {"rollout.gr": ["rollout.group_size="], "optim.": []}),
-    ],
-)
-def test_bash_completes_what_is_begun(program: str, cases: dict[str, list[str]]) -> None:
-    """bash itself reads the line, and its `compgen` completes by it."""
-    done, _ = answer(program, "--completion")
-    line = done.stdout.strip()
-    assert line.endswith(f"selfplay-{program.removesuffix('.py')}")
-    words = line[line.index("'") : line.rindex("'") + 1]
-    for begun, wanted in cases.items():
-        known = f"{line}\ncomplete -p {line.split()[-1]} >/dev/null"
-        script = f"{known} && compgen -W {words} -- {begun}"
-        shell = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
-        assert (shell.stdout.split(), shell.stderr) == (wanted, "")

@@ -1,6 +1,5 @@
 """A game of three seats, two rooms, a tool and rewards of moves: who plays, what trains, credit."""
 
-import re
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -26,7 +25,6 @@ from selfplay.preflight.run import (
     check_state,
     games_cut_off,
     moves_cut_off,
-    moves_refused,
 )
 from selfplay.rollout.driver import play_games, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
@@ -34,6 +32,7 @@ from selfplay.rollout.players import Teacher
 from selfplay.rollout.seat_rules import check_players, who_plays
 from selfplay.rollout.seating import Partner, policy_seats_in, scripted_games, scripted_partner
 from selfplay.warm_start.imitation import scratch_tokenizer, teacher_games
+from selfplay.warm_start.teachers import check_teachers
 from tests.helpers import three_rooms
 from tests.helpers.changed_games import changed
 from tests.helpers.hand_episodes import with_advantages
@@ -85,16 +84,6 @@ def test_a_limit_of_tokens_that_cuts_scripted_moves_off_is_told(rendering: Rende
     assert moves_cut_off(short, games, rendering) == (
         f"rollout.max_new_tokens {least} is too low for {num} of {len(lengths)} moves of clerk, "
         f"guesser; the longest takes {longest} tokens"
-    )
-
-
-def test_games_that_never_end_are_told(tmp_path: Path) -> None:
-    """The clerk of one of two baselines asks the tool again and again."""
-    asks = {'return f"[answer] {sum(map(int, view.told))}"': 'return "[tool] 1 2"'}
-    own = changed(tmp_path, "rooms", asks)
-    assert turns_told(config_of(f"game.name={own}", "rollout.max_turns=2")) == (
-        "16 of 32 games of clerk, guesser never end on their own: they go on after 400 turns; run "
-        f"`python -m dialop check {own}`, unless rollout.max_turns ends them on purpose"
     )
 
 
@@ -161,17 +150,6 @@ def test_a_state_that_is_no_json_is_refused_before_a_run(tmp_path: Path) -> None
     )
     with pytest.raises(SettingsError, match=r"state\(\) must be plain JSON, got play=.*\{1\}"):
         check_state(config_of(f"game.name={own}"))
-
-
-def test_a_script_whose_moves_the_game_refuses_is_warned_of(tmp_path: Path) -> None:
-    own = changed(tmp_path, "meeting", {'f"[meet] {common}" if told': '"[meet] never" if told'})
-    config = load_config(None, [*SHORT, f"game.name={own}"])
-    (line,) = moves_refused(baseline_games(config))
-    refused = (
-        r"scripted:tell makes \d+ moves in 16 games that the rules refuse, such as '\[meet\] ne"
-    )
-    assert re.match(refused, line) and "name one of mon" in line
-    assert not moves_refused(baseline_games(load_config(None, SHORT)))
 
 
 # --- credit -------------------------------------------------------------------------------------
@@ -427,11 +405,11 @@ def test_a_scratch_model_needs_no_teacher_where_none_is_imitated(
     chats = ROOT / "examples" / "chats.jsonl"
     for off in (["warm_start=off"], [f"warm_start.chats={chats}"]):
         config = load_config(None, [*words, *off])
-        check_players(config)
+        check_teachers(config)
         tokenizer = scratch_tokenizer(config)
         assert tokenizer.decode(tokenizer.encode("[answer] 12")) == "[answer] 12"
     assert (len(tokenizer.encode("seat")) == 1) == has_scripts  # as in "seat 0: [message] 7"
     assert len(tokenizer.encode("user")) == 1
     for used in (["warm_start.num_games=9"], ["warm_start.teachers=[tall]"]):
         with pytest.raises(SettingsError, match=r"^warm_start.teachers: "):
-            check_players(load_config(None, [*words, *used]))
+            check_teachers(load_config(None, [*words, *used]))
