@@ -25,7 +25,7 @@ from selfplay.config.moved import MOVED, of_today
 from selfplay.config.own_code import Code, with_code
 from selfplay.config.schema import RULES, join, names_of
 from selfplay.config.secrets import hidden, names_key
-from selfplay.config.text import Loader, Misread, misread, show
+from selfplay.config.text import Loader, show
 from selfplay.errors import SettingsError
 
 C = TypeVar("C")
@@ -292,8 +292,7 @@ def _parsed(text: str, source: str) -> tuple[Any, dict[str, int]]:
         mark = None if source.startswith("override ") else getattr(error, "problem_mark", None)
         origin = source if mark is None else f"{source}:{mark.line + 1}"
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        rule = "" if isinstance(error, Misread) else "not valid YAML: "
-        raise SettingsError(f"{origin}: {rule}{problem}") from None
+        raise SettingsError(f"{origin}: not valid YAML: {problem}") from None
     return value, lines
 
 
@@ -302,11 +301,7 @@ def _lines(node: yaml.Node | None, name: str = "") -> dict[str, int]:
 
     Raises:
         yaml.MarkedYAMLError: for a key that is given twice.
-        Misread: for a number that YAML may read otherwise than it was meant.
     """
-    if isinstance(node, yaml.ScalarNode) and (rule := misread(node)):
-        got = "a value not shown here" if names_key(name) else node.value
-        raise Misread(problem=f"{name} {rule}, got {got}", problem_mark=node.start_mark)
     inside: list[tuple[str, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
         inside = [(str(key.value), key, value) for key, value in node.value]

@@ -11,16 +11,28 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-# Numbers such as 1e-5, which YAML 1.1 reads as text.
-_FLOAT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)[eE][-+]?[0-9]+$")
-
-
-class Misread(yaml.MarkedYAMLError):
-    """A number that YAML reads as another one than it seems to be."""
+# Numbers as they look: YAML 1.1 reads 1e-5 as text, 010 as 8 and 1:30 as 90.
+_NUMBERS = {
+    "int": re.compile(r"[-+]?([0-9][0-9_]*|0x[0-9a-fA-F]+)$"),
+    "float": re.compile(
+        r"[-+]?([0-9][0-9_]*(\.[0-9_]*)?([eE][-+]?[0-9]+)?|\.[0-9]+([eE][-+]?[0-9]+)?|\.inf)$|\.nan$"
+    ),
+}
 
 
 class Loader(yaml.SafeLoader):
-    """Reads 1e-5 as a number and 2026-11-29 as text."""
+    """Reads numbers as they look, a date as text, and ~ as the home folder."""
+
+    def construct_number(self, node: yaml.ScalarNode) -> float:
+        """Raises MarkedYAMLError for what is not finite."""
+        value = node.value.replace("_", "")
+        if node.tag.endswith(":int"):
+            return int(value, 16 if "x" in value else 10)
+        if not math.isfinite(number := float(value.replace(".inf", "inf").replace(".nan", "nan"))):
+            raise yaml.MarkedYAMLError(
+                problem=f"a number must be finite, got {node.value}", problem_mark=node.start_mark
+            )
+        return number
 
     def construct_text(self, node: yaml.ScalarNode) -> str:
         """A shell leaves the ~ of out=~/runs as it is."""
@@ -32,26 +44,16 @@ class _Dumper(yaml.SafeDumper):
     """Quotes text that `Loader` would read as another value."""
 
 
+_ELSE = ("timestamp", "int", "float")
 Loader.add_constructor("tag:yaml.org,2002:str", Loader.construct_text)
-for _class in (Loader, _Dumper):
-    _class.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, [*"-+.0123456789"])
 Loader.yaml_implicit_resolvers = {
-    first: [each for each in resolvers if not each[0].endswith(":timestamp")]
+    first: [each for each in resolvers if not each[0].endswith(_ELSE)]
     for first, resolvers in Loader.yaml_implicit_resolvers.items()
 }
-
-
-def misread(node: yaml.ScalarNode) -> str:
-    """The rule that a number in YAML breaks if it seems to be another one, as 010 (octal) and 1:30
-    (base 60) do, or is not finite, as 1e400; "" for any other value."""
-    if not node.tag.endswith((":int", ":float")):
-        return ""
-    value, plain = Loader(node.value).get_single_data(), node.value.replace("_", "")
-    if ":" in plain:
-        return f"must be written as {value}, which YAML reads in it, or in quotes as text"
-    if re.fullmatch("[-+]?0[0-7]+", plain) and int(plain) != value:
-        return f"must be written as {int(plain)} or, if octal digits are meant, as {value}"
-    return "" if math.isfinite(value) else "must be a finite number"
+for _name, _pattern in _NUMBERS.items():
+    Loader.add_constructor(f"tag:yaml.org,2002:{_name}", Loader.construct_number)
+    for _class in (Loader, _Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", _pattern, [*"-+.0123456789"])
 
 
 def dump(config: Any) -> str:

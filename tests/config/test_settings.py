@@ -184,25 +184,14 @@ MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
     ("zzz: 4\n", 1, ("zzz", "seed, wandb, words, chat, rollout, model")),
     ("rollout: {foo: 1}\n", 1, ("rollout.foo; valid here are group_size, temperature",)),
     ("seed: 1\nseed: 2\n", 2, ("seed is given twice",)),
-    (
-        "seed: 010\n",
-        1,
-        ("seed must be written as 10 or, if octal digits are meant, as 8, got 010",),
-    ),
-    (
-        "rollout: {seats: [1, -0_17]}\n",
-        1,
-        ("rollout.seats.1 must be written as -17 or", "-15, got"),
-    ),
-    ("seed: 1:30\n", 1, ("seed must be written as 90, which YAML reads in it, or in quotes",)),
-    ("rollout:\n  temperature: 1:30.5\n", 2, ("rollout.temperature must be written as 90.5",)),
-    ("chat: {deep: {n: 1e400}}\n", 1, ("chat.deep.n must be a finite number, got 1e400",)),
-    ("chat: {n: -.inf}\n", 1, ("chat.n must be a finite number, got -.inf",)),
+    ("seed: 1:30\n", 1, ("seed must be a valid integer, got 1:30",)),
+    ("chat: {deep: {n: 1e400}}\n", 1, ("a number must be finite, got 1e400",)),
+    ("chat: {n: -.inf}\n", 1, ("a number must be finite, got -.inf",)),
     ("model: {path: no}\n", 1, ("got false; text that YAML reads as such needs quotes",)),
     ("seed: true\n", 1, ("seed must be a valid integer", "got true")),
     ("seed: null\n", 1, ("seed must be a valid integer", "got null")),
     ("rollout:\n  temperature: 3\n", 2, ("rollout.temperature must be at most 2, got 3",)),
-    ("rollout:\n  temperature: .nan\n", 2, ("rollout.temperature", "finite", ".nan")),
+    ("rollout:\n  temperature: .nan\n", 2, ("finite", ".nan")),
     ("rollout:\n  seats:\n  - 0\n  - b\n", 4, ("rollout.seats.1 must be a valid integer",)),
     ("rollout: 3\n", 1, ("rollout must be a section, as rollout: {KEY: VALUE}", "got 3")),
     ("words: a\n", 1, ("words must be a list, as [A, B]", "got a")),
@@ -222,11 +211,11 @@ def test_a_mistake_names_file_line_rule_value_and_nearest(
 
 
 def test_numbers_and_dates_are_read_as_they_look(tmp_path: Path) -> None:
-    path = write(tmp_path, "seed: 1_000\nmodel: {path: 2026-11-29}\nwords: ['010', '1:30']\n")
-    chat = "chat={a: 1e-4, b: .5e1, c: 0x1F, d: 007, e: 0.5, f: 0, g: 12:30am, h: 1_0.5}"
-    values = {"a": 1e-4, "b": 5.0, "c": 31, "d": 7, "e": 0.5, "f": 0, "g": "12:30am", "h": 10.5}
+    path = write(tmp_path, "seed: 1_010\nmodel: {path: 2026-11-29}\nwords: ['010', 1:30]\n")
+    chat = "chat={a: 1e-4, b: .5e1, c: 0x1F, d: 010, e: 0.5, f: 0, g: 12:30am, h: 1_0.5}"
+    values = {"a": 1e-4, "b": 5.0, "c": 31, "d": 10, "e": 0.5, "f": 0, "g": "12:30am", "h": 10.5}
     assert load(Config, path, [chat]) == Config(
-        seed=1000, model=Model(path="2026-11-29"), words=("010", "1:30"), chat=values
+        seed=1010, model=Model(path="2026-11-29"), words=("010", "1:30"), chat=values
     )
 
 

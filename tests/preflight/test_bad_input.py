@@ -249,7 +249,7 @@ TRAIN: list[Row] = [
     *((f"model={{scratch: null, path: {name}}}", named) for name, named in NAMED.items()),
     (("model={scratch: null, path: thinks}", THINKING), f"thinks…model.chat_template…{REMEDY}"),
     ("--config run.yaml --config tiny3", "--config is given twice"),
-    (("steps=1", "steps=2"), "steps is given 2 times"),
+    (("steps=1", "steps=2"), "steps is given by"),
     *((f"rollout.partners=['endpoint:small@{url}']", "rollout.partners") for url in URLS),
     (f"rollout.partners=['endpoint:small@{URLS[0]}*x']", "rollout.partners"),
     (f"reward={{judge: 'endpoint:small@{URLS[1]}'}}", "reward.judge"),

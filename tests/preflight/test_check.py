@@ -34,114 +34,134 @@ from tests.helpers.tiny_run import begin_warm, metrics_of, run_tiny, run_warm
 METHOD = Path(__file__).resolve().parents[2] / "examples" / "method"
 LOSS = f"{METHOD / 'squared_ratio.py'}:loss"
 
-LOSSES = """
-import torch
-
-def scalar(logprobs_M, batch, algorithm):
-    return (-batch.advantages_M * logprobs_M).mean(), {}
+HEADS = {
+    "algorithm.loss": "import torch\ndef {}(logprobs_M, batch, algorithm):\n    ",
+    "algorithm.advantage": "import random\ndef {}(samples, state, algorithm):\n    ",
+    "reward.function": "import random\ndef {}(episode):\n    ",
+    "rollout.player": "from dataclasses import replace\n"
+    "from selfplay.rollout.players import PolicyPlayer\nclass {}(PolicyPlayer):\n    ",
+}
+LOSS_OF = "-batch.advantages_M * "
+# A key, the body of a function or class that cannot train, and why it is refused.
+REFUSED = [
+    (key, body, rule)
+    for key, rows in {
+        "algorithm.loss": {
+            f"return {LOSS_OF}logprobs_M, {{'grad_norm': logprobs_M.detach()}}": (
+                "metrics must have names of their own, got 'grad_norm'"
+            ),
+            f"return {LOSS_OF}logprobs_M, {{'proposals': logprobs_M.detach()}}": (
+                "metrics must have names of their own, got proposals, the game's own"
+            ),
+            "raise SystemExit(0)": "own_[0-9]+.py:[0-9]+ mine: SystemExit: 0",
+            f"return ({LOSS_OF}logprobs_M).mean(), {{}}": (
+                r"losses_M must have the shape \[M\] of logprobs_M, \(8,\), got \(\)"
+            ),
+            f"return {LOSS_OF}logprobs_M": r"must return \(losses_M, metrics\), got Tensor",
+            f"return {LOSS_OF}(logprobs_M - batch.old_logprobs_M).exp(), {{}}": (
+                "losses must be finite, .*selfplay.learner.loss.ratio is"
+            ),
+            f"return {LOSS_OF}logprobs_M.detach(), {{}}": (
+                "must depend on logprobs_M, got no gradient"
+            ),
+            f"return {LOSS_OF}logprobs_M * torch.rand(len(logprobs_M)), {{}}": (
+                "must be deterministic"
+            ),
+            "return -(batch.advantages_M - batch.advantages_M.mean()) * logprobs_M, {}": (
+                "must not depend on other samples"
+            ),
+            "logs_M = logprobs_M - batch.old_logprobs_M; return "
+            f"{LOSS_OF}logs_M.mean().clamp(-20, 20).exp().expand_as(logs_M), {{}}": (
+                "must not depend on other samples"
+            ),
+            "mean = logprobs_M.mean(); return "
+            f"{LOSS_OF}(logprobs_M.detach() + mean - mean.detach()), {{}}": (
+                "must not depend on other samples"
+            ),
+            "return -batch.advantages_M.clamp_(min=0) * logprobs_M, {}": (
+                "must not change its batch"
+            ),
+            "return -batch.advantage_M * logprobs_M, {}": (
+                "own_[0-9]+.py:[0-9]+ mine: AttributeError: .*nearest is advantages_M"
+            ),
+        },
+        "algorithm.advantage": {
+            "return [(0.0, 1.0)]": (
+                r"\(baseline, divisor\) for each of 12 samples, got \[\(0.0, 1.0\)\]"
+            ),
+            "return [one.mean for one in samples]": (
+                r"\(baseline, divisor\) for each of 12 samples, got \[0.0, 0.5"
+            ),
+            "return [(samples[i - i % 3].mean, 1.0) for i in range(len(samples))]": (
+                "must not depend on the order of the samples"
+            ),
+            "return [(one.mean, one.variance) for one in samples]": (
+                "divisors above 0, got 0.0 and 0.0 in a group of 3"
+            ),
+            "return [(random.random(), 1.0) for one in samples]": "must be deterministic",
+            "state['last'] = samples; return [(0.0, 1.0)] * len(samples)": (
+                "state must be numbers by name"
+            ),
+        },
+        "reward.function": {
+            "return [1.0], ()": r"2 finite numbers, one a seat, and .*got \(\[1.0\], ",
+            "return [float('inf')] * 2, ()": "2 finite numbers, one a seat",
+            "return [1.0, 1.0], [[0.5, 0.5]]": (
+                r"or [2-9] lists, one a turn, .*, got \(\[1.0, 1.0\], \[\[0.5, 0.5\]\]\)"
+            ),
+            "return [1.0, 1.0]": (
+                r"mine: must return \(rewards, turn rewards\), .*, got \[1.0, 1.0\] \("
+            ),
+            "return 0.5": r"mine: must return \(rewards, turn rewards\), .*, got 0.5 \(",
+            "return [1.0, 1.0], [0.0 for _ in episode.turns]": (
+                r"must return .*, got \(\[1.0, 1.0\], \[0.0, 0"
+            ),
+            "return [float(len(episode.turns[-1].text))] * 2, ()": (
+                "own_[0-9]+.py:[0-9]+ mine: IndexError"
+            ),
+            "return [float(sum(len(turn.action) for turn in episode.turns))] * 2, ()": (
+                "own_[0-9]+.py:[0-9]+ <?[a-z]*>?: TypeError"
+            ),
+            "return [random.random()] * 2, ()": "must be deterministic",
+            "episode.measures['seen'] = 1.0; return [1.0, 1.0], ()": (
+                "must not change the episode"
+            ),
+        },
+        "rollout.player": {
+            "async def move(self, game, seat, observation, generate):\n"
+            "        async def more(request):\n"
+            "            prompt = (1, *request.prompt_ids)\n"
+            "            return await generate(replace(request, prompt_ids=prompt))\n"
+            "        return await super().move(game, seat, observation, more)": (
+                "the engine must read exactly what the transcript has"
+            ),
+            "def fork(self, *names):\n        return self": (
+                "a fork must have a transcript of its own"
+            ),
+            "name = 'somebody'": "must be a PolicyPlayer",
+        },
+    }.items()
+    for body, rule in rows.items()
+]
+GOOD = """
+from selfplay.rollout.players import PolicyPlayer
 
 def alone(logprobs_M, batch, algorithm):
     return -batch.advantages_M * logprobs_M
 
-def overflows(logprobs_M, batch, algorithm):
-    return -batch.advantages_M * (logprobs_M - batch.old_logprobs_M).exp(), {}
-
-def constant(logprobs_M, batch, algorithm):
-    return -batch.advantages_M * logprobs_M.detach(), {}
-
-def random(logprobs_M, batch, algorithm):
-    return -batch.advantages_M * logprobs_M * torch.rand(len(logprobs_M)), {}
-
-def of_the_batch(logprobs_M, batch, algorithm):
-    return -(batch.advantages_M - batch.advantages_M.mean()) * logprobs_M, {}
-
-def one_ratio(logprobs_M, batch, algorithm):
-    logs_M = logprobs_M - batch.old_logprobs_M
-    return -batch.advantages_M * logs_M.mean().clamp(-20, 20).exp().expand_as(logs_M), {}
-
-def one_gradient(logprobs_M, batch, algorithm):
-    mean = logprobs_M.mean()
-    return -batch.advantages_M * (logprobs_M.detach() + mean - mean.detach()), {}
-
-def writes(logprobs_M, batch, algorithm):
-    return -batch.advantages_M.clamp_(min=0) * logprobs_M, {}
-
 def turned(logprobs_M, batch, algorithm):
     return batch.advantages_M * logprobs_M, {}
 
-def raises(logprobs_M, batch, algorithm):
-    return -batch.advantage_M * logprobs_M, {}
-
-def taken(logprobs_M, batch, algorithm):
-    return -batch.advantages_M * logprobs_M, {"grad_norm": logprobs_M.detach()}
-
-def of_the_game(logprobs_M, batch, algorithm):
-    return -batch.advantages_M * logprobs_M, {"proposals": logprobs_M.detach()}
-
-def exits(logprobs_M, batch, algorithm):
-    raise SystemExit(0)
+def scalar(logprobs_M, batch, algorithm):
+    return -batch.advantages_M * logprobs_M, {}
 
 def other(logprobs, batch):
     return -logprobs, {}
-"""
-ADVANTAGES = """
-import itertools
-import random
-
-def short(samples, state, algorithm):
-    return [(0.0, 1.0)]
-
-def divides(samples, state, algorithm):
-    return [(one.mean, one.variance) for one in samples]
-
-def draws(samples, state, algorithm):
-    return [(random.random(), 1.0) for one in samples]
-
-def floats(samples, state, algorithm):
-    return [one.mean for one in samples]
-
-def neighbours(samples, state, algorithm):
-    pairs = []
-    for _, group in itertools.groupby(samples, key=lambda one: one.group):
-        means = [one.mean for one in group]
-        pairs += [(sum(means) / len(means), 1.0)] * len(means)
-    return pairs
 
 def beside(samples, state, algorithm):
     of = {one.name: one.mean for one in samples}
     return [(of[f"{name} seat {1 - int(seat)}"], 1.0)
             for name, seat in (one.name.split(" seat ") for one in samples)]
-
-def hoards(samples, state, algorithm):
-    state["last"] = samples
-    return [(0.0, 1.0)] * len(samples)
-"""
-REWARDS = """
-import random
-
-def one(episode):
-    return [1.0], ()
-
-def infinite(episode):
-    return [float("inf")] * 2, ()
-
-def of_one_turn(episode):
-    return [1.0, 1.0], [[0.5, 0.5]]
-
-def alone(episode):
-    return [1.0, 1.0]
-
-def draws(episode):
-    return [random.random()] * 2, ()
-
-def of_the_last_turn(episode):
-    return [float(len(episode.turns[-1].text))] * 2, ()
-
-def of_actions(episode):
-    return [float(sum(len(turn.action) for turn in episode.turns))] * 2, ()
-
-def number(episode):
-    return 0.5
 
 def of_marks(episode):
     return [episode.measures["mark"]] * 2, ()
@@ -151,30 +171,6 @@ def for_the_user(episode):
 
 def for_the_assistant(episode):
     return [episode.outcome.score_norm, float(episode.outcome.agreed)], ()
-
-def of_turns(episode):
-    return [1.0, 1.0], [0.0 for _ in episode.turns]
-
-def counts(episode):
-    episode.measures["seen"] = 1.0
-    return [1.0, 1.0], ()
-"""
-PLAYERS = """
-from dataclasses import replace
-from selfplay.rollout.players import PolicyPlayer
-
-class Whispers(PolicyPlayer):
-    async def move(self, game, seat, observation, generate):
-        async def more(request):
-            return await generate(replace(request, prompt_ids=(1, *request.prompt_ids)))
-        return await super().move(game, seat, observation, more)
-
-class Shares(PolicyPlayer):
-    def fork(self, *names):
-        return self
-
-class Named(PolicyPlayer):
-    name = "somebody"
 
 class Thinker(PolicyPlayer):
     async def move(self, game, seat, observation, generate):
@@ -192,10 +188,7 @@ def refusal(key: str, name: str) -> str:
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of files with functions of one's own."""
     folder = tmp_path_factory.mktemp("own")
-    (folder / "own_losses.py").write_text(LOSSES)
-    (folder / "own_advantages.py").write_text(ADVANTAGES)
-    (folder / "own_rewards.py").write_text(REWARDS)
-    (folder / "own_players.py").write_text(PLAYERS)
+    (folder / "own_losses.py").write_text(GOOD)
     return folder
 
 
@@ -203,48 +196,19 @@ def settings(*overrides: str) -> Config:
     return load(Config, None, overrides)
 
 
-@pytest.mark.parametrize(
-    ("name", "rule"),
-    [
-        ("taken", "metrics must have names of their own, got 'grad_norm'"),
-        ("of_the_game", "metrics must have names of their own, got proposals, the game's own"),
-        ("exits", "own_losses.py:[0-9]+ exits: SystemExit: 0"),
-        ("scalar", r"losses_M must have the shape \[M\] of logprobs_M, \(8,\), got \(\)"),
-        ("alone", r"must return \(losses_M, metrics\), got Tensor"),
-        ("overflows", "losses must be finite, .*selfplay.learner.loss.ratio is"),
-        ("constant", "must depend on logprobs_M, got no gradient"),
-        ("random", "must be deterministic"),
-        ("of_the_batch", "must not depend on other samples"),
-        ("one_ratio", "must not depend on other samples"),
-        ("one_gradient", "must not depend on other samples"),
-        ("writes", "must not change its batch"),
-        ("raises", "own_losses.py:[0-9]+ raises: AttributeError: .*nearest is advantages_M"),
-    ],
-)
-def test_a_loss_that_cannot_train_is_refused_in_one_line(own: Path, name: str, rule: str) -> None:
-    assert re.search(rule, refusal("algorithm.loss", f"{own}/own_losses.py:{name}"))
-
-
-@pytest.mark.parametrize(
-    ("name", "rule"),
-    [
-        ("short", r"\(baseline, divisor\) for each of 12 samples, got \[\(0.0, 1.0\)\]"),
-        ("floats", r"\(baseline, divisor\) for each of 12 samples, got \[0.0, 0.5"),
-        ("neighbours", "must not depend on the order of the samples"),
-        ("divides", "divisors above 0, got 0.0 and 0.0 in a group of 3"),
-        ("draws", "must be deterministic"),
-        ("hoards", "state must be numbers by name"),
-    ],
-)
-def test_an_advantage_that_cannot_train_is_refused_in_one_line(
-    own: Path, name: str, rule: str
+@pytest.mark.parametrize(("key", "body", "rule"), REFUSED, ids=[row[1][:60] for row in REFUSED])
+def test_what_cannot_train_is_refused_in_one_line(
+    own: Path, key: str, body: str, rule: str
 ) -> None:
-    assert re.search(rule, refusal("algorithm.advantage", f"{own}/own_advantages.py:{name}"))
+    file = own / f"own_{REFUSED.index((key, body, rule))}.py"
+    file.write_text(HEADS[key].format("mine") + body.replace("; ", "\n    ") + "\n")
+    said = refusal(key, f"{file}:mine")
+    assert re.search(rule, said), said
 
 
 def test_an_advantage_may_look_at_the_other_seat_of_a_game_by_name(own: Path) -> None:
     """The check's samples have the names that a run's have."""
-    name = f"{own}/own_advantages.py:beside"
+    name = f"{own}/own_losses.py:beside"
     found = list(findings("algorithm.advantage", name, settings(f"algorithm.advantage={name}")))
     assert any("0, 0, 0 for a group of rewards 0, 0.5, 1; they do not tell" in one for one in found)
     config = settings()
@@ -273,36 +237,12 @@ def test_the_check_shows_advantages_of_samples_of_unlike_length_and_says_if_they
         assert shown in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("name", "rule"),
-    [
-        ("one", r"2 finite numbers, one a seat, and .*got \(\[1.0\], "),
-        ("infinite", "2 finite numbers, one a seat"),
-        (
-            "of_one_turn",
-            r"or [2-9] lists, one a turn, .*, got \(\[1.0, 1.0\], \[\[0.5, 0.5\]\]\)",
-        ),
-        ("alone", r"py:alone: must return \(rewards, turn rewards\), .*, got \[1.0, 1.0\] \("),
-        ("number", r"py:number: must return \(rewards, turn rewards\), .*, got 0.5 \("),
-        ("of_turns", r"must return .*, got \(\[1.0, 1.0\], \[0.0, 0"),
-        ("of_the_last_turn", "own_rewards.py:[0-9]+ of_the_last_turn: IndexError"),
-        ("of_actions", "own_rewards.py:[0-9]+ <?[a-z]*>?: TypeError"),
-        ("draws", "must be deterministic"),
-        ("counts", "must not change the episode"),
-    ],
-)
-def test_a_reward_that_cannot_be_paid_is_refused_in_one_line(
-    own: Path, name: str, rule: str
-) -> None:
-    assert re.search(rule, refusal("reward.function", f"{own}/own_rewards.py:{name}"))
-
-
 @pytest.mark.parametrize(("name", "warned"), [("for_the_user", False), ("for_the_assistant", True)])
 def test_a_check_plays_the_games_of_the_settings_and_says_if_all_are_paid_the_same(
     own: Path, name: str, warned: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Scripts that ask and that guess both answer. In these settings only seat 1 is the policy."""
-    reward = f"{own}/own_rewards.py:{name}"
+    reward = f"{own}/own_losses.py:{name}"
     assert main([reward, "--config", "tiny_collab", "rollout.max_turns=6"]) == 0
     said = capsys.readouterr().out
     assert "in 16 games of collab between scripted players (ask, guess)" in said
@@ -314,25 +254,11 @@ def test_a_check_plays_the_games_of_the_settings_and_says_if_all_are_paid_the_sa
 
 
 def test_a_reward_may_read_a_judges_mark(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [f"{own}/own_rewards.py:of_marks", "--config", "tiny", "reward.rubric=rubric.md"]
+    words = [f"{own}/own_losses.py:of_marks", "--config", "tiny", "reward.rubric=rubric.md"]
     assert main([*words, "reward.judge=endpoint:judge@http://127.0.0.1:9/v1"]) == 0
     assert "ok  seat 1: mean 0.521, from 0.0417 to 1\n" in capsys.readouterr().out
     assert main(words[:3]) == 2
     assert "KeyError: 'mark'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "rule"),
-    [
-        ("Whispers", "the engine must read exactly what the transcript has"),
-        ("Shares", "a fork must have a transcript of its own"),
-        ("Named", "must be a PolicyPlayer"),
-    ],
-)
-def test_a_player_whose_tokens_are_not_those_of_the_engine_is_refused_in_one_line(
-    own: Path, name: str, rule: str
-) -> None:
-    assert re.search(rule, refusal("rollout.player", f"{own}/own_players.py:{name}"))
 
 
 @pytest.mark.parametrize("key", PLUGINS)
@@ -482,7 +408,7 @@ def test_a_player_that_thinks_before_its_move_has_one_turn_of_both(
 ) -> None:
     """The thought and the move are tokens of one turn: it ends with the move, where its reward
     stands, and costs both. A thought that takes the move's last tokens ends the game."""
-    name = f"{own}/own_players.py:Thinker"
+    name = f"{own}/own_losses.py:Thinker"
     assert len(list(findings("rollout.player", name, settings(f"rollout.player={name}")))) == 2
     made = function_of("rollout.player", name)
     said = [(0, "let me see"), (0, BEST), (1, "good"), (1, "[accept]")]
