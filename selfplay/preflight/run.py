@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -137,10 +138,8 @@ def check_state(config: Config) -> None:
 def start_warnings(config: Config, rendering: Rendering) -> list[str]:
     """Warnings where the limits of `rollout` cut off games or moves of scripted players, and where
     held-out files hold training instances."""
-    episodes = baseline_games(config)
-    found = games_cut_off(config, episodes), moves_cut_off(config, episodes, rendering)
     shared = trained_on(config.game, config.data)
-    return [*(why for why in found if why is not None), *shared]
+    return [*cut_off(config, baseline_games(config), rendering), *shared]
 
 
 def baseline_games(config: Config) -> list[Episode]:
@@ -156,33 +155,25 @@ def baseline_games(config: Config) -> list[Episode]:
     ]
 
 
-def moves_cut_off(config: Config, episodes: Sequence[Episode], rendering: Rendering) -> str | None:
-    """A warning where moves of these games have more tokens than `rollout.max_new_tokens`; None if
-    at most 5 % do."""
-    limit = config.rollout.max_new_tokens
-    moves = [turn.text for each in episodes for turn in each.turns if turn.error is None]
-    moves = moves[:_MOST_MOVES]
-    lengths = [len(rendering.action_ids(move)) for move in moves]
-    num_cut = sum(length > limit for length in lengths)
-    if num_cut <= 0.05 * len(lengths):
-        return None
-    return (
-        f"rollout.max_new_tokens {limit} is too low for {num_cut} of {len(lengths)} moves of "
-        f"{', '.join(config.game.kit.BASELINES)}; the longest takes {max(lengths)} tokens"
-    )
-
-
-def games_cut_off(config: Config, episodes: Sequence[Episode]) -> str | None:
-    """A warning where `rollout.max_turns` ends these games; None if it ends at most 5 %."""
-    rollout = config.rollout
-    num_turns = [sum(turn.error is None for turn in episode.turns) for episode in episodes]
-    num_cut = sum(num > rollout.max_turns for num in num_turns)
-    if num_cut <= 0.05 * len(num_turns):
-        return None
-    return (
-        f"rollout.max_turns {rollout.max_turns} is too low for {num_cut} of {len(num_turns)} games "
-        f"of {', '.join(config.game.kit.BASELINES)}; the longest takes {max(num_turns)} turns"
-    )
+def cut_off(config: Config, episodes: Sequence[Episode], rendering: Rendering) -> list[str]:
+    """A warning for each limit of `rollout` that more than 5 % of these games, or of their moves,
+    are above."""
+    games = [[turn.text for turn in each.turns if turn.error is None] for each in episodes]
+    texts = [*chain(*games)][:_MOST_MOVES]
+    sizes = {
+        "max_turns": ("games", list(map(len, games)), "turns"),
+        "max_new_tokens": ("moves", [len(rendering.action_ids(text)) for text in texts], "tokens"),
+    }
+    found = []
+    for key, (what, each, unit) in sizes.items():
+        limit = getattr(config.rollout, key)
+        num_cut = sum(size > limit for size in each)
+        if num_cut > 0.05 * len(each):
+            found.append(
+                f"rollout.{key} {limit} is too low for {num_cut} of {len(each)} {what} of "
+                f"{', '.join(config.game.kit.BASELINES)}; the longest takes {max(each)} {unit}"
+            )
+    return found
 
 
 def check_judge(config: Config) -> None:

@@ -9,8 +9,9 @@ import pytest
 from dialop.cli import main
 from dialop.kit import load_kit
 from selfplay.config import load_config
-from selfplay.preflight.run import baseline_games, games_cut_off
+from selfplay.preflight.run import baseline_games, cut_off
 from selfplay.rollout.seat_rules import check_players
+from tests.helpers.chat_families import rendering_of
 from tests.helpers.dialop_boards import human_games
 
 
@@ -85,7 +86,7 @@ def test_a_new_game_passes_every_check(tmp_path: Path, capsys: pytest.CaptureFix
     assert told.endswith(f"{sys.orig_argv[0]} train.py --config {file.with_suffix('.yaml')}\n")
     assert config.game.name == str(file) and config.out == f"runs/{file.stem}"
     check_players(config)
-    assert games_cut_off(config, baseline_games(config)) is None
+    assert not cut_off(config, baseline_games(config), rendering_of("qwen2.5"))
     assert main(["check", str(file)]) == 0
     out, counted = capsys.readouterr()
     lines = out.splitlines()

@@ -20,12 +20,7 @@ from selfplay.data.instances import generated
 from selfplay.engines.base import Completion, Request
 from selfplay.errors import SettingsError
 from selfplay.partners.judge import Judge, judge_games
-from selfplay.preflight.run import (
-    baseline_games,
-    check_state,
-    games_cut_off,
-    moves_cut_off,
-)
+from selfplay.preflight.run import baseline_games, check_state, cut_off
 from selfplay.rollout.driver import play_games, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
 from selfplay.rollout.players import Teacher
@@ -50,8 +45,9 @@ def config_of(*overrides: str) -> Config:
     return load_config(None, ["game.name=tests.helpers.three_rooms", *small, *overrides])
 
 
-def turns_told(config: Config) -> str | None:
-    return games_cut_off(config, baseline_games(config))
+def told(rendering: Rendering, *overrides: str) -> list[str]:
+    config = config_of(*overrides)
+    return cut_off(config, baseline_games(config), rendering)
 
 
 def play(
@@ -63,28 +59,20 @@ def play(
     return play_one(game, rendering, moves, key="three", index=index, limits=limits)
 
 
-def test_a_limit_of_turns_that_cuts_scripted_games_off_is_told() -> None:
+def test_limits_that_cut_scripted_games_and_moves_off_are_told(rendering: Rendering) -> None:
     """Two callers and the clerk need three legal moves."""
-    assert turns_told(config_of("rollout.max_turns=3")) is None
-    assert turns_told(config_of("rollout.max_turns=2")) == (
-        "rollout.max_turns 2 is too low for 32 of 32 games of clerk, guesser; the longest takes 3 "
-        "turns"
-    )
-
-
-def test_a_limit_of_tokens_that_cuts_scripted_moves_off_is_told(rendering: Rendering) -> None:
-    config = config_of("rollout.max_new_tokens=400")
-    games = baseline_games(config)
+    games = baseline_games(config_of())
     lengths = sorted(len(rendering.action_ids(turn.text)) for game in games for turn in game.turns)
-    assert moves_cut_off(config, games, rendering) is None
     least, longest = lengths[0], lengths[-1]
     assert least < longest <= 400
-    short = config_of(f"rollout.max_new_tokens={least}")
+    assert not told(rendering, "rollout.max_turns=3", "rollout.max_new_tokens=400")
     num = sum(length > least for length in lengths)
-    assert moves_cut_off(short, games, rendering) == (
-        f"rollout.max_new_tokens {least} is too low for {num} of {len(lengths)} moves of clerk, "
-        f"guesser; the longest takes {longest} tokens"
-    )
+    of = "clerk, guesser; the longest takes"
+    assert told(rendering, "rollout.max_turns=2", f"rollout.max_new_tokens={least}") == [
+        f"rollout.max_turns 2 is too low for 32 of 32 games of {of} 3 turns",
+        f"rollout.max_new_tokens {least} is too low for {num} of {len(lengths)} moves of {of} "
+        f"{longest} tokens",
+    ]
 
 
 # --- a game's rooms and tools -------------------------------------------------------------------
