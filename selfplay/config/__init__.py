@@ -1,9 +1,9 @@
-"""The settings of a run: the loader, and every key with its default and its help sentence.
+"""The settings of a run: the loader, and the core's keys with their defaults and help sentences.
 
 Lengths are in tokens, times in seconds. A settings file contains only what differs from the
 defaults. `play` has the sections of games, rollouts and partners, `learning` those of the
-algorithm, and `hardware` those of the model, the engine and the ranks. This room reads no
-environment variable.
+algorithm, and `hardware` those of the model, the engine and the ranks. Features declare their own
+(`features`). This room reads no environment variable.
 """
 
 from __future__ import annotations

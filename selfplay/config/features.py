@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationInfo, with_config
+from pydantic.dataclasses import is_pydantic_dataclass
 from typing_extensions import TypedDict
 
 from selfplay.config.plugins import PLUGINS, check_name, has_options, options_class
@@ -81,6 +82,11 @@ def typed_engine(given: Any, base: Any, info: ValidationInfo) -> Any:
     name = given.get("kind", base().kind) if isinstance(given, Mapping) else None
     if isinstance(name, str) and (context["imports"] or name in PLUGINS[ENGINE].built_in):
         kind = options_class(ENGINE, name, base)
+        if not is_pydantic_dataclass(kind) or not issubclass(kind, base):
+            raise ValueError(
+                f"engine.kind {name}: its Options must be a pydantic.dataclasses.dataclass that "
+                f"extends EngineConfig, got {kind.__qualname__}"
+            )
     if isinstance(given, Mapping):
         own = {field.name for field in fields(kind)}
         others = {field.name: field for field in _of_engines() if field.name not in own}
