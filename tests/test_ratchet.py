@@ -23,13 +23,16 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13931, "each rank hashes the files that it wrote in a save"),
-    "selfplay": Limit(21401, "each rank hashes the files that it wrote in a save"),
+    "core": Limit(13535, "each rank hashes the files that it wrote in a save"),
+    "selfplay": Limit(
+        21437,
+        "settings of features are declared by them; endpoints, first weights and teachers live with their features",
+    ),
     "extras": Limit(1326, "taken out of the core and the games"),
     "dialop": Limit(7866),
     "tests": Limit(30111, "the reference step, hand-overs that no test held, tests of the doors"),
     "bench": Limit(3127, "settings of features are declared by them"),
-    "settings": Limit(127),
+    "settings": Limit(98),
 }
 # Of `selfplay/`, in the second step of `configs/talk.yaml` with one layer on the hf engine.
 STEP = {

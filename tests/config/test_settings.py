@@ -184,7 +184,7 @@ MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
     ("zzz: 4\n", 1, ("zzz", "seed, wandb, words, chat, rollout, model")),
     ("rollout: {foo: 1}\n", 1, ("rollout.foo; valid here are group_size, temperature",)),
     ("seed: 1\nseed: 2\n", 2, ("seed is given twice",)),
-    ("seed: 1:30\n", 1, ("seed must be a valid integer, got 1:30",)),
+    ("seed: 1:30\n", 1, ("seed must be a valid integer, got '1:30'",)),
     ("chat: {deep: {n: 1e400}}\n", 1, ("a number must be finite, got 1e400",)),
     ("chat: {n: -.inf}\n", 1, ("a number must be finite, got -.inf",)),
     ("model: {path: no}\n", 1, ("got false; text that YAML reads as such needs quotes",)),
