@@ -3,12 +3,12 @@ the optimizer step, the engine's new weights.
 
     python examples/one_step.py     # a warm start, then three steps: a minute on a CPU core
 
-This is the trainer's step under default settings in plain PyTorch: one game, one sequence and one
-token at a time. `tests/test_one_step.py` holds the two equal: tokens, masks, advantages, gradients,
-weights. Packing, ranks, SGLang, partners and faults are left out. A comment names the file in
-`selfplay/` that does the same in another way. One set of weights, the policy, plays all seats of a
-game. A sample is one seat's game as tokens: what it read and what it sampled. A group has the
-samples of one seat in all games of an instance. Shapes: T tokens of a sample, K of them trained.
+This is the trainer's step (GRPO) in plain PyTorch: one game, one sequence and one token at a time.
+`tests/test_one_step.py` holds the two equal. One set of weights, the policy, plays all seats. A
+sample is one seat's game as tokens, read and sampled. A group has the samples of one seat in all
+games of an instance. Shapes: T tokens of a sample, K of them trained, V words. Comments name the
+files of `selfplay/` that do a thing in another way. Left out: ranks (distributed/), faults and
+checks of engines (weight_sync/), and a critic, old log-probs computed again and others (methods/).
 """
 
 import random
@@ -53,9 +53,9 @@ class Sample:
         self.rewards += [0.0] * len(ids)
 
     def pay(self, reward):
-        """Add a reward at the last token sampled so far; before the first nothing earned it."""
-        if 1 in self.mask:
-            self.rewards[len(self.mask) - 1 - self.mask[::-1].index(1)] += reward
+        """Add a reward at the last token sampled so far, maybe turns ago, if there is one."""
+        if sampled := self.trained(range(len(self.mask))):
+            self.rewards[sampled[-1]] += reward
 
     def trained(self, values):
         """The values of the trained tokens [K]."""
@@ -104,7 +104,7 @@ def turn(position, engine, rendering, config):
     ids, logprobs = generate(engine, sample.ids, room, temperature, stop_ids, seed)
     sample.add(ids, logprobs)  # refused tries train too, so that the policy learns to avoid them
     complete, text = ids[-1] in stop_ids, rendering.decode(ids)
-    if not complete and room < rollout.max_new_tokens:  # no tokens are left to be shorter
+    if not complete and room < rollout.max_new_tokens:  # the game's limit: a retry has no room
         position.tries.append((seat, "cut"))
         position.ended = "tokens"
         return
@@ -120,7 +120,7 @@ def turn(position, engine, rendering, config):
         position.ended = "finished"
     elif sum(how == "legal" for _, how in position.tries) >= rollout.max_turns:
         position.ended = "turns"
-    elif position.tries[~rollout.max_retries :] == [(seat, "refused")] * (rollout.max_retries + 1):
+    elif position.tries[-1 - rollout.max_retries :].count((seat, "refused")) > rollout.max_retries:
         position.ended = "retries"
 
 
@@ -141,14 +141,14 @@ def generate(engine, prompt, num, temperature, stop_ids, seed):
 
 
 def pay_outcome(position, reward):
-    """Pay each seat its final reward (others: advantages/rewards.py). The game decides what the
-    seat is paid that used up its tries or tokens."""
-    game, (seat, how) = position.game, (position.tries or [(0, "legal")])[-1]
-    outcome = game.outcome() if how == "legal" else game.outcome_of_forfeit(seat)
-    for seat, sample in enumerate(position.samples):
+    """Pay each seat its final reward (others: advantages/rewards.py). A last try that was refused
+    or cut is a forfeit, and the game says what it pays; no room for another try is none."""
+    game, (last, how) = position.game, (position.tries or [(0, "legal")])[-1]
+    outcome = game.outcome() if how == "legal" else game.outcome_of_forfeit(last)
+    for number, sample in enumerate(position.samples):
         cost = min(1.0, reward.token_cost * sum(sample.mask))
-        penalty = reward.error_penalty * position.tries.count((seat, "refused"))
-        sample.pay(outcome.rewards[seat] - cost - penalty)
+        penalty = reward.error_penalty * position.tries.count((number, "refused"))
+        sample.pay(outcome.rewards[number] - cost - penalty)
 
 
 def play(engine, rendering, config, step):
@@ -165,17 +165,17 @@ def play(engine, rendering, config, step):
 
 
 def grpo(samples, algorithm):
-    """Samples with advantages: (return - mean) / (standard deviation + eps) of their group, in
-    which all count alike, whatever their length. Groups of equal returns have no gradient and are
-    left out. Seats of one game are never compared, for they may share a reward. Other baselines,
-    and groups over several ranks: advantages/advantages.py."""
+    """Samples with advantages, A_t = (R_t - m) / (s + eps): R_t is the return of token t, m and s
+    are the mean and standard deviation of returns in the group, in which samples count alike,
+    whatever their length. Groups of equal returns have no gradient and are dropped. Seats of one
+    game are never compared, for they may share a reward. Others: advantages/advantages.py."""
     kept, groups = [], {}
     for sample in samples:
         groups.setdefault(sample.group, []).append(sample)
     for group in groups.values():
         mean = np.mean([sample.returns().mean() for sample in group])
         std = np.sqrt(np.mean([((sample.returns() - mean) ** 2).mean() for sample in group]))
-        for sample in group if std > 1e-9 else ():
+        for sample in group if std > 1e-9 else []:
             advantages_K = iter((sample.returns() - mean) / (std + algorithm.advantage_eps))
             sample.advantages = [float(next(advantages_K)) if m else 0.0 for m in sample.mask]
             kept.append(sample)
@@ -208,20 +208,20 @@ def update(model, optimizer, samples, config, *, step, lr, loss=clipped_surrogat
         random.Random(named_seed(config.seed, "minibatches", step, epoch)).shuffle(order)
         for first in range(config.algorithm.minibatches):
             minibatch = [samples[i] for i in order[first :: config.algorithm.minibatches]]
-            # Every trained token of the minibatch has equal weight (`aggregation`: token_mean).
+            # Tokens of dropped groups do not count; ranks agree on one number (learner/update.py).
             num_tokens = sum(sum(sample.mask) for sample in minibatch)
             for sample in minibatch:
                 logprobs_K = policy_logprobs(model, sample, config.rollout.temperature)
                 (loss(logprobs_K, sample, config.algorithm).sum() / num_tokens).backward()
             clip_grad_norm_(model.parameters(), config.optim.max_grad_norm or float("inf"))
-            for group in optimizer.param_groups:
-                group["lr"] = lr
+            for parameters in optimizer.param_groups:
+                parameters["lr"] = lr
             optimizer.step()
             optimizer.zero_grad()
 
 
 def take_step(step, engine, model, optimizer, rendering, config):
-    """Play, credit, update, push: the verbs of `take_step` in step/, which measures as well."""
+    """Play, credit (`grpo`), update, push, as in step/. Other schedules: learner/update.py."""
     positions = play(engine, rendering, config, step)
     samples = [each for position in positions for each in position.samples if 1 in each.mask]
     lr = config.optim.lr * min(1.0, (step + 1) / max(1, config.optim.warmup_steps))
