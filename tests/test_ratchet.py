@@ -26,7 +26,7 @@ WEIGHT = {
     "core": Limit(13535, "each rank hashes the files that it wrote in a save"),
     "selfplay": Limit(
         21437,
-        "settings of features are declared by them; endpoints, first weights and teachers live with their features",
+        "doors, the plain engine; features that declare their settings",
     ),
     "extras": Limit(1326, "taken out of the core and the games"),
     "dialop": Limit(7866),
