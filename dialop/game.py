@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol
@@ -123,10 +123,11 @@ class Outcome:
 
 def wrong_state(state: Any) -> str:
     """What is wrong with a game's state, as "must give …"; "" if nothing is."""
-    try:
-        json.dumps(state, allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        return f"must give plain JSON values, got {state!r:.200} ({error})"
+    for name, value in state.items() if isinstance(state, Mapping) else [("state", state)]:
+        try:
+            json.dumps({name: value}, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            return f"must give plain JSON values, got {name}={value!r:.200} ({error})"
     return ""
 
 

@@ -9,6 +9,7 @@ Shapes: G samples of a group, B samples of a batch, T tokens of a sample, K of t
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -25,7 +26,7 @@ from selfplay.advantages.rewards import (
 )
 from selfplay.advantages.sample import Sample, trained_stretches
 from selfplay.config import AlgorithmConfig, RewardConfig
-from selfplay.config.plugins import function_of, own_call
+from selfplay.config.plugins import PLUGINS, function_of, own_call
 from selfplay.distributed import (
     World,
     broadcast_object,
@@ -74,6 +75,7 @@ Statistics = Sequence[SampleStatistics]  # of all samples of a step, over all ra
 # Each sample's baseline, or one for each of its turns, and divisor: a token's advantage is
 # (its return - baseline) / divisor. None leaves a sample out.
 Scales = list[tuple[float | Sequence[float], float] | None]
+_Checked = tuple[tuple[float, ...], float] | None  # the baseline of each turn and the divisor
 
 
 def reward_samples(
@@ -130,6 +132,12 @@ def compute_advantages(
     key, name, state = "algorithm.advantage", algorithm.advantage, dict(state)
     with raise_on_all_ranks(world), own_call(key, name):
         scales = checked_scales(function_of(key, name), statistics, state, algorithm)
+        if name not in PLUGINS[key].built_in and world.rank == 0 and _all_zero(statistics, scales):
+            print(
+                f"warning: {key} {name}: every advantage is 0 though rewards differ, so this step "
+                "trains nothing by them",
+                file=sys.stderr,
+            )
     scales, state = broadcast_object((scales, state), world)
     scale_of = {one.name: scale for one, scale in zip(statistics, scales, strict=True)}
     with_advantages = []
@@ -146,10 +154,10 @@ def checked_scales(
     samples: Statistics,
     state: dict[str, float],
     algorithm: AlgorithmConfig,
-) -> list[tuple[tuple[float, ...], float] | None]:
+) -> list[_Checked]:
     """What an advantage function gives: each sample's baseline of each turn and its divisor, None
     for one that is left out. It may change `state`. Raises OwnFault for what no step can use."""
-    given = list(samples)
+    given = [replace(one) for one in samples]
     switches, result = torch_switches(), advantage(given, state, algorithm)
     check_switches(switches)
     if given != list(samples):
@@ -166,7 +174,7 @@ def checked_scales(
         raise OwnFault(
             f"its state must be numbers by name, none NaN or beyond {LARGEST:g}, got {state!r:.300}"
         )
-    found: list[tuple[tuple[float, ...], float] | None] = []
+    found: list[_Checked] = []
     for one, scale in zip(samples, scales, strict=True):
         if scale is None:
             found.append(None)
@@ -187,6 +195,15 @@ def checked_scales(
             )
         found.append((of_turns, by))
     return found
+
+
+def _all_zero(statistics: Statistics, scales: Sequence[_Checked]) -> bool:
+    """Whether rewards differ in a group, and float32 has no advantage of a turn but 0."""
+    kept = [(one, *scale) for one, scale in zip(statistics, scales, strict=True) if scale]
+    sizes = (abs(g - b) / by for one, of, by in kept for g, b in zip(one.turns, of, strict=True))
+    groups = grouped([one for one, *_ in kept], attrgetter("group")).values()
+    differ = any(group_std(group) >= ZERO_VARIANCE for group in groups)
+    return differ and max(sizes) < 2.0**-126
 
 
 def _with_advantages(sample: Sample, baselines: Sequence[float], divisor: float) -> Sample:

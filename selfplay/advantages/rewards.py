@@ -13,16 +13,17 @@ from dataclasses import replace
 from functools import partial
 from inspect import signature
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from dialop.game import LARGEST, all_usable
 from selfplay.advantages.sample import Sample
 from selfplay.chat.transcript import Span
 from selfplay.config import RewardConfig
-from selfplay.config.plugins import function_of, own_call
+from selfplay.config.plugins import PLUGINS, function_of, own_call
 from selfplay.errors import OwnFault, SettingsError
 from selfplay.rollout.episode import Episode
 
+T = TypeVar("T")
 UNACCEPTED = 0.5  # with `regret`, the fraction of its value that an unaccepted proposal pays
 
 
@@ -104,8 +105,24 @@ def with_rewards(episodes: Sequence[Episode], config: RewardConfig) -> list[Epis
     function = function_of("reward.function", config.function)
     if "options" in signature(function).parameters:
         function = partial(function, options=config.options)
+    if config.function not in PLUGINS["reward.function"].built_in:
+        function = partial(_reading, function)
     with own_call("reward.function", config.function):
         return [_with_rewards(episode, function) for episode in episodes]
+
+
+def _reading(function: Callable[[Episode], T], episode: Episode) -> T:
+    """What the function gives. Raises OwnFault if it changes the episode."""
+
+    def written() -> list[Any]:
+        transcripts = [(t.ids[:], t.mask[:], t.logprobs[:]) for t in episode.transcripts if t]
+        state = episode.game.state() if episode.game else None
+        return [transcripts, dict(episode.measures), dict(episode.outcome.facts), state]
+
+    before, given = written(), function(episode)
+    if written() != before:
+        raise OwnFault("it must not change the episode")
+    return given
 
 
 def _with_rewards(episode: Episode, function: Callable[..., Any]) -> Episode:

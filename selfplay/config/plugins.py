@@ -7,6 +7,7 @@ docs/your_method.md describes the signatures.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
+from dialop.game import wrong_state
 from dialop.modules import own_module
 from dialop.shown import error_line, line_of
 from dialop.specs import nearest
@@ -232,6 +234,17 @@ def has_options(key: str, name: str) -> bool:
     """Whether what a key names is built in and has settings."""
     module = PLUGINS[key].options
     return bool(module) and name in import_module(module).OPTIONS
+
+
+def plain_state(key: str, name: str, state: Callable[[], Any]) -> Any:
+    """The state that code of a key gives a checkpoint; of one's own a copy. Raises OwnFault for one
+    that no JSON holds."""
+    if name in PLUGINS[key].built_in:
+        return state()
+    with own_call(key, name):
+        if wrong := wrong_state(given := state()):
+            raise OwnFault(f"state() {wrong}")
+        return json.loads(json.dumps(given))
 
 
 def key_of(name: str) -> str:

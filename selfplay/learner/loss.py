@@ -17,8 +17,8 @@ gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -40,9 +40,10 @@ def checked_losses(
     loss: Callable[..., Any], logprobs_M: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig
 ) -> Losses:
     """What a policy loss gives. Raises OwnFault for what no step can use."""
-    values = [logprobs_M, *(getattr(batch, field.name) for field in fields(batch))]
-    tensors = [each for each in values if isinstance(each, Tensor)]
-    versions = [each._version for each in tensors]  # which each change in place raises
+    before = [*_tensors([logprobs_M, batch])]
+    versions = [each._version for each in before]  # which each change in place raises
+    own = loss.__module__ != __name__  # `.data` and numpy change a tensor without a version
+    copies = [each.detach().clone() for each in before] if own else before
     switches = torch_switches()
     result = loss(logprobs_M, batch, algorithm)
     check_switches(switches)
@@ -58,12 +59,26 @@ def checked_losses(
             raise OwnFault(f"{name} must be on {logprobs_M.device}, got {values_M.device}")
         if name != "losses_M" and name not in OF_LOSSES and (is_taken(name) or name == "words"):
             raise OwnFault(f"metrics must have names of their own, got {name!r}, a run's own")
-    if [each._version for each in tensors] != versions:
+    after = [*_tensors([logprobs_M, batch])]
+    same = [*map(id, after)] == [*map(id, before)] and versions == [t._version for t in after]
+    pairs = zip(after, copies, strict=True) if same and own else ()
+    if not (same and all(torch.allclose(*pair, 0.0, 0.0, equal_nan=True) for pair in pairs)):
         raise OwnFault("it must not change its batch")
     if not result[0].requires_grad:
         raise OwnFault("its losses must depend on logprobs_M, got no gradient")
     losses: Losses = result
     return losses
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors of a batch, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(part)
+    elif is_dataclass(value):
+        yield from _tensors([getattr(value, field.name) for field in fields(value)])
 
 
 def ratio(logs: Tensor) -> Tensor:

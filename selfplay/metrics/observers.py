@@ -13,7 +13,7 @@ from typing import Any
 
 from selfplay.config import Config
 from selfplay.config.load import typed_options
-from selfplay.config.plugins import PLUGINS, function_of, named, own_call
+from selfplay.config.plugins import PLUGINS, function_of, named, own_call, plain_state
 from selfplay.distributed import World, broadcast_object, gather_objects, raise_on_all_ranks
 from selfplay.errors import OwnFault
 from selfplay.metrics.observer import Observer, Step
@@ -65,9 +65,8 @@ class _Own(Observer):
         step.metrics.update(broadcast_object(given, self.world))
 
     def state(self) -> dict[str, Any]:
-        """What its own `state` returns; the checkpoint refuses what JSON cannot hold."""
-        with own_call("observers", self._name):
-            return self._observer.state()
+        """What its own `state` returns. Raises OwnFault for what JSON cannot hold."""
+        return dict(plain_state("observers", self._name, self._observer.state))
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """A run that began without it begins it with {}."""

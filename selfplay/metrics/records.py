@@ -62,7 +62,7 @@ def game_record(episode: Episode, *, step: int, pieces: Pieces | None = None) ->
         "facts": episode.outcome.facts,
         "measures": dict(episode.measures),
         **({"judge": episode.judge} if episode.judge else {}),
-        **({"state": _state(episode)} if episode.game is not None else {}),
+        **({"state": checked_state(episode)} if episode.game is not None else {}),
         **({"branches": branch_records(episode)} if episode.branches else {}),
     }
 
@@ -85,7 +85,7 @@ def logged(episodes: Sequence[Episode], step: int, every: int) -> list[Episode]:
     ]
 
 
-def _state(episode: Episode) -> Any:
+def checked_state(episode: Episode) -> Any:
     """The state of the finished game. Raises GameError for one that no file holds."""
     assert episode.game is not None
     state = episode.game.state()

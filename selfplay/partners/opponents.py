@@ -5,7 +5,6 @@ docs/doors.md describes a class of one's own.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 from selfplay.config import Config
 from selfplay.config.options import options_at
 from selfplay.config.player_spec import POOL, parse_shares
-from selfplay.config.plugins import function_of, own_call
+from selfplay.config.plugins import function_of, own_call, plain_state
 from selfplay.data.seeds import named_seed, pick
 from selfplay.distributed import World, broadcast_object, gather_objects, raise_on_all_ranks
 from selfplay.errors import OwnFault
@@ -162,6 +161,4 @@ def _both_scores(episode: Episode) -> tuple[float, float]:
 
 def opponents_state(opponents: Opponents) -> dict[str, Any]:
     """A copy of their state as plain JSON. Raises OwnFault for one that is none."""
-    with own_call(KEY, opponents.config.rollout.opponents):
-        state: dict[str, Any] = json.loads(json.dumps(opponents.state(), allow_nan=False))
-    return state
+    return dict(plain_state(KEY, opponents.config.rollout.opponents, opponents.state))

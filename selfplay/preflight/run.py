@@ -18,12 +18,13 @@ import torch
 from jinja2.exceptions import TemplateError
 from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
 
+from dialop.game import wrong_state
 from dialop.kit import switch
 from dialop.shown import error_line
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.config import Config, EngineConfig, GameConfig, ModelConfig
-from selfplay.config.own_code import own_code, own_names
+from selfplay.config.own_code import is_own_game, own_code, own_names
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, Spec, parse_shares, parse_spec
 from selfplay.data.chats import Chat, check_shown, read_chats
 from selfplay.data.instances import (
@@ -120,19 +121,17 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
 
 
 def check_state(config: Config) -> None:
-    """Raise SettingsError if a generated game cannot be written into logs, as its state must be."""
+    """Raise SettingsError if a generated game, at its start or after scripted moves, cannot be
+    written into logs, as its state must be."""
     if config.data.train_file:
         return
-    (instance,) = made_instances(config, 0, [0])
-    state = config.game.kit.new_game(instance, config.game.options).state()
-    for name, value in state.items():
-        try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise SettingsError(
-                f"game.name {config.game.name}: state() must be plain JSON, got {name}={value!r}: "
-                f"{error}"
-            ) from error
+    game, (instance,) = config.game, made_instances(config, 0, [0])
+    games = [game.kit.new_game(instance, game.options)]
+    if is_own_game(game.name):
+        games += [each.game for each in baseline_games(config, num=1) if each.game is not None]
+    for each in games:
+        if wrong := wrong_state(each.state()):
+            raise SettingsError(f"game.name {game.name}: state() {wrong}")
 
 
 def start_warnings(config: Config, rendering: Rendering) -> list[str]:
@@ -142,11 +141,11 @@ def start_warnings(config: Config, rendering: Rendering) -> list[str]:
     return [*cut_off(config, baseline_games(config), rendering), *shared]
 
 
-def baseline_games(config: Config) -> list[Episode]:
-    """A few games of each of the scripted players that the policy is compared with, played to their
+def baseline_games(config: Config, *, num: int = 16) -> list[Episode]:
+    """`num` games of each of the scripted players that the policy is compared with, played to their
     own end. Takes a second or two."""
     kit, game = config.game.kit, config.game
-    instances = kit.generate(kit.easy(game.options), seed=0, num=16) if kit.BASELINES else []
+    instances = kit.generate(kit.easy(game.options), seed=0, num=num) if kit.BASELINES else []
     limits = replace(limits_of(config.rollout), max_turns=_LONG_GAME)
     return [
         episode

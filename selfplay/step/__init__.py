@@ -24,7 +24,7 @@ from selfplay.learner.method import asking
 from selfplay.learner.rescore import Watched
 from selfplay.learner.update import update_policy
 from selfplay.metrics.observer import Step, TokenRecord
-from selfplay.metrics.records import logged, mean_advantages
+from selfplay.metrics.records import checked_state, logged, mean_advantages
 from selfplay.metrics.step import step_metrics
 from selfplay.partners.judge import Judge, judge_games
 from selfplay.partners.opponents import tell_played
@@ -190,8 +190,12 @@ def update(run: Run, rollout: Rollout, batch: Batch, step: int) -> Learnt:
 
 
 def logged_samples(run: Run, rollout: Rollout, step: int) -> set[str]:
-    """The names of the samples of all ranks' games that games.jsonl gets."""
+    """The names of the samples of all ranks' games that games.jsonl gets. Raises OwnFault, on every
+    rank, for a game that no file holds."""
     games = logged(rollout.episodes, step + 1, run.config.log_games_every)
+    with raise_on_all_ranks(run.world):
+        for game in games:
+            checked_state(game)
     own = [sample_name(game, seat) for game in games for seat in range(len(game.transcripts))]
     return {name for of_rank in gather_objects(own, run.world) for name in of_rank}
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint
 from selfplay.config import Config
-from selfplay.distributed import broadcast_object
+from selfplay.config.plugins import plain_state
+from selfplay.distributed import broadcast_object, raise_on_all_ranks
 from selfplay.errors import RunEnds, with_step
 from selfplay.metrics.run_folder import check_lock
 from selfplay.partners.opponents import opponents_state
@@ -105,12 +106,16 @@ def save_and_sleep(run: Run, num_done: int, state: Mapping[str, Any]) -> None:
 
 
 def trainer_state(run: Run) -> dict[str, Any]:
-    """The state, beside the learner's, that a checkpoint must hold to resume; plain values."""
-    return {
-        "baselines": dict(run.baselines),
-        "methods": {type(m).__name__: state for m in run.learner.methods if (state := m.state())},
-        "partners": run.partners.state(),
-        "opponents": opponents_state(run.opponents),
-        "sync_check": run.sync_check.state(),
-        "num_lines": run.journal.num_lines,
-    } | {observer.key: observer.state() for observer in run.observers if observer.key}
+    """The state, beside the learner's, that a checkpoint must hold to resume; plain values. Raises
+    OwnFault, on every rank, for a state of one's own that is none."""
+    with raise_on_all_ranks(run.world):
+        methods = run.learner.methods
+        states = {type(m).__name__: plain_state("methods", m.name, m.state) for m in methods}
+        return {
+            "baselines": dict(run.baselines),
+            "methods": {name: state for name, state in states.items() if state},
+            "partners": run.partners.state(),
+            "opponents": opponents_state(run.opponents),
+            "sync_check": run.sync_check.state(),
+            "num_lines": run.journal.num_lines,
+        } | {observer.key: observer.state() for observer in run.observers if observer.key}

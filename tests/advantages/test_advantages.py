@@ -362,6 +362,7 @@ ADVANTAGES_IN_A_STEP = {
     "return [(0.0, 1e-300)] * 4": "no advantage may be beyond 1e\\+15",
     "return [((0.0, 0.0, 0.0), 1.0)] * 4": "one for all turns or for each of 1, ",
     "samples.reverse()": "it must not change samples",
+    "object.__setattr__(samples[0], 'turns', (9.0,))": "it must not change samples",
     "state['mean'] = float('nan')": "its state must be numbers by name, .*got {'mean': nan}",
     "state[0] = 1.0": "its state must be numbers by name",
     "state['all'] = [1.0]": "its state must be numbers by name",
@@ -399,11 +400,40 @@ def test_an_advantage_of_ones_own_that_fails_in_a_step_is_one_line(
 
 
 @pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("one.mean, 1.0", True),
+        ("one.turns, 1.0", True),
+        ("0.0, 1e300", True),
+        ("0.5, 1.0", False),
+        ("one.mean - 1e-60, 1.0", True),
+    ],
+)
+def test_advantages_of_ones_own_that_are_all_0_are_told(
+    given: str, told: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two games of unequal rewards; with equal ones no advantage can tell them apart."""
+    own = tmp_path / f"own_{tmp_path.name}.py"
+    own.write_text(f"def advantage(samples, state, algorithm):\n    return [({given})]")
+    own.write_text(own.read_text()[:-1] + " for one in samples]\n")
+    algorithm = AlgorithmConfig(advantage=f"{own}:advantage")
+    for rewards, differ in (((1.0, 0.0), True), ((1.0, 1.0), False)):
+        games = [episode((reward, 0.0), i) for i, reward in enumerate(rewards)]
+        samples, _ = reward_samples(games, algorithm=algorithm, reward=RewardConfig())
+        with_advantages(samples, algorithm=algorithm)
+        line = f"warning: algorithm.advantage {own}:advantage: every advantage is 0"
+        assert (line in capsys.readouterr().err) is (told and differ)
+
+
+@pytest.mark.parametrize(
     ("given", "rule"),
     [
         ("[1e308, -1e308], ()", r"none beyond 1e\+15, got \(\[1e\+308, -1e\+308\]"),
         ("[1.0, 1.0], [[0.0, float('nan')]] * 2", "2 lists, one a turn"),
         ("[1j, 1.0], ()", "2 finite numbers"),
+        ("episode.measures.update(a=1.0) or [1.0, 1.0], ()", "it must not change the episode"),
+        ("episode.transcripts[0].mask.reverse() or [1.0, 1.0], ()", "it must not change the epi"),
+        ("episode.transcripts[1].logprobs.clear() or [1.0, 1.0], ()", "it must not change the "),
         ("[sys.exit(0), 1.0], ()", r"own_\w+\.py:3 reward: SystemExit: 0 \(in instance hand/0 "),
         (
             "[episode.best, 1.0], ()",

@@ -71,7 +71,27 @@ class Failing(Observer):
 class Text(Observer):
     def on_step(self, step):
         return {"word": "a"}
+class Unsaved(Observer):
+    seen = 0
+    def on_step(self, step):
+        self.seen = step.number
+    def state(self):
+        return {"seen": {self.seen}} if self.seen == NUMBER else {}
 """
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_state_that_no_checkpoint_holds_ends_the_run_in_one_line(
+    steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, file = tmp_path / "run", tmp_path / f"unsaved_{steps}.py"
+    file.write_text(FAILING.replace("NUMBER", str(steps)))
+    begin_warm(folder)
+    assert run_tiny(folder, f"observers=[{file}:Unsaved]", "save_every=1", *SHORT) == 1
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    rule = "state() must give plain JSON values, got seen={"
+    assert line.startswith(f"train.py: observers {file}:Unsaved: {rule}")
+    assert len(metrics_of(folder)) == steps and not checkpoints(folder)
 
 
 @pytest.mark.parametrize(("name", "steps"), [("Failing", 2), ("Text", 1)])

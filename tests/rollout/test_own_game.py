@@ -17,15 +17,17 @@ from selfplay.chat.rendering import Rendering
 from selfplay.config import AlgorithmConfig, Config, RewardConfig, load_config
 from selfplay.config.text import dump
 from selfplay.data.instances import generated
+from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request
-from selfplay.errors import SettingsError
+from selfplay.errors import OwnFault, SettingsError
 from selfplay.partners.judge import Judge, judge_games
 from selfplay.preflight.run import baseline_games, check_state, cut_off
-from selfplay.rollout.driver import play_games, play_scripted
+from selfplay.rollout.driver import Rollout, RolloutStats, play_games, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
 from selfplay.rollout.players import Teacher
 from selfplay.rollout.seat_rules import check_players, who_plays
 from selfplay.rollout.seating import Partner, policy_seats_in, scripted_games, scripted_partner
+from selfplay.step import logged_samples
 from selfplay.warm_start.imitation import scratch_tokenizer, teacher_games
 from selfplay.warm_start.teachers import check_teachers
 from tests.helpers import three_rooms
@@ -136,8 +138,31 @@ def test_a_state_that_is_no_json_is_refused_before_a_run(tmp_path: Path) -> None
     own = changed(
         tmp_path, "rooms", {'play["told"] = {str(seat)': 'play["days"] = {1} or {str(seat)'}
     )
-    with pytest.raises(SettingsError, match=r"state\(\) must be plain JSON, got play=.*\{1\}"):
+    with pytest.raises(SettingsError, match=r"state\(\) must give plain JSON .* got play="):
         check_state(config_of(f"game.name={own}"))
+
+
+def test_a_state_that_is_no_json_after_some_moves_is_refused_before_the_weights_change(
+    tmp_path: Path, rendering: Rendering
+) -> None:
+    """Also where only games of the policy come so far: those that are logged are asked."""
+    end = 'play["log"] = {1} if self.seat_to_move is None else [list(entry)'
+    own = changed(tmp_path, "rooms", {'play["log"] = [list(entry)': end})
+    with pytest.raises(SettingsError, match=r"state\(\) must give plain JSON .* got play="):
+        check_state(config_of(f"game.name={own}"))
+
+    class Ended(ThreeRooms):
+        def state(self) -> dict[str, object]:
+            return super().state() | {"seats": {1}}
+
+    episode = play_one(
+        Ended(Instance("k", (1, 2)), three_rooms.Options()), rendering, RIGHT, key="k"
+    )
+    config = replace(config_of(), log_games_every=1)
+    run = SimpleNamespace(config=config, world=init_world(device="cpu"))
+    rule = r"Ended.state\(\) must give plain JSON values, got seats=\{1\} .* \(instance k\).*py:"
+    with pytest.raises(OwnFault, match=rule):
+        logged_samples(run, Rollout([episode], RolloutStats(0, 0, 0.0)), 0)
 
 
 # --- credit -------------------------------------------------------------------------------------
