@@ -154,6 +154,11 @@ def unknown(what: str, got: str, valid: Sequence[str]) -> str:
     return f"unknown {what} {got!r}: choose one of {', '.join(valid)}{nearest(got, valid)}"
 
 
+def folded(text: str) -> str:
+    """The text for comparing names: case-folded, with İ and ı as i."""
+    return text.casefold().replace("i\u0307", "i").replace("ı", "i")
+
+
 def nearest(got: str, valid: Iterable[str]) -> str:
     """The end of an error text: the valid word most like `got`, or "" if none is similar."""
     near = closest(got, valid)

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from dialop.game import PlayerError
 from dialop.matching.roster import display_names, paper_forms, reviewer_forms
+from dialop.specs import folded
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -94,7 +95,7 @@ def render_proposal(
 
 def normalise(text: str) -> str:
     """The text's words in lower case, joined by single spaces; all other characters are dropped."""
-    return " ".join(_WORD.findall(text.casefold()))
+    return " ".join(_WORD.findall(folded(text)))
 
 
 def _lines(text: str) -> list[str]:

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 from dialop.clauses import CLAUSE_END, NUMBER_END, VAGUE
 from dialop.matching.board import MatchingView
 from dialop.matching.roster import paper_forms, reviewer_forms
+from dialop.specs import folded
 
 # Longer numbers and negative ones are not values. A dash after a letter is no minus.
 _NUMBER = re.compile(
@@ -63,7 +64,7 @@ def _stated(
     mentions, plain = _mentions(text, reviewers, papers)
     ends = [m.end() for m in CLAUSE_END.finditer(plain)] + [len(plain)]
     starts = [mention.start for mention in mentions]
-    capitals = {_folded(word) for word in _WORD.findall(text) if word[0].isupper()}
+    capitals = {folded(word) for word in _WORD.findall(text) if word[0].isupper()}
     stated: list[tuple[int, int, int]] = []
     context: dict[str, int] = {}
     start = first = 0
@@ -88,11 +89,6 @@ def count_true(view: MatchingView, text: str) -> tuple[int, int]:
     """
     stated = stated_cells(text, view)
     return sum(view.displayed[r][p] == value for r, p, value in stated), len(stated)
-
-
-def _folded(text: str) -> str:
-    """The text for comparing: case-folded, with İ and ı as i."""
-    return text.casefold().replace("i\u0307", "i").replace("ı", "i")
 
 
 def _names_another(clause: str, *, mentions: bool, capitals: Collection[str]) -> bool:
@@ -155,7 +151,7 @@ def _mentions(
         mentions.append(_Mention("N", int(match[0]), match.start()))
         return "_" * len(match[0])
 
-    plain = _NUMBER.sub(take_number, pattern.sub(take_name, _folded(text)))
+    plain = _NUMBER.sub(take_number, pattern.sub(take_name, folded(text)))
     return sorted(mentions, key=attrgetter("start")), plain
 
 
@@ -169,7 +165,7 @@ def _name_pattern(
     for kind, names, forms in (("R", reviewers, reviewer_forms), ("P", papers, paper_forms)):
         for index, name in enumerate(names):
             for form in forms(name):
-                owners.setdefault(" ".join(_folded(form).split()), set()).add((kind, index))
+                owners.setdefault(" ".join(folded(form).split()), set()).add((kind, index))
     owner = {form: next(iter(who)) for form, who in owners.items() if len(who) == 1}
     parts = [
         re.escape(form).replace(r"\ ", r"\s+") for form in sorted(owner, key=len, reverse=True)

@@ -19,6 +19,7 @@ from dialop.kit import option
 from dialop.logged import Move, Rules, View
 from dialop.planning.city import CATEGORIES, FEATURES, NUM_SITES, Value
 from dialop.planning.preferences import Preference
+from dialop.specs import folded
 from dialop.values import Text
 
 KINDS = ("message", "tool", "propose", "accept", "reject")
@@ -151,5 +152,5 @@ def check_city(sites: Sequence[Site], preferences: Sequence[Preference], *, slot
 @lru_cache(maxsize=4096)
 def plain_name(name: str) -> str:
     """A name's letters, digits and blanks in lower case, for comparing names."""
-    name = unicodedata.normalize("NFC", name).casefold()
+    name = folded(unicodedata.normalize("NFC", name))
     return " ".join("".join(c if c.isalnum() else " " for c in name).split())

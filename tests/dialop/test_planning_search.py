@@ -193,6 +193,9 @@ def test_filters_agree_with_python_on_a_whole_city(op: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
-def test_a_name_is_found_in_every_unicode_form(form: str) -> None:
-    name = "Caf\u00e9 Mu\u0308ller"
-    assert plain_name(unicodedata.normalize(form, name)) == "caf\u00e9 m\u00fcller"
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [("Caf\u00e9 Mu\u0308ller", "caf\u00e9 m\u00fcller"), ("İNCİ Kısa", "inci kisa")],
+)
+def test_a_name_is_found_in_every_unicode_form(name: str, plain: str, form: str) -> None:
+    assert plain_name(unicodedata.normalize(form, name)) == plain

@@ -50,6 +50,8 @@ def test_lines_may_come_in_any_order_and_form(papers: list[int], random: object)
         "BLEU: a Method for Automatic Evaluation of MT: Ava Li\n"
         "electra: pre training text encoders as discriminators: Daniel Nguyen",
         "```\nBLEU\uff1aAva\nElectra: Daniel\n```",
+        "BLEU: AVA Lİ\nElectra: DANİEL",
+        "BLEU: Ava LI\u0307\nElectra: danıel",
     ],
 )
 def test_forgiven_forms(text: str) -> None:
