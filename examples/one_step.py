@@ -8,8 +8,7 @@ This is the trainer's step (GRPO) in plain PyTorch: one game, one sequence and o
 sample is one seat's game as tokens, read and sampled. A group has the samples of one seat in all
 games of an instance. Shapes: T tokens of a sample, K of them trained, V words. Comments name the
 files of `selfplay/` that do a thing in another way. Left out: ranks (distributed/), faults and
-checks of engines (weight_sync/), and a critic, old log-probs computed again and others (methods/).
-"""
+checks of engines (weight_sync/), and methods added to GRPO, such as a critic (methods/)."""
 
 import random
 import sys
@@ -141,8 +140,8 @@ def generate(engine, prompt, num, temperature, stop_ids, seed):
 
 
 def pay_outcome(position, reward):
-    """Pay each seat its final reward (others: advantages/rewards.py). A last try that was refused
-    or cut is a forfeit, and the game says what it pays; no room for another try is none."""
+    """Pay each seat its final reward (others: advantages/rewards.py). Where the last try was
+    refused or cut, its seat forfeits, and the game says what that pays; else it ends as it is."""
     game, (last, how) = position.game, (position.tries or [(0, "legal")])[-1]
     outcome = game.outcome() if how == "legal" else game.outcome_of_forfeit(last)
     for number, sample in enumerate(position.samples):
@@ -154,8 +153,8 @@ def pay_outcome(position, reward):
 def play(engine, rendering, config, step):
     """A step's games, `group_size` of each instance. Instances from files: data/stream.py."""
     num, seed = config.rollout.instances, named_seed("instances", config.seed, "train")
-    positions, game = [], config.game
-    for instance in game.kit.generate(game.options, seed=seed, start=step * num, num=num):
+    positions, kit = [], config.game.kit
+    for instance in kit.generate(config.game.options, seed=seed, start=step * num, num=num):
         for index in range(config.rollout.group_size):
             positions.append(position := begin(config, instance, index, step))
             while not position.ended:
@@ -202,13 +201,14 @@ def clipped_surrogate(logprobs_K, sample, algorithm):
 
 
 def update(model, optimizer, samples, config, *, step, lr, loss=clipped_surrogate):
-    """Passes over the samples (epochs), an optimizer step a minibatch (learner/update.py)."""
+    """Passes over the samples (epochs), an optimizer step a minibatch (learner/update.py). By
+    default one of each, so every ratio is 1 but for rounding, and nothing is clipped."""
     for epoch in range(config.algorithm.epochs):
         order = [*range(len(samples))]
         random.Random(named_seed(config.seed, "minibatches", step, epoch)).shuffle(order)
         for first in range(config.algorithm.minibatches):
             minibatch = [samples[i] for i in order[first :: config.algorithm.minibatches]]
-            # Tokens of dropped groups do not count; ranks agree on one number (learner/update.py).
+            # Without the tokens of dropped groups; the sum over all ranks (learner/update.py).
             num_tokens = sum(sum(sample.mask) for sample in minibatch)
             for sample in minibatch:
                 logprobs_K = policy_logprobs(model, sample, config.rollout.temperature)
@@ -231,7 +231,7 @@ def take_step(step, engine, model, optimizer, rendering, config):
 
 
 def main():
-    """Random weights never agree, so the first weights imitate scripts (warm_start.py)."""
+    """Random weights never agree, so the first weights imitate scripts (warm_start/)."""
     words = ["steps=0", "warm_start.num_games=4000", "warm_start.lr=4e-3", "out=runs/one_step"]
     words += ["rollout.instances=8", "rollout.group_size=4", "eval.final_games=64"]
     config = load_config(Path(__file__).with_name("meeting") / "meeting.yaml", words)
