@@ -13,7 +13,7 @@ import pickle
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -169,13 +169,26 @@ def init_world(
 
 
 def _tell_of_waiting(rank: int, world_size: int) -> None:
-    place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    missing = [0]  # it has the store, unless the launcher has
+    # A connection of its own: the process waits in that of the rendezvous.
+    with suppress(RuntimeError, ValueError):
+        store = dist.TCPStore(host, int(port), timeout=timedelta(seconds=2), wait_for_workers=False)
+        first = 0 if "TORCHELASTIC_USE_AGENT_STORE" in os.environ else 1
+        missing = [r for r in range(first, world_size) if not store.check([_started(r)])]
+    others = [each for each in missing if each != rank]
     print(
-        f"rank {rank} waits at {place} until all {world_size} ranks of WORLD_SIZE have started, "
-        f"{TIMEOUT_S / 60:g} minutes at most; without other ranks unset WORLD_SIZE",
+        f"rank {rank} waits at {host}:{port} until all {world_size} ranks of WORLD_SIZE have "
+        f"started, {TIMEOUT_S / 60:g} minutes at most, missing: {', '.join(map(str, others))}; "
+        "without other ranks unset WORLD_SIZE",
         file=sys.stderr,
         flush=True,
     )
+
+
+def _started(rank: int) -> str:
+    """The store's key that says that a rank has come, in this start of a launcher."""
+    return f"started {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)} {rank}"
 
 
 _worlds = count()
@@ -190,7 +203,9 @@ def _own_keys(timeout: timedelta) -> dist.Store:
 
 @cache
 def _launchers_store() -> dist.Store:
-    store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=TIMEOUT_S)))
+    store, rank, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=TIMEOUT_S)))
+    whole = store.underlying_store if isinstance(store, dist.PrefixStore) else store
+    whole.set(_started(rank), "")
     return store
 
 

@@ -1,11 +1,15 @@
 """Every mesh gives the gradient of one process: FSDP2, tensor parallelism and both together."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed import DistStoreError
+from torch.distributed import DistStoreError, TCPStore
 
 from selfplay.config import ScratchConfig
 from selfplay.distributed import all_reduce_sum, clip_grad_norm, init_world, shard, world
@@ -160,3 +164,44 @@ def test_a_rank_that_waits_for_others_says_so(
             init_world(device="cpu")
     said = capsys.readouterr().err
     assert f"rank 0 waits at 127.0.0.1:{port} until all 2 ranks of WORLD_SIZE have started" in said
+    assert "0.01 minutes at most, missing: 1; without" in said
+
+
+COMING = """
+import os, sys
+from selfplay.distributed import world
+world.WAIT_TOLD_S, world.TIMEOUT_S = 1.0, 6.0
+for rank in sys.argv[1]:
+    if os.fork() == 0:
+        os.environ["RANK"] = rank
+        world.init_world(device="cpu")
+for _ in sys.argv[1]:
+    os.wait()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("present", "launcher", "told"),
+    [("02", False, "missing: 1;"), ("12", False, "missing: 0;"), ("1", True, "missing: 0, 2, 3;")],
+)
+def test_ranks_that_wait_name_those_that_never_come(
+    present: str, launcher: bool, told: str
+) -> None:
+    """Also where the store is that of a launcher and where rank 0, which would have it, is one."""
+    size = 4 if launcher else 3
+    with free_port() as port:
+        words = {"WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        words |= {"LOCAL_WORLD_SIZE": size, "PYTHONPATH": Path(__file__).parents[2]}
+        words |= {"TORCHELASTIC_USE_AGENT_STORE": "True"} if launcher else {}
+        held = TCPStore("127.0.0.1", port, is_master=True) if launcher else None
+        run = subprocess.run(
+            [sys.executable, "-c", COMING, present],
+            env=os.environ | {name: str(value) for name, value in words.items()},
+            capture_output=True,
+            text=True,
+        )
+    del held
+    for rank in present:
+        assert f"rank {rank} waits at" in run.stderr
+    assert run.stderr.count(told) == len(present)
