@@ -23,11 +23,11 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13588, "own code: what it changes, zeros and lost states are told"),
-    "selfplay": Limit(21479, "own code: what it changes, zeros and lost states are told"),
+    "core": Limit(13608, "waiting ranks name the missing; tensors checked before a load"),
+    "selfplay": Limit(21502, "waiting ranks name the missing; tensors checked before a load"),
     "extras": Limit(1326, "taken out of the core and the games"),
     "dialop": Limit(7870, "own code: what it changes, zeros and lost states are told"),
-    "tests": Limit(30124, "own code: what it changes, zeros and lost states are told"),
+    "tests": Limit(30180, "waiting ranks name the missing; tensors checked before a load"),
     "bench": Limit(3127, "settings of features are declared by them"),
     "settings": Limit(98),
 }

@@ -395,8 +395,8 @@ def export_settings(
 
 def end_ids(weights: Path) -> tuple[int, ...]:
     """The ids that end a text by config.json and generation_config.json, which transformers and
-    SGLang stop at. Raises SettingsError for a value that is no id of the vocabulary, and for a
-    generation_config.json that they cannot read."""
+    SGLang stop at. Raises SettingsError for a value that is no id of the vocabulary, that of a text
+    begins or pads included, and for a generation_config.json that they cannot read."""
     folder = described_in(weights)
     config = AutoConfig.from_pretrained(folder)
     given = [getattr(each, "eos_token_id", None) for each in (config, config.get_text_config())]
@@ -406,9 +406,12 @@ def end_ids(weights: Path) -> tuple[int, ...]:
     if all(part.get("eos_token_id") is None for part in parts):
         # Each is the default of the family, which may be of a larger vocabulary.
         given = [[i for i in ids if i < rows] for ids in map(_listed, given)]
+    others = [(name, part.get(name)) for part in parts for name in ("bos_token_id", "pad_token_id")]
     if (folder / "generation_config.json").exists():
         try:
-            given.append(GenerationConfig.from_pretrained(folder).eos_token_id)
+            generation = GenerationConfig.from_pretrained(folder)
+            given.append(generation.eos_token_id)
+            others += [(name, getattr(generation, name)) for name, _ in others[:2]]
         except Exception as error:
             raise SettingsError(
                 f"{folder / 'generation_config.json'} cannot be read: {error_line(error)}"
@@ -424,6 +427,12 @@ def end_ids(weights: Path) -> tuple[int, ...]:
             f"{outside[0]}, which no sample can end with; leave it out of config.json and "
             "generation_config.json"
         )
+    for name, value in others:
+        if value is not None and (type(value) is not int or not -1 <= value < rows):
+            raise SettingsError(
+                f"{folder}: {name} must be below the vocab_size {rows} of config.json, got "
+                f"{value!r}; leave it out of config.json and generation_config.json"
+            )
     return tuple(dict.fromkeys(ids))
 
 

@@ -61,12 +61,12 @@ def check_complete(
         )
 
 
-def check_tensors(folder: Path) -> None:
+def check_tensors(folder: Path, *, warns: bool = True) -> None:
     """`check_complete`, and whatever `Stored` refuses, for a folder that another program reads."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     stored = Stored(folder, model)
-    check_complete(folder, stored.missing, stored.unread)
+    check_complete(folder, stored.missing, stored.unread, warns=warns)
 
 
 class Stored:

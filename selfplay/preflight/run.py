@@ -44,6 +44,7 @@ from selfplay.metrics.run_folder import check_names, holds_run
 from selfplay.metrics.tracker import check_tracker
 from selfplay.model.hub import check_weights, described_in, local_folder
 from selfplay.model.policy import end_ids, scratch_config
+from selfplay.model.stored import check_tensors
 from selfplay.partners.checkpoints import find_source
 from selfplay.partners.endpoint import check_address, endpoint_key
 from selfplay.partners.options import EndpointConfig
@@ -312,6 +313,8 @@ def _tokenizer(
     described = folder
     try:
         described = described_in(folder)
+        if any(described.glob("*.safetensors")):
+            check_tensors(described, warns=False)
         return load_tokenizer(folder), end_ids(folder)
     except SettingsError:
         raise

@@ -6,6 +6,7 @@ In the engine, in the transcript's loss and in the move's text.
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from selfplay.config import load_config
 from selfplay.engines.base import Request, Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.errors import SettingsError
-from selfplay.model.policy import end_ids, load_model
+from selfplay.model.policy import end_ids, export, load_model
 from selfplay.preflight.run import read_rendering
 from tests.helpers.chat_families import tokenizer_of
+from tests.helpers.tiny_run import tiny_model
 
 END, EOS, OTHER, THIRD = "<end_of_turn>", "<eos>", "<start_of_turn>", "<bos>"
 # The eos ids of config.json ("-": no such key) and of generation_config.json (None: no such file),
@@ -140,3 +142,20 @@ def test_an_eos_outside_the_vocabulary_is_refused_in_one_line(tmp_path: Path, fi
         rule = rf"eos_token_id must be below the vocab_size {size} of config.json, got {outside},"
         with pytest.raises(SettingsError, match=rule):
             _rendering(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["bos_token_id", "pad_token_id"])
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_other_ids_outside_the_vocabulary_are_refused(name: str, file: str, tmp_path: Path) -> None:
+    """-1 is what some folders have for none."""
+    model = tiny_model()
+    size = model.config.vocab_size
+    for wrong in (-1, size - 1, size, -2):
+        export(model, None, tmp_path)
+        path = tmp_path / file
+        held = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(held | {name: wrong}))
+        right = wrong in (-1, size - 1)
+        rule = rf"{name} must be below the vocab_size {size} of config.json, got {wrong!r}; leave"
+        with nullcontext() if right else pytest.raises(SettingsError, match=rule):
+            end_ids(tmp_path)

@@ -15,11 +15,13 @@ from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, PreTrainedModel
 
+from selfplay.config import GameConfig, ModelConfig
 from selfplay.errors import SettingsError
 from selfplay.model.hub import check_weights, weights_digest
 from selfplay.model.policy import empty_model, export, load_model
 from selfplay.model.stored import Stored, check_tensors
 from selfplay.partners.checkpoints import find_source
+from selfplay.preflight.run import read_rendering
 from selfplay.preflight.small_copy import in_shards
 from tests.helpers.tiny_run import CPU, tiny_model
 
@@ -122,6 +124,7 @@ READERS: list[Callable[[Path], object]] = [
     lambda folder: load_model(str(folder), device=CPU, dtype=torch.float32),
     in_shards,
     check_tensors,  # before SGLang reads a folder
+    lambda folder: read_rendering(ModelConfig(path=str(folder)), GameConfig(), seed=0),  # a check
 ]
 
 
