@@ -21,6 +21,7 @@ from selfplay.config.schema import RULES, describe, described
 from selfplay.config.text import changed, difference, dump
 from selfplay.errors import SettingsError
 from selfplay.preflight.command_line import COMMON, Parser, shipped_configs
+from selfplay.rollout.options import BranchConfig
 from selfplay.warm_start.options import WarmStartConfig
 
 
@@ -333,6 +334,26 @@ def test_changed_settings_are_compared_with_the_defaults_of_their_own_kind() -> 
         ("model.path", "null", "x"),
         ("model.lora", "null", "{}"),
     ]
+
+
+def test_a_run_from_before_its_keys_moved_is_read_as_it_was(tmp_path: Path) -> None:
+    """Also with all settings of engines in the section of one."""
+    path = tmp_path / "config.yaml"
+    engine = "engine: {kind: hf, mem_fraction: 0.5, sessions: auto, fast: true, exact: false}"
+    for kl, constant, turns, is_now in (
+        ("true", "constant, constant_length: 64", "first", ("k3_ratio", 64, "branches")),
+        ("false", "token_mean, constant_length: 0", "none", ("k3", "token_mean", "plain")),
+    ):
+        path.write_text(
+            f"algorithm: {{kl: 0.1, kl_ratio: {kl}, aggregation: {constant}}}\n{engine}\n"
+            f"rollout: {{branch: {{turns: {turns}, siblings: 3}}}}\n"
+        )
+        config = load(RunConfig, path)
+        algorithm = config.algorithm
+        found = (algorithm.kl_estimator, algorithm.aggregation, config.rollout.play)
+        assert found == is_now and config.engine == RunConfig().engine
+        branch = BranchConfig("first", siblings=3) if turns == "first" else None
+        assert config.play_options == branch
 
 
 def test_help_lists_every_key_with_type_default_rule_and_sentence() -> None:
