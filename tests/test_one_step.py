@@ -131,9 +131,8 @@ def drawn(draw: st.DrawFn) -> tuple[Config, int, dict[str, float]]:
         "algorithm__clip_high": one_of(0.2, 0.03),
         "algorithm__dual_clip": one_of(0.0, 1.05) if loss in ("clip", "gspo") else 0.0,
         "algorithm__kl": one_of(0.0, 0.1),
-        "rollout__branch__turns": branch,
-        "rollout__branch__siblings": 2,
-        "rollout__branch__continuations": one_of(1, 2),
+        "rollout__play": "plain" if branch == "none" else "branches",
+        "rollout__options": {"turns": branch, "siblings": 2, "continuations": one_of(1, 2)},
         "rollout__instances": 2,
         "rollout__group_size": 2 if branch == "all" else 4,
         "rollout__temperature": one_of(1.0, 0.7),
@@ -150,6 +149,8 @@ def drawn(draw: st.DrawFn) -> tuple[Config, int, dict[str, float]]:
         "seed": one_of(*range(8)),
         "steps": 10,
     }
+    if branch == "none":
+        chosen["rollout__options"] = {}
     states = ({}, {"seat 0": 0.1, "seat 1": -0.2, "seat 2": 0.3})
     return settings_of(**chosen), one_of(0, 1, 6), dict(one_of(*states))
 

@@ -63,25 +63,11 @@ class LoraConfig:
     """rank of the adapters"""
     alpha: int = Field(default=32, ge=1, le=65_536)
     """an adapter's output is scaled by alpha / rank"""
-    targets: tuple[str, ...] = (
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
+    targets: tuple[str, ...] = Field(
+        default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+        min_length=1,
     )
-    """linear layers of each block that get an adapter"""
-
-    @model_validator(mode="after")
-    def check(self) -> Self:
-        if not self.targets:
-            raise ValueError(
-                "model.lora.targets must name a linear layer, got []; model.lora=null trains all "
-                "weights"
-            )
-        return self
+    """linear layers of each block that get an adapter; model.lora=null trains all weights"""
 
 
 @dataclass(frozen=True, slots=True, config=RULES)

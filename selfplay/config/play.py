@@ -147,8 +147,8 @@ class RolloutConfig:
     max_game_tokens: int = Field(default=4096, ge=16, le=1_000_000)
     """limit of tokens in one seat's transcript; a turn that reaches it ends the game without
     agreement, and is no refused move"""
-    temperature: float = Field(default=1.0, ge=0.0, le=100.0)
-    """sampling temperature; the loss uses the same temperature"""
+    temperature: float = Field(default=1.0, ge=0.01, le=100.0)
+    """sampling temperature; the loss uses the same one. Groups of greedy games have no variance"""
     partners: tuple[str, ...] = ("self",)
     """partners as 'spec*share' (docs/partners.md); with a partner other than self, the policy
     plays each seat equally often and the partner all others"""
@@ -177,11 +177,6 @@ class RolloutConfig:
 
     @model_validator(mode="after")
     def check(self) -> Self:
-        if self.temperature < 0.01:
-            raise ValueError(
-                f"rollout.temperature must be at least 0.01 in training, got {self.temperature}: "
-                "greedy sampling gives groups without variance"
-            )
         if self.instances * self.group_size > MAX_GAMES:
             raise ValueError(
                 "rollout.instances * rollout.group_size (the games of a step) must be at most "

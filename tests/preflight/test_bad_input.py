@@ -361,7 +361,7 @@ SETTINGS: list[Row] = [
     ("algorithm.advantage=rlo", "grpo…nearest is rloo"),
     (("algorithm.advantage=ppo", "parallel.tp=2"), "parallel.tp"),
     (("model.lora={}", "parallel.tp=2"), "parallel.tp"),
-    ("model.lora.targets=[]", "model.lora.targets must name"),
+    ("model.lora.targets=[]", "model.lora.targets …at least 1 item"),
     ("methods.ppo.lam=0.5", "methods.ppo needs algorithm.advantage ppo"),
     ("methods.ppo.lamb=1", "unknown key methods.ppo.lamb; nearest is methods.ppo.lam"),
     ("methods.best_game=on", "nearest is best_games"),
