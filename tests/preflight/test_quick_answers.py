@@ -132,18 +132,13 @@ def test_every_command_of_the_pages_answers_version(
     assert (status or 0, capsys.readouterr().out) == (0, f"{name} {__version__}\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "function", "word", "said"),
-    [
+def test_an_installed_command_goes_by_its_own_name(tmp_path: Path) -> None:
+    module = "selfplay.preflight.command_line"
+    for name, function, word, said in (
         ("train", "train", "--help", "usage: selfplay-train "),
         ("eval", "evaluate", "--confg", "selfplay-eval: "),
-    ],
-)
-def test_an_installed_command_goes_by_its_own_name(
-    name: str, function: str, word: str, said: str, tmp_path: Path
-) -> None:
-    script = tmp_path / f"selfplay-{name}"  # as pip writes it
-    module = "selfplay.preflight.command_line"
-    script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
-    done, _ = answer(str(script), word)
-    assert done.stdout.startswith(said) or done.stderr.startswith(said), done.stdout + done.stderr
+    ):
+        script = tmp_path / f"selfplay-{name}"  # as pip writes it
+        script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
+        done, _ = answer(str(script), word)
+        assert done.stdout.startswith(said) or done.stderr.startswith(said), done.stderr
