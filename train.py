@@ -22,7 +22,7 @@ if __name__ == "__main__":  # before the imports that need packages
     open_terminal("train.py", stopped="the same command goes on from what was saved")
 
 # isort: split
-from selfplay.engines.sglang import early
+from selfplay.engines.sglang.fast import early
 from selfplay.preflight.command_line import last_line, parse_train, refused, typed
 
 PARSED = None

@@ -22,7 +22,7 @@ from selfplay.config.text import dump
 from selfplay.data.instances import GENERATED
 from selfplay.distributed import World
 from selfplay.engines.kinds import engine_kind
-from selfplay.engines.sglang import early
+from selfplay.engines.sglang.fast import early
 from selfplay.errors import RunEnds, SettingsError
 from selfplay.evaluation.asked import FROM_FIRST_MOVE, EvalPlan
 from selfplay.evaluation.evaluate import (

@@ -25,7 +25,7 @@ from selfplay.config.own_code import beside, copies_of
 from selfplay.config.play import check_num_games, check_temperature
 from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.distributed import World, close_world
-from selfplay.engines.sglang import early
+from selfplay.engines.sglang.fast import early
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import evaluate
 from selfplay.evaluation.held_out import held_out, unchanged

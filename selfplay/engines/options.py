@@ -47,8 +47,8 @@ class SGLangOptions(EngineConfig):
     attention: Literal["auto", "fa3", "flashinfer", "triton"] = "auto"
     """attention backend"""
     fast: bool = True
-    """use private names of SGLang for pace (selfplay/engines/sglang/private.py lists them); false,
-    and where the installed SGLang lacks one: its public calls alone, one process, slower"""
+    """use private names of SGLang for pace (selfplay/engines/sglang/fast/private.py lists them);
+    false, and where the installed SGLang lacks one: its public calls alone, one process, slower"""
     processes: Annotated[int, Field(ge=1, le=16)] | Auto = "auto"
     """engines on one GPU, for a small model: each has a scheduler on a CPU core of its own, a copy
     of the weights and an equal part of engine.mem_fraction, engine.max_batch and the games; above

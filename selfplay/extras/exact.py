@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from selfplay.engines.sglang.patches import LEAST_QUERIES
+from selfplay.engines.sglang.fast.patches import LEAST_QUERIES
 from selfplay.model.attention import Gather, Span
 from selfplay.model.families import head_width
 from selfplay.model.logprob import fused

@@ -15,7 +15,9 @@ import torch
 
 from selfplay.config import load_config
 from selfplay.engines.options import ChosenEngine
-from selfplay.engines.sglang import early, launch, patches
+from selfplay.engines.sglang import launch
+from selfplay.engines.sglang.fast import early
+from selfplay.engines.sglang.fast.private import VERSION
 from selfplay.engines.sglang.launch import engine_arguments, reserve_ports
 from selfplay.engines.sglang.processes import child_environment
 from selfplay.errors import SettingsError
@@ -102,18 +104,6 @@ def test_one_engine_s_cache_is_its_share_of_the_memory_less_the_weights(
         launch.config_of_partner(config, str(tmp_path), parameters, context=300, **sizes)
 
 
-@pytest.mark.parametrize(("cache_tokens", "warns"), [(500, True), (900, False)])
-def test_a_cache_that_another_process_made_small_is_told(
-    cache_tokens: int, warns: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    launch.warn_of_small_cache(cache_tokens, 1100)
-    said = capsys.readouterr().err
-    assert bool(said) is warns
-    if warns:
-        assert "500 tokens" in said
-        assert "1,100" in said
-
-
 def test_children_get_a_clean_environment_and_the_trainers_own_is_restored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -162,23 +152,9 @@ def test_a_restarted_engine_gets_the_ports_of_the_killed_one() -> None:
         assert again.getsockname()[1] == port
 
 
-def test_another_version_is_named_once(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for _ in range(3):  # as an engine that is restarted
-        patches.warn_of_version("0.5.18")
-        patches.warn_of_version(patches.VERSION)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("warning: SGLang 0.5.18 ")
-    assert line.endswith("off: append_decoded_tokens")
-    monkeypatch.setenv("RANK", "1")
-    patches.warn_of_version("0.5.19")
-    assert capsys.readouterr().err == "", "the first rank has said it"
-
-
 def test_the_version_is_the_pinned_one() -> None:
     pin = re.search(r"^sglang\S*==(\S+)", (ROOT / "requirements/gpu.txt").read_text(), re.M)
-    assert pin is not None and pin[1] == patches.VERSION
+    assert pin is not None and pin[1] == VERSION
 
 
 @pytest.mark.parametrize(

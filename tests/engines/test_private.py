@@ -3,10 +3,10 @@
 import ast
 from pathlib import Path
 
-from selfplay.engines.sglang.private import PRIVATE, Private, missing
+from selfplay.engines.sglang.fast.private import PRIVATE, missing
 
 ROOT = Path(__file__).resolve().parents[2] / "selfplay"
-LISTED = {(f"sglang.srt.{row.module}", name) for row in PRIVATE for name in row.names.split()}
+LISTED = {(f"sglang.srt.{module}", name) for module, names in PRIVATE for name in names.split()}
 # What one imports without going into SGLang: its engine's own module, its arguments' names.
 FACES = {("sglang.srt.entrypoints", "engine"), ("sglang.srt.server_args", "ServerArgs")}
 
@@ -22,24 +22,19 @@ def imported(path: Path) -> set[tuple[str, str]]:
 
 def test_every_name_that_is_imported_from_inside_sglang_is_listed() -> None:
     modules = {module for module, _ in LISTED}
-    for path in [*ROOT.glob("engines/sglang/*.py"), *ROOT.glob("extras/*.py")]:
+    for path in [*ROOT.glob("engines/sglang/**/*.py"), *ROOT.glob("extras/*.py")]:
         for module, name in imported(path) - FACES:
             assert (module, name) in LISTED or f"{module}.{name}" in modules, (path.name, name)
 
 
-def test_the_plain_engine_imports_nothing_from_inside_sglang() -> None:
-    assert imported(ROOT / "engines" / "sglang" / "plain.py") == set()
-
-
-def test_each_row_says_why_and_what_is_lost() -> None:
-    for row in PRIVATE:
-        assert row.why and row.without and row.upstream, row
+def test_only_the_folder_of_the_fast_engine_imports_from_inside_sglang() -> None:
+    others = {path: imported(path) - FACES for path in ROOT.glob("engines/sglang/*.py")}
+    assert {path.name for path, names in others.items() if names} == {"processes.py"}
 
 
 def test_the_first_name_that_is_gone_is_named() -> None:
     """With the standard library in the place of SGLang: `json.decoder` has JSONDecoder, no Gone."""
-    there = Private("decoder", "JSONDecoder scan_once", "", "")
-    gone = Private("decoder", "JSONDecoder Gone", "", "")
+    there, gone = ("decoder", "JSONDecoder scan_once"), ("decoder", "JSONDecoder Gone")
     assert missing((there,), package="json") is None
     assert missing((there, gone), package="json") == "json.decoder.Gone"
-    assert missing((Private("no_such_part", "x", "", ""),), package="json") == "json.no_such_part"
+    assert missing((("no_such_part", "x"),), package="json") == "json.no_such_part"

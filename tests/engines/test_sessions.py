@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfplay.engines.sglang.scheduler_client import Answer
-from selfplay.engines.sglang.sessions import GameSessions, SessionPool, max_session_tokens
+from selfplay.engines.sglang.fast.sessions import GameSessions, SessionPool, max_session_tokens
+from selfplay.engines.sglang.requests import Answer
 from selfplay.errors import EngineFault
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from selfplay.distributed import barrier, init_world, shard
 from selfplay.engines.base import Engine, Request
-from selfplay.engines.sglang.weights import EnginePart
+from selfplay.engines.sglang.fast.engine import FastPart
 from selfplay.engines.weights import Weights
 from tests.gpu import small
 from tests.helpers.engine_layout import expected_hashes, held_hashes
@@ -39,7 +39,7 @@ def alone(folder: str) -> None:
 def ranks(folder: str, tp: int, end: str) -> None:
     world = init_world(tp, engine_tp=2, device="cuda")
     group, engine = world.replica.group, None
-    part: Engine = EnginePart(world, torch.bfloat16, mem_fraction=0.0)
+    part: Engine = FastPart(world, torch.bfloat16, mem_fraction=0.0)
     if world.replica.leads:
         part = engine = small.start(folder, tp_size=2, base_gpu_id=world.local_rank, group=group)
     barrier(world)

@@ -16,7 +16,7 @@ import torch
 
 import train
 from selfplay import step as step_verbs
-from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.engines.sglang.fast.engine import FastEngine
 from tests.helpers.processes import say
 from tests.sglang import interrupted
 
@@ -35,16 +35,16 @@ def hold_memory() -> None:
 
 
 def kill_in_push() -> None:
-    begin = SGLangEngine.begin_bucket
+    begin = FastEngine._begin
 
-    def begun(self: SGLangEngine, *words: Any, version: int, **named: Any) -> Any:
-        wait = begin(self, *words, version=version, **named)
-        if version == 2:
-            say("killed", version=version)
+    def begun(self: FastEngine, bucket: Any, folder: str) -> Any:
+        wait = begin(self, bucket, folder)
+        if self.version == 1 and not folder:
+            say("killed", version=2)
             os.kill(os.getpid(), signal.SIGKILL)
         return wait
 
-    SGLangEngine.begin_bucket = begun  # type: ignore[method-assign]
+    FastEngine._begin = begun  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
 from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling
 from selfplay.engines.options import ChosenEngine
-from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.engines.sglang.fast.engine import FastEngine
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PLAIN = Sampling(1.0, ())
@@ -93,9 +93,9 @@ def used_bytes(family: Iterable[psutil.Process] | None = None) -> int:
     return sum(p.usedGpuMemory for p in running if p.pid in pids)
 
 
-def start(folder: str, *, base_gpu_id: int = 0, group: Any = None, **settings: Any) -> SGLangEngine:
+def start(folder: str, *, base_gpu_id: int = 0, group: Any = None, **settings: Any) -> FastEngine:
     """An engine whose weights are pushed; `settings` are keys of `engine`."""
-    return SGLangEngine(
+    return FastEngine(
         folder,
         replace(ENGINE, **settings),
         context_length=1024,
@@ -136,7 +136,7 @@ def game(prompt: list[int], seed: int = 0) -> GameCoroutine:
     return play
 
 
-def game_differences(model: PreTrainedModel, engine: SGLangEngine) -> torch.Tensor:
+def game_differences(model: PreTrainedModel, engine: FastEngine) -> torch.Tensor:
     """As `differences`, of games of three turns."""
     games = engine.run_games(map(game, PROMPTS), PLAIN)
     return torch.cat([apart(model, *turn) for turns in games for turn in turns])
@@ -151,7 +151,7 @@ def apart(model: PreTrainedModel, prompt: Sequence[int], completion: Completion)
     return own.cpu() - torch.tensor(completion.logprobs)
 
 
-def differences(model: PreTrainedModel, engine: SGLangEngine) -> torch.Tensor:
+def differences(model: PreTrainedModel, engine: FastEngine) -> torch.Tensor:
     """Trainer's minus engine's log-prob of every token the engine samples, in nats."""
     asked = [Request(prompt, 64, seed) for seed, prompt in enumerate(PROMPTS)]
     answers = engine.generate_batch(asked, PLAIN)

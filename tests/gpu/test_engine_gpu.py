@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from selfplay.engines.base import Request
-from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.engines.sglang.fast.engine import FastEngine
 from selfplay.engines.weights import Weights
 from tests.gpu import small
 from tests.helpers import processes
@@ -30,28 +30,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def engine(folder: str) -> Iterator[SGLangEngine]:
+def engine(folder: str) -> Iterator[FastEngine]:
     engine = small.start(folder)
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
-def model(engine: SGLangEngine) -> PreTrainedModel:
+def model(engine: FastEngine) -> PreTrainedModel:
     return small.build(torch.device("cuda"))
 
 
-def push(model: PreTrainedModel, engine: SGLangEngine) -> None:
+def push(model: PreTrainedModel, engine: FastEngine) -> None:
     engine.load(Weights(model, engine.dtype), engine.version + 1)
 
 
-def wrong_tensors(model: PreTrainedModel, engine: SGLangEngine) -> tuple[int, int]:
+def wrong_tensors(model: PreTrainedModel, engine: FastEngine) -> tuple[int, int]:
     """How many tensors were compared by hash, and how many of them differ."""
     [wanted], [held] = expected_hashes(model), held_hashes(engine)
     return len(wanted), sum(wanted[name] != held.get(name) for name in wanted)
 
 
-def test_engine_and_trainer_agree_in_bf16(engine: SGLangEngine, model: PreTrainedModel) -> None:
+def test_engine_and_trainer_agree_in_bf16(engine: FastEngine, model: PreTrainedModel) -> None:
     """Mean gap under 0.03 nats; the KL a token, estimated as exp(d) - d - 1, under 0.01."""
     push(model, engine)
     apart_T = small.differences(model, engine)
@@ -60,7 +60,7 @@ def test_engine_and_trainer_agree_in_bf16(engine: SGLangEngine, model: PreTraine
 
 
 def test_rare_tokens_are_drawn_as_often_as_their_probabilities_say(
-    engine: SGLangEngine, model: PreTrainedModel
+    engine: FastEngine, model: PreTrainedModel
 ) -> None:
     """Within 4.5 standard deviations of the sampling, and 5 % for what bf16 moves at 1/0.2."""
     push(model, engine)
@@ -72,7 +72,7 @@ def test_rare_tokens_are_drawn_as_often_as_their_probabilities_say(
 
 
 def test_what_auto_chooses_for_a_small_model_changes_no_log_prob(
-    engine: SGLangEngine, folder: str, model: PreTrainedModel
+    engine: FastEngine, folder: str, model: PreTrainedModel
 ) -> None:
     """Two processes, bursts, sessions and prefill graphs: three turns of 16 games, each turn after
     64 tokens more, are as far from the trainer's log-probs as those of a plain engine."""
@@ -92,7 +92,7 @@ def test_what_auto_chooses_for_a_small_model_changes_no_log_prob(
 
 
 def test_a_push_changes_every_tensor_to_the_trainers_exactly(
-    engine: SGLangEngine, model: PreTrainedModel
+    engine: FastEngine, model: PreTrainedModel
 ) -> None:
     push(model, engine)
     other = small.build(torch.device("cuda"), seed=1)
@@ -106,7 +106,7 @@ def test_a_push_changes_every_tensor_to_the_trainers_exactly(
 
 
 def test_sleep_gives_memory_back_and_waking_needs_a_push(
-    engine: SGLangEngine, model: PreTrainedModel
+    engine: FastEngine, model: PreTrainedModel
 ) -> None:
     awake = small.used_bytes()
     for _ in range(5):
@@ -123,7 +123,7 @@ def test_sleep_gives_memory_back_and_waking_needs_a_push(
 
 
 def test_waking_twice_or_out_of_order_does_not_kill_the_process(
-    engine: SGLangEngine, model: PreTrainedModel
+    engine: FastEngine, model: PreTrainedModel
 ) -> None:
     engine.wake("kv_cache")
     engine.sleep()
@@ -137,7 +137,7 @@ def test_waking_twice_or_out_of_order_does_not_kill_the_process(
     assert small.differences(model, engine).abs().mean() < 0.03
 
 
-def test_two_hundred_pushes_hold_memory_flat(engine: SGLangEngine, model: PreTrainedModel) -> None:
+def test_two_hundred_pushes_hold_memory_flat(engine: FastEngine, model: PreTrainedModel) -> None:
     for _ in range(20):
         push(model, engine)
     after_a_tenth = small.used_bytes()

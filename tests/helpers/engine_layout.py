@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.engines.sglang.fast.engine import FastEngine
 from selfplay.engines.weights import Weights
 
 
@@ -81,13 +81,13 @@ def expected_hashes(model: nn.Module, *, tp_size: int = 1) -> list[dict[str, str
     ]
 
 
-def held_hashes(engine: SGLangEngine) -> list[dict[str, str]]:
+def held_hashes(engine: FastEngine) -> list[dict[str, str]]:
     """SGLang's hash of each parameter and buffer, one dict for each rank. CUDA only."""
     from sglang.srt.managers.io_struct import CheckWeightsReqInput
 
     request = CheckWeightsReqInput(action="checksum")
     hashes = []
-    for success, message, ranks, _ in engine._on_all(
+    for success, message, ranks, _ in engine.on_all(
         lambda manager: manager.check_weights(request), what="a weight check"
     ):
         assert success and ranks is not None, message

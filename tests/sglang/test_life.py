@@ -134,7 +134,7 @@ def test_an_engine_waits_for_its_kernels_before_it_gives_memory_up(
     """torch_memory_saver unmaps memory under kernels that still read it."""
     from sglang.srt.utils import torch_memory_saver_adapter as adapter
 
-    from selfplay.engines.sglang.patches import pause_when_idle
+    from selfplay.engines.sglang.fast.patches import pause_when_idle
 
     calls: list[str] = []
     saver = adapter._TorchMemorySaverAdapterReal

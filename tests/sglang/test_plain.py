@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from selfplay.engines.base import Request, Sampling
-from selfplay.engines.sglang import private
+from selfplay.engines.sglang.fast import private
 from selfplay.engines.sglang.plain import PlainEngine
 from selfplay.engines.weights import Weights
 from tests.helpers import processes
@@ -78,8 +78,7 @@ def test_an_engine_that_dies_or_is_silent_faults_and_starts_again(tmp_path: Path
 def test_a_run_of_an_sglang_that_lacks_a_name_goes_on_by_its_public_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    gone = private.Private("managers.scheduler", "Scheduler gone_since", "pace", "pace")
-    monkeypatch.setattr(private, "PRIVATE", (gone,))
+    monkeypatch.setattr(private, "PRIVATE", (("managers.scheduler", "Scheduler gone_since"),))
     settings: tuple[Any, ...] = ("engine.kind=sglang", "engine.max_cache_tokens=16384", "steps=2")
     run_warm(tmp_path / "run", *settings)
     said = capfd.readouterr().err

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling
-from selfplay.engines.sglang import buckets
-from selfplay.engines.sglang.engine import SGLangEngine
-from selfplay.engines.weights import Compared, Weights
+from selfplay.engines.sglang.fast.engine import FastEngine, of_all_ranks
+from selfplay.engines.weights import Bucket, Compared, Weights
 from selfplay.model.lora import plain_weights
 from selfplay.weight_sync.sync_check import FIRST_TURNS, RECHECK_TURNS
 from tests.sglang import tiny
@@ -24,7 +23,7 @@ ROUNDING = 0.01  # nats; bf16 differs from fp32 by 0.002, another context by 0.1
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FastEngine]:
     engine = tiny.start(tiny.save(tmp_path_factory.mktemp("model")), dtype="bfloat16", processes=2)
     yield engine
     engine.close()
@@ -48,13 +47,13 @@ def names_of(model: Any) -> list[str]:
     return list(plain_weights(model))
 
 
-def wrong_elements(model: Any, engine: SGLangEngine) -> int:
+def wrong_elements(model: Any, engine: FastEngine) -> int:
     """How many elements differ in both processes together."""
     return engine.compare(Weights(model, engine.dtype)).num_different
 
 
 def test_a_group_s_games_share_a_process_its_cache_and_the_true_logprobs(
-    engine: SGLangEngine, policy: Any
+    engine: FastEngine, policy: Any
 ) -> None:
     by_process: list[list[Any]] = [[], []]
     counts = []
@@ -89,14 +88,14 @@ def test_a_group_s_games_share_a_process_its_cache_and_the_true_logprobs(
         del sender.send  # type: ignore[attr-defined]
 
 
-def test_the_processes_sample_from_streams_of_their_own(engine: SGLangEngine, policy: Any) -> None:
+def test_the_processes_sample_from_streams_of_their_own(engine: FastEngine, policy: Any) -> None:
     answers = engine.generate_batch([Request(prompt, 20, 0) for prompt in PROMPTS[:2]], PLAIN)
     again = engine.generate_batch([Request(PROMPTS[0], 20, 0)] * 2, PLAIN)
     assert answers[0].ids != answers[1].ids and again[0].ids != again[1].ids
 
 
 def test_a_push_reaches_every_process_and_a_process_without_it_is_found(
-    engine: SGLangEngine, policy: Any
+    engine: FastEngine, policy: Any
 ) -> None:
     assert wrong_elements(policy, engine) == 0
     moved = tiny.moved(policy, seed=3)
@@ -107,10 +106,10 @@ def test_a_push_reaches_every_process_and_a_process_without_it_is_found(
     name, weight = next(iter(plain_weights(moved).items()))
     right = weight.base.detach().flatten().bfloat16()
     buffers = right, right + 1  # which live until the engine has answered
-    payloads = [buckets.serialise(values, [name], [weight.base.shape]) for values in buffers]
-    options = {"flush_cache": True, "weight_version": None}
-    sending = engine._send_payloads(payloads, load_format="flattened_bucket", **options)
-    engine._loop.run(sending, what="a test")
+    sent = [Bucket(values, {name: weight.base.shape}) for values in buffers]
+    payloads = [payload for one in sent for payload in of_all_ranks(one, "", None, num=1)]
+    engine._loop.run(engine.read(payloads), what="a test")
+    engine.flush_cache("a test")
     assert wrong_elements(moved, engine) == right.numel()  # of the second process alone
     num = 2 * (FIRST_TURNS + RECHECK_TURNS)
     texts = [[*PROMPTS[0], *range(n + 10, n + 20)] for n in range(num)]
@@ -122,7 +121,7 @@ def test_a_push_reaches_every_process_and_a_process_without_it_is_found(
 
 
 def test_equal_weights_differ_nowhere_and_comparing_writes_nothing(
-    engine: SGLangEngine, policy: Any
+    engine: FastEngine, policy: Any
 ) -> None:
     """Each element is counted once, in one buffer or many. Comparing other weights changes none."""
     num = sum(parameter.numel() for parameter in policy.parameters())
@@ -136,9 +135,7 @@ def test_equal_weights_differ_nowhere_and_comparing_writes_nothing(
     assert answer.version == engine.version
 
 
-def test_one_step_at_the_smallest_rate_shows_in_any_matrix(
-    engine: SGLangEngine, policy: Any
-) -> None:
+def test_one_step_at_the_smallest_rate_shows_in_any_matrix(engine: FastEngine, policy: Any) -> None:
     """AdamW at 1e-6, the smallest rate in configs/. The step changes few elements in bf16, but some
     in every matrix; the next push sends them."""
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6, weight_decay=0.0)
@@ -155,7 +152,7 @@ def test_one_step_at_the_smallest_rate_shows_in_any_matrix(
 
 
 def test_weights_two_per_cent_too_large_show_in_every_matrix(
-    engine: SGLangEngine, policy: Any
+    engine: FastEngine, policy: Any
 ) -> None:
     with torch.no_grad():
         for parameter in policy.parameters():

@@ -44,7 +44,7 @@ def worst(model: Any, games: list[Turns]) -> float:
 
 
 def free(engine: SGLangEngine) -> tuple[int, int]:
-    pool = engine._pools[0]
+    pool = engine.pools[0]
     return pool.free_slots, pool.num_tokens
 
 
@@ -72,7 +72,7 @@ def test_a_later_turn_computes_only_what_is_new(engine: SGLangEngine, policy: An
 
 
 def test_games_beyond_the_pool_play_on_without_sessions(engine: SGLangEngine, policy: Any) -> None:
-    pool = engine._pools[0]
+    pool = engine.pools[0]
     slots, tokens = pool.free_slots, pool.max_tokens
     few = [game(n) for n in range(32)]
     try:

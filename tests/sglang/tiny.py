@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from selfplay.engines.options import ChosenEngine
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.engines.sglang.fast.engine import FastEngine
 from selfplay.engines.sglang.plain import PlainEngine
 
 STOP = 3
@@ -53,7 +54,7 @@ def start(
 
 def kind(fast: bool = ENGINE["fast"]) -> type[SGLangEngine]:
     """The class of engine with `engine.fast`, or without."""
-    return SGLangEngine if fast else PlainEngine
+    return FastEngine if fast else PlainEngine
 
 
 def build() -> PreTrainedModel:

@@ -17,8 +17,8 @@ import time
 import torch
 
 from selfplay.engines.base import Generate, Request, Sampling
-from selfplay.engines.sglang import early
 from selfplay.engines.sglang.engine import SGLangEngine
+from selfplay.engines.sglang.fast import early
 from tests.helpers.processes import say
 from tests.sglang import tiny
 

@@ -1,14 +1,13 @@
-"""Weight buffers for an SGLang engine: buckets, payloads, their comparison, what the engine holds.
+"""What an SGLang engine is sent of a push: a bucket of weights, which it loads or compares.
 
-A bucket is one flat tensor of full parameters under Hugging Face names. A payload is the message
-from which one tensor-parallel rank of the engine opens a bucket: a CUDA IPC handle, or shared
-memory on a CPU.
+A bucket is one flat tensor of full parameters. Its message is one pair, as SGLang takes it for a
+custom weight loader: a JSON text that describes the bucket, and a handle to its memory, a CUDA IPC
+handle or shared memory on a CPU. SGLang calls `read` with it in the engine's own process.
 
-`compare_in_engine` compares a bucket bit for bit with the weights in the engine's own process,
-where SGLang calls it as a custom weight loader. It runs the model's own `load_weights`, as a push
-does, so this file needs no description of fused, padded and sharded layouts. Each write to a
-parameter becomes a comparison. The counts go back through the buffer that the trainer shares with
-the engine, because SGLang ends the scheduler when a custom loader raises. Sizes in bytes.
+To load, `read` runs the model's own `load_weights`. To compare bit for bit it does the same with
+each write to a parameter replaced by a comparison, so this file needs no description of fused,
+padded and sharded layouts. The counts go into a folder that the trainer reads, because SGLang ends
+the scheduler when a custom loader raises.
 """
 
 from __future__ import annotations
@@ -18,64 +17,29 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-LOADER = "selfplay.engines.sglang.buckets.compare_in_engine"
-FOUND_BYTES = 16  # one rank's result: elements compared and elements that differ, int64 each
+LOADER = "selfplay.engines.sglang.buckets.read"
 _COPY = torch.ops.aten.copy_.default
 _FILLS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor)
 
 
-def serialise(flat_N: Tensor, names: Sequence[str], shapes: Sequence[torch.Size]) -> bytes:
-    """A payload of this bucket for one rank of the engine.
+def message(
+    flat_N: Tensor, shapes: Mapping[str, torch.Size], *, folder: str = ""
+) -> list[tuple[str, Any]]:
+    """What `read` gets of a bucket: weights to load, or with `folder` to compare, with the counts
+    in it.
 
-    Make one for each rank, because a handle can be opened only once. `flat_N` has a storage of its
-    own. It must hold its final values (on CUDA synchronize first), must not be written again, and
-    must live until the engine has answered.
+    `flat_N` has a storage of its own. It must hold its final values (on CUDA synchronize first),
+    must not be written again, and must live until the engine has answered.
     """
-    from sglang.srt.weight_sync.tensor_bucket import FlattenedTensorMetadata
-
-    metadata, start = [], 0
-    for name, shape in zip(names, shapes, strict=True):
-        num_bytes = math.prod(shape) * flat_N.element_size()
-        metadata.append(
-            FlattenedTensorMetadata(
-                name=name,
-                shape=shape,
-                dtype=flat_N.dtype,
-                start_idx=start,
-                end_idx=start + num_bytes,
-                numel=num_bytes,
-            )
-        )
-        start += num_bytes
-    flat = _sent(flat_N.view(torch.uint8))
-    return _payload({"flattened_tensor": flat, "metadata": metadata}, flat_N)
-
-
-def serialise_compared(
-    buffer_B: Tensor, names: Sequence[str], shapes: Sequence[torch.Size], *, rank: int, ranks: int
-) -> bytes:
-    """A payload for `compare_in_engine`. Its buffer has a result slot of FOUND_BYTES for each rank,
-    then the values as a push lays them out. Its name is JSON that describes both."""
-    values = [[name, list(shape)] for name, shape in zip(names, shapes, strict=True)]
-    description = json.dumps({"rank": rank, "ranks": ranks, "values": values})
-    return _payload([(description, _sent(buffer_B))], buffer_B)
-
-
-def _payload(message: Any, shared: Tensor) -> bytes:
-    """The serialized message; its `shared` tensor is sent as a handle, not as values."""
-    from sglang.srt.utils import MultiprocessingSerializer
-    from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
-
-    if shared.is_cuda:
-        # The patch names devices by UUID, because their numbers may differ in the engine.
-        monkey_patch_torch_reductions()
-    return bytes(MultiprocessingSerializer.serialize(message))
+    described = json.dumps({"folder": folder, "shapes": shapes})
+    return [(described, flat_N if flat_N.is_cuda else SharedMemory(flat_N))]
 
 
 class SharedMemory:
@@ -97,29 +61,21 @@ class SharedMemory:
         return opened, (f"/proc/{os.getpid()}/fd/{descriptor}",)
 
 
-def _sent(bytes_B: Tensor) -> Any:
-    """What is pickled for a buffer: a handle to its memory on a GPU, a shared memory on a CPU."""
-    return bytes_B if bytes_B.is_cuda else SharedMemory(bytes_B)
-
-
-def compare_in_engine(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
-    """Compare the values of a buffer of `serialise_compared` with the model's; write the counts to
-    this rank's slot."""
-    [(name, buffer_B)] = named_tensors
-    description = json.loads(name)
-    slot_bytes = FOUND_BYTES * description["ranks"]
-    slots_B, values_B = buffer_B.split([slot_bytes, len(buffer_B) - slot_bytes])
-    num_elements = sum(math.prod(shape) for _, shape in description["values"])
-    dtype = {2: torch.bfloat16, 4: torch.float32}[len(values_B) // num_elements]
-    flat_N, start, named = values_B.view(dtype), 0, []
-    for weight, shape in description["values"]:
-        size = math.prod(shape)
-        named.append((weight, flat_N[start : start + size].view(shape)))
-        start += size
-    counts = torch.tensor(compare(model, named), dtype=torch.int64)
-    slots_B.view(torch.int64).view(-1, 2)[description["rank"]] = counts.to(buffer_B.device)
-    if buffer_B.is_cuda:
-        torch.cuda.synchronize()
+def read(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
+    """In SGLang's process: load the bucket of a `message` into the model, or compare the two and
+    add a line of counts to this process's file in the message's folder."""
+    [(described, flat_N)] = named_tensors
+    told = json.loads(described)
+    parts = flat_N.split([math.prod(shape) for shape in told["shapes"].values()])
+    shaped = zip(told["shapes"].items(), parts, strict=True)
+    named = [(name, part.view(shape)) for (name, shape), part in shaped]
+    if told["folder"]:
+        with (Path(told["folder"]) / str(os.getpid())).open("a", encoding="utf-8") as file:
+            file.write(f"{json.dumps(compare(model, named))}\n")
+    else:
+        model.load_weights(named)  # type: ignore[operator]
+    if flat_N.is_cuda:
+        torch.cuda.synchronize()  # the answer says that the memory is read
 
 
 def compare(model: nn.Module, named: Sequence[tuple[str, Tensor]]) -> tuple[int, int]:
@@ -151,52 +107,3 @@ class _CompareWrites(TorchDispatchMode):
         self.num_compared += target.numel()
         self.differing.append((target != source).sum())
         return target
-
-
-class Ledger:
-    """Tracks which parameters the engine holds; a push must send each exactly once.
-
-    SGLang itself only warns of unknown names and ignores missing ones.
-    """
-
-    def __init__(self, expected: Mapping[str, torch.Size], *, complete: bool) -> None:
-        self.expected = dict(expected)
-        self._missing = set() if complete else set(expected)
-
-    @property
-    def complete(self) -> bool:
-        """Whether the engine holds every parameter, all of one version."""
-        return not self._missing
-
-    def check_names(self, shapes: Mapping[str, torch.Size]) -> None:
-        """Raise ValueError unless these are exactly the engine's parameter names and shapes."""
-        unknown = sorted(shapes.keys() - self.expected.keys())
-        missing = sorted(self.expected.keys() - shapes.keys())
-        wrong = [f"{n} {list(s)}" for n, s in shapes.items() if self.expected.get(n, s) != s]
-        if unknown or missing or wrong:
-            raise ValueError(
-                f"a push must carry the engine's {len(self.expected)} parameters, got "
-                f"{len(shapes)}: unknown {unknown[:3]}, missing {missing[:3]}, of another shape "
-                f"{wrong[:3]}"
-            )
-
-    def expect(self, names: Sequence[str]) -> bool:
-        """Announce a bucket; return whether it completes the weights.
-
-        The first bucket of a push invalidates all parameters. Raises ValueError for a parameter
-        that is unknown or was already received in this push.
-        """
-        if self.complete:
-            self.invalidate()
-        unknown = sorted(set(names) - self._missing)
-        if unknown:
-            raise ValueError(f"a bucket has unknown or repeated parameters: {unknown[:3]}")
-        return not self._missing.difference(names)
-
-    def receive(self, names: Sequence[str]) -> None:
-        """Record that the engine has loaded these parameters."""
-        self._missing.difference_update(names)
-
-    def invalidate(self) -> None:
-        """Record that the engine's weights are invalid."""
-        self._missing = set(self.expected)

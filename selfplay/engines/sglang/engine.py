@@ -1,10 +1,10 @@
 """The SGLang engine: continuous batching in child processes of the trainer, replaceable weights.
 
 The trainer's process holds SGLang's front end; one scheduler process for each tensor-parallel rank
-does the work. A scheduler is bound to one core, so an engine of a small model may have several
-processes (`engine.processes`), each with its own copy of the weights, its cache and its games. All
-asynchronous code runs on one event loop. Sizes in tokens unless a name says bytes, times in
-seconds.
+does the work. `SGLangEngine` is what both of its kinds share: `fast.FastEngine`, which uses private
+names of SGLang for pace (`engine.fast`), and `plain.PlainEngine`, which needs its public calls
+alone. All asynchronous code runs on one event loop. Sizes in tokens unless a name says bytes, times
+in seconds.
 
 Reproducibility: with `engine.deterministic` a completion depends only on its prompt, its seed and
 the weights. Otherwise `Request.seed` is ignored: each scheduler draws from one generator, and a
@@ -18,11 +18,10 @@ import asyncio
 import gc
 import itertools
 import sys
-import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.distributed as dist
@@ -41,15 +40,14 @@ from selfplay.engines.base import (
     run_all,
 )
 from selfplay.engines.options import NEED_FAST, ChosenEngine, SGLangOptions
-from selfplay.engines.sglang import buckets, launch, patches, private
+from selfplay.engines.sglang import launch
 from selfplay.engines.sglang import weights as sending
 from selfplay.engines.sglang.choose import Load, burst_share, choose
 from selfplay.engines.sglang.event_loop import EngineLoop
-from selfplay.engines.sglang.processes import Signals
+from selfplay.engines.sglang.fast import private
+from selfplay.engines.sglang.fast.sessions import GameSessions, SessionPool
 from selfplay.engines.sglang.requests import Bursts, GameRouter, RequestCounters, RequestSender
-from selfplay.engines.sglang.scheduler_client import SchedulerClient
-from selfplay.engines.sglang.sessions import GameSessions, SessionPool, max_session_tokens
-from selfplay.engines.weights import Compared, Weights
+from selfplay.engines.weights import Bucket, Compared, Weights
 from selfplay.errors import EngineFault, EngineLost, SettingsError
 from selfplay.model.hub import described_in
 from selfplay.model.policy import DTYPES
@@ -58,14 +56,18 @@ from selfplay.model.stored import check_tensors
 TAGS = ("kv_cache", "weights")  # the memory that `sleep` releases; CUDA graphs stay
 TURNS_TO_ADAPT = 64  # fewer say too little about the length of turns
 BURST_AFTER_S = 0.5  # longest time that a burst holds a request back
-FLUSH_TIMEOUT_S = 60.0  # longest wait for the scheduler to become idle before a flush
 
 
 class SGLangEngine(Engine):
     """One engine on `engine.tp_size` GPUs; it ends with the process that builds it."""
 
     scores = True
-    part: type[sending.EnginePart] = sending.EnginePart  # of a rank that another one leads
+    part: ClassVar[type[sending.EnginePart]] = sending.EnginePart  # of a rank that another leads
+    counters: RequestCounters
+    senders: list[RequestSender]  # one for each process
+    pools: list[SessionPool]  # of each process, with `engine.sessions`
+    start_s: dict[str, float]  # the seconds of the start by phase
+    _loop: EngineLoop
 
     def __init__(
         self,
@@ -97,9 +99,8 @@ class SGLangEngine(Engine):
         self.num_copies, self.num_ranks = config.processes, config.processes * config.tp_size
         self.deterministic, self.sessions = config.deterministic, config.sessions
         expected = launch.expected_parameters(model_path)
-        self._holds_folder = load_format != "dummy"
-        self.ledger = buckets.Ledger(expected, complete=self._holds_folder)
-        self.cache_tokens = 0
+        self._holds_folder = self._whole = load_format != "dummy"
+        self._expected, self.cache_tokens = expected, 0
         self._budget_bytes = 0.0
         self._released: set[str] = set()
         self._timeout_s, self._num_starts, self._adapts = config.timeout_s, 0, config.adapts
@@ -165,24 +166,23 @@ class SGLangEngine(Engine):
 
     @classmethod
     def _able(cls, chosen: ChosenEngine, world: World) -> tuple[type[SGLangEngine], ChosenEngine]:
-        """The class of engine that the installed SGLang can be with `engine.fast`, and what is left
+        """The kind of engine that the installed SGLang can be with `engine.fast`, and what is left
         of the settings. Raises SettingsError for a setting that only the faster one has."""
+        from selfplay.engines.sglang.fast.engine import FastEngine
         from selfplay.engines.sglang.plain import PlainEngine
 
         lacks = private.missing() if chosen.fast else None
-        if chosen.fast and lacks is None:
-            return cls, chosen
         if lacks is not None and chosen.deterministic:
             name = "engine.exact" if chosen.exact else "engine.deterministic"
             raise SettingsError(
-                f"{name} needs SGLang {patches.VERSION}: the installed one lacks {lacks}"
+                f"{name} needs SGLang {private.VERSION}: the installed one lacks {lacks}"
             )
-        if lacks is not None and world.rank == 0:
-            print(
-                f"warning: this SGLang lacks {lacks}; engine.fast is off, the run is slower",
-                file=sys.stderr,
-                flush=True,
-            )
+        if world.rank == 0 and lacks is not None:
+            _warn(f"this SGLang lacks {lacks}; engine.fast is off, the run is slower")
+        if chosen.fast and lacks is None:
+            if world.rank == 0 and (other := private.other_version()) is not None:
+                _warn(f"SGLang {other} is untested, {private.VERSION} is pinned")
+            return FastEngine, chosen
         return PlainEngine, replace(chosen, fast=False, adapts=False, **NEED_FAST)
 
     @classmethod
@@ -230,41 +230,14 @@ class SGLangEngine(Engine):
             raise EngineLost(f"the engine does not start: {error}") from error
 
     def _start(self) -> None:
-        """Start the processes and read their first answers; the cache is as large as at first."""
-        arguments, signals = self._arguments_of_start(), Signals()
-        seed, port = arguments["random_seed"], arguments["nccl_port"]
-        started = launch.launch(
-            [
-                arguments | {"nccl_port": port + i, "random_seed": (seed + 104_729 * i) % 2**31}
-                for i in range(self.num_processes)
-            ]
-        )
-        launch.warn_of_small_cache(started.cache_tokens, arguments.get("max_total_tokens", 0))
-        self.cache_tokens = self.cache_tokens or started.cache_tokens
-        self._loop = EngineLoop(started, signals, timeout_s=self._timeout_s)
-        self.counters = RequestCounters()
-        clients = [SchedulerClient(manager) for manager in self._loop.managers]
-        self.senders = [
-            RequestSender(self._loop, client, bursts, self.counters)
-            for client, bursts in zip(clients, self.bursts, strict=True)
-        ]
-        if self.sessions:
-            # SGLang has at most one request slot for two tokens of the cache.
-            slots = min(arguments["max_running_requests"], self.cache_tokens // 2)
-            slots = max(0, slots - arguments["pp_max_micro_batch_size"])
-            tokens = max_session_tokens(self.cache_tokens, self.senders[0].context_length)
-            self._pools = [
-                SessionPool(client, slots=slots, max_tokens=tokens) for client in clients
-            ]
-        try:
-            self.start_s = self._warm_up(started, patience_s=max(self._timeout_s, 600.0))
-        except BaseException:
-            self.close()  # no one else has this engine yet
-            raise
+        """Start the processes, and with them `_loop`, `senders` and `counters`."""
+        raise NotImplementedError
+
+    def _say_up(self, attention: str) -> None:
         seconds = ", ".join(f"{name} {took_s:.1f} s" for name, took_s in self.start_s.items())
         print(
-            f"engine up: {seconds}; attention {arguments['attention_backend']}, tp {self.tp_size}, "
-            f"processes {self.num_processes}, cache of {started.cache_tokens} tokens",
+            f"engine up: {seconds}; attention {attention}, tp {self.tp_size}, processes "
+            f"{self.num_processes}, cache of {self.cache_tokens} tokens",
             flush=True,
         )
 
@@ -285,38 +258,6 @@ class SGLangEngine(Engine):
                 )
             self._budget_bytes = arguments["mem_fraction_static"] * free_bytes
         return arguments
-
-    def _warm_up(self, started: launch.Started, *, patience_s: float) -> dict[str, float]:
-        """Answer one request, which compiles kernels; return the start's seconds by phase."""
-        began_s = time.perf_counter()
-        parameters = self.parameters(Request([1, 2, 3, 4], 2, 0), Sampling(1.0, ()))
-
-        async def answer_once() -> None:
-            for sender in self.senders:
-                await sender.send([1, 2, 3, 4], parameters, version=self.version)
-
-        self._loop.run(answer_once(), what="the first answer", timeout_s=patience_s)
-        self._on_all(self._freeze, what="the start")
-        return {
-            "import": started.import_s,
-            "processes and weights": started.launch_s,
-            "first answer": time.perf_counter() - began_s,
-        }
-
-    async def _freeze(self, manager: Any) -> None:
-        """Let the scheduler's garbage collector skip half a million objects that live as long."""
-        from sglang.srt.managers.io_struct import FreezeGCReq
-
-        manager._dispatch_to_scheduler(FreezeGCReq())
-
-    def _on_all(self, call: Callable[[Any], Awaitable[Any]], *, what: str) -> list[Any]:
-        """The answers of every process's front to one control call, made at the same time."""
-
-        async def every() -> list[Any]:
-            with self._loop.pending_answer():
-                return await asyncio.gather(*map(call, self._loop.managers))
-
-        return self._loop.run(every(), what=what)
 
     # Generation
 
@@ -384,7 +325,7 @@ class SGLangEngine(Engine):
         async def score_one(number: int, ids: Sequence[int]) -> list[float]:
             parameters = {"max_new_tokens": 1, "temperature": 1.0}
             sender = self.senders[number % self.num_processes]
-            answer = await sender.send(ids, parameters, version=self.version, score=True)
+            answer = await sender.send(ids, parameters, score=True)
             logprobs = [x for x in answer.prompt_logprobs[1:] if x is not None]
             if len(logprobs) != len(ids) - 1:
                 raise EngineFault(f"the engine scored {len(logprobs)} of {len(ids) - 1} tokens")
@@ -399,8 +340,7 @@ class SGLangEngine(Engine):
         """Raise RuntimeError while the engine cannot generate."""
         if self._released:
             raise RuntimeError(f"the engine sleeps: wake {sorted(self._released)} first")
-        if not self.ledger.complete:
-            raise RuntimeError("the engine holds no valid weights: push them first")
+        self._check_whole()
 
     def parameters(self, request: Request, sampling: Sampling) -> dict[str, Any]:
         """SGLang's sampling parameters of one request."""
@@ -418,77 +358,32 @@ class SGLangEngine(Engine):
     # Weights
 
     def load(self, weights: Weights, version: int) -> None:
-        """Raises ValueError, before anything is sent, for other parameters than the engine's."""
-        sending.load(weights, self, self._group, version=version)
+        """Raises ValueError, before anything is sent, for other parameters than the engine's, and
+        RuntimeError if its weights sleep. It refuses requests until all weights have come."""
+        self._check_loadable()
+        self._whole = False
+        sending.load(weights, self._group, self._begin, expected=self._expected)
+        self.version, self._whole = version, True
+        if "kv_cache" not in self._released:  # in `push_again`; in a step it sleeps until `wake`
+            self.flush_cache("a weight push")
 
     def compare(self, weights: Weights) -> Compared:
         """Runs the model's own loader in each process, with comparisons in place of its writes."""
-        return sending.compare(weights, self, self._group)
+        self._check_loadable()
+        self._check_whole()
+        return sending.compare(weights, self._group, self._begin)
 
-    def begin_bucket(
-        self, payloads: Sequence[bytes], *, names: Sequence[str], version: int
-    ) -> Callable[[], None]:
-        """Start loading one bucket and return at once.
+    def _begin(self, bucket: Bucket, folder: str) -> Callable[[], None]:
+        """`sending.Begin`: let every process read this bucket."""
+        raise NotImplementedError
 
-        `payloads` has one payload of `buckets.serialise` for each rank of each process, in order.
-        The returned function waits until the engine has read the bucket. Only then may the next
-        bucket begin or this one's buffer be freed. The engine refuses requests until a push is
-        complete.
-        """
-        self._check_loadable(payloads)
-        last = self.ledger.expect(names)
-        flush = last and "kv_cache" not in self._released
-        if flush:  # only in `push_again`: in a step the cache sleeps, and `wake` flushes it
-            # The scheduler crashes if it must flush while it still processes its last batch.
-            self.flush_cache("a weight push")
-
-        async def load() -> None:
-            await self._send_payloads(
-                payloads,
-                load_format="flattened_bucket",
-                flush_cache=flush,
-                weight_version=str(version) if last else None,
-            )
-            self.ledger.receive(names)
-            if last:
-                self.version = version
-
-        return self._loop.begin(load(), what="a weight push")
-
-    def begin_compare(self, payloads: Sequence[bytes]) -> Callable[[], None]:
-        """Start a comparison of payloads of `buckets.serialise_compared`; return at once.
-
-        The engine loads nothing and fills the result slots. The returned function waits for it.
-        """
-        self._check_loadable(payloads)
-        if not self.ledger.complete:
-            raise RuntimeError("the engine holds no valid weights: push them first")
-        options = {"load_format": buckets.LOADER, "flush_cache": False, "weight_version": None}
-        return self._loop.begin(
-            self._send_payloads(payloads, **options), what="a comparison of weights"
-        )
-
-    def _check_loadable(self, payloads: Sequence[bytes]) -> None:
-        """Raise if the weights sleep, or unless there is a payload for each of the ranks."""
+    def _check_loadable(self) -> None:
         if "weights" in self._released:
             raise RuntimeError("the engine's weights sleep: wake them before a push")
-        if len(payloads) != self.num_ranks:
-            raise ValueError(f"a bucket needs {self.num_ranks} payloads, got {len(payloads)}")
 
-    async def _send_payloads(self, payloads: Sequence[bytes], **options: Any) -> None:
-        """Send each rank its payload, and wait until all have answered. Raises EngineFault for a
-        payload that the engine refuses."""
-        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
-
-        answers = []
-        for process, manager in enumerate(self._loop.managers):
-            of_ranks = list(payloads[process * self.tp_size :][: self.tp_size])
-            request = UpdateWeightsFromTensorReqInput(serialized_named_tensors=of_ranks, **options)
-            answers.append(manager.update_weights_from_tensor(request, None))
-        with self._loop.pending_answer():
-            for success, message in await asyncio.gather(*answers):
-                if not success:
-                    raise EngineFault(f"the engine refused a bucket: {message}")
+    def _check_whole(self) -> None:
+        if not self._whole:
+            raise RuntimeError("the engine holds no valid weights: push them first")
 
     def sleep(self) -> None:
         """Free the GPU memory of cache and weights, whose contents are lost.
@@ -498,22 +393,17 @@ class SGLangEngine(Engine):
         if self.device != "cuda" or self._released:
             return
         self._release()
-        self._released = set(TAGS)
-        self.ledger.invalidate()
+        self._released, self._whole = set(TAGS), False
 
     def _release(self) -> None:
-        from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
-
-        request = ReleaseMemoryOccupationReqInput(tags=list(TAGS))
-        self._on_all(lambda m: m.release_memory_occupation(request, None), what="going to sleep")
+        """Free the memory of TAGS, once the engine is idle."""
+        raise NotImplementedError
 
     def wake(self, what: str) -> None:
         """Allocate memory again: "weights" before a push, "kv_cache" after it.
 
-        The weights are invalid until the push is complete. Raises ValueError for any other `what`.
+        The weights are invalid until the push is complete.
         """
-        if what not in TAGS:
-            raise ValueError(f"wake takes one of {TAGS}, got {what!r}")
         if what not in self._released:  # SGLang would end its whole process tree
             return
         sending.make_room(torch.device("cuda", torch.cuda.current_device()), self._mem_fraction)
@@ -523,16 +413,12 @@ class SGLangEngine(Engine):
             self.flush_cache("flushing the prefix cache")
 
     def _resume(self, what: str) -> None:
-        from sglang.srt.managers.io_struct import ResumeMemoryOccupationReqInput
-
-        request = ResumeMemoryOccupationReqInput(tags=[what])
-        self._on_all(lambda m: m.resume_memory_occupation(request, None), what=f"waking {what}")
+        """Allocate this memory again."""
+        raise NotImplementedError
 
     def flush_cache(self, what: str) -> None:
         """Empty the prefix cache once the scheduler is idle. `what` names the call in errors."""
-        answers = self._on_all(lambda m: m.flush_cache(timeout_s=FLUSH_TIMEOUT_S), what=what)
-        if not all(answer.success for answer in answers):
-            raise EngineFault("the engine could not flush its prefix cache")
+        raise NotImplementedError
 
     def restart(self) -> None:
         """Kill the engine's processes and start others, from the same folder.
@@ -541,7 +427,7 @@ class SGLangEngine(Engine):
         the trainer's state now takes memory. If it does not start, this call and all later ones
         raise EngineFault.
         """
-        self.ledger = buckets.Ledger(self.ledger.expected, complete=self._holds_folder)
+        self._whole = self._holds_folder
         self.version, self._released = 0, set()
         try:
             self.close()
@@ -563,7 +449,11 @@ class SGLangEngine(Engine):
     @property
     def num_weight_bytes(self) -> int:
         """The bytes of one copy of the weights."""
-        return launch.bytes_of(self.ledger.expected, self.dtype.itemsize)
+        return launch.bytes_of(self._expected, self.dtype.itemsize)
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def _first_gpu(world: World) -> int:
@@ -595,12 +485,11 @@ class _GameRequests:
         if self._process is None:
             self._process = self._router.process_for(request.prompt_ids)
             if engine.sessions:
-                self._sessions = GameSessions(engine._pools[self._process])
+                self._sessions = GameSessions(engine.pools[self._process])
         version = engine.version
         answer = await engine.senders[self._process].send(
             request.prompt_ids,
             engine.parameters(request, self._sampling),
-            version=version,
             sessions=self._sessions,
         )
         stopped = bool(answer.ids) and answer.ids[-1] in self._sampling.stop_ids

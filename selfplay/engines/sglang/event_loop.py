@@ -11,6 +11,7 @@ import asyncio
 import atexit
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -20,15 +21,13 @@ from selfplay.engines.sglang.launch import Started
 from selfplay.errors import EngineFault
 
 T = TypeVar("T")
-DRAIN_S = 10.0  # longest wait for aborted requests
 
 
-class EngineLoop:
-    """Runs coroutines on the one event loop of all SGLang fronts; a call on another would hang."""
+class EngineLoop(ABC):
+    """Runs coroutines on the one event loop of an engine."""
 
     def __init__(self, started: Started, signals: processes.Signals, *, timeout_s: float) -> None:
         self.engines, self.children = started.engines, started.processes
-        self.managers: tuple[Any, ...] = tuple(e.tokenizer_manager for e in started.engines)
         self.timeout_s = timeout_s
         self._loop = started.engines[0].loop
         self._signals, self._closed = signals, False
@@ -41,11 +40,14 @@ class EngineLoop:
         signals.take(self._on_death)
 
     async def _free_signals(self) -> None:
-        # SGLang installs its signal handlers when its receiving task starts, so start that first.
-        for manager in self.managers:
-            manager.auto_create_handle_loop()
+        """Let SGLang install handlers of its own, and remove them."""
+        await self._install_handlers()
         for number in (signal.SIGTERM, signal.SIGQUIT):
             self._loop.remove_signal_handler(number)
+
+    @abstractmethod
+    async def _install_handlers(self) -> None:
+        """What SGLang does as its receiving tasks start."""
 
     def _on_death(self) -> None:
         """Handle SIGQUIT, which a dying child sends: fail the current call and all later ones."""
@@ -136,13 +138,9 @@ class EngineLoop:
                 task.cancel()
             await asyncio.gather(running, death, return_exceptions=True)
 
+    @abstractmethod
     async def drain(self) -> None:
         """Wait until the engine has dropped aborted requests; it must be idle before it sleeps."""
-        until_s = time.perf_counter() + DRAIN_S
-        while self._dead is None and time.perf_counter() < until_s:
-            if not any(manager.rid_to_state for manager in self.managers):
-                return
-            await asyncio.sleep(0.005)
 
     def close(self) -> None:
         """Kill the engine's processes only and restore signal handlers. Safe to call twice."""

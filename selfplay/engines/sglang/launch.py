@@ -16,11 +16,9 @@ import os
 import pathlib
 import shutil
 import socket
-import sys
 import threading
-import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -30,7 +28,8 @@ import torch
 from dialop.specs import nearest
 from dialop.workers import without_main
 from selfplay.engines.options import ChosenEngine, SGLangOptions
-from selfplay.engines.sglang import buckets, early, patches, processes
+from selfplay.engines.sglang import buckets, processes
+from selfplay.engines.sglang.fast import early
 from selfplay.errors import SettingsError
 
 # Blocks of ports, each for one engine: a port that reserves it, and one for each of up to 16
@@ -56,13 +55,6 @@ class Started:
     processes: tuple[BaseProcess, ...]
     import_s: float
     launch_s: float
-
-    @property
-    def cache_tokens(self) -> int:
-        """The size of each process's KV cache."""
-        return int(
-            self.engines[0]._scheduler_init_result.scheduler_infos[0]["max_total_num_tokens"]
-        )
 
 
 def pick_attention_backend(device: str, *, deterministic: bool = False) -> str:
@@ -194,19 +186,14 @@ def check_machine(engine: SGLangOptions) -> None:
             "sglang-kernel), got true"
         )
     if engine.server_args:  # SGLang takes seconds to import
-        names = argument_names()
+        from sglang.srt.server_args import ServerArgs
+
+        names = [field.name for field in fields(ServerArgs)]
         for name in engine.server_args.keys() - names:
             raise SettingsError(
                 f"engine.server_args must name arguments of SGLang's ServerArgs, got {name}"
                 f"{nearest(name, names)}"
             )
-
-
-def argument_names() -> list[str]:
-    """The names of SGLang's arguments. Imports SGLang."""
-    from sglang.srt.server_args import ServerArgs
-
-    return [field.name for field in fields(ServerArgs)]
 
 
 def config_of_each(
@@ -272,18 +259,6 @@ def config_of_partner(
         )
     tokens = min(fitting, config.max_batch * context)
     return replace(config, max_cache_tokens=tokens, mem_fraction=0.9)  # of what is free
-
-
-def warn_of_small_cache(cache_tokens: int, wanted: int) -> None:
-    """Say that an engine got less than half of the cache that it wanted: SGLang counts what another
-    process takes during its start as its own."""
-    if cache_tokens < wanted / 2:
-        print(
-            f"warning: the engine's cache holds {cache_tokens:,} tokens, where {wanted:,} were to "
-            "fit: another process took memory during the start; fewer games run at once",
-            file=sys.stderr,
-            flush=True,
-        )
 
 
 def fitting_tokens(
@@ -366,62 +341,6 @@ def starting(device: str, tp_size: int) -> Iterator[list[BaseProcess]]:
         if not complete:
             processes.kill(children)
             gc.freeze()  # a ZeroMQ context collected before its open sockets would wait forever
-
-
-def launch(every: Sequence[dict[str, Any]]) -> Started:
-    """Import SGLang; start one engine for each dict of arguments, all loading at the same time.
-
-    Raises RuntimeError outside the main thread and when a child process dies.
-    """
-    began_s = time.perf_counter()
-    with importing(every[0]["device"]):
-        import sglang
-        from sglang.srt.entrypoints import engine as sglang_engine
-
-    patches.warn_of_version(sglang.__version__)
-    imported_s = time.perf_counter()
-    parent_pid = os.getpid()
-
-    class GuardedEngine(sglang_engine.Engine):
-        run_scheduler_process_func = processes.ChildOf(parent_pid, processes.run_scheduler)
-        run_detokenizer_process_func = processes.ChildOf(parent_pid, processes.run_detokenizer)
-
-        @classmethod
-        def _launch_scheduler_processes(cls, *words: Any, **named: Any) -> Any:
-            """Start the next engine before SGLang waits for this one, in the same thread."""
-            result, schedulers = super()._launch_scheduler_processes(*words, **named)
-            wait = result.wait_for_ready
-
-            def wait_for_ready() -> None:
-                start_next()
-                try:
-                    wait()
-                except RuntimeError as error:
-                    what, guess, _ = str(error).partition(" If exit code is -9")
-                    if guess and "exit code: -" not in what:  # no signal ended it
-                        raise RuntimeError(f"{what} Its own error is above.") from error
-                    raise
-
-            result.wait_for_ready = wait_for_ready
-            return result, schedulers
-
-        def shutdown(self) -> None:
-            """Do nothing: SGLang would SIGKILL every child of this process, not only its own."""
-
-    waiting, engines = list(every), []
-
-    def start_next() -> None:
-        if waiting:
-            engines.append(GuardedEngine(**waiting.pop(0)))
-
-    with (
-        starting(every[0]["device"], every[0]["tp_size"]) as children,
-        early.handed_over(sglang_engine),
-    ):
-        start_next()
-    engines.reverse()  # the last one to begin is the first to be complete
-    launch_s = time.perf_counter() - imported_s
-    return Started(tuple(engines), tuple(children), imported_s - began_s, launch_s)
 
 
 def expected_parameters(model_path: str) -> dict[str, torch.Size]:

@@ -123,7 +123,7 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     from sglang.srt.managers.scheduler import run_scheduler_process
     from tqdm import tqdm
 
-    from selfplay.engines.sglang import patches
+    from selfplay.engines.sglang.fast import patches
 
     patches.apply(arguments[0])
     tqdm.set_lock(threading.RLock())  # its own leaves a semaphore behind, since SGLang is killed

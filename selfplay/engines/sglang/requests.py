@@ -8,13 +8,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from selfplay.engines.sglang.event_loop import EngineLoop
-from selfplay.engines.sglang.scheduler_client import Answer, Client
-from selfplay.engines.sglang.sessions import GameSessions
 from selfplay.errors import EngineFault
+
+if TYPE_CHECKING:
+    from selfplay.engines.sglang.fast.client import SchedulerClient
+    from selfplay.engines.sglang.fast.sessions import GameSessions
+    from selfplay.engines.sglang.plain import PlainClient
+
+
+@dataclass(slots=True)
+class Answer:
+    """New ids with their log-probs, in nats; the prompt's log-probs if requested (the first is
+    None); why the answer ended; how many prompt tokens were cached."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    prompt_logprobs: list[float | None] = field(default_factory=list)
+    finish: str = ""
+    num_prompt: int = 0
+    num_cached: int = 0
 
 
 @dataclass(slots=True)
@@ -81,7 +97,11 @@ class RequestSender:
     """Sends requests to one of the engine's processes; counts requests and tokens in `counters`."""
 
     def __init__(
-        self, loop: EngineLoop, client: Client, bursts: Bursts, counters: RequestCounters
+        self,
+        loop: EngineLoop,
+        client: SchedulerClient | PlainClient,
+        bursts: Bursts,
+        counters: RequestCounters,
     ) -> None:
         """`client` is that of the process."""
         self._loop, self._bursts, self.counters, self.client = loop, bursts, counters, client
@@ -92,7 +112,6 @@ class RequestSender:
         ids: Sequence[int],
         parameters: Mapping[str, Any],
         *,
-        version: int,
         score: bool = False,
         sessions: GameSessions | None = None,
     ) -> Answer:
@@ -102,7 +121,7 @@ class RequestSender:
         prefix cache and computes all of them.
 
         Raises ValueError for a request that does not fit the context, EngineFault when the engine
-        aborts the request or the last push to it, as this process counts, was not `version`.
+        aborts the request.
         """
         num_new = parameters["max_new_tokens"]
         if len(ids) + num_new > self.context_length:
@@ -125,9 +144,6 @@ class RequestSender:
                     raise EngineFault(f"the engine ended a request with {answer.finish}")
                 if sessions is not None and session is not None:
                     sessions.pool.end_turn(session, ids, answer)
-        loaded = self.client.loaded_version
-        if loaded not in (None, str(version)):
-            raise EngineFault(f"the engine's weights have version {loaded}, expected {version}")
         self.counters.num_prompt_tokens += answer.num_prompt
         self.counters.num_cached_tokens += answer.num_cached
         if not score:

@@ -5,8 +5,7 @@ as much time per turn as the game does, and token requests do not need it. Here 
 sent at the same moment go in one list. Control calls and the socket stay with the front end.
 
 SGLang is changed on both sides of the socket: here the front end's receiver is replaced, and
-`patches.accept_lists` lets the scheduler read lists (`launch` starts `processes.run_scheduler`,
-which applies the patches). Written for SGLang 0.5.17. Sizes in tokens.
+`patches.accept_lists` lets the scheduler read lists. Written for SGLang 0.5.17. Sizes in tokens.
 """
 
 from __future__ import annotations
@@ -15,54 +14,10 @@ import asyncio
 import contextlib
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from selfplay.engines.sglang.requests import Answer
 from selfplay.errors import EngineFault
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """New ids with their log-probs, in nats; the prompt's log-probs if requested (the first is
-    None); why the answer ended; how many prompt tokens were cached."""
-
-    ids: list[int]
-    logprobs: list[float]
-    prompt_logprobs: list[float | None]
-    finish: str
-    num_prompt: int
-    num_cached: int
-
-
-@dataclass(slots=True)
-class _OpenRequest:
-    answer: asyncio.Future[Answer]
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    prompt_logprobs: list[float | None] = field(default_factory=list)
-
-
-class Client(Protocol):
-    """Sends requests to one process of an engine."""
-
-    context_length: int
-
-    @property
-    def loaded_version(self) -> str | None:
-        """The stamp of the last push, as the process has it; None if it cannot be asked."""
-        ...
-
-    async def request(
-        self,
-        rid: str,
-        ids: Sequence[int],
-        parameters: Mapping[str, Any],
-        *,
-        score: bool = False,
-        session: str = "",
-    ) -> Answer:
-        """The answer to these prompt ids, whatever its end; with `score` with their log-probs."""
-        ...
 
 
 class SchedulerClient:
@@ -77,17 +32,12 @@ class SchedulerClient:
         self._manager = manager
         self._vocabulary = int(manager.model_config.vocab_size)
         self.context_length = int(manager.model_config.context_len)
-        self._open: dict[str, _OpenRequest] = manager.rid_to_state
+        self._open: dict[str, tuple[Answer, asyncio.Future[Answer]]] = manager.rid_to_state
         self._outbox: list[Any] = []
         # The front's asyncio socket creates a future for each send; a plain socket sends directly.
         self._socket = zmq.Socket.shadow(manager.send_to_scheduler.underlying)
         manager._handle_batch_output = self._receive
         manager._result_dispatcher._mapping[AbortReq] = self._receive_abort
-
-    @property
-    def loaded_version(self) -> str | None:
-        """As the front of the process counts."""
-        return str(self._manager.config_value("weight_version"))
 
     async def request(
         self,
@@ -130,10 +80,11 @@ class SchedulerClient:
             stream=False,
             session_params=SessionParams(id=session) if session else None,
         )
-        opened = self._open[rid] = _OpenRequest(asyncio.get_running_loop().create_future())
+        ended: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._open[rid] = Answer(), ended
         self._enqueue(request)
         try:
-            return await opened.answer
+            return await ended
         except asyncio.CancelledError:
             if rid in self._open:
                 self._enqueue(AbortReq(rid=rid))
@@ -172,40 +123,33 @@ class SchedulerClient:
     async def _receive(self, output: Any) -> None:
         """Handle a message of the process, with answers or pieces of them."""
         for index, rid in enumerate(output.rids):
-            opened = self._open.get(rid)
-            if opened is None:
+            if rid not in self._open:
                 continue
+            answer, ended = self._open[rid]
             try:
-                opened.ids.extend(output.output_ids[index])
-                opened.logprobs.extend(output.output_token_logprobs_val[index])
-                opened.prompt_logprobs.extend(output.input_token_logprobs_val[index] or ())
+                answer.ids.extend(output.output_ids[index])
+                answer.logprobs.extend(output.output_token_logprobs_val[index])
+                answer.prompt_logprobs.extend(output.input_token_logprobs_val[index] or ())
+                answer.num_prompt = output.prompt_tokens[index]
+                answer.num_cached = output.cached_tokens[index]
                 reason = output.finished_reasons[index]
-                counts = output.prompt_tokens[index], output.cached_tokens[index]
                 finish = None if reason is None else reason["type"]
             except (LookupError, TypeError) as error:  # SGLang would end the trainer
-                fault = EngineFault(f"the engine's reply cannot be read: {error!r}")
                 del self._open[rid]
-                if not opened.answer.done():
-                    opened.answer.set_exception(fault)
+                if not ended.done():
+                    fault = EngineFault(f"the engine's reply cannot be read: {error!r}")
+                    ended.set_exception(fault)
                 continue
             if finish is not None:
-                self._finish(rid, finish, num_prompt=counts[0], num_cached=counts[1])
+                self._finish(rid, finish)
 
     def _receive_abort(self, message: Any) -> None:
         """Handle the message that the process dropped a request before it began."""
         if message.rid in self._open:
-            self._finish(message.rid, "abort", num_prompt=0, num_cached=0)
+            self._finish(message.rid, "abort")
 
-    def _finish(self, rid: str, finish: str, *, num_prompt: int, num_cached: int) -> None:
-        opened = self._open.pop(rid)
-        if not opened.answer.done():
-            opened.answer.set_result(
-                Answer(
-                    opened.ids,
-                    opened.logprobs,
-                    opened.prompt_logprobs,
-                    finish,
-                    num_prompt,
-                    num_cached,
-                )
-            )
+    def _finish(self, rid: str, finish: str) -> None:
+        answer, ended = self._open.pop(rid)
+        answer.finish = finish
+        if not ended.done():
+            ended.set_result(answer)

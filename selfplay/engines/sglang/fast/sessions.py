@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from selfplay.engines.sglang.scheduler_client import Answer, SchedulerClient
+from selfplay.engines.sglang.fast.client import SchedulerClient
+from selfplay.engines.sglang.requests import Answer
 from selfplay.errors import EngineFault
 
 

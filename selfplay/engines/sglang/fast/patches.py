@@ -1,19 +1,17 @@
 """What is changed inside SGLang's scheduler process: three fixes and three speed-ups.
 
-`launch` starts each scheduler with `processes.run_scheduler`, which calls `apply`; the trainer's
-side of `accept_lists` is `scheduler_client.SchedulerClient`. Imports SGLang only inside the
+The target of each scheduler process, `processes.run_scheduler`, calls `apply`; the trainer's side
+of `accept_lists` is `client.SchedulerClient`. Imports SGLang only inside the
 functions, in the process that they change. Written for SGLang 0.5.17.
 """
 
 from __future__ import annotations
 
 import copy
-import os
-import sys
-from functools import cache
 from typing import Any
 
-VERSION = "0.5.17"  # of SGLang; another version keeps its own `process_batch_result_decode`
+from selfplay.engines.sglang.fast.private import VERSION
+
 # FlashAttention 3 takes another kernel for at most 64 queries times the heads that share a key.
 LEAST_QUERIES = 65
 
@@ -31,19 +29,6 @@ def apply(server_args: Any) -> None:
             keep_key_blocks()
     if sglang.__version__ == VERSION:
         append_decoded_tokens()
-
-
-@cache
-def warn_of_version(version: str) -> None:
-    """Say once, on a run's first rank, that this SGLang is not the pinned one. Where it lacks what
-    is changed, the engine's start ends with an error."""
-    if version != VERSION and os.environ.get("RANK", "0") == "0":
-        print(
-            f"warning: SGLang {version} is untested, {VERSION} is pinned; off: "
-            "append_decoded_tokens",
-            file=sys.stderr,
-            flush=True,
-        )
 
 
 def keep_graph_tensors() -> None:
@@ -195,7 +180,7 @@ def _append(requests: list[Any], tokens: list[int], logprobs_R: Any) -> list[int
     """Append each token and its log-prob to its request; the indices of the requests that SGLang
     has to handle, because they end.
 
-    All requests are those of `scheduler_client.SchedulerClient`: ids and log-probs, without stop
+    All requests are those of `client.SchedulerClient`: ids and log-probs, without stop
     strings, grammars or streams.
     """
     left = []
