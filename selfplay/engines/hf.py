@@ -354,10 +354,23 @@ class TextTree:
         return torch.tensor(list(chain.from_iterable(parts)), device=self.device)
 
 
-class SlotLayer(CacheLayerMixin):
-    """One layer's keys and values of all slots [T, G, D]."""
+class _Layer(CacheLayerMixin):
+    """One layer's keys and values, of which transformers asks only how many there are; attention
+    has its bounds from the packed row or the mask."""
 
     is_sliding = False
+
+    def get_max_cache_shape(self) -> int:
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The keys' number, with those of this step, and their offset."""
+        return self.get_seq_length() + query_length, 0
+
+
+class SlotLayer(_Layer):
+    """One layer's keys and values of all slots [T, G, D]."""
+
     _slots_N: Tensor
     _num_slots = 0
 
@@ -398,14 +411,6 @@ class SlotLayer(CacheLayerMixin):
 
     def get_seq_length(self) -> int:
         return self._num_slots
-
-    def get_max_cache_shape(self) -> int:
-        return -1
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The keys' number and their offset, for which transformers asks; attention has its bounds
-        from the packed row."""
-        return self._num_slots, 0
 
 
 class DecodeRows:
@@ -495,10 +500,8 @@ class DecodeRows:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
 
 
-class RowLayer(CacheLayerMixin):
+class RowLayer(_Layer):
     """One layer's keys and values of the rows [R, L, G, D]; each step fills the next column."""
-
-    is_sliding = False
 
     def __init__(self, slots: SlotLayer, slots_RL: Tensor, length: int, max_rows: int) -> None:
         """Begins with copies of slots in the first `length` columns; at most `max_rows` rows."""
@@ -539,10 +542,3 @@ class RowLayer(CacheLayerMixin):
 
     def get_seq_length(self) -> int:
         return self.length
-
-    def get_max_cache_shape(self) -> int:
-        return self.keys.shape[1]
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The keys' number, with those of this step, and their offset."""
-        return self.length + query_length, 0

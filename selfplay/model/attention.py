@@ -39,11 +39,10 @@ import inspect
 import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
 from pathlib import Path
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -293,36 +292,22 @@ def _explicit(
 @cache
 def _flash_attn() -> Any | None:
     """The function of flash-attn-4; None, and one line that says why, if it cannot be imported."""
-    if _writable(KERNELS):  # else it compiles anew in each process
-        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(KERNELS))
-        os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    with suppress(OSError):  # where no file can be made it compiles anew in each process
+        KERNELS.mkdir(parents=True, exist_ok=True)
+        if os.access(KERNELS, os.W_OK):
+            os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(KERNELS))
+            os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     try:
         from flash_attn.cute.interface import flash_attn_varlen_func
     except Exception as error:  # noqa: BLE001 — a version that does not fit fails in many ways
-        _say(f"attention: torch's kernel, {_flash_name()} cannot be imported ({error_line(error)})")
+        _say(f"torch's kernel, flash-attn-4 cannot be imported ({error_line(error)})")
         return None
     return flash_attn_varlen_func
 
 
-def _writable(folder: Path) -> bool:
-    """Whether files can be made in `folder`, which is created."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK)
-
-
-def _flash_name() -> str:
-    try:
-        return f"flash-attn-4 {metadata.version('flash-attn-4')}"
-    except metadata.PackageNotFoundError:
-        return "flash-attn-4"
-
-
 def _say(line: str) -> None:
     if os.environ.get("RANK", "0") == "0":
-        print(line, flush=True)
+        print(f"attention: {line}", flush=True)
 
 
 class _Heads(NamedTuple):
@@ -343,7 +328,6 @@ def _flash_fits(heads: _Heads) -> bool:
     cap = "" if heads.softcap is None else f", scores capped at {heads.softcap:g}"
     window = ", a window" if heads.windowed else ""
     kind = f"heads of {heads.width}, {heads.groups} to a key{window}{cap}"
-    start = perf_counter()
     try:
         # A thread has its own state of autograd: the caller may be in no_grad, under autocast or in
         # a layer whose activations are recomputed.
@@ -354,10 +338,8 @@ def _flash_fits(heads: _Heads) -> bool:
         problem = None if error <= MOST_ERROR else f"its relative error is {error:.2g}"
     except Exception as error:  # noqa: BLE001 — the reason is printed
         problem = error_line(error)
-    if problem is not None:
-        _say(f"attention: {_flash_name()} does not fit {kind} ({problem}); torch computes them")
-    else:
-        _say(f"attention: {_flash_name()}, ready in {perf_counter() - start:.0f} s for {kind}")
+    unfit = f" does not fit {kind} ({problem}); torch computes them"
+    _say(f"flash-attn-4{unfit if problem else f', for {kind}'}")
     return problem is None
 
 
@@ -370,12 +352,8 @@ def _flash_error(heads: _Heads) -> float:
         torch.randn(num, heads, width, generator=generator, device=device).to(dtype)
         for num, heads in ((210, 2 * groups), (310, 2), (310, 2), (210, 2 * groups))
     )
-    queries_S1, keys_S1 = (
-        torch.tensor(bounds, dtype=torch.int32, device=device)
-        for bounds in ((0, 150, 210), (0, 150, 310))
-    )
-    window = 50 if windowed else None
-    span = Span(queries_S1, keys_S1, 150, 160, width**-0.5, window, softcap)
+    bounds = torch.tensor([[0, 150, 210], [0, 150, 310]], dtype=torch.int32, device=device)
+    span = Span(bounds[0], bounds[1], 150, 160, width**-0.5, 50 if windowed else None, softcap)
     _flash(query, key, value, span)  # without gradients it is another compilation
     results = []
     for attend, kind in ((_flash, dtype), (_padded, torch.float32)):

@@ -90,49 +90,42 @@ class Stored:
         converters = [entry for entry in table if isinstance(entry, WeightConverter)]
         by_pattern = {p: converter for converter in converters for p in converter.source_patterns}
         known = model.state_dict()
-        self._single: dict[str, str] = {}
         self._parts: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-        self._converters: dict[str, WeightConverter] = {}
+        self._converters: dict[str, WeightConverter] = {}  # of the names that are made of several
         for key in sorted(self._files, key=dot_natural_key):
             prefix = model.base_model_prefix
             name, pattern = rename_source_key(key, renamings, converters, prefix, known)
             if name not in known and key in known:
                 name, pattern = key, None
-            if pattern is None:
-                self._single[name] = key
-            else:
-                self._parts[name][pattern].append(key)
+            self._parts[name][pattern or ""].append(key)
+            if pattern is not None:
                 self._converters[name] = by_pattern[pattern]
-
-        for name, key in self._single.items():
-            if name in known:
-                check_shape(folder, name, stored[key][0], known[name].shape)
-        names = {key: name for name, key in self._single.items()}
-        names |= {k: name for name, p in self._parts.items() for keys in p.values() for k in keys}
-        for key, name in names.items():
-            dtype = stored[key][1]
-            if name in known and known[name].is_floating_point() and dtype not in FLOATS:
+            if name not in known:
+                continue
+            shape, dtype = stored[key]
+            if pattern is None:
+                check_shape(folder, name, shape, known[name].shape)
+            if known[name].is_floating_point() and dtype not in FLOATS:
                 raise SettingsError(
                     f"{folder} must hold {key} as one of {', '.join(FLOATS)}, got {dtype}; save "
                     "the model unquantized"
                 )
         tied = model.get_expanded_tied_weights_keys(all_submodels=True)
         for head, embedding in tied.items():
-            if {head, embedding} <= self._single.keys():
+            if {head, embedding} <= self._parts.keys():
                 if not torch.equal(self.read(head, ()), self.read(embedding, ())):
                     raise SettingsError(
                         f"{folder} must have one head, got tie_word_embeddings: true in its "
                         f"config.json and a {head} that is not its {embedding}; set the first to "
                         "false, or delete the second"
                     )
-            elif head in self._single:
-                self._single[embedding] = self._single[head]
-        held = self._single.keys() | self._parts.keys()
-        self.missing = known.keys() - held - tied.keys()
+            elif head in self._parts:
+                self._parts[embedding] = self._parts[head]
+        self.missing = known.keys() - self._parts.keys() - tied.keys()
         ignored = model._keys_to_ignore_on_load_unexpected or ()
         self.unread = {
             name
-            for name in held - known.keys()
+            for name in self._parts.keys() - known.keys()
             if not any(re.search(pattern, name) for pattern in ignored)
         }
 
@@ -142,13 +135,14 @@ class Stored:
         For a tensor merged from experts it reads only the experts in the box, each in full. Raises
         SettingsError for a tensor that is not in the folder.
         """
-        if name in self._single:
-            return self._slice(self._single[name], box)
         if name not in self._parts:
             raise SettingsError(
                 f"{self._folder} must have a tensor named {name}, got {len(self._files)} others"
             )
-        converter, parts = self._converters[name], dict(self._parts[name])
+        parts = dict(self._parts[name])
+        if name not in self._converters:
+            return self._slice(parts[""][-1], box)
+        converter = self._converters[name]
         first, *rest = converter.operations
         if (
             isinstance(first, MergeModulelist)

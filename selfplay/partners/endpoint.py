@@ -4,7 +4,7 @@ Network and server errors never raise, whatever a server sends. A failed request
 exponential back-off and jitter (M. Brooker, "Exponential Backoff And Jitter", AWS 2015; here the
 jitter factor lies between 0.5 and 1.5). When all retries fail, the completion has finish "void" and
 its text is the reason. A request has `endpoint.timeout_s` seconds for all of its answer, and an
-answer at most `MAX_BYTES`, compressed or not. The API key appears in one header and nowhere else.
+answer at most `MAX_BYTES`. The API key appears in one header and nowhere else.
 Times in seconds.
 """
 
@@ -16,7 +16,6 @@ import os
 import sys
 import threading
 import time
-import zlib
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -108,7 +107,7 @@ class Endpoint:
         self._under_way = asyncio.Semaphore(settings.concurrency)
         self._client = httpx.AsyncClient(
             base_url=url,
-            headers={"Accept-Encoding": "gzip"}
+            headers={"Accept-Encoding": "identity"}
             | ({"Authorization": f"Bearer {key}"} if key else {}),
             timeout=None,  # `_ask` limits the whole request
             limits=httpx.Limits(max_connections=settings.concurrency),
@@ -155,7 +154,7 @@ class Endpoint:
                 response, content = await self._ask(body)
             except TimeoutError:
                 reason = f"no complete answer in {self._settings.timeout_s:g} s"
-            except (httpx.HTTPError, httpx.InvalidURL, zlib.error, ValueError) as error:
+            except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
                 reason = f"{type(error).__name__}: {self._excerpt(str(error))}"
             else:
                 if response.status_code == 200:
@@ -179,8 +178,8 @@ class Endpoint:
     async def _ask(self, body: dict[str, Any]) -> tuple[httpx.Response, bytes]:
         """The answer to one request, and its content.
 
-        Raises TimeoutError, httpx's errors, and ValueError or zlib.error for content that is too
-        large or cannot be decompressed.
+        Raises TimeoutError, httpx's errors, and ValueError for content that is too large or that is
+        compressed, which was not asked for.
         """
         content = bytearray()
         async with (
@@ -190,9 +189,10 @@ class Endpoint:
             async for part in response.aiter_raw():
                 content += part
                 if len(content) > MAX_BYTES:
-                    break
-        encoding = response.headers.get("Content-Encoding", "").strip().lower()
-        return response, _decompressed(bytes(content), encoding)
+                    raise ValueError(f"an answer of more than {MAX_BYTES >> 20} MiB")
+        if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
+            raise ValueError(f"an answer of encoding {encoding}")
+        return response, bytes(content)
 
     def _body(self, request: Request) -> dict[str, Any]:
         settings = self._settings
@@ -248,18 +248,6 @@ class Endpoint:
         with self._lock:
             for name, number in more.items():
                 setattr(self._usage, name, getattr(self._usage, name) + number)
-
-
-def _decompressed(content: bytes, encoding: str) -> bytes:
-    """The content of an answer. Raises ValueError for more than `MAX_BYTES` or another encoding,
-    zlib.error for damaged data."""
-    if encoding in ("gzip", "x-gzip", "deflate"):
-        content = zlib.decompressobj(wbits=47).decompress(content, MAX_BYTES + 1)
-    elif encoding not in ("", "identity"):
-        raise ValueError(f"an answer of encoding {encoding}")
-    if len(content) > MAX_BYTES:
-        raise ValueError(f"an answer of more than {MAX_BYTES >> 20} MiB")
-    return content
 
 
 def _read(content: bytes) -> tuple[str, str, tuple[int, int]] | str:

@@ -6,8 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from selfplay.config import EngineConfig
+from selfplay.distributed import World
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.hf import HFEngine
+from selfplay.engines.options import ChosenEngine
+from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.errors import EngineFault
 
 DEATH = "the engine died during generation: pid 7 with exit code -9"
@@ -25,8 +29,8 @@ KINDS = (*ENDS, "few", *GARBAGE)
 class Faults:
     """Which calls fail and how: `plan[(method, number)]`, numbers from 1, counted over restarts."""
 
-    def __init__(self, plan: dict[tuple[str, int], str]) -> None:
-        self.plan, self.num = plan, Counter[str]()
+    def __init__(self, plan: dict[tuple[str, int], str] | None = None) -> None:
+        self.plan, self.num = plan or {}, Counter[str]()
         self.dead: str | None = None
         self.num_restarts = 0
         self.happened: set[tuple[str, int]] = set()
@@ -70,7 +74,7 @@ def spoilt(kind: str, completion: Completion) -> Completion:
 class FaultyHF(HFEngine):
     """The transformers engine, failing by the plan in `faults`."""
 
-    faults = Faults({})
+    faults = Faults()
 
     def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         kind = self.faults.call("generate")
@@ -92,3 +96,17 @@ class FaultyHF(HFEngine):
 
     def restart(self) -> None:
         self.faults.restart()
+
+
+class Unstarted(SGLangEngine):
+    """An SGLang engine on a machine that has all it needs, which dies as it starts."""
+
+    def __init__(self, folder: str, config: ChosenEngine, **_: Any) -> None:
+        raise RuntimeError("Rank 0 scheduler died during initialization (exit code: -9).")
+
+    @classmethod
+    def check(cls, engine: EngineConfig, *, here: bool) -> None: ...
+
+    @classmethod
+    def _able(cls, chosen: ChosenEngine, world: World) -> tuple[type[SGLangEngine], ChosenEngine]:
+        return cls, chosen

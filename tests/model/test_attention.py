@@ -163,7 +163,7 @@ def test_heads_that_it_does_not_compute_are_torchs(
             assert _flash_fits(_Heads(CPU, FP32, 7, 16, windowed, softcap)) == (why is None)
     (line,) = capsys.readouterr().out.splitlines()
     assert "heads of 16, 7 to a key" in line and (", a window" in line) == windowed
-    assert ("ready in" if why is None else why) in line
+    assert ("flash-attn-4, for heads" if why is None else why) in line
 
 
 @pytest.mark.parametrize(

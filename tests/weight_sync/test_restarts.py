@@ -3,8 +3,7 @@ three times in a row ends the run after a save."""
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,26 @@ import torch
 
 import eval as evaluation
 from selfplay.chat.rendering import Rendering
-from selfplay.checkpoint import begin_checkpoint, checkpoints
+from selfplay.checkpoint import checkpoints
 from selfplay.config import ParallelConfig
 from selfplay.config.plugins import PLUGINS
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request, Sampling
 from selfplay.engines.options import ChosenEngine
-from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.engines.weights import Compared, Weights
 from selfplay.errors import EngineDisagrees, EngineLost
 from selfplay.rollout.driver import FinishedGames, play_games
 from selfplay.rollout.episode import Episode
-from selfplay.step import ending
-from selfplay.weight_sync.offload import Offload
-from selfplay.weight_sync.start import choose_engine, load_engine
+from selfplay.weight_sync.offload import HostStore, Offload
+from selfplay.weight_sync.start import choose_engine
 from selfplay.weight_sync.supervised import MAX_FAILURES, SupervisedPolicy
 from tests.helpers.faulty_engine import (
     DEATH,
     KINDS,
     Faults,
     FaultyHF,
+    Unstarted,
     spoilt,
 )
 from tests.helpers.run_folders import evaluated
@@ -87,15 +85,24 @@ def facts(episode: Episode) -> Any:
     return episode.index, episode.turns, episode.outcome, episode.ended, transcripts
 
 
-def supervised(engine: Any) -> SupervisedPolicy:
+def supervised(engine: Any, offloaded: str = "none") -> SupervisedPolicy:
+    """`offloaded` is emptied while games are played, on a CPU too."""
     learner = learner_of(tiny_model())
-    supervisor = SupervisedPolicy(learner, engine, Offload(learner, ParallelConfig()))
+    offload = Offload(learner, ParallelConfig(offload=offloaded))
+    offload._state_store, offload._parameter_store = HostStore("cpu"), HostStore("cpu")
+    supervisor = SupervisedPolicy(learner, engine, offload)
     supervisor.push(3)
+    assert is_onloaded(supervisor) == (offloaded == "none")
     return supervisor
 
 
+def is_onloaded(supervisor: SupervisedPolicy) -> bool:
+    """As for a save."""
+    return all(p.untyped_storage().size() for p in supervisor._learner.model.parameters())
+
+
 CASES = [(Wave, 3, kind) for kind in KINDS]
-CASES += [(Stream, 9, kind) for kind in KINDS if kind != "few"]  # it is answered one by one
+CASES += [(Stream, 9, kind) for kind in ("dies", "nan")]  # it is answered one by one
 
 
 @pytest.mark.parametrize(("engine_of", "number", "kind"), CASES)
@@ -107,7 +114,7 @@ def test_a_failed_rollout_ends_as_one_without_a_fault(
     texts, setups = prepared(*GAMES), hand_setups(rendering, len(GAMES))
     how: Any = {"sampling": SAMPLING, "limits": LIMITS, "version": 3}
     sound = engine_of(rendering, texts)
-    sound.faults = Faults({})
+    sound.faults = Faults()
     wanted, wanted_stats = play_games(setups, sound, **how)
 
     engine = engine_of(rendering, texts)
@@ -154,12 +161,13 @@ def test_an_engine_that_does_not_come_back_is_lost_after_three_failures(
     rendering: Rendering, method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     engine = Wave(rendering, {})
-    engine.faults = Faults({})
-    supervisor = supervised(engine)
+    engine.faults = Faults()
+    supervisor = supervised(engine, "all")
     engine.faults = Faults({("generate", 1): "dies"} | {(method, n): "dies" for n in range(1, 9)})
     engine.load = lambda *_: engine.faults.call("push")  # type: ignore[method-assign]
     with pytest.raises(EngineLost, match=f"failed {MAX_FAILURES} times in a row"):
         supervisor.generate_batch([Request((1,), 1, 0)], SAMPLING)
+    assert is_onloaded(supervisor)
     assert engine.faults.num_restarts <= MAX_FAILURES
     assert capsys.readouterr().err.count("engine failure") == 1 + MAX_FAILURES
 
@@ -174,7 +182,7 @@ QUICK = ("eval.every=2", "eval.final_games=4", "eval.talk_games=0")
 def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[FaultyHF]]:
     monkeypatch.setitem(BUILT_IN, "hf", "tests.helpers.faulty_engine:FaultyHF")
     yield FaultyHF
-    FaultyHF.faults = Faults({})
+    FaultyHF.faults = Faults()
 
 
 def without_restarts(folder: Path) -> list[dict[str, Any]]:
@@ -237,77 +245,59 @@ def test_the_third_failure_in_a_row_ends_the_run_after_a_save(
     assert f"goes on with step {step}" in told
     assert checkpoints(folder)[-1].name == f"step_{step - 1:06d}"
     assert faulty.faults.num_restarts == MAX_FAILURES - 1
-    faulty.faults = Faults({})
+    faulty.faults = Faults()
     assert run_tiny(folder, *QUICK) == 0
     assert texts_of(folder) == texts_of(finished(*QUICK))
     assert without_restarts(folder) == without_restarts(finished(*QUICK))
 
 
-def test_what_is_offloaded_is_onloaded_before_a_save_that_ends_the_run(
-    tmp_path: Path, faulty: type[FaultyHF], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An engine dies in play and gets other weights at its restart, twice. The trainer's state may
-    be on the host by then, where nothing can be saved."""
-    done: list[str] = []
-
-    def noted(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *given, **named: (done.append(name), work(*given, **named))[1]
-
-    def compared(engine: SupervisedPolicy, weights: Weights) -> int:
-        return 1 if faulty.faults.num_restarts else num_different(engine, weights)
-
-    num_different = SupervisedPolicy._num_different
-    monkeypatch.setattr(SupervisedPolicy, "_num_different", compared)
-    monkeypatch.setattr(Offload, "onload", noted("onload", Offload.onload))
-    monkeypatch.setattr(Offload, "offload_state", noted("offload", Offload.offload_state))
-    monkeypatch.setattr(ending, "begin_checkpoint", noted("save", begin_checkpoint))
-    begin_warm(tmp_path / "run", *QUICK)
-    faulty.faults = Faults({("generate", 12): "dies"})
-    assert run_tiny(tmp_path / "run", *QUICK) == 1
-    assert done[-3:] == ["offload", "onload", "save"]
-
-
 def test_weights_that_were_not_all_compared_end_the_run(
-    rendering: Rendering, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rendering: Rendering, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A model's loader may write weights in a way that the comparison does not see. No difference
     among too few elements is no proof. The engine is completely awake then, so it can be put to
-    sleep for a save."""
+    sleep for a save, for which everything is onloaded."""
     woken: list[str] = []
 
-    class Watched(Wave):
+    class Few(Wave):
+        few = 0
+
         def wake(self, what: str) -> None:
             woken.append(what)
 
-    engine = Watched(rendering, {})
-    engine.faults = Faults({})
-    supervisor = supervised(engine)
-    few = Compared(63, 0)
-    monkeypatch.setattr(Watched, "compare", lambda *_: few)
-    for push in (supervisor.push, supervisor.push_again):
+        def compare(self, weights: Weights) -> Compared:
+            return Compared(self.few or weights.num_elements, 0)
+
+    engine = Few(rendering, {})
+    engine.faults = Faults()
+    for offloaded, again in (("all", False), ("none", True)):
+        engine.few = 0
+        supervisor = supervised(engine, offloaded)
+        supervisor.sleep()
+        engine.few = 63
         with pytest.raises(EngineDisagrees, match="were not compared"):
-            push(4)
+            (supervisor.push_again if again else supervisor.push)(4)
         assert re.search(r"compared 63 of \d+ elements", capsys.readouterr().err)
         assert woken[-2:] == ["weights", "kv_cache"]
+        supervisor.sleep()
+        assert is_onloaded(supervisor)
 
 
 # --- eval.py -------------------------------------------------------------------------------------
 
 
-def evaluate_with(faults: Faults, out: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+def evaluate_with(faulty: type[FaultyHF], faults: Faults, out: Path) -> int:
     """Play a finished run's greedy games with these faults."""
-    monkeypatch.setitem(BUILT_IN, "hf", "tests.helpers.faulty_engine:FaultyHF")
-    monkeypatch.setattr(FaultyHF, "faults", faults)
-    run = str(finished(*QUICK))
+    run, faulty.faults = str(finished(*QUICK)), faults
     words = [run, "--games", "generated", "--temperature", "0", "--out", str(out)]
     return evaluation.main(words)
 
 
 def test_an_evaluation_with_faults_says_what_one_without_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, faulty: type[FaultyHF], capsys: pytest.CaptureFixture[str]
 ) -> None:
     faults = Faults({("generate", 2): "dies", ("generate", 3): "nan"})
-    assert evaluate_with(faults, tmp_path / "out", monkeypatch) == 0
+    assert evaluate_with(faulty, faults, tmp_path / "out") == 0
     assert faults.num_restarts == 2
     assert "engine failure 2 of 3 in a row, rank 0" in capsys.readouterr().err
     page = evaluated(tmp_path / "out")
@@ -316,10 +306,10 @@ def test_an_evaluation_with_faults_says_what_one_without_says(
 
 
 def test_an_engine_that_stays_lost_ends_an_evaluation_with_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, faulty: type[FaultyHF], capsys: pytest.CaptureFixture[str]
 ) -> None:
     faults = Faults({("generate", number): "dies" for number in range(2, 99)})
-    assert evaluate_with(faults, tmp_path / "out", monkeypatch) == 1
+    assert evaluate_with(faulty, faults, tmp_path / "out") == 1
     *told, last = capsys.readouterr().err.strip().splitlines()
     assert last.startswith("eval.py: an engine failed 3 times in a row") and DEATH in last
     assert not any("Traceback" in line for line in told)
@@ -333,12 +323,7 @@ def test_an_engine_that_does_not_start_is_one_line(
     capsys: pytest.CaptureFixture[str],
     program: str,
 ) -> None:
-    def start(*_: Any, **__: Any) -> None:
-        raise RuntimeError("Rank 0 scheduler died during initialization (exit code: -9).")
-
-    monkeypatch.setattr(SGLangEngine, "__init__", start)
-    monkeypatch.setattr("selfplay.preflight.run.check_machine", lambda *_: None)
-    monkeypatch.setattr("selfplay.api.evaluation.check_machine", lambda *_: None)
+    monkeypatch.setitem(BUILT_IN, "sglang", "tests.helpers.faulty_engine:Unstarted")
     if program == "train.py":
         begin_warm(tmp_path / "run", *QUICK)
         status = run_tiny(tmp_path / "run", *QUICK, "engine.kind=sglang")
@@ -350,20 +335,16 @@ def test_an_engine_that_does_not_start_is_one_line(
     assert last.startswith(f"{program}: the engine does not start: Rank 0 scheduler died")
 
 
-def test_an_engine_has_as_many_ranks_as_this_world_s_replica(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+class Recorded(Unstarted):
+    """It starts nothing."""
+
+    def __init__(self, folder: str, config: ChosenEngine, **_: Any) -> None:
+        self.tp_size = config.tp_size
+
+
+def test_an_engine_has_as_many_ranks_as_this_world_s_replica() -> None:
     """An evaluation may read the settings of a run whose engines were two ranks wide."""
-    sizes: list[int] = []
-
-    def recorded(_engine: SGLangEngine, _folder: str, config: ChosenEngine, **_: Any) -> None:
-        sizes.append(config.tp_size)
-
-    monkeypatch.setattr(SGLangEngine, "__init__", recorded)
-    monkeypatch.setattr(SGLangEngine, "close", lambda _: None)
     config, folder = config_of("engine.kind=sglang", "engine.tp_size=2"), finished(*QUICK) / "final"
     world = init_world(device="cpu")
     config, _ = choose_engine(config, folder, world, rewritten="")
-    with ExitStack() as cleanup:
-        load_engine(config, folder, world, cleanup=cleanup)
-    assert sizes == [1]
+    assert Recorded.start(config, folder, world).tp_size == 1

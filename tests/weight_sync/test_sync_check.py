@@ -3,6 +3,7 @@ weights are pushed again or the run ends."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ from selfplay.advantages.sample import Sample
 from selfplay.config import LoraConfig, ParallelConfig
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.options import ChosenEngine
+from selfplay.engines.weights import Weights
 from selfplay.errors import EngineDisagrees
 from selfplay.learner.learner import Learner
 from selfplay.learner.update import minibatches, update_policy
@@ -149,7 +151,11 @@ def spoken(model: PreTrainedModel, num: int, *, seed: int) -> list[ScoredTurn]:
 
 
 def checked(
-    engine: PreTrainedModel, *, start_bound: float = 0.0, exact: bool = False
+    engine: PreTrainedModel,
+    *,
+    start_bound: float = 0.0,
+    exact: bool = False,
+    kind: type[SupervisedPolicy] = SupervisedPolicy,
 ) -> tuple[SyncCheck, Learner]:
     """A check whose floor was measured with equal weights, and its learner in bf16."""
     model = tiny_model()
@@ -157,7 +163,7 @@ def checked(
     learner.compute_dtype = torch.bfloat16
     config = config_of("engine.kind=sglang", "model.dtype=bfloat16")
     scorer: Any = Scorer(model)
-    policy_engine = SupervisedPolicy(learner, scorer, Offload(learner, ParallelConfig()))
+    policy_engine = kind(learner, scorer, Offload(learner, ParallelConfig()))
     check = SyncCheck(
         learner,
         policy_engine,
@@ -183,7 +189,7 @@ def test_equal_weights_in_bf16_are_never_suspected() -> None:
 
 @pytest.mark.parametrize("mended", [True, False])
 def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothing(
-    mended: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    mended: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The engine's weights are 2 % too large; the comparison of bits is replaced here. No turn is
     scored twice, on which the stated rate of false alarms rests."""
@@ -191,17 +197,17 @@ def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothi
     with torch.no_grad():
         for parameter in large.parameters():
             parameter.mul_(1.02)
-    check, learner = checked(large)
     pushes: list[int] = []
+
+    class Pushed(SupervisedPolicy):
+        def push_again(self, version: int) -> bool:
+            pushes.append(version)
+            if mended:
+                self.engine = Scorer(learner.model)  # type: ignore[assignment]
+            return True
+
+    check, learner = checked(large, kind=Pushed)
     scorer: Any = check._engine.engine
-
-    def push_again(policy_engine: SupervisedPolicy, version: int) -> bool:
-        pushes.append(version)
-        if mended:
-            policy_engine.engine = Scorer(learner.model)  # type: ignore[assignment]
-        return True
-
-    monkeypatch.setattr(SupervisedPolicy, "push_again", push_again)
     check.keep_turns(spoken(learner.model, check.num_turns, seed=1))
     if mended:
         assert check.after_push(version=7)["num_suspected"] == 1.0
@@ -215,15 +221,30 @@ def test_other_weights_are_pushed_again_and_end_the_run_only_if_that_mends_nothi
     assert pushes == [7] and capsys.readouterr().err
 
 
-def test_noise_that_grows_raises_the_bound_of_the_rollout_after_the_first() -> None:
-    """The floor's largest turn is at 0.2 nats; a NaN or a floor without turns raises nothing."""
-    check, learner = checked(tiny_model())
-    assert check.bound == 0.05
-    check._floor.add([0.2, math.inf])
+@pytest.mark.parametrize(
+    ("floor", "settings", "before", "after"),
+    [
+        # The floor's largest turn is at 0.2 nats; no comparison yet, then one.
+        ([0.2, math.inf], {}, 0.05, FACTOR * 0.2),
+        # Random 7B weights differ by 0.051 to 0.055 nats in bf16: the start check's bound is above
+        # the setting, and the floor's largest turn far below.
+        ([], {"start_bound": 0.14}, 0.14, 0.14),
+        ([0.2], {"start_bound": 0.14, "exact": True}, 0.0, 0.0),
+    ],
+)
+def test_noise_raises_the_bound_of_a_rollout_but_not_of_an_exact_engine(
+    floor: list[float], settings: dict[str, Any], before: float, after: float
+) -> None:
+    check, learner = checked(tiny_model(), **settings)
+    check._floor.add(floor)
     check.keep_turns(spoken(learner.model, check.num_turns, seed=0))
-    assert check.bound == 0.05, "no comparison yet"
+    assert check.bound == before
     check.after_push(version=1)
-    assert check.bound == FACTOR * 0.2
+    assert check.bound == after
+    again, _ = checked(tiny_model(), **settings)
+    again._floor.forget()
+    again.restore(json.loads(json.dumps(check.state())))  # as a resumed run has it
+    assert again.bound == after and again.state() == check.state()
     assert NoiseFloor().bound == 0.0
 
 
@@ -234,22 +255,6 @@ def test_a_healthy_comparison_adds_its_turns_to_the_noise_floor() -> None:
     check.after_push(version=1)
     floor = check.state()["floor"]
     assert floor[: len(before)] == before and len(floor) == len(before) + FIRST_TURNS
-
-
-def test_noise_at_the_start_raises_the_bound_of_the_first_rollout() -> None:
-    """Random 7B weights differ by 0.051 to 0.055 nats in bf16, above the setting."""
-    check, learner = checked(tiny_model(), start_bound=0.14)
-    assert check.bound == 0.14
-    check.keep_turns(spoken(learner.model, check.num_turns, seed=0))
-    check.after_push(version=1)
-    assert check.bound == 0.14, "the floor's largest turn is far below"
-
-
-def test_no_noise_leaves_engine_exact_any_room() -> None:
-    check, learner = checked(tiny_model(), start_bound=0.14, exact=True)
-    check.keep_turns(spoken(learner.model, check.num_turns, seed=0))
-    check.after_push(version=1)
-    assert check.bound == 0.0
 
 
 def test_a_run_whose_engine_rounds_as_measured_passes_its_first_step(tmp_path: Path) -> None:
@@ -285,25 +290,25 @@ def test_each_parameter_is_compared_in_its_turn() -> None:
 
 @pytest.mark.parametrize("missed", [1, 2])
 def test_one_missed_push_is_made_again_and_two_end_the_run(
-    missed: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    missed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One AdamW step at 1e-6; the engine holds a copy of the model, as sharded hf engines do."""
     model = tiny_model()
-    learner, engine = learner_of(model), HFEngine(tiny_model())
+    calls = [0]
+
+    class Missing(HFEngine):
+        def load(self, weights: Weights, version: int) -> None:
+            calls[0] += 1
+            if calls[0] > missed:
+                super().load(weights, version)
+
+    learner, engine = learner_of(model), Missing(tiny_model())
     offload = Offload(learner, ParallelConfig())
     policy_engine = SupervisedPolicy(learner, engine, offload)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    real, calls = HFEngine.load, [0]
-
-    def load(*args: Any) -> None:
-        calls[0] += 1
-        if calls[0] > missed:
-            real(*args)
-
-    monkeypatch.setattr(HFEngine, "load", load)
     if missed == 1:
         policy_engine.push(3)
         assert capsys.readouterr().err
