@@ -88,6 +88,11 @@ Generate = Callable[[Request], Coroutine[Any, Any, Completion]]
 GameCoroutine = Callable[[Generate], Coroutine[Any, Any, Any]]
 
 
+async def one_turn(request: Request, generate: Generate) -> Completion:
+    """A game of one request."""
+    return await generate(request)
+
+
 async def run_all(coroutines: Iterable[Awaitable[Any]]) -> list[Any]:
     """Run coroutines, or tasks that run already, concurrently; results in order.
 

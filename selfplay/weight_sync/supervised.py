@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -31,6 +31,7 @@ from selfplay.engines.base import (
     Generate,
     Request,
     Sampling,
+    one_turn,
 )
 from selfplay.engines.weights import Weights
 from selfplay.errors import EngineDisagrees, EngineFault, EngineLost, EnginesFailed
@@ -38,6 +39,7 @@ from selfplay.learner.learner import Learner
 from selfplay.model.lora import plain_weights
 from selfplay.weight_sync.offload import Offload
 
+T = TypeVar("T")
 MAX_FAILURES = 3  # in a row; the last of them ends the run
 
 
@@ -77,16 +79,13 @@ class Supervised:
 
     def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Answer this rank's requests, in order. Raises as `run_games` does."""
-        return self.run_games([partial(_answer, request) for request in requests], sampling)
+        return self.run_games([partial(one_turn, request) for request in requests], sampling)
 
     def score(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
         """As the engine's. One that fails is left out, with no scores; the next rollout restarts
         it. The only method that no other rank waits for."""
-        try:
-            return partial(_scores_or_none, self.engine.score(texts))
-        except EngineFault as fault:
-            print(f"sync check: no scores: {fault}", file=sys.stderr, flush=True)
-            return list
+        wait = _or_none(partial(self.engine.score, texts))
+        return list if wait is None else lambda: _or_none(wait) or []
 
     def take_num_restarts(self) -> float:
         """Restarts of all ranks' engines since the last call."""
@@ -255,18 +254,13 @@ def sleep_or_close(engine: Engine) -> None:
         engine.close()
 
 
-async def _answer(request: Request, generate: Generate) -> Completion:
-    """A game of one request."""
-    return await generate(request)
-
-
-def _scores_or_none(wait: Callable[[], list[list[float]]]) -> list[list[float]]:
-    """The scores; none, with a line, if the engine fails."""
+def _or_none(score: Callable[[], T]) -> T | None:
+    """What it returns; None, with a line, if the engine fails."""
     try:
-        return wait()
+        return score()
     except EngineFault as fault:
         print(f"sync check: no scores: {fault}", file=sys.stderr, flush=True)
-        return []
+        return None
 
 
 def _check_equal(num_different: int, version: int) -> None:

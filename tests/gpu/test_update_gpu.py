@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from selfplay.model.attention import (
 from selfplay.model.logprob import token_logprobs
 from selfplay.model.policy import policy_logprobs, scratch_model
 from selfplay.weight_sync.offload import HostStore
+from tests.helpers import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests" / "helpers" / "mesh_worker.py"
@@ -41,27 +39,13 @@ SHAPE = ScratchConfig(
 LENGTHS = (300, 7, 1, 120)
 
 
-def torchrun(num: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(num)]
-    launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [*launch, *arguments],
-        env={**os.environ, "PYTHONPATH": path},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize(("num", "tp"), MESHES)
 def test_each_mesh_gives_the_gradients_of_one_cpu_process(
     num: int, tp: int, tmp_path: Path
 ) -> None:
-    done = torchrun(num, str(WORKER), str(tp), str(tmp_path), "cuda")
-    assert done.returncode == 0, done.stderr[-4000:]
+    worker = processes.start(WORKER, str(tp), str(tmp_path), "cuda", torchrun=num)
+    output, _ = worker.communicate(timeout=600)
+    assert worker.returncode == 0, output[-4000:]
     report: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())
     for model in ("one unit", "llama False", "qwen3 True"):
         measured = report[model]

@@ -20,6 +20,7 @@ import itertools
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -37,6 +38,7 @@ from selfplay.engines.base import (
     Generate,
     Request,
     Sampling,
+    one_turn,
     run_all,
 )
 from selfplay.engines.options import NEED_FAST, ChosenEngine, SGLangOptions
@@ -263,11 +265,7 @@ class SGLangEngine(Engine):
 
     def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Answer all requests, in order. Raises like `run_games`."""
-
-        def game(request: Request) -> GameCoroutine:
-            return lambda generate: generate(request)
-
-        return self.run_games(map(game, requests), sampling)
+        return self.run_games([partial(one_turn, request) for request in requests], sampling)
 
     def run_games(
         self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
