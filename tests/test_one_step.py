@@ -206,7 +206,7 @@ def test_steps_follow_each_other_as_in_the_example(real: Real) -> None:
 @pytest.mark.slow
 def test_two_ranks_and_the_reference_take_the_same_step() -> None:
     """Two gloo ranks share a step's instances, samples and weights; the reference has all."""
-    measured = measured_by("reference_ranks.py", str(first_weights()))
+    measured = measured_by("reference_ranks:one_step", str(first_weights()))
     config, reference = settings_of(**RANKS), Reference()
     rendering = make_rendering(load_tokenizer(first_weights()))
     _, samples = branched_samples(reference.engine, rendering, config, 0)

@@ -45,7 +45,7 @@ def report(request: pytest.FixtureRequest) -> Report:
 
     def read(case: str) -> Any:
         if num > 2:
-            return measured_by("mesh_worker.py", mesh, ranks=num)[case]
+            return measured_by("mesh_worker:on_mesh", mesh, ranks=num)[case]
         return two_ranks(mesh, part="fast" if case in FAST else "slow")[case]
 
     return num, read

@@ -24,7 +24,6 @@ from selfplay.weight_sync.offload import HostStore
 from tests.helpers import processes
 
 ROOT = Path(__file__).resolve().parents[2]
-WORKER = ROOT / "tests" / "helpers" / "mesh_worker.py"
 # Processes and how many of them divide each layer.
 MESHES = [
     pytest.param(1, 1, id="1", marks=pytest.mark.one_gpu),
@@ -43,7 +42,8 @@ LENGTHS = (300, 7, 1, 120)
 def test_each_mesh_gives_the_gradients_of_one_cpu_process(
     num: int, tp: int, tmp_path: Path
 ) -> None:
-    worker = processes.start(WORKER, str(tp), str(tmp_path), "cuda", torchrun=num)
+    words = (str(num), "mesh_worker:on_mesh", str(tp), "cuda", str(tmp_path))
+    worker = processes.start(processes.RANKS, *words, torchrun=num)
     output, _ = worker.communicate(timeout=600)
     assert worker.returncode == 0, output[-4000:]
     report: dict[str, Any] = json.loads((tmp_path / "report.json").read_text())

@@ -1,12 +1,8 @@
-"""Run as two ranks by test_families.py: families on a mesh against one eager process.
+"""Run by `ranks.py` for test_families.py: families on a mesh against one eager process.
 
-Usage: tests/helpers/family_worker.py TP NAME... FOLDER, on each rank. Rank 0 writes
-FOLDER/report.json: for each family the largest difference, of log-probs in nats and of gradients as
-a share of each tensor's largest entry, or the error it ended in.
+Differences are of log-probs in nats and of gradients as a share of each tensor's largest entry.
 """
 
-import json
-import sys
 from pathlib import Path
 
 import torch
@@ -40,29 +36,24 @@ def gradient_gap(model: PreTrainedModel, folder: Path, world: World) -> float:
     return max(gap.item() for gap in gaps)
 
 
-def main() -> None:
-    tp, names, home = int(sys.argv[1]), sys.argv[2:-1], Path(sys.argv[-1])
-    world = init_world(tp, device="cpu")
+def families(tp: str, *names: str, folder: Path) -> dict[str, float | str]:
+    """For each family the largest difference, or the error it ended in."""
+    world = init_world(int(tp), device="cpu")
     report: dict[str, float | str] = {}
     for name in names:
-        folder = home / name
         if world.rank == 0:
-            random_folder(name, folder)
+            random_folder(name, folder / name)
         barrier(world)
         try:
             model = load_sharded(
-                str(folder), world, master_dtype=torch.float32, compute_dtype=torch.float32
+                str(folder / name), world, master_dtype=torch.float32, compute_dtype=torch.float32
             ).eval()
             with torch.no_grad():
-                gap = packed_logprobs(model, TEXTS) - eager_logprobs(folder, TEXTS)
-            report[name] = max(gap.abs().max().item(), gradient_gap(model, folder, world))
+                gap = packed_logprobs(model, TEXTS) - eager_logprobs(folder / name, TEXTS)
+            gradient = gradient_gap(model, folder / name, world)
+            report[name] = max(gap.abs().max().item(), gradient)
         except Exception as error:  # noqa: BLE001 — the report says what a family ends in
             report[name] = f"{type(error).__name__}: {error}"
         barrier(world)
-    if world.rank == 0:
-        (home / "report.json").write_text(json.dumps(report, indent=1))
     close_world(world)
-
-
-if __name__ == "__main__":
-    main()
+    return report

@@ -1,10 +1,6 @@
-"""Run by two_ranks.py, or under torchrun by itself: a model on a mesh against the same model whole.
+"""Run by `ranks.py`, by two_ranks.py too: a model on a mesh against the same model whole, for each
+case the largest differences from one process, in fp32."""
 
-Usage: torchrun --nproc-per-node N tests/helpers/mesh_worker.py TP FOLDER [DEVICE]. Rank 0 writes
-FOLDER/report.json: for each case the largest differences from one process, in fp32.
-"""
-
-import json
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -313,14 +307,9 @@ def measured(
     return report
 
 
-def main() -> None:
-    tp, folder = int(sys.argv[1]), Path(sys.argv[2])
-    world = init_world(tp, device=sys.argv[3] if len(sys.argv) > 3 else "cpu")
+def on_mesh(tp: str, device: str = "cpu", *, folder: Path) -> dict[str, object]:
+    """All cases on a mesh of these ranks, of which `tp` divide each layer."""
+    world = init_world(int(tp), device=device)
     report = measured(world, folder)
-    if world.rank == 0:
-        (folder / "report.json").write_text(json.dumps(report, indent=1))
     close_world(world)
-
-
-if __name__ == "__main__":
-    main()
+    return report

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 HANG_S = 1200.0  # what only a process that hangs takes, however busy the machine is
 WAIT_S = 120.0  # the same for what an idle machine does in seconds
 TESTS = pathlib.Path(__file__).resolve().parents[1]
+RANKS = TESTS / "helpers" / "ranks.py"
 
 
 def start(
@@ -39,7 +40,7 @@ def start(
     if torchrun:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={torchrun}"]
     elif forked:
-        launcher = [str(TESTS / "helpers" / "forked_ranks.py"), str(forked)]
+        launcher = [str(RANKS), str(forked)]
     command = [sys.executable, *launcher, str(script), *arguments]
     folders = [str(folder) for folder in (*path, TESTS.parent)]
     if "PYTHONPATH" in os.environ:
@@ -50,24 +51,22 @@ def start(
     )
 
 
-def measured_by(script: str, *arguments: str, ranks: int = 2) -> dict[str, Any]:
-    """What the ranks of `tests/helpers/SCRIPT ARGUMENTS FOLDER` wrote to FOLDER/report.json.
-
-    They run once in a test run."""
+def measured_by(case: str, *arguments: str, ranks: int = 2) -> dict[str, Any]:
+    """What the case MODULE:FUNCTION of `ranks.py` returned, which runs once in a test run."""
 
     def make(folder: pathlib.Path) -> None:
-        started = start(TESTS / "helpers" / script, *arguments, str(folder), forked=ranks)
+        started = start(pathlib.Path(case), *arguments, str(folder), forked=ranks)
         said, _ = started.communicate(timeout=HANG_S)
         assert started.returncode == 0, said[-4000:]
 
-    folder = once((script, arguments, ranks), make)
+    folder = once((case, arguments, ranks), make)
     return json.loads((folder / "report.json").read_text())
 
 
 def two_ranks(case: str, *, part: str = "fast") -> Any:
     """What a pair of ranks measured in this case: one pair measures all cases of the fast tests,
     another ("slow") all others."""
-    return measured_by("two_ranks.py", part)[case]
+    return measured_by("two_ranks:measured", part)[case]
 
 
 def say(case: str, **facts: object) -> None:

@@ -1,10 +1,7 @@
-"""Run by `processes.two_ranks`: the claims on two ranks, measured by one pair of them.
-
-Usage: tests/helpers/two_ranks.py fast|slow FOLDER, on each rank. Rank 0 writes FOLDER/report.json.
-"""
+"""Run by `ranks.py` for `processes.two_ranks`: the claims on two ranks, measured by one pair of
+them."""
 
 import errno
-import json
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -325,7 +322,8 @@ def sealed(world: World, folder: Path) -> dict[str, object]:
     return report
 
 
-def main(part: str, folder: Path) -> None:
+def measured(part: str, *, folder: Path) -> dict[str, object]:
+    """The cases of a part, fast or slow."""
     world = init_world(device="cpu")
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
     pair = replace(world, mesh=mesh, dp_rank=0, dp_size=1, tp=2)
@@ -350,10 +348,5 @@ def main(part: str, folder: Path) -> None:
     for kind in ("weights",) if fast else ("muon", "bf16", "critic", "adapters"):
         meshes = [world, ALONE, world] if kind in ("critic", "adapters") else there_and_back
         report[f"moved {kind}"] = moved(kind, world, meshes, folder / f"moved {kind}")
-    if world.rank == 0:
-        (folder / "report.json").write_text(json.dumps(report, indent=1))
     close_world(world)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    return report

@@ -178,7 +178,7 @@ def test_an_export_has_the_released_names_and_every_value(name: str, tmp_path: P
 
 @pytest.mark.slow
 def test_families_read_in_shards_by_two_ranks() -> None:
-    differences = measured_by("family_worker.py", "1", *IN_SHARDS)
+    differences = measured_by("family_worker:families", "1", *IN_SHARDS)
     assert all(isinstance(v, float) and v < BOUND for v in differences.values()), differences
 
 
@@ -186,7 +186,7 @@ def test_families_read_in_shards_by_two_ranks() -> None:
 def test_families_that_are_divided_over_two_ranks() -> None:
     """Families without tensor parallelism are refused by name."""
     names = (*DIVIDED, "gpt_neox", "gemma3_text")
-    differences = measured_by("family_worker.py", "2", *names)
+    differences = measured_by("family_worker:families", "2", *names)
     for name in DIVIDED:
         assert isinstance(differences[name], float) and differences[name] < BOUND, (
             name,

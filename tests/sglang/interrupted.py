@@ -33,14 +33,14 @@ def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
     games: list[driver.FinishedGames] = []  # of each rollout, and one more at the kill
     num_games: list[int] = []
 
-    async def sent(self: RequestSender, *words: Any, version: int, **named: Any) -> Any:
+    async def sent(self: RequestSender, *words: Any, **named: Any) -> Any:
         loops[:] = [self._loop]
-        if version == STEP and len(games) == STEP + 1 and len(games[-1].games) >= NUM_ENDED:
+        if len(games) == STEP + 1 and len(games[-1].games) >= NUM_ENDED:
             games.append(driver.FinishedGames())
             pid, *_ = (p.pid for p in self._loop.children if "scheduler" in title(p.pid))
             os.kill(pid, number)
             say("killed", pid=pid)
-        return await send(self, *words, version=version, **named)
+        return await send(self, *words, **named)
 
     def played(setups: Any, engine: Any, **named: Any) -> Any:
         games.append(driver.FinishedGames())

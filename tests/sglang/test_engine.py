@@ -79,10 +79,10 @@ def test_an_answer_that_waits_while_the_trainer_is_busy_is_taken(
     engine: SGLangEngine, policy: Any
 ) -> None:
     """The trainer computes for longer than the time-out; the engine answered meanwhile."""
-    patience_s, engine._loop.timeout_s = engine._loop.timeout_s, 1.0
+    patience_s, engine._loop.timeout_s = engine._loop.timeout_s, 2.0
     try:
         answers = engine.score([PROMPT])
-        time.sleep(1.2)
+        time.sleep(2.2)
         assert len(answers()[0]) == len(PROMPT) - 1
     finally:
         engine._loop.timeout_s = patience_s

@@ -200,11 +200,10 @@ def launch_all(every: Sequence[dict[str, Any]]) -> Started:
         from sglang.srt.entrypoints import engine as sglang_engine
 
     imported_s = time.perf_counter()
-    parent_pid = os.getpid()
 
     class GuardedEngine(sglang_engine.Engine):
-        run_scheduler_process_func = processes.ChildOf(parent_pid, processes.run_scheduler)
-        run_detokenizer_process_func = processes.ChildOf(parent_pid, processes.run_detokenizer)
+        run_scheduler_process_func = processes.ChildOf(os.getpid(), processes.run_scheduler)
+        run_detokenizer_process_func = processes.ChildOf(os.getpid(), processes.run_detokenizer)
 
         @classmethod
         def _launch_scheduler_processes(cls, *words: Any, **named: Any) -> Any:
@@ -214,13 +213,7 @@ def launch_all(every: Sequence[dict[str, Any]]) -> Started:
 
             def wait_for_ready() -> None:
                 start_next()
-                try:
-                    wait()
-                except RuntimeError as error:
-                    what, guess, _ = str(error).partition(" If exit code is -9")
-                    if guess and "exit code: -" not in what:  # no signal ended it
-                        raise RuntimeError(f"{what} Its own error is above.") from error
-                    raise
+                wait()
 
             result.wait_for_ready = wait_for_ready
             return result, schedulers
