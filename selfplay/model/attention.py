@@ -248,7 +248,7 @@ def _distance(num_queries: int, num_keys: int, device: torch.device) -> torch.Te
 def _within_window(
     query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, window: int | None
 ) -> torch.Tensor | None:
-    """The mask without the keys that are outside of this layer's window.
+    """The boolean mask without the keys that are outside of this layer's window.
 
     transformers passes an explicit mask to all layers and ignores their windows.
     """
@@ -258,9 +258,7 @@ def _within_window(
     near_QK = distance_QK < window
     if mask is None:
         return (near_QK & (distance_QK >= 0))[None, None]
-    if mask.dtype == torch.bool:
-        return mask & near_QK
-    return mask.masked_fill(~near_QK, torch.finfo(mask.dtype).min)
+    return mask & near_QK
 
 
 def _explicit(
@@ -274,18 +272,15 @@ def _explicit(
     """Attention with softmax(softcap * tanh(scores / softcap)) in fp32 → [C, H, Q, D]. As in the
     kernels, scores of half-precision heads are not rounded to their dtype, under autocast too.
 
-    query [C, H, Q, D], key and value [C, G, K, D]; the mask broadcasts to [C, H, Q, K] and is
-    boolean (True: attend) or added to the scores.
+    query [C, H, Q, D], key and value [C, G, K, D]; the boolean mask (True: attend)
+    broadcasts to [C, H, Q, K].
     """
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     with torch.autocast(query.device.type, enabled=False):
         scores = query.float() @ key.float().transpose(-1, -2) * scale
     scores = softcap * torch.tanh(scores / softcap)
-    if mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    else:
-        scores = scores + mask
+    scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     return scores.softmax(-1).to(value.dtype) @ value
 
 
