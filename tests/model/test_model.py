@@ -182,15 +182,3 @@ def test_tensors_that_are_not_the_configs_are_refused(
     if "the shapes" in message:
         with pytest.raises(SettingsError, match="the shapes"):
             Stored(tmp_path, empty_model(AutoConfig.from_pretrained(tmp_path), dtype=torch.float32))
-
-
-def test_tensors_that_the_config_does_not_tell_are_named_in_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    export(scratch_model(SHAPE, seed=5), None, tmp_path)
-    config = tmp_path / "config.json"
-    settings = json.loads(config.read_text()) | {"num_hidden_layers": 1}
-    config.write_text(json.dumps(settings | {"layer_types": ["full_attention"]}))
-    load_model(str(tmp_path), device="cpu", dtype=torch.float32)
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("warning: ") and "among them model.layers.1." in line
