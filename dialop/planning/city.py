@@ -6,6 +6,7 @@ on a map are replaced by neighbourhoods with the same distribution of distances.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 Value = bool | float | str
@@ -20,81 +21,59 @@ def shown(value: Value) -> str:
 class Category:
     """A kind of site. `prices` are the possible prices in dollars, `names` its sites in order."""
 
-    prices: tuple[int, ...]
+    prices: Sequence[int]
     names: tuple[str, ...]
+
+
+def _several(names: str) -> tuple[str, ...]:
+    return tuple(names.split(", "))
 
 
 CATEGORIES: dict[str, Category] = {
     "restaurant": Category(
-        tuple(range(10, 200, 10)),
-        (
-            "Saul's",
-            "Mad Seoul",
-            "Earthbar",
-            "Cookies Cream",
-            "Lucia's",
-            "The Dockside Grill",
-            "Caribbean Corner",
-            "Taqueria y Mas",
-            "El Toro Steakhouse",
-            "The Cakery",
+        range(10, 200, 10),
+        _several(
+            "Saul's, Mad Seoul, Earthbar, Cookies Cream, Lucia's, The Dockside Grill, "
+            "Caribbean Corner, Taqueria y Mas, El Toro Steakhouse, The Cakery"
         ),
     ),
     "bar": Category(
-        tuple(range(10, 100, 10)),
-        ("A-Trane", "Kozy Kar", "Harper and Rye", "Bards n Brews", "The Jazz Spot", "The Dive"),
+        range(10, 100, 10),
+        _several("A-Trane, Kozy Kar, Harper and Rye, Bards n Brews, The Jazz Spot, The Dive"),
     ),
     "cafe": Category(
         (5, 15),
-        ("Asha Tea House", "Schwarzes Cafe", "Common Grounds", "The Cupcake Bar", "Coffee Nook"),
+        _several("Asha Tea House, Schwarzes Cafe, Common Grounds, The Cupcake Bar, Coffee Nook"),
     ),
     "museum": Category(
-        tuple(range(0, 50, 10)), ("BAMPFA", "City Museum of Art", "Historical Society")
+        range(0, 50, 10),
+        _several("BAMPFA, City Museum of Art, Historical Society"),
     ),
     "landmark": Category(
-        (0, 10), ("Liberty Memorial", "Hindenberg Memorial", "Einstein's summer house", "The Tower")
+        (0, 10),
+        _several("Liberty Memorial, Hindenberg Memorial, Einstein's summer house, The Tower"),
     ),
     "park": Category(
         (0,),
-        (
-            "Atlas Park",
-            "Moabit Garden",
-            "Riverside Trail",
-            "Lincoln Park",
-            "The Arboretum",
-            "Garden of Wonders",
+        _several(
+            "Atlas Park, Moabit Garden, Riverside Trail, Lincoln Park, The Arboretum, "
+            "Garden of Wonders"
         ),
     ),
     "shop": Category(
-        tuple(range(50, 500, 10)),
-        ("Vista Ridge Mall", "Central Plaza", "The Mall", "Market Street", "Artisan Street Fair"),
+        range(50, 500, 10),
+        _several("Vista Ridge Mall, Central Plaza, The Mall, Market Street, Artisan Street Fair"),
     ),
 }
 NUM_SITES = sum(len(category.names) for category in CATEGORIES.values())
 
 BOOLS: tuple[Value, ...] = (False, True)
 RATINGS: tuple[Value, ...] = (1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0)
-CUISINES: tuple[Value, ...] = (
-    "american",
-    "chinese",
-    "japanese",
-    "korean",
-    "french",
-    "ethiopian",
-    "spanish",
-    "kosher",
-    "thai",
-    "seafood",
+CUISINES: tuple[Value, ...] = _several(
+    "american, chinese, japanese, korean, french, ethiopian, spanish, kosher, thai, seafood"
 )
-AMBIENCES: tuple[Value, ...] = (
-    "divey",
-    "hipster",
-    "casual",
-    "trendy",
-    "intimate",
-    "romantic",
-    "classy",
-    "serious",
+AMBIENCES: tuple[Value, ...] = _several(
+    "divey, hipster, casual, trendy, intimate, romantic, classy, serious"
 )
 DRINKS: tuple[Value, ...] = ("beer", "wine", "cocktails")
 

@@ -6,6 +6,7 @@ from `city.NEIGHBOURHOODS`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -189,9 +190,9 @@ def _coin(rng: np.random.Generator) -> bool:
     return bool(rng.random() < 0.5)
 
 
-def _one(values: tuple[T, ...], rng: np.random.Generator) -> T:
+def _one(values: Sequence[T], rng: np.random.Generator) -> T:
     return values[int(rng.integers(len(values)))]
 
 
-def _sample(values: list[T] | tuple[T, ...], num: int, rng: np.random.Generator) -> list[T]:
+def _sample(values: Sequence[T], num: int, rng: np.random.Generator) -> list[T]:
     return [values[i] for i in rng.permutation(len(values))[:num]]
