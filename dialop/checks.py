@@ -104,13 +104,19 @@ def check_kit(kit: Kit, options: Any, *, seed: int = 0) -> list[Result]:
     promise = "instance i depends on the seed, i and the options alone"
     results = [_run("seeding", promise, lambda: _seeding(kit, options, seed))]
     try:
-        instances = tuple(kit.generate(options, seed=seed, num=NUM_INSTANCES))
-        every = product(kit.SCRIPT_NAMES, instances)
-        plays = tuple(play_scripts(kit, options, one, spec, seed=seed) for spec, one in every)
+        case = case_of(kit, options, seed=seed)
     except Exception as error:  # noqa: BLE001 (any code of the game may raise anything)
         problem = f"a game of scripted players raised {error_line(error)}"
         return once([*results, Result("play", _PLAY, problem)])
-    return once(results + check_plays(Case(kit, options, instances, plays)))
+    return once(results + check_plays(case))
+
+
+def case_of(kit: Kit, options: Any, *, seed: int = 0) -> Case:
+    """A few instances, and a game of each script on each of them."""
+    instances = tuple(kit.generate(options, seed=seed, num=NUM_INSTANCES))
+    every = product(kit.SCRIPT_NAMES, instances)
+    plays = tuple(play_scripts(kit, options, one, spec, seed=seed) for spec, one in every)
+    return Case(kit, options, instances, plays)
 
 
 def once(results: Sequence[Result]) -> list[Result]:
@@ -453,9 +459,8 @@ def _stalls(ends: Sequence[Outcome], forfeited: dict[int, float]) -> str:
     """What is wrong if a seat is paid more at a forfeit than in its worst of these ends."""
     for seat, paid in forfeited.items() if ends else ():
         if paid > (worst := min(end.rewards[seat] for end in ends)):
-            return (
-                f"seat {seat} gets {paid:g} where its tries are used up, {worst:g} where it loses"
-            )
+            lost = f"{worst:g} where it loses"
+            return f"seat {seat} gets {paid:g} where its tries are used up, {lost}"
     return ""
 
 
@@ -587,10 +592,7 @@ _CHECKS: dict[str, tuple[Callable[[Case], Iterator[str]], str]] = {
     "play": (_play, _PLAY),
     "outcome": (_outcome, "the outcome is valid at any time and final at the end"),
     "clone": (_clone, "a clone plays on like its game, and no game changes another"),
-    "refusals": (
-        _refusals,
-        "a refused move, and any out of turn, changes nothing but error counts",
-    ),
+    "refusals": (_refusals, "a refused or untimely move changes nothing but error counts"),
     "views": (_views, "no seat reads or knows what only another sees"),
     "state": (_state, "a game restored from its state, through JSON, plays on like it"),
     "fuzz": (_fuzz, "no text makes the game raise"),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dialop import scaffold
-from dialop.checks import Result, check_kit
+from dialop.checks import Result, case_of, check_plays
 from dialop.cli import main
 from dialop.game import Outcome
 from dialop.kit import Kit, games
@@ -21,10 +21,11 @@ from tests.helpers import three_rooms
 from tests.helpers.three_rooms import ThreeRooms, View
 
 
-def results_of(**parts: Any) -> dict[str, Result]:
-    """The checks of the game of three rooms with these parts of its module replaced."""
+def result_of(name: str, **parts: Any) -> Result:
+    """A check of the game of three rooms with these parts of its module replaced."""
     kit = Kit("broken", SimpleNamespace(**{**vars(three_rooms), **parts}))
-    return {result.name: result for result in check_kit(kit, kit.Options())}
+    (result,) = check_plays(case_of(kit, kit.Options()), (name,))
+    return result
 
 
 def broken(game: type[ThreeRooms]) -> dict[str, Any]:
@@ -80,11 +81,11 @@ def test_a_game_is_checked_with_the_options_that_are_given(
 def test_what_is_allowed_and_seldom_meant_is_noted() -> None:
     """Seats that are paid differently and score the same; scripts whose moves are refused; tries
     that pay more where they are used up than where the seat loses."""
-    results = results_of()
-    assert not results["play"].note and not results["play"].problem
+    plain = result_of("play")
+    assert not plain.note and not plain.problem
     unequal = "rewards (0.0, 0.0, -1.0) and no seat_scores: all seats score the same"
     stalls = "seat 2 gets 0 where its tries are used up, -1 where it loses"
-    assert results["outcome"].note == f"{unequal}; {stalls}: define outcome_of_forfeit(seat)"
+    assert result_of("outcome").note == f"{unequal}; {stalls}: define outcome_of_forfeit(seat)"
 
     class Forfeited(ThreeRooms):
         paid = -1.0
@@ -101,11 +102,11 @@ def test_what_is_allowed_and_seldom_meant_is_noted() -> None:
 
     class DrawnOrForfeited(Drawn, Forfeited): ...
 
-    assert results_of(**broken(Forfeited))["outcome"].note == unequal
+    assert result_of("outcome", **broken(Forfeited)).note == unequal
     alone = "no scripted game has a loser to compare a forfeit with"
-    assert results_of(**broken(Drawn))["outcome"].note == alone
-    assert not results_of(**broken(DrawnOrForfeited))["outcome"].note
-    problem = results_of(**broken(PaidTooLittle))["outcome"].problem
+    assert result_of("outcome", **broken(Drawn)).note == alone
+    assert not result_of("outcome", **broken(DrawnOrForfeited)).note
+    problem = result_of("outcome", **broken(PaidTooLittle)).problem
     assert problem.startswith("before move 0: outcome_of_forfeit(0) must give rewards as a tuple")
 
     class Unsure(three_rooms.Player):
@@ -116,7 +117,7 @@ def test_what_is_allowed_and_seldom_meant_is_noted() -> None:
         return (Unsure if spec == "guesser" else three_rooms.Player)(spec, seed)
 
     tries = count()
-    line = results_of(make_script=make_script)["play"].line()
+    line = result_of("play", make_script=make_script).line()
     assert line.startswith("ok play: ") and "; note: 4 of 16 scripted games have refused m" in line
     assert line.endswith(", such as '[meet] me' of guesser in seat 2: Error: no such move")
 
@@ -146,8 +147,8 @@ class OfNothing(scaffold.MyGame):
 def test_a_game_may_count_what_it_refuses() -> None:
     module = {**vars(scaffold), "new_game": ShownTries, "restore": ShownTries.from_state}
     kit = Kit("own", SimpleNamespace(**module))
-    results = {result.name: result for result in check_kit(kit, kit.Options())}
-    assert results["refusals"].problem == "" and results["refusals"].unchecked == ""
+    (result,) = check_plays(case_of(kit, kit.Options()), ("refusals",))
+    assert result.problem == "" and result.unchecked == ""
 
 
 def test_a_class_that_cannot_be_made_of_instance_and_options_is_refused() -> None:
@@ -164,7 +165,7 @@ def test_a_class_that_cannot_be_made_of_instance_and_options_is_refused() -> Non
     ],
 )
 def test_what_cannot_be_checked_is_said(parts: dict[str, Any], name: str, words: str) -> None:
-    line = results_of(**parts)[name].line()
+    line = result_of(name, **parts).line()
     assert line.startswith(f"not checked {name}: ") and words in line
 
 
@@ -180,7 +181,7 @@ def test_views_of_arrays_or_of_plain_objects_are_no_shared_state() -> None:
         def view(self, seat: int) -> View:
             return Seen(**vars(super().view(seat)), table=np.eye(2), pen=object())
 
-    assert results_of(**broken(Drawn))["clone"].problem == ""
+    assert result_of("clone", **broken(Drawn)).problem == ""
 
 
 @pytest.mark.parametrize(
