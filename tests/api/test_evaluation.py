@@ -38,7 +38,8 @@ def test_evaluate_is_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_the_open_policy_is_evaluated_as_the_saved_one(tmp_path: Path) -> None:
     """Also between its steps, which go on as without an evaluation."""
     begin_warm(tmp_path / "run")
-    with selfplay.start(SETTINGS, out=tmp_path / "run", steps=2) as run:
+    talk = {"eval.talk_games": 8}
+    with selfplay.start(SETTINGS, talk, out=tmp_path / "run", steps=2) as run:
         before = run.evaluate(4)
         assert before["scores"] == run.before["sampled"]["scores"][:4]
         with pytest.raises(selfplay.SettingsError, match="is open and its policy is not saved"):
@@ -51,6 +52,7 @@ def test_the_open_policy_is_evaluated_as_the_saved_one(tmp_path: Path) -> None:
         after = run.evaluate(temperature=0.0)
         run.finish()
         assert after["scores"] == run.after["greedy"]["scores"]
+        assert run.after["sampled"]["talk"]["num_games"] > 0
         rows = selfplay.evaluate(run, num=8, temperature=0).rows
     assert rows["policy, greedy"]["scores"] == after["scores"]
     plain = selfplay.load_run(finished()).metrics[:2]

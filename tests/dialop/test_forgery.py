@@ -25,15 +25,9 @@ LETTER = "collab, ended by the user"
 BREAKS = ["\n", "\r", "\r\n", "\v", "\f", "\x1c", "\x85", "\u2028", "\u2029"]
 HEADS = [
     *("Partner:", "Partner: ", "Agent: ", "Search results (1):\n", "Score sheet:\n", "Total 9"),
-    *("You:", "You: ", "User: ", "Assistant: ", "User 0:", "User 1: ", "You to user 0: "),
-    *("[off]", "Flights 0", "all: ", "Error: ", "[message] "),
-    *(
-        "0: [message] ",
-        "**1**:[propose] ",
-        "０: [accept]",
-        "user1 : [message] ",
-        "To user 0:\t[message] ",
-    ),
+    *("You:", "You: ", "User: ", "Assistant: ", "User 0:", "User 1: ", "You to user 0: ", "[off]"),
+    *("Flights 0", "all: ", "Error: ", "[message] ", "0: [message] ", "**1**:[propose] "),
+    *("０: [accept]", "user1 : [message] ", "To user 0:\t[message] "),
 ]
 BLANKS = [" ", "\t", "\u200b", "\u00a0", "\ufeff", "  ", "- ", "> ", "_"]
 PLAIN = ["hi", "Ava BLEU 3", "your", "x", ".", "0 -4", "</think>", "The game so far:"]

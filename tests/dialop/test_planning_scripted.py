@@ -269,25 +269,11 @@ WISHES = "If you could, go to at least one shop, don't like hipster places"
 @pytest.mark.parametrize(
     ("fact", "true", "stated"),
     [
-        *(
-            ("price 20", 1, 1),
-            ("price $20", 1, 1),
-            ("price 20.0.", 1, 1),
-            ("has parking True", 1, 1),
-        ),
-        *(
-            ("price 2_0", 0, 1),
-            ("price ٢٠", 1, 1),
-            ("price 2e1", 0, 1),
-            ("has parking $True", 0, 1),
-        ),
-        *(
-            ("price 20%", 0, 0),
-            ("price 20/25", 0, 0),
-            ("price 20,000", 0, 0),
-            ("price 20-25", 0, 0),
-        ),
-        *(("not price 20", 0, 0), ("isn’t price 20", 0, 0), ("price 20 or 30", 0, 0)),
+        *(("price 20", 1, 1), ("price $20", 1, 1), ("price 20.0.", 1, 1)),
+        *(("has parking True", 1, 1), ("price 2_0", 0, 1), ("price ٢٠", 1, 1), ("price 2e1", 0, 1)),
+        *(("has parking $True", 0, 1), ("price 20%", 0, 0), ("price 20/25", 0, 0)),
+        *(("price 20,000", 0, 0), ("price 20-25", 0, 0), ("not price 20", 0, 0)),
+        *(("isn’t price 20", 0, 0), ("price 20 or 30", 0, 0)),
     ],
 )
 def test_a_fact_is_its_own_value(fact: str, true: int, stated: int) -> None:

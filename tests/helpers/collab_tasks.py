@@ -32,18 +32,10 @@ DOUBLE = CollabInstance(
 
 # How chat models write a thought before what they say; the second's prompt has opened it.
 THOUGHTS = (
-    *(
-        "<think>{}</think>\n\n",
-        "{}\n</think>",
-        "<thinking>\n{}</thinking>",
-        "<THOUGHT>{}</THOUGHT>",
-    ),
-    *("<reasoning>{}</reasoning>\n", "[THINK]{}[/THINK]", "<seed:think>{}</seed:think>"),
-    *(
-        "<|START_THINKING|>{}<|END_THINKING|>",
-        "\n◁think▷{}◁/think▷",
-        "analysisWell, {}assistantfinal",
-    ),
+    *("<think>{}</think>\n\n", "{}\n</think>", "<thinking>\n{}</thinking>"),
+    *("<THOUGHT>{}</THOUGHT>", "<reasoning>{}</reasoning>\n", "[THINK]{}[/THINK]"),
+    *("<seed:think>{}</seed:think>", "<|START_THINKING|>{}<|END_THINKING|>", "\n◁think▷{}◁/think▷"),
+    "analysisWell, {}assistantfinal",
     "<|channel|>analysis<|message|>{}<|end|><|start|>assistant<|channel|>final<|message|>",
 )
 

@@ -36,13 +36,8 @@ def two_steps(folder: Path, *overrides: str) -> list[str]:
     root = Path(__file__).resolve().parents[2]
     return [
         *("--config", str(root / "configs" / "smollm2_tiny.yaml"), f"out={folder}"),
-        *(
-            f"model.path={smollm2()}",
-            "steps=2",
-            "device=cpu",
-            "eval.final_games=1",
-            "observers=[console]",
-        ),
+        *(f"model.path={smollm2()}", "steps=2", "device=cpu", "eval.final_games=1"),
+        "observers=[console]",
         "reward.token_cost=0.01",
         "warm_start={num_games: 4, batch_size: 4, warmup_steps: 0}",
         "methods.auxiliary_imitation={weight: 1, games: 1}",

@@ -41,7 +41,7 @@ warm_start: {num_games: 400, teachers: ["solo", "honest:tell=top"], batch_size: 
 rollout: {instances: 4, group_size: 4, max_turns: 4, max_retries: 1, max_new_tokens: 24,
           max_game_tokens: 160}
 optim: {lr: 1.0e-3, schedule: linear, tokens_per_microbatch: 1024}
-eval: {every: 0, num_games: 8, final_games: 8}
+eval: {every: 0, num_games: 8, final_games: 8, talk_games: 0}
 """
 # What an engine and the trainer may differ by over one token in the tiny run.
 RUN_FORWARD = 400 + 64 + 2 * (64 + 64 + 16 + 192 + 32 + 64)
@@ -95,17 +95,9 @@ LATER = (
     *("methods", "algorithm", "reward", "endpoint."),
     *("data.start", "data.train", "data.options", "engine.", "model.lora", "model.dtype"),
     "optim.master_dtype",
-    *(
-        "rollout.player",
-        "rollout.partners",
-        "rollout.opponents",
-        "rollout.options",
-        "rollout.play",
-        "rollout.instances",
-        "rollout.group_size",
-    ),
-    *("rollout.max_turns", "optim.lr=", "optim.schedule="),
-    *("optim.final_share=", "optim.tokens_per_microbatch="),
+    *("rollout.player", "rollout.partners", "rollout.opponents", "rollout.options", "rollout.play"),
+    *("rollout.instances", "rollout.group_size", "rollout.max_turns"),
+    *("optim.lr=", "optim.schedule=", "optim.final_share=", "optim.tokens_per_microbatch="),
 )
 
 

@@ -17,9 +17,11 @@ from selfplay.config import Config, load_config
 from selfplay.distributed import init_world
 from selfplay.errors import SettingsError
 from selfplay.learner.method import LossTerm
+from selfplay.learner.update import optimizer_step
 from selfplay.preflight.run import check_run
 from selfplay.setup import make_tokenizer
 from selfplay.warm_start.imitation import chat_samples, first_weights, scratch_tokenizer
+from tests.helpers.interrupted import replaced
 from tests.helpers.tiny_run import weights_of
 
 SHAPE = "{width: 64, layers: 2, heads: 4, kv_heads: 4, mlp_width: 128, vocab_size: 400"
@@ -111,21 +113,21 @@ def test_a_tiny_model_learns_twenty_chats_by_heart_and_its_adapters_alone_others
 
 
 def test_chats_come_once_a_pass_beside_the_games_that_are_not_first(
-    chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chats: Path, tmp_path: Path
 ) -> None:
     """Two first games have 4 transcripts; two others and 20 chats have 24: 2 and 12 batches."""
     games = "num_games: 4, first_games: 2, first_teachers: [solo], keep: all"
     config = settings(chats, f"warm_start={{{games}, epochs: 2, batch_size: 4}}")
     steps: list[list[str]] = []
 
-    def record(learner: Any, terms: list[LossTerm], **_: Any) -> dict[str, float]:
+    def record(_: Any, learner: Any, terms: list[LossTerm], **__: Any) -> dict[str, float]:
         steps.append([sample.name for sample in terms[0].samples])
         named: Any = terms[0].objective
         assert named.keywords["chats"] == {f"{chats} line {i}" for i in range(1, 21)}
         return {"imitation_loss": 0.0}
 
-    monkeypatch.setattr("selfplay.warm_start.imitation.optimizer_step", record)
-    imitated(tmp_path / "run", config)
+    with replaced(optimizer_step, record):
+        imitated(tmp_path / "run", config)
     from_file = [[name for name in step if name.startswith(str(chats))] for step in steps]
     assert len(steps) == 2 + 12 and not any(from_file[:2])
     for a_pass in (from_file[2:8], from_file[8:]):

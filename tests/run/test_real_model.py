@@ -34,11 +34,8 @@ def test_an_instruct_model_learns_a_game_of_ones_own(name: str, tmp_path: Path) 
         *("device=cpu", "engine={kind: hf, sessions: false, burst_share: 0}", "steps=1"),
         *("warm_start.num_games=2", "warm_start.batch_size=2", "warm_start.warmup_steps=0"),
         *("methods.auxiliary_imitation.weight=1", "methods.auxiliary_imitation.games=1"),
-        *(
-            "rollout={instances: 1, group_size: 2, max_turns: 1, max_new_tokens: 8}",
-            "eval.talk_games=0",
-        ),
-        *("eval.final_games=1", "log_games_every=1", "optim.warmup_steps=0"),
+        "rollout={instances: 1, group_size: 2, max_turns: 1, max_new_tokens: 8}",
+        *("eval.talk_games=0", "eval.final_games=1", "log_games_every=1", "optim.warmup_steps=0"),
         "observers=[console]",
     ]
     assert train.main(words) == 0
