@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 import selfplay
+from selfplay.api.run import join_world
 from selfplay.checkpoint import export, export_adapters
 from selfplay.config import LoraConfig
 from selfplay.distributed import init_world
@@ -21,6 +22,7 @@ from selfplay.model.lora import Adapters, add_adapters
 from selfplay.model.policy import load_model
 from selfplay.weight_sync.start import load_whole
 from tests.engines.test_engine_hf import BEHIND_RULES, SAMPLING
+from tests.helpers.interrupted import replaced
 from tests.helpers.small_updates import config_of
 from tests.helpers.tiny_run import FORWARD, finished, tiny_model
 from tests.helpers.tolerance import assert_near
@@ -124,8 +126,8 @@ def test_where_no_model_can_be_split_one_line_says_so(call: Callable[[], Any], s
         call()
 
 
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_are_refused() -> None:
     two = replace(init_world(device="cpu"), world_size=2)
-    monkeypatch.setattr("selfplay.api.evaluation.join_world", lambda *_: two)
-    with pytest.raises(SettingsError, match=r"device_map must be null with 2 processes, got auto"):
+    said = r"device_map must be null with 2 processes, got auto"
+    with replaced(join_world, lambda *_: two), pytest.raises(SettingsError, match=said):
         selfplay.evaluate(finished(), **{"engine.device_map": "auto"})

@@ -5,32 +5,32 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
-
-import pytest
 
 
 @contextmanager
 def replaced(function: Callable[..., Any], instead: Callable[..., Any]) -> Iterator[None]:
     """Inside, `instead(function, *arguments, **named)` is called in the function's place, wherever
     it was imported to; a method (`Class.method`) in the place of its class's."""
-    name = function.__name__
-    if "." in function.__qualname__:
-        owner = sys.modules[function.__module__]
-        for part in function.__qualname__.split(".")[:-1]:
-            owner = getattr(owner, part)
-        holders = [owner]
-    else:
-        modules = list(sys.modules.values())
-        holders = [m for m in modules if vars(m).get(name) is function]
+    *classes, name = function.__qualname__.split(".")
 
     def called(*arguments: Any, **named: Any) -> Any:
         return instead(function, *arguments, **named)
 
-    with pytest.MonkeyPatch.context() as patch:
+    def put(old: object, new: object) -> None:
+        holders: list[Any] = list(sys.modules.values())
+        if classes:
+            holders = [reduce(getattr, classes, sys.modules[function.__module__])]
         for holder in holders:
-            patch.setattr(holder, name, called)
+            if vars(holder).get(name) is old:
+                setattr(holder, name, new)
+
+    put(function, called)
+    try:
         yield
+    finally:
+        put(called, function)  # also where it was imported to meanwhile
 
 
 @contextmanager

@@ -14,12 +14,13 @@ from selfplay.config.player_spec import parse_spec
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Message, Request
 from selfplay.metrics.records import game_record, game_text
-from selfplay.partners.judge import Judge, judge_games, make_judge
+from selfplay.partners.judge import Judge, judge_games, make_judge, try_judge
 from selfplay.partners.partners import Partners
 from selfplay.preflight.run import check_judge
 from selfplay.rollout.episode import BranchPoint
 from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.hand_episodes import episode
+from tests.helpers.interrupted import replaced
 from tests.helpers.tiny_run import begin_warm, finished, metrics_of, run_tiny
 
 RUBRIC = "Rate how clearly the players told each other what they know."
@@ -115,13 +116,12 @@ def test_a_judge_without_a_mark_stops_the_run_after_its_first_step(
     why: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """16 games are played, and no token is trained. Why is said once."""
     (tmp_path / "rubric.md").write_text(RUBRIC)
     begin_warm(tmp_path / "run")
-    monkeypatch.setattr("selfplay.setup.try_judge", lambda *_: None)
-    with chat_server(lambda body, number: answer) as server:
+    unasked = replaced(try_judge, lambda *_: None)  # before the run
+    with unasked, chat_server(lambda body, number: answer) as server:
         words = [f"reward.judge=endpoint:judge@{server.url}", "eval.final_games=1"]
         words += [f"reward.rubric={tmp_path}/rubric.md", "endpoint.retries=0"]
         assert run_tiny(tmp_path / "run", *words) == 1
