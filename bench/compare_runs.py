@@ -13,17 +13,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+from cycler import cycler
+from matplotlib.figure import Figure
+
 from dialop.kit import switch
-from dialop.shown import fenced
-from selfplay.apps.report.charts import curves_svg
+from dialop.shown import fenced, on_one_line
+from selfplay.apps.report.charts import COLOURS, svg_of
 from selfplay.atomic import write_atomically
 from selfplay.config import Config, load_config
 from selfplay.config.text import changed, difference
@@ -345,6 +350,29 @@ def curve_rows(run: Run) -> list[dict[str, Any]]:
     _, low, high = sampled.interval
     start |= {"eval_score_low": low, "eval_score_high": high}
     return [{"step": 0, **start}, *(step for step in run.steps if "eval_score" in step)]
+
+
+def curves_svg(runs: Mapping[str, Sequence[Mapping[str, Any]]], *, y: str, title: str) -> str:
+    """Metric `y` against `step`, one line a run, with the intervals of rows that hold `{y}_low` and
+    `{y}_high`. Rows without a finite `y` are left out."""
+    with mpl.rc_context(
+        {"svg.fonttype": "none", "svg.hashsalt": "selfplay", "text.parse_math": False}
+    ):
+        figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+        axes = figure.add_subplot(xlabel="step", ylabel=y.replace("_", " "))
+        axes.set_prop_cycle(cycler(linestyle=["-", "--", ":"]) * cycler(color=COLOURS))
+        axes.set_title(on_one_line(title), loc="left")
+        axes.grid(axis="y", alpha=0.4)
+        for name, rows in runs.items():
+            shown = [row for row in rows if row.get(y) is not None and math.isfinite(row[y])]
+            if shown:
+                ends = ([row.get(f"{y}_{end}", row[y]) for row in shown] for end in ("low", "high"))
+                values = [row[y] for row in shown]
+                apart = [[abs(v - end) for v, end in zip(values, e, strict=True)] for e in ends]
+                steps, label = [row["step"] for row in shown], on_one_line(name)
+                axes.errorbar(steps, values, apart, label=label, elinewidth=1, marker="o", ms=3)
+        figure.legend(loc="outside right upper")
+        return svg_of(figure)
 
 
 def write_curves(runs: Sequence[Run], folder: Path, *, name: str) -> list[str]:

@@ -50,28 +50,27 @@ def test_the_report_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     settings = ("game.options.messages=false", "seed=3", "seed=4")
     folders = [made(tmp_path / word, word) for word in settings]
     words = [*map(str, folders), "--out", str(tmp_path / "figures")]
-    assert compare_runs.main(words) == 0 and not (tmp_path / "figures").exists()
-    capsys.readouterr()
     assert compare_runs.main([*words, "--name", "t"]) == 0
-    shown = capsys.readouterr().out
-    rows = [line for line in shown.splitlines() if line.startswith("| ")]
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
     sampled = [held_out(folders[1], stage)["scores"] for stage in ("before", "after")]
     before, after = map(fmean, sampled)
-    assert 0 < before < after
-    assert "Code: commit abc." in shown
     cells = [cell.strip() for cell in rows[2].split("|")[1:-1]]
     assert cells[0] == "messages, seed 3" and cells[-1] == "1m15s"
-    assert cells[1].startswith(f"{before:.3f} [") and cells[2].startswith(f"{after:.3f} [")
     assert cells[3] == show_change(paired_change(*sampled))
     # Without messages an honest player can only plan alone, so this control gains nothing.
     assert rows[4].startswith("| no messages, seed 0 |") and "+0.000 [" in rows[4]
-    mean, worst, _, *training = rows[5:]
-    assert mean.startswith(f"| mean of messages | {before:.3f} | {after:.3f} |")
-    assert worst.startswith(f"| worst of messages | {before:.3f} | {after:.3f} |")
-    assert [line.split("|")[1:3] for line in training[1:]] == [[" 1–1 ", " 0.5 "], [" 2–2 ", " - "]]
+    assert rows[5].startswith(f"| mean of messages | {before:.3f} | {after:.3f} |")
     figures = {path.name for path in (tmp_path / "figures").iterdir()}
     assert figures == {"t_score.svg", "t_messages.svg"}
-    assert shown.count("```text") == 2 and "Before self-play" in shown
+
+
+def test_a_figure_leaves_out_what_is_no_number_and_holds_intervals() -> None:
+    rows = [{"step": 0, "x": 0.0}, {"step": 1, "x": None}, {"step": 2, "x": float("nan")}]
+    rows += [{"step": 3, "x": 0.5, "x_low": 0.1, "x_high": 0.9}]
+    svg = compare_runs.curves_svg({"a": rows, "empty": rows[1:3]}, y="x", title="t")
+    assert "empty" not in svg and ">0.8<" in svg
+    bare = compare_runs.curves_svg({"a": [rows[0], {"step": 3, "x": 0.5}]}, y="x", title="t")
+    assert ">0.8<" not in bare
 
 
 def test_methods_are_not_averaged_and_are_compared_seed_by_seed(tmp_path: Path) -> None:
@@ -86,24 +85,6 @@ def test_methods_are_not_averaged_and_are_compared_seed_by_seed(tmp_path: Path) 
     assert [run.label for run in runs] == labels
     _, _, line = compare_runs.changes(runs).split("\n")
     assert line.startswith("- algorithm.kl=0.5, seed 3: -0.") and line.endswith("messages, seed 3")
-
-
-def test_talk_effect_and_the_games_own_measures_are_summed_up_and_compared(tmp_path: Path) -> None:
-    """Two seeds of one method, and another one, with a talk effect after self-play alone."""
-    folders = []
-    for number, words in enumerate((["seed=3"], ["seed=4"], ["seed=3", "algorithm.kl=0.5"])):
-        talk = {"effect": [0.1 * number, -0.5, 0.5], "num_games": 9}
-        measures = {"days_named": number + 1.0}
-        folders.append(made(tmp_path / str(number), *words, measures=measures, talk=talk))
-    head, (first, *_, mean, worst) = table_of(folders)
-    talk, own = head.index("talk effect [95 %]"), head.index("days named")
-    assert (first[talk], first[own]) == ("- → +0.000 [-0.500, +0.500]", "- → 1.000")
-    assert (mean[talk], mean[own]) == ("- → +0.050", "- → 1.500")
-    assert (worst[talk], worst[own]) == ("- → +0.000", "")
-    assert len(first) == len(mean) == len(worst) == len(head)
-    *_, line = compare_runs.changes(compare_runs.read_runs(folders)).split("\n")
-    end = ", talk effect +0.200, messages +0.000, days named +2.000 beside messages, seed 3"
-    assert line.endswith(end)
 
 
 def test_honesty_of_few_statements_says_how_few(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
-"""Draws line charts as SVG, for a page with a light and a dark theme, and figures
-of several runs for documents.
+"""Draws line charts as SVG, for a page with a light and a dark theme.
 
 Texts stay texts. Ink and grid take the page's colours through CSS variables; legends are the page's
 own, so no name of a run or player is part of a drawing.
@@ -9,7 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +17,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-
-from dialop.shown import on_one_line
 
 # Seven colours that colour-blind readers can tell apart and that stand out from white and from
 # black (after Okabe and Ito, 2008).
@@ -159,50 +156,6 @@ def _cut_off_far(axes: Axes, lines: Sequence[Line]) -> str:
     return f"▲ {len(far)} above the axis, up to {max(y for *_, y in far):.3g}"
 
 
-def curves_svg(runs: Mapping[str, Sequence[Mapping[str, Any]]], *, y: str, title: str) -> str:
-    """Metric `y` against `step`, one line a run, on white and with its own legend.
-
-    Rows without a finite `y` are left out; the interval of a row that holds `{y}_low` and
-    `{y}_high` is a thin vertical line. Raises ValueError if nothing is left to draw.
-    """
-    lines = {
-        name: [
-            (row["step"], value)
-            for row in rows
-            if isinstance(value := row.get(y), int | float) and math.isfinite(value)
-        ]
-        for name, rows in runs.items()
-    }
-    lines = {name: points for name, points in lines.items() if points}
-    if not lines:
-        raise ValueError(f"curves_svg needs rows with {y!r}, got none in {list(runs)}")
-    with mpl.rc_context({name: _STYLE[name] for name in _STYLE if "color" not in name}):
-        figure = Figure(figsize=(7.2, 3.2), layout="constrained")
-        axes = figure.add_subplot(xlabel="step", ylabel=y.replace("_", " "))
-        axes.set_title(on_one_line(title), loc="left")
-        axes.grid(axis="y", alpha=0.4)
-        for number, (name, points) in enumerate(lines.items()):
-            colour = COLOURS[number % len(COLOURS)]
-            axes.plot(
-                *zip(*points, strict=True),
-                color=colour,
-                linestyle=("-", "--", ":")[number // len(COLOURS) % 3],
-                marker="o" if len(points) <= MAX_DOTTED else "",
-                markersize=3,
-            )
-            intervals = [row for row in runs[name] if row.get(f"{y}_low") is not None]
-            axes.vlines(
-                [row["step"] for row in intervals],
-                [row[f"{y}_low"] for row in intervals],
-                [row[f"{y}_high"] for row in intervals],
-                colors=colour,
-                alpha=0.6,
-                linewidth=1,
-            )
-        figure.legend(axes.lines, [*map(on_one_line, lines)], loc="outside right upper")
-        return _svg(figure)
-
-
 def thinned(points: Sequence[Any]) -> list[Any]:
     """At most MAX_POINTS of the points, evenly spread, the last one included."""
     if len(points) <= MAX_POINTS:
@@ -236,7 +189,8 @@ def _axes() -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _svg(figure: Figure, *, transparent: bool = False) -> str:
+def svg_of(figure: Figure, *, transparent: bool = False) -> str:
+    """The figure's drawing, the same for the same figure."""
     file = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(file, format="svg", transparent=transparent, metadata=nothing)
@@ -257,7 +211,7 @@ def _chart(
     levels: Sequence[Level],
     note: str,
 ) -> Chart:
-    svg = _svg(figure, transparent=True)
+    svg = svg_of(figure, transparent=True)
     for stand_in, colour in _THEME.items():
         svg = svg.replace(stand_in, colour)
     # Inches to points, the units of the viewBox, whose y axis points down.

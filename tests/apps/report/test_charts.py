@@ -1,41 +1,10 @@
-"""Figures of several runs: what is drawn, and what is left out."""
+"""Charts of the page: what sets an axis, and the values under the pointer."""
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ElementTree
-from typing import Any
-
 import pytest
 
-from selfplay.apps.report.charts import Line, curves_svg, line_chart, smoothed
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def rows(*values: float | None) -> list[dict[str, Any]]:
-    return [{"step": 10 * i, "score": v} for i, v in enumerate(values)]
-
-
-def texts_of(svg: str) -> list[str | None]:
-    return [element.text for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
-
-
-def test_the_axis_holds_the_interval_of_a_value() -> None:
-    points = [{"step": step, "score": 0.5, "score_low": 0.1, "score_high": 0.9} for step in (0, 1)]
-    bare = [{"step": step, "score": 0.5} for step in (0, 1)]
-    drawn, plain = (texts_of(curves_svg({"a": p}, y="score", title="t")) for p in (points, bare))
-    assert {"0.1", "0.9"} <= set(drawn) and not {"0.1", "0.9"} & set(plain)
-
-
-def test_missing_and_non_finite_values_are_left_out() -> None:
-    runs = {"a": [*rows(0.1, None, float("nan"), 0.4), {"step": 50}], "empty": rows(None)}
-    svg = curves_svg(runs, y="score", title="t")
-    assert "empty" not in svg
-    assert svg == curves_svg(
-        {"a": [rows(0.1)[0], {"step": 30, "score": 0.4}]}, y="score", title="t"
-    )
-    with pytest.raises(ValueError, match="needs rows with 'entropy'"):
-        curves_svg(runs, y="entropy", title="t")
+from selfplay.apps.report.charts import Line, line_chart, smoothed
 
 
 def test_a_far_value_is_marked_above_an_axis_that_the_others_set() -> None:
