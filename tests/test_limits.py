@@ -1,6 +1,5 @@
 """Limits that the code promises, whatever it is given: of batches, rows, files, lines, waits."""
 
-import itertools
 import json
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 
 from dialop.shown import error_line
 from dialop.starts import start_length
-from selfplay.apps.play import server
 from selfplay.apps.report.charts import MAX_POINTS, thinned
 from selfplay.apps.report.run_files import _spread
 from selfplay.chat.rendering import Rendering
@@ -150,17 +148,6 @@ def test_a_game_s_lines_have_at_most_100_columns(
 @given(st.text(max_size=2_000))
 def test_an_error_is_told_on_one_line_of_at_most_500_characters(text: str) -> None:
     assert len(error_line(ValueError(text))) <= 500 and "\n" not in error_line(ValueError(text))
-
-
-@given(st.lists(st.floats(0, 5), max_size=40), st.integers(1, 5))
-def test_a_rate_lets_at_most_its_number_through(gaps: list[float], most: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        times = list(itertools.accumulate(gaps))
-        clock = iter(times)
-        patch.setattr(server.time, "monotonic", lambda: next(clock))
-        rate = server.Rate(most, 10.0)
-        passed = [now for now in times if rate.allows()]
-    assert all(sum(t <= now < t + 10 for now in passed) <= most for t in passed)
 
 
 @given(

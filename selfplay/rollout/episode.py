@@ -174,19 +174,20 @@ class BranchPoint:
 class Position:
     """A running game: its turns, each seat's unread observations, and why it ended.
 
+    `num_legal` counts its legal moves, `num_refused` the refused tries since the last of them.
     `ended` is None while the game runs. `fork` copies the game and its transcripts at this turn, so
     nothing is rendered or sampled twice.
     """
 
     __slots__ = (
         "_limits",
-        "_num_legal",
-        "_num_refused",
         "_prompts",
-        "_unread",
         "ended",
+        "num_legal",
+        "num_refused",
         "setup",
         "turns",
+        "unread",
     )
 
     def __init__(self, setup: GameSetup, limits: Limits) -> None:
@@ -198,8 +199,8 @@ class Position:
         for each in self._prompts:
             if not isinstance(each, Prompt):
                 check_game(game, "prompt", f"must give a Prompt, got {each!r}", setup.instance)
-        self._unread = [""] * game.num_seats
-        self._num_legal, self._num_refused = 0, 0
+        self.unread = [""] * game.num_seats
+        self.num_legal, self.num_refused = 0, 0
         self._close()
 
     async def turn(self, generate: Generate) -> None:
@@ -215,7 +216,7 @@ class Position:
         seat = game.seat_to_move
         assert self.ended is None and seat is not None
         prompt = self._prompts[seat]
-        num = len(prompt.system) + len(prompt.user) + len(self._unread[seat])
+        num = len(prompt.system) + len(prompt.user) + len(self.unread[seat])
         if num > MAX_TEXT:
             raise GameError(
                 f"{type(game).__name__}: what seat {seat} reads must have at most {MAX_TEXT} "
@@ -224,7 +225,7 @@ class Position:
         try:
             transcript = setup.players[seat].transcript
             number = 0 if transcript is None else len(transcript.spans)
-            move = await setup.players[seat].move(game, seat, self._unread[seat], generate)
+            move = await setup.players[seat].move(game, seat, self.unread[seat], generate)
             if not isinstance(move, Move | None):
                 raise OwnFault(f"rollout.player: move must give a Move or None, got {move!r}")
             sampled = 0 if transcript is None else transcript.join(number)
@@ -250,7 +251,7 @@ class Position:
         """An independent copy of the game; `names` are added to the names of its random draws."""
         twin = copy.copy(self)
         twin.setup = self.setup.copy(*names)
-        twin.turns, twin._unread = list(self.turns), list(self._unread)
+        twin.turns, twin.unread = list(self.turns), list(self.unread)
         return twin
 
     def episode(self) -> Episode:
@@ -278,22 +279,22 @@ class Position:
     def _take(self, turn: Turn) -> None:
         """Add a turn: its seat reads its error next, and each seat what it observes."""
         self.turns.append(turn)
-        self._unread[turn.seat] = turn.error or ""
+        self.unread[turn.seat] = turn.error or ""
         for seat, text in enumerate(turn.observations):
-            self._unread[seat] = "\n".join(line for line in (self._unread[seat], text) if line)
+            self.unread[seat] = "\n".join(line for line in (self.unread[seat], text) if line)
         if turn.error is None:
-            self._num_legal, self._num_refused = self._num_legal + 1, 0
+            self.num_legal, self.num_refused = self.num_legal + 1, 0
         else:
-            self._num_refused += 1
+            self.num_refused += 1
             self.setup.players[turn.seat].refused()
         self._close()
 
     def _close(self) -> None:
         if self.setup.game.seat_to_move is None:
             self.ended = "finished"
-        elif self._num_legal >= self._limits.max_turns:
+        elif self.num_legal >= self._limits.max_turns:
             self.ended = "turns"
-        elif self._num_refused > self._limits.max_retries:
+        elif self.num_refused > self._limits.max_retries:
             self.ended = "retries"
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import takewhile
 
 from dialop.game import Game
 from selfplay.config import RolloutConfig
@@ -32,13 +31,10 @@ class Left:
 
 def left_of(position: Position, rollout: RolloutConfig) -> Left:
     """What is left of a running game. Each model has read what it reads at its next move."""
-    turns = position.turns
-    legal = sum(turn.error is None for turn in turns)
-    refused = sum(1 for _ in takewhile(lambda turn: turn.error is not None, reversed(turns)))
     most, tries = rollout.max_turns, rollout.max_retries + 1
     read = _read(position)
     tokens = {seat: (max(0, room - num), room) for seat, (num, room) in read.items()}
-    return Left((most - legal, most), (tries - refused, tries), tokens)
+    return Left((most - position.num_legal, most), (tries - position.num_refused, tries), tokens)
 
 
 def taken_by(position: Position, text: str) -> dict[int, int]:
@@ -100,19 +96,10 @@ def _read(position: Position) -> dict[int, tuple[int, int]]:
         if isinstance(policy, PolicyPlayer):
             policy = policy.fork()
             with suppress(_Asked, StopIteration):
-                unread = _unread(position, seat)
+                unread = position.unread[seat]
                 policy.move(position.setup.game, seat, unread, ask_no_model).send(None)
             read[seat] = len(policy.transcript.context()), policy.max_game_tokens
     return read
-
-
-def _unread(position: Position, seat: int) -> str:
-    """What the seat has not read yet, as `Position` gives it at its next try."""
-    texts: list[str] = []
-    for turn in position.turns:
-        texts = [turn.error or ""] if turn.seat == seat else texts
-        texts.append(turn.observations[seat])
-    return "\n".join(filter(None, texts))
 
 
 class _Asked(Exception):

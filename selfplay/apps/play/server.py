@@ -1,7 +1,7 @@
 """The local page on which a person plays: a few addresses on the loopback interface.
 
 Every request needs the token of this start and a Host of this machine; a request that changes
-something also needs the page's own Origin. Bodies and rates are limited. No other site, and no
+something also needs the page's own Origin. Bodies are limited. No other site, and no
 other user of the machine who does not know the token, can read or play the game. A game belongs to
 the visitor who started it, whom a cookie tells from others: they see only that somebody plays.
 """
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,9 +24,6 @@ from selfplay.apps.report import page as report
 
 MAX_BODY = 16_384  # bytes
 MAX_TEXT = 4_000  # characters of a move
-MAX_REQUESTS = 120  # in any PER_S seconds
-MAX_MOVES = 20
-PER_S = 10.0
 VISIT_S = 7 * 24 * 3600  # for which a browser keeps its game
 TOKEN_HEADER = "x-play-token"
 _HERE, _REPORT = Path(__file__).parent, Path(report.__file__).parent
@@ -49,30 +44,11 @@ class Refused(Exception):
         self.status = status
 
 
-class Rate:
-    """At most `most` events in any `per_s` seconds."""
-
-    def __init__(self, most: int, per_s: float) -> None:
-        self._most, self._per_s = most, per_s
-        self._times_s: deque[float] = deque()
-
-    def allows(self) -> bool:
-        """Count one event; False if it is one too many."""
-        now_s = time.monotonic()
-        while self._times_s and now_s - self._times_s[0] > self._per_s:
-            self._times_s.popleft()
-        if len(self._times_s) >= self._most:
-            return False
-        self._times_s.append(now_s)
-        return True
-
-
 def make_app(table: Table, *, token: str, port: int, facts: Mapping[str, str]) -> Starlette:
     """The page and its addresses: `/state`, `/start`, `/move`, and `/taken` of a move that is not
     sent yet. `facts` are the opponent's name, and the title, rules, style that it understands and
     limits, of the Session."""
     hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
-    requests, moves = Rate(MAX_REQUESTS, PER_S), Rate(MAX_MOVES, PER_S)
     cookie, owner = f"selfplay-{port}", ""  # a cookie belongs to all ports of a host
 
     def check(request: Request, given: str, *, changes: bool) -> None:
@@ -83,8 +59,6 @@ def make_app(table: Table, *, token: str, port: int, facts: Mapping[str, str]) -
             raise Refused(403, "the address needs the token that the start printed")
         if changes and request.headers.get("origin") != f"http://{host}":
             raise Refused(403, "a move must come from the page itself")
-        if not requests.allows() or (changes and not moves.allows()):
-            raise Refused(429, "too many requests; wait a few seconds")
 
     async def index(request: Request, visitor: str) -> Response:
         check(request, request.query_params.get("token", ""), changes=False)

@@ -10,14 +10,11 @@ import pytest
 from dialop.matching.game import MatchingGame
 from dialop.tags import MAX_MOVE
 from selfplay.apps.play.__main__ import play_here
-from selfplay.apps.play.games import Opponent, Session, called_by
+from selfplay.apps.play.games import Opponent, Session
 from selfplay.apps.play.limits import (
-    Left,
     Says,
     left_of,
-    left_told,
     taken_by,
-    taken_told,
 )
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import RolloutConfig
@@ -114,23 +111,6 @@ def test_a_move_that_ends_the_game_or_is_refused_takes_nothing(rendering: Render
     position = Position(setup, limits_of(RolloutConfig(max_turns=1)))
     assert taken_by(position, "[message] hi") == {}
     assert taken_by(Position(setup, limits_of(RolloutConfig())), "hi") == {1: 0}
-
-
-def test_the_words_are_plain() -> None:
-    """No seat has a number where two players are equal; a role has its article."""
-    called = called_by(("player", "player"), 1)
-    assert called == ["your partner", "you"]
-    assert called_by(("user", "user", "agent"), 2) == ["user 0", "user 1", "you"]
-    left = Left((2, 3), (1, 2), {0: (96, 160)})
-    assert left_told(left, called, may_propose=True) == [
-        "2 of 3 moves left, of both players together: a proposal and its answer, and no message",
-        "one more refused try ends the game",
-        "your partner can read and write 96 more tokens of 160",
-    ]
-    told = "This takes 37 of the 96 tokens that your partner can still read."
-    assert taken_told(left, {0: 37}, called) == (told, False)
-    words, ends = taken_told(left, {0: 96}, ["agent", "you"])
-    assert words.startswith("This takes 96 of the 96 tokens that the agent can") and ends
 
 
 def test_the_terminal_warns_before_words_that_leave_a_model_no_tokens(

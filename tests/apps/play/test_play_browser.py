@@ -134,26 +134,6 @@ def test_the_builder_cannot_build_an_illegal_proposal(tmp_path: Path) -> None:
         assert page.locator("#talk .turn.refused").count() == 0
 
 
-def test_a_game_with_the_policy(tmp_path: Path) -> None:
-    """The trained policy of a tiny run answers; the game ends with everything shown."""
-    out = tmp_path / "played.jsonl"
-    with started(out, "--seat", "0") as address, open_page(address) as page:
-        page.click("#start")
-        for _ in range(8):
-            our_turn(page)
-            if page.locator("#status").inner_text() == "The game is over":
-                break
-            with a_move(page):
-                if page.locator("#accept").is_visible():
-                    page.click("#accept")
-                else:
-                    page.locator("#own button.cell").nth(0).click()
-                    page.click("#propose")
-        expect(page.locator("#status")).to_have_text("The game is over")
-        expect(page.locator("#ending .view")).to_have_count(2)
-    assert out.read_text().count("\n") == 1
-
-
 def test_a_newcomer_is_told_what_ends_the_game_and_what_a_message_takes(tmp_path: Path) -> None:
     """With the policy of a tiny run: the example can be sent, a rambling message ends the game."""
     limits = ("rollout.max_turns=3", "rollout.max_game_tokens=160", "rollout.max_retries=1")
