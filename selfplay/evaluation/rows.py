@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, Strict, TypeAdapter, ValidationError
@@ -17,6 +18,7 @@ SCRIPT = f"{SCRIPTED}:"  # begins the names of scripts' rows, and of no other
 OTHER = " (the other player)"  # ends the name of a row for the partner
 
 R = TypeVar("R", bound="Row")
+_adapter = cache(TypeAdapter)  # 25 ms to make
 Number = Annotated[float, Strict()]
 
 
@@ -87,7 +89,9 @@ def read_row(row: Any, name: str, cls: type[R], **more: Any) -> R:
     """A row as a result file of any version has it, with this name; `more` are fields that `cls`
     has beside. Raises ValueError or TypeError for another value."""
     try:
-        value: R = TypeAdapter(cls).validate_python({**row, "name": name, **more})
+        value: R = _adapter(cls).validate_python(  # type: ignore[arg-type]
+            {**row, "name": name, **more}
+        )
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         where, rule = ".".join(map(str, fault["loc"])), fault["msg"]

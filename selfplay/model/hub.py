@@ -15,7 +15,8 @@ from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 
-from huggingface_hub import constants, snapshot_download
+import huggingface_hub
+from huggingface_hub import constants
 from huggingface_hub.errors import (
     GatedRepoError,
     LocalEntryNotFoundError,
@@ -58,7 +59,9 @@ def local_folder(name_or_folder: str, *, what: str = "model.path", weights: bool
     fetched = FETCHED if weights else [name for name in FETCHED if name != WEIGHTS]
     try:
         return Path(
-            snapshot_download(name_or_folder, allow_patterns=fetched, ignore_patterns=NOT_FETCHED)
+            huggingface_hub.snapshot_download(
+                name_or_folder, allow_patterns=fetched, ignore_patterns=NOT_FETCHED
+            )
         )
     except Exception as error:
         named = what if what.endswith(name_or_folder) else f"{what} {name_or_folder}"

@@ -226,7 +226,7 @@ def test_a_dry_run_fetches_no_weights_from_the_hub(
             shutil.copy(model / each, fetched)
         return str(fetched)
 
-    monkeypatch.setattr("selfplay.model.hub.snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     monkeypatch.chdir(tmp_path)
     words = ["--config", "tiny.yaml", "model.path=org/name", "model.scratch=null", "out=run"]
     assert train.main([*words, "engine.kind=sglang", "--dry-run", "--gpu", "80"]) == 0

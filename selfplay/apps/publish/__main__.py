@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import huggingface_hub
 import yaml
-from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
@@ -64,7 +64,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
         raise ValueError(f"ORG/NAME must be a hub name such as me/tiny: {error}") from None
     if args.private and not args.push:
         raise ValueError("--private has no effect without --push")
-    if args.push and get_token() is None:
+    if args.push and huggingface_hub.get_token() is None:
         raise ValueError("--push needs a token: set HF_TOKEN or run `hf auth login`")
     return args
 
@@ -129,7 +129,7 @@ def write_folder(run: Path, name: str, out: Path, *, with_code: bool = False) ->
 def push(folder: Path, name: str, *, private: bool) -> str:
     """Upload the folder; returns the repository's address. Raises OSError if the hub refuses or
     cannot be reached."""
-    api = HfApi()
+    api = huggingface_hub.HfApi()
     try:
         address = api.create_repo(name, private=private, exist_ok=True)
         api.upload_folder(

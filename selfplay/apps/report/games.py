@@ -45,11 +45,11 @@ class Texts:
         self._places = {text: place for text, place in self._places.items() if place < num}
 
 
-def viewer_data(runs: Sequence[RunFiles]) -> dict[str, Any]:
+def viewer_data(runs: Sequence[RunFiles], *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """The games of all runs: {"texts", "runs", "games", "num_left_out"}.
 
     Held-out games come first, then those of evaluations, then those of training. Games beyond
-    MAX_BYTES are left out and counted; one that cannot be read is named in its run's problems.
+    `max_bytes` are left out and counted; one that cannot be read is named in its run's problems.
     """
     texts, games, size, num_left_out = Texts(), [], 0, 0
     for record, source, number in _in_order(runs):
@@ -62,7 +62,7 @@ def viewer_data(runs: Sequence[RunFiles]) -> dict[str, Any]:
             texts.keep(num_texts)
             continue
         own = len(json.dumps([game, texts.all[num_texts:]]))
-        if size + own > MAX_BYTES:
+        if size + own > max_bytes:
             num_left_out += 1
             texts.keep(num_texts)
         else:

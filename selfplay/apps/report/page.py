@@ -106,7 +106,12 @@ def page_html(runs: Sequence[RunFiles]) -> str:
     drawn = time.time()
     running = [run.redrawn_s for run in runs if run.state == "running"]
     live = {"drawn": drawn, "running": bool(running), "due_s": max(running, default=0)}
-    shown = {**games, **live, "charts": [hover_data(chart) for chart in charts]}
+    hover = [
+        {name: getattr(chart, name) for name in ("box", "x", "y", "lines")}
+        | {"games": chart.title != _IMITATION}
+        for chart in charts
+    ]
+    shown = {**games, **live, "charts": hover}
     return fill(
         _HERE / "page.html.j2",
         scripts=[_HERE / "game.js", _HERE / "page.js"],
@@ -139,16 +144,6 @@ def fill(template: Path, *, scripts: Sequence[Path], styles: Sequence[Path], **v
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         **values,
     )
-
-
-def hover_data(chart: Chart) -> dict[str, Any]:
-    return {
-        "box": chart.box,
-        "x": chart.x,
-        "y": chart.y,
-        "lines": chart.lines,
-        "games": chart.title != _IMITATION,
-    }
 
 
 def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
@@ -404,19 +399,13 @@ def _repeated(run: RunFiles, row: RunRow) -> bool:
     return row.source == "before" and row.kind == "reference" and after is not None
 
 
-def mean_seconds(run: RunFiles) -> dict[str, float]:
-    """Mean seconds a step of each stage, the full step as "step"."""
-    names = {name for step in run.steps for name in step if name.endswith("_s")}
-    stages = sorted(names - {"tokens_per_s", "engine_s"})
-    return {
-        name.removesuffix("_s"): sum(step.get(name) or 0.0 for step in run.steps) / len(run.steps)
-        for name in stages
-    }
-
-
 def times_table(run: RunFiles) -> list[tuple[str, str, str, str]]:
     """(stage, mean seconds, share of the step, width of its bar), the longest stage first."""
-    seconds = mean_seconds(run)
+    names = {name for step in run.steps for name in step if name.endswith("_s")}
+    seconds = {
+        name.removesuffix("_s"): sum(step.get(name) or 0.0 for step in run.steps) / len(run.steps)
+        for name in sorted(names - {"tokens_per_s", "engine_s"})
+    }
     step = seconds.pop("step", 0.0)
     if not step:
         return []

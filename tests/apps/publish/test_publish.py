@@ -1,15 +1,14 @@
 """A finished run as a folder for the hub: its card, its settings, and what is refused."""
 
-import copy
 import json
 import os
-import random
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import huggingface_hub
 import numpy as np
 import pytest
 import yaml
@@ -17,10 +16,9 @@ from huggingface_hub.errors import HfHubHTTPError
 from safetensors.numpy import save_file
 
 from selfplay.apps.publish import __main__ as publish
-from selfplay.apps.publish.card import card, public_value, read_results
+from selfplay.apps.publish.card import public_value
 from selfplay.config import load_config
 from selfplay.config.text import dump
-from selfplay.errors import SettingsError
 from selfplay.partners.checkpoints import find_source
 from tests.helpers.run_folders import record, turn
 
@@ -225,7 +223,7 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(publish, "get_token", lambda: None)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
     unfinished, own = (shutil.copytree(run, run.parent / name) for name in ("a", "b"))
     (unfinished / "held_out_after.json").unlink()
     (own / "config.yaml").write_text(f"game: {{name: {MEETING}}}\nmodel: {{path: x}}\n")
@@ -241,13 +239,9 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     [
         ("code.txt", "", "code.txt must hold when the run started, got ''"),
         ("final/progress.json", "[7]", "progress.json must hold the number of finished steps"),
-        ("final/progress.json", '{"step": 1e400}', "must hold the number of finished"),
-        ("held_out_after.json", '{"sampled": {}, "greedy": {}}', "held_out_after.json must hold"),
-        ("held_out_before.json", '{"sampled": [], "greedy": []}', "held_out_before.json must hold"),
         ("eval_x/evaluation.json", "[" * 100_000, "evaluation.json must hold the games"),
         ("eval_x/evaluation.json", '{"rows": {}}', "no games, num_games"),
         ("held_out_before.json", '{"sampled": {}}', "no greedy"),
-        ("held_out_after.json", '{"sampled": {"interval": "wide"}}', "after.json must hold"),
     ],
 )
 def test_an_odd_file_is_named(
@@ -258,40 +252,6 @@ def test_an_odd_file_is_named(
     assert publish.main([str(run), "me/pair"]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
-
-
-def hurt(value: Any, draw: random.Random, wrong: list[Any]) -> Any:
-    """The JSON value with one entry, or itself, replaced by a wrong one or left out."""
-    if isinstance(value, dict | list) and value and draw.random() < 0.9:
-        places = list(value) if isinstance(value, dict) else range(len(value))
-        place, other = draw.choice(places), copy.copy(value)
-        if draw.random() < 0.2:
-            del other[place]
-        else:
-            other[place] = hurt(value[place], draw, wrong)
-        return other
-    return draw.choice(wrong)
-
-
-@pytest.mark.parametrize(
-    "file", ["held_out_before.json", "held_out_after.json", "eval_optimization/evaluation.json"]
-)
-def test_a_damaged_result_file_is_named_or_published_never_a_traceback(
-    file: str, run: Path
-) -> None:
-    wrong = [None, [], {}, "x", True, -1, 10**400, float("inf"), float("nan"), [[]], {"a": [1]}]
-    draw, whole = random.Random(0), json.loads((run / file).read_text())
-    config, refused = load_config(run / "config.yaml"), 0
-    for _ in range(60):
-        (run / file).write_text(json.dumps(hurt(whole, draw, wrong)))
-        try:
-            results = read_results(run)
-        except SettingsError as error:
-            refused += 1
-            assert str(error).startswith(f"{run / file} must hold the games")
-        else:
-            assert card("me/pair", config, results, code="started 1", step=1)
-    assert 10 < refused < 60
 
 
 @pytest.mark.parametrize("name", ["final/notes.json", "final/tokenizer.json", "code.txt"])
@@ -334,18 +294,6 @@ def test_a_path_in_a_list_is_cut_and_another_users_home_has_no_name() -> None:
     assert public_value("scripted:honest:tell=top,slip=0.1") == "scripted:honest:tell=top,slip=0.1"
 
 
-def test_a_home_of_no_user_is_refused_in_one_line(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(run.parent)
-    run.rename("~nobody-here")
-    assert publish.main(["~nobody-here", "me/pair"]) == 2
-    said = capsys.readouterr().err
-    assert "RUN must be a path whose ~USER has a home" in said and said.count("\n") == 1
-    nearest = said.rpartition("nearest is ")[2].strip()
-    assert publish.main([nearest, "me/pair"]) == 0
-
-
 @pytest.mark.parametrize("text", ["me/tiny", "data/boards.parquet", "scripted:honest", "~", "a: b"])
 def test_what_is_no_path_of_this_machine_stays(text: str) -> None:
     assert public_value(text) == text
@@ -372,7 +320,7 @@ def test_a_push_creates_the_repository_and_uploads_the_folder(
 ) -> None:
     hub = Hub()
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    monkeypatch.setattr(publish, "HfApi", lambda: hub)
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
     assert publish.main([str(run), "me/pair", "--push", "--private"]) == 0
     assert hub.created == ("me/pair", True)
     assert hub.files == sorted(path.name for path in (run / "hub").iterdir())

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -67,33 +66,6 @@ def test_filters_and_orders(address: str) -> None:
         assert scores(page) == [-1.0]
 
 
-def test_keys(address: str) -> None:
-    with open_page(address) as page:
-        current = page.locator("#list li[aria-current=true]")
-        expect(current).to_have_count(1)
-        places = [li.get_attribute("data-place") for li in page.locator("#list li").all()]
-        page.keyboard.press("j")
-        page.keyboard.press("j")
-        expect(current).to_have_attribute("data-place", str(places[2]))
-        page.keyboard.press("k")
-        expect(current).to_have_attribute("data-place", str(places[1]))
-        page.keyboard.press("b")
-        expect(page.locator("#game h3")).to_have_text("before self-play")
-        page.keyboard.press("b")
-        expect(page.locator("#game h3")).to_have_text("after self-play")
-        page.keyboard.press("f")
-        expect(page.locator("#show")).to_have_value("errors")
-        page.keyboard.press("o")
-        expect(page.locator("#order")).to_have_value("best")
-        page.keyboard.press("t")
-        expect(page.locator("#game")).to_have_class("heatmap")
-        page.keyboard.press("/")
-        page.keyboard.type("jj")
-        expect(page.locator("#search")).to_have_value("jj")
-        page.keyboard.press("Escape")
-        expect(page.locator("#search")).not_to_be_focused()
-
-
 def test_a_proposal_is_drawn_on_the_table(address: str) -> None:
     with open_page(address) as page:
         page.select_option("#source", "before")
@@ -129,17 +101,6 @@ def test_branch_points_and_tokens(tmp_path: Path) -> None:
         expect(page.locator("#tip")).to_contain_text("nats")
         page.locator(".plot").first.hover()
         expect(page.locator("#tip")).to_contain_text("step")
-
-
-def test_the_page_has_the_systems_theme_and_fits_a_phone(address: str) -> None:
-    """Light or dark as the system is; at a phone's width nothing lies beside the screen."""
-    with open_page(address, color_scheme="light", viewport={"width": 390, "height": 800}) as page:
-        colours = []
-        for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)
-            colours.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-            assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    assert colours[0] != colours[1]
 
 
 @pytest.fixture(scope="module")
@@ -203,44 +164,3 @@ def test_the_page_of_a_run_that_goes_on_reloads_while_nobody_reads(tmp_path: Pat
             with page.expect_navigation() if running else nullcontext():
                 page.clock.fast_forward(30_000)
             assert bool(page.evaluate("window.same")) == (not running)
-
-
-def bare(folder: Path, **fields: Any) -> dict[str, Any]:
-    """A record of a run without the game's own picture and with these turns and fields."""
-    turn = {"seat": 0, "action": "message", "error": None, "observations": ["", ""]}
-    turns = [turn | given for given in fields.pop("turns", [{"text": "hi"}])]
-    return read_run(folder).games[0] | {"state": {}, "turns": turns} | fields
-
-
-def drawn(folder: Path, *records: dict[str, Any]) -> str:
-    """The address of a page of these training games alone."""
-    for stage in ("before", "after"):
-        (folder / f"held_out_{stage}.json").unlink()
-    write_lines(folder / "games.jsonl", records)
-    write_report([read_run(folder)], folder / "report.html")
-    return (folder / "report.html").as_uri()
-
-
-def test_only_the_tag_of_a_move_is_cut(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", num_games=1)
-    said = ["[4]", "[1, 2] is the list", "Plan: [x] do it", "[message] hi", "0: [ Message ] you"]
-    record = bare(folder, turns=[{"text": text} for text in said])
-    with open_page(drawn(folder, record)) as page:
-        shown = page.locator(".turn .text").all_inner_texts()
-        assert shown == [*said[:3], "hi", "you"]
-
-
-def test_the_tokens_of_a_thought_and_of_a_long_turn(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", num_games=1)
-    pieces = [("Say hi", -9.0), ("</think>", -0.1), ("[message]", -0.2), (" Say hi", -0.3)]
-    thought = {"text": "".join(piece for piece, _ in pieces), "tokens": pieces}
-    words = [("[message]", -0.1), *((f" w{i}", -1.0) for i in range(499))]
-    long = {"text": "".join(piece for piece, _ in words), "tokens": words[:400]}
-    with open_page(drawn(folder, bare(folder, turns=[thought, long]))) as page:
-        page.locator(".thought .token").first.hover()
-        expect(page.locator("#tip")).to_contain_text("-9.000 nats")
-        page.locator(".turn .text .token").first.hover()
-        expect(page.locator("#tip")).to_contain_text("-0.300 nats")
-        text = page.locator(".turn .text").nth(1)
-        assert text.locator(".token").count() == 399
-        assert text.inner_text() == " ".join(f"w{i}" for i in range(499))

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from dialop.matching.generate import MatchingRecipe
 from dialop.matching.kit import lost
 from selfplay.api.run import load_run
 from selfplay.apps.publish.card import card, read_results
-from selfplay.apps.report import games, refresh_report
+from selfplay.apps.report import refresh_report
 from selfplay.apps.report.__main__ import main
 from selfplay.apps.report.games import Texts, drawn_game, safe_json, seat_names, viewer_data
 from selfplay.apps.report.page import (
@@ -29,9 +30,8 @@ from selfplay.apps.report.page import (
     page_html,
     run_charts,
     scores_table,
-    tiles,
 )
-from selfplay.apps.report.run_files import read_run
+from selfplay.apps.report.run_files import read_run, told_apart
 from selfplay.config import load_config
 from selfplay.evaluation.evaluate import evaluate_scripted
 from selfplay.evaluation.tables import paired_change
@@ -43,6 +43,7 @@ from tests.helpers.tiny_run import RUNS, finished, run_tiny
 ROOT = Path(__file__).resolve().parents[3]
 
 generate = load_kit("matching").generate
+PARTNERS = "Score with partners that do not change"
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e"
 
@@ -216,17 +217,13 @@ def test_a_game_without_a_picture_keeps_its_talk(run: Path) -> None:
 
 ROW = {"interval": [1, 1, 1], "scores": [1], "measures": {}}
 ODD_ROWS = [
-    ("after", {"scores": []}, "scores must have at least 1"),
     ("after", {"interval": [2, 1, 0]}, "must be a mean, a low and a high number, got [2, 1, 0]"),
     ("after", {"interval": [1, True, 1]}, "interval.1 must be a valid number, got True"),
-    ("before", {"scores": [True]}, "scores.0 must be a valid number, got True"),
-    ("before", {"measures": {"words": "7"}}, "measures.words must be a valid number, got '7'"),
 ]
 ODD = [
     ("config.yaml", "\udcff", "config.yaml: cannot be read"),
     ("games.jsonl", '{"instance": "i7", "step": 1}\n', "training game i7: KeyError"),
     ("eval_x/evaluation.json", "{", "eval_x/evaluation.json: Expecting"),
-    ("metrics.jsonl", '{"step": 1, "score": true}\n', "step 1: score must be a number, got true"),
     ("metrics.jsonl", '{"step": 1, "\\u001b[2J": true}\n', "step 1: ·[2J must be a number"),
     *((f"held_out_{s}.json", json.dumps({"sampled": ROW | p}), told) for s, p, told in ODD_ROWS),
 ]
@@ -266,49 +263,18 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(folder: Path) -> None:
     assert load_run(folder).metrics == load_run(folder).games == []
 
 
-def test_a_file_that_is_no_page_is_not_replaced(
-    tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = tmp_path / "talk.html"
-    other.write_text("<title>my talk</title>")
-    assert main([str(small), "--out", str(other)]) == 2
-    assert f"--out must be new or an earlier page, got {other}" in capsys.readouterr().err
-    assert other.read_text() == "<title>my talk</title>"
-
-
-@pytest.mark.parametrize("number", ["1e400", "-1e400", "1" + 400 * "0", "1" + 5000 * "0", "1e308"])
-@pytest.mark.parametrize("share", [0.03, 1.0])
-def test_numbers_beyond_every_bound_cost_only_their_place(
-    share: float, number: str, folder: Path
-) -> None:
-    """Steps, held-out games, training games and evaluations in which they stand for others."""
-    (folder / "eval_x").mkdir()
-    rows = (folder / "held_out_after.json").read_text()
-    (folder / "eval_x" / "evaluation.json").write_text(f'{{"rows": {rows}}}')
-    draw = random.Random(0)
-    for file in (*folder.glob("*.json*"), *folder.glob("*/evaluation.json")):
-        text = re.sub(
-            r"(?<=[\[ :,])-?\d+(\.\d+)?(?=[,\]}])",
-            lambda found: number if draw.random() < share else found[0],
-            file.read_text(),
-        )
-        file.write_text(text)
-    data = Parts(page_html([read_run(folder)])).scripts[0]
-    assert json.loads(data) and "Infinity" not in data and "NaN" not in data
-
-
 def test_the_limit_of_a_page_counts_the_texts_of_its_games(
-    run: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path,
 ) -> None:
     files = read_run(run)
     whole = viewer_data([files])
     for record in files.games:
         record["seats"][0] |= {"user": f"{record['instance']} {'x' * 200_000}"}
-    monkeypatch.setattr(games, "MAX_BYTES", len(json.dumps(whole)) + 450_000)
-    data = viewer_data([files])
+    most = len(json.dumps(whole)) + 450_000
+    data = viewer_data([files], max_bytes=most)
     assert data["num_left_out"] == len(files.games) - 2
     assert sum("xxx" in text for text in data["texts"]) == 2
-    assert len(json.dumps(data)) <= games.MAX_BYTES + 1000
+    assert len(json.dumps(data)) <= most + 1000
 
 
 def test_a_page_has_240_training_games_from_all_over_the_run(folder: Path) -> None:
@@ -318,12 +284,11 @@ def test_a_page_has_240_training_games_from_all_over_the_run(folder: Path) -> No
     assert max(b - a for a, b in zip([0, *steps], steps, strict=False)) == 3  # 600 / 240 is 2.5
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path: Path, small: Path) -> None:
-    paths = ("a/s1/tiny", "a/s2/tiny", "b/s2/tiny", "a/other")
-    runs = [read_run(shutil.copytree(small, tmp_path / path)) for path in paths]
-    data = data_of(page_html(runs))
-    assert data["runs"] == ["s1/tiny", "a/s2/tiny", "b/s2/tiny", "other"]
-    assert data_of(page_html([runs[0], runs[0]]))["runs"] == ["tiny", "tiny"]
+def test_runs_of_one_name_are_told_apart(small: Path) -> None:
+    paths = ("/a/s1/tiny", "/a/s2/tiny", "/b/s2/tiny", "/a/other")
+    runs = told_apart([replace(read_run(small), folder=Path(path)) for path in paths])
+    assert [run.name for run in runs] == ["s1/tiny", "a/s2/tiny", "b/s2/tiny", "other"]
+    assert [run.name for run in told_apart([runs[0], runs[0]])] == ["tiny", "tiny"]
 
 
 def test_evaluations_are_drawn_as_they_are_and_steps_smoothed(folder: Path) -> None:
@@ -399,6 +364,9 @@ def test_several_runs_in_one_page(
     data = data_of((tmp_path / "both.html").read_text())
     assert data["runs"] == ["run", "other"] and {game["run"] for game in data["games"]} == {0, 1}
     assert [line["name"] for line in data["charts"][0]["lines"]] == ["run", "other"]
+    (tmp_path / "talk.html").write_text("<title>my talk</title>")
+    assert main([str(run), "--out", str(tmp_path / "talk.html")]) == 2
+    assert "--out must be new or an earlier page" in capsys.readouterr().err
     assert main([str(tmp_path / "nothing")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "other" in said and not (tmp_path / "nothing").exists()
@@ -437,51 +405,32 @@ def test_a_proposal_shows_what_it_is_worth(name: str) -> None:
         assert [seat["role"] for seat in game["seats"]] == seat_names(kit.ROLES)
 
 
-def with_rewards(folder: Path, *, equal: bool) -> None:
-    """Steps of a run with rewards and a partner; its games pay their seats the same or not."""
-    seen = {"reward": 0.65, "reward_std": 0.2, "reward/0": 0.7, "reward/1": 0.6}
+@pytest.mark.parametrize(
+    ("equal", "more", "first"),
+    [
+        (True, {"mark": 0.5, "num_void": 0.0}, ["Score", PARTNERS, "Reward", "Talk", "Judge"]),
+        (False, {"num_void": 2.0}, [PARTNERS, "Reward", "Score", "Talk", "Void games"]),
+    ],
+)
+def test_what_a_run_measured_has_a_curve(
+    equal: bool, more: dict[str, float], first: list[str], folder: Path
+) -> None:
+    """Where seats are paid differently, what each is paid comes before the score."""
+    seen = {"reward": 0.65, "reward_std": 0.2, "reward/0": 0.7, "reward/1": 0.6, **more}
     lines = [step_line(step) | seen for step in range(1, 13)]
     lines[3] |= {"eval_score/scripted:fair": 0.5}
     write_lines(folder / "metrics.jsonl", lines)
-    games = [game | {"rewards": [0.5, 0.5 if equal else 1]} for game in read_run(folder).games]
-    write_lines(folder / "games.jsonl", games)
-
-
-@pytest.mark.parametrize("equal", [True, False])
-def test_seats_with_different_rewards_are_the_first_curves(equal: bool, folder: Path) -> None:
-    with_rewards(folder, equal=equal)
-    charts = run_charts(read_run(folder))
-    partners, reward, score = "Score with partners that do not change", "Reward", "Score"
-    first = [score, partners, reward] if equal else [partners, reward, score]
-    assert [chart.title for chart in charts[:3]] == first
-    lines = {chart.title: [line["name"] for line in chart.lines] for chart in charts}
-    assert lines[partners] == ["with scripted:fair", "by itself"]
-    assert lines[reward] == ["player 0", "player 1", "standard deviation of all"]
-
-
-def test_a_judges_mark_and_void_games_have_curves_where_there_are_any(folder: Path) -> None:
-    for more, titles in (
-        ({"num_void": 0.0}, set()),
-        ({"num_void": 2.0, "mark": 0.5}, {"Judge", "Void games"}),
-    ):
-        write_lines(folder / "metrics.jsonl", [step_line(step) | more for step in range(1, 13)])
-        shown = {chart.title for chart in run_charts(read_run(folder))}
-        assert shown & {"Judge", "Void games"} == titles
-    game = read_run(folder).games[0] | {"judge": "So-so.\n\x1b{}"}
-    write_lines(folder / "games.jsonl", [game])
-    shown = [one["judge"] for one in viewer_data([read_run(folder)])["games"] if "judge" in one]
-    assert len(shown) == 1 and shown[0].startswith("So-so. ") and "\x1b" not in shown[0]
-
-
-def test_the_reward_of_each_seat_before_and_after_stands_beside_the_score(folder: Path) -> None:
-    for stage, paid in (("before", (0.585, 0.615)), ("after", (0.723, 0.477))):
-        path = folder / f"held_out_{stage}.json"
-        rows = json.loads(path.read_text())
-        rows["sampled"]["measures"] |= {f"reward/{seat}": one for seat, one in enumerate(paid)}
-        path.write_text(json.dumps(rows))
-    shown = {name: value for name, value, _ in tiles(read_run(folder))}
-    assert shown["reward of player 0"] == "0.58 → 0.72"
-    assert shown["reward of player 1"] == "0.61 → 0.48"
+    paid = [game | {"rewards": [0.5, 0.5 if equal else 1]} for game in read_run(folder).games]
+    write_lines(folder / "games.jsonl", [game | {"judge": "So-so.\n\x1b{}"} for game in paid])
+    charts = {chart.title: chart for chart in run_charts(read_run(folder))}
+    optional = {"Judge", "Void games", "Talk", *first}
+    assert [title for title in charts if title in optional] == first
+    lines_of = {title: [line["name"] for line in charts[title].lines] for title in charts}
+    assert lines_of[PARTNERS] == ["with scripted:fair", "by itself"]
+    assert lines_of["Reward"] == ["player 0", "player 1", "standard deviation of all"]
+    games = viewer_data([read_run(folder)])["games"]
+    told = {game["judge"] for game in games if game["source"] == "training"}
+    assert all(text.startswith("So-so. ") and "\x1b" not in text for text in told) and told
 
 
 def test_both_players_scores_stand_before_and_after_self_play(folder: Path) -> None:
