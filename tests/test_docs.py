@@ -7,10 +7,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
-import yaml
 
 from dialop.kit import load_kit
 from docs.tools.documented import parts
@@ -89,47 +88,6 @@ def test_the_errors_page_has_the_messages_of_the_code(site: ModuleType) -> None:
     assert len(re.findall("^- ", page, re.MULTILINE)) > 250
 
 
-def test_the_keys_for_people_from_other_trainers_exist() -> None:
-    """The second column of each table of docs/coming_from.md names settings of this project."""
-    named = 0
-    for line in (DOCS / "coming_from.md").read_text(encoding="utf-8").splitlines():
-        cells = line.split(" | ")
-        if not line.startswith("| `") or len(cells) < 3:
-            continue
-        home = ""
-        for words in re.findall(r"`([^`]+)`", cells[1]):
-            key = re.split(r"[: ]", words)[0]
-            if key.endswith(".*") or key in ("torchrun", "python", "dr_grpo"):
-                continue
-            full = key if key in KEYS else f"{home}.{key}"
-            assert full in KEYS, line
-            home, named = full.rpartition(".")[0], named + 1
-    assert named > 70
-
-
-def test_the_messages_of_troubleshooting_are_those_of_the_code() -> None:
-    """Each quoted message of the first column, without its values, stands in the code."""
-    paths = [*(ROOT / "selfplay").rglob("*.py"), *(ROOT / "selfplay").rglob("*.js")]
-    paths += [*(ROOT / "dialop").rglob("*.py"), ROOT / "train.py", ROOT / "eval.py"]
-    code = " ".join(path.read_text("utf-8") for path in [*paths, ROOT / "Makefile"])
-    code = re.sub(r"\"\s*\n?\s*f?\"|\{[^{}\n]*\}", "", code)  # joined literals, no values
-    code = re.sub(r"\s+", " ", code)
-    others = ("pip", "nvidia", "No module named", "CUDA out of memory", "mem_fraction_static")
-    others += ("not enough memory",)
-    missing, num = [], 0
-    pages = [DOCS / f"{name}.md" for name in ("troubleshooting", "troubleshooting_run")]
-    for line in "\n".join(page.read_text("utf-8") for page in pages).splitlines():
-        for quoted in re.findall(r"`([^`]+)`", line.split(" | ")[0] if line[:3] == "| `" else ""):
-            if quoted.startswith(others) or quoted in ("No space left on device", "torchrun"):
-                continue
-            for part in re.split(r"\s*(?:…|\b[A-Z]+\b(?= is | must |:|$))\s*", quoted):
-                num += 1
-                if part not in code:
-                    missing.append(part)
-    assert not missing
-    assert num > 60
-
-
 def test_every_documented_command_exists() -> None:
     """Its program, its flags, its settings and the files of this project that it names."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
@@ -175,9 +133,11 @@ def test_every_setting_that_a_page_names_exists() -> None:
     parts = {key.rpartition(".")[0] for key in KEYS}
     wrong = []
     for page in PAGES:
-        if page.name == "coming_from.md":
-            continue
-        for key in re.findall(r"`([a-z_]+\.[a-z_.]+)(?:[:=][^`]*)?`", page.read_text("utf-8")):
+        text = page.read_text("utf-8")
+        if page.name == "coming_from.md":  # whose first column has keys of other trainers
+            cells = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
+            text = "\n".join(cell[1] for cell in cells if len(cell) > 2)
+        for key in re.findall(r"`([a-z_]+\.[a-z_.]+)(?:[:=][^`]*)?`", text):
             other = key.endswith((".py", ".zip", ".jsonl")) or key.rpartition(".")[0] in FREE
             if key.partition(".")[0] in sections and key not in KEYS | parts and not other:
                 wrong.append((page.name, key))
@@ -206,21 +166,6 @@ def test_every_page_that_code_names_exists() -> None:
     }
     assert len(named) > 20
     assert {(name, page) for name, page in named if not (ROOT / page).exists()} == set()
-
-
-def test_a_link_to_a_page_made_at_build_time_says_that_a_clone_lacks_it() -> None:
-    for page in PAGES:
-        text = page.read_text("utf-8")
-        assert "make docs" in text or not re.search(r"\]\((settings|errors)\.md", text), page.name
-
-
-def test_notes_are_outside_the_sites_navigation_and_search(site: ModuleType) -> None:
-    config = yaml.load((ROOT / "mkdocs.yml").read_text("utf-8"), yaml.BaseLoader)
-    assert config["not_in_nav"] == "/notes/"
-    for name, meta in {"notes/log.md": {"search": {"exclude": True}}, "methods.md": {}}.items():
-        page = SimpleNamespace(file=SimpleNamespace(src_uri=name), meta={})
-        assert site.on_page_markdown("text", page, None, None) == "text"
-        assert page.meta == meta
 
 
 @pytest.mark.parametrize(

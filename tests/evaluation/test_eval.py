@@ -1,9 +1,6 @@
 """eval.py: what it plays, measures, refuses and writes."""
 
-import errno
 import json
-import os
-import re
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -16,7 +13,6 @@ from dialop.matching.kit import write as write_instances
 from dialop.matching.recorded import instance_from_record
 from dialop.rows import read_records
 from eval import main as run_eval
-from selfplay import atomic
 from selfplay.api.evaluation import _roles_of
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, GameConfig, load_config
@@ -40,6 +36,7 @@ from selfplay.setup import make_tokenizer
 from selfplay.weight_sync.supervised import Supervised
 from tests.helpers.dialop_boards import SMALL, human_games, record_of
 from tests.helpers.family_models import random_folder
+from tests.helpers.processes import largest_file
 from tests.helpers.run_folders import evaluated, untrained_run
 
 SETTINGS = """
@@ -286,55 +283,35 @@ def test_a_model_outside_a_run_is_a_baseline_of_the_full_game(tmp_path: Path) ->
 # --- what is written ----------------------------------------------------------------------------
 
 
-def test_the_page_shows_every_pair_and_its_games() -> None:
-    config = Config()
-    options = replace(config.game.options, size=2, scale=False, keep="exactly_one")
-    small = replace(config, game=replace(config.game, options=options))
+def test_a_table_is_continued_below_at_80_columns_and_the_page_shows_the_policys_games() -> None:
+    options = replace(Config().game.options, size=2, scale=False, keep="exactly_one")
+    small = replace(Config(), game=replace(Config().game, options=options))
     instances = generated(HELD_OUT, game=small.game, seed=small.seed, start=0, num=6)
-    rows = {
-        "policy": replace(
-            evaluate_scripted(instances, spec="honest", game=small.game, rollout=small.rollout),
-            name="policy",
-        ),
-        "solo": evaluate_scripted(instances, spec="solo", game=small.game, rollout=small.rollout),
-    }
+    honest, solo = (
+        evaluate_scripted(instances, spec=spec, game=small.game, rollout=small.rollout)
+        for spec in ("honest", "solo")
+    )
+    rows = {"policy": replace(honest, name="policy"), "solo": solo}
     blocks = [block.splitlines() for block in table_text(rows).split("\n\n")]
-    assert len(blocks) > 1, "an output without a terminal has 80 columns"
-    for block in blocks:
-        assert {len(line) for line in block} <= {len(block[0])} and len(block[0]) <= 80
-        assert [line.split()[0] for line in block[1:]] == ["policy", "solo"]
-    heads = re.split("  +", "  ".join(block[0].strip() for block in blocks))
-    assert heads[:4] == ["score [95 %]", "agreement", "if agreed", "optimal"]
+    assert len(blocks) > 1 and all(len(line) <= 80 for block in blocks for line in block)
+    assert all([line.split()[0] for line in lines] == ["policy", "solo"] for _, *lines in blocks)
     page = markdown(Evaluated(title="A page", facts={"games": "a_b"}, results=rows))
-    assert "- games: a\\_b" in page
-    assert page.count("\n|") == 4
+    assert "- games: a\\_b" in page and page.count("\n|") == 4
     assert "## Typical game of policy" in page and "game of solo" not in page
     assert fenced("a ``` b") == "````text\na ``` b\n````"
 
 
-@pytest.mark.parametrize("file", ["evaluation.json", "evaluation.md", "config.yaml"])
 def test_results_that_cannot_be_written_are_printed(
-    file: str,
-    run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A disk that is full after the games: the tables are printed, then one line, status 1."""
-    write = atomic.write_atomically
-
-    def full(path: Path, text: str) -> None:
-        if path.name == file:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        write(path, text)
-
-    for module in ("selfplay.api.evaluation", "selfplay.evaluation.report"):
-        monkeypatch.setattr(f"{module}.write_atomically", full)
-    words = [str(run), "--games", "generated", "--num", "2"]
-    assert run_eval([*words, "--out", str(tmp_path)]) == 1
+    """No file may grow beyond 5 kB, as on a full disk: the tables are printed, then one line."""
+    words = [str(run), "--games", "generated", "--num", "2", "--out", str(tmp_path)]
+    with largest_file(5_000):
+        assert run_eval(words) == 1
     shown = capsys.readouterr()
     assert "\nscripted:honest " in shown.out
-    assert shown.err.startswith("eval.py: [Errno 28] No space left") and shown.err.count("\n") == 1
+    assert shown.err.startswith("eval.py: [Errno 27] File too large")
+    assert shown.err.count("\n") == 1
 
 
 def test_a_family_that_the_engine_cannot_play_is_refused_in_one_line(

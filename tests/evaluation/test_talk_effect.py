@@ -2,18 +2,15 @@
 
 import asyncio
 import json
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from bench.compare_runs import baselines
-from bench.compare_runs import read_run as compared
 from dialop.collab import task
 from dialop.collab.texts import user_turn
 from dialop.game import Game, Outcome
@@ -21,19 +18,18 @@ from dialop.kit import load_kit
 from dialop.tags import split_message
 from dialop.turns import TurnGame
 from selfplay.apps.publish.card import card, read_results
-from selfplay.apps.report.page import page_html, tiles
+from selfplay.apps.report.page import tiles
 from selfplay.apps.report.run_files import read_run
 from selfplay.chat.transcript import Transcript
 from selfplay.config import load_config
+from selfplay.distributed import World
 from selfplay.engines.base import GameCoroutine, run_all
-from selfplay.evaluation import talk_effect as module
 from selfplay.evaluation.asked import EvalPlan
 from selfplay.evaluation.evaluate import EvaluationContext, evaluate
 from selfplay.evaluation.held_out import what_changed
 from selfplay.evaluation.plan import find_matches
 from selfplay.evaluation.report import Evaluated, markdown, table_text
 from selfplay.evaluation.rows import Row
-from selfplay.evaluation.tables import TALK_EFFECT
 from selfplay.evaluation.talk_effect import (
     NOTHING,
     HeardOtherwise,
@@ -49,7 +45,7 @@ from selfplay.rollout.players import Move, PolicyPlayer
 from tests.helpers.collab_tasks import NUMBER
 from tests.helpers.dialop_boards import BEST
 from tests.helpers.hand_games import HAND_GAMES
-from tests.helpers.processes import WAIT_S
+from tests.helpers.processes import two_ranks
 from tests.helpers.run_folders import make_run, untrained_run
 from tests.helpers.three_rooms import Instance as Rooms
 from tests.helpers.three_rooms import Options as RoomOptions
@@ -127,8 +123,9 @@ def play(games: Mapping[int, GameSetup]) -> dict[int, Episode]:
     return dict(zip(games, play_scripted(ready, limits=Limits(9, 1)), strict=True))
 
 
-def measured(games: Sequence[GameSetup]) -> TalkEffect | None:
-    return talk_effect(play(dict(enumerate(games))), games, play, ALONE)
+def measured(games: Sequence[GameSetup], world: World = ALONE) -> TalkEffect | None:
+    own = {number: games[number] for number in world.replica.share(len(games))}
+    return talk_effect(play(own), games, play, world)
 
 
 def effects(found: TalkEffect | None) -> tuple[float, float]:
@@ -138,6 +135,10 @@ def effects(found: TalkEffect | None) -> tuple[float, float]:
 
 POLICY = Hand(follow, Transcript())
 DEAF = Hand(lambda text: "[guess] 3", Transcript())
+
+
+def five_games() -> list[GameSetup]:
+    return setups((1, 2, 3, 4, 5), POLICY, DEAF)
 
 
 def test_followed_messages_are_worth_the_score_that_they_bring() -> None:
@@ -190,29 +191,9 @@ def test_a_control_that_ended_void_is_left_out() -> None:
     assert found.effect[0] == 0.5  # game 3 stays right with its deaf listener
 
 
-def test_two_ranks_measure_what_one_measures(monkeypatch: pytest.MonkeyPatch) -> None:
-    games = setups((1, 2, 3, 4, 5), POLICY, DEAF)
-    alone = measured(games)
-    barrier, values, found = threading.Barrier(2), {}, {}
-
-    def gather(value: Any, rank: Any) -> list[Any]:
-        values[rank] = value
-        barrier.wait(WAIT_S)
-        every = [values[0], values[1]]
-        barrier.wait(WAIT_S)
-        return every
-
-    def run(rank: Any) -> None:
-        own = {index: games[index] for index in range(rank, 5, 2)}
-        found[rank] = talk_effect(play(own), games, play, rank)
-
-    monkeypatch.setattr(module, "gather_objects", gather)
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found[0] == found[1] == alone
+def test_two_ranks_measure_what_one_measures() -> None:
+    alone = json.loads(json.dumps(asdict(measured(five_games()))))
+    assert two_ranks("talk effect") == [alone, alone]
 
 
 # Who reads what in place of the hand games' messages.
@@ -379,55 +360,36 @@ def test_no_endpoint_is_asked_for_controls_and_a_matrix_has_none(tmp_path: Path)
     assert talk_games(partners=["scripted:honest"]) == 0
 
 
-def test_tables_tiles_card_and_the_last_line_state_it(tmp_path: Path) -> None:
+def test_it_is_told_with_what_can_be_had_without_talk(tmp_path: Path) -> None:
+    """The last line of a run, its tile and its card name the best of the scripts without a message,
+    on the games of the talk effect: the random one, not one that scores less or one that talks."""
     folder = make_run(tmp_path / "run", num_games=4)
     for stage, mean in (("before", 0.0125), ("after", 0.194)):
         path = folder / f"held_out_{stage}.json"
         rows = json.loads(path.read_text())
         talk = {"effect": [mean, mean - 0.01, mean + 0.01], "blank": None, "num_games": 3}
-        silent = rows["scripted:random"]
+        silent, own = rows["scripted:random"], rows["sampled"] | {"talk": talk}
         low = silent | {"scores": [0.0, 0.0, 0.0, 1.0]}
-        talks = rows["sampled"] | {"measures": silent["measures"] | {"messages": 1.0}}
-        path.write_text(
-            json.dumps(
-                rows
-                | {"sampled": rows["sampled"] | {"talk": talk}, "greedy": rows["sampled"]}
-                | {"scripted:low": low, "scripted:talks": talks}
-            )
-        )
-    shown = "+0.194 [+0.184, +0.204]"
-    # Beside it: the best of the scripts without a message, on the games of the talk effect.
-    mean = sum(silent["scores"][:3]) / 3
+        talks = own | {"measures": silent["measures"] | {"messages": 1.0}}
+        rows |= {"sampled": own, "greedy": own, "scripted:low": low, "scripted:talks": talks}
+        path.write_text(json.dumps(rows))
+    effect, mean = "+0.194 [+0.184, +0.204]", sum(silent["scores"][:3]) / 3
     control = f"without messages at least {mean:.3f} there (scripted:random)"
-    assert f"the talk effect from +0.013 [+0.003, +0.022] to {shown} ({control}) and" in (
+    assert f"the talk effect from +0.013 [+0.003, +0.022] to {effect} ({control}) and" in (
         what_changed(folder)
     )
-    files = read_run(folder)
-    tile = next(tile for tile in tiles(files) if tile[0] == "talk effect")
-    assert tile[1] == "+0.01 → +0.19" and shown in tile[2] and control in tile[2]
-    html = page_html([files])
-    assert html.count(f'<td class="num" title="talk effect {shown}') == 1
-    assert '<th class="num">talk effect [95 %]</th>' in html and not files.problems
-    results = read_results(folder)
-    shown_card = card("org/name", load_config(folder / "config.yaml"), results, code="", step=9)
-    assert f" {shown} |" in shown_card and " talk effect [95 %] |" in shown_card
-    assert f"{TALK_EFFECT}; {control}." in shown_card and control in baselines([compared(folder)])
+    _, value, meaning = next(t for t in tiles(read_run(folder)) if t[0] == "talk effect")
+    assert value == "+0.01 → +0.19" and effect in meaning and control in meaning
+    shown = card(
+        "org/name", load_config(folder / "config.yaml"), read_results(folder), code="", step=9
+    )
+    assert f" {effect} |" in shown and f"; {control}." in shown
+
+
+def test_a_page_has_its_parts() -> None:
     talk = TalkEffect((0.194, 0.184, 0.204), (0.1, 0.0, 0.2), (0.2, 0.1, 0.3), 256)
     row = Row("policy", (1.0,), (1.0, 1.0, 1.0), {"turns": 3.0}, (), {}, talk)
-    plain = replace(row, talk=None)
-    assert shown in table_text({"policy": row, "solo": plain})
-    assert "talk effect" not in table_text({"solo": plain})
-    quiet = replace(plain, name="scripted:solo", scores=(0.25,), measures={"messages": 0.0})
-    page = markdown(Evaluated("A page", {}, {"policy": row, "scripted:solo": quiet}))
+    page = markdown(Evaluated("A page", {}, {"policy": row}))
     agreement = "hears messages of other games (agreement +0.100 [+0.000, +0.200])"
-    control = "without messages at least 0.250 there (scripted:solo)"
-    assert f"{agreement}; with empty ones +0.200 [+0.100, +0.300]; {control}\n" in page
-
-
-def test_a_malformed_talk_effect_is_named(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", num_games=4)
-    path = folder / "held_out_after.json"
-    rows = json.loads(path.read_text())
-    rows["sampled"]["talk"] = {"effect": [0.1], "blank": None, "num_games": 4}
-    path.write_text(json.dumps(rows))
-    assert any("after sampled" in problem for problem in read_run(folder).problems)
+    assert f"{agreement}; with empty ones +0.200 [+0.100, +0.300]\n" in page
+    assert "talk effect" not in table_text({"solo": replace(row, talk=None)})

@@ -5,7 +5,7 @@ import errno
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -322,6 +322,15 @@ def sealed(world: World, folder: Path) -> dict[str, object]:
     return report
 
 
+def talk(world: World) -> list[dict[str, object]]:
+    """For each rank what the talk effect of five games is."""
+    from tests.evaluation import test_talk_effect as games  # which reads this file
+
+    found = games.measured(games.five_games(), world)
+    assert found is not None
+    return gather_objects(asdict(found), world)
+
+
 def measured(part: str, *, folder: Path) -> dict[str, object]:
     """The cases of a part, fast or slow."""
     world = init_world(device="cpu")
@@ -339,6 +348,7 @@ def measured(part: str, *, folder: Path) -> dict[str, object]:
     if fast:
         report |= {"adapters": adapters(world, folder / "adapters"), "critic": critic(world)}
         report |= {"filled up": filled_up(world), "sealed": sealed(world, folder / "sealed")}
+        report["talk effect"] = talk(world)
         close_world(world)
         world = init_world(device="cpu")
         report["a later world"] = gather_objects(world.rank, world)

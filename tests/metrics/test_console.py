@@ -44,21 +44,6 @@ def test_the_line_of_a_step_fits_a_terminal() -> None:
     assert "score 0.500 eval 0.250" in step_line(small | {"eval_score": 0.25}, num_steps=200)
 
 
-def test_the_lines_of_a_run_stand_in_columns() -> None:
-    first = {
-        "step": 7, "score": 0.863, "reward": 0.862, "reward_std": 0.331, "reward/0": 0.863,
-        "reward/1": 0.862, "agreement": 0.91, "messages": 0.45, "errors": 0.0078,
-        "entropy": 0.0821, "mismatch_mean": 3e-7, "tokens_per_s": 11_000.0,
-    }  # fmt: skip
-    later = first | {"step": 100, "score": 1.0, "reward": 1.0, "reward_std": 0.0, "errors": 0.0}
-    lines = [step_line(each, num_steps=120, remaining_s=s) for each, s in ((first, 44), (later, 3))]
-    assert lines[0] == (
-        "  7/120 score 0.863 reward 0.862±0.33 agree 0.91 msgs 0.45 err 0.008 ent 0.082 "
-        "mismatch 3e-07    44s left  11.0k tok/s"
-    )
-    assert [line.index(" left") for line in lines] == [lines[0].index(" left")] * 2
-
-
 def test_progress_without_a_terminal_prints_lines_only_when_long(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,7 +131,7 @@ def test_a_checkpoint_is_complete_after_the_disk_holds_the_lines(
     def recorded(handle: int) -> None:
         order.append(Path(f"/proc/self/fd/{handle}").readlink().name)
 
-    monkeypatch.setattr("selfplay.metrics.step_log.os.fsync", recorded)
+    monkeypatch.setattr("os.fsync", recorded)
     journal = Journal(tmp_path, log_games_every=1, after_step=0, rank=0)
     order.clear()
     journal.on_step(step_of(1, [episode((1.0, 1.0), 0)]))
