@@ -88,10 +88,9 @@ def with_partners(rows: Mapping[str, Row], *, all_of_them: bool = False) -> dict
 def read_row(row: Any, name: str, cls: type[R], **more: Any) -> R:
     """A row as a result file of any version has it, with this name; `more` are fields that `cls`
     has beside. Raises ValueError or TypeError for another value."""
+    values = {**row, "name": name, **more}
     try:
-        value: R = _adapter(cls).validate_python(  # type: ignore[arg-type]
-            {**row, "name": name, **more}
-        )
+        value: R = _adapter(cls).validate_python(values)  # type: ignore[arg-type]
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         where, rule = ".".join(map(str, fault["loc"])), fault["msg"]

@@ -116,12 +116,9 @@ def make_app(table: Table, *, token: str, port: int, facts: Mapping[str, str]) -
                     response.set_cookie(
                         cookie, visitor, max_age=VISIT_S, httponly=True, samesite="strict"
                     )
-            except Refused as error:
-                response = JSONResponse({"error": str(error)}, status_code=error.status)
-            except NotNow as error:
-                response = JSONResponse({"error": str(error)}, status_code=409)
-            except ValueError as error:
-                response = JSONResponse({"error": str(error)}, status_code=400)
+            except (Refused, ValueError) as error:
+                status = getattr(error, "status", 400)
+                response = JSONResponse({"error": str(error)}, status_code=status)
             response.headers.update(_HEADERS)
             return response
 

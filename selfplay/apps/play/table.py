@@ -29,6 +29,8 @@ TAKEN = "taken"  # what another visitor than the person is told of a running gam
 class NotNow(ValueError):
     """A request that does not fit the game's moment, such as a move when another seat moves."""
 
+    status = 409  # of HTTP
+
 
 class Table:
     """One person's table. All methods may be called from any thread."""

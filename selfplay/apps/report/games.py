@@ -108,7 +108,12 @@ def drawn_game(
     reasons = bool(state.get("options", {}).get("private_reasoning"))
     actions = {turn["action"] for turn in record["turns"] if turn.get("action")}
     tags = tuple(sorted(actions)) if reasons else ()
-    branches = {branch["turn"]: _branch(branch) for branch in record.get("branches", ())}
+    branches = {
+        point["turn"]: {
+            "siblings": [{**one, "text": printable(one["text"])} for one in point["siblings"]]
+        }
+        for point in record.get("branches", ())
+    }
     turns = [
         _turn(turn, tags, {**extra, **({"branch": branches[i]} if i in branches else {})})
         for i, (turn, extra) in enumerate(zip(record["turns"], extras, strict=True))
@@ -166,15 +171,6 @@ def _turn(
         **({"tokens": tokens} if tokens else {}),
         "read": [printable(text) for text in turn["observations"]],
         **extra,
-    }
-
-
-def _branch(branch: Mapping[str, Any]) -> dict[str, Any]:
-    """The siblings of a turn; the first is the turn that the game took."""
-    return {
-        "siblings": [
-            {**sibling, "text": printable(sibling["text"])} for sibling in branch["siblings"]
-        ]
     }
 
 
