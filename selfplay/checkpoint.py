@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -188,6 +188,13 @@ def damaged_saves(folder: Path, *, imitation: Path) -> dict[Path, str]:
         state = progress.get("state")
         lines = state.get("num_lines", {}) if isinstance(state, dict) else {}
         check_logs(folder, after_step=progress["step"], num_lines=lines)
+        pool = state.get("partners", {}).get("pool", []) if isinstance(state, dict) else []
+        for member in (snapshot_folder(folder, step) for step in pool):
+            if (found := damage(member)) is not None:
+                raise SettingsError(
+                    f"{member} must be undamaged, because the policy pool draws from it, got "
+                    f"{found}; restore a copy"
+                )
     for record in ("held_out_before.json", "held_out_after.json"):
         _check_record(folder / record)
     if _lost_checkpoints(folder) and stands(folder / "final"):
@@ -204,6 +211,12 @@ def damaged_saves(folder: Path, *, imitation: Path) -> dict[Path, str]:
                 "or restore a copy"
             )
     return damaged
+
+
+def snapshot_folder(folder: Path, step: int) -> Path:
+    """Where the run in `folder` keeps the policy after `step` steps for the pool. Snapshots stay
+    on disk after they leave the pool."""
+    return folder / "policy_pool" / f"step_{step:06d}"
 
 
 def _check_record(path: Path) -> None:
@@ -371,6 +384,11 @@ def policies(folder: Path) -> list[Path]:
     return [*exports, final] if later else [final, *exports]
 
 
+def served_by(final: Path) -> list[str]:
+    """What a server of a final export must know, a line each."""
+    return [str(line) for line in _progress(final / "progress.json").get("served", ())]
+
+
 def step_of(final: Path) -> int:
     """The number of finished steps of a final export; -1 if it is not recorded. Raises
     SettingsError for a record that cannot be read."""
@@ -392,17 +410,23 @@ def _progress(path: Path) -> dict[str, Any]:
 
 
 def export_final(
-    folder: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase, *, step: int
+    folder: Path,
+    learner: Learner,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    step: int,
+    served: Sequence[str] = (),
 ) -> None:
-    """Export the policy after `step` steps to the Hugging Face folder `final/`, adapters merged;
-    with adapters also to `final_adapters/`, in peft's format. Every rank must call.
+    """Export the policy after `step` steps, with what a server of it must know, to the Hugging Face
+    folder `final/`, adapters merged; with adapters also to `final_adapters/`, in peft's format.
+    Every rank must call.
 
     Replaces earlier exports once the new ones are complete.
     """
     with atomic_folder(folder / "final", learner.world) as partial:
         export(learner.model, tokenizer, partial, world=learner.world)
         if learner.world.rank == 0:
-            (partial / "progress.json").write_text(json.dumps({"step": step}))
+            (partial / "progress.json").write_text(json.dumps({"step": step, "served": served}))
     if (adapters := learner.adapters) is not None:
         with atomic_folder(folder / "final_adapters", learner.world) as partial:
             export_adapters(learner.model, adapters, tokenizer, partial, world=learner.world)

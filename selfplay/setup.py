@@ -23,6 +23,7 @@ from selfplay.atomic import atomic_folder
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer
 from selfplay.checkpoint import (
+    checkpoints,
     damaged_saves,
     keep_newest,
     repair_folder,
@@ -51,6 +52,7 @@ from selfplay.metrics.run_folder import (
 )
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.metrics.tracker import Tracker
+from selfplay.model.hub import check_base, local_folder
 from selfplay.partners.judge import make_judge, try_judge
 from selfplay.partners.opponents import make_opponents
 from selfplay.partners.partners import Partners, try_endpoints
@@ -240,6 +242,13 @@ class _RunFolder:
             self.cleanup.callback(self.lock.close)
         self.damaged = damaged_saves(self.path, imitation=progress_folder(self.path))
         self.opening = check_run_folder(self.path, self.config)
+        saved = [each for each in checkpoints(self.path) if each not in self.damaged]
+        if saved and self.config.model.lora is not None:
+            path, warm = self.config.model.path, self.path / "warm_start"
+            own = self.path / "random_start" if path is None else local_folder(path)
+            base = warm if self.config.warm_start.imitates else own
+            if base.exists():
+                check_base(saved[-1] / "hf", base)
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The scratch model's tokenizer that is there or will be."""
@@ -343,12 +352,8 @@ def warn_of_template(rendering: Rendering, name: str, world: World) -> None:
             f"conversation as its prompt (docs/chat_templates.md): {rendering.rewritten}",
             flush=True,
         )
-    if rendering.kept:
-        print(
-            f"{name}: the run's later prompts keep {rendering.kept!r} before old answers; a server "
-            "that renders the conversation leaves it out (docs/chat_templates.md)",
-            flush=True,
-        )
+    for line in rendering.served:
+        print(f"{name}: {line}", flush=True)
     if rendering.typeable:
         print(
             f"warning: the chat template of {name} opens a turn with {rendering.typeable!r}, which "

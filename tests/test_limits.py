@@ -1,6 +1,8 @@
 """Limits that the code promises, whatever it is given: of batches, rows, files, lines, waits."""
 
+import itertools
 import json
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -17,17 +19,21 @@ from selfplay.apps.report.run_files import _spread
 from selfplay.chat.rendering import Rendering
 from selfplay.checkpoint import checkpoints, keep_newest
 from selfplay.engines import hf
-from selfplay.engines.base import Completion, Request
+from selfplay.engines.base import Completion, Generate, Message, Request
 from selfplay.engines.weights import plan_buckets
 from selfplay.learner.batch import deal
 from selfplay.metrics.console import step_line
 from selfplay.metrics.records import game_text
 from selfplay.model.attention import _chunks_of_like_length
 from selfplay.partners import endpoint
+from selfplay.partners.options import EndpointConfig
+from selfplay.partners.partners import joined
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Limits
+from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.scripted_engine import WaveEngine
 from tests.helpers.small_games import BEST, SAMPLING, hand_setups
+from tests.helpers.tiny_run import tiny_model
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=20)
 
@@ -218,3 +224,55 @@ def test_a_game_a_seat_and_a_turn_have_at_most_their_moves_tries_and_tokens(
     ]
     assert max(in_a_row, default=0) <= retries + 1
     assert all(t is None or sum(t.mask) <= new * len(t.spans) for t in episode.transcripts)
+
+
+@given(st.lists(st.integers(1, 9), max_size=12), st.integers(0, 5))
+def test_a_pool_has_at_most_its_size(gaps: list[int], size: int) -> None:
+    """The first member and the newest others; size 0 keeps all."""
+    steps, members = [0, *itertools.accumulate(gaps)], list[int]()
+    for num, step in enumerate(steps, start=1):
+        members = joined(members, step, size=size)
+        kept = [0, *steps[1:num][-(size - 1) :]] if size > 1 else [step]
+        assert members == (steps[:num] if size == 0 else kept[:size])
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 12))
+def test_an_endpoint_has_at_most_its_requests_under_way(most: int, num: int) -> None:
+    """Each is asked once."""
+    with chat_server(lambda _, number: Answer(wait_s=0.01)) as server:
+        asked = endpoint.Endpoint(
+            "m", server.url, settings=EndpointConfig(concurrency=most, retries=0), key=None
+        )
+        request = Request((), 5, 0, messages=(Message("user", "hi"),))
+        answers = [asked.submit(request) for _ in range(num)]
+        finishes = sorted(answer.result().finish for answer in answers)
+        asked.close()
+    assert finishes == ["stop"] * num
+    assert len(server.bodies) == num and server.busiest <= most
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 4), st.lists(st.lists(st.integers(1, 5), max_size=3), max_size=9))
+def test_the_plain_engine_has_at_most_its_games_and_rows(most: int, games: list[list[int]]) -> None:
+    """Games of some turns with prompts of these lengths: games at once, and texts of a pass. The
+    prompts of a batch are one packed row."""
+    model, playing, rows = tiny_model(), list[int](), [0]
+    engine = hf.HFEngine(model, max_batch=most)
+    model.register_forward_pre_hook(
+        lambda _, __, words: rows.append(words["input_ids"].shape[0]), with_kwargs=True
+    )
+
+    async def game(generate: Generate, number: int) -> int:
+        playing.append(number)
+        assert len(playing) <= most
+        for turn, length in enumerate(games[number]):
+            await generate(Request((number + 3,) * length, 3, seed=turn))
+        playing.remove(number)
+        return number
+
+    played = engine.run_games([partial(game, number=i) for i in range(len(games))], SAMPLING)
+    assert played == [*range(len(games))]
+    requests = [Request((i + 3,), 3, seed=0) for i in range(len(games))]
+    assert len(engine.generate_batch(requests, SAMPLING)) == len(requests)
+    assert max(rows) <= most

@@ -261,7 +261,13 @@ class OpenRun(SavedRun):
                 observer.close()
             parts.engine.sleep()  # the engine goes to sleep for good
             check_place(parts)
-            export_final(parts.folder, parts.learner, parts.tokenizer, step=self.num_done)
+            served = parts.rendering.served
+            export_final(
+                parts.folder, parts.learner, parts.tokenizer, step=self.num_done, served=served
+            )
+            if parts.world.rank == 0:
+                for line in served:
+                    print(f"{parts.folder / 'final'}: {line}", flush=True)
             self._ended_by = "finish has ended it"
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from jinja2.exceptions import TemplateError
 
 from selfplay.chat.markers import THOUGHT, Markers, private_markers
 from selfplay.chat.template import (
+    CLOCK,
     CLOSE,
     RewritesHistory,
     Slot,
@@ -91,6 +92,22 @@ class Rendering:
     _splits: bool  # system text and first user text have the same ids alone as together
     _opened: bool
     _shown: Callable[[str], str]
+
+    @property
+    def served(self) -> list[str]:
+        """What a server of the policy must know, a line each."""
+        lines = []
+        if self.kept:
+            lines.append(
+                f"the run's later prompts keep {self.kept!r} before old answers; a server that "
+                "renders the conversation leaves it out (docs/chat_templates.md)"
+            )
+        if "macro strftime_now" in str(self.tokenizer.chat_template):
+            lines.append(
+                f"the chat template prints a date, which is {CLOCK:%d %b %Y} in all prompts and in "
+                "the exported template (docs/chat_templates.md)"
+            )
+        return lines
 
     def first(self, *, system: str, user: str) -> list[int]:
         """The first prompt, generation prompt included; no system message if `system` is empty."""

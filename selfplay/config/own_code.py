@@ -209,14 +209,6 @@ def with_code(settings: Path, values: dict[str, Any], code: Code) -> dict[str, A
         return values
     for what, name in kept.named.items():
         key, _, value = what.partition(" ")
-        section, _, field = key.partition(".")
-        of_section = values.get(section)
-        if isinstance(of_section, dict):
-            held: list[Any] = [of_section.get(field)] if field else [*of_section]
-        else:  # a list of names, as `observers`
-            held = _names(of_section)
-        if value not in held:
-            continue
         file, colon, function = value.rpartition(":") if key not in PLAIN else (value, "", "")
         if code == "copies" and name in kept.files:
             file = f"{home}/{name}"
@@ -227,21 +219,22 @@ def with_code(settings: Path, values: dict[str, Any], code: Code) -> dict[str, A
 
 
 def put_name(values: dict[str, Any], key: str, value: str, name: str) -> None:
-    """Put another name in place of the value of a key, of a method in place of its key."""
+    """Put another name in place of the value of a key; of a section of names, where it stands."""
     section, _, field = key.partition(".")
-    of = values[section]
-    if isinstance(of, list):
-        entries = [{each: {}} if isinstance(each, str) else each for each in of]
-        values[section] = [{name if k == value else k: v for k, v in e.items()} for e in entries]
-        return
-    one = {field: name} if field else {}
-    values[section] = {name if not field and k == value else k: v for k, v in of.items()} | one
+    of = values.get(section)
+    if of is not None and not field:
+        values[section] = _renamed(of, value, name)
+    elif isinstance(of, dict) and of.get(field) == value:
+        values[section] = of | {field: name}
 
 
-def _names(entries: Any) -> list[str]:
-    """The names of a list, each alone or with its settings."""
-    listed = entries if isinstance(entries, list) else []
-    return [name for each in listed for name in ([each] if isinstance(each, str) else each)]
+def _renamed(entries: Any, value: str, name: str) -> Any:
+    """A list of names, alone or with settings, or a mapping of them, with one renamed."""
+    if isinstance(entries, list):
+        return [_renamed(each, value, name) for each in entries]
+    if isinstance(entries, dict):
+        return {name if key == value else key: of for key, of in entries.items()}
+    return name if entries == value else entries
 
 
 def beside(home: Path, *, of_game: bool = False) -> str:

@@ -18,14 +18,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from selfplay.atomic import damage
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer
-from selfplay.checkpoint import export_atomically
+from selfplay.checkpoint import export_atomically, snapshot_folder
 from selfplay.config import Config, GameConfig
 from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, POOL, SELF, Spec, parse_shares
 from selfplay.data.seeds import named_seed
-from selfplay.distributed import World, gather_objects, on_first_rank
+from selfplay.distributed import World, gather_objects
 from selfplay.engines.base import Completion, Engine, GameRunner, Message, Request, Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.kinds import engine_kind
@@ -152,7 +151,6 @@ class Partners:
 
         Raises SettingsError for a member whose snapshot is damaged."""
         self._members = list(state.get("pool", []))
-        on_first_rank(self._check_pool, self._world)
         if self._has_pool and not self._members:
             self._join(0, learner, tokenizer)
 
@@ -327,16 +325,6 @@ class Partners:
         export_atomically(learner.model, tokenizer, folder, world=learner.world)
         self._members = joined(self._members, step, size=self._config.policy_pool.size)
 
-    def _check_pool(self) -> None:
-        for member in self._members:
-            folder = snapshot_folder(self._folder, member)
-            found = damage(folder)
-            if found is not None:
-                raise SettingsError(
-                    f"{folder} must be undamaged, because the policy pool draws from it, got "
-                    f"{found}; restore a copy"
-                )
-
     def _usage(self) -> dict[str, float]:
         """This rank's endpoint usage since the last call, summed over endpoints."""
         usages = [endpoint.take_usage() for endpoint in self._endpoints.values()]
@@ -355,12 +343,6 @@ def _chat_ids(rendering: Rendering, request: Request) -> tuple[int, ...]:
     """The prompt of a chat of a system and a user message."""
     system, user = (message.content for message in request.messages)
     return tuple(rendering.conversation(system, [user], []))
-
-
-def snapshot_folder(folder: Path, step: int) -> Path:
-    """Where the run in `folder` keeps the policy after `step` steps for the pool. Snapshots stay
-    on disk after they leave the pool."""
-    return folder / "policy_pool" / f"step_{step:06d}"
 
 
 def joined(members: list[int], step: int, *, size: int) -> list[int]:

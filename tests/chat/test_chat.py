@@ -377,6 +377,16 @@ def test_templates_always_read_the_same_date() -> None:
 
 
 @pytest.mark.parametrize("name", [*FAMILIES, *ANEW])
+def test_a_date_and_an_empty_thought_are_what_a_server_is_told(name: str) -> None:
+    rendering = rendering_of(name)
+    dated = "strftime_now" in str(tokenizer_of(name).chat_template)
+    told = " ".join(rendering.served)
+    assert ("prints a date, which is 26 Jul 2024" in told) is dated
+    assert ("before old answers" in told) is bool(rendering.kept)
+    assert len(rendering.served) == dated + bool(rendering.kept)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *ANEW])
 def test_an_exported_template_renders_without_arguments_what_the_run_trained(
     name: str, tmp_path: Path
 ) -> None:

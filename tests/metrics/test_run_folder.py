@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -28,7 +29,7 @@ from selfplay.metrics.run_folder import (
 from selfplay.warm_start.imitation import scratch_tokenizer
 from tests.helpers import processes
 from tests.helpers.chat_server import Answer, chat_server
-from tests.helpers.tiny_run import write_tiny
+from tests.helpers.tiny_run import RUNS, finished, run_tiny, write_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRATCH = ["model.scratch={}", "rollout.max_game_tokens=512"]
@@ -316,6 +317,29 @@ def test_a_start_that_is_refused_late_changes_nothing(
     said = capsys.readouterr().err
     assert said.splitlines()[-1].startswith("train.py: ") and key in said
     assert tree_of(folder.parent) == before
+
+
+@pytest.mark.parametrize("kind", ["pool", "adapters"])
+def test_a_resume_that_is_refused_changes_nothing(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For a member of the pool with a changed byte; for adapters on other weights, whole ones."""
+    folder = tmp_path / "run"
+    shutil.copytree(finished(*RUNS[kind]), folder)
+    if kind == "pool":
+        file = max((folder / "policy_pool").glob("step_*/model.safetensors"))
+        file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1]))
+        rule = f"{file.parent} must be undamaged, because the policy pool draws from it, got model"
+    else:
+        shutil.rmtree(folder / "warm_start")
+        shutil.copytree(finished() / "final", folder / "warm_start")
+        rule = f"{folder / 'warm_start'} must hold the base weights of {folder}/checkpoints/step_"
+    (folder / "checkpoints" / "progress.json.new").touch()
+    before = tree_of(folder)
+    words = [word for word in RUNS[kind] if not word.startswith("steps=")]
+    assert run_tiny(folder, *words, "steps=9") == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith(f"train.py: {rule}")
+    assert tree_of(folder) == before
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ from huggingface_hub.utils import validate_repo_id
 from dialop.modules import KEPT
 from selfplay.apps.publish.card import card, public_value, read_results
 from selfplay.atomic import altered, atomic_folder
-from selfplay.checkpoint import step_of
+from selfplay.checkpoint import served_by, step_of
 from selfplay.config import Config
 from selfplay.config.load import load
 from selfplay.config.own_code import CODE, kept_in
@@ -115,6 +115,7 @@ def write_folder(run: Path, name: str, out: Path, *, with_code: bool = False) ->
         read_results(run),
         code=code[code.rindex("started ") :],
         step=step_of(weights),
+        served=served_by(weights),
     )
     with atomic_folder(out) as new:
         for file in (*files, *boards):  # evaluations of the copy must leave the boards out, too

@@ -93,10 +93,13 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, Any]:
     return page
 
 
-def card(name: str, config: Config, results: Results, *, code: str, step: int) -> str:
+def card(
+    name: str, config: Config, results: Results, *, code: str, step: int, served: Sequence[str] = ()
+) -> str:
     """The Markdown of README.md in the hub's repository `name` (ORG/NAME).
 
-    `code` is the newest paragraph of the run's code.txt, `step` the number of self-play steps.
+    `code` is the newest paragraph of the run's code.txt, `step` the number of self-play steps,
+    `served` what a server of the policy must know.
     """
     game = config.game.kit.TITLE if config.game.is_imported else Path(config.game.name).stem
     base = config.model.path
@@ -121,6 +124,7 @@ def card(name: str, config: Config, results: Results, *, code: str, step: int) -
         game=game,
         start=start,
         step=step,
+        served=[escaped(line) for line in served],
         config=config,
         held_out=f"{len(sampled.scores)} {_held_out(config.data.test)}",
         score=score_meaning(columns_of([sampled.measures])),

@@ -93,6 +93,15 @@ def test_the_folder_holds_a_policy_its_settings_and_a_card(
     assert "--push" in capsys.readouterr().out
 
 
+def test_the_card_tells_what_a_server_must_know(run: Path) -> None:
+    """As the run's end has written it beside the weights; older runs have written nothing."""
+    told = {"step": 7, "served": ["it keeps '<think>'", "it prints a date"]}
+    (run / "final" / "progress.json").write_text(json.dumps(told))
+    assert publish.main([str(run), "me/pair"]) == 0
+    text = (run / "hub" / "README.md").read_text()
+    assert "To serve it: it prints a date.\n" in text and "<think>" not in text
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
