@@ -94,7 +94,7 @@ LATER = (
     *("steps=", "observers=", "save_every=", "log_", "keep_checkpoints=", "eval.", "policy_pool."),
     *("methods", "algorithm", "reward", "endpoint."),
     *("data.start", "data.train", "data.options", "engine.", "model.lora", "model.dtype"),
-    "optim.master_dtype",
+    *("optim.master_dtype", "monitors="),
     *("rollout.player", "rollout.partners", "rollout.opponents", "rollout.options", "rollout.play"),
     *("rollout.instances", "rollout.group_size", "rollout.max_turns"),
     *("optim.lr=", "optim.schedule=", "optim.final_share=", "optim.tokens_per_microbatch="),
