@@ -83,7 +83,10 @@ ENDS = {
     "disk full in a log": End(lambda: largest_file(15_000), 1, 2, f"File too large … {STAYS}"),
     "disk full at the start": End(lambda: largest_file(20), 1, 2, f"File too large … {STAYS}"),
 }  # fmt: skip
-SLOW = ("Ctrl-C in play", "disk full in a log", "disk full at the start")
+FAST = (
+    *("SIGKILL in a push", "rollout disagrees", "push disagrees", "SIGTERM at the start"),
+    *("SIGTERM in a save", "disk full in a save"),
+)
 
 
 def ended(how: End, run: Path) -> None:
@@ -101,7 +104,7 @@ def ended(how: End, run: Path) -> None:
         assert run_tiny(run, *how.settings) == how.status
 
 
-@pytest.mark.parametrize("name", slow_except(ENDS, *(ENDS.keys() - SLOW)))
+@pytest.mark.parametrize("name", slow_except(ENDS, *FAST))
 def test_a_run_that_was_ended_goes_on_bit_for_bit(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,10 +141,7 @@ def test_a_state_in_several_files_is_the_same_state(
     assert_same_run(finished(), run)
 
 
-FAST = ("plain", "pool", "critic", "adapters")
-
-
-@pytest.mark.parametrize("run", slow_except(RUNS, *FAST))
+@pytest.mark.parametrize("run", slow_except(RUNS, "plain", "pool", "critic", "adapters"))
 def test_each_kind_of_trainer_state_is_resumed_bit_for_bit(run: str, tmp_path: Path) -> None:
     """From the second newest checkpoint."""
     straight = finished(*RUNS[run])
