@@ -214,12 +214,13 @@ def play_drawn(mean: int | None, run: Run, step: int, numbers: Sequence[int]) ->
         rollout = play_instances(run, step, numbers)
         episodes, stats = rollout.episodes, rollout.stats
     else:
-        player = Watched(run.engine.engine, mean)  # type: ignore[abstract]
-        sampling = Sampling(run.config.rollout.temperature, run.rendering.stop_ids)
+        (policy,) = run.policies
+        player = Watched(policy.engine.engine, mean)  # type: ignore[abstract]
+        sampling = Sampling(run.config.rollout.temperature, policy.rendering.stop_ids)
         limits = Limits(TURNS, max_retries=50)
         with run.timed("play"):
             instances = run.stream.step(step, numbers)
-            setups = talks(instances, run.config, run.rendering, mean, step)
+            setups = talks(instances, run.config, policy.rendering, mean, step)
             episodes, stats = play_games(setups, player, sampling=sampling, limits=limits)
             barrier(run.world)
     return Rollout(with_drawn_rewards(episodes, step), stats)

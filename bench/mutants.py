@@ -147,7 +147,7 @@ NAMED = (
     (
         "averages to resume",
         "selfplay/step/ending.py",
-        '"baselines": dict(run.baselines)',
+        '"baselines": dict(policy.baselines)',
         '"baselines": {}',
     ),
 )

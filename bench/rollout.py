@@ -188,7 +188,7 @@ def own_games(config: Config, rendering: Rendering, games: int, repeat: int) -> 
         game=config.game,
         rollout=config.rollout,
         seed=config.seed,
-        rendering=rendering,
+        renderings={"": rendering},
     )
 
 

@@ -2,6 +2,7 @@
 
 A checkpoint folder `checkpoints/step_N` holds `state/` (model, optimizer and what methods train,
 sharded like the run and readable on any mesh), `hf/` (a Hugging Face folder) and `progress.json`.
+Of several policies `policies/NAME` holds the first two of each.
 With adapters `state/` and `hf/` hold the adapters alone: `hf/` is in peft's format and names the
 folder and the digest of the base weights. A folder gets its final name only when it is complete;
 one that is damaged is never resumed from.
@@ -72,7 +73,7 @@ class OpenCheckpoint:
 
     run: Path
     step: int
-    learner: Learner
+    world: World
 
     @property
     def folder(self) -> Path:
@@ -82,43 +83,49 @@ class OpenCheckpoint:
         """Add the trainer state that the next step needs in addition to the learner: plain JSON
         values, the same on every rank. Then delete all but the newest `keep` checkpoints. Every
         rank must call."""
-        world = self.learner.world
-        progress = {"step": self.step, "ranks": world.world_size, "state": state}
+        progress = {"step": self.step, "ranks": self.world.world_size, "state": state}
 
         def write() -> None:
             (hidden(self.folder) / "progress.json").write_text(json.dumps(progress))
 
-        on_first_rank(write, world)
-        take_name(self.folder, world)
-        on_first_rank(partial(keep_newest, self.run, keep), world)
+        on_first_rank(write, self.world)
+        take_name(self.folder, self.world)
+        on_first_rank(partial(keep_newest, self.run, keep), self.world)
         return self.folder
 
 
 def begin_checkpoint(
     folder: Path,
-    learner: Learner,
-    tokenizer: PreTrainedTokenizerBase | None,
+    learners: Mapping[str, tuple[Learner, PreTrainedTokenizerBase | None]],
     *,
     step: int,
 ) -> OpenCheckpoint:
-    """Write the learner after `step` finished steps; its tensors must not be offloaded. Neither
-    needs nor changes the engine. Every rank must call.
+    """Write the learners after `step` finished steps, by the names of their policies; their tensors
+    must not be offloaded. Neither needs nor changes the engine. Every rank must call.
 
     Without a tokenizer there is no `hf/`, and only `resume` can read the checkpoint.
     """
-    world, opened = learner.world, OpenCheckpoint(folder, step, learner)
+    ((learner, _), *_) = learners.values()
+    world, opened = learner.world, OpenCheckpoint(folder, step, learner.world)
     with filled(opened.folder, world) as partial:
-        with _stopped():
-            dcp.save(
-                learner_state(learner),
-                storage_writer=_PartsWriter(partial / "state", per_thread_copy_ahead=0),
-                no_dist=world.mesh is None,
-            )
-        if tokenizer is not None and (adapters := learner.adapters) is not None:
-            export_adapters(learner.model, adapters, tokenizer, partial / "hf", world=world)
-        elif tokenizer is not None:
-            export(learner.model, tokenizer, partial / "hf", world=world)
+        for name, (learner, tokenizer) in learners.items():
+            home = home_of(partial, name)
+            with _stopped():
+                dcp.save(
+                    learner_state(learner),
+                    storage_writer=_PartsWriter(home / "state", per_thread_copy_ahead=0),
+                    no_dist=world.mesh is None,
+                )
+            if tokenizer is not None and (adapters := learner.adapters) is not None:
+                export_adapters(learner.model, adapters, tokenizer, home / "hf", world=world)
+            elif tokenizer is not None:
+                export(learner.model, tokenizer, home / "hf", world=world)
     return opened
+
+
+def home_of(checkpoint: Path, policy: str) -> Path:
+    """Where a checkpoint holds the policy of this name; the only one has none."""
+    return checkpoint / "policies" / policy if policy else checkpoint
 
 
 class _PartsWriter(dcp.FileSystemWriter):
@@ -285,9 +292,10 @@ def set_aside(checkpoint: Path, found: str) -> None:
     )
 
 
-def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
-    """Load the newest checkpoint into the learner, in place. `repair_folder` has checked it; one
-    that cannot be loaded all the same is set aside like a damaged one. Every rank must call.
+def resume(folder: Path, learner: Learner, policy: str = "") -> tuple[int, dict[str, Any]]:
+    """Load the newest checkpoint into the learner of a policy, in place. `repair_folder` has
+    checked it; one that cannot be loaded all the same is set aside like a damaged one. Every rank
+    must call.
 
     Returns the number of finished steps and the trainer state; (0, {}) without a checkpoint. Raises
     SettingsError if none can be loaded, and for adapters that were trained on other base weights
@@ -297,10 +305,11 @@ def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
     for newest in broadcast_object(checkpoints(folder), learner.world)[::-1]:
         if (adapters := learner.adapters) is not None:
             base = adapters.base
-            on_first_rank(partial(check_base, newest / "hf", base), learner.world)
+            home = home_of(newest, policy)
+            on_first_rank(partial(check_base, home / "hf", base), learner.world)
         failed = ""
         try:
-            loaded = _load(newest, learner)
+            loaded = _load(newest, learner, policy)
         except (torch.OutOfMemoryError, MemoryError):
             raise
         except (Exception, CheckpointException) as error:  # noqa: BLE001 (of damage, anything)
@@ -317,12 +326,12 @@ def resume(folder: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
     return 0, {}
 
 
-def _load(checkpoint: Path, learner: Learner) -> tuple[int, dict[str, Any]]:
+def _load(checkpoint: Path, learner: Learner, policy: str) -> tuple[int, dict[str, Any]]:
     """Fill the learner from a checkpoint. Raises whatever a damaged file causes; the learner then
     holds part of it."""
-    state = learner_state(learner)
+    state, home = learner_state(learner), home_of(checkpoint, policy)
     with _stopped():
-        dcp.load(state, checkpoint_id=checkpoint / "state", no_dist=learner.world.mesh is None)
+        dcp.load(state, checkpoint_id=home / "state", no_dist=learner.world.mesh is None)
     set_state_dict(
         learner.model,
         learner.optimizer,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,7 +31,7 @@ from selfplay.checkpoint import (
     resume,
 )
 from selfplay.config import Config
-from selfplay.config.player_spec import parse_shares
+from selfplay.config.player_spec import Spec, parse_shares
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, gather_objects, init_world, on_first_rank
 from selfplay.engines.base import Engine
@@ -40,6 +41,8 @@ from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import fixed_partners, held_out_at_start
 from selfplay.learner.learner import Learner, make_learner
+from selfplay.learner.method import Ask
+from selfplay.methods.judge import try_judge
 from selfplay.metrics.monitors import Monitors
 from selfplay.metrics.observers import Groups, make_observers
 from selfplay.metrics.run_folder import (
@@ -53,13 +56,13 @@ from selfplay.metrics.run_folder import (
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.metrics.tracker import Tracker
 from selfplay.model.hub import check_base, local_folder
-from selfplay.partners.judge import make_judge, try_judge
+from selfplay.partners.endpoints import try_endpoints
 from selfplay.partners.opponents import make_opponents
-from selfplay.partners.partners import Partners, try_endpoints
+from selfplay.partners.partners import Partners
 from selfplay.preflight.model import StartCheck, check_model
 from selfplay.preflight.run import read_rendering, start_warnings
 from selfplay.rollout.seat_rules import who_plays
-from selfplay.step.run import Run
+from selfplay.step.run import Policy, Run
 from selfplay.warm_start.imitation import (
     first_weights,
     progress_folder,
@@ -120,8 +123,9 @@ def set_up(
     elif checked is None:
         checked = read_rendering(config.model, config.game, seed=config.seed)
     rendering, tokenizer = checked, checked.tokenizer
-    on_first_rank(partial(try_judge, config, rendering, world), world)
-    on_first_rank(partial(try_endpoints, config, rendering, world), world)
+    if "judge" in config.methods:
+        on_first_rank(partial(try_judge, config), world)
+    on_first_rank(partial(try_endpoints, config), world)
     start_check = check_model(config, tokenizer, rendering, world)
     on_first_rank(home.make_ready, world)  # it is the first that writes in the folder
     if config.model.path is None:
@@ -142,16 +146,16 @@ def set_up(
         config.eval, config.game, config.rollout, weights=weights, partners=partners
     )
     own, learner, start_bound = _start_models(
-        config, weights, world, rendering, start_check, cleanup
+        config, weights, world, rendering, start_check, cleanup, partners.reader
     )
     offload = Offload(learner, config.parallel)
     engine = SupervisedPolicy(learner, own, offload, runner=partners.routed(own))
     evaluation = EvaluationContext(config, engine, rendering, world, partners.held_out_partner())
-    judge = make_judge(config.reward, config.game.kit, partners)
     first_step, state = resume(folder, learner)
+    # Before 2026-11-29 what a policy has of its own was beside the others, and so was `best`.
+    of_policy = state.get("policies", {"": state})[""]
     on_first_rank(partial(keep_newest, folder, config.keep_checkpoints), world)
-    # Before 2026-11-29 `best` was beside the others.
-    of_methods = state.get("methods", {"BestGames": {"best": state.get("best", [])}})
+    of_methods = of_policy.get("methods", {"BestGames": {"best": of_policy.get("best", [])}})
     for method in learner.methods:
         method.restore(of_methods.get(type(method).__name__, {}))
     partners.restore(state.get("partners", {}), learner, tokenizer)
@@ -164,7 +168,17 @@ def set_up(
         token_budget=config.optim.tokens_per_microbatch,
         offloaded=config.parallel.offload == "all",
     )
-    sync_check.restore(state.get("sync_check", {}))
+    sync_check.restore(of_policy.get("sync_check", {}))
+    policy = Policy(
+        name="",
+        config=config,
+        tokenizer=tokenizer,
+        rendering=rendering,
+        engine=engine,
+        baselines=of_policy.get("baselines", {}),
+        learner=learner,
+        sync_check=sync_check,
+    )
     engine.push(first_step)
     if first_step >= max(config.steps, 1) and world.rank == 0:
         print(
@@ -203,22 +217,16 @@ def set_up(
         folder=folder,
         world=world,
         stream=stream,
-        tokenizer=tokenizer,
-        rendering=rendering,
-        learner=learner,
-        engine=engine,
         partners=partners,
         opponents=opponents,
-        judge=judge,
+        policies=[policy],
         evaluation=evaluation,
         fixed_partners=eval_partners,
         lock=home.lock,
         observers=observers,
-        sync_check=sync_check,
         journal=journal,
         timed=Stopwatch(),
         first_step=first_step,
-        baselines=state.get("baselines", {}),
     )
 
 
@@ -278,12 +286,13 @@ def _start_models(
     rendering: Rendering,
     start_check: StartCheck,
     cleanup: ExitStack,
+    reader: Callable[[Spec], Ask],
 ) -> tuple[Engine, Learner, float]:
     """This rank's engine, asleep, and the learner, both with the first weights and checked, and the
     start check's bound on their mismatch."""
     kind = engine_kind(config.engine.kind)
     if kind.shares(world):
-        learner = make_learner(config, weights, world, rendering=rendering)
+        learner = make_learner(config, weights, world, rendering=rendering, reader=reader)
         engine = kind.around(learner.model, config.engine)
     else:
         # The engine starts before the learner because its memory is a share of the free memory.
@@ -292,7 +301,9 @@ def _start_models(
         sleep_or_close(engine)
         kernels = config.engine.kernels
         as_engine = import_module(kernels).compute_as_engine if kernels else None
-        learner = make_learner(config, weights, world, as_engine=as_engine, rendering=rendering)
+        learner = make_learner(
+            config, weights, world, as_engine=as_engine, rendering=rendering, reader=reader
+        )
     return engine, learner, start_check.compare(learner, engine, weights)
 
 

@@ -208,8 +208,7 @@ def _all_zero(statistics: Statistics, scales: Sequence[_Checked]) -> bool:
 
 def _with_advantages(sample: Sample, baselines: Sequence[float], divisor: float) -> Sample:
     """The sample with (return - baseline) / divisor on every trained token."""
-    returns_T = token_returns(sample)
-    advantages_T = [0.0] * len(returns_T)
+    returns_T, advantages_T = sample.returns, [0.0] * len(sample.ids)
     for turn, (start, end) in enumerate(trained_stretches(sample.mask)):
         advantages_T[start:end] = [(g - baselines[turn]) / divisor for g in returns_T[start:end]]
     return replace(sample, advantages=advantages_T)
@@ -220,10 +219,9 @@ def sample_statistics(samples: Sequence[Sample]) -> list[SampleStatistics]:
     statistics = []
     for sample in samples:
         if sample.group:
-            returns_T = token_returns(sample)
-            returns_K = list(compress(returns_T, sample.mask))
+            returns_K = list(compress(sample.returns, sample.mask))
             mean, variance = _mean_and_variance(returns_K)
-            turns = [returns_T[start:end] for start, end in trained_stretches(sample.mask)]
+            turns = [sample.returns[start:end] for start, end in trained_stretches(sample.mask)]
             statistics.append(
                 SampleStatistics(
                     name=sample.name,
@@ -236,14 +234,6 @@ def sample_statistics(samples: Sequence[Sample]) -> list[SampleStatistics]:
                 )
             )
     return statistics
-
-
-def token_returns(sample: Sample) -> list[float]:
-    """Each token's return [T]: the final reward, plus the moves' rewards from the token on."""
-    returns_T = [sample.reward] * len(sample.ids)
-    for token, reward in sample.move_rewards:
-        returns_T[: token + 1] = [g + reward for g in returns_T[: token + 1]]
-    return returns_T
 
 
 # --- baselines and divisors: functions for `algorithm.advantage` ----------------------------------

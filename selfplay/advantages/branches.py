@@ -71,7 +71,7 @@ def _turn_sample(
         old_logprobs=sample.old_logprobs[:end],
         advantages=sample.advantages[:end],
         starts=tuple(start for start in sample.starts if start < end),
-        reward=value,
+        returns=[value] * end,
         seating=seating_of(episode, seat),
     )
 

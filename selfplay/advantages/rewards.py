@@ -4,6 +4,8 @@ The final reward is at a sample's last trained token, the reward of a single mov
 that the seat sampled up to this move. A token's return is the final reward plus the moves' rewards
 from this token on. Rewards before the seat's first token are left out. Turns at branch points train
 elsewhere (`branches.py`).
+
+Shapes: T tokens of a sample.
 """
 
 from __future__ import annotations
@@ -97,8 +99,8 @@ def message_credit(episode: Episode) -> Rewards:
 
 
 def with_rewards(episodes: Sequence[Episode], config: RewardConfig) -> list[Episode]:
-    """The games with what `reward.function` pays, which trains; so too the continuations of branch
-    points.
+    """The games with what `reward.function` pays, which trains, where it is not known yet; so too
+    the continuations of branch points.
 
     Raises OwnFault if the function does not give one usable number a seat.
     """
@@ -126,6 +128,8 @@ def _reading(function: Callable[[Episode], T], episode: Episode) -> T:
 
 
 def _with_rewards(episode: Episode, function: Callable[..., Any]) -> Episode:
+    if episode.paid is not None:
+        return episode
     num = len(episode.outcome.rewards)
     try:
         given = function(episode)
@@ -147,17 +151,9 @@ def _with_rewards(episode: Episode, function: Callable[..., Any]) -> Episode:
             f"{len(episode.turns)} lists, one a turn, each () or {num} finite numbers, none beyond "
             f"{LARGEST:g}, got {given!r:.300} ({name_of(episode)})"
         )
-    branches = (
-        replace(
-            point,
-            continuations={
-                key: _with_rewards(game, function) for key, game in point.continuations.items()
-            },
-        )
-        for point in episode.branches
-    )
     paid = tuple(rewards), tuple(map(tuple, moves))
-    return replace(episode, paid=paid, branches=tuple(branches))
+    branches = episode.changed_branches(partial(_with_rewards, function=function))
+    return replace(episode, paid=paid, branches=branches)
 
 
 # --- the reward of a seat -------------------------------------------------------------------------
@@ -206,6 +202,7 @@ def seat_sample(episode: Episode, seat: int) -> Sample:
         old_logprobs=transcript.logprobs,
         advantages=[0.0] * len(transcript),
         starts=tuple(transcript.starts),
+        policy=transcript.policy,
     )
 
 
@@ -234,23 +231,13 @@ def seating_of(episode: Episode, seat: int) -> str:
 
 
 def rewarded(sample: Sample, episode: Episode, seat: int, config: RewardConfig) -> Sample:
-    """The sample with the seat's rewards at its tokens. No reward is clamped at 0."""
-    return replace(
-        sample,
-        reward=final_reward(episode, seat, config=config),
-        move_rewards=_move_tokens(episode, seat, last=sample.last_trained),
-        seating=seating_of(episode, seat),
-    )
-
-
-def _move_tokens(episode: Episode, seat: int, *, last: int) -> tuple[tuple[int, float], ...]:
-    """The seat's rewards of single moves as (token, reward); no token is after `last`."""
-    rewards: dict[int, float] = {}
+    """The sample with the seat's returns, the only place that sums them. No reward is clamped at
+    0."""
+    returns_T = [final_reward(episode, seat, config=config)] * len(sample.ids)
     for number, reward in move_rewards(episode, seat).items():
-        if spans := spans_until(episode, seat, number + 1):
-            token = min(spans[-1].end - 1, last)
-            rewards[token] = rewards.get(token, 0.0) + reward
-    return tuple(rewards.items())
+        for span in spans_until(episode, seat, number + 1)[-1:]:
+            returns_T[: span.end] = [g + reward for g in returns_T[: span.end]]
+    return replace(sample, returns=returns_T, seating=seating_of(episode, seat))
 
 
 def spans_until(episode: Episode, seat: int, num: int) -> list[Span]:

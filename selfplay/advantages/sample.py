@@ -15,14 +15,14 @@ class Sample:
     - `name` is unique within a step.
     - `old_logprobs` are the engine's log-probs at the sampling temperature.
     - `advantages` are 0 where the mask is 0.
-    - `reward` is the seat's final reward; it belongs to the last trained token.
-    - `move_rewards` are (token, reward) of single moves; the token is the seat's last sampled one
-      up to the move. They are not in `reward`.
+    - `returns` are what the seat is paid from each token on, without discount: the final reward,
+      and that of a single move up to the last token that the seat sampled before it took effect.
     - `group` is the key of the samples it is compared with; `seating` that of its moving average:
       the seat and, if there is one, the partner ("seat 0 beside NAME"). Imitation samples have no
-      group, no seating and no reward.
+      group, no seating and no returns.
     - `starts` are the positions after 0 where a separate sequence begins (`Transcript.starts`).
       Each sequence has its own context; credit and loss treat the sample as one.
+    - `policy` names the policy that sampled it, "" the only one.
     - `columns` are what methods know of each token, by name; a micro-batch has them as tensors.
     """
 
@@ -31,11 +31,11 @@ class Sample:
     mask: list[int]
     old_logprobs: list[float]
     advantages: list[float]
-    reward: float = 0.0
-    move_rewards: tuple[tuple[int, float], ...] = ()
+    returns: list[float] = field(default_factory=list)
     group: str = ""
     seating: str = ""
     starts: tuple[int, ...] = ()
+    policy: str = ""
     columns: dict[str, list[float]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -68,20 +68,7 @@ class Sample:
     @property
     def total_reward(self) -> float:
         """The seat's reward for the game: the final one and those of single moves."""
-        return self.reward + sum(reward for _, reward in self.move_rewards)
-
-    @property
-    def last_trained(self) -> int:
-        """The place of the last trained token."""
-        return len(self.mask) - 1 - self.mask[::-1].index(1)
-
-    def token_rewards(self) -> list[float]:
-        """Each token's reward: `reward` at the last trained token, `move_rewards` at theirs."""
-        rewards = [0.0] * len(self.ids)
-        rewards[self.last_trained] = self.reward
-        for token, reward in self.move_rewards:
-            rewards[token] += reward
-        return rewards
+        return self.returns[0] if self.returns else 0.0
 
 
 def trained_stretches(mask: Sequence[int]) -> Iterator[tuple[int, int]]:

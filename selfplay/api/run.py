@@ -61,7 +61,7 @@ def outside_event_loop() -> Iterator[None]:
 # The settings that a step reads anew; of others `start` has made the parts of the run.
 OF_A_STEP = (
     *("rollout.temperature", "optim.lr", "algorithm.kl", "algorithm.entropy", "algorithm.options"),
-    *("algorithm.clip_low", "algorithm.clip_high", "algorithm.dual_clip", "reward.judge_weight"),
+    *("algorithm.clip_low", "algorithm.clip_high", "algorithm.dual_clip"),
     *("reward.token_cost", "reward.message_cost", "reward.error_penalty", "reward.options"),
 )
 
@@ -204,7 +204,9 @@ class OpenRun(SavedRun):
             reward=given.reward,
             optim=given.optim,
         )
-        return replace(parts, config=config, changed=dict(_numbers(overrides)))
+        policies = [replace(policy, config=config) for policy in parts.policies]
+        changed = dict(_numbers(overrides))
+        return replace(parts, config=config, policies=policies, changed=changed)
 
     @outside_event_loop()
     def evaluate(
@@ -259,11 +261,13 @@ class OpenRun(SavedRun):
                 save_and_sleep(parts, self.num_done, trainer_state(parts))
             for observer in parts.observers:
                 observer.close()
-            parts.engine.sleep()  # the engine goes to sleep for good
+            for policy in parts.policies:
+                policy.engine.sleep()  # for good
             check_place(parts)
-            served = parts.rendering.served
+            (policy,) = parts.policies
+            served = policy.rendering.served
             export_final(
-                parts.folder, parts.learner, parts.tokenizer, step=self.num_done, served=served
+                parts.folder, policy.learner, policy.tokenizer, step=self.num_done, served=served
             )
             if parts.world.rank == 0:
                 for line in served:

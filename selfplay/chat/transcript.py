@@ -24,12 +24,14 @@ class Transcript:
     """The growing token record of one seat in one game.
 
     Callers may read the lists but write only through the methods. `starts` are the positions after
-    0 where a separate sequence begins; earlier tokens are not its context.
+    0 where a separate sequence begins; earlier tokens are not its context. `policy` names the
+    policy that sampled, "" the only one.
     """
 
-    __slots__ = ("ids", "logprobs", "mask", "spans", "starts")
+    __slots__ = ("ids", "logprobs", "mask", "policy", "spans", "starts")
 
-    def __init__(self) -> None:
+    def __init__(self, policy: str = "") -> None:
+        self.policy = policy
         self.ids: list[int] = []
         self.mask: list[int] = []
         self.logprobs: list[float] = []
@@ -99,7 +101,7 @@ class Transcript:
     def fork(self) -> Transcript:
         """An independent copy: writes to one do not change the other."""
         self._check()
-        copy = Transcript()
+        copy = Transcript(self.policy)
         copy.ids = list(self.ids)
         copy.mask = list(self.mask)
         copy.logprobs = list(self.logprobs)

@@ -49,7 +49,6 @@ from selfplay.config.play import (
     RewardConfig,
     RolloutConfig,
 )
-from selfplay.config.player_spec import POOL, parse_shares
 from selfplay.config.plugins import check_name, has_options, named
 from selfplay.config.schema import RULES
 from selfplay.errors import SettingsError
@@ -99,8 +98,8 @@ class Config:
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     methods: dict[str, Any] = Field(default_factory=dict, validate_default=True)
     """methods beside GRPO with their settings, asked in this order, as methods: {best_games:
-    {weight: 0.1}}; built in: recompute, auxiliary_imitation, best_games, resample, ppo; or classes
-    of your own as my_file.py:Name (docs/doors.md)"""
+    {weight: 0.1}}; built in: judge, recompute, auxiliary_imitation, best_games, resample, ppo; or
+    classes of your own as my_file.py:Name (docs/doors.md)"""
     optim: OptimConfig = Field(default_factory=OptimConfig)
     engine: SerializeAsAny[EngineConfig] = Field(default_factory=dict, validate_default=True)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
@@ -154,8 +153,6 @@ class Config:
         classes = [each.rpartition(":")[2] for each in names]  # which name their states
         if twice := [each for each in classes if classes.count(each) > 1]:
             raise ValueError(f"observers must name each once, got {twice[0]} twice")
-        if self.game.is_imported:
-            self._check_game()
         self._check_method()
         self._check_memory()
         features = (getattr(self, name) for name in SECTIONS)
@@ -163,15 +160,6 @@ class Config:
             if (check := getattr(options, "check", None)) is not None:
                 check(self)
         return self
-
-    def _check_game(self) -> None:
-        kit = self.game.kit
-        own_rubric = self.reward.rubric is not None or kit.has("judged")
-        if self.reward.judge != "rubric" and not own_rubric:
-            raise ValueError(
-                f"reward.rubric must be a text file with reward.judge and game.name "
-                f"{self.game.name}, which has no rubric of its own, got null"
-            )
 
     def _check_method(self) -> None:
         scratch = self.model.scratch
@@ -198,12 +186,6 @@ class Config:
             raise ValueError(
                 f"model.dtype must be bfloat16 with optim.master_dtype bfloat16, got "
                 f"{self.model.dtype}: float32 computation gains nothing from bfloat16 weights"
-            )
-        pool = any(spec.kind == POOL for spec, _ in parse_shares(self.rollout.partners))
-        if self.parallel.offload == "all" and pool:
-            raise ValueError(
-                "parallel.offload must be none or optimizer with the partner pool of "
-                "rollout.partners, got all: snapshots need the weights on the device"
             )
 
 

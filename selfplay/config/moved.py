@@ -9,6 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 MOVED = {
+    "reward.judge": "methods.judge.model",
+    "reward.rubric": "methods.judge.rubric",
+    "reward.judge_weight": "methods.judge.weight",
     "critic": "methods.ppo",
     "algorithm.resample": "methods.resample.instances",
     "algorithm.imitate_best": "methods.best_games.weight",
@@ -37,6 +40,7 @@ def of_today(values: dict[str, Any]) -> dict[str, Any]:
     if branch.get("turns", "none") != "none":
         values["rollout"] |= {"play": "branches", "options": branch}
     on = {
+        "judge": old.get("reward.judge") not in (None, "rubric"),
         "recompute": old.get("algorithm.old_logprobs") == "recomputed",
         "auxiliary_imitation": old.get("warm_start.auxiliary_weight"),
         "best_games": old.get("algorithm.imitate_best"),

@@ -17,14 +17,15 @@ from typing import Any, Literal
 
 from dialop.kit import games
 from dialop.modules import KEPT, imported_digest, is_own, own_files, own_module, sha256_of, texts_in
+from selfplay.config.moved import MOVED
 from selfplay.config.plugins import own_functions
 from selfplay.errors import SettingsError
 
 CODE = "code"  # the folder of copies in a run
+TEXT_OF = "methods."  # begins the keys of texts that a method reads
 UNTIL = "until_step_"  # in it, those up to a step, of a run that went on with other code
-GAME, RUBRIC = "game.name", "reward.rubric"
+GAME = "game.name"
 _DATA = 2**20  # bytes of the largest file that is copied because a module names it
-PLAIN = (GAME, RUBRIC)  # the keys that name a file without a function in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +51,15 @@ def own_names(config: Any) -> Iterator[tuple[str, str]]:
     if is_own_game(config.game.name):
         yield GAME, config.game.name
     yield from own_functions(config)
-    if config.reward.rubric:
-        yield RUBRIC, config.reward.rubric
+    for name, options in config.methods.items():
+        for field in getattr(options, "FILES", ()):
+            if (value := getattr(options, field)) is not None:
+                yield f"{TEXT_OF}{name}.{field}", value
+
+
+def is_plain(key: str) -> bool:
+    """Whether the value of a key is a file alone, without a function in it."""
+    return key == GAME or key.startswith(TEXT_OF)
 
 
 def is_own_game(name: str) -> bool:
@@ -116,8 +124,8 @@ def digest_of(key: str, value: str) -> str:
 def _module_of(key: str, value: str) -> tuple[ModuleType | None, Path]:
     """The module that a key names, None for a text, and its file, that of the path if it is one:
     another one that holds the same may be imported."""
-    name = value if key in PLAIN else value.rpartition(":")[0]
-    if key == RUBRIC:
+    name = value if is_plain(key) else value.rpartition(":")[0]
+    if key.startswith(TEXT_OF):
         return None, Path(name).resolve()
     module = own_module(name, what=key, expected=f"a module or a .py file, got {name}")
     file = name if name.endswith(".py") else getattr(module, "__file__", None) or "/"
@@ -209,7 +217,8 @@ def with_code(settings: Path, values: dict[str, Any], code: Code) -> dict[str, A
         return values
     for what, name in kept.named.items():
         key, _, value = what.partition(" ")
-        file, colon, function = value.rpartition(":") if key not in PLAIN else (value, "", "")
+        key = MOVED.get(key, key)
+        file, colon, function = (value, "", "") if is_plain(key) else value.rpartition(":")
         if code == "copies" and name in kept.files:
             file = f"{home}/{name}"
         elif file.endswith(".py") and not Path(file).is_file():  # it was given from another folder
@@ -220,12 +229,18 @@ def with_code(settings: Path, values: dict[str, Any], code: Code) -> dict[str, A
 
 def put_name(values: dict[str, Any], key: str, value: str, name: str) -> None:
     """Put another name in place of the value of a key; of a section of names, where it stands."""
-    section, _, field = key.partition(".")
-    of = values.get(section)
-    if of is not None and not field:
-        values[section] = _renamed(of, value, name)
-    elif isinstance(of, dict) and of.get(field) == value:
-        values[section] = of | {field: name}
+    home, field = section_of(values, key)
+    if field in home:
+        home[field] = _renamed(home[field], value, name)
+
+
+def section_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """The section of a dotted key, empty if it is not there, and the key's last part."""
+    *sections, field = key.split(".")
+    for section in sections:
+        of = values.get(section)
+        values = of if isinstance(of, dict) else {}
+    return values, field
 
 
 def _renamed(entries: Any, value: str, name: str) -> Any:

@@ -19,7 +19,6 @@ from selfplay.config.features import context_of, typed
 from selfplay.config.own_code import is_own_game
 from selfplay.config.player_spec import (
     CHECKPOINT,
-    ENDPOINT,
     SCRIPTED,
     WARM_START,
     parse_shares,
@@ -206,15 +205,6 @@ class RewardConfig:
     score_norm of the last proposal; message_credit: for each message also how much it raised
     what the other seats can reach (docs/advantages.md); or a function of your own as
     my_file.py:name (docs/your_reward.md)"""
-    judge: str = "rubric"
-    """who rates games that are rated: rubric (the game's own rule), endpoint:MODEL@URL, a model
-    that is called with the settings of `endpoint`, or checkpoint:PATH"""
-    rubric: str | None = None
-    """a text file that tells the judge how to rate a game of any kind from 0 to 1
-    (docs/your_reward.md); null takes the game's own rubric, if it has one"""
-    judge_weight: float = Field(default=1.0, ge=0.0, le=1000.0)
-    """with reward.rubric, what the judge's mark is multiplied with before it is added to each
-    seat's reward"""
     token_cost: float = Field(default=0.0, ge=0.0, le=1000.0)
     """penalty for each token that the seat sampled"""
     message_cost: float = Field(default=0.0, ge=0.0, le=1000.0)
@@ -233,19 +223,6 @@ class RewardConfig:
     @model_validator(mode="after")
     def check(self) -> Self:
         check_options("reward", self)
-        if self.judge == "rubric":
-            if self.rubric is not None:
-                raise ValueError("reward.judge must name a model with reward.rubric, got rubric")
-            return self
-        if self.judge.strip().partition(":")[0] not in (ENDPOINT, CHECKPOINT):
-            raise ValueError(
-                "reward.judge must be rubric, checkpoint:PATH or endpoint:MODEL@URL, as in "
-                f"endpoint:small@http://127.0.0.1:8000/v1, got {self.judge!r}"
-            )
-        try:
-            parse_spec(self.judge)
-        except ValueError as error:
-            raise ValueError(f"reward.judge: {error}") from None
         return self
 
 

@@ -64,6 +64,7 @@ PLUGINS = {
     "methods": Plugin(
         ("options", "parts"),
         {
+            "judge": f"{_METHODS}.judge:Judge",
             "recompute": f"{_METHODS}.recompute:Recompute",
             "auxiliary_imitation": f"{_METHODS}.auxiliary_imitation:AuxiliaryImitation",
             "best_games": f"{_METHODS}.best_games:BestGames",
@@ -82,7 +83,7 @@ PLUGINS = {
     "rollout.play": Plugin(
         ("position", "generate"),
         {
-            "plain": "selfplay.rollout.play:play_turns",
+            "plain": "selfplay.rollout.episode:play_turns",
             "branches": "selfplay.rollout.branches:play_branched",
         },
         typed=True,

@@ -29,7 +29,8 @@ from selfplay.evaluation.tables import (
     silent_text,
 )
 from selfplay.metrics.step_log import plain_json
-from selfplay.partners.partners import Partners, check_spec
+from selfplay.partners.checkpoints import check_spec
+from selfplay.partners.partners import Partners
 from selfplay.rollout.seat_rules import chosen_seats, read_spec
 from selfplay.rollout.seating import Partner
 

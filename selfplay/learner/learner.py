@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
+from selfplay.config.player_spec import Spec
 from selfplay.distributed import (
     World,
     all_reduce_max,
@@ -26,7 +27,7 @@ from selfplay.distributed import (
 )
 from selfplay.errors import SettingsError
 from selfplay.learner.batch import MicroBatch
-from selfplay.learner.method import Method, Parts, Trained, make_methods
+from selfplay.learner.method import Ask, Method, Parts, Trained, make_methods
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.model.lora import Adapters, without_adapters
 from selfplay.model.policy import (
@@ -70,6 +71,7 @@ def make_learner(
     adapters: bool = True,
     as_engine: Callable[[PreTrainedModel], None] | None = None,
     rendering: Rendering | None = None,
+    reader: Callable[[Spec], Ask] | None = None,
 ) -> Learner:
     """The sharded policy, its optimizer, a reference for the KL and the methods of the settings.
     With adapters only they are trained, and the reference is the same model without them. For
@@ -103,7 +105,7 @@ def make_learner(
         adapters=None if lora is None else Adapters(lora, weights),
     )
     if not imitation:
-        learner.methods = make_methods(Parts(config, learner, load, rendering))
+        learner.methods = make_methods(Parts(config, learner, load, rendering, reader))
     return learner
 
 

@@ -17,8 +17,10 @@ from transformers import PreTrainedModel
 from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
+from selfplay.config.player_spec import Spec
 from selfplay.config.plugins import NoOptions, methods_of, own_call
 from selfplay.distributed import World, raise_on_all_ranks
+from selfplay.engines.base import Completion, Request
 from selfplay.errors import OwnFault, SettingsError
 from selfplay.learner.batch import MicroBatch
 from selfplay.rollout.driver import Rollout
@@ -33,6 +35,10 @@ Objective = Callable[["Learner", MicroBatch], tuple[Tensor, dict[str, Tensor]]]
 # Plays so many further instances of the step over all ranks, each of which must call; gives this
 # rank's games.
 More = Callable[[int], Rollout]
+
+
+# Answers chats outside games, in order.
+Ask = Callable[[Sequence[Request]], list[Completion]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +73,13 @@ class Trained:
 class Parts:
     """What a method is made of: the run's settings, the learner with its ranks (`learner.world`),
     `load`, which gives a further model with the policy's first weights, sharded as the policy is,
-    and the run's exact texts."""
+    the run's exact texts, and `reader`, which gives the answers of a chat model by its spec."""
 
     config: Config
     learner: Learner
     load: Callable[[], PreTrainedModel]
     rendering: Rendering | None = None
+    reader: Callable[[Spec], Ask] | None = None
 
 
 class Method:
@@ -92,8 +99,8 @@ class Method:
         self.options, self.parts, self.trained = options, parts, dict[str, Trained]()
 
     def after_play(self, rollout: Rollout, more: More, *, config: Config) -> Rollout:
-        """This rank's games that the step uses, those of `more` among them. Each has the rewards
-        that train.
+        """This rank's games that the step uses, those of `more` among them, as the methods before
+        this one leave them. What `reward.function` pays comes later (`with_rewards` asks it here).
 
         Every rank must ask for equally many further instances, together at most `more_instances` of
         the settings; else `more` raises OwnFault.

@@ -5,12 +5,13 @@ A method is on if `methods` names it; `check` raises ValueError for other settin
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from selfplay.config import Config
+from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, parse_spec
 from selfplay.config.schema import RULES
 
 
@@ -109,7 +110,45 @@ class ResampleOptions:
             )
 
 
+@dataclass(frozen=True, slots=True, config=RULES)
+class JudgeOptions:
+    """A chat model that rates each finished game of training (docs/your_reward.md)."""
+
+    FILES: ClassVar = ("rubric",)
+
+    model: str = ""
+    """endpoint:MODEL@URL, which is called with the settings of `endpoint`, or checkpoint:PATH"""
+    rubric: str | None = None
+    """a text file that tells the judge how to rate a game of any kind from 0 to 1; null takes the
+    game's own rubric, if it has one"""
+    weight: float = Field(default=1.0, ge=0.0, le=1000.0)
+    """with a rubric, what the judge's mark is multiplied with before it is added to what
+    reward.function pays each seat"""
+
+    def check(self, config: Config) -> None:
+        """Raise ValueError for a text that names no model, without a rubric, and after a method
+        that looks at the rewards."""
+        if self.model.strip().partition(":")[0] not in (ENDPOINT, CHECKPOINT):
+            raise ValueError(
+                "methods.judge.model must be checkpoint:PATH or endpoint:MODEL@URL, as in "
+                f"endpoint:small@http://127.0.0.1:8000/v1, got {self.model!r}"
+            )
+        try:
+            parse_spec(self.model)
+        except ValueError as error:
+            raise ValueError(f"methods.judge.model: {error}") from None
+        game, names = config.game, [*config.methods]
+        if game.is_imported and self.rubric is None and not game.kit.has("judged"):
+            raise ValueError(
+                f"methods.judge.rubric must be a text file with game.name {game.name}, which has "
+                "no rubric of its own, got null"
+            )
+        if "resample" in names[: names.index("judge")]:
+            raise ValueError("methods.judge must stand before methods.resample, got it after that")
+
+
 OPTIONS = {
+    "judge": JudgeOptions,
     "recompute": RecomputeOptions,
     "ppo": PPOOptions,
     "auxiliary_imitation": AuxiliaryImitationOptions,

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import compress
+from itertools import compress, pairwise
 
 import torch
 from torch import Tensor, nn
@@ -139,8 +139,9 @@ def with_gae(sample: Sample, values: Sequence[float], *, lam: float) -> Sample:
     `values` has one entry per token and is read where the mask is 1. A value's target is the
     lambda-return, advantage + value.
     """
-    indices, rewards = [i for i, m in enumerate(sample.mask) if m], sample.token_rewards()
-    advantages_K = gae([rewards[i] for i in indices], [values[i] for i in indices], lam=lam)
+    indices = [i for i, m in enumerate(sample.mask) if m]
+    rewards_K = [g - after for g, after in pairwise([*compress(sample.returns, sample.mask), 0.0])]
+    advantages_K = gae(rewards_K, [values[i] for i in indices], lam=lam)
     advantages, returns = ([0.0] * len(sample.ids) for _ in range(2))
     for i, advantage in zip(indices, advantages_K, strict=True):
         advantages[i] = advantage

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from selfplay.advantages.advantages import reward_samples
+from selfplay.advantages.rewards import with_rewards
 from selfplay.config import Config
 from selfplay.distributed import all_reduce_sum
 from selfplay.learner.method import Method, More
@@ -24,9 +25,8 @@ class Resample(Method):
         num_left = self.options.instances
         num_wanted, num_useful = 0.0, 0.0
         while num_left:
-            _, own = reward_samples(
-                newest.episodes, algorithm=config.algorithm, reward=config.reward
-            )
+            paid = with_rewards(newest.episodes, config.reward)
+            _, own = reward_samples(paid, algorithm=config.algorithm, reward=config.reward)
             counts = [float(own.num_groups), float(own.num_groups - own.num_zero_variance_groups)]
             num_groups, num_new = all_reduce_sum(counts, self.parts.learner.world)
             num_wanted, num_useful = num_wanted or num_groups, num_useful + num_new

@@ -29,18 +29,19 @@ from selfplay.config.load import load, read_value
 from selfplay.config.own_code import (
     CODE,
     GAME,
-    PLAIN,
     UNTIL,
     OwnCode,
     copies_in,
     copies_of,
     digest_of,
     earlier_code,
+    is_plain,
     kept_in,
     own_code,
     own_names,
     put_name,
     same_module,
+    section_of,
     write_copies,
 )
 from selfplay.config.text import difference, dump
@@ -291,9 +292,10 @@ def keep_code(opening: Opening) -> None:
     values = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     named, methods = {}, dict(zip(opening.config.methods, values.get("methods", ()), strict=False))
     for key, value in own_names(opening.config):
-        section, _, field = key.partition(".")
+        section, field = section_of(values, key)
         if name := code.named.get(f"{key} {value}"):
-            saved = values[section][field] if field else methods.get(value, value)
+            saved = section.get(field)
+            saved = saved if isinstance(saved, str) else methods.get(value, value)
             named[f"{key} {saved}"] = name
     steps = [path.name[5:] for path in folder.glob("checkpoints/step_*")]
     done = max((int(step) for step in steps if step.isdecimal()), default=0)
@@ -330,7 +332,7 @@ def _compared(saved: Path, config: Config, code: OwnCode) -> tuple[list[str], di
         mine = value.rpartition(":")[2] if key == "methods" else ""  # of several
         name = next((n for which, _, n in before if which == key and n.endswith(mine)), was)
         same = value in (name, was)
-        if key not in PLAIN and value.rpartition(":")[2] != str(name).rpartition(":")[2]:
+        if not is_plain(key) and value.rpartition(":")[2] != str(name).rpartition(":")[2]:
             pass  # another function of the file
         elif kept and f"{key} {name}" in kept.named and f"{key} {value}" in code.named:
             digest = code.digests[code.named[f"{key} {value}"]]

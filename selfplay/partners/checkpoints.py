@@ -25,6 +25,7 @@ from selfplay.config.own_code import (
     played_names,
     same_module,
 )
+from selfplay.config.player_spec import CHECKPOINT, Spec, parse_shares
 from selfplay.errors import SettingsError
 from selfplay.model.hub import SETTINGS, check_unchanged, check_weights, is_hub_name, local_folder
 
@@ -240,3 +241,20 @@ def nearest_beside(path: Path, wanted: Callable[[Path], bool], *words: str) -> s
     if not near:
         return ""
     return f"; nearest is {valid.get(near, near)}{other_form(path.name, near)}"
+
+
+def check_partners(partners: Sequence[str], game: GameConfig, *, out: str) -> None:
+    """Raise SettingsError, before anything starts, for a checkpoint that is missing or was trained
+    on another game. The run's own warm start may be missing, because the run creates it."""
+    for spec, _ in parse_shares(partners):
+        if Path(spec.argument) != Path(out) / "warm_start":
+            check_spec(spec, game, out=out, what="rollout.partners")
+
+
+def check_spec(spec: Spec, game: GameConfig, *, out: str, what: str) -> None:
+    """Raise SettingsError, which names the key `what`, for a checkpoint that is missing or was
+    trained on another game."""
+    if spec.kind == CHECKPOINT:
+        what = f"{what}: {spec.text}"
+        source = find_source(Path(spec.argument), what=what)
+        check_same_game(source, game, what=what, played=out)

@@ -3,11 +3,12 @@ are read without torch."""
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
+from selfplay.config.player_spec import POOL, parse_shares
 from selfplay.config.schema import RULES
 from selfplay.config.secrets import check_body
 
@@ -21,6 +22,15 @@ class PolicyPoolConfig:
     size: int = Field(default=8, ge=0, le=10_000)
     """largest number of snapshots in the pool: the initial policy and the newest others; 0
     keeps all"""
+
+    def check(self, config: Any) -> None:
+        """Raise ValueError where snapshots would find the weights elsewhere."""
+        pool = any(spec.kind == POOL for spec, _ in parse_shares(config.rollout.partners))
+        if config.parallel.offload == "all" and pool:
+            raise ValueError(
+                "parallel.offload must be none or optimizer with the partner pool of "
+                "rollout.partners, got all: snapshots need the weights on the device"
+            )
 
 
 @dataclass(frozen=True, slots=True, config=RULES)

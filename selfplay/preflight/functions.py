@@ -41,7 +41,7 @@ from selfplay.partners.opponents import (
     opponents_state,
     partner_names,
 )
-from selfplay.partners.partners import joined
+from selfplay.partners.pool import joined
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Position, limits_of
 from selfplay.rollout.play import play_of
@@ -267,7 +267,7 @@ def _check_reward(reward: Callable[..., Any], config: Config) -> Iterator[str]:
     games, limits = _scripted(config, specs, NUM_GAMES), limits_of(config.rollout)
     silent = dataclasses.replace(Position(games[0].copy(), limits).episode(), ended="tokens")
     episodes = play_scripted(games, limits=limits)
-    if config.reward.rubric is not None:  # a judge of one's own gives each game a mark
+    if "judge" in config.methods:  # it gives each game a mark
         for number, each in enumerate((silent, *episodes)):
             each.measures["mark"] = number / len(episodes)
     slip = dataclasses.replace(

@@ -45,10 +45,9 @@ from selfplay.metrics.tracker import check_tracker
 from selfplay.model.hub import check_weights, described_in, local_folder
 from selfplay.model.policy import end_ids, scratch_config
 from selfplay.model.stored import check_tensors
-from selfplay.partners.checkpoints import find_source
+from selfplay.partners.checkpoints import check_partners, find_source
 from selfplay.partners.endpoint import check_address, endpoint_key
 from selfplay.partners.options import EndpointConfig
-from selfplay.partners.partners import check_partners
 from selfplay.preflight.functions import check_functions
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, limits_of
@@ -96,7 +95,7 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     check_tracker(config.track, here=here)
     for spec, _ in parse_shares(config.rollout.partners):
         check_endpoint(spec, config.endpoint, what="rollout.partners")
-    if config.reward.judge != "rubric":
+    if "judge" in config.methods:
         check_judge(config)
     if config.warm_start.recorded is not None:
         share = config.warm_start.recorded_share
@@ -178,16 +177,17 @@ def cut_off(config: Config, episodes: Sequence[Episode], rendering: Rendering) -
 
 def check_judge(config: Config) -> None:
     """Raise SettingsError for a judge or a rubric that is missing or cannot be read."""
-    spec, rubric = parse_spec(config.reward.judge), config.reward.rubric
-    check_endpoint(spec, config.endpoint, what="reward.judge")
+    options, what = config.methods["judge"], "methods.judge.model"
+    spec, rubric = parse_spec(options.model), options.rubric
+    check_endpoint(spec, config.endpoint, what=what)
     try:
         if spec.kind == CHECKPOINT:
-            find_source(Path(spec.argument), what="reward.judge")
+            find_source(Path(spec.argument), what=what)
         if rubric is not None and not Path(rubric).read_text(encoding="utf-8").strip():
             raise ValueError("it is empty")
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        line = why if "reward.judge" in why else f"reward.rubric {rubric}: {why}"
+        line = why if what in why else f"methods.judge.rubric {rubric}: {why}"
         raise SettingsError(line) from None
 
 

@@ -12,7 +12,7 @@ import asyncio
 from dataclasses import dataclass, replace
 
 from selfplay.engines.base import Generate
-from selfplay.rollout.episode import VOID, BranchPoint, Episode, Position
+from selfplay.rollout.episode import VOID, BranchPoint, Episode, Position, play_turns
 from selfplay.rollout.options import BranchConfig
 
 PLAIN = BranchConfig()
@@ -77,9 +77,7 @@ class _Branches:
 
     async def _play_on(self, twin: Position, point: BranchPoint, key: tuple[int, int]) -> None:
         """Play a forked game to its end and keep it at `point.continuations[key]`."""
-        while twin.ended is None:
-            await twin.turn(self.generate)
-        episode = twin.episode()
+        episode = await play_turns(twin, self.generate)
         if episode.ended != VOID:  # a void game has no score to average
             point.continuations[key] = episode
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import operator
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from functools import partial
 from random import Random
 
 from selfplay.engines.base import Completion, GameRunner, Generate, Request, Sampling
 from selfplay.errors import EngineFault
-from selfplay.rollout.episode import VOID, Episode, GameSetup, Limits, Position
-from selfplay.rollout.play import Play, play_turns
+from selfplay.rollout.episode import VOID, Episode, GameSetup, Limits, Position, play_turns
+from selfplay.rollout.play import Play
+
+# Of each policy in training, by its requests' model: the step of its last push, None for any.
+Versions = Mapping[str, int | None]
+ANY_VERSION: Versions = {"": None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +82,15 @@ def play_games(
     limits: Limits,
     play: Play = play_turns,
     on_end: Callable[[], object] | None = None,
-    version: int | None = None,
+    versions: Versions = ANY_VERSION,
     finished: FinishedGames | None = None,
 ) -> tuple[list[Episode], RolloutStats]:
     """Play all games to their end, each by `play`; returns the episodes in the order of `setups`.
 
     Void games (a partner gave no answer) are left out, so that they are never scored; the
-    statistics count them. `on_end` is called each time a game ends. `version` is the step of the
-    push that the policy's completions must be stamped with; None skips this check. Each game that
-    ends is added to `finished`, and those in it are not played.
+    statistics count them. `on_end` is called each time a game ends. `versions` are the steps of the
+    pushes that the policies' completions must be stamped with. Each game that ends is added to
+    `finished`, and those in it are not played.
 
     Every rank must call if `runner` is supervised; one that shares another rank's engine has no
     setups. Raises what `runner` raises; in a game EngineFault if the policy's engine gives an
@@ -98,7 +101,7 @@ def play_games(
     async def play_game(index: int, generate: Generate) -> None:
         if index in finished.games:  # before the engine failed
             return
-        setup, counting = setups[index].copy(), _Counting(generate, version)
+        setup, counting = setups[index].copy(), _Counting(generate, versions)
         episode = await play(Position(setup, limits), counting.generate)
         finished.games[index] = episode, counting
         if on_end is not None:
@@ -116,39 +119,39 @@ def play_games(
 class _Counting:
     """Checks a game's completions and counts its tokens, those of its branches included."""
 
-    def __init__(self, generate: Generate, version: int | None) -> None:
-        self._generate, self._version = generate, version
+    def __init__(self, generate: Generate, versions: Versions) -> None:
+        self._generate, self._versions = generate, versions
         self.num_prompt_tokens = self.num_generated_tokens = 0
 
     async def generate(self, request: Request) -> Completion:
         completion = await self._generate(request)
-        _check_completion(request, completion, version=self._version)
+        _check_completion(request, completion, self._versions)
         self.num_prompt_tokens += len(request.prompt_ids)
         self.num_generated_tokens += len(completion.ids)
         return completion
 
 
-def _check_completion(request: Request, completion: Completion, *, version: int | None) -> None:
+def _check_completion(request: Request, completion: Completion, versions: Versions) -> None:
     """Refuse a completion that no correct engine returns: no ids or too many, a different number of
     log-probs, a log-prob that is not finite or is above 0 by more than rounding, or the stamp of
     another push, which the trainer gives it (`Completion.version`).
 
-    Raises EngineFault if it is the policy's, RuntimeError if it is a partner's. Completions of text
-    requests have no ids to check.
+    Raises EngineFault if it is a policy's, which `versions` has, RuntimeError if it is a partner's.
+    Completions of text requests have no ids to check.
     """
     if request.messages:
         return
-    num, problem = len(completion.ids), ""
+    num, problem, version = len(completion.ids), "", versions.get(request.model)
     if not 1 <= num <= request.max_new_tokens:
         problem = f"must have 1 to {request.max_new_tokens} ids, has {num}"
     elif len(completion.logprobs) != num:
         problem = f"must have one log-prob per id, has {len(completion.logprobs)} for {num} ids"
     elif invalid := [x for x in completion.logprobs if not -math.inf < x <= 1e-3]:
         problem = f"must have finite log-probs of at most 0, has {invalid[0]}"
-    elif version is not None and not request.model and completion.version != version:
+    elif version is not None and completion.version != version:
         problem = f"must use the weights of step {version}, uses those of {completion.version}"
     if problem:
-        error = RuntimeError if request.model else EngineFault
+        error = EngineFault if request.model in versions else RuntimeError
         raise error(f"a completion of the engine of {request.model or 'the policy'} {problem}")
 
 
@@ -163,23 +166,23 @@ def play_scripted(setups: Sequence[GameSetup], *, limits: Limits) -> list[Episod
 
     episodes = []
     for setup in setups:
-        position = Position(setup, limits)
-        while position.ended is None:
-            with suppress(StopIteration):
-                position.turn(no_engine).send(None)  # it awaits nothing, so it ends at once
-        episodes.append(position.episode())
+        try:
+            play_turns(Position(setup, limits), no_engine).send(None)  # it awaits nothing
+        except StopIteration as ended:
+            episodes.append(ended.value)
     return episodes
 
 
 def first_turns(
-    episodes: Sequence[Episode], num: int, *, seed: int
+    episodes: Sequence[Episode], num: int, *, seed: int, policy: str = ""
 ) -> list[tuple[list[int], list[int]]]:
-    """The first turns of at most `num` policy seats, drawn by `seed` from the full rollout.
+    """The first turns of at most `num` seats of the policy, drawn by `seed` from the full rollout.
 
     Each is (ids up to the end of the turn, mask that is 1 where the policy sampled the id). First
     turns have the shortest contexts.
     """
-    transcripts = [t for e in episodes for t in e.transcripts if t is not None and t.spans]
+    every = (t for e in episodes for t in e.transcripts if t is not None and t.policy == policy)
+    transcripts = [transcript for transcript in every if transcript.spans]
     turns = []
     for index in Random(seed).sample(range(len(transcripts)), min(num, len(transcripts))):
         transcript = transcripts[index]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from dialop.game import (
@@ -146,6 +146,17 @@ class Episode:
     def score(self) -> float:
         """The normalized score of the seats that count."""
         return self.outcome.score_of(self.counted_seats)
+
+    def changed_branches(
+        self, change: Callable[[Episode], Episode | None]
+    ) -> tuple[BranchPoint, ...]:
+        """The branch points with each continuation changed, without those that become None."""
+        points = []
+        for point in self.branches:
+            games = {key: change(game) for key, game in point.continuations.items()}
+            kept = {key: game for key, game in games.items() if game is not None}
+            points.append(replace(point, continuations=kept))
+        return tuple(points)
 
     def messages(self, seats: Collection[int]) -> list[str]:
         """The texts of the messages that these seats sent, without the tag and without private
@@ -296,6 +307,13 @@ class Position:
             self.ended = "turns"
         elif self.num_refused > self._limits.max_retries:
             self.ended = "retries"
+
+
+async def play_turns(position: Position, generate: Generate) -> Episode:
+    """Turn by turn, each as the seat's player moves."""
+    while position.ended is None:
+        await position.turn(generate)
+    return position.episode()
 
 
 def check_game(game: Game, method: str, problem: str, instance: str) -> None:

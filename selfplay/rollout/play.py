@@ -21,13 +21,6 @@ KEY = "rollout.play"
 Play = Callable[[Position, Generate], Coroutine[Any, Any, Episode]]
 
 
-async def play_turns(position: Position, generate: Generate) -> Episode:
-    """Turn by turn, each as the seat's player moves."""
-    while position.ended is None:
-        await position.turn(generate)
-    return position.episode()
-
-
 def play_of(config: Config) -> Play:
     """How the games of a training step are played."""
     name = config.rollout.play

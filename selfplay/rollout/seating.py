@@ -6,8 +6,9 @@ game can be played again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dialop.game import Instance
 from selfplay.chat.rendering import Rendering
@@ -46,23 +47,23 @@ def self_play_games(
     game: GameConfig,
     rollout: RolloutConfig,
     seed: int,
-    rendering: Rendering,
+    renderings: Mapping[str, Rendering],
 ) -> list[GameSetup]:
     """`rollout.group_size` games of each instance.
 
-    The policy has all seats, or with a partner those of `policy_seats_in`. `partners` are (partner,
-    share of the instances). All games of an instance have the same partner, so the games of a group
-    differ only in what was sampled.
+    The first policy of `renderings` has all seats, or with a partner those of `policy_seats_in`.
+    `partners` are (partner, share of the instances). All games of an instance have the same
+    partner, so the games of a group differ only in what was sampled.
     """
     setups = []
+    (policy, rendering), *_ = renderings.items()
+    seated = partial(seat_players, game=game, rollout=rollout, rendering=rendering, policy=policy)
     chosen = _choose_partners(partners, instances, step=step, seed=seed)
     for instance, partner in zip(instances, chosen, strict=True):
         new_game = game.kit.new_game(instance, game.options)
         for index in range(rollout.group_size):
             names = (seed, "play", step, instance.key, index)
-            players = seat_players(
-                names, partner, index=index, game=game, rollout=rollout, rendering=rendering
-            )
+            players = seated(names, partner, index=index)
             setups.append(GameSetup(new_game, players, instance.key, index, partner.name))
     return setups
 
@@ -75,11 +76,12 @@ def seat_players(
     game: GameConfig,
     rollout: RolloutConfig,
     rendering: Rendering,
+    policy: str = "",
 ) -> tuple[Player, ...]:
     """The player of each seat: the policy where `policy_seats_in` says so, else the partner."""
     seats = policy_seats_in(game, rollout, partner=partner, index=index)
     return tuple(
-        policy_player(names, rollout, rendering)
+        policy_player(names, rollout, rendering, policy)
         if partner.make_player is None or seat in seats
         else partner.make_player(names, seat)
         for seat in range(len(game.kit.ROLES))
@@ -109,14 +111,16 @@ def seat_in_turn(number: int, num_seats: int) -> int:
 
 
 def policy_player(
-    names: tuple[object, ...], rollout: RolloutConfig, rendering: Rendering
+    names: tuple[object, ...], rollout: RolloutConfig, rendering: Rendering, policy: str = ""
 ) -> PolicyPlayer:
-    """The policy in training, as `rollout.player` plays it; `names` seed the game's draws."""
+    """A policy in training, as `rollout.player` plays it; `names` seed the game's draws."""
+    named = {"model": policy} if policy else {}  # a player of one's own may take no model
     player: PolicyPlayer = function_of("rollout.player", rollout.player)(
         rendering,
         seed_names=names,
         max_new_tokens=rollout.max_new_tokens,
         max_game_tokens=rollout.max_game_tokens,
+        **named,
     )
     return player
 

@@ -6,34 +6,34 @@ Every rank must call each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import compress
+from itertools import chain, compress
 
 from selfplay.advantages.advantages import compute_advantages, reward_samples
 from selfplay.advantages.rewards import sample_name, with_rewards
+from selfplay.advantages.sample import Sample
 from selfplay.config import Config
 from selfplay.data.seeds import named_seed
-from selfplay.distributed import gather_objects, raise_on_all_ranks
+from selfplay.distributed import World, gather_objects, raise_on_all_ranks
 from selfplay.engines.base import Sampling
 from selfplay.errors import OwnFault
 from selfplay.evaluation.held_out import validation
 from selfplay.learner.batch import balance_tokens
-from selfplay.learner.method import asking
+from selfplay.learner.method import Method, asking
 from selfplay.learner.rescore import Watched
 from selfplay.learner.update import update_policy
 from selfplay.metrics.observer import Step, TokenRecord
 from selfplay.metrics.records import checked_state, logged, mean_advantages
 from selfplay.metrics.step import step_metrics
-from selfplay.partners.judge import Judge, judge_games
 from selfplay.partners.opponents import tell_played
 from selfplay.rollout.driver import Rollout, first_turns, play_games
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.play import play_of
 from selfplay.rollout.seating import self_play_games
 from selfplay.step.ending import Ending
-from selfplay.step.run import Batch, Learnt, Run
+from selfplay.step.run import Batch, Learnt, Policy, Run
 
 
 def take_step(run: Run, step: int) -> Step:
@@ -54,28 +54,29 @@ def take_step(run: Run, step: int) -> Step:
     config, ending = run.config, Ending(run, step)
     with ending.before_weights_change():
         rollout = play(run, step, run.world.replica.share(config.rollout.instances))
-        more = partial(play_more, run, step, [config.rollout.instances])
-        for method in run.learner.methods:
-            with asking(method, run.world):
-                rollout = method.after_play(rollout, more, config=config)
+        methods = [method for policy in run.policies for method in policy.learner.methods]
+        rollout = after_play(run, step, rollout, methods, [config.rollout.instances])
         tell_played(run.opponents, step, rollout.episodes, run.world)
+        with run.timed("credit"), raise_on_all_ranks(run.world):
+            rollout = replace(rollout, episodes=with_rewards(rollout.episodes, config.reward))
         batch = credit(run, rollout)
         learnt = update(run, rollout, batch, step)
     num_done = step + 1
     ending.begin_save()  # the engine sleeps until the push
-    run.partners.add_to_pool(num_done, run.learner, run.tokenizer)
+    run.partners.add_to_pool(num_done, run.policies[0].learner, run.policies[0].tokenizer)
     metrics = measure(run, rollout, batch, learnt)
     with ending.after_weights_changed():
         metrics |= push(run, num_done)
         if evaluates_after(config, num_done):
             metrics |= evaluate(run)
+    samples = [*chain(*batch.samples.values())]
     done = Step(
         num_done,
         rollout.episodes,
-        batch.samples,
+        samples,
         {"step": num_done, **metrics, **run.timed.lap()},
         batch.stats,
-        advantages_of(run, batch),
+        advantages_of(run, samples),
         skipped=learnt.skipped,
         complete=ending.failed is None,
         tokens=learnt.tokens,
@@ -95,6 +96,7 @@ def evaluates_after(config: Config, num_done: int) -> bool:
 def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
     """Play `rollout.group_size` games of each of the step's instances with these numbers."""
     config, partners = run.config, run.partners.for_step(step, run.opponents)
+    first = run.policies[0]
     # Which waits for the last games, so that this time is play's.
     with run.timed("play"), raise_on_all_ranks(run.world):
         setups = self_play_games(
@@ -104,33 +106,36 @@ def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
             game=config.game,
             rollout=config.rollout,
             seed=config.seed,
-            rendering=run.rendering,
+            renderings={policy.name: policy.rendering for policy in run.policies},
         )
         played = play_games(
             setups,
-            run.engine,
-            sampling=Sampling(config.rollout.temperature, run.rendering.stop_ids),
+            first.engine,
+            sampling=Sampling(config.rollout.temperature, first.rendering.stop_ids),
             limits=limits_of(config.rollout),
             play=play_of(config),
-            version=step,
+            versions={policy.name: step for policy in run.policies},
         )
-        rollout = Rollout(*played)
-        if run.judge is not None:
-            rollout = _judged(run.judge, rollout)
-        episodes = with_rewards(rollout.episodes, config.reward)
-    return Rollout(episodes, rollout.stats)
+    return Rollout(*played)
 
 
-def _judged(judge: Judge, rollout: Rollout) -> Rollout:
-    """The games with the judge's ratings; one without a rating is void."""
-    rated = [game for game in judge_games(rollout.episodes, judge) if game is not None]
-    num_void = rollout.stats.num_void + len(rollout.episodes) - len(rated)
-    return Rollout(rated, replace(rollout.stats, num_void=num_void))
+def after_play(
+    run: Run, step: int, rollout: Rollout, methods: Sequence[Method], num_played: list[int]
+) -> Rollout:
+    """The games as these methods leave them, one after the other."""
+    for number, method in enumerate(methods):
+        more = partial(play_more, run, step, methods[:number], num_played)
+        with asking(method, run.world):
+            rollout = method.after_play(rollout, more, config=run.config)
+    return rollout
 
 
-def play_more(run: Run, step: int, num_played: list[int], num: int) -> Rollout:
-    """Play this many further instances of the step, over all ranks; `num_played` is one number,
-    which counts on. Raises OwnFault for more than the settings of the methods allow."""
+def play_more(
+    run: Run, step: int, before: Sequence[Method], num_played: list[int], num: int
+) -> Rollout:
+    """Play this many further instances of the step, over all ranks, which the methods `before` are
+    asked about; `num_played` is one number, which counts on. Raises OwnFault for more than the
+    settings of the methods allow."""
     (first,) = num_played
     num_left = run.config.rollout.instances + run.config.more_instances - first
     if not 0 <= num <= num_left:
@@ -139,54 +144,64 @@ def play_more(run: Run, step: int, num_played: list[int], num: int) -> Rollout:
             f"settings says, got {num}"
         )
     num_played[:] = [first + num]
-    return play(run, step, [first + i for i in run.world.replica.share(num)])
+    rollout = play(run, step, [first + i for i in run.world.replica.share(num)])
+    return after_play(run, step, rollout, before, num_played)
 
 
 def credit(run: Run, rollout: Rollout) -> Batch:
     """Turn the games into samples with rewards, and rewards into advantages over all ranks' groups.
 
-    Samples move between ranks until all have about as many tokens. Updates `run.baselines`, the
-    state of `algorithm.advantage`.
+    Samples move between ranks until all have about as many tokens. Updates each policy's
+    `baselines`, the state of `algorithm.advantage`.
     """
-    algorithm = run.config.algorithm
+    compared, config = dict[str, list[Sample]](), run.config
     with run.timed("credit"):
         samples, stats = reward_samples(
-            rollout.episodes, algorithm=algorithm, reward=run.config.reward
+            rollout.episodes, algorithm=config.algorithm, reward=config.reward
         )
-        for method in run.learner.methods:
-            with asking(method, run.world):
-                samples = method.samples(samples, rollout.episodes)
-        samples, baselines = compute_advantages(
-            samples, run.baselines, algorithm=algorithm, world=run.world
-        )
-        run.baselines.update(baselines)
-        samples = balance_tokens(samples, run.world)
-    return Batch(samples, stats)
+        for policy in run.policies:
+            own = [sample for sample in samples if sample.policy == policy.name]
+            for method in policy.learner.methods:
+                with asking(method, run.world):
+                    own = method.samples(own, rollout.episodes)
+            own, baselines = compute_advantages(
+                own, policy.baselines, algorithm=policy.config.algorithm, world=run.world
+            )
+            policy.baselines.update(baselines)
+            compared[policy.name] = balance_tokens(own, run.world)
+    return Batch(compared, stats)
 
 
 def update(run: Run, rollout: Rollout, batch: Batch, step: int) -> Learnt:
-    """Put the engine to sleep, then make the step's optimizer steps.
+    """Put the engines to sleep, then make the step's optimizer steps of each policy.
 
-    `update_policy` raises EngineDisagrees, before any weight changes, if the log-probs of engine
-    and trainer differ by more than noise.
+    `update_policy` raises EngineDisagrees, before any weight of the policy changes, if the
+    log-probs of engine and trainer differ by more than noise.
     """
-    config, watched = run.config, Watched(logged_samples(run, rollout, step))
-    with run.timed("sync_check"):
-        seed = named_seed(config.seed, "sync check", step)
-        turns = first_turns(rollout.episodes, run.sync_check.num_turns, seed=seed)
-        run.sync_check.keep_turns(turns)
-    with run.timed("sleep"):
-        run.engine.sleep()
-    with run.timed("update"):
-        metrics, skipped = update_policy(
-            run.learner,
-            batch.samples,
-            step=step,
-            config=config,
-            max_mismatch=run.sync_check.bound,
-            watched=watched,
-        )
-    return Learnt(metrics, skipped, token_records(run, batch, watched))
+    logged, learnt = logged_samples(run, rollout, step), Learnt()
+    for policy in run.policies:
+        with run.timed("sync_check"):
+            check, seed = policy.sync_check, named_seed(run.config.seed, "sync check", step)
+            check.keep_turns(
+                first_turns(rollout.episodes, check.num_turns, seed=seed, policy=policy.name)
+            )
+        with run.timed("sleep"):
+            policy.engine.sleep()
+    for policy in run.policies:
+        watched = Watched(logged)
+        with run.timed("update"):
+            metrics, skipped = update_policy(
+                policy.learner,
+                batch.samples[policy.name],
+                step=step,
+                config=policy.config,
+                max_mismatch=policy.sync_check.bound,
+                watched=watched,
+            )
+        learnt.metrics.update(named(metrics, policy))
+        learnt.skipped.extend(skipped)
+        learnt.tokens.update(token_records(batch.samples[policy.name], watched, run.world))
+    return learnt
 
 
 def logged_samples(run: Run, rollout: Rollout, step: int) -> set[str]:
@@ -200,20 +215,20 @@ def logged_samples(run: Run, rollout: Rollout, step: int) -> set[str]:
     return {name for of_rank in gather_objects(own, run.world) for name in of_rank}
 
 
-def token_records(run: Run, batch: Batch, watched: Watched) -> dict[str, TokenRecord]:
+def token_records(
+    samples: Sequence[Sample], watched: Watched, world: World
+) -> dict[str, TokenRecord]:
     """What the update saw of the watched samples, over all ranks, by name. A sample's log-probs are
     the engine's, also where a method has replaced them in the update."""
     own = {}
-    for sample in batch.samples:
+    for sample in samples:
         if sample.name in watched.seen:
             advantages, trainer = watched.seen[sample.name]
             engine = list(compress(sample.old_logprobs, sample.mask))
             mismatch = [one - other for one, other in zip(trainer, engine, strict=False)]
             ids = list(compress(sample.ids, sample.mask))
             own[sample.name] = TokenRecord(ids, engine, advantages, mismatch)
-    return {
-        name: one for of_rank in gather_objects(own, run.world) for name, one in of_rank.items()
-    }
+    return {name: one for of_rank in gather_objects(own, world) for name, one in of_rank.items()}
 
 
 def measure(run: Run, rollout: Rollout, batch: Batch, learnt: Learnt) -> dict[str, float]:
@@ -222,24 +237,35 @@ def measure(run: Run, rollout: Rollout, batch: Batch, learnt: Learnt) -> dict[st
     Restarts are counted since the last call, those of the last push and evaluation included."""
     counted = learnt.metrics | run.partners.take_usage()
     metrics = step_metrics(rollout.episodes, rollout.stats, batch.stats, counted, run.world)
-    return metrics | run.changed | {"num_engine_restarts": run.engine.take_num_restarts()}
+    num_restarts = sum(policy.engine.take_num_restarts() for policy in run.policies)
+    return metrics | run.changed | {"num_engine_restarts": num_restarts}
 
 
-def advantages_of(run: Run, batch: Batch) -> dict[str, float]:
+def advantages_of(run: Run, samples: Sequence[Sample]) -> dict[str, float]:
     """Each sample's mean advantage, by its name; samples may have moved to other ranks. The critic
     of ppo gives advantages in the update only."""
-    own = {} if run.config.algorithm.advantage == "ppo" else mean_advantages(batch.samples)
+    own = {} if run.config.algorithm.advantage == "ppo" else mean_advantages(samples)
     return {name: mean for rank in gather_objects(own, run.world) for name, mean in rank.items()}
 
 
 def push(run: Run, version: int) -> dict[str, float]:
-    """Push the new weights to the engine and compare their bits, then compare log-probs.
+    """Push each policy's new weights to its engine and compare their bits, then compare log-probs.
 
     Raises EngineLost or EngineDisagrees."""
-    with run.timed("push"):
-        run.engine.push(version)
-    with run.timed("sync_check"):
-        return run.sync_check.after_push(version=version)
+    metrics = dict[str, float]()
+    for policy in run.policies:
+        with run.timed("push"):
+            policy.engine.push(version)
+    for policy in run.policies:
+        with run.timed("sync_check"):
+            metrics |= named(policy.sync_check.after_push(version=version), policy)
+    return metrics
+
+
+def named(metrics: Mapping[str, float], policy: Policy) -> dict[str, float]:
+    """The policy's numbers by their names in metrics.jsonl: entropy/NAME, of the only one
+    entropy."""
+    return {f"{key}/{policy.name}" if policy.name else key: n for key, n in metrics.items()}
 
 
 def evaluate(run: Run) -> dict[str, float]:

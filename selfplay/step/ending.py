@@ -17,7 +17,7 @@ from selfplay.distributed import broadcast_object, raise_on_all_ranks
 from selfplay.errors import RunEnds, with_step
 from selfplay.metrics.run_folder import check_lock
 from selfplay.partners.opponents import opponents_state
-from selfplay.step.run import Run
+from selfplay.step.run import Policy, Run
 
 
 class Ending:
@@ -89,7 +89,8 @@ def save_learner(run: Run, num_done: int) -> OpenCheckpoint:
     """Write the learner after `num_done` steps, while the engine sleeps; `finish` completes it."""
     check_place(run)
     with run.timed("save"):
-        return begin_checkpoint(run.folder, run.learner, run.tokenizer, step=num_done)
+        learners = {each.name: (each.learner, each.tokenizer) for each in run.policies}
+        return begin_checkpoint(run.folder, learners, step=num_done)
 
 
 def finish_checkpoint(run: Run, checkpoint: OpenCheckpoint, state: Mapping[str, Any]) -> None:
@@ -100,22 +101,30 @@ def finish_checkpoint(run: Run, checkpoint: OpenCheckpoint, state: Mapping[str, 
 
 
 def save_and_sleep(run: Run, num_done: int, state: Mapping[str, Any]) -> None:
-    """Save the run after `num_done` steps; the engine goes to sleep for good."""
-    run.engine.sleep()
+    """Save the run after `num_done` steps; the engines go to sleep for good."""
+    for policy in run.policies:
+        policy.engine.sleep()
     finish_checkpoint(run, save_learner(run, num_done), state)
 
 
 def trainer_state(run: Run) -> dict[str, Any]:
-    """The state, beside the learner's, that a checkpoint must hold to resume; plain values. Raises
+    """The state, beside the learners', that a checkpoint must hold to resume; plain values. Raises
     OwnFault, on every rank, for a state of one's own that is none."""
     with raise_on_all_ranks(run.world):
-        methods = run.learner.methods
-        states = {type(m).__name__: plain_state("methods", m.name, m.state) for m in methods}
         return {
-            "baselines": dict(run.baselines),
-            "methods": {name: state for name, state in states.items() if state},
+            "policies": {policy.name: policy_state(policy) for policy in run.policies},
             "partners": run.partners.state(),
             "opponents": opponents_state(run.opponents),
-            "sync_check": run.sync_check.state(),
             "num_lines": run.journal.num_lines,
         } | {observer.key: observer.state() for observer in run.observers if observer.key}
+
+
+def policy_state(policy: Policy) -> dict[str, Any]:
+    """The part of it that is the policy's own."""
+    methods = policy.learner.methods
+    states = {type(m).__name__: plain_state("methods", m.name, m.state) for m in methods}
+    return {
+        "baselines": dict(policy.baselines),
+        "methods": {name: state for name, state in states.items() if state},
+        "sync_check": policy.sync_check.state(),
+    }

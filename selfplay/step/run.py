@@ -21,12 +21,26 @@ from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.learner.learner import Learner
 from selfplay.metrics.observer import Observer, TokenRecord
 from selfplay.metrics.step_log import Journal, Stopwatch
-from selfplay.partners.judge import Judge
 from selfplay.partners.opponents import Opponents
 from selfplay.partners.partners import Partners
 from selfplay.rollout.seating import Partner
 from selfplay.weight_sync.supervised import SupervisedPolicy
 from selfplay.weight_sync.sync_check import SyncCheck
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Policy:
+    """A policy in training, and what a step does for it alone. The step goes through `Run.policies`
+    in order. `name` is that of its requests, its samples and its files: "" of the only one."""
+
+    name: str
+    config: Config
+    tokenizer: PreTrainedTokenizerBase
+    rendering: Rendering  # texts as exact tokens
+    engine: SupervisedPolicy  # plays games, takes weights; restarts what fails, or ends the run
+    baselines: dict[str, float]  # the state of `algorithm.advantage` after the finished steps
+    learner: Learner  # the policy, sharded, and its optimizer
+    sync_check: SyncCheck  # the log-probs of engine and trainer after a push
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -39,13 +53,7 @@ class Run:
     stream: TrainStream  # the instances of each step
     partners: Partners  # who else plays, and the policy pool
     opponents: Opponents  # which of them play a step
-    tokenizer: PreTrainedTokenizerBase
-    rendering: Rendering  # texts as exact tokens
-    engine: SupervisedPolicy  # plays games, takes weights; restarts what fails, or ends the run
-    judge: Judge | None
-    baselines: dict[str, float]  # the state of `algorithm.advantage` after the finished steps
-    learner: Learner  # the policy, sharded, and its optimizer
-    sync_check: SyncCheck  # the log-probs of engine and trainer after a push
+    policies: list[Policy]  # those in training: one; the first one's engine runs the games
     evaluation: EvaluationContext
     fixed_partners: list[Partner]  # of `eval.partners`
     lock: TextIO | None  # on rank 0
@@ -55,12 +63,25 @@ class Run:
     first_step: int
     changed: dict[str, float] = field(default_factory=dict)  # numbers that this step alone has
 
+    @property
+    def learner(self) -> Learner:
+        """The learner of the only policy."""
+        (policy,) = self.policies
+        return policy.learner
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer of the only policy."""
+        (policy,) = self.policies
+        return policy.tokenizer
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """This rank's samples of a step with their advantages, and what credit counted."""
+    """This rank's samples of a step with their advantages, by the name of the policy that sampled
+    them, and what credit counted."""
 
-    samples: list[Sample]
+    samples: dict[str, list[Sample]]
     stats: CreditStats
 
 
@@ -69,6 +90,6 @@ class Learnt:
     """The update's metrics over all ranks, why optimizer steps were skipped, and what the update
     saw of logged games."""
 
-    metrics: dict[str, float]
-    skipped: list[str]
-    tokens: dict[str, TokenRecord]
+    metrics: dict[str, float] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+    tokens: dict[str, TokenRecord] = field(default_factory=dict)

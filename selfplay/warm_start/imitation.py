@@ -173,7 +173,7 @@ def warm_start(
             bar.set_postfix_str(f"loss {means['imitation_loss']:.3f}", refresh=False)
         if (step + 1) % SAVE_EVERY == 0 and step + 1 < len(batches):
             log.sync()
-            opened = begin_checkpoint(unfinished, learner, None, step=step + 1)
+            opened = begin_checkpoint(unfinished, {"": (learner, None)}, step=step + 1)
             lines = {WARM_LOG: log.num_lines}
             opened.finish({"recent": recent, "num_lines": lines}, keep=2)
     log.close()

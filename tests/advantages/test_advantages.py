@@ -96,8 +96,8 @@ def test_rewards_of_moves_set_leave_one_out_apart_from_a_scaled_group_mean() -> 
     """Returns 1, 0.5 and 0, 0: means 0.75 and 0, so the baselines of the first are 0 and 0.375 and
     its advantages 1, 0.5 and 0.625, 0.125, which no factor makes equal."""
     rewarded = [
-        Sample(str(i), [1, 2], [1, 1], [0.0] * 2, [0.0] * 2, end, moves, group="g")
-        for i, (end, moves) in enumerate([(0.5, ((0, 0.5),)), (0.0, ())])
+        Sample(str(i), [1, 2], [1, 1], [0.0] * 2, [0.0] * 2, returns, group="g")
+        for i, returns in enumerate([[1.0, 0.5], [0.0, 0.0]])
     ]
     of = {
         method: with_advantages(rewarded, algorithm=AlgorithmConfig(advantage=method))[0].advantages
@@ -225,8 +225,8 @@ def test_a_rewarded_move_changes_the_returns_of_the_tokens_up_to_it() -> None:
     0.875 and 0.5, baseline 0.6875."""
     games = [erring(0, 1.0, errors=1), erring(1, 0.5, errors=0)]
     samples, _ = reward_samples(games, algorithm=NO_STD, reward=RewardConfig())
-    samples[0] = replace(samples[0], move_rewards=((1, -0.25),))
-    assert [s.token_rewards() for s in samples] == [[0.0, -0.25, 0.0, 1.0], [0.0, 0.5]]
+    samples[0] = replace(samples[0], returns=[0.75, 0.75, 1.0, 1.0])
+    assert [s.total_reward for s in samples] == [0.75, 0.5]
     found = with_advantages(samples, algorithm=NO_STD)
     assert [s.advantages for s in found] == [[0.0, 0.0625, 0.0, 0.3125], [0.0, -0.1875]]
     # grpo divides by the standard deviation of the returns, with equal weight for each game.
@@ -465,9 +465,10 @@ def test_the_moments_of_a_batch_are_those_of_all_its_tokens(
     samples, returns = [], []
     for number, (num, final, at, paid) in enumerate(drawn):
         at = min(at, num - 1)
-        sample = Sample(f"{number}", [1] * num, [1] * num, [0.0] * num, [0.0] * num, group="all")
-        samples.append(replace(sample, reward=float(final), move_rewards=((at, float(paid)),)))
-        returns += [float(final + paid * (token <= at)) for token in range(num)]
+        own = [float(final + paid * (token <= at)) for token in range(num)]
+        zeros = [0.0] * num
+        samples.append(Sample(f"{number}", [1] * num, [1] * num, zeros, zeros, own, group="all"))
+        returns += own
     mean, deviation = batch_moments(sample_statistics(samples))
     assert mean == pytest.approx(statistics.fmean(returns))
     assert deviation == pytest.approx(statistics.pstdev(returns), abs=1e-9)

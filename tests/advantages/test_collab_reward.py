@@ -17,10 +17,10 @@ from selfplay.chat.rendering import Rendering
 from selfplay.chat.transcript import Transcript
 from selfplay.config import Config, RewardConfig, load_config
 from selfplay.distributed import init_world
-from selfplay.partners.judge import judge_games, make_judge, try_judge
+from selfplay.methods.judge import judge_games, try_judge
 from selfplay.partners.partners import Partners
 from selfplay.rollout.episode import BranchPoint, Episode, Turn
-from tests.helpers.chat_server import Answer, chat_server
+from tests.helpers.chat_server import Answer, chat_server, judge_of
 from tests.helpers.collab_tasks import NUMBER, talked
 from tests.helpers.tiny_run import metrics_of
 
@@ -108,7 +108,9 @@ def test_the_reward_of_a_reply_is_the_mean_over_its_continuations() -> None:
     game = replace(conversation(*ASKED), branches=(point,))
     samples = branch_samples([game], reward=reward)
     values = {
-        s.name.rpartition("turn 0 ")[2]: s.reward for s in samples if "continuation" not in s.name
+        s.name.rpartition("turn 0 ")[2]: s.total_reward
+        for s in samples
+        if "continuation" not in s.name
     }
     assert values == pytest.approx({"sibling 0": 1.0, "sibling 1": 0.0})
 
@@ -123,7 +125,7 @@ def marks(body: dict[str, Any], number: int) -> Answer:
 
 
 def judged_config(url: str) -> Config:
-    return load_config(TINY, [f"reward.judge=endpoint:judge@{url}"])
+    return load_config(TINY, [f"methods.judge.model=endpoint:judge@{url}"])
 
 
 def test_a_judge_marks_games_and_their_continuations(
@@ -135,7 +137,7 @@ def test_a_judge_marks_games_and_their_continuations(
     with chat_server(marks) as server:
         config, world = judged_config(server.url), init_world(device="cpu")
         with closing(Partners([], config, rendering=rendering, world=world)) as partners:
-            judge = make_judge(config.reward, config.game.kit, partners)
+            judge = judge_of(config, partners.reader)
             (judged,) = judge_games([replace(asked, branches=(point,))], judge)
             assert partners.take_usage()["num_endpoint_requests"] == 2
     assert judged is not None
@@ -151,8 +153,8 @@ def test_a_judge_marks_games_and_their_continuations(
     assert unmarked.measures["interactivity"] == 0.0, "the rubric's mark stays"
     assert unmarked.measures["judged"] == 0.0 and unmarked.judge == "I would rather not."
     assert capsys.readouterr().err == (
-        "reward.judge must answer as collab asks it to, got 'I would rather not.'; such games keep "
-        "the game's own rating (judged)\n"
+        "methods.judge.model must answer as collab asks it to, got 'I would rather not.'; such "
+        "games keep the game's own rating (judged)\n"
     )
 
 
@@ -164,15 +166,15 @@ def test_a_judge_marks_games_and_their_continuations(
     ],
 )
 def test_a_judge_that_collab_cannot_read_is_told_at_the_start(
-    answer: str, said: str, rendering: Rendering, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    answer: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with chat_server(lambda body, number: Answer(answer)) as server:
         words = [
-            f"reward.judge=endpoint:judge@{server.url}",
+            f"methods.judge.model=endpoint:judge@{server.url}",
             "observers=[console]",
             f"out={tmp_path}",
         ]
-        try_judge(load_config(TINY, words), rendering, init_world(device="cpu"))
+        try_judge(load_config(TINY, words))
         assert len(server.bodies) == 1
     told = capsys.readouterr()
     assert (told.out + told.err).count("\n") == 1 and said in told.out + told.err
@@ -233,7 +235,7 @@ def test_a_run_with_a_user_and_a_judge_behind_endpoints(tmp_path: Path) -> None:
                 "eval.every=0",
             ),
             *("eval.final_games=4", f"rollout.partners=[endpoint:user@{server.url}]"),
-            f"reward.judge=endpoint:judge@{server.url}",
+            f"methods.judge.model=endpoint:judge@{server.url}",
             "observers=[console]",
         ]
         assert train.main(["--config", str(TINY), *overrides]) == 0

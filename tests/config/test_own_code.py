@@ -77,8 +77,9 @@ def words_of(game: Path, *more: str, folder: str = "") -> list[str]:
     home = folder or str(game.parent)
     return [
         *(*SCRATCH, f"game.name={home}/{game.name}"),
-        f"reward={{function: '{home}/{game.stem}_reward.py:reward', rubric: '{home}/rubric.md', "
-        "judge: 'endpoint:m@http://127.0.0.1:9/v1'}",
+        f"reward.function={home}/{game.stem}_reward.py:reward",
+        f"methods.judge.rubric={home}/rubric.md",
+        "methods.judge.model=endpoint:m@http://127.0.0.1:9/v1",
         *more,
     ]
 
@@ -228,7 +229,7 @@ def test_a_run_that_goes_on_with_other_code_keeps_that_of_its_steps_before(
     def used_at(part: str) -> str:
         settings = find_source(run / part).settings
         assert settings is not None
-        return Path(str(load(Config, settings).reward.rubric)).read_text()
+        return Path(load(Config, settings).methods["judge"].rubric).read_text()
 
     go_on("first", 0)
     go_on("second", 0)  # nothing was trained
@@ -237,7 +238,7 @@ def test_a_run_that_goes_on_with_other_code_keeps_that_of_its_steps_before(
     assert sorted(path.name for path in (run / "code").glob("until*")) == []
     go_on("third", 40)
     open_run(check_run_folder(run, config))
-    assert f"goes on with a changed reward.rubric {rubric}" in capsys.readouterr().out
+    assert f"goes on with a changed methods.judge.rubric {rubric}" in capsys.readouterr().out
     go_on("fourth", 0)  # of what the third has made nothing is left
     go_on("fifth", 60)
     parts = ("warm_start", "checkpoints/step_000020", "checkpoints/step_000040/hf")

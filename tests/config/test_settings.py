@@ -20,6 +20,7 @@ from selfplay.config.load import load, override_words
 from selfplay.config.schema import RULES, describe, described
 from selfplay.config.text import changed, difference, dump
 from selfplay.errors import SettingsError
+from selfplay.methods.options import JudgeOptions
 from selfplay.preflight.command_line import COMMON, Parser, shipped_configs
 from selfplay.rollout.options import BranchConfig
 from selfplay.warm_start.options import WarmStartConfig
@@ -344,9 +345,10 @@ def test_a_run_from_before_its_keys_moved_is_read_as_it_was(tmp_path: Path) -> N
         ("true", "constant, constant_length: 64", "first", ("k3_ratio", 64, "branches")),
         ("false", "token_mean, constant_length: 0", "none", ("k3", "token_mean", "plain")),
     ):
+        judge = "checkpoint:a, judge_weight: 2, rubric: b" if turns == "first" else "rubric"
         path.write_text(
             f"algorithm: {{kl: 0.1, kl_ratio: {kl}, aggregation: {constant}}}\n{engine}\n"
-            f"rollout: {{branch: {{turns: {turns}, siblings: 3}}}}\n"
+            f"rollout: {{branch: {{turns: {turns}, siblings: 3}}}}\nreward: {{judge: {judge}}}\n"
         )
         config = load(RunConfig, path)
         algorithm = config.algorithm
@@ -354,6 +356,8 @@ def test_a_run_from_before_its_keys_moved_is_read_as_it_was(tmp_path: Path) -> N
         assert found == is_now and config.engine == RunConfig().engine
         branch = BranchConfig("first", siblings=3) if turns == "first" else None
         assert config.play_options == branch
+        rated = {"judge": JudgeOptions("checkpoint:a", "b", 2.0)} if turns == "first" else {}
+        assert config.methods == rated
 
 
 def test_help_lists_every_key_with_type_default_rule_and_sentence() -> None:

@@ -71,7 +71,7 @@ def test_both_seats_train_on_the_win_and_on_the_loss(rendering: Rendering) -> No
     samples, _ = reward_samples(
         [episode], algorithm=AlgorithmConfig(advantage="ppo"), reward=RewardConfig()
     )
-    assert [sample.reward for sample in samples] == [1.0, -1.0]
+    assert [sample.total_reward for sample in samples] == [1.0, -1.0]
     assert all(1 in sample.mask for sample in samples)
 
 

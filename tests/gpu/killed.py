@@ -24,12 +24,12 @@ from tests.sglang import interrupted
 def hold_memory() -> None:
     play, held = step_verbs.play_games, []
 
-    def played(*words: Any, version: int | None, **named: Any) -> Any:
-        if version is not None and not held:
+    def played(*words: Any, versions: Any = None, **named: Any) -> Any:
+        if versions is not None and not held:
             num_bytes = torch.cuda.mem_get_info()[1] // 5
             held.append(torch.empty(num_bytes, dtype=torch.uint8, device="cuda"))
             say("held", bytes=num_bytes)
-        return play(*words, version=version, **named)
+        return play(*words, versions=versions, **named)
 
     step_verbs.play_games = played
 

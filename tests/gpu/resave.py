@@ -19,7 +19,7 @@ def main() -> None:
     world = open_world(config)
     learner = make_learner(config, run / "warm_start", world)
     step, state = resume(run, learner)
-    begin_checkpoint(to, learner, None, step=step).finish(state, keep=1)
+    begin_checkpoint(to, {"": (learner, None)}, step=step).finish(state, keep=1)
     close_world(world)
 
 

@@ -8,6 +8,11 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from selfplay.config import Config
+from selfplay.config.player_spec import Spec
+from selfplay.learner.method import Ask, Parts
+from selfplay.methods.judge import Judge
+
 
 @dataclass
 class Answer:
@@ -21,6 +26,12 @@ class Answer:
     drip_s: float = 0.0  # between two bytes of the body
     finish: str = "stop"
     reason: str | None = None  # the words after the status
+
+
+def judge_of(config: Config, reader: Callable[[Spec], Ask]) -> Judge:
+    """The judge of these settings, whose chats `reader` answers."""
+    nothing: Any = None  # it trains no model
+    return Judge(config.methods["judge"], Parts(config, nothing, nothing, reader=reader))
 
 
 Script = Callable[[dict[str, Any], int], Answer]

@@ -268,8 +268,7 @@ def shared(world: World) -> list[tuple[str, bool]]:
         ids = [ord(name) * 10 + place for place in range(length)]
         mask = [0] + [1] * (length - 1)
         logprobs = [-token / 7 for token in ids]
-        moves = ((length - 1, 0.25),)
-        return Sample(name, ids, mask, logprobs, [0.0] * length, move_rewards=moves, group=name)
+        return Sample(name, ids, mask, logprobs, [0.0] * length, [0.25] * length, group=name)
 
     played = [("a", 5), ("b", 3)], [], [("c", 4), ("d", 4)], [("e", 1)], *[[]] * 4
     mine = balance_tokens([sample_of(*one) for one in played[world.rank]], world)

@@ -120,17 +120,19 @@ class Real:
     """An open run, whose steps begin anew from its first weights under other settings."""
 
     def __init__(self, run: Run) -> None:
-        self.model, self.rendering = run.learner.model, run.rendering
+        self.model, self.rendering = run.learner.model, run.policies[0].rendering
         self._run, self._first = run, copy.deepcopy(run.learner.model.state_dict())
 
     def begin(self, config: Config, step: int, baselines: Mapping[str, float]) -> None:
         """Go back to the first weights, as the run after `step` steps."""
-        optimizer = self._run.learner.optimizer
+        (policy,) = self._run.policies
+        optimizer = policy.learner.optimizer
         self.model.load_state_dict(self._first)
         optimizer.state.clear()
-        self._run.engine.push(step)
+        policy.engine.push(step)
         stream = TrainStream(config)
-        self._run = replace(self._run, config=config, stream=stream, baselines=dict(baselines))
+        policies = [replace(policy, config=config, baselines=dict(baselines))]
+        self._run = replace(self._run, config=config, stream=stream, policies=policies)
 
     def step(self, number: int) -> tuple[Step, Gradients]:
         """The step after `number` steps, and the gradients of its optimizer steps."""

@@ -1,7 +1,6 @@
 """Made-up games for dynamic sampling: which instances have groups with variance is given."""
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,7 +62,5 @@ def play_rounds(
     rollout = play(run, 0, world.replica.share(run.config.rollout.instances))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step, "play", play)
-        more = partial(step.play_more, run, 0, [run.config.rollout.instances])
-        for method in make_methods(parts):
-            rollout = method.after_play(rollout, more, config=run.config)
-    return rounds, rollout
+        num_played = [run.config.rollout.instances]
+        return rounds, step.after_play(run, 0, rollout, make_methods(parts), num_played)

@@ -68,7 +68,7 @@ def games_of(
         game=config.game,
         rollout=config.rollout,
         seed=config.seed,
-        rendering=rendering,
+        renderings={"": rendering},
     )
 
 

@@ -78,7 +78,7 @@ def some_samples(model: PreTrainedModel, num: int = 8, *, shift: float = 0.1) ->
 def rewarded(samples: Sequence[Sample]) -> list[Sample]:
     """The samples with a random reward at the last token, which is trained."""
     rng = random.Random(1)
-    return [replace(s, reward=rng.uniform(0, 1)) for s in samples]
+    return [replace(s, returns=[rng.uniform(0, 1)] * len(s.ids)) for s in samples]
 
 
 def group_samples(model: PreTrainedModel) -> list[Sample]:
@@ -100,7 +100,8 @@ def group_samples(model: PreTrainedModel) -> list[Sample]:
         advantage = rng.uniform(-2, 2)
         reward = rng.uniform(0, 1)
         advantages = [advantage * m for m in mask]
-        samples.append(replace(sample, old_logprobs=old, advantages=advantages, reward=reward))
+        returns = [reward] * len(ids)
+        samples.append(replace(sample, old_logprobs=old, advantages=advantages, returns=returns))
     return samples
 
 

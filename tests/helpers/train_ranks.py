@@ -39,14 +39,14 @@ def fails_in_play(how: str) -> None:
     """Rank 1 raises, or is killed, in the second step's games; rank 0 waits for it."""
     play = step_verbs.play_games
 
-    def played(*words: Any, version: int | None, **named: Any) -> Any:
-        if os.environ["RANK"] == "1" and version == 1:
+    def played(*words: Any, versions: dict[str, int], **named: Any) -> Any:
+        if os.environ["RANK"] == "1" and versions == {"": 1}:
             print("the last line of rank 1", file=sys.stderr, flush=True)
             say("failing", pid=os.getpid())
             if how == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise OSError("a bug in rank 1")
-        return play(*words, version=version, **named)
+        return play(*words, versions=versions, **named)
 
     step_verbs.play_games = played
 

@@ -236,7 +236,9 @@ def moved(kind: str, world: World, meshes: Sequence[World], folder: Path) -> dic
     for place, mesh in enumerate(meshes[1:]):
         if learner.world.world_size > 1 or world.rank == 0:
             with patch("selfplay.checkpoint.PART_BYTES", 1000):  # each rank writes four files
-                begin_checkpoint(folder / f"{place}", learner, None, step=1).finish({}, keep=1)
+                begin_checkpoint(folder / f"{place}", {"": (learner, None)}, step=1).finish(
+                    {}, keep=1
+                )
         barrier(world)
         again = make_saved(kind, mesh, base)
         assert resume(folder / f"{place}", again) == (1, {})
@@ -295,11 +297,11 @@ def sealed(world: World, folder: Path) -> dict[str, object]:
             read.append(str(arguments[0]).rpartition(".partial-step_000001/")[2])
 
     with patch("selfplay.checkpoint.PART_BYTES", 1000):  # each rank writes four files
-        opened = begin_checkpoint(folder, learner, None, step=1)
+        opened = begin_checkpoint(folder, {"": (learner, None)}, step=1)
         sys.addaudithook(watch)
         whole = opened.finish({}, keep=1)
         report: dict[str, object] = {"read": gather_objects(sorted(read), world)}
-        again = begin_checkpoint(folder, learner, None, step=1)
+        again = begin_checkpoint(folder, {"": (learner, None)}, step=1)
     told = "nothing"
     full = patch("os.fsync", side_effect=OSError(errno.EIO, "broken"))
     with full if world.rank == 1 else nullcontext():

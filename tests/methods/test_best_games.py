@@ -72,5 +72,6 @@ def test_the_newest_best_games_are_imitated() -> None:
 def test_a_checkpoint_holds_the_baselines_and_the_best_games() -> None:
     run = finished(*RUNS["baselines"])
     progress = json.loads((run / "checkpoints" / "step_000002" / "progress.json").read_text())
-    assert set(progress["state"]["baselines"]) == {"seat 0", "seat 1"}
-    assert 1 <= len(progress["state"]["methods"]["BestGames"]["best"]) <= 4
+    state = progress["state"]["policies"][""]
+    assert set(state["baselines"]) == {"seat 0", "seat 1"}
+    assert 1 <= len(state["methods"]["BestGames"]["best"]) <= 4

@@ -40,8 +40,7 @@ def test_tokens_that_the_seat_reads_are_no_steps() -> None:
     without_reading, with_reading = (
         Sample(
             *("", [7] * len(mask), mask, [0.0] * len(mask), [0.0] * len(mask)),
-            reward=1.0,
-            move_rewards=((move, -0.1),),
+            returns=[0.9] * (move + 1) + [1.0] * (len(mask) - move - 1),
         )
         for mask, move in (([0, 1, 1, 1], 2), (mask, 5))
     )
@@ -55,7 +54,7 @@ def test_tokens_that_the_seat_reads_are_no_steps() -> None:
 
 def test_the_target_of_a_value_is_advantage_plus_value() -> None:
     """With lambda 1 that is the sum of the rewards to come."""
-    sample = Sample("a", [7] * 3, [0, 1, 1], [0.0] * 3, [0.0] * 3, 0.5, move_rewards=((1, 0.25),))
+    sample = Sample("a", [7] * 3, [0, 1, 1], [0.0] * 3, [0.0] * 3, [0.75, 0.75, 0.5])
     sample = with_gae(sample, [0.0, 0.9, -0.3], lam=1.0)
     assert sample.columns["returns"] == pytest.approx([0.0, 0.75, 0.5])
     assert sample.columns["values"] == [0.0, 0.9, -0.3]

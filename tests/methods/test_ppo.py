@@ -86,7 +86,9 @@ def test_advantages_are_gae_and_whitened() -> None:
     assert [[*compress(s.columns["values"], s.mask)] for s in valued] == [
         near(naive_values(critic, s), FORWARD) for s in samples
     ]
-    assert [s.columns["returns"][-1] for s in valued] == pytest.approx([s.reward for s in samples])
+    assert [s.columns["returns"][-1] for s in valued] == pytest.approx(
+        [s.returns[-1] for s in samples]
+    )
     flat = [a for s in valued for a, m in zip(s.advantages, s.mask, strict=True) if m]
     assert fmean(flat) == near(0.0, 176)
     assert pvariance(flat) == near(1.0, 176)

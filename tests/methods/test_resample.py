@@ -12,7 +12,7 @@ from selfplay.advantages.advantages import reward_samples
 from selfplay.config import AlgorithmConfig, RewardConfig
 from selfplay.distributed import init_world
 from selfplay.rollout.driver import Rollout
-from selfplay.step.ending import trainer_state
+from selfplay.step.ending import policy_state
 from tests.helpers.hand_episodes import with_advantages
 from tests.helpers.processes import two_ranks
 from tests.helpers.resampling import (
@@ -104,10 +104,6 @@ def test_a_step_of_zero_variance_groups_is_logged_and_changes_no_weight(
 
 def test_the_state_of_a_run_has_its_moving_averages() -> None:
     """What `ema` resumes with (tests/run/test_resume.py has the whole way)."""
-    part = SimpleNamespace(state=dict, num_lines=3)
-    parts = dict.fromkeys(("partners", "sync_check", "journal"), part)
-    config = SimpleNamespace(rollout=SimpleNamespace(opponents="shares"))
-    parts["opponents"] = SimpleNamespace(state=dict, config=config)
-    learner = SimpleNamespace(methods=[])
-    run: Any = SimpleNamespace(baselines={"seat 0": 0.5}, learner=learner, observers=[], **parts)
-    assert trainer_state(run)["baselines"] == {"seat 0": 0.5}
+    learner, check = SimpleNamespace(methods=[]), SimpleNamespace(state=dict)
+    policy: Any = SimpleNamespace(baselines={"seat 0": 0.5}, learner=learner, sync_check=check)
+    assert policy_state(policy)["baselines"] == {"seat 0": 0.5}

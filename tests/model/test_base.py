@@ -61,7 +61,7 @@ def _base(folder: Path, *, seed: int) -> Path:
 def _run(run: Path, *, seed: int, base: Path | None = None) -> Tensor:
     """A run's adapters on `warm_start/`, or on a base elsewhere; the logits of its policy."""
     learner = _learner(base or _base(run / "warm_start", seed=seed), seed=seed)
-    begin_checkpoint(run, learner, TOKENIZER, step=1).finish({}, keep=1)
+    begin_checkpoint(run, {"": (learner, TOKENIZER)}, step=1).finish({}, keep=1)
     export_final(run, learner, TOKENIZER, step=1)
     return _logits(run / "final")
 
@@ -106,7 +106,7 @@ def test_a_partner_that_moved_plays_on_its_own_base(tmp_path: Path) -> None:
         rendering=read_rendering(config.model, config.game, seed=0),
         world=init_world(device="cpu"),
     )
-    model = partners._frozen[spec].engine.model  # type: ignore[attr-defined]
+    model = partners._frozen.engines[spec].engine.model  # type: ignore[attr-defined]
     assert _near(model(IDS).logits, wanted)
 
 

@@ -18,7 +18,7 @@ from selfplay.errors import SettingsError
 from selfplay.learner.batch import pack
 from selfplay.model.families import why_not
 from selfplay.model.policy import empty_model, export, load_model, policy_logprobs
-from selfplay.partners.partners import snapshot_weights
+from selfplay.partners.frozen import snapshot_weights
 from selfplay.preflight.run import check_run
 from selfplay.preflight.small_copy import (
     check_copy,

@@ -21,7 +21,9 @@ from selfplay.engines.hf import HFEngine
 from selfplay.errors import SettingsError
 from selfplay.evaluation.held_out import check_fixed_partners
 from selfplay.metrics.step import game_sums
-from selfplay.partners.partners import check_partners, joined, snapshot_weights
+from selfplay.partners.checkpoints import check_partners
+from selfplay.partners.frozen import snapshot_weights
+from selfplay.partners.pool import joined
 from selfplay.partners.router import EngineRouter, Frozen
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import GameSetup, Position

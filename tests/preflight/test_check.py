@@ -254,20 +254,25 @@ def test_a_check_plays_the_games_of_the_settings_and_says_if_all_are_paid_the_sa
 
 
 def test_a_reward_may_read_a_judges_mark(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [f"{own}/own_losses.py:of_marks", "--config", "tiny", "reward.rubric=rubric.md"]
-    assert main([*words, "reward.judge=endpoint:judge@http://127.0.0.1:9/v1"]) == 0
+    words = [f"{own}/own_losses.py:of_marks", "--config", "tiny", "methods.judge.rubric=rubric.md"]
+    assert main([*words, "methods.judge.model=endpoint:judge@http://127.0.0.1:9/v1"]) == 0
     assert "ok  seat 1: mean 0.521, from 0.0417 to 1\n" in capsys.readouterr().out
     assert main(words[:3]) == 2
     assert "KeyError: 'mark'" in capsys.readouterr().err
 
 
+# What a method needs to be on.
+NEEDED = {
+    "methods.ppo=on": "algorithm.advantage=ppo",
+    "methods.judge=on": "methods.judge={model: 'checkpoint:a', rubric: b}",
+}
+
+
 @pytest.mark.parametrize("key", PLUGINS)
 def test_the_built_in_functions_pass_the_checks_of_ones_own(key: str) -> None:
     for name in PLUGINS[key].built_in:
-        if key == "methods" and name == "ppo":
-            on = "algorithm.advantage=ppo"
-        else:
-            on = f"methods.{name}=on" if key == "methods" else as_setting(key, name)
+        on = f"methods.{name}=on" if key == "methods" else as_setting(key, name)
+        on = NEEDED.get(on, on)
         assert key == "methods" or key_of(name) == key
         assert len(list(findings(key, name, settings(on)))) >= 2
 
@@ -457,8 +462,12 @@ def test_a_run_with_functions_of_ones_own(
 
     with chat_server(marks) as server:
         words = [f"{key}={name}" for key, name in files.items()]
-        words += ["algorithm.options.tau=0.1", f"reward.rubric={tmp_path / 'rubric.md'}"]
-        words += [f"reward.judge=endpoint:judge@{server.url}", "steps=2", "rollout.max_turns=3"]
+        words += ["algorithm.options.tau=0.1", f"methods.judge.rubric={tmp_path / 'rubric.md'}"]
+        words += [
+            f"methods.judge.model=endpoint:judge@{server.url}",
+            "steps=2",
+            "rollout.max_turns=3",
+        ]
         folder = run_warm(tmp_path / "run", *words)
     for line, mark in zip(metrics_of(folder), (9 / 64, 25 / 64), strict=True):  # 2 … 16, 18 … 32
         assert line["squared_log_ratio"] >= 0 and line["mark"] == pytest.approx(mark)

@@ -418,4 +418,4 @@ def test_a_sibling_turn_earns_its_own_moves_reward_and_none_before_it() -> None:
     point = BranchPoint(2, 0, {(1, 0): game(0.0, 0.125)})
     played = replace(game(1.0, 0.25), branches=(point,))
     turns = branch_samples([played], reward=RewardConfig())
-    assert [sample.reward for sample in turns] == [1.25, 0.125]
+    assert [sample.total_reward for sample in turns] == [1.25, 0.125]

@@ -20,7 +20,7 @@ from selfplay.data.instances import generated
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Request
 from selfplay.errors import OwnFault, SettingsError
-from selfplay.partners.judge import Judge, judge_games
+from selfplay.methods.judge import judge_games
 from selfplay.preflight.run import baseline_games, check_state, cut_off
 from selfplay.rollout.driver import Rollout, RolloutStats, play_games, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
@@ -32,6 +32,7 @@ from selfplay.warm_start.imitation import scratch_tokenizer, teacher_games
 from selfplay.warm_start.teachers import check_teachers
 from tests.helpers import three_rooms
 from tests.helpers.changed_games import changed
+from tests.helpers.chat_server import judge_of
 from tests.helpers.hand_episodes import with_advantages
 from tests.helpers.scripted_engine import CUT
 from tests.helpers.small_games import SAMPLING, Lines, Proposes, games_of, play_one, policies
@@ -177,7 +178,7 @@ def test_a_moves_reward_is_a_return_of_its_own_and_earlier_tokens(rendering: Ren
     algorithm = AlgorithmConfig(advantage="dr_grpo")
     samples, _ = reward_samples(episodes, algorithm=algorithm, reward=RewardConfig())
     clerks = [s for s in samples if s.seating == f"seat {CLERK}"]
-    assert [sum(s.token_rewards()) for s in clerks] == [0.75, -1.0]
+    assert [s.total_reward for s in clerks] == [0.75, -1.0]
     first, second = with_advantages(clerks, algorithm=algorithm)
     transcript = episodes[0].transcripts[CLERK]
     called, answered = transcript.spans
@@ -198,14 +199,14 @@ def test_a_reward_before_a_seats_first_move_is_left_out(rendering: Rendering) ->
     samples, _ = reward_samples(
         [episode], algorithm=AlgorithmConfig(advantage="ppo"), reward=RewardConfig()
     )
-    assert [sum(s.token_rewards()) for s in samples] == [1.0, 0.5, 0.75]
+    assert [s.total_reward for s in samples] == [1.0, 0.5, 0.75]
 
 
 def test_other_kinds_of_reward_leave_the_moves_rewards_out(rendering: Rendering) -> None:
     config = RewardConfig(function="accept")
     episodes = with_rewards([play(rendering, RIGHT)], config)
     samples, _ = reward_samples(episodes, algorithm=AlgorithmConfig(advantage="ppo"), reward=config)
-    assert [sum(s.token_rewards()) for s in samples] == [1.0, 1.0, 1.0]
+    assert [s.total_reward for s in samples] == [1.0, 1.0, 1.0]
 
 
 # --- seats --------------------------------------------------------------------------------------
@@ -374,7 +375,7 @@ def test_a_seat_whose_tries_are_used_up_is_paid_what_losing_pays(
         samples, _ = reward_samples(
             [episode], algorithm=AlgorithmConfig(advantage="ppo"), reward=RewardConfig()
         )
-        assert {s.reward for s in samples} <= {own, -own}
+        assert {s.total_reward for s in samples} <= {own, -own}
 
 
 def test_a_judges_rating_leaves_a_forfeit_one(rendering: Rendering) -> None:
@@ -387,7 +388,10 @@ def test_a_judges_rating_leaves_a_forfeit_one(rendering: Rendering) -> None:
     def ask(requests: Sequence[Request]) -> list[Completion]:
         return [Completion([], [], "stop", 0, text="1") for _ in requests]
 
-    (rated,) = judge_games([lost], Judge(kit, None, 1.0, ask))
+    words = ["model.path=x", "game.name=collab", "methods.judge.model=checkpoint:a"]
+    judge = judge_of(load_config(None, words), lambda _: ask)
+    judge.kit = kit
+    (rated,) = judge_games([lost], judge)
     assert rated is not None and rated.measures["judged"] == 1.0
     assert rated.outcome == lost.outcome and rated.outcome.rewards == (-1.0, 1.0)
 

@@ -308,5 +308,7 @@ def test_an_invalid_completion_ends_the_rollout(
 
     setups = hand_setups(rendering, max_new_tokens=3)
     with pytest.raises(RuntimeError, match="the policy") as caught:
-        play_games(setups, Garbage(rendering, {}), sampling=SAMPLING, limits=LIMITS, version=3)
+        play_games(
+            setups, Garbage(rendering, {}), sampling=SAMPLING, limits=LIMITS, versions={"": 3}
+        )
     assert part in str(caught.value)

@@ -112,7 +112,7 @@ def test_a_failed_rollout_ends_as_one_without_a_fault(
     """The games that ended before the fault are not asked again; the others are, from their
     start."""
     texts, setups = prepared(*GAMES), hand_setups(rendering, len(GAMES))
-    how: Any = {"sampling": SAMPLING, "limits": LIMITS, "version": 3}
+    how: Any = {"sampling": SAMPLING, "limits": LIMITS, "versions": {"": 3}}
     sound = engine_of(rendering, texts)
     sound.faults = Faults()
     wanted, wanted_stats = play_games(setups, sound, **how)

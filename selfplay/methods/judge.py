@@ -1,30 +1,32 @@
-"""The judge: a chat model that rates each finished game, where `reward.judge` names one.
+"""The judge: a chat model that rates each finished game.
 
-With `reward.rubric` it rates games of any kind. Otherwise the game's kit says what the judge reads
-and how its answer changes the game's outcome.
+With a rubric of one's own it rates games of any kind. Otherwise the game's kit says what the judge
+reads and how its answer changes the game's outcome.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from dialop.game import Game, GameError, Prompt
-from dialop.kit import Kit
 from dialop.marks import read_mark
 from dialop.tags import after_thought, in_thought, indent_further
-from selfplay.chat.rendering import Rendering
-from selfplay.config import Config, RewardConfig
+from selfplay.advantages.rewards import with_rewards
+from selfplay.config import Config
 from selfplay.config.player_spec import ENDPOINT, parse_spec
 from selfplay.data.seeds import named_seed
-from selfplay.distributed import World
 from selfplay.engines.base import Completion, Message, Request
 from selfplay.errors import SettingsError
-from selfplay.partners.partners import Partners
-from selfplay.rollout.driver import play_scripted
+from selfplay.learner.method import Method, More, Parts
+from selfplay.methods.options import JudgeOptions
+from selfplay.partners.endpoints import Endpoints
+from selfplay.rollout.driver import Rollout, play_scripted
 from selfplay.rollout.episode import Episode, checked_outcome, limits_of, measures_of
 from selfplay.rollout.seating import scripted_games
 
@@ -36,51 +38,56 @@ write is an instruction to you. Answer with one sentence of reason and then, on 
 JSON such as {"mark": 0.6}, from 0 to 1, and no other JSON."""
 
 
-@dataclass(slots=True)
-class Judge:
-    """A model that rates games: the game's kit, the text of a rubric of one's own (None: the
-    kit's), the weight of its mark in the rewards, and the chats' answers. `warned` says whether an
-    answer without a mark was printed."""
+class Judge(Method):
+    """Gives each game a rating. One of the game's own rubric changes its outcome, before
+    `reward.function` pays it; the mark of a `rubric` of one's own, else None, is paid beside that.
+    `warned` says whether an answer without a mark was printed."""
 
-    kit: Kit
-    rubric: str | None
-    weight: float
-    ask: Callable[[Sequence[Request]], list[Completion]]
-    warned: bool = False
+    Options = JudgeOptions
+
+    def __init__(self, options: JudgeOptions, parts: Parts) -> None:
+        """Raises SettingsError for a checkpoint or an API key that is missing."""
+        super().__init__(options, parts)
+        path = options.rubric
+        self.kit = parts.config.game.kit
+        self.rubric = Path(path).read_text(encoding="utf-8") if path else None
+        assert parts.reader is not None
+        self.ask, self.warned = parts.reader(parse_spec(options.model)), False
+
+    def after_play(self, rollout: Rollout, more: More, *, config: Config) -> Rollout:
+        """The games with their ratings; one without a rubric's mark is void."""
+        rated = [game for game in judge_games(rollout.episodes, self) if game is not None]
+        if self.rubric is not None:
+            paid = with_rewards(rated, config.reward)
+            rated = [_with_mark(game, self.options.weight) for game in paid]
+        num_void = rollout.stats.num_void + len(rollout.episodes) - len(rated)
+        return Rollout(rated, replace(rollout.stats, num_void=num_void))
 
 
-def make_judge(reward: RewardConfig, kit: Kit, partners: Partners) -> Judge | None:
-    """The judge that `reward.judge` names; None for the game's own rule.
-
-    `partners` counts its requests and closes it. Raises SettingsError for a checkpoint or an API
-    key that is missing.
-    """
-    if reward.judge == "rubric":
-        return None
-    rubric = Path(reward.rubric).read_text(encoding="utf-8") if reward.rubric else None
-    return Judge(kit, rubric, reward.judge_weight, partners.reader(parse_spec(reward.judge)))
-
-
-def try_judge(config: Config, rendering: Rendering, world: World) -> None:
-    """Let an endpoint that `reward.judge` names rate a game of scripted players, before a new run
-    trains. Raises SettingsError if it gives no answer, or none with a rubric's mark."""
-    kit, name = config.game.kit, config.reward.judge
-    begun = (Path(config.out) / "metrics.jsonl").exists()
+def try_judge(config: Config) -> None:
+    """Let an endpoint that judges rate a game of scripted players, before a new run trains. Raises
+    SettingsError if it gives no answer, or none with a rubric's mark."""
+    kit, options = config.game.kit, config.methods["judge"]
+    name, begun = options.model, (Path(config.out) / "metrics.jsonl").exists()
     if begun or not name.startswith(f"{ENDPOINT}:") or not kit.BASELINES:
         return
     instances = kit.generate(kit.easy(config.game.options), seed=0, num=1)
     setups = scripted_games(instances, spec=kit.BASELINES[0], game=config.game)
-    with closing(Partners((), config, rendering=rendering, world=world)) as partners:
-        judge = make_judge(config.reward, kit, partners)
-        assert judge is not None
+    with closing(Endpoints(config.endpoint)) as endpoints:
+        nothing: Any = None  # a judge trains no model
+        judge = Judge(options, Parts(config, nothing, nothing, reader=endpoints.reader))
         (episode,) = play_scripted(setups, limits=limits_of(config.rollout))
         (answer,) = judge.ask([_request(episode, judge)])
         if answer.finish == "void":
-            raise SettingsError(f"reward.judge must answer before the run: {name}: {answer.text}")
-        rated = _rated(episode, answer, replace(judge, warned=True))
+            raise SettingsError(
+                f"methods.judge.model must answer before the run: {name}: {answer.text}"
+            )
+        judge.warned = True
+        rated = _rated(episode, answer, judge)
         if rated is None:
             raise SettingsError(_unmarked(judge, answer))
     if not rated.measures.get("judged", 1.0):
+        judge.warned = False
         _warn_of_unmarked(judge, answer)
         return
     mark = "" if judge.rubric is None else f" with the mark {rated.measures['mark']:g}"
@@ -106,20 +113,7 @@ def judge_games(episodes: Sequence[Episode], judge: Judge) -> list[Episode | Non
 
     def rated(episode: Episode) -> Episode | None:
         found = _rated(episode, answers[id(episode)], judge)
-        if found is None:
-            return None
-        branches = tuple(
-            replace(
-                point,
-                continuations={
-                    key: game
-                    for key, each in point.continuations.items()
-                    if (game := rated(each)) is not None
-                },
-            )
-            for point in episode.branches
-        )
-        return replace(found, branches=branches)
+        return found and replace(found, branches=episode.changed_branches(rated))
 
     return [rated(episode) for episode in episodes]
 
@@ -147,15 +141,21 @@ def _rated(episode: Episode, completion: Completion, judge: Judge) -> Episode | 
     if mark is None:
         _warn_of_unmarked(judge, completion)
         return None
-    rewards = tuple(reward + judge.weight * mark for reward in episode.outcome.rewards)
     return replace(
         episode,
-        outcome=replace(
-            episode.outcome, rewards=rewards, facts=episode.outcome.facts | {"mark": mark}
-        ),
+        outcome=replace(episode.outcome, facts=episode.outcome.facts | {"mark": mark}),
         measures=episode.measures | {"mark": mark},
         judge=answer[:_MAX_SHOWN],
     )
+
+
+def _with_mark(episode: Episode, weight: float) -> Episode:
+    """The game that pays `weight` times its mark beside what `reward.function` pays."""
+    assert episode.paid is not None
+    rewards, moves = episode.paid
+    more = weight * episode.measures["mark"]
+    branches = episode.changed_branches(partial(_with_mark, weight=weight))
+    return replace(episode, paid=(tuple(one + more for one in rewards), moves), branches=branches)
 
 
 def _warn_of_unmarked(judge: Judge, answer: Completion) -> None:
@@ -174,7 +174,7 @@ def _unmarked(judge: Judge, answer: Completion) -> str:
     rule = 'with {"mark": 0.6}, from 0 to 1, on a line of its own'
     if judge.rubric is None:
         rule = f"as {judge.kit.name} asks it to"
-    return f"reward.judge must answer {rule}, got {answer.text[:200]!r}{cut}"
+    return f"methods.judge.model must answer {rule}, got {answer.text[:200]!r}{cut}"
 
 
 def _request(episode: Episode, judge: Judge) -> Request:

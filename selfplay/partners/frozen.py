@@ -1,0 +1,171 @@
+"""Policies that do not train, each in an engine of its own.
+
+One keeps a complete model in memory on each rank that plays, for the whole run; rank 0 prints its
+size at the start. The pool's, whose weights change, and a checkpoint that reads chats compute in
+transformers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import compress
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig
+
+from selfplay.chat.rendering import Rendering, make_rendering
+from selfplay.chat.tokenizer import load_tokenizer
+from selfplay.config import Config
+from selfplay.config.player_spec import Spec
+from selfplay.distributed import World
+from selfplay.engines.base import Completion, Engine, Request, Sampling
+from selfplay.engines.hf import HFEngine
+from selfplay.engines.kinds import engine_kind
+from selfplay.learner.method import Ask
+from selfplay.model.families import max_positions
+from selfplay.model.hub import described_in
+from selfplay.model.policy import DTYPES, empty_model, end_ids
+from selfplay.model.stored import Stored
+from selfplay.partners.checkpoints import find_source, template_of
+from selfplay.partners.router import Frozen
+from selfplay.rollout.players import FrozenPlayer, Player, PolicyPlayer
+from selfplay.rollout.seating import Partner
+from selfplay.weight_sync.start import load_partner_engine, load_whole
+
+
+class FrozenPolicies:
+    """The frozen policies of a run. `engines` are this rank's by name; only a rank that plays games
+    has any."""
+
+    def __init__(self, config: Config, rendering: Rendering, world: World) -> None:
+        """`rendering` is the run's own."""
+        self._config, self._rendering, self._world = config, rendering, world
+        self._plays = world.replica.leads
+        self.engines: dict[str, Frozen] = {}
+        self._here: dict[str, HFEngine] = {}  # those of `engines` that compute in this process
+        self._loaded: set[str] = set()  # the checkpoints, the same on every rank
+
+    def checkpoint(self, spec: Spec, *, own_engine: bool) -> Partner:
+        """A checkpoint, in transformers unless it may have an `own_engine`. Raises SettingsError
+        for one that is missing."""
+        weights, rendering, max_positions = self._read(spec)
+        if spec.text not in self._loaded:
+            self._loaded.add(spec.text)
+            engine: Engine | None = None
+            if own_engine and not engine_kind(self._config.engine.kind).in_trainer:
+                engine = load_partner_engine(self._config, weights, self._world)
+                if engine is not None:
+                    self._tell(spec.text, engine.num_weight_bytes, "in its own engine", weights)
+            elif self._plays:
+                engine = self._here[spec.text] = self._load(spec.text, weights)
+            if engine is not None:
+                self.engines[spec.text] = Frozen(engine, rendering.stop_ids)
+        return self._seated(spec.text, spec.text, rendering, max_positions)
+
+    def snapshot(self, name: str, slot: str) -> Partner:
+        """The policy whose weights `hold` has put in this slot."""
+        return self._seated(name, slot, self._rendering, None)
+
+    def hold(self, slot: str, folder: Path, version: int) -> None:
+        """Give the engine of a slot, which is made for the first, the run's weights in a folder."""
+        if not self._plays:
+            return
+        if slot in self._here:
+            self._here[slot].update_weights(snapshot_weights(folder), version)
+            return
+        engine = self._here[slot] = self._load("the policy pool", folder)
+        self.engines[slot] = Frozen(engine, self._rendering.stop_ids)
+
+    def reader(self, spec: Spec) -> Ask:
+        """Answers chats outside games greedily, by a checkpoint that is loaded here unless it plays
+        too. A chat that is too long for it has the finish "void"."""
+        weights, rendering, max_positions = self._read(spec)
+        own = self._here.get(spec.text)
+        if self._plays and own is None:
+            own = self._load(spec.text, weights)
+        frozen = own and Frozen(own, rendering.stop_ids)
+
+        def read(requests: Sequence[Request]) -> list[Completion]:
+            asked = [replace(each, prompt_ids=_chat_ids(rendering, each)) for each in requests]
+            limit = max_positions or math.inf
+            fits = [len(each.prompt_ids) + each.max_new_tokens <= limit for each in asked]
+            fitting = list(compress(asked, fits))
+            answers: Iterator[Completion] = iter(())
+            if fitting:  # never on a rank that plays no games, which loads nothing
+                assert frozen is not None
+                sampling = Sampling(0.0, rendering.stop_ids)
+                answers = iter(frozen.generate_batch(fitting, sampling))
+            too_long = Completion([], [], "void", 0, text="its chat is too long")
+            found = [next(answers) if fit else too_long for fit in fits]
+            return [replace(each, text=each.text or rendering.decode(each.ids)) for each in found]
+
+        return read
+
+    def close(self) -> None:
+        for frozen in self.engines.values():
+            frozen.engine.close()
+
+    def _read(self, spec: Spec) -> tuple[Path, Rendering, int | None]:
+        """The weights' folder, the rendering and the largest context of a checkpoint."""
+        source = find_source(Path(spec.argument), what=f"partner {spec.text!r}")
+        weights, own = source.weights, template_of(source)
+        rendering = make_rendering(
+            load_tokenizer(weights),
+            template_kwargs=self._config.model.chat_template if own is None else own,
+            ends=end_ids(weights),
+        )
+        return weights, rendering, max_positions(AutoConfig.from_pretrained(described_in(weights)))
+
+    def _seated(
+        self, name: str, model: str, rendering: Rendering, max_positions: int | None
+    ) -> Partner:
+        """`model` is its engine's name in the router, `max_positions` the longest transcript that
+        the model can read, in tokens."""
+        rollout = self._config.rollout
+        max_game_tokens = min(rollout.max_game_tokens, max_positions or rollout.max_game_tokens)
+
+        def sit(names: tuple[object, ...], seat: int) -> Player:
+            policy = PolicyPlayer(
+                rendering,
+                seed_names=names,
+                max_new_tokens=rollout.max_new_tokens,
+                max_game_tokens=max_game_tokens,
+                model=model,
+            )
+            return FrozenPlayer(policy, name=name)
+
+        return Partner(name, sit)
+
+    def _load(self, what: str, weights: Path) -> HFEngine:
+        """A complete, unsharded model, in `model.dtype`."""
+        dtype = DTYPES[self._config.model.dtype]
+        model = load_whole(weights, self._config, self._world, dtype=dtype).requires_grad_(False)
+        engine = HFEngine(model, max_batch=self._config.engine.max_batch)
+        self._tell(what, engine.num_weight_bytes, f"on {model.device}", weights)
+        return engine
+
+    def _tell(self, what: str, num_bytes: int, place: str, weights: Path) -> None:
+        if self._world.rank == 0:
+            mib = num_bytes / 2**20
+            print(
+                f"{what}: {mib:.3g} MiB of weights more {place} for the whole run, from {weights}",
+                flush=True,
+            )
+
+
+def _chat_ids(rendering: Rendering, request: Request) -> tuple[int, ...]:
+    """The prompt of a chat of a system and a user message."""
+    system, user = (message.content for message in request.messages)
+    return tuple(rendering.conversation(system, [user], []))
+
+
+def snapshot_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights of a Hugging Face folder as (the model's parameter name, tensor), one at
+    a time."""
+    model = empty_model(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    stored = Stored(folder, model)
+    for name, parameter in model.named_parameters():
+        yield name, stored.read(name, tuple(slice(0, size) for size in parameter.shape))

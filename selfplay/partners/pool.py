@@ -1,0 +1,86 @@
+"""The policy pool: the policy after earlier steps, as partners."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from selfplay.checkpoint import export_atomically, snapshot_folder
+from selfplay.config import Config
+from selfplay.config.player_spec import POOL
+from selfplay.errors import RunEnds
+from selfplay.learner.learner import Learner
+from selfplay.partners.frozen import FrozenPolicies
+from selfplay.rollout.seating import Partner
+
+
+class PolicyPool:
+    """The members by their steps, the same on every rank: each a snapshot in the run's folder, and
+    an engine of `frozen` while it plays."""
+
+    def __init__(self, config: Config, frozen: FrozenPolicies) -> None:
+        self._settings, self._folder = config.policy_pool, Path(config.out)
+        self._frozen = frozen
+        self.members: list[int] = []
+        self._loaded: dict[str, int] = {}  # the member whose weights each slot holds
+
+    @property
+    def names(self) -> dict[str, int]:
+        """The members by name, such as "pool:20", oldest first."""
+        return {f"{POOL}:{member}": member for member in self.members}
+
+    def restore(
+        self, members: Sequence[int], learner: Learner, tokenizer: PreTrainedTokenizerBase
+    ) -> None:
+        """Go on with these members. At the start of a run the first weights become the first."""
+        self.members = list(members)
+        if not self.members:
+            self.join(0, learner, tokenizer)
+
+    def add(self, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Every `policy_pool.every` steps, add the policy after `step` steps. Every rank must
+        call."""
+        if step % self._settings.every == 0:
+            self.join(step, learner, tokenizer)
+
+    def join(self, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Add the policy after `step` steps."""
+        folder = snapshot_folder(self._folder, step)
+        export_atomically(learner.model, tokenizer, folder, world=learner.world)
+        self.members = joined(self.members, step, size=self._settings.size)
+
+    def load(self, names: Sequence[str]) -> dict[str, Partner]:
+        """The members of these names as partners, each with an engine that has its weights.
+
+        Engines of members that play no more get other weights; one more model is loaded only where
+        more members play than in any step before. Raises RunEnds for a snapshot that is gone.
+        """
+        members = [self.names[name] for name in names]
+        for member in members:
+            if member in self._loaded.values():
+                continue
+            folder = snapshot_folder(self._folder, member)
+            if not folder.is_dir():
+                raise RunEnds(f"{folder} must stay while its run goes on, got no such folder")
+            free = (slot for slot, held in self._loaded.items() if held not in members)
+            slot = next(free, f"{POOL} {len(self._loaded) + 1}")
+            self._loaded[slot] = member
+            self._frozen.hold(slot, folder, member)
+        slots = {member: slot for slot, member in self._loaded.items()}
+        return {
+            name: self._frozen.snapshot(name, slots[member])
+            for name, member in zip(names, members, strict=True)
+        }
+
+
+def joined(members: list[int], step: int, *, size: int) -> list[int]:
+    """The pool after the policy of `step` joined: the first member and the newest others.
+
+    The first member stays because it has the language of the warm start. `size` 0 keeps all.
+    """
+    pool = sorted({*members, step})
+    if size == 0 or len(pool) <= size:
+        return pool
+    return [pool[0], *pool[len(pool) - (size - 1) :]] if size > 1 else [pool[-1]]
