@@ -27,7 +27,7 @@ from selfplay.metrics.records import game_text
 from selfplay.model.attention import _chunks_of_like_length
 from selfplay.partners import endpoint
 from selfplay.partners.options import EndpointConfig
-from selfplay.partners.partners import joined
+from selfplay.partners.pool import joined
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Limits
 from tests.helpers.chat_server import Answer, chat_server

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.compare_runs import curves_svg
 from dialop.matching.game import MatchingGame
 from dialop.shown import error_line, error_text, on_one_line, printable
 from dialop.terminal import show_error
-from selfplay.apps.report.charts import curves_svg
 from selfplay.engines.base import Completion, Message, Request
 from selfplay.errors import SettingsError
 from selfplay.evaluation.plan import pair_name

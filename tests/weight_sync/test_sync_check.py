@@ -264,7 +264,7 @@ def test_a_run_whose_engine_rounds_as_measured_passes_its_first_step(tmp_path: P
     begin_warm(tmp_path / "run")
     settings = write_tiny(tmp_path / "run")
     with selfplay.start(settings, words, steps=1, out=tmp_path / "run") as run:
-        assert 0.008 * 0.97 <= run.parts.sync_check.bound < 0.05
+        assert 0.008 * 0.97 <= run.parts.policies[0].sync_check.bound < 0.05
         run.step()
 
 
@@ -369,11 +369,11 @@ def test_a_resumed_run_is_bounded_by_the_noise_that_it_had(tmp_path: Path) -> No
     begin_warm(tmp_path / "run")
     settings = (write_tiny(tmp_path / "run"), {"save_every": 1, "eval.final_games": 1})
     with selfplay.start(*settings, out=tmp_path / "run") as run:
-        check = run.parts.sync_check
+        check = run.parts.policies[0].sync_check
         assert check.bound == 0.05
         check._healthy = True
         check._floor.add([0.2] * MIN_TURNS)
         run.step()
     with selfplay.start(*settings, out=tmp_path / "run") as run:
-        assert run.parts.sync_check.bound == FACTOR * 0.2
+        assert run.parts.policies[0].sync_check.bound == FACTOR * 0.2
         assert run.step().number == 2
