@@ -156,7 +156,7 @@ def test_every_picture_is_shown_and_every_link_leads_somewhere() -> None:
     assert {path.name for path in (DOCS / "figures").iterdir()} <= shown
 
 
-def test_every_page_that_code_names_exists() -> None:
+def test_every_page_that_code_names_and_every_file_that_a_page_names_exists() -> None:
     files = [path for folder in CODE for path in (ROOT / folder).rglob("*.*") if path.is_file()]
     named = {
         (path.name, page)
@@ -165,7 +165,14 @@ def test_every_page_that_code_names_exists() -> None:
         for page in re.findall(r"docs/[\w/]+\.md", path.read_text("utf-8"))
     }
     assert len(named) > 20
-    assert {(name, page) for name, page in named if not (ROOT / page).exists()} == set()
+    named |= {
+        (page.name, file)
+        for page in DOCS.glob("*.md")
+        for file in re.findall(
+            r"\b(?:selfplay|dialop|tests|bench)/[\w/]+\.py", page.read_text("utf-8")
+        )
+    }
+    assert {(name, file) for name, file in named if not (ROOT / file).exists()} == set()
 
 
 @pytest.mark.parametrize(
