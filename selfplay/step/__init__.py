@@ -97,7 +97,7 @@ def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
     """Play `rollout.group_size` games of each of the step's instances with these numbers."""
     config, partners = run.config, run.partners.for_step(step, run.opponents)
     first = run.policies[0]
-    # Which waits for the last games, so that this time is play's.
+    # `raise_on_all_ranks` waits for the last rank's games, so that this time is play's.
     with run.timed("play"), raise_on_all_ranks(run.world):
         setups = self_play_games(
             run.stream.step(step, numbers),
@@ -182,7 +182,7 @@ def update(run: Run, rollout: Rollout, batch: Batch, step: int) -> Learnt:
     for policy in run.policies:
         with run.timed("sync_check"):
             check, seed = policy.sync_check, named_seed(run.config.seed, "sync check", step)
-            check.keep_turns(
+            check.keep_turns(  # whose log-probs are compared after the push
                 first_turns(rollout.episodes, check.num_turns, seed=seed, policy=policy.name)
             )
         with run.timed("sleep"):
