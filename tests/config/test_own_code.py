@@ -160,7 +160,7 @@ def test_a_changed_file_beside_is_told_and_one_in_the_command_wins(
     load_run(run)
     assert not capsys.readouterr().out
     helper = own.with_name(f"{own.stem}_helper.py")
-    helper.write_text("RULES = 'new'\n")
+    helper.write_text("RULES = 'new'  # longer: bytecode goes by size and second\n")
     (own.parent / "rubric.md").unlink()
     load_run(run)
     told = capsys.readouterr().out
