@@ -191,17 +191,8 @@ def damaged_saves(folder: Path, *, imitation: Path) -> dict[Path, str]:
         if saved not in damaged:
             check_name(saved)
     if whole := [saved for saved in checkpoints(folder) if saved not in damaged]:
-        progress = _progress(whole[-1] / "progress.json")
-        state = progress.get("state")
-        lines = state.get("num_lines", {}) if isinstance(state, dict) else {}
-        check_logs(folder, after_step=progress["step"], num_lines=lines)
-        pool = state.get("partners", {}).get("pool", []) if isinstance(state, dict) else []
-        for member in (snapshot_folder(folder, step) for step in pool):
-            if (found := damage(member)) is not None:
-                raise SettingsError(
-                    f"{member} must be undamaged, because the policy pool draws from it, got "
-                    f"{found}; restore a copy"
-                )
+        step = _progress(whole[-1] / "progress.json")["step"]
+        check_logs(folder, after_step=step, num_lines=state_of(whole[-1]).get("num_lines", {}))
     for record in ("held_out_before.json", "held_out_after.json"):
         _check_record(folder / record)
     if _lost_checkpoints(folder) and stands(folder / "final"):
@@ -220,10 +211,10 @@ def damaged_saves(folder: Path, *, imitation: Path) -> dict[Path, str]:
     return damaged
 
 
-def snapshot_folder(folder: Path, step: int) -> Path:
-    """Where the run in `folder` keeps the policy after `step` steps for the pool. Snapshots stay
-    on disk after they leave the pool."""
-    return folder / "policy_pool" / f"step_{step:06d}"
+def state_of(checkpoint: Path) -> dict[str, Any]:
+    """The trainer state that a checkpoint holds; {} for one without any."""
+    state = _progress(checkpoint / "progress.json").get("state")
+    return state if isinstance(state, dict) else {}
 
 
 def _check_record(path: Path) -> None:

@@ -29,6 +29,7 @@ from selfplay.checkpoint import (
     keep_newest,
     repair_folder,
     resume,
+    state_of,
 )
 from selfplay.config import Config
 from selfplay.config.player_spec import Spec, parse_shares
@@ -55,15 +56,17 @@ from selfplay.metrics.run_folder import (
 )
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.metrics.tracker import Tracker
-from selfplay.model.hub import check_base, local_folder
+from selfplay.model.hub import check_base
 from selfplay.partners.endpoints import try_endpoints
 from selfplay.partners.opponents import make_opponents
 from selfplay.partners.partners import Partners
+from selfplay.partners.pool import check_members
 from selfplay.preflight.model import StartCheck, check_model
 from selfplay.preflight.run import read_rendering, start_warnings
 from selfplay.rollout.seat_rules import who_plays
 from selfplay.step.run import Policy, Run
 from selfplay.warm_start.imitation import (
+    first_folder,
     first_weights,
     progress_folder,
     scratch_tokenizer,
@@ -251,10 +254,11 @@ class _RunFolder:
         self.damaged = damaged_saves(self.path, imitation=progress_folder(self.path))
         self.opening = check_run_folder(self.path, self.config)
         saved = [each for each in checkpoints(self.path) if each not in self.damaged]
-        if saved and self.config.model.lora is not None:
-            path, warm = self.config.model.path, self.path / "warm_start"
-            own = self.path / "random_start" if path is None else local_folder(path)
-            base = warm if self.config.warm_start.imitates else own
+        if not saved:
+            return
+        check_members(self.path, state_of(saved[-1]).get("partners", {}).get("pool", []))
+        if self.config.model.lora is not None:
+            base = first_folder(self.config, self.path)
             if base.exists():
                 check_base(saved[-1] / "hf", base)
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from selfplay.checkpoint import export_atomically, snapshot_folder
+from selfplay.atomic import damage
+from selfplay.checkpoint import export_atomically
 from selfplay.config import Config
 from selfplay.config.player_spec import POOL
-from selfplay.errors import RunEnds
+from selfplay.errors import RunEnds, SettingsError
 from selfplay.learner.learner import Learner
 from selfplay.partners.frozen import FrozenPolicies
 from selfplay.rollout.seating import Partner
@@ -73,6 +74,23 @@ class PolicyPool:
             name: self._frozen.snapshot(name, slots[member])
             for name, member in zip(names, members, strict=True)
         }
+
+
+def snapshot_folder(run: Path, step: int) -> Path:
+    """Where a run keeps the policy after `step` steps. Snapshots stay on disk after they leave the
+    pool."""
+    return run / "policy_pool" / f"step_{step:06d}"
+
+
+def check_members(run: Path, members: Sequence[int]) -> None:
+    """Raise SettingsError for a member whose snapshot is damaged."""
+    for member in members:
+        folder = snapshot_folder(run, member)
+        if (found := damage(folder)) is not None:
+            raise SettingsError(
+                f"{folder} must be undamaged, because the policy pool draws from it, got {found}; "
+                "restore a copy"
+            )
 
 
 def joined(members: list[int], step: int, *, size: int) -> list[int]:

@@ -465,6 +465,18 @@ def _fitting(samples: Sequence[Sample], whose: str, *, limit: int) -> list[Sampl
     return fitting
 
 
+def first_folder(config: Config, folder: Path) -> Path:
+    """The folder of the weights that self-play starts from: the warm start's result if the run has
+    one, else the model's own or random weights."""
+    return folder / "warm_start" if config.warm_start.imitates else _own_folder(config, folder)
+
+
+def _own_folder(config: Config, folder: Path) -> Path:
+    """The model's own folder, or the run's folder of random weights in the scratch shape."""
+    path = config.model.path
+    return folder / "random_start" if path is None else local_folder(path)
+
+
 def first_weights(
     config: Config,
     folder: Path,
@@ -472,14 +484,11 @@ def first_weights(
     rendering: Rendering,
     world: World,
 ) -> Path:
-    """The folder of the weights that self-play starts from; created if it does not exist.
-
-    These are the warm start's result if the run has one, else the model's own or random weights.
-    """
-    warm, settings = folder / "warm_start", config.warm_start
+    """The `first_folder`; created if it does not exist."""
+    settings = config.warm_start
     if not settings.imitates:
         return _own_weights(config, folder, tokenizer, world)
-    if not warm.exists():
+    if not (warm := first_folder(config, folder)).exists():
         own = _own_weights(config, folder, tokenizer, world)
         learner = make_learner(
             config, own, world, imitation=settings.optimizer, adapters=settings.lora
@@ -496,15 +505,13 @@ def first_weights(
 def _own_weights(
     config: Config, folder: Path, tokenizer: PreTrainedTokenizerBase, world: World
 ) -> Path:
-    """The model's own folder, or the run's folder of random weights in the scratch shape."""
-    scratch = config.model.scratch
+    """The `_own_folder`; created if it does not exist."""
+    own, scratch = _own_folder(config, folder), config.model.scratch
     if scratch is None:
-        assert config.model.path is not None
-        return local_folder(config.model.path)
-    random = folder / "random_start"
+        return own
 
     def make() -> None:
-        if random.exists():
+        if own.exists():
             return
         model = scratch_model(
             scratch,
@@ -513,8 +520,8 @@ def _own_weights(
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
         )
-        with atomic_folder(random) as partial_folder:
+        with atomic_folder(own) as partial_folder:
             export(model, tokenizer, partial_folder)
 
     on_first_rank(make, world)
-    return random
+    return own

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from selfplay.chat.rendering import Rendering
-from selfplay.checkpoint import export_atomically, snapshot_folder
+from selfplay.checkpoint import export_atomically
 from selfplay.config import RolloutConfig
 from selfplay.config.player_spec import parse_shares, parse_spec
 from selfplay.config.text import dump
@@ -23,7 +23,7 @@ from selfplay.evaluation.held_out import check_fixed_partners
 from selfplay.metrics.step import game_sums
 from selfplay.partners.checkpoints import check_partners
 from selfplay.partners.frozen import snapshot_weights
-from selfplay.partners.pool import joined
+from selfplay.partners.pool import joined, snapshot_folder
 from selfplay.partners.router import EngineRouter, Frozen
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import GameSetup, Position
