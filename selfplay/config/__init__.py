@@ -140,9 +140,11 @@ class Config:
         return getattr(self.play_options, "compares_turns", False)
 
     @property
-    def more_instances(self) -> int:
-        """How many instances methods may play in a step beside `rollout.instances`."""
-        return sum(getattr(of, "more_instances", 0) for of in self.methods.values())
+    def further_instances(self) -> range:
+        """The numbers of the instances that methods may play in a step after its
+        `rollout.instances`."""
+        num = sum(getattr(of, "more_instances", 0) for of in self.methods.values())
+        return range(self.rollout.instances, self.rollout.instances + num)
 
     @model_validator(mode="after")
     def check(self) -> Self:

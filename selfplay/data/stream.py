@@ -40,7 +40,7 @@ KEY = "data.train"
 def generated_instances(step: int, numbers: Sequence[int], config: Config) -> list[Instance]:
     """Instances of the stream that the run's seed selects, or of another one in places after
     rollout.instances."""
-    batch, num_more = config.rollout.instances, config.more_instances
+    batch, num_more = config.rollout.instances, len(config.further_instances)
     made: list[Instance] = []
     for number in numbers:
         in_batch = number < batch
@@ -137,7 +137,8 @@ class TrainStream:
 
 def read_train_file(config: Config) -> Sequence[Instance]:
     """The instances of data.train. Raises SettingsError if they are too few for one step."""
-    path, batch, num_more = config.data.train, config.rollout.instances, config.more_instances
+    path, batch = config.data.train, config.rollout.instances
+    num_more = len(config.further_instances)
     instances: Sequence[Instance] = read_file(config.game, "data.train", path)
     if len(instances) < batch:
         raise SettingsError(

@@ -55,7 +55,7 @@ def take_step(run: Run, step: int) -> Step:
     with ending.before_weights_change():
         rollout = play(run, step, run.world.replica.share(config.rollout.instances))
         methods = [method for policy in run.policies for method in policy.learner.methods]
-        rollout = after_play(run, step, rollout, methods, [config.rollout.instances])
+        rollout = after_play(run, step, rollout, methods, [*config.further_instances])
         tell_played(run.opponents, step, rollout.episodes, run.world)
         with run.timed("credit"), raise_on_all_ranks(run.world):
             rollout = replace(rollout, episodes=with_rewards(rollout.episodes, config.reward))
@@ -120,32 +120,30 @@ def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
 
 
 def after_play(
-    run: Run, step: int, rollout: Rollout, methods: Sequence[Method], num_played: list[int]
+    run: Run, step: int, rollout: Rollout, methods: Sequence[Method], further: list[int]
 ) -> Rollout:
-    """The games as these methods leave them, one after the other."""
+    """The games as these methods leave them, one after the other. `further` are the numbers of the
+    instances that they may play besides; those that are played are taken out."""
     for number, method in enumerate(methods):
-        more = partial(play_more, run, step, methods[:number], num_played)
+        more = partial(play_more, run, step, methods[:number], further)
         with asking(method, run.world):
             rollout = method.after_play(rollout, more, config=run.config)
     return rollout
 
 
 def play_more(
-    run: Run, step: int, before: Sequence[Method], num_played: list[int], num: int
+    run: Run, step: int, before: Sequence[Method], further: list[int], num: int
 ) -> Rollout:
-    """Play this many further instances of the step, over all ranks, which the methods `before` are
-    asked about; `num_played` is one number, which counts on. Raises OwnFault for more than the
-    settings of the methods allow."""
-    (first,) = num_played
-    num_left = run.config.rollout.instances + run.config.more_instances - first
-    if not 0 <= num <= num_left:
+    """Play this many of the `further` instances of the step, over all ranks, which the methods
+    `before` are asked about. Raises OwnFault for more than are left."""
+    if not 0 <= num <= len(further):
         raise OwnFault(
-            f"it may play {num_left} instances more in this step, which more_instances of its "
+            f"it may play {len(further)} instances more in this step, which more_instances of its "
             f"settings says, got {num}"
         )
-    num_played[:] = [first + num]
-    rollout = play(run, step, [first + i for i in run.world.replica.share(num)])
-    return after_play(run, step, rollout, before, num_played)
+    numbers, further[:] = further[:num], further[num:]
+    rollout = play(run, step, [numbers[i] for i in run.world.replica.share(num)])
+    return after_play(run, step, rollout, before, further)
 
 
 def credit(run: Run, rollout: Rollout) -> Batch:

@@ -62,5 +62,5 @@ def play_rounds(
     rollout = play(run, 0, world.replica.share(run.config.rollout.instances))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(step, "play", play)
-        num_played = [run.config.rollout.instances]
-        return rounds, step.after_play(run, 0, rollout, make_methods(parts), num_played)
+        further = [*run.config.further_instances]
+        return rounds, step.after_play(run, 0, rollout, make_methods(parts), further)
