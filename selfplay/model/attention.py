@@ -333,8 +333,10 @@ def _flash_fits(heads: _Heads) -> bool:
         problem = None if error <= MOST_ERROR else f"its relative error is {error:.2g}"
     except Exception as error:  # noqa: BLE001 — the reason is printed
         problem = error_line(error)
-    unfit = f" does not fit {kind} ({problem}); torch computes them"
-    _say(f"flash-attn-4{unfit if problem else f', for {kind}'}")
+    if problem is None:
+        _say(f"flash-attn-4, for {kind}")
+    else:
+        _say(f"flash-attn-4 does not fit {kind} ({problem}); torch computes them")
     return problem is None
 
 

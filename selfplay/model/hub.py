@@ -14,7 +14,6 @@ from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 from huggingface_hub import constants
@@ -59,13 +58,15 @@ def local_folder(name_or_folder: str, *, what: str = "model.path", weights: bool
         )
     fetched = FETCHED if weights else [name for name in FETCHED if name != WEIGHTS]
     try:
-        which: Any = {"allow_patterns": fetched, "ignore_patterns": NOT_FETCHED}
-        return Path(huggingface_hub.snapshot_download(name_or_folder, **which))
+        fetched_to = huggingface_hub.snapshot_download(
+            name_or_folder, allow_patterns=fetched, ignore_patterns=NOT_FETCHED
+        )
     except Exception as error:
         named = what if what.endswith(name_or_folder) else f"{what} {name_or_folder}"
         raise SettingsError(
             f"{named} is not a local folder and cannot be downloaded from the hub: {_why(error)}"
         ) from error
+    return Path(fetched_to)
 
 
 def _why(error: Exception) -> str:

@@ -17,6 +17,7 @@ from selfplay.engines.sglang.engine import TAGS, SGLangEngine
 from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.fast import early
 from selfplay.engines.sglang.requests import Answer, RequestCounters, RequestSender
+from selfplay.engines.sglang.weights import purpose
 from selfplay.engines.weights import Bucket
 from selfplay.errors import EngineFault
 
@@ -123,7 +124,7 @@ class PlainEngine(SGLangEngine):
             buckets.message(bucket.flat_N, bucket.shapes, folder=folder),
             load_format=buckets.LOADER,
             flush_cache=False,
-            what="a weight push",
+            what=purpose(folder),
         )
         if not success:
             raise EngineFault(f"the engine refused a bucket: {message}")

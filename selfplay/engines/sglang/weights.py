@@ -129,6 +129,11 @@ def make_room(device: torch.device, mem_fraction: float) -> None:
             torch.cuda.empty_cache()
 
 
+def purpose(folder: str) -> str:
+    """What a bucket with this folder is for, in errors."""
+    return "a comparison of weights" if folder else "a weight push"
+
+
 def skip(_bucket: Bucket, _folder: str) -> Callable[[], None]:
     """What a rank does with a bucket whose copy no engine reads: it took part in its gather."""
     return lambda: None

@@ -132,8 +132,7 @@ class FastEngine(SGLangEngine):
     def _begin(self, bucket: Bucket, folder: str) -> Callable[[], None]:
         num = 1 if self._group is not None else self.num_ranks
         payloads = of_all_ranks(bucket, folder, self._group, num=num)
-        what = "a comparison of weights" if folder else "a weight push"
-        return self._loop.begin(self.read(payloads), what=what)
+        return self._loop.begin(self.read(payloads), what=sending.purpose(folder))
 
     async def read(self, payloads: Sequence[bytes]) -> None:
         """Let each rank of each process read its payload, and wait until all have. Raises
