@@ -42,8 +42,7 @@ from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import fixed_partners, held_out_at_start
 from selfplay.learner.learner import Learner, make_learner
-from selfplay.learner.method import Ask
-from selfplay.methods.judge import try_judge
+from selfplay.learner.method import Ask, check_methods
 from selfplay.metrics.monitors import Monitors
 from selfplay.metrics.observers import Groups, make_observers
 from selfplay.metrics.run_folder import (
@@ -126,8 +125,7 @@ def set_up(
     elif checked is None:
         checked = read_rendering(config.model, config.game, seed=config.seed)
     rendering, tokenizer = checked, checked.tokenizer
-    if "judge" in config.methods:
-        on_first_rank(partial(try_judge, config), world)
+    on_first_rank(partial(check_methods, config, ask=True), world)
     on_first_rank(partial(try_endpoints, config), world)
     start_check = check_model(config, tokenizer, rendering, world)
     on_first_rank(home.make_ready, world)  # it is the first that writes in the folder

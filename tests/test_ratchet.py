@@ -23,11 +23,11 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13338, "doors for methods, opponents, instances, play, engines and observers"),
-    "selfplay": Limit(21272, "those doors, SGLang's public calls, refusals before a first write"),
+    "core": Limit(13342, "a method's own check before a start"),
+    "selfplay": Limit(21283, "a method's own check before a start"),
     "extras": Limit(1326, "taken out of the core and the games"),
     "dialop": Limit(7847),
-    "tests": Limit(29862, "the reference step, hand-overs that no test held, tests of the doors"),
+    "tests": Limit(29863, "a method's own check before a start"),
     "bench": Limit(3150, "mutants of the lines of a step; the tools of the docs, from tests"),
     "settings": Limit(95),
 }
@@ -41,7 +41,7 @@ STEP = {
     "frames to a move": Limit(12),
     "frames to weights": Limit(8),
 }
-DOCSTRING_LINES = 2.719  # a function: the least
+DOCSTRING_LINES = 2.729  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 

@@ -40,8 +40,9 @@ from selfplay.metrics.records import game_record
 from selfplay.model.families import max_positions
 from selfplay.model.hub import described_in
 from selfplay.partners.checkpoints import tell_code
+from selfplay.partners.endpoint import check_endpoint
 from selfplay.preflight.command_line import Parser
-from selfplay.preflight.run import check_endpoint, check_folder, check_machine, read_rendering
+from selfplay.preflight.run import check_folder, check_machine, read_rendering
 from selfplay.preflight.small_copy import check_copy
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import limits_of

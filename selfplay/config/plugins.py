@@ -269,7 +269,7 @@ def key_of(name: str) -> str:
     raise ValueError(f"{name} must take the parameters of one of {rules}")
 
 
-def methods_of(config: Any) -> list[tuple[str, Callable[..., Any], Any]]:
+def methods_of(config: Any) -> list[tuple[str, Any, Any]]:
     """The name, the class and the settings of each method, in the order in which a step asks."""
     return [(name, function_of("methods", name), of) for name, of in config.methods.items()]
 

@@ -98,6 +98,11 @@ class Method:
     def __init__(self, options: Any, parts: Parts) -> None:
         self.options, self.parts, self.trained = options, parts, dict[str, Trained]()
 
+    @classmethod
+    def ready(cls, options: Any, config: Config, *, ask: bool) -> None:
+        """Raise SettingsError for what the method lacks on this machine, before a start writes
+        anything. With `ask`, on the first rank, it may also ask a model."""
+
     def after_play(self, rollout: Rollout, more: More, *, config: Config) -> Rollout:
         """This rank's games that the step uses, those of `more` among them, as the methods before
         this one leave them. What `reward.function` pays comes later (`with_rewards` asks it here).
@@ -147,6 +152,13 @@ class Method:
 
         Called once, after `trained` has been filled from the checkpoint and before the first step.
         """
+
+
+def check_methods(config: Config, *, ask: bool) -> None:
+    """Ask each method of the settings whether it is `ready`."""
+    for name, kind, options in methods_of(config):
+        with own_call("methods", name):
+            kind.ready(options, config, ask=ask)
 
 
 def make_methods(parts: Parts) -> list[Method]:

@@ -19,12 +19,14 @@ from dialop.marks import read_mark
 from dialop.tags import after_thought, in_thought, indent_further
 from selfplay.advantages.rewards import with_rewards
 from selfplay.config import Config
-from selfplay.config.player_spec import ENDPOINT, parse_spec
+from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, parse_spec
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Message, Request
 from selfplay.errors import SettingsError
 from selfplay.learner.method import Method, More, Parts
 from selfplay.methods.options import JudgeOptions
+from selfplay.partners.checkpoints import find_source
+from selfplay.partners.endpoint import check_endpoint
 from selfplay.partners.endpoints import Endpoints
 from selfplay.rollout.driver import Rollout, play_scripted
 from selfplay.rollout.episode import Episode, checked_outcome, limits_of, measures_of
@@ -54,6 +56,25 @@ class Judge(Method):
         assert parts.reader is not None
         self.ask, self.warned = parts.reader(parse_spec(options.model)), False
 
+    @classmethod
+    def ready(cls, options: JudgeOptions, config: Config, *, ask: bool) -> None:
+        """Raise SettingsError for a model or a rubric that is missing or cannot be read and, with
+        `ask`, for an endpoint that does not answer with a mark."""
+        if ask:
+            return _try_judge(options, config)
+        what, rubric = "methods.judge.model", options.rubric
+        spec = parse_spec(options.model)
+        check_endpoint(spec, config.endpoint, what=what)
+        try:
+            if spec.kind == CHECKPOINT:
+                find_source(Path(spec.argument), what=what)
+            if rubric is not None and not Path(rubric).read_text(encoding="utf-8").strip():
+                raise ValueError("it is empty")
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            line = why if what in why else f"methods.judge.rubric {rubric}: {why}"
+            raise SettingsError(line) from None
+
     def after_play(self, rollout: Rollout, more: More, *, config: Config) -> Rollout:
         """The games with their ratings; one without a rubric's mark is void."""
         rated = [game for game in judge_games(rollout.episodes, self) if game is not None]
@@ -64,11 +85,11 @@ class Judge(Method):
         return Rollout(rated, replace(rollout.stats, num_void=num_void))
 
 
-def try_judge(config: Config) -> None:
+def _try_judge(options: JudgeOptions, config: Config) -> None:
     """Let an endpoint that judges rate a game of scripted players, before a new run trains. Raises
     SettingsError if it gives no answer, or none with a rubric's mark."""
-    kit, options = config.game.kit, config.methods["judge"]
-    name, begun = options.model, (Path(config.out) / "metrics.jsonl").exists()
+    kit, name = config.game.kit, options.model
+    begun = (Path(config.out) / "metrics.jsonl").exists()
     if begun or not name.startswith(f"{ENDPOINT}:") or not kit.BASELINES:
         return
     instances = kit.generate(kit.easy(config.game.options), seed=0, num=1)

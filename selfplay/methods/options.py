@@ -115,6 +115,7 @@ class JudgeOptions:
     """A chat model that rates each finished game of training (docs/your_reward.md)."""
 
     FILES: ClassVar = ("rubric",)
+    MEASURES: ClassVar = ("mark",)
 
     model: str = ""
     """endpoint:MODEL@URL, which is called with the settings of `endpoint`, or checkpoint:PATH"""

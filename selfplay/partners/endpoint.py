@@ -25,6 +25,7 @@ from typing import Any
 import httpx
 
 from dialop.tags import MAX_MOVE, after_thought, in_thought
+from selfplay.config.player_spec import ENDPOINT, Spec
 from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Completion, Request
 from selfplay.errors import SettingsError
@@ -90,6 +91,17 @@ def endpoint_key(settings: EndpointConfig) -> str | None:
             f"endpoint.key_variable: the value of {variable} must be printable ASCII without blanks"
         )
     return key
+
+
+def check_endpoint(spec: Spec, endpoint: EndpointConfig, *, what: str) -> None:
+    """Raise SettingsError if the partner is an endpoint without a valid address or API key, or if
+    the partner's text or endpoint.body contains the key."""
+    if spec.kind == ENDPOINT:
+        check_address(spec.address[1], what=what)
+        key = endpoint_key(endpoint)
+        for name, text in ((what, spec.text), ("endpoint.body", json.dumps(endpoint.body))):
+            if key and key in text:
+                raise SettingsError(f"{name} must not hold the key of endpoint.key_variable")
 
 
 class Endpoint:

@@ -267,9 +267,9 @@ def _check_reward(reward: Callable[..., Any], config: Config) -> Iterator[str]:
     games, limits = _scripted(config, specs, NUM_GAMES), limits_of(config.rollout)
     silent = dataclasses.replace(Position(games[0].copy(), limits).episode(), ended="tokens")
     episodes = play_scripted(games, limits=limits)
-    if "judge" in config.methods:  # it gives each game a mark
+    for name in chain(*(getattr(of, "MEASURES", ()) for of in config.methods.values())):
         for number, each in enumerate((silent, *episodes)):
-            each.measures["mark"] = number / len(episodes)
+            each.measures[name] = number / len(episodes)
     slip = dataclasses.replace(
         episodes[0].turns[0], action=None, error="Error: no", error_kind="no", rewards=()
     )

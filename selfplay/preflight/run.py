@@ -6,7 +6,6 @@ value. Loads no weights and writes no files.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.config import Config, EngineConfig, GameConfig, ModelConfig
 from selfplay.config.own_code import is_own_game, own_code, own_names
-from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, Spec, parse_shares, parse_spec
+from selfplay.config.player_spec import parse_shares
 from selfplay.data.chats import Chat, check_shown, read_chats
 from selfplay.data.instances import (
     TOKENIZER,
@@ -40,14 +39,14 @@ from selfplay.distributed.tensor_parallel import why_undivided
 from selfplay.engines.kinds import engine_kind
 from selfplay.errors import SettingsError
 from selfplay.evaluation.held_out import check_fixed_partners
+from selfplay.learner.method import check_methods
 from selfplay.metrics.run_folder import check_names, holds_run
 from selfplay.metrics.tracker import check_tracker
 from selfplay.model.hub import check_weights, described_in, local_folder
 from selfplay.model.policy import end_ids, scratch_config
 from selfplay.model.stored import check_tensors
 from selfplay.partners.checkpoints import check_partners, find_source
-from selfplay.partners.endpoint import check_address, endpoint_key
-from selfplay.partners.options import EndpointConfig
+from selfplay.partners.endpoint import check_endpoint
 from selfplay.preflight.functions import check_functions
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, limits_of
@@ -95,8 +94,7 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     check_tracker(config.track, here=here)
     for spec, _ in parse_shares(config.rollout.partners):
         check_endpoint(spec, config.endpoint, what="rollout.partners")
-    if "judge" in config.methods:
-        check_judge(config)
+    check_methods(config, ask=False)
     if config.warm_start.recorded is not None:
         share = config.warm_start.recorded_share
         recorded = config.warm_start.recorded
@@ -175,22 +173,6 @@ def cut_off(config: Config, episodes: Sequence[Episode], rendering: Rendering) -
     return found
 
 
-def check_judge(config: Config) -> None:
-    """Raise SettingsError for a judge or a rubric that is missing or cannot be read."""
-    options, what = config.methods["judge"], "methods.judge.model"
-    spec, rubric = parse_spec(options.model), options.rubric
-    check_endpoint(spec, config.endpoint, what=what)
-    try:
-        if spec.kind == CHECKPOINT:
-            find_source(Path(spec.argument), what=what)
-        if rubric is not None and not Path(rubric).read_text(encoding="utf-8").strip():
-            raise ValueError("it is empty")
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        line = why if what in why else f"methods.judge.rubric {rubric}: {why}"
-        raise SettingsError(line) from None
-
-
 def check_machine(device: str, engine: EngineConfig) -> None:
     """Raise SettingsError for a device or an engine that this machine lacks."""
     if device == "cuda" and not torch.cuda.is_available():
@@ -226,17 +208,6 @@ def check_writable(folder: Path, *, what: str) -> None:
             pass
     except OSError as error:
         raise SettingsError(f"{what} must be a folder to write to, got {folder}: {error}") from None
-
-
-def check_endpoint(spec: Spec, endpoint: EndpointConfig, *, what: str) -> None:
-    """Raise SettingsError if the partner is an endpoint without a valid address or API key, or if
-    the partner's text or endpoint.body contains the key."""
-    if spec.kind == ENDPOINT:
-        check_address(spec.address[1], what=what)
-        key = endpoint_key(endpoint)
-        for name, text in ((what, spec.text), ("endpoint.body", json.dumps(endpoint.body))):
-            if key and key in text:
-                raise SettingsError(f"{name} must not hold the key of endpoint.key_variable")
 
 
 def read_rendering(

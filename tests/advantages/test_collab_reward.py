@@ -17,7 +17,8 @@ from selfplay.chat.rendering import Rendering
 from selfplay.chat.transcript import Transcript
 from selfplay.config import Config, RewardConfig, load_config
 from selfplay.distributed import init_world
-from selfplay.methods.judge import judge_games, try_judge
+from selfplay.learner.method import check_methods
+from selfplay.methods.judge import judge_games
 from selfplay.partners.partners import Partners
 from selfplay.rollout.episode import BranchPoint, Episode, Turn
 from tests.helpers.chat_server import Answer, chat_server, judge_of
@@ -174,7 +175,7 @@ def test_a_judge_that_collab_cannot_read_is_told_at_the_start(
             "observers=[console]",
             f"out={tmp_path}",
         ]
-        try_judge(load_config(TINY, words))
+        check_methods(load_config(TINY, words), ask=True)
         assert len(server.bodies) == 1
     told = capsys.readouterr()
     assert (told.out + told.err).count("\n") == 1 and said in told.out + told.err

@@ -14,10 +14,10 @@ from selfplay.config import load_config
 from selfplay.config.player_spec import parse_spec
 from selfplay.distributed import init_world
 from selfplay.engines.base import Completion, Message, Request
+from selfplay.learner.method import check_methods
 from selfplay.methods.judge import judge_games
 from selfplay.metrics.records import game_record, game_text
 from selfplay.partners.partners import Partners
-from selfplay.preflight.run import check_judge
 from selfplay.rollout.driver import Rollout, RolloutStats
 from selfplay.rollout.episode import BranchPoint
 from tests.helpers.chat_server import Answer, chat_server, judge_of
@@ -45,7 +45,7 @@ def test_a_rubric_rates_any_game_and_a_game_without_a_mark_is_void(
         words = [f"methods.judge.model=endpoint:judge@{server.url}", "methods.judge.weight=2.0"]
         words += [f"methods.judge.rubric={tmp_path}/rubric.md", "endpoint.retries=0"]
         config = load_config(None, ["model.scratch={}", "rollout.max_game_tokens=1000", *words])
-        check_judge(config)
+        check_methods(config, ask=False)
         world = init_world(device="cpu")
         with closing(Partners([], config, rendering=rendering, world=world)) as partners:
             judge = judge_of(config, partners.reader)
@@ -73,7 +73,7 @@ def test_a_rubric_rates_any_game_and_a_game_without_a_mark_is_void(
         if text is not None:
             (tmp_path / "rubric.md").write_text(text)
         with pytest.raises(ValueError, match=f"methods.judge.rubric .*{rule}"):
-            check_judge(config)
+            check_methods(config, ask=False)
 
 
 @pytest.mark.parametrize(

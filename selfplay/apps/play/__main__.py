@@ -55,9 +55,10 @@ from selfplay.evaluation.evaluate import check_room
 from selfplay.evaluation.games import find_games
 from selfplay.evaluation.plan import ITSELF, find_config, find_partner
 from selfplay.partners.checkpoints import ONE_PROCESS, Source, find_source, tell_code
+from selfplay.partners.endpoint import check_endpoint
 from selfplay.partners.partners import Partners
 from selfplay.preflight.command_line import Parser, refused
-from selfplay.preflight.run import check_endpoint, check_machine, check_writable, read_rendering
+from selfplay.preflight.run import check_machine, check_writable, read_rendering
 from selfplay.rollout.episode import Position
 from selfplay.rollout.seat_rules import read_spec
 from selfplay.rollout.seating import scripted_partner
