@@ -46,7 +46,7 @@ words. To find your message, search this page for its words without values.
 # Errors that a person meets. Others (TypeError, AssertionError) are mistakes in the code itself.
 USER_ERRORS = {
     *("SettingsError", "ValueError", "OSError", "RuntimeError", "FloatingPointError"),
-    *("EngineDisagrees", "EngineFault", "NoSandbox", "AllVoid", "LookupError"),
+    *("EngineDisagrees", "EngineFault", "NoSandbox", "AllAborted", "LookupError"),
 }
 
 

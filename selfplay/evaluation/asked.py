@@ -1,4 +1,4 @@
-"""What is asked of an evaluation, by the options of eval.py or in Python."""
+"""The options of an evaluation, from eval.py's command line or from Python."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FROM_FIRST_MOVE = "0"  # of --start
 
 @dataclass(frozen=True, slots=True)
 class EvalPlan:
-    """The options of eval.py, by their names. `runs` are folders of policies.
+    """The options of eval.py, by name. `runs` are folders of policies.
 
     Raises:
-        ValueError: for a value of another type, and for options that contradict each other.
+        ValueError: for a value of the wrong type, and for options that contradict each other.
     """
 
     runs: Sequence[Path] = ()
@@ -34,29 +34,31 @@ class EvalPlan:
 
     def __post_init__(self) -> None:
         if not isinstance(self.partner, str | None):
-            raise ValueError(f"partner must be a text, as in scripted:honest, got {self.partner!r}")
+            raise ValueError(f"partner must be a string, e.g. scripted:honest, got {self.partner}")
         listed = isinstance(self.partners, Sequence) and not isinstance(self.partners, str)
         if not (listed and all(isinstance(one, str) and one.strip() for one in self.partners)):
-            raise ValueError(f"partners must be a list of texts, got {self.partners!r}")
+            raise ValueError(f"partners must be a list of strings, got {self.partners!r}")
         for run in self.runs:
             if run.suffix in YAML and not run.is_dir():
                 raise ValueError(
-                    f"a settings file must be given as --config {run}, got it as a RUN"
+                    f"RUN must be a folder or a model, got the settings file {run}; "
+                    f"write --config {run}"
                 )
-        if len(self.runs) != 1 and not self.partners:
-            matrix = f"; for a matrix of them write --partners {','.join(map(str, self.runs))}"
+        if not self.runs and not self.partners:
+            raise ValueError("eval.py needs a RUN, e.g. eval.py runs/talk")
+        if len(self.runs) > 1 and not self.partners:
             raise ValueError(
-                f"RUN must be given once without --partners, got {len(self.runs)}"
-                f"{matrix if self.runs else ''}"
+                f"RUN must be a single one without --partners, got {len(self.runs)}; for a matrix "
+                f"of them write --partners {','.join(map(str, self.runs))}"
             )
         if self.partners and (self.partner or len(self.temperature) > 1):
-            raise ValueError("--partners needs no --partner and at most one --temperature")
+            raise ValueError("--partners allows no --partner and at most one --temperature")
         for temperature in self.temperature:
             check_temperature(temperature, what="--temperature")
 
     @property
     def options(self) -> list[str]:
-        """The options that change the result, for the name of its folder."""
+        """The options that change the result, for the name of the report's folder."""
         return [
             *([f"config={self.config.stem}"] if self.config else []),
             *([] if self.num is None else [f"num={self.num}"]),

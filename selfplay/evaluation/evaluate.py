@@ -6,6 +6,7 @@ Scores are fractions of the best possible value, one per game, in the order of t
 from __future__ import annotations
 
 import statistics
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
@@ -39,14 +40,13 @@ from selfplay.weight_sync.supervised import Supervised
 NUM_SHOWN = 32  # games that an evaluation keeps in full: those of the first instances
 
 
-class AllVoid(RunEnds):
-    """All games of an evaluation are void."""
+class AllAborted(RunEnds):
+    """All games of an evaluation were aborted."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationContext:
-    """What held-out games need: the settings, the engine, the ranks that share the games, the
-    policy's partner."""
+    """The settings, the engine, the ranks that share the games, and the policy's partner."""
 
     config: Config
     engine: Supervised
@@ -65,17 +65,17 @@ def evaluate(
     num_shown: int = NUM_SHOWN,
     turned: bool = False,
 ) -> Row:
-    """Play one game per instance, spread over the ranks. Every rank must call, also one that shares
+    """Play one game per instance, spread over the ranks. Every rank must call, even one that shares
     another rank's engine and plays no games.
 
-    `temperature` None samples as in training, 0 is greedy. With a partner the policy has `seat`;
-    None takes those of `seat_in_turn`. Void games are left out of scores and means; the measure
-    `num_void` counts them. The talk effect is measured on the first `talk_games` games; the first
-    `num_shown` are returned in full. With `turned` the row is the partner's, and its `partner` the
-    policy's.
+    `temperature` None samples as in training, 0 is greedy. With a partner the policy has seat
+    `seat`, or takes its seats in turn if `seat` is None (`seat_in_turn`). Aborted games are left
+    out of scores and means; the measure `num_void` counts them. The talk effect is measured on the
+    first `talk_games` games; the first `num_shown` are returned in full. With `turned` the row is
+    the partner's, and the policy's is its `partner`.
 
     Raises:
-        AllVoid: if no game is left.
+        AllAborted: if no game is left.
     """
     config, partner, world = context.config, context.partner, context.world
     sampling = Sampling(
@@ -107,7 +107,7 @@ def evaluate(
     own = {number: setups[number] for number in world.replica.share(len(instances))}
     games = play(own)
     first = {number: game for number, game in games.items() if number < talk_games}
-    # Where the policy has the seats in turn, what a seat is paid is that of two players.
+    # Where the policy takes the seats in turn, a seat's rewards belong to two players.
     alone = partner.make_player is None
     in_turn = not alone and seat is None and chosen_seats(config.game, config.rollout) is None
     joined = partial(
@@ -138,9 +138,9 @@ def evaluate_scripted(
     rollout: RolloutConfig,
     other: str | None = None,
 ) -> Row:
-    """Play two scripted players: `spec` in both seats, or `spec`, which counts, in seat 0 and
-    `other` in seat 1. Alone, `spec` has the score of the seats that the policy has. Not spread over
-    ranks.
+    """Play two scripted players: `spec` in both seats, or `spec` in seat 0, whose score counts, and
+    `other` in seat 1. With `spec` in both, the score is that of the seats the policy plays. Not
+    spread over ranks.
     """
     setups = scripted_games(instances, spec=spec, game=game, other=other)
     episodes = play_scripted(setups, limits=limits_of(rollout))
@@ -157,8 +157,8 @@ def evaluate_scripted(
 def evaluate_people(
     records: Sequence[Mapping[str, Any]], instances: Sequence[Any], game: GameConfig
 ) -> Row:
-    """Score people's recorded games on these instances, as the game's kit reads them. Raises
-    ValueError for a record with an invalid log."""
+    """Score people's recorded games on these instances with the game's kit. Raises ValueError for
+    a record with an invalid log."""
     scores, sums = [], dict[str, float]()
     for number, (record, instance) in enumerate(zip(records, instances, strict=True)):
         try:
@@ -179,15 +179,15 @@ def play_matches(
     world: World,
     num_shown: int = NUM_SHOWN,
 ) -> dict[str, Row]:
-    """Play every match on the same instances with the same seeds; the result has the matches'
-    names. In a matrix it is what the games are for the player in seat 0, in `partner` for the one
-    in seat 1. Every rank must call. At most two models are in memory at a time.
+    """Play every match on the same instances with the same seeds; returns the rows by match name.
+    In a matrix a row scores the player in seat 0, its `partner` the player in seat 1. Every rank
+    must call. At most two models are in memory at a time.
 
-    `policies` has the settings, which name the weights, and the rendering of each player with
+    `policies` holds the settings, which name the weights, and the rendering of each player with
     weights, by label.
 
     Raises:
-        AllVoid: if all games of a match are void.
+        AllAborted: if all games of a match were aborted.
         RunEnds: if an engine fails three times in a row.
         SettingsError: for a partner whose weights or API key cannot be used.
     """
@@ -255,8 +255,8 @@ def check_room(
     limit = rollout.max_game_tokens
     if max_positions is not None and limit > max_positions:
         raise ValueError(
-            f"rollout.max_game_tokens must be at most {max_positions}, the positions the model "
-            f"has, got {limit}"
+            f"rollout.max_game_tokens must be at most {max_positions}, the model's positions, "
+            f"got {limit}"
         )
     longest, where = 0, ""
     for instance in instances:
@@ -274,8 +274,8 @@ def check_room(
 
 
 def example_games(scores: Sequence[float]) -> dict[str, int]:
-    """The indices of the best game, the game nearest the median score, and the worst; of equal
-    games the first. No game is taken twice: fewer than three games give fewer examples."""
+    """The indices of the best game, the game nearest the median score, and the worst; ties go to
+    the first. No game is chosen twice: fewer than three games give fewer examples."""
     median = statistics.median(scores)
     ranks = {
         "best": lambda index: -scores[index],
@@ -293,9 +293,9 @@ Games = Mapping[int, Episode]  # by the index of their instance
 
 
 def _of_others(games: Games) -> dict[int, Episode]:
-    """The same games for the player in the seats that do not count."""
+    """The same games, scored for the player in the seats that do not count."""
     return {
-        index: game.counting(set(range(len(game.players))) - set(game.counted_seats))
+        index: game.counting({*range(len(game.players))} - {*game.counted_seats})
         for index, game in games.items()
     }
 
@@ -307,8 +307,8 @@ def _of_two(
     *,
     turned: bool = False,
 ) -> Row:
-    """The row of `one`, a name and games, with that of `other` as its partner, or `turned` about;
-    `joined` makes a row. The partner's has no games."""
+    """The row of `one` (a name and games) with the row of `other` as its partner; `turned` swaps
+    them. `joined` makes a row. The partner's row keeps no games."""
     first, second = (other, one) if turned else (one, other)
     return replace(joined(*first), partner=joined(*second, num_shown=None))
 
@@ -323,35 +323,31 @@ def _evaluation(
     pieces: Pieces | None = None,
     num_shown: int | None = NUM_SHOWN,
 ) -> Row:
-    """This rank's games, by the index of their instance, joined with those of all other ranks.
-    `world` None means that `games` are all games, `num_shown` None that the row has no games.
-    `by_seat` adds what the game pays each seat."""
-    played = list(games.values())
+    """The row of all ranks' games; `games` are this rank's, by the index of their instance.
+    `world` None means that `games` are all games, `num_shown` None that the row keeps no games.
+    `by_seat` adds each seat's rewards."""
     own_scores = {index: episode.score for index, episode in games.items()}
-    by_rank = _gather((own_scores, game_sums(played, paid=by_seat), num_void), world)
-    all_scores: dict[int, float] = {}
-    for rank_scores, _, _ in by_rank:
-        all_scores |= rank_scores
-    num_void = sum(rank_void for _, _, rank_void in by_rank)
+    own_sums = game_sums(list(games.values()), paid=by_seat)
+    of_ranks = _gather((own_scores, own_sums, num_void), world)
+    rank_scores, rank_sums, rank_void = zip(*of_ranks, strict=True)
+    num_void = sum(rank_void)
+    all_scores = dict(sorted(each for by_index in rank_scores for each in by_index.items()))
     if not all_scores:
-        raise AllVoid(f"{name}: all {num_void} games ended void, so there is nothing to score")
-    # Void games leave gaps in the indices but not in the scores.
-    indices = sorted(all_scores)
-    scores = tuple(all_scores[index] for index in indices)
+        raise AllAborted(f"{name}: all {num_void} games were aborted, so there are no scores")
+    # Aborted games leave gaps in the indices but not in the scores.
+    indices, scores = [*all_scores], tuple(all_scores.values())
     share = num_void / (num_void + len(scores))
     examples = {} if num_shown is None else example_games(scores)
     chosen = {label: indices[number] for label, number in examples.items()}
     first = indices[: num_shown or 0]
-    shown = {*first, *chosen.values()}
-    records: dict[int, dict[str, Any]] = {}
-    own = {i: game_record(games[i], step=0, pieces=pieces) for i in shown if i in games}
-    for rank_records in _gather(own, world):
-        records |= rank_records
+    shown = games.keys() & {*first, *chosen.values()}
+    own = {index: game_record(games[index], step=0, pieces=pieces) for index in shown}
+    records = dict(ChainMap(*_gather(own, world)))
     return Row(
         name=name,
         scores=scores,
         interval=mean_interval(scores),
-        measures=sum((rank_sums for _, rank_sums, _ in by_rank), GameSums()).means()
+        measures=sum(rank_sums, GameSums()).means()
         | ({"num_void": float(num_void), "void_share": share} if num_void else {}),
         games=tuple(records[index] for index in first),
         examples={label: records[index] for label, index in chosen.items()},
@@ -359,5 +355,5 @@ def _evaluation(
 
 
 def _gather(value: Any, world: World | None) -> list[Any]:
-    """The value of each rank; of this one alone without `world`."""
+    """Every rank's value; only this rank's without `world`."""
     return [value] if world is None else gather_objects(value, world)

@@ -1,4 +1,4 @@
-"""Finds the games of an evaluation: held-out instances, a file's, or people's recorded games.
+"""Finds the games of an evaluation: held-out instances, a file of them, or recorded games.
 
 Every mistake is a ValueError that names the argument, the rule, the value and the nearest valid
 choice.
@@ -25,7 +25,7 @@ _SUFFIXES = (".parquet", ".jsonl")
 
 @dataclass(frozen=True, slots=True)
 class Games:
-    """The instances to play. `records` are people's games on the same instances; may be empty."""
+    """The instances to play. `records` holds people's games on the same instances, if any."""
 
     instances: Sequence[Any]
     records: Sequence[dict[str, Any]]
@@ -43,12 +43,12 @@ def find_games(
 ) -> Games:
     """The first `num` instances of the held-out stream or of a file.
 
-    `num` None means `eval.final_games` of the stream or all of the file. With `start` the instances
-    begin with people's recorded first moves. Instances of a file whose digest is in `imitated` are
+    `num` None means `eval.final_games` of the stream, or the whole file. With `start` the games
+    start after people's recorded first moves. Instances of a file whose digest is in `imitated` are
     left out.
 
     Raises:
-        ValueError: for a missing or empty file or more games than it holds.
+        ValueError: for a missing or empty file, or if `num` exceeds the games in it.
         OSError: for a file that cannot be read.
     """
     if num is not None:
@@ -64,13 +64,13 @@ def find_games(
         if path.suffix in _SUFFIXES and not path.exists():
             rule = f"--games {games} does not exist"
         raise ValueError(rule + nearest_beside(path, lambda p: p.suffix in _SUFFIXES, GENERATED))
+    kit = game.kit
     try:
-        instances = game.kit.read(path)
+        instances = kit.read(path)
     except (OSError, ValueError) as error:
         raise ValueError(f"--games: {error}") from None
     if not instances:
         raise ValueError(f"--games: {path} holds no games")
-    kit = game.kit
     numbers = [i for i, one in enumerate(instances) if kit.digest(one) not in imitated]
     left_out = len(instances) - len(numbers)
     if not numbers:
@@ -78,9 +78,9 @@ def find_games(
             f"--games: the policy's warm start imitated all {left_out} games of {path}"
         )
     if num is not None and num > len(numbers):
-        besides = f" that its warm start did not imitate ({left_out} were)" if left_out else ""
+        rest = f" that its warm start did not imitate (it imitated {left_out})" if left_out else ""
         raise ValueError(
-            f"--num must be at most {len(numbers)}, the games in {path}{besides}, got {num}"
+            f"--num must be at most {len(numbers)}, the games in {path}{rest}, got {num}"
         )
     numbers = numbers[:num]
     records = list(read_records(path)) if path.suffix == ".jsonl" and kit.PLAYED_BY_PEOPLE else []
@@ -93,7 +93,7 @@ def find_games(
 
 
 def imitated_boards(sources: Sequence[Source]) -> set[str]:
-    """The digests of the recorded boards that the warm starts of these policies imitated."""
+    """The digests of the recorded boards imitated in the warm starts of these policies."""
     files = {home / IMITATED_BOARDS for source in sources for home in (source.home, source.weights)}
     digests: set[str] = set()
     for file in filter(Path.is_file, files):

@@ -1,5 +1,5 @@
-"""The evaluations of a run: held-out games before and after self-play, and validation games, on
-other instances, during it.
+"""The evaluations of a run: held-out games before and after self-play, and validation games on
+other instances during it.
 
 All ranks play; only rank 0 writes and prints.
 """
@@ -34,14 +34,14 @@ from selfplay.partners.partners import Partners
 from selfplay.rollout.seat_rules import chosen_seats, read_spec
 from selfplay.rollout.seating import Partner
 
-_WITH = "sampled with "  # how a row with one of `eval.partners` begins
+_WITH = "sampled with "  # prefix of the rows with one of `eval.partners`
 
 
 def held_out(
     stage: str, context: EvaluationContext, fixed: Sequence[Partner] = (), *, folder: Path
 ) -> None:
-    """Play the held-out instances, sampled as in training and greedily, and sampled once more with
-    each of the partners `fixed`; write and print the result.
+    """Play the held-out instances, sampled as in training and greedily, and sampled again with each
+    of the partners `fixed`; write and print the result.
 
     `stage` is "before" or "after". The result goes to `held_out_<stage>.json` in the run's
     `folder`; a stage whose file exists is not played again.
@@ -100,22 +100,22 @@ def held_out_at_start(
 
 
 def unchanged(folder: Path, world: World) -> None:
-    """Write what `held_out` would give after a self-play of no step: the games before it."""
+    """Write the held-out results after self-play without a step: those before it."""
 
     def copy() -> None:
         write_atomically(
             folder / "held_out_after.json", (folder / "held_out_before.json").read_text("utf-8")
         )
-        print("self-play made no step: the policy is that of the start", flush=True)
+        print("self-play made no step: the policy is unchanged", flush=True)
 
     on_first_rank(copy, world)
 
 
 def what_changed(folder: Path) -> str:
-    """One sentence on what self-play changed, from the run's two held-out files. The change has the
-    interval of the differences on the same games."""
+    """One sentence on what self-play changed, from the run's two held-out files. The change's
+    interval is over the differences on the same games."""
     if not _has_trained(folder):
-        return "no step has trained a token: the policy is that of the start"
+        return "no step has trained a token: the policy is unchanged"
     all_before, all_after = (
         read_rows(json.loads((folder / f"held_out_{stage}.json").read_bytes()))
         for stage in ("before", "after")
@@ -158,25 +158,24 @@ def what_changed(folder: Path) -> str:
 
 
 def _has_trained(folder: Path) -> bool:
-    """Whether a step in metrics.jsonl has trained a token of the policy."""
+    """Whether a step in metrics.jsonl trained a token of the policy."""
     path = folder / "metrics.jsonl"
     lines = [plain_json(line) for line in path.read_bytes().splitlines()] if path.exists() else []
     return not lines or any(line.get("num_trained_tokens", 1) for line in lines)
 
 
 def validation(context: EvaluationContext, fixed: Sequence[Partner] = ()) -> dict[str, float]:
-    """Play the validation instances, sampled as in training, and once more with each of the
-    partners `fixed`. Returns metrics with the prefix `eval_`. Every rank must call."""
+    """Play the validation instances, sampled as in training, and again with each of the partners
+    `fixed`. Returns metrics with the prefix `eval_`. Every rank must call."""
     config = context.config
     instances = evaluation_instances(
         VALIDATION, num=config.eval.num_games, game=config.game, data=config.data
     )
     row = evaluate(instances, context)
     shown = [name for name, _, _ in columns_of([row.measures]) if name in row.measures]
-    measures = {name: row.measures[name] for name in shown}
-    metrics = {f"eval_{name}": value for name, value in measures.items()}
+    metrics = {f"eval_{name}": row.measures[name] for name in shown}
     names = ("eval_score", "eval_score_low", "eval_score_high")
-    metrics |= dict(zip(names, row.interval, strict=True))
+    metrics |= zip(names, row.interval, strict=True)
     for partner in fixed:
         with_partner = evaluate(instances, replace(context, partner=partner))
         metrics[f"eval_score/{partner.name}"] = with_partner.interval[0]
@@ -191,8 +190,8 @@ def fixed_partners(
     weights: Path,
     partners: Partners,
 ) -> list[Partner]:
-    """The partners that `eval.partners` names, loaded here. `weights` is the folder that self-play
-    starts from."""
+    """Load the partners listed in `eval.partners`. `weights` is the folder that self-play starts
+    from."""
     return [
         partners.add(
             Spec(CHECKPOINT, str(weights), WARM_START)
@@ -206,12 +205,12 @@ def fixed_partners(
 def check_fixed_partners(
     settings: EvalConfig, game: GameConfig, rollout: RolloutConfig, *, out: str
 ) -> None:
-    """Raise SettingsError, before anything starts, if a partner of evaluations during training is
-    missing or cannot play this game."""
+    """Raise SettingsError, before anything starts, if a partner in `eval.partners` is missing or
+    cannot play this game."""
     if settings.partners and chosen_seats(game, rollout) is not None:
         raise SettingsError(
-            f"eval.partners must be [] for {game.name} where the policy does not play all seats "
-            f"and there is no self-play, got [{', '.join(settings.partners)}]"
+            f"eval.partners must be [] in {game.name} if the policy does not play all seats and "
+            f"there is no self-play, got [{', '.join(settings.partners)}]"
         )
     for name in settings.partners:
         if name != WARM_START:

@@ -1,7 +1,7 @@
 """Plans an evaluation: who plays whom, with which settings, and where the report goes.
 
 Every mistake is a ValueError that names the argument, the rule, the value and the nearest valid
-choice. Loads no weights.
+choice. No weights are loaded.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from selfplay.rollout.seat_rules import able_seats, chosen_seats, read_spec
 
 # Policies come first, because the engine of a match's first player runs its games.
 _RANK = (CHECKPOINT, SCRIPTED, ENDPOINT)
-_LONGEST_NAME = 150  # bytes of a report's folder, of 255 that file systems allow
+_LONGEST_NAME = 150  # bytes in the name of a report's folder; file systems allow 255
 ITSELF = Spec(SELF, "", SELF)
 PEOPLE = "people"  # the row of recorded games
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixPlayer:
-    """A player of the matrix. `label` is its name there; `source` is None without weights."""
+    """A player of the matrix. `label` is its name there; `source` is None if it has no weights."""
 
     label: str
     spec: Spec
@@ -55,8 +55,8 @@ class MatrixPlayer:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """`one` plays `other` on every instance. `one` has `seat`; None takes the seats in turn.
-    `temperature` 0 is greedy. `name` is the row of the report."""
+    """`one` plays `other` on every instance. `one` has seat `seat`, or takes the seats in turn if
+    `seat` is None. `temperature` 0 is greedy. `name` is the row of the report."""
 
     name: str
     one: MatrixPlayer
@@ -67,10 +67,10 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """What eval.py plays. A player's matches are consecutive, so that its weights are loaded once.
+    """The matches of an evaluation. A player's matches are consecutive, so its weights load once.
 
     `config` holds the settings of the game, read from the file `settings` (None: the defaults).
-    `rows` and `columns` are the labels of a cross-play matrix; a single policy has none. `out` is
+    `rows` and `columns` are the labels of a cross-play matrix, empty for a single policy. `out` is
     the folder of the report.
     """
 
@@ -83,23 +83,23 @@ class Matches:
 
     @property
     def players(self) -> list[MatrixPlayer]:
-        """Each player once, those with weights first."""
+        """Each player once; policies with weights come first."""
         return list(dict.fromkeys(p for match in self.matches for p in (match.one, match.other)))
 
     @property
     def talk_games(self) -> int:
-        """Games of a match that measure the talk effect: none in a matrix, and none with an
+        """How many games of a match measure the talk effect: none in a matrix, and none with an
         endpoint, whose answers may cost money."""
-        asks = any(match.other.spec.kind == ENDPOINT for match in self.matches)
-        return 0 if self.rows or asks else self.config.eval.talk_games
+        endpoint = any(match.other.spec.kind == ENDPOINT for match in self.matches)
+        return 0 if self.rows or endpoint else self.config.eval.talk_games
 
 
 def find_matches(plan: EvalPlan) -> Matches:
-    """One policy with itself or with `partner`, its seats taken in turn; or, with `partners`, the
+    """One policy with itself or with `partner`, taking the seats in turn; or, with `partners`, the
     matrix of policies and partners, each pair in both seats.
 
-    Without `runs` the partners are also the rows of the matrix. The settings are those of the file
-    `config`, or else of the first run.
+    Without `runs` the partners are also the rows of the matrix. The settings come from the file
+    `config`, else from the first run.
 
     Raises:
         SettingsError, ValueError: for players or settings that cannot be used.
@@ -172,7 +172,7 @@ def _pair_of_one(
 
 
 def _pairs_of_matrix(players: Sequence[MatrixPlayer], rows: Sequence[MatrixPlayer]) -> list[Pair]:
-    """Every pair with a player of the rows, in both seats; each with itself once."""
+    """Every pair that includes a player of the rows, in both seats; self-play pairs once."""
     kinds = {player.spec.kind for player in rows}
     with_endpoint = any(player.spec.kind == ENDPOINT for player in players)
     if ENDPOINT in kinds or (SCRIPTED in kinds and with_endpoint):
@@ -187,12 +187,12 @@ def _pairs_of_matrix(players: Sequence[MatrixPlayer], rows: Sequence[MatrixPlaye
 
 
 def pair_name(first: str, second: str) -> str:
-    """The row of a cell of the matrix, with `first` in seat 0."""
+    """The row name of a cell of the matrix, with `first` in seat 0."""
     return first if first == second else f"{first} with {second}"
 
 
 def _row_name(pair: Pair, temperature: float, *, usual: float, in_matrix: bool) -> str:
-    """The name of a match; a single policy's names another temperature than that of training."""
+    """The name of a match; for a single policy it names a temperature other than the usual one."""
     one, other, seat = pair
     labels = (other.label, one.label) if seat == 1 else (one.label, other.label)
     name = pair_name(*labels)
@@ -202,8 +202,8 @@ def _row_name(pair: Pair, temperature: float, *, usual: float, in_matrix: bool) 
 
 
 def find_config(source: Source, given: Path | None, overrides: Sequence[str]) -> Config:
-    """The settings of --config (`given`), else of the run, else the defaults (the full default
-    game), with the policy's folder as the model and the chat template as in its training.
+    """The settings from --config (`given`), else from the run, else the defaults (the full default
+    game), with the policy's folder as the model and the chat template it was trained with.
 
     Raises:
         SettingsError, ValueError: for settings that cannot be used.
@@ -229,9 +229,9 @@ def find_partner(
     played: Path | str,
     overrides: Sequence[str],
 ) -> Spec:
-    """The partner that --partner names. Raises ValueError for one that cannot play here.
+    """The partner named by --partner. Raises ValueError for one that cannot play here.
 
-    `played` names where `game` was read from.
+    `played` is where `game` was read from.
     """
     spec = read_spec(partner, game, rollout, what="--partner")
     if spec.kind == CHECKPOINT:
@@ -240,7 +240,7 @@ def find_partner(
         check_same_game(source, game, what=what, played=played, overrides=overrides)
     if spec.kind == POOL:
         raise ValueError(
-            "--partner must name one policy, got pool; nearest is "
+            "--partner must name a single policy, got pool; nearest is "
             "checkpoint:RUN/policy_pool/step_000020"
         )
     return spec
@@ -248,8 +248,8 @@ def find_partner(
 
 def report_folder(source: Source, games: str, partner: str, options: Sequence[str] = ()) -> Path:
     """RUN/eval_NAME, where NAME joins the part of the run (unless it is final/), the games, the
-    partner (unless it is self), and `options` (words such as num=64), so that no report
-    replaces one with other options."""
+    partner (unless it is self) and `options` (words such as num=64), so that reports with
+    different options do not overwrite each other."""
     part = part_of_run(source)
     words = ["eval", *([part] if part else []), Path(games).stem]
     words += [re.sub(r"[^\w.-]+", "_", partner)] if partner != SELF else []
@@ -257,8 +257,8 @@ def report_folder(source: Source, games: str, partner: str, options: Sequence[st
 
 
 def _home(source: Source) -> Path:
-    """Where the reports of a policy go: its run. Weights without a run have runs/MODEL, named after
-    the hub, the .gguf file, or the folder and the one around it."""
+    """The folder of a policy's reports: its run. For weights without a run it is runs/MODEL, named
+    after the hub repository, the .gguf file, or the folder and its parent."""
     if source.hub is None and source.settings is not None:
         return source.home
     name = source.hub or "_".join(source.home.resolve().parts[-2:])
@@ -266,7 +266,8 @@ def _home(source: Source) -> Path:
 
 
 def _folder_name(words: Sequence[str], options: Sequence[str]) -> str:
-    """Both, joined by underscores; a hash stands for what a file name cannot hold."""
+    """Words and options joined by underscores; a hash replaces the end of a name that is too
+    long."""
     plain = [re.sub(r"[^\w.=-]+", "_", word).strip("_") for word in options]
     name = "_".join([*words, *plain])
     if len(name.encode()) <= _LONGEST_NAME:
@@ -276,7 +277,7 @@ def _folder_name(words: Sequence[str], options: Sequence[str]) -> str:
 
 
 def _source_of(entry: str, *, what: str) -> Source | None:
-    """The policy on disk that an entry of --partners names; None for a player without weights.
+    """The policy on disk named by an entry of --partners; None for a player without weights.
 
     Raises:
         ValueError: for a path that does not exist, with the nearest folder that does.
@@ -290,7 +291,7 @@ def _source_of(entry: str, *, what: str) -> Source | None:
 def _check_seats(
     settings: Sequence[Path], config: Config, overrides: Sequence[str], *, what: str
 ) -> None:
-    """Raise ValueError unless the game has two seats and the run of each settings file has learnt
+    """Raise ValueError unless the game has two seats and the run of each settings file learned
     both."""
     game, roles = config.game, ",".join(config.game.kit.ROLES)
     if len(game.kit.ROLES) != 2:
@@ -313,11 +314,11 @@ def _read_players(
     *,
     what: str,
 ) -> list[MatrixPlayer]:
-    """The players that these entries name; equal ones may repeat. `sources` holds each entry's
-    policy on disk, which is called RUN or RUN/PART, or by its path where two would share a name.
+    """The players named by these entries, possibly with repeats. `sources` holds each entry's
+    policy on disk; its label is RUN or RUN/PART, or its path if two would share a label.
 
     Raises:
-        ValueError, SettingsError: for an entry that is no player, or cannot play in a matrix.
+        ValueError, SettingsError: for an entry that is not a player or cannot play in a matrix.
     """
     names = {
         source.weights: "/".join(filter(None, (source.home.name, part_of_run(source))))
@@ -330,8 +331,8 @@ def _read_players(
             weights, name = str(source.weights), names[source.weights]
             label = name if list(names.values()).count(name) == 1 else weights
             spec = Spec(CHECKPOINT, weights, f"{CHECKPOINT}:{weights}")
-            known = label == PEOPLE or ":" in label  # as scripts and endpoints have it
-            players.append(MatrixPlayer(_one_word(label, quoted=known), spec, source))
+            taken = label == PEOPLE or ":" in label  # the form of scripts' and endpoints' labels
+            players.append(MatrixPlayer(_one_word(label, quoted=taken), spec, source))
             continue
         spec = read_spec(entry, game, rollout, what=what)
         if spec.kind in (SELF, POOL):
@@ -344,6 +345,6 @@ def _read_players(
 
 
 def _one_word(label: str, *, quoted: bool = False) -> str:
-    """A label in quotes if it has blanks or quotes, so that no two names of rows, which join labels
-    with blanks, are the same."""
+    """The label, quoted if it contains spaces or quotes: row names join labels with spaces, and so
+    stay distinct."""
     return json.dumps(label, ensure_ascii=False) if quoted or re.search(r'[\s"]', label) else label

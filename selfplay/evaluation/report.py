@@ -1,6 +1,6 @@
-"""Reports of an evaluation: tables for the terminal, a Markdown page, a JSON file.
+"""The report of an evaluation: tables for the terminal, a Markdown page, a JSON file.
 
-Means are per game; `score_meaning` says what a score is.
+Means are per game; `score_meaning` defines the score.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ _HOW_TO_READ = (
 )
 _LOST = (
     "Lost to each other: the mean of the two self-play scores minus the mean of the two cross-play "
-    "scores, paired by instance; a game's score is the mean of its players'. Above 0 the two do "
-    "better with themselves, on average."
+    "scores, paired by instance; a game's score is the mean over its players. Above 0 the two "
+    "score higher in self-play than with each other, on average."
 )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Evaluated:
-    """A finished evaluation: its facts, and a row for each pair of players on the same instances.
-    It is shown as its tables, in a notebook too.
+    """A finished evaluation: its facts, and a row per pair of players on the same instances. It
+    prints as its tables, in a notebook too.
 
     `matrix` holds the row and column labels of a cross-play matrix, whose cells are the rows named
     by `pair_name`; None for a single policy. `paths` are its evaluation.json and evaluation.md.
-    Under torchrun only the first process has them, and all rows.
+    Under torchrun only the first process has the paths and all rows.
     """
 
     title: str
@@ -62,14 +62,14 @@ class Evaluated:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What evaluation.json holds: facts, `rows`, and the `matrix` of a cross-play."""
+        """The content of evaluation.json: facts, `rows`, and the `matrix` of a cross-play."""
         record: dict[str, Any] = json.loads(json.dumps(as_json(self)))
         return record
 
     @property
     def rows(self) -> dict[str, dict[str, Any]]:
-        """By the name of the players: `scores` (one for each game, from 0 to 1), `interval` (mean,
-        low, high), `measures` (means per game), `talk`, and the first `games`."""
+        """By the players' names: `scores` (one per game, from 0 to 1), `interval` (mean, low,
+        high), `measures` (means per game), `talk`, and the first `games`."""
         rows: dict[str, dict[str, Any]] = self.record["rows"]
         return rows
 
@@ -108,7 +108,7 @@ def lost_together(report: Evaluated) -> dict[tuple[str, str], tuple[float, float
 
     An instance gives (s_aa + s_bb) / 2 - (s_ab + s_ba) / 2 (Hu et al. 2020, "Other-Play"), where
     s_ab is the mean score of both players with a in seat 0. A pair is left out if a self-play cell
-    is missing or if a void game removed an instance from one of its four cells.
+    is missing or an aborted game removed an instance from one of its four cells.
     """
     intervals, cells = {}, report.cells()
     with_self_play = [one for one, other in cells if one == other]
@@ -124,7 +124,7 @@ def lost_together(report: Evaluated) -> dict[tuple[str, str], tuple[float, float
 
 
 def _of_both(row: Row) -> list[float]:
-    """The mean score of a game's players, game by game."""
+    """Each game's mean score over its players."""
     return [(a + b) / 2 for a, b in zip(row.scores, (row.partner or row).scores, strict=True)]
 
 
@@ -160,14 +160,14 @@ def matrix_text(report: Evaluated, *, style: str = "pipe") -> str:
 
 
 def _shows(style: str) -> tuple[Callable[[str], str], Callable[[str], str]]:
-    """How a page in this style of `table` shows a text of others on one line, and a paragraph."""
+    """For this style of `table`: functions that show foreign text on one line, and a paragraph."""
     if style == "pipe":
         return escaped, str
     return on_one_line, partial(textwrap.fill, width=shutil.get_terminal_size().columns)
 
 
 def _fact(value: Any) -> str:
-    """A fact in words: the items of a list, or the names of a mapping, each with its value."""
+    """A fact as text: the items of a list, or the names of a mapping with their values."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {item}" for name, item in value.items())
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
@@ -175,8 +175,8 @@ def _fact(value: Any) -> str:
 
 def markdown(report: Evaluated, *, games: bool = True, style: str = "pipe") -> str:
     """The page: facts, the matrix, the table with its legend, errors by kind and, with `games`, the
-    best, the typical and the worst game of a single policy's rows. With the style "plain" it is for
-    a terminal."""
+    best, the typical and the worst game of a single policy's rows. The style "plain" is for a
+    terminal."""
     shown, filled = _shows(style)
     words, files = report.facts.get("overrides", ()), report.facts.get("code", ())
     facts = report.facts | {"overrides": " ".join(words), "code": ", ".join(files)}
@@ -213,8 +213,8 @@ def markdown(report: Evaluated, *, games: bool = True, style: str = "pipe") -> s
 
 
 def as_json(report: Evaluated) -> dict[str, Any]:
-    """The report as plain values; a row's scores are in the order of the instances. A row holds its
-    three example games; a single policy's row also holds its first games."""
+    """The report as plain values; a row's scores are in the order of the instances. Each row holds
+    its three example games; a single policy's row also holds its first games."""
     rows = rows_json(report.results)
     if report.matrix is None:
         return {**report.facts, "rows": rows}
@@ -235,13 +235,13 @@ def as_json(report: Evaluated) -> dict[str, Any]:
 
 
 def rows_json(rows: Mapping[str, Row]) -> dict[str, Any]:
-    """The rows as plain values, as result files hold them (`read_rows` reads them back)."""
+    """The rows as plain values for a result file (`read_rows` reads them back)."""
     return {name: asdict(row) for name, row in rows.items()}
 
 
 def check_report_place(folder: Path) -> None:
-    """Raise SettingsError for a folder with files of the names of a report that no report left
-    there, such as the config.yaml of a run."""
+    """Raise SettingsError if the folder has a file with the name of a report's but of other origin,
+    such as the config.yaml of a run."""
     names = ("evaluation.json", "evaluation.md", "config.yaml")
     there = [name for name in names if os.path.lexists(folder / name)]
     if not there:
@@ -252,8 +252,8 @@ def check_report_place(folder: Path) -> None:
         own = False
     if not own or not all((folder / name).is_file() for name in there):
         raise SettingsError(
-            f"--out must be a new folder or that of an earlier report, got {folder}, which holds "
-            f"{there[0]} of something else; use another folder"
+            f"--out must be a new folder or one with an earlier report, got {folder}, whose "
+            f"{there[0]} is not from a report; use another folder"
         )
 
 

@@ -1,5 +1,5 @@
-"""The rows of evaluations: what is written of one pair of players on a set of instances, and how
-files of any version are read.
+"""The rows of evaluations, each with the results of one pair of players on a set of instances, and
+the reader of result files of any version.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, Strict, TypeAdapter
 
 from selfplay.config.player_spec import SCRIPTED
 
-SCRIPT = f"{SCRIPTED}:"  # begins the names of scripts' rows, and of no other
-OTHER = " (the other player)"  # ends the name of a row for the partner
+SCRIPT = f"{SCRIPTED}:"  # prefix of the names of scripts' rows only
+OTHER = " (the other player)"  # suffix of the name of a partner's row
 
 R = TypeVar("R", bound="Row")
 _adapter = cache(TypeAdapter)  # 25 ms to make
@@ -30,7 +30,7 @@ def _ordered(interval: tuple[float, float, float]) -> tuple[float, float, float]
 
 
 def _of_any_version(talk: Any) -> Any:
-    """No file before 2026-11-27 has the agreement's difference; an early one says {} for None."""
+    """Files before 2026-11-27 lack the agreement's difference; early ones have {} for None."""
     return {"agreement": None, "blank": None, **talk} if isinstance(talk, dict) and talk else None
 
 
@@ -39,9 +39,9 @@ Interval = Annotated[tuple[Number, Number, Number], AfterValidator(_ordered)]  #
 
 @dataclass(frozen=True, slots=True)
 class TalkEffect:
-    """Differences paired by game, as (mean, low, high): the score minus that with messages of
-    other games (`effect`), agreement likewise (`agreement`; None in old files), and the score minus
-    that with empty messages (`blank`; None if the game refuses other words)."""
+    """Differences paired by game, as (mean, low, high): the score minus the score with messages of
+    other games (`effect`), the same for agreement (`agreement`; None in old files), and the score
+    minus the score with empty messages (`blank`; None if the game refuses other words)."""
 
     effect: Interval
     agreement: Interval | None
@@ -55,9 +55,9 @@ class Row:
 
     `scores` has one score per game. `interval` is (mean, low, high) of the score, a 95 %
     interval over games. `measures` are means over games. `games` holds the first games in full,
-    `examples` the "best", "typical" and "worst" game by score. `talk` is None where it was not
-    measured or the policy heard nothing. `partner` is what the same games are for the player in the
-    other seats, without games; None where one player has all of them.
+    `examples` the "best", "typical" and "worst" game by score. `talk` is None if it was not
+    measured or the policy heard nothing. `partner` is the row of the player in the other seats of
+    the same games, without games; None if one player has all seats.
     """
 
     name: str
@@ -71,8 +71,8 @@ class Row:
 
 
 def with_partners(rows: Mapping[str, Row], *, all_of_them: bool = False) -> dict[str, Row]:
-    """The rows, each with one for the other player below it if that one's scores differ; with
-    `all_of_them` if those of any do."""
+    """The rows, each followed by its partner's row if their scores differ; with `all_of_them`, by
+    every partner's row if any pair's scores differ."""
     differ = {n for n, row in rows.items() if row.partner and row.partner.scores != row.scores}
     shown: dict[str, Row] = {}
     for name, row in rows.items():
@@ -86,8 +86,8 @@ def with_partners(rows: Mapping[str, Row], *, all_of_them: bool = False) -> dict
 
 
 def read_row(row: Any, name: str, cls: type[R], **more: Any) -> R:
-    """A row as a result file of any version has it, with this name; `more` are fields that `cls`
-    has beside. Raises ValueError or TypeError for another value."""
+    """Parse a row from a result file of any version and name it; `more` are further fields of
+    `cls`. Raises ValueError or TypeError for an invalid row."""
     values = {**row, "name": name, **more}
     try:
         value: R = _adapter(cls).validate_python(values)  # type: ignore[arg-type]
@@ -100,18 +100,18 @@ def read_row(row: Any, name: str, cls: type[R], **more: Any) -> R:
 
 
 def read_rows(rows: Mapping[str, Any]) -> dict[str, Row]:
-    """The rows of a result file by their names of today. Raises ValueError or TypeError for a file
-    of something else."""
+    """The rows of a result file by their current names. Raises ValueError or TypeError for another
+    kind of file."""
     return {name: read_row(row, name, Row) for name, row in named_rows(rows).items()}
 
 
 def named_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
-    """The rows of a held-out file or of an evaluation, by their names of today.
+    """The rows of a held-out file or an evaluation, by their current names.
 
-    A script's begin with "scripted:". Files before 2026-11-29 have its bare name, which may stand
-    in place of the policy's row, or of people's, of that name: such a row is the script's and the
-    other one is lost. It has its key as its own `name`, as no row of the policy in held-out games
-    has, and only scripts in its games.
+    Names of scripts' rows start with "scripted:". Files before 2026-11-29 use the script's bare
+    name, which may have overwritten a row of the policy or of people with the same name. Such a row
+    is a script's: its key equals its own `name`, unlike the policy's rows in held-out files, and
+    only scripts play its games.
     """
     named: dict[str, Any] = {}
     for name, row in rows.items():
@@ -121,11 +121,11 @@ def named_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_scripts(row: Mapping[str, Any]) -> bool:
-    """Whether a row has example games, and only scripts play them."""
+    """Whether a row has example games that only scripts play."""
     examples = row.get("examples")
     games = [*examples.values()] if isinstance(examples, dict) else []
     try:
         players = [str(seat["player"]) for game in games for seat in game["seats"]]
-    except (LookupError, TypeError):  # which the row's reader names
+    except (LookupError, TypeError):  # `read_row` reports it
         return False
     return bool(players) and all(player.startswith(SCRIPT) for player in players)

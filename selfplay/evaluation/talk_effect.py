@@ -1,16 +1,16 @@
-"""What wrong messages cost: a score, minus that of the same games with other messages. That is what
-right ones give and wrong ones spoil, together, and so not what talk adds to silence.
+"""The talk effect: a score minus the score of the same games with other messages. It adds up the
+gain from right messages and the harm of wrong ones, so it is not the gain of talk over silence.
 
-A control plays the same instances with the same named seeds. Only one thing differs: in place of
+A control plays the same instances with the same named seeds. Only one thing differs: instead of
 each message that a seat of the policy reads, it reads a message of another game, sent by the same
-seat and by the same player (policy or partner), as close as possible to the same turn and of a
-similar length; or an empty one. The game itself goes on with the message that was sent, so its own
-texts, proposals, answers, tools and what partners and the speaker read stay as they are. Games in
-which the policy heard no message count with a difference of 0 and are not played again.
+seat and the same player (policy or partner), as close as possible to the same turn and of a similar
+length; or an empty one. The game itself continues with the message that was sent, so its own texts,
+proposals, answers, tools and everything that partners and the speaker read are unchanged. A game in
+which the policy heard no message counts as a difference of 0 and is not played again.
 
-This works for every game in which a move that only speaks has the kind (`Step.action`) "message"
-and its readers read it in `Step.observations`. A message that the game would refuse from this
-speaker at this turn, or would give to other readers, is not put in.
+This works for every game where a move that only speaks has the kind (`Step.action`) "message" and
+its readers read it in `Step.observations`. A message that the game would refuse from this speaker
+at this turn, or would show to other readers, is not substituted.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from selfplay.evaluation.tables import paired_interval
 from selfplay.rollout.episode import Episode, GameSetup, Turn
 
 MESSAGE = "message"
-NOTHING = "qzxqzx"  # said in place of an empty message, which games refuse, and not read
-_UNREAD = re.compile(rf"[ \t]*{NOTHING}", re.IGNORECASE)  # with the blanks before it
+NOTHING = "qzxqzx"  # stands for an empty message, which games refuse; removed before it is read
+_UNREAD = re.compile(rf"[ \t]*{NOTHING}", re.IGNORECASE)  # with the spaces before it
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A message of a game, as its speaker sent it. `turn` counts the legal moves before it.
-    `by_policy` is False for a partner's."""
+    """A message as its speaker sent it. `turn` counts the legal moves before it. `by_policy` is
+    False for a partner's."""
 
     instance: str
     seat: int
@@ -48,7 +48,7 @@ class Said:
     by_policy: bool = True
 
 
-Change = Callable[[Said], str | None]  # what is heard instead; None for the message itself
+Change = Callable[[Said], str | None]  # the message heard instead; None leaves it unchanged
 Play = Callable[[Mapping[int, GameSetup]], Mapping[int, Episode]]
 
 
@@ -88,7 +88,7 @@ def _differences(
     world: World,
 ) -> list[tuple[float, float]] | None:
     """Score and agreement of each game of all ranks minus the control's; None if no message was
-    changed. A game whose control ended void is left out."""
+    changed. A game whose control was aborted is left out."""
     controls = play({index: changed(setup, change) for index, setup in heard.items()})
     own = {
         index: (
@@ -107,15 +107,15 @@ def _differences(
 
 
 def changed(setup: GameSetup, change: Change) -> GameSetup:
-    """The game in which the policy's seats hear other messages."""
+    """The same game, but the policy's seats hear other messages."""
     policy = [seat for seat, player in enumerate(setup.players) if player.transcript is not None]
     game = HeardOtherwise(setup.game, setup.instance, policy, change)
     return replace(setup, game=cast(Game, game))
 
 
 class HeardOtherwise:
-    """A game in which the seats `policy` read other messages than were sent. Everything else is the
-    game's own. `num_changed` counts the messages so far that were changed."""
+    """A game whose seats `policy` read other messages than the ones sent. Everything else is
+    delegated to the game. `num_changed` counts the messages changed so far."""
 
     def __init__(self, game: Game, instance: str, policy: Collection[int], change: Change) -> None:
         self._game, self._instance, self._policy = game, instance, frozenset(policy)
@@ -154,7 +154,7 @@ class HeardOtherwise:
 
 
 def readers_of(move: Step | Turn) -> tuple[int, ...]:
-    """The seats beside the mover that read something of a move."""
+    """The seats other than the mover that read something of a move."""
     return tuple(s for s, text in enumerate(move.observations) if text and s != move.seat)
 
 
@@ -176,7 +176,7 @@ def messages_of(episode: Episode) -> list[Said]:
 
 
 class MessageBank:
-    """The messages of many games, from which a game gets those of others."""
+    """The messages of many games, from which a game is given messages of others."""
 
     def __init__(self, said: Iterable[Said]) -> None:
         self._said: dict[tuple[Any, ...], list[Said]] = defaultdict(list)
@@ -184,11 +184,11 @@ class MessageBank:
             self._said[message.seat, message.readers, message.by_policy].append(message)
 
     def other(self, said: Said) -> str | None:
-        """A message of another instance from the same seat to the same readers: of the closest
-        turn, then of the closest length class, then drawn by a named seed. None if there is none.
+        """A message of another instance from the same seat to the same readers: from the closest
+        turn, then the closest length class, then drawn by a named seed. None if there is none.
 
-        The classes are 1, 2 to 3, 4 to 7, … words. Equal lengths would often be equal texts, since
-        the length of a short message tells much of what it says.
+        The classes are 1, 2 to 3, 4 to 7, … words. Equal lengths would often mean equal texts,
+        because the length of a short message gives away much of its content.
         """
         others = [
             (abs(other.turn - said.turn), abs(length_class(other) - length_class(said)), other.text)
@@ -204,10 +204,10 @@ class MessageBank:
 
 
 def blank(said: Said) -> str:
-    """The message whose words are NOTHING, of which its readers read an empty one."""
+    """The message with NOTHING as its words, which its readers read as empty."""
     return f"{split_message(said.text)[0]}{NOTHING}"
 
 
 def length_class(said: Said) -> int:
-    """The number of binary digits of a message's number of words."""
+    """The number of bits of a message's word count."""
     return len(split_message(said.text)[1].split()).bit_length()

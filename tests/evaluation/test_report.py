@@ -53,7 +53,7 @@ def test_a_game_whose_seats_have_own_scores_says_so() -> None:
     text = game_text(record() | {"score_norm": 0.5, "seat_scores": [0.25, 0.75]})
     assert "score 0.250 of seat 0, 0.750 of seat 1" in text and "of the best" not in text
     assert "best possible" in score_meaning(columns_of([{"optimal": 0.5}]))
-    assert "own scores" in score_meaning(columns_of([{"optimal": 0.5, "score_norm": 0.9}]))
+    assert "player's seats" in score_meaning(columns_of([{"optimal": 0.5, "score_norm": 0.9}]))
 
 
 def test_a_game_without_agreement_says_why() -> None:
