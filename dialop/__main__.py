@@ -1,4 +1,4 @@
-"""`python -m dialop`: begin a game, check it, generate instances, rescore recorded games."""
+"""`python -m dialop`: start a game, check it, generate instances, rescore recorded games."""
 
 from __future__ import annotations
 

@@ -20,13 +20,13 @@ from functools import partial
 from itertools import islice, product
 from typing import Any
 
-from dialop.game import Game, Outcome, Step, wrong_measures, wrong_outcome, wrong_step
+from dialop.game import Game, Outcome, Step, wrong_measures, wrong_outcome, wrong_state, wrong_step
 from dialop.kit import Kit
 from dialop.shown import error_line
 from dialop.tags import split_move
 
 NUM_INSTANCES = 4
-_NOTE = "note: "  # begins what a check yields that is no problem
+_NOTE = "note: "  # the start of a finding that is not a problem
 MAX_MOVES = 400
 JUNK = ("", " ", "[", "[]", "[dance] now", "[message", "\x00", "\ud800", "🙂", "1e999", "None")
 
@@ -37,9 +37,9 @@ class Unchecked(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of one check: its name, the promise it tests, and what is wrong ("" for nothing).
-    `unchecked` says why the check could not run, "" if it ran; `note` what it met that is allowed
-    and seldom meant."""
+    """The result of one check: its name, the promise it tests, and the problem ("" for none).
+    `unchecked` says why the check could not run, "" if it ran; `note` reports what is allowed but
+    seldom intended."""
 
     name: str
     promise: str
@@ -49,7 +49,7 @@ class Result:
 
     @property
     def rule(self) -> str:
-        """What the problem says without where it was met and the value seen."""
+        """The problem without the place where it occurred and the value seen."""
         return self.problem.partition(", got ")[0].rpartition(": ")[2]
 
     def line(self) -> str:
@@ -64,8 +64,8 @@ class Result:
 @dataclass(frozen=True, slots=True)
 class Played:
     """A game that scripted players have played: its instance and their legal moves. `last` is the
-    last try and what the game answered to it, `refused` the last that was refused, "" for none;
-    `shown` is what it showed at its end if no try was refused, else empty."""
+    last try and the game's answer to it, `refused` the last invalid move, "" for none; `shown` is
+    what the game showed at its end, empty if a move was invalid."""
 
     instance: Any
     moves: tuple[tuple[int, str], ...]
@@ -77,7 +77,7 @@ class Played:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What the checks work on."""
+    """The input of the checks: a game, its options, instances and played games."""
 
     kit: Kit
     options: Any
@@ -91,15 +91,15 @@ class Case:
         """Each game before each of its moves; a check must work on clones."""
         for played in self.plays:
             game = self.new(played)
-            for number, (seat, text) in enumerate(played.moves):
+            for number, move in enumerate(played.moves):
                 yield game, played, number
-                game.step(seat, text)
+                game.step(*move)
 
 
 def check_kit(kit: Kit, options: Any, *, seed: int = 0) -> list[Result]:
-    """Run all checks; `options` are those of the game.
+    """Run all checks with these options of the game.
 
-    An exception of the game's own code fails the check that met it.
+    An exception in the game's code fails the check that ran it.
     """
     promise = "instance i depends on the seed, i and the options alone"
     results = [_run("seeding", promise, lambda: _seeding(kit, options, seed))]
@@ -112,7 +112,7 @@ def check_kit(kit: Kit, options: Any, *, seed: int = 0) -> list[Result]:
 
 
 def case_of(kit: Kit, options: Any, *, seed: int = 0) -> Case:
-    """A few instances, and a game of each script on each of them."""
+    """A few instances, and one game per script and instance."""
     instances = tuple(kit.generate(options, seed=seed, num=NUM_INSTANCES))
     every = product(kit.SCRIPT_NAMES, instances)
     plays = tuple(play_scripts(kit, options, one, spec, seed=seed) for spec, one in every)
@@ -120,7 +120,7 @@ def case_of(kit: Kit, options: Any, *, seed: int = 0) -> Case:
 
 
 def once(results: Sequence[Result]) -> list[Result]:
-    """The results, in which each broken rule fails one check, the first that meets it."""
+    """The results, with each broken rule failing only the first check that found it."""
     first: dict[str, str] = {}
     return [
         replace(each, problem="", unchecked=f"it fails as {met} does")
@@ -131,7 +131,7 @@ def once(results: Sequence[Result]) -> list[Result]:
 
 
 def check_plays(case: Case, names: Collection[str] = ()) -> list[Result]:
-    """Run the checks of these names, or all, on played games."""
+    """Run the checks with these names, or all checks, on played games."""
     return [
         _run(name, promise, partial(check, case))
         for name, (check, promise) in _CHECKS.items()
@@ -154,7 +154,7 @@ def _run(name: str, promise: str, check: Callable[[], Iterator[str]]) -> Result:
 
 
 def play_scripts(kit: Kit, options: Any, instance: Any, spec: str, *, seed: int) -> Played:
-    """Play a game of scripted players, one of them of this spec, to its end or `MAX_MOVES`."""
+    """Play a game of scripted players, one of them with this spec, to its end or `MAX_MOVES`."""
     game = kit.new_game(instance, options)
     names = kit.seated(spec)
     scripts = [kit.make_script(name, seed=seed + n) for n, name in enumerate(names)]
@@ -182,14 +182,14 @@ def play_scripts(kit: Kit, options: Any, instance: Any, spec: str, *, seed: int)
     return Played(instance, tuple(moves), game.seat_to_move is None, last, last_refused, shown)
 
 
-# --- the checks: each yields what is wrong ------------------------------------------------------
+# --- the checks: each yields its problems; `_run` stops at the first ------------------------------
 
 
 def _seeding(kit: Kit, options: Any, seed: int) -> Iterator[str]:
     first = kit.generate(options, seed=seed, num=NUM_INSTANCES)
     keys = [instance.key for instance in first]
     if len(set(keys)) < len(keys) or not all(isinstance(k, str) and k.isprintable() for k in keys):
-        yield f"each instance needs a printable key of its own, got {keys}"
+        yield f"each instance needs a unique, printable key, got {keys}"
     if first != kit.generate(options, seed=seed, num=NUM_INSTANCES):
         yield "generate_instance must return equal instances for equal arguments"
     other = kit.generate(options, seed=seed + 1, num=NUM_INSTANCES)
@@ -208,14 +208,14 @@ def _seeding(kit: Kit, options: Any, seed: int) -> Iterator[str]:
 def _play(case: Case) -> Iterator[str]:
     if not case.plays:
         near = case.kit.near("SCRIPTS")
-        raise Unchecked(f"the module names no SCRIPTS, so the other checks play no move{near}")
+        raise Unchecked(f"the module defines no SCRIPTS, so the other checks play no move{near}")
     if refused := [played.refused for played in case.plays if played.refused]:
-        num = f"{len(refused)} of {len(case.plays)} scripted games have refused moves"
+        num = f"{len(refused)} of {len(case.plays)} scripted games have invalid moves"
         yield f"{_NOTE}{num}, such as {refused[0]}"
     for played in case.plays:
         if not played.over:
             num = f"{len(played.moves)} of {MAX_MOVES} moves of scripted players were legal"
-            yield f"{num} and the game goes on; {played.last}"
+            yield f"{num} and the game is not over; {played.last}"
         game = case.new(played)
         for seat in range(game.num_seats):
             prompt = game.prompt(seat)
@@ -224,16 +224,16 @@ def _play(case: Case) -> Iterator[str]:
         unread = [True] * game.num_seats
         for number, (seat, text) in enumerate(played.moves):
             if game.seat_to_move != seat:
-                yield f"move {number} must be seat {seat}'s again when the same moves are repeated"
+                yield f"move {number} must be seat {seat}'s again if the same moves are repeated"
             step = game.step(seat, text)
             if problem := _wrong_step(game, step, seat, unread):
                 yield f"move {number} ({text[:40]!r}): {problem}"
 
 
 def _wrong_step(game: Game, step: Step, seat: int, unread: list[bool]) -> str:
-    """What is wrong with the result of a legal move.
+    """The problem with the result of a legal move, "" for none.
 
-    `unread[seat]` says whether the seat has unread text before its next move, at first its prompt.
+    `unread[seat]` says whether the seat has unread text before its next move, initially its prompt.
     It is updated in place.
     """
     mover = game.seat_to_move
@@ -273,16 +273,16 @@ def _clone(case: Case) -> Iterator[str]:
 
 
 def _beside(case: Case, played: Played) -> Iterator[str]:
-    """What goes wrong where two new games of the same instance are played, one after the other."""
+    """The problems of two new games of the same instance, played one after the other."""
     one, two = case.new(played), case.new(played)
     start = _shows(one)
-    for seat, text in played.moves:
-        two.step(seat, text)
+    for move in played.moves:
+        two.step(*move)
     shared = "(state that all games share, such as a list of the class?)"
     if what := _changed(start, one):
         yield f"a new game changed while another was played {shared}: {what}"
-    for seat, text in played.moves:
-        one.step(seat, text)
+    for move in played.moves:
+        one.step(*move)
     for game in (one, two):
         if what := _changed(played.shown, game):
             yield f"the same moves in another new game must end alike {shared}: {what}"
@@ -291,13 +291,13 @@ def _beside(case: Case, played: Played) -> Iterator[str]:
 def _shows(game: Game) -> dict[str, Any]:
     """What a game shows now: its outcome, unless reading it raises, and the view of each seat."""
     shown = {f"view({seat})": game.view(seat) for seat in range(game.num_seats)}
-    with suppress(Exception):  # the check of the outcome tells
+    with suppress(Exception):  # the check of the outcome reports it
         shown["outcome()"] = game.outcome()
     return copy.deepcopy(shown)
 
 
 def _changed(before: dict[str, Any], game: Game) -> str:
-    """The first part of `before`, made by `_shows`, that the game shows otherwise now; else ""."""
+    """The first part of `before` (made by `_shows`) that the game now shows differently, or ""."""
     now = _shows(game) if before else {}
     for name, old in before.items():
         new: Any = now.get(name)
@@ -312,13 +312,13 @@ def _changed(before: dict[str, Any], game: Game) -> str:
 
 
 def _same(old: Any, new: Any) -> bool:
-    """Whether two values are equal, as far as it can be told: arrays and what holds NaN by their
-    texts, and a value that does not even equal its own copy never differs."""
+    """Whether two values are equal. Arrays and values with NaN are compared by their texts; a value
+    that does not equal its own copy never differs."""
     alike = repr(old) == repr(new)
     try:
         equal = bool(old == new) or not bool(copy.deepcopy(new) == new)
         return equal or (alike and "nan" in repr(new))
-    except (ValueError, RuntimeError):  # `==` of arrays has no one truth
+    except (ValueError, RuntimeError):  # `==` of arrays has no truth value
         return alike
 
 
@@ -334,39 +334,39 @@ def _refusals(case: Case) -> Iterator[str]:
                 step = twin.step(seat, text)
                 if step.error is not None:
                     tried.step(seat, text)
-                problem = "a seat moved out of turn" if out_of_turn and not step.error else ""
-                if problem := problem or _wrong_refusal(twin, step, before):
+                moved = "a seat moved out of turn" if out_of_turn and not step.error else ""
+                if problem := moved or _wrong_refusal(twin, step, before):
                     yield f"before move {number}, {text[:40]!r} of seat {seat}: {problem}"
         for seat, text in played.moves[number:]:
             tried.step(seat, text)
         ended = {name: each for name, each in played.shown.items() if name == "outcome()"}
-        what = _changed(ended, tried)  # a view or a fact may count what was refused
+        what = _changed(ended, tried)  # a view or a fact may count invalid moves
         if what and not what.startswith("outcome().facts"):
-            yield f"moves refused before move {number} changed how the game ends: {what}"
+            yield f"invalid moves before move {number} changed how the game ends: {what}"
 
 
 def _changeable(game: Game) -> tuple[Any, ...]:
-    """What a refused move must not change."""
+    """The parts of a game that an invalid move must not change."""
     return game.seat_to_move, game.outcome(), _without_errors(game.state())
 
 
 def _wrong_refusal(game: Game, step: Step, before: tuple[Any, ...]) -> str:
-    """What is wrong with a refused try and the game after it; "" for a legal move."""
+    """The problem with an invalid move and the game after it; "" for a legal move."""
     if step.error is None:
         return ""
     if step.action is not None or not step.error:
-        return f"a refused move has a text for its mover and no action, got {step}"
+        return f"an invalid move has a text for its mover and no action, got {step}"
     if not step.error_kind or not step.error_kind.replace("_", "").isalpha():
         return f"error_kind must be a short word, got {step.error_kind!r}"
     if any(step.observations) or len(step.observations) != game.num_seats or any(step.rewards):
-        return "a refused move must show nothing to any seat and reward none"
+        return "an invalid move must show nothing to any seat and reward none"
     mover, outcome, state = before
     if game.seat_to_move != mover:
-        return f"a refused move changed whose move it is, got {game.seat_to_move}, before {mover}"
+        return f"an invalid move changed whose move it is, got {game.seat_to_move}, before {mover}"
     if what := _changed({"outcome()": outcome}, game):
-        return f"a refused move changed {what}"
+        return f"an invalid move changed {what}"
     if _without_errors(game.state()) != state:
-        return "a refused move changed the state (only keys that begin with num_errors may change)"
+        return "an invalid move changed the state (only keys that start with num_errors may change)"
     return ""
 
 
@@ -393,8 +393,8 @@ def _views(case: Case) -> Iterator[str]:
 
 
 def _leaks(game: Game, varied: Game, played: Played, seat: int) -> Iterator[str]:
-    """Where another seat's knowledge depends on what only `seat` sees, while both games have the
-    same legal moves."""
+    """The places where another seat's knowledge depends on what only `seat` sees, while both games
+    have the same legal moves."""
     others = [other for other in range(game.num_seats) if other != seat]
     if (game.prompt(seat), game.view(seat)) == (varied.prompt(seat), varied.view(seat)):
         yield f"vary(instance, {seat}) must change what seat {seat} reads or knows"
@@ -409,34 +409,34 @@ def _leaks(game: Game, varied: Game, played: Played, seat: int) -> Iterator[str]
         if two.error is not None or varied.seat_to_move != game.seat_to_move:
             return  # what is legal may depend on what the mover knows
         if game.seat_to_move is None:
-            return  # the end may tell everything
+            return  # the end may reveal everything
         for other in others:
             if mover != seat and one.observations[other] != two.observations[other]:
                 yield f"after move {number}, seat {other} reads what only seat {seat} sees"
 
 
 def _outcome(case: Case) -> Iterator[str]:
-    forfeited: dict[int, float] = {}  # what each seat is paid at most
-    told = False  # whether the game has an outcome of its own for them
+    forfeited: dict[int, float] = {}  # the most that a forfeit pays each seat
+    special = False  # whether the game has a separate outcome for forfeits
     for game, _, number in case.positions():
-        if problem := _wrong_outcome(game, game.outcome()):
-            yield f"before move {number}: {problem}"
+        if problem := wrong_outcome(game, game.outcome()):
+            yield f"before move {number}: outcome() {problem}"
         if (seat := game.seat_to_move) is not None:
             outcome = game.outcome_of_forfeit(seat)
             if problem := wrong_outcome(game, outcome):
                 yield f"before move {number}: outcome_of_forfeit({seat}) {problem}"
-            told = told or outcome != game.outcome()
+            special = special or outcome != game.outcome()
             forfeited[seat] = max(outcome.rewards[seat], forfeited.get(seat, -math.inf))
     unequal, ends = "", list[Outcome]()
     for played in case.plays:
         game = case.new(played)
-        for seat, text in played.moves:
-            game.step(seat, text)
+        for move in played.moves:
+            game.step(*move)
         final = game.outcome()
         if len(set(final.rewards)) > 1 and not final.seat_scores:
-            unequal = f"rewards {final.rewards} and no seat_scores: all seats score the same"
-        if problem := _wrong_outcome(game, final):
-            yield f"at the end: {problem}"
+            unequal = f"rewards {final.rewards} without seat_scores: all seats score the same"
+        if problem := wrong_outcome(game, final):
+            yield f"at the end: outcome() {problem}"
         ends.append(final)
         every = range(game.num_seats)
         for seats in (every, *((seat,) for seat in every)):
@@ -451,39 +451,32 @@ def _outcome(case: Case) -> Iterator[str]:
         yield _NOTE + unequal
     if stalls := _stalls([end for end in ends if len(set(end.rewards)) > 1], forfeited):
         yield f"{_NOTE}{stalls}: define outcome_of_forfeit(seat)"
-    elif ends and not told and all(end.seat_scores and len(set(end.rewards)) == 1 for end in ends):
+    elif (
+        ends and not special and all(end.seat_scores and len(set(end.rewards)) == 1 for end in ends)
+    ):
         yield f"{_NOTE}no scripted game has a loser to compare a forfeit with"
 
 
 def _stalls(ends: Sequence[Outcome], forfeited: dict[int, float]) -> str:
-    """What is wrong if a seat is paid more at a forfeit than in its worst of these ends."""
+    """The problem if a forfeit pays a seat more than its worst of these ends, else ""."""
     for seat, paid in forfeited.items() if ends else ():
         if paid > (worst := min(end.rewards[seat] for end in ends)):
-            lost = f"{worst:g} where it loses"
-            return f"seat {seat} gets {paid:g} where its tries are used up, {lost}"
+            return f"seat {seat} gets {paid:g} for a forfeit, {worst:g} for a loss"
     return ""
-
-
-def _wrong_outcome(game: Game, outcome: Any) -> str:
-    problem = wrong_outcome(game, outcome)
-    return problem and f"it {problem}"
 
 
 def _state(case: Case) -> Iterator[str]:
     if not case.kit.has("restore"):
         yield "the module must define restore(state)"
-        return
     for game, played, number in case.positions():
         seat, text = played.moves[number]
         state = game.state()
-        try:
-            plain = json.loads(json.dumps(state, allow_nan=False))
-        except (TypeError, ValueError) as error:
-            yield f"state() before move {number} is no plain JSON: {error}"
-            return
+        if problem := wrong_state(state):
+            yield f"state() before move {number} {problem}"
+        plain = json.loads(json.dumps(state))
         if plain != state:
-            yield f"state() before move {number} changes on its way through JSON (tuples, numbers)"
-        twin, copied = case.kit.restore(copy.deepcopy(plain)), game.clone()
+            yield f"JSON changes state() before move {number} (tuples, keys that are not strings)"
+        twin, copied = case.kit.restore(plain), game.clone()
         if twin.state() != state or twin.seat_to_move != game.seat_to_move:
             yield f"the game restored before move {number} has another state or mover"
         for each in range(game.num_seats):
@@ -515,18 +508,18 @@ def _fuzz(case: Case) -> Iterator[str]:
                 step = game.step(seat, text)
             except Exception as error:  # noqa: BLE001 (that is the question)
                 yield f"step({seat}, {text[:60]!r}) raised {error_line(error)}"
-                return
-            problem = _wrong_refusal(game, step, before) or _wrong_outcome(game, game.outcome())
+            problem = _wrong_refusal(game, step, before)
+            if not problem and (wrong := wrong_outcome(game, game.outcome())):
+                problem = f"outcome() {wrong}"
             if step.error is None:
                 problem = problem or _wrong_step(game, step, seat, unread)
             if problem:
                 yield f"{text[:40]!r} of seat {seat}: {problem}"
-                return
 
 
 def _of_other_tags(game: Game, texts: Sequence[str]) -> list[str]:
-    """Moves with the tags of a TurnGame that no script uses: bare, with the contents of the
-    scripts' moves, and with words that a seat reads first."""
+    """Moves with the tags of a TurnGame that no script uses: without content, with the contents of
+    the scripts' moves, and with words of the prompts."""
     moves = [move for move in map(split_move, texts) if move is not None]
     shown = " ".join(game.prompt(seat).user for seat in range(game.num_seats))
     contents = dict.fromkeys(["", *(content for _, content in moves), *re.findall(r"\w+", shown)])
@@ -546,7 +539,7 @@ def _mutated(text: str, draw: random.Random) -> str:
 
 
 def _forgery(case: Case) -> Iterator[str]:
-    """Messages that show readers a line of the game's own text about another kind of move."""
+    """Messages that contain a line of the game's own text about another kind of move."""
     shown = []
     for game, played, number in case.positions():
         step = game.clone().step(*played.moves[number])
@@ -573,7 +566,7 @@ def _head(text: str) -> str:
 
 
 def _pages(case: Case) -> Iterator[str]:
-    """What pages draw raises nothing, is plain JSON and has a form for each mover."""
+    """What pages draw raises no error, is plain JSON and has a form for each mover."""
     for game, played, number in case.positions():
         seat = played.moves[number][0]
         if not case.kit.forms(game, seat):
@@ -586,16 +579,16 @@ def _pages(case: Case) -> Iterator[str]:
             json.dumps(case.kit.picture(game.state(), turns), allow_nan=False)
 
 
-_PLAY = "scripted players bring games to their end; each move is answered as promised"
+_PLAY = "scripted players finish their games; each move is answered as promised"
 # Each check and the promise it tests.
 _CHECKS: dict[str, tuple[Callable[[Case], Iterator[str]], str]] = {
     "play": (_play, _PLAY),
     "outcome": (_outcome, "the outcome is valid at any time and final at the end"),
-    "clone": (_clone, "a clone plays on like its game, and no game changes another"),
-    "refusals": (_refusals, "a refused or untimely move changes nothing but error counts"),
-    "views": (_views, "no seat reads or knows what only another sees"),
-    "state": (_state, "a game restored from its state, through JSON, plays on like it"),
-    "fuzz": (_fuzz, "no text makes the game raise"),
+    "clone": (_clone, "a clone continues like its game, and no game changes another"),
+    "refusals": (_refusals, "an invalid move or one out of turn changes nothing but error counts"),
+    "views": (_views, "no seat reads or knows what only another seat sees"),
+    "state": (_state, "a game restored from its state, through JSON, continues like it"),
+    "fuzz": (_fuzz, "no text makes the game raise an error"),
     "forgery": (_forgery, "a message cannot contain a line that reads like the game's own"),
     "pages": (_pages, "what pages draw is plain JSON, and each mover has a form"),
 }

@@ -1,4 +1,4 @@
-"""The clauses of a message: which of them state something, and which deny, ask or compare it."""
+"""The clauses of a message: which ones state something, and which deny, ask or compare it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ NEGATED = re.compile(
     r"|wrong|unlike|(?:is|are|was|do|does|did|ca|wo|would|could)nt)\b",
     re.IGNORECASE,
 )
-# Negations, questions, conditions, comparisons, and what makes a number another one.
+# Negations, questions, conditions, comparisons, and words that change a number.
 VAGUE = re.compile(
     rf"{NEGATED.pattern}|[?<>≤≥≠≈~±]|\b(?:if|unless|or|maybe|perhaps|than|above|below|under|over"
     r"|least|most|minus|negative|percent|dozen|hundred|thousand|million)\b",
     re.IGNORECASE,
 )
-# What follows a whole number: not more of it, such as a decimal, a rank ("4/10") or "40 %".
+# The end of a whole number: no decimal, rank ("4/10") or "40 %" follows.
 NUMBER_END = r"(?![\w/^]|[.,'’]\d|\s?%)"
 _REACH = 200  # characters of a clause on each side
 
 
 def is_stated(text: str, start: int, end: int, *, vague: re.Pattern[str] = VAGUE) -> bool:
-    """Whether the clause around text[start:end] states it: no vague word is beside it."""
+    """Whether the clause around text[start:end] states it, without a vague word."""
     before = CLAUSE_END.split(text[max(0, start - _REACH) : start])[-1]
     ending = CLAUSE_END.search(text, end, end + _REACH)
     after = text[end : ending.end() if ending else end + _REACH]

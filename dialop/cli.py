@@ -34,14 +34,14 @@ _EPILOG = """examples:
 """
 
 
-_OWN_WORDS = ("game", "num", "out", "seed", "start", "processes")  # which no game's option takes
+_OWN_WORDS = ("game", "num", "out", "seed", "start", "processes")  # not options of a game
 _GAME_HELP = "a game of this package, a module such as my_package.my_game, or a .py file"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
-    0 is success, 1 means that a rescored game differs from its record, 2 means bad input.
+    0 is success, 1 means that a rescored game differs from its record, 2 means invalid input.
     """
     commands = {"new": _new, "check": _check, "generate": _generate, "replay": _replay}
     try:
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _game_of(argv: Sequence[str] | None) -> str:
-    """The name given by --game or to `check`, which take this game's options."""
+    """The game given to --game or `check`; the command takes this game's options."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("command", nargs="?")
     parser.add_argument("checked", nargs="?")
@@ -73,7 +73,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser(kit: Kit) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="python -m dialop",
-        description="Begin a game, check it, generate instances, rescore recorded games.",
+        description="Start a game, check it, generate instances, rescore recorded games.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -82,9 +82,9 @@ def _parser(kit: Kit) -> argparse.ArgumentParser:
 
     new = commands.add_parser(
         "new",
-        help="write a small game that passes the checks, to begin from, and its settings",
-        description="Write a small game that passes `check`, with each part that a game needs, and "
-        "beside it a .yaml with which it trains on a CPU.",
+        help="write a small game that passes the checks, as a starting point, and its settings",
+        description="Write a small game that passes `check`, with every part that a game needs, "
+        "and next to it a .yaml file to train it on a CPU.",
     )
     new.add_argument("file", type=Path, help="the .py file to write; it must not exist")
 
@@ -92,7 +92,7 @@ def _parser(kit: Kit) -> argparse.ArgumentParser:
         "generate",
         help="generate random instances and write them as parquet",
         description="Generate random instances. Each depends only on the seed and its index. The "
-        f"options below are those of --game {kit.name}.",
+        f"last options below belong to --game {kit.name}.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     make.add_argument("--game", default="matching", help=_GAME_HELP)
@@ -107,17 +107,17 @@ def _parser(kit: Kit) -> argparse.ArgumentParser:
         "replay",
         help="rescore recorded games from their text",
         description="Print one JSON line for each recorded game: its score from the text of the "
-        "accepted proposal, the best score, and whether both equal the recorded ones. The exit "
-        "status is 1 unless all do.",
+        "accepted proposal, the best score, and whether both equal the recorded scores. The exit "
+        "status is 1 if any differs.",
     )
     again.add_argument("file", type=Path, help="recorded games, one JSON object per line")
 
     check = commands.add_parser(
         "check",
         help="check that a game keeps the promises of the interface",
-        description="Check a game: its seeding, clones, refusals, views, outcome, states, texts. "
-        "Prints one line for each check; the exit status is 1 if one fails. After GAME come its "
-        f"options; those below are of {kit.name}.",
+        description="Check a game: its seeding, clones, invalid moves, views, outcome, states, "
+        "texts. Prints one line per check; the exit status is 1 if one fails. The game's options "
+        f"come after GAME; the last options below belong to {kit.name}.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     check.add_argument("game", help=_GAME_HELP)
@@ -127,7 +127,7 @@ def _parser(kit: Kit) -> argparse.ArgumentParser:
 
 
 def _add_options(parser: argparse.ArgumentParser, kit: Kit, *, play: bool = False) -> None:
-    """Add the game's own options of its instances; with `play` those of its play too."""
+    """Add the game's options for instances; with `play` also its options of play."""
     valid = choices(kit.Options)
     for each in _offered(kit):
         if each.metadata.get("play") and not play:
@@ -136,7 +136,7 @@ def _add_options(parser: argparse.ArgumentParser, kit: Kit, *, play: bool = Fals
         if isinstance(each.default, bool):
             how = {"action": argparse.BooleanOptionalAction}
         name = "--" + each.name.replace("_", "-")
-        described = each.metadata.get("description") or " "  # without a text no default is shown
+        described = each.metadata.get("description") or " "  # argparse shows no default without it
         low, high = each.metadata.get("ge"), each.metadata.get("le")
         if low is not None and high is not None:
             described = f"{described}, {low} to {high}".strip(" ,")
@@ -144,14 +144,14 @@ def _add_options(parser: argparse.ArgumentParser, kit: Kit, *, play: bool = Fals
 
 
 def _offered(kit: Kit) -> list[Field[Any]]:
-    """The fields of the game's options that a word of the command line can give."""
+    """The fields of the game's options that the command line can set."""
     plain = (bool, int, float, str)
     every = fields(kit.Options)
     return [one for one in every if type(one.default) in plain and one.name not in _OWN_WORDS]
 
 
 def _options(kit: Kit, args: argparse.Namespace) -> Any:
-    """The game's options from the arguments. Raises ValueError for a value out of bounds."""
+    """The game's options from the arguments. Raises ValueError for an invalid value."""
     given = {each.name: getattr(args, each.name, each.default) for each in _offered(kit)}
     options = kit.Options(**given)
     check_options(options)
@@ -163,10 +163,10 @@ def _new(args: argparse.Namespace) -> int:
     if file.suffix != ".py" or not file.stem.isidentifier():
         near = re.sub(r"\W", "_", f"_{file.stem}" if file.stem[:1].isdigit() else file.stem)
         raise ValueError(
-            f"the file must be one that Python can import, got {file}; nearest is {near}.py"
+            f"the file must be a .py file that Python can import, got {file}; nearest is {near}.py"
         )
     if importlib.util.find_spec(file.stem) is not None and not file.exists():
-        raise ValueError(f"the file must have a name that no other module has, got {file}")
+        raise ValueError(f"the file must have a unique module name, got {file}")
     settings = file.with_suffix(".yaml")
     if not file.parent.is_dir():
         raise ValueError(f"the file must be in an existing folder, got {file}")
@@ -179,14 +179,13 @@ def _new(args: argparse.Namespace) -> int:
     settings.write_text(re.sub("|".join(words), lambda found: words[found[0]], text), "utf-8")
     file.write_text(game.read_text(encoding="utf-8"), encoding="utf-8")
     python = sys.orig_argv[0]
-    print(f"{file}: a game to change. Check it: {python} -m dialop check {file}", file=sys.stderr)
-    print(f"{settings}: train it: {python} train.py --config {settings}", file=sys.stderr)
+    print(f"{file}: edit this game; to check it: {python} -m dialop check {file}", file=sys.stderr)
+    print(f"{settings}: to train it: {python} train.py --config {settings}", file=sys.stderr)
     return 0
 
 
 def _generate(args: argparse.Namespace) -> int:
-    kit = load_kit(args.game)
-    begin_s = time.perf_counter()
+    kit, begin_s = load_kit(args.game), time.perf_counter()
     instances = kit.generate(
         _options(kit, args),
         seed=args.seed,
@@ -201,14 +200,13 @@ def _generate(args: argparse.Namespace) -> int:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    lines = []
-    kits = [load_kit(name) for name in games()]
+    lines, kits = [], [load_kit(name) for name in games()]
     for index, record in enumerate(read_records(args.file)):
-        # If no game knows the record, matching refuses it with an error that names the fields.
+        # If no game recognizes the record, matching rejects it with an error that names the fields.
         kit = next((kit for kit in kits if kit.is_record(record)), load_kit("matching"))
         lines.append(kit.replay(record, index=index))
     if not lines:
-        raise ValueError(f"{args.file} holds no games")
+        raise ValueError(f"{args.file} has no games")
     for line in lines:
         print(json.dumps(line))
     num_agree = sum(line["agrees"] for line in lines)
@@ -220,7 +218,7 @@ def _check(args: argparse.Namespace) -> int:
     kit = load_kit(args.game)
     options = _options(kit, args)
     results = check_kit(kit, options, seed=args.seed)
-    # Repeat the checks with each switch that many games have; show only failures.
+    # Repeat the checks with each common switch inverted; show only new failures.
     for name in SWITCHES[1:]:
         if hasattr(options, name):
             other = replace(options, **{name: not getattr(options, name)})

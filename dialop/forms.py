@@ -1,4 +1,4 @@
-"""The forms in which people make moves, and what pages draw, as plain values.
+"""The forms with which people make moves, and the pictures on pages, as plain values.
 
 A form makes one move as text; the game still decides whether the move is legal.
 """
@@ -16,10 +16,10 @@ Choices = Sequence[tuple[str, str]]  # (what the move says, what the page shows)
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A move: `before`, then the person's text, or one of each `choices` with `between` between,
-    then `after`. With `button` there is nothing to write. `distinct` forbids a choice made twice.
-    With `grid` the choices are made on the seat's board: one list for each column, with one choice
-    for each row."""
+    """A move: `before`, then the person's text, or one of each `choices` separated by `between`,
+    then `after`. With `button` there is nothing to write. `distinct` forbids a repeated choice.
+    With `grid` the choices are made on the seat's board: one list per column, with one choice per
+    row."""
 
     name: str
     before: str = ""
@@ -45,8 +45,8 @@ def say(hint: str = "Say something") -> Form:
 
 
 def tag_forms(game: Game) -> list[Form]:
-    """A form for each tag of a game, a button for a bare one; one for any text if its tags are not
-    known."""
+    """A form for each tag of a game, a button for a bare tag; one form for any text if the tags are
+    unknown."""
     tags, bare = getattr(game, "tags", ()), getattr(game, "bare", ())
     forms = [
         Form(tag, f"[{tag}]", button=True)
@@ -60,8 +60,8 @@ def tag_forms(game: Game) -> list[Form]:
 def worth(
     game: Any, num: int, points_of: Callable[[Any], float | None]
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The picture of a game that draws no table: of each of its last `num` moves a note with the
-    points of what it proposes and their place between the worst (0) and the best (1).
+    """The picture of a game without a table: for each of its last `num` moves a note with the
+    points of its proposal and their place between the worst (0) and the best (1).
 
     `points_of(move)` is None for a move that proposes nothing.
     """

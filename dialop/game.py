@@ -1,19 +1,19 @@
 """The interface of every game: seats, moves as text, observations as text, an outcome.
 
 A game is built from an instance and played once. It can be cloned at any turn and restored from a
-recorded state. Only the game decides who moves next, what each seat may see and what reward each
-seat gets. The same five methods (`prompt`, `step`, `clone`, `view`, `outcome`) serve all of these:
+recorded state. Only the game decides who moves next, what each seat may see and each seat's reward.
+The same five methods (`prompt`, `step`, `clone`, `view`, `outcome`) support:
 
 - **Any number of seats**, with equal or unequal roles.
 - **Rooms.** A seat that speaks in several rooms names the recipient in its text, as in
   "0: [message] hello". The game gives the text to the seats in that room, as their observations,
   and "" to the others.
-- **Tools.** A tool call is a legal move after which `seat_to_move` is unchanged. The tool's answer
-  is the mover's own observation. The mover reads it before its next move and never trains on it.
-  Every legal move counts towards a limit of moves, whether it passes the turn or not; refused ones
-  do not count.
-- **Rewards**, shared or each seat's own, of any sign, at the end (`Outcome.rewards`) and for single
-  moves (`Step.rewards`).
+- **Tools.** A tool call is a legal move that leaves `seat_to_move` unchanged. The tool's answer is
+  an observation of the mover, which reads it before its next move and never trains on it. Every
+  legal move counts towards a limit of moves, whether it passes the turn or not; invalid moves do
+  not count.
+- **Rewards**, shared or separate, of any sign, at the end (`Outcome.rewards`) and for single moves
+  (`Step.rewards`).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol
 
-LARGEST = 1e15  # of a reward, score or measure; float32 holds the squares of such numbers
-_ROUNDING = 1e-9  # by which a score may miss 0 or 1
+LARGEST = 1e15  # the largest reward, score or measure; its square fits float32
+_ROUNDING = 1e-9  # tolerance of a score outside [0, 1]
 
 
 class PlayerError(Exception):
-    """A move that the rules refuse.
+    """An invalid move.
 
     `kind` is a short, stable word for counting. The seat that made the move reads the message.
     """
@@ -42,21 +42,21 @@ class PlayerError(Exception):
 
 
 class GameError(ValueError):
-    """A game's code breaks a rule of `Game` or of its module. No move is at fault, so the run ends
+    """A game's code breaks a rule of `Game` or of its module. No move caused it, so the run ends
     with this line."""
 
 
 class MachineError(GameError):
-    """What a game needs of this machine is missing."""
+    """This machine lacks a program that a game needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a seat reads before its first move.
+    """The texts that a seat reads before its first move.
 
     `system` holds the rules and may be empty; `user` holds the seat's private view. `earlier` are
-    finished games that demonstrate play, as pairs (what a seat read, its move); `between` is the
-    text from their end to `user`.
+    finished games that demonstrate play, as pairs (text read, move); `between` is the text from
+    their end to `user`.
     """
 
     system: str
@@ -66,7 +66,7 @@ class Prompt:
 
     def read(self, observation: str = "") -> tuple[list[str], list[str]]:
         """The texts that the seat has read up to its first move of this game, and its moves between
-        them (one fewer). `observation` is what it has read of this game so far."""
+        them (one fewer). `observation` is what the seat has read in this game so far."""
         last = "\n".join(text for text in (self.between, self.user, observation) if text)
         return [*(read for read, _ in self.earlier), last], [move for _, move in self.earlier]
 
@@ -75,12 +75,12 @@ class Prompt:
 class Step:
     """The result of one attempted move.
 
-    `action` is the kind of a legal move, None for a refused one. `error` is the text that the mover
-    reads and `error_kind` the name it is counted under; both are None for a legal move.
+    `action` is the kind of a legal move, None for an invalid one. `error` is the text that the
+    mover reads and `error_kind` the name for counting; both are None for a legal move.
     `observations[seat]` is the new text that the seat reads before its next move, "" for none. The
-    mover's own is a tool's answer or a confirmation.
-    `rewards[seat]` is each seat's reward for this move, to be added to the outcome's rewards; ()
-    for none. A refused move has none.
+    mover's observation is a tool's answer or a confirmation.
+    `rewards[seat]` is each seat's reward for this move, added to the outcome's rewards; () for
+    none. An invalid move has none.
     """
 
     seat: int
@@ -93,16 +93,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The result of a game so far, built by names. In games that need an agreement, score,
-    score_norm and rewards are 0 without one.
+    """The result of a game so far. In games that need an agreement, score, score_norm and rewards
+    are 0 without one.
 
     `score` is in the game's own units. `score_norm` is its share of the best possible score, in
     [0, 1]. `rewards[seat]` is each seat's final reward; it may be negative, and the seats' rewards
     may differ. `facts` holds the instance's reference values for metrics, as floats (for matching:
     best, solo_0, solo_1). `proposal_norm` is what `score_norm` would be if the last proposal had
     been accepted, 0 if there was no proposal. `seat_scores[seat]` is each seat's own score in
-    [0, 1] where the seats do not share one (in a zero-sum game 1 for a win, 0.5 for a draw, 0 for a
-    loss); () means that `score_norm` is every seat's.
+    [0, 1] if they differ (in a zero-sum game 1 for a win, 0.5 for a draw, 0 for a loss); () means
+    that all seats share `score_norm`.
     """
 
     over: bool
@@ -122,7 +122,7 @@ class Outcome:
 
 
 def wrong_state(state: Any) -> str:
-    """What is wrong with a game's state, as "must give …"; "" if nothing is."""
+    """The problem with a game's state, as "must give …"; "" for none."""
     for name, value in state.items() if isinstance(state, Mapping) else [("state", state)]:
         try:
             json.dumps({name: value}, allow_nan=False)
@@ -132,7 +132,7 @@ def wrong_state(state: Any) -> str:
 
 
 def wrong_outcome(game: Game, outcome: Any) -> str:
-    """What is wrong with an outcome that `game` gave, as "must give …"; "" if nothing is."""
+    """The problem with an outcome of `game`, as "must give …"; "" for none."""
     if not isinstance(outcome, Outcome):
         return f"must give an Outcome, got {outcome!r}"
     for name in ("rewards", "seat_scores"):
@@ -140,8 +140,8 @@ def wrong_outcome(game: Game, outcome: Any) -> str:
         if name == "seat_scores" and numbers == ():
             continue
         if not all_usable(numbers) or len(numbers) != game.num_seats:
-            rule = f"as a tuple of one number a seat, got {numbers!r}"
-            return f"must give {name} {rule}; none may be beyond {LARGEST:g}"
+            rule = f"one number per seat, at most {LARGEST:g} in size"
+            return f"must give {name} as a tuple of {rule}, got {numbers!r}"
     scores = (outcome.score_norm, *outcome.seat_scores)
     if not all_usable((outcome.score, outcome.proposal_norm, outcome.score_norm)):
         return f"must give finite numbers as scores, got {outcome}"
@@ -149,10 +149,8 @@ def wrong_outcome(game: Game, outcome: Any) -> str:
         return f"must give a finite number for each of its facts, got {outcome.facts!r}"
     if not all(-_ROUNDING <= score <= 1 + _ROUNDING for score in scores):
         shown = ", ".join(f"{score:g}" for score in scores)
-        return (
-            f"must give score_norm and seat_scores in [0, 1], got {shown}; rewards may be any "
-            "numbers"
-        )
+        rule = "must give score_norm and seat_scores in [0, 1]"
+        return f"{rule}, got {shown}; rewards may be any numbers"
     if outcome.over != (game.seat_to_move is None):
         mover = "no seat is" if game.seat_to_move is None else f"seat {game.seat_to_move} is"
         by_play = not outcome.over and hasattr(game, "_to_move")  # a TurnGame
@@ -162,37 +160,37 @@ def wrong_outcome(game: Game, outcome: Any) -> str:
 
 
 def wrong_measures(measures: Any) -> str:
-    """What is wrong with what `Game.measures` gave, as "must give …"; "" if nothing is."""
+    """The problem with the result of `Game.measures`, as "must give …"; "" for none."""
     if not (isinstance(measures, dict) and all_usable(tuple(measures.values()))):
         return f"must give a number for each name, got {measures!r}"
     for name in measures:
         if is_taken(name):
-            return f"must give names of its own, got {name!r}, which every run has"
+            return f"must not give the name of a metric of every run, got {name!r}"
     if len(measures.keys() & {"statements", "true_statements"}) == 1:
         return f"must give both of statements and true_statements, got {', '.join(measures)}"
     return ""
 
 
 def wrong_step(game: Game, step: Any) -> str:
-    """What is wrong with what `game.step()` gave, and whose move it then is; "" if nothing is."""
+    """The problem with the result of `game.step()` or the seat that moves next; "" for none."""
     if not isinstance(step, Step) or (step.action is None) == (step.error is None):
         return f"must give a Step with an action or an error, got {step!r}"
     texts, num = step.observations, game.num_seats
     if not (isinstance(texts, tuple | list) and [type(text) for text in texts] == [str] * num):
-        return f"observations must be one text a seat, got {texts!r}"
+        return f"observations must be one text per seat, got {texts!r}"
     if step.rewards and not (all_usable(step.rewards) and len(step.rewards) == num):
-        return f"rewards must be one finite number a seat, got {step.rewards!r}"
+        return f"rewards must be one finite number per seat, got {step.rewards!r}"
     if game.seat_to_move is not None and game.seat_to_move not in range(num):
         return f"seat_to_move must be a seat or None, got {game.seat_to_move}"
     return ""
 
 
 def is_taken(name: Any) -> bool:
-    """Whether a run has a metric of this name: a game or a loss must give its own another."""
+    """Whether every run has a metric of this name, so that a game or a loss must use another."""
     return _EVERY_RUNS.fullmatch(str(name)) is not None
 
 
-# A game may count its words by a rule of its own.
+# `words` is missing on purpose: a game may count words by its own rule.
 _EVERY_RUNS = re.compile(
     r"step|games|agreement|honesty|messages|optimal|turns|reward(_std|/.*)?|errors(_.*)?|eval_.*"
     r"|score(_if_agreed|_norm|/.*)?|entropy|lr|(critic_)?grad_norm|policy_loss|imitation_loss(_chats)?"
@@ -215,7 +213,7 @@ def all_usable(numbers: Any) -> bool:
 class Game(ABC):
     """One play of one instance.
 
-    `step` never raises because of a player's text. It counts an illegal move as an error.
+    `step` never raises because of a player's text. It counts an invalid move as an error.
     """
 
     num_seats: int
@@ -236,7 +234,7 @@ class Game(ABC):
 
     @abstractmethod
     def step(self, seat: int, text: str) -> Step:
-        """Try `text` as the seat's move. A refused move changes only the error count.
+        """Try `text` as the seat's move. An invalid move changes only the error count.
 
         After a legal move `seat_to_move` may be the same seat.
         """
@@ -247,9 +245,9 @@ class Game(ABC):
 
     @abstractmethod
     def view(self, seat: int) -> Any:
-        """What the seat may know, as data for scripted players and reports.
+        """The seat's knowledge, as data for scripted players and reports.
 
-        It never holds more than the seat's texts contain.
+        It never exceeds what the seat's texts contain.
         """
 
     def measures(self, seats: Collection[int]) -> dict[str, float]:
@@ -261,11 +259,11 @@ class Game(ABC):
         return {}
 
     def reach(self) -> list[tuple[float, ...]]:
-        """What each seat can reach, before each legal move in play and now; [] if the game does
-        not tell.
+        """The value that each seat can reach, before each legal move in play and now; [] if the
+        game does not compute it.
 
-        It is the normalized value of the plan that looks best by what the seat sees and what it was
-        truthfully told so far. A seat that cannot propose has the value of the one that can.
+        It is the normalized value of the plan that looks best given what the seat sees and the true
+        statements that it has read. A seat that cannot propose has the proposer's value.
         """
         return []
 
@@ -274,16 +272,16 @@ class Game(ABC):
         """The outcome so far; final once `seat_to_move` is None."""
 
     def outcome_of_forfeit(self, seat: int) -> Outcome:
-        """The outcome where the tries of `seat`, whose move it is, are used up.
+        """The outcome if `seat`, whose move it is, has used up its tries.
 
-        Where seats are paid differently it must pay this seat what losing pays, or to stall pays
-        more than to lose. `over` is False.
+        If seats are paid differently, it must pay this seat what a loss pays; otherwise stalling
+        pays more than losing. `over` is False.
         """
         return self.outcome()
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """A JSON-serialisable record from which the game's module restores exactly this game."""
+        """A JSON-serialisable record from which the game's module restores this game exactly."""
 
 
 class Instance(Protocol):
@@ -298,7 +296,7 @@ class Lesson:
     """A move to imitate.
 
     `detours` are ordered character ranges [start, end) that a learner reads but does not imitate.
-    They hold deliberate mistakes; the text after them shows how to continue from a mistake.
+    They are injected errors; the text after them shows how to recover from an error.
     """
 
     text: str
@@ -308,7 +306,7 @@ class Lesson:
 class Script(Protocol):
     """A scripted player: a pure function of its seed and its seat's view.
 
-    It can therefore be copied, forked and called again with the same result.
+    So it can be copied, forked and called again with the same result.
     """
 
     @property

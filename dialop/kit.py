@@ -1,40 +1,40 @@
-"""What a game's module declares, and how the module is found by its name.
+"""The declarations of a game's module, and how a game's name is resolved to its module.
 
 A game is one module. It must define
 
     ROLES                                        each seat's role, as in ("user", "agent")
     generate_instance(options, *, seed, index)   instance `index` of the stream `seed`
-    new_game(instance, options)                  a `dialop.game.Game` at its start
+    new_game(instance, options)                  a new `dialop.game.Game`
 
 and may define
 
     Options                  a frozen dataclass of the game's settings, all with defaults
-    restore(state)           the game that `Game.state()` described
+    restore(state)           the game that `Game.state()` describes
     SCRIPTS                  its scripted players by name, as functions (view, draw) -> move
     SCRIPT_NAMES, make_script(spec, *, seed)   instead of SCRIPTS: the names, and the player of a
                              spec; ValueError for an unknown one
     BASELINES                scripted players that evaluations compare the policy with (default:
-                             all, but one of those whose games have the same players)
+                             one per distinct cast of players)
     POLICY_SEATS             the seats of the policy, unless a run names others (default: all)
-    PLAYED_BY_PEOPLE         whether a .jsonl of instances holds recorded games of people
-    ANSWERS                  whether a move can call for an answer (`Game.answer_due`; default: yes)
-    TITLE                    what to call the game in prose (default: its name)
+    PLAYED_BY_PEOPLE         whether a .jsonl of instances holds recorded human games
+    ANSWERS                  whether a move can require an answer (`Game.answer_due`; default: yes)
+    TITLE                    the name of the game in prose (default: its name)
 
 for recorded games of people
 
     instance_from_record(record, *, key)       the instance of a record
     moves_from_record(record, instance)        its moves, each with `seat`, `kind` and `text`
-    written(move, instance)  such a move as its seat would write it
-    longest(moves)           the most of them in a start (default: those before an acceptance)
+    written(move, instance)  a recorded move as its seat would write it
+    longest(moves)           the most moves in a start (default: all before an acceptance)
     ROOMS                    the seats that talk in each room (default: one room of two seats)
-    RECORD_FIELDS            fields that a record of this game has, and no other game's
+    RECORD_FIELDS            fields that only a record of this game has
 
 and any other method of `Kit` as a function of that name. For a function that the module lacks,
 `Kit` has a default or raises ValueError when it is called.
 
-The fields of `Options` are the settings `game.options.NAME`. Three yes-or-no fields mean the same
-in every game that has them (`switch`): `messages` allows messages, `brief` selects short texts for
-small models, `private_reasoning` allows private text before a move's tag.
+The fields of `Options` are the settings `game.options.NAME`. Three boolean fields have the same
+meaning in every game that has them (`switch`): `messages` allows messages, `brief` selects short
+texts for small models, `private_reasoning` allows private text before a move's tag.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from dialop.workers import Spawn
 if TYPE_CHECKING:
     import numpy as np
 
-TEXTARENA = "selfplay.extras.textarena"  # by its name, because games import no trainer
+TEXTARENA = "selfplay.extras.textarena"  # by name, because games do not import the trainer
 SWITCHES = ("messages", "brief", "private_reasoning")
 _REQUIRED = ("ROLES", "generate_instance", "new_game")
 _HERE = Path(__file__).resolve().parent
@@ -71,11 +71,11 @@ _HERE = Path(__file__).resolve().parent
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NoOptions:
-    """The settings of a game that has none."""
+    """The settings of a game without any."""
 
 
 def switch(options: Any, name: str, *, default: bool = False) -> bool:
-    """The yes-or-no field `name` of a game's options; `default` if the game has none."""
+    """The boolean field `name` of a game's options; `default` if the game has no such field."""
     return bool(getattr(options, name, default))
 
 
@@ -92,7 +92,7 @@ class Kit:
     """A game's module, with defaults for what it does not define.
 
     Raises:
-        ValueError: if a required name is missing or one is wrong.
+        ValueError: if a required name is missing or a declaration is invalid.
     """
 
     def __init__(self, name: str, module: Any) -> None:
@@ -117,8 +117,8 @@ class Kit:
         self.BASELINES: tuple[str, ...] = tuple(
             module.BASELINES if self.has("BASELINES") else self._different(self.SCRIPT_NAMES)
         )
-        all_seats = range(len(self.ROLES))
-        self.POLICY_SEATS: tuple[int, ...] = tuple(getattr(module, "POLICY_SEATS", all_seats))
+        every_seat = range(len(self.ROLES))
+        self.POLICY_SEATS: tuple[int, ...] = tuple(getattr(module, "POLICY_SEATS", every_seat))
         self.PLAYED_BY_PEOPLE: bool = getattr(module, "PLAYED_BY_PEOPLE", False)
         self.ANSWERS: bool = getattr(module, "ANSWERS", True)
         self.TITLE: str = getattr(module, "TITLE", name)
@@ -154,12 +154,12 @@ class Kit:
         return instance
 
     def new_game(self, instance: Any, options: Any) -> Game:
-        """A game at its start. Raises ValueError unless it has one seat for each role."""
+        """A new game. Raises ValueError unless it has one seat for each role."""
         game: Game = self._module.new_game(instance, options)
         if isinstance(game, TurnGame) and not hasattr(game, "_texts"):
             raise GameError(
                 f"{type(game).__name__}.__init__ of game {self.name} must call "
-                "super().__init__(instance, options); `begin` sets a game's own attributes without"
+                "super().__init__(instance, options); set attributes in `begin` instead"
             )
         if game.num_seats != len(self.ROLES):
             raise ValueError(
@@ -173,37 +173,35 @@ class Kit:
         return hasattr(self._module, name)
 
     def near(self, name: str) -> str:
-        """The end of a message that the module lacks this name: the nearest of its own, or ""."""
-        home = getattr(self._module, "__name__", None)  # a bridge makes modules without a name
+        """The end of a message about a missing name: the nearest name in the module, or ""."""
+        home = getattr(self._module, "__name__", None)  # None for a module made by a bridge
         own = (n for n, v in vars(self._module).items() if getattr(v, "__module__", home) == home)
         return nearest(name, own)
 
     def restore(self, state: Mapping[str, Any]) -> Game:
-        """The game that `Game.state()` described."""
-        game: Game = self._required("restore")(state)
-        return game
+        """The game that `Game.state()` describes."""
+        return self._required("restore")(state)
 
     def make_script(self, spec: str, *, seed: int) -> Script:
-        """A scripted player. Raises ValueError for an unknown spec, with the valid ones."""
-        if self._scripts and not self.has("make_script"):
-            parse_spec(spec, dict.fromkeys(self._scripts, ()))
-            return FunctionScript(self._scripts[spec], seed)
-        if not self.has("make_script"):
+        """A scripted player. Raises ValueError for an unknown spec; names the valid ones."""
+        if self.has("make_script"):
+            return self._module.make_script(spec, seed=seed)
+        if not self._scripts:
             raise ValueError(
                 f"game {self.name} must define SCRIPTS, which this needs (dialop/kit.py)"
                 f"{self.near('SCRIPTS')}"
             )
-        script: Script = self._module.make_script(spec, seed=seed)
-        return script
+        parse_spec(spec, dict.fromkeys(self._scripts, ()))
+        return FunctionScript(self._scripts[spec], seed)
 
     def seated(self, spec: str) -> tuple[str, ...]:
-        """The specs of all seats in a game of scripted players, one of which has this spec."""
+        """The specs of all seats in a scripted game in which one player has this spec."""
         if self.has("seated"):
             return tuple(self._module.seated(spec))
         return (spec,) * len(self.ROLES)
 
     def _different(self, specs: Sequence[str]) -> list[str]:
-        """The first spec of each cast."""
+        """The first spec of each distinct cast of players."""
         casts: dict[tuple[str, ...], str] = {}
         for spec in specs:
             try:
@@ -216,8 +214,8 @@ class Kit:
         return [*casts.values()]
 
     def vary(self, instance: Any, seat: int, *, seed: int) -> Any:
-        """Another instance that differs only in what this seat sees, None if there is none. `python
-        -m dialop check` needs it."""
+        """Another instance that differs only in what this seat sees, None if there is none. For
+        `python -m dialop check`."""
         return self._required("vary")(instance, seat, seed=seed)
 
     def read(self, path: Path) -> list[Any]:
@@ -225,15 +223,15 @@ class Kit:
         return list(self._required("read")(path))
 
     def easy(self, options: Any) -> Any:
-        """The options without the filter on the difficulty of instances."""
+        """The options without the filter on instance difficulty."""
         return self._module.easy(options) if self.has("easy") else options
 
     def write(self, path: Path, instances: Sequence[Any]) -> None:
-        """Write a .parquet file that `read` reads back."""
+        """Write a .parquet file that `read` can read."""
         self._required("write")(path, instances)
 
     def replay(self, record: Mapping[str, Any], *, index: int) -> dict[str, Any]:
-        """One recorded game scored again by the module's `rescore(record, *, key)`, as plain values
+        """One recorded game, rescored by the module's `rescore(record, *, key)`, as plain values
         (`dialop.starts.replay`)."""
         return replay(self._required("rescore"), record, index=index)
 
@@ -245,7 +243,7 @@ class Kit:
         return read_recorded(path, instance, moves, getattr(self._module, "longest", before_accept))
 
     def read_people(self, path: Path) -> Sequence[PeoplesGame]:
-        """The recorded games of a file, to imitate."""
+        """The recorded games of a file, for imitation."""
         if self.has("read_people"):
             return list(self._module.read_people(path))
         options, rooms = self.Options(), getattr(self._module, "ROOMS", ((0, 1),))
@@ -253,7 +251,7 @@ class Kit:
         return peoples_games(self.read_recorded(path), new, self._required("written"), rooms)
 
     def digest(self, instance: Any) -> str:
-        """A digest of what the players see of the instance, independent of the file."""
+        """A digest of the players' view of the instance, independent of the file."""
         return str(self._module.digest(instance) if self.has("digest") else instance.key)
 
     def recorded_tally(self, record: Mapping[str, Any], instance: Any) -> dict[str, float]:
@@ -269,7 +267,7 @@ class Kit:
     def phrases(
         self, instances: Sequence[Any], options: Any, *, split_lines: bool
     ) -> Sequence[str]:
-        """Phrases that recur in the game's texts; a scratch model's tokenizer makes each one token.
+        """Recurring phrases of the game's texts; a scratch model's tokenizer makes each one token.
         `split_lines` is `model.scratch.split_lines`."""
         if self.has("phrases"):
             return list(self._module.phrases(instances, options, split_lines=split_lines))
@@ -277,20 +275,20 @@ class Kit:
 
     def board(self, game: Game, seat: int) -> dict[str, Any]:
         """The seat's own table for a page, {} for none: names of `rows` and `columns`, the `cells`
-        of each row (a number, a text, or None for one that the seat does not see), and perhaps a
-        `note`, a `key` in words, and the `marks` [row, column] that seat `marked_by` has made."""
+        of each row (a number, a text, or None for a cell that the seat does not see), and
+        optionally a `note`, a `key` in words, and the `marks` [row, column] of seat `marked_by`."""
         return dict(self._module.board(game, seat)) if self.has("board") else {}
 
     def picture(self, state: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> Any:
-        """What a page draws of a finished game, and of each of its turns: (table, [of each turn]).
+        """The picture of a finished game and of each of its turns for a page: (table, turns).
 
-        `state` and `turns` are those of the game's record. The module's `picture(game, num)` gets
-        the game and the number of legal moves made in play, and returns a table and a dict for each
-        of these moves. A table, {} for none, is like a `board`, of what all seats see together:
+        `state` and `turns` come from the game's record. The module's `picture(game, num)` gets the
+        game and the number of legal moves made in play, and returns a table and a dict for each of
+        these moves. A table, {} for none, is like a `board`, but of what all seats see together:
         `title`, `note`, `key`, `seen` (for each cell the seats that see it), `best` (a list of
-        [row, column] to point out) and `own` (each seat's board). A move's dict may have `notes`
-        (each a list of texts and, for what is wrong, {"wrong": text}) and `proposal`: its `cells`
-        [row, column, what to write beside it], `best` for it, and `label`.
+        [row, column] to highlight) and `own` (each seat's board). A move's dict may have `notes`
+        (each a list of texts and, for errors, {"wrong": text}) and `proposal`: its `cells`
+        [row, column, text next to it], `best` for it, and `label`.
         """
         nothing: list[dict[str, Any]] = [{} for _ in turns]
         if not self.has("picture"):
@@ -302,33 +300,31 @@ class Kit:
         return table, nothing
 
     def forms(self, game: Game, seat: int) -> list[Form]:
-        """The forms of the moves that a person in this seat, whose move it is, may make now."""
+        """The forms of the moves that a person in this seat, whose turn it is, may make now."""
         return list(self._module.forms(game, seat) if self.has("forms") else tag_forms(game))
 
     def rooms(self, game: Game, seat: int) -> list[str]:
-        """The names of the private rooms that a seat talks in, by number; [] where all share one.
-        A move begins with the number of its room, as in "0: [message] hello"."""
+        """The names of a seat's private rooms, by number; [] if all seats share one room. A move
+        starts with the number of its room, as in "0: [message] hello"."""
         return list(self._module.rooms(game, seat)) if self.has("rooms") else []
 
     def talk(self, game: Game, seat: int) -> list[tuple[int, str, str]] | None:
-        """All moves so far as (seat, kind, text), if this seat knows them all; None if a page has
-        to read them from the seat's texts."""
+        """All moves so far as (seat, kind, text), if this seat knows them all; None if a page must
+        take them from the seat's texts."""
         return list(self._module.talk(game, seat)) if self.has("talk") else None
 
     def record(self, game: Game) -> dict[str, Any] | None:
-        """A finished game in the published form of the game's data set; None if it has none."""
+        """A finished game in the format of the game's published data set; None if it has none."""
         return dict(self._module.record(game)) if self.has("record") else None
 
     def judge_prompt(self, game: Game) -> Prompt:
-        """What a judge, a chat model, reads of a finished game."""
-        prompt: Prompt = self._required("judge_prompt")(game)
-        return prompt
+        """The prompt in which a judge, a chat model, reads a finished game."""
+        return self._required("judge_prompt")(game)
 
     def judged(self, game: Game, answer: str) -> Game | None:
-        """A copy of the game whose outcome and measures rest on the judge's answer; None if the
-        answer holds no rating, so that the game's own rule stands."""
-        twin: Game | None = self._required("judged")(game, answer)
-        return twin
+        """A copy of the game whose outcome and measures use the judge's answer; None if the answer
+        has no rating, so that the game's own rule applies."""
+        return self._required("judged")(game, answer)
 
     def is_record(self, record: Mapping[str, Any]) -> bool:
         """Whether a record is a recorded game of this module."""
@@ -347,7 +343,7 @@ class Kit:
 
 @lru_cache(maxsize=64)
 def load_kit(name: str) -> Kit:
-    """The game of this name: one of this package, a module, the path of a .py file, textarena:ID.
+    """The game with this name: one of this package, a module, a path of a .py file, textarena:ID.
 
     Raises:
         ValueError: one line, if the name is not a game or its module cannot be imported.
@@ -385,7 +381,7 @@ def _check_options(name: str, options: Any) -> None:
 
 
 def _check_class(name: str, made_by: Any) -> None:
-    """Raise ValueError for a game's class that lacks what `dialop.turns.TurnGame` needs."""
+    """Raise ValueError if a game's class is not a complete `dialop.turns.TurnGame`."""
     if not (isinstance(made_by, type) and issubclass(made_by, TurnGame)):
         return
     called = f"{made_by.__name__} of game {name}"
@@ -400,7 +396,7 @@ def _check_class(name: str, made_by: Any) -> None:
     except TypeError:
         raise ValueError(
             f"{called} must be made with (instance, options), got __init__"
-            f"{inspect.signature(made_by.__init__)}; `begin` sets a game's own attributes without"
+            f"{inspect.signature(made_by.__init__)}; set attributes in `begin` instead"
         ) from None
     for each in ("tags", "bare"):
         texts = getattr(made_by, each)

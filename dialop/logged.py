@@ -1,6 +1,6 @@
-"""A base class for games that keep a log of moves, some of them made before play starts.
+"""A base class for games with a log of moves, some of them made before play starts.
 
-Matching, mediation, planning and collab share this code for turns, refused moves, clones, states,
+Matching, mediation, planning and collab share this code for turns, invalid moves, clones, states,
 prompts of restored games, and the outcome of an agreement.
 """
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Rules:
-    """How a game is played."""
+    """The rules of play that these games share."""
 
     messages: bool = option(True, "allow messages between the seats", play=True)
     brief: bool = option(
@@ -33,8 +33,8 @@ class Rules:
     )
     private_reasoning: bool = option(
         False,
-        "allow private text before a move's tag, which no other seat sees; the rules in the prompt "
-        "do not mention it",
+        "allow private text before a move's tag, hidden from the other seats; the rules in the "
+        "prompt do not mention it",
         play=True,
     )
 
@@ -50,7 +50,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the view of each seat has in all these games. `options` are those of play."""
+    """The fields that the view of each seat has in all these games. `options` are the rules of
+    play."""
 
     seat: int
     to_move: int | None
@@ -59,7 +60,7 @@ class View:
 
 
 def part_of(options: Any, kind: type[T]) -> T:
-    """A `kind` (a dataclass of settings), with its fields copied from `options`."""
+    """A `kind` (a dataclass of settings) with its fields copied from `options`."""
     return kind(**{each.name: getattr(options, each.name) for each in fields(kind)})  # type: ignore[arg-type]
 
 
@@ -67,8 +68,8 @@ class LoggedGame(Game):
     """One play of one instance; a subclass defines its rules.
 
     `kinds` are the tags of moves, `turn_error` is the error for a seat that moves out of turn,
-    `past_heading` is the heading of the moves that were made before play starts. `played` names
-    what a move may change beside `log` and the counts of errors: numbers, tuples and lists.
+    `past_heading` is the heading of the moves made before play starts. `played` names the other
+    attributes that a move may change, besides `log` and the error counts: numbers, tuples, lists.
     """
 
     name: ClassVar[str]
@@ -95,7 +96,7 @@ class LoggedGame(Game):
         self._begin()
 
     def _begin(self) -> None:
-        # The prompts include the moves before this index: no `step` of this object returned them.
+        # The prompts include the moves before this index, which no `step` of this object returned.
         self._num_opening = len(self.log)
         self._first = self.seat_to_move
 
@@ -105,7 +106,7 @@ class LoggedGame(Game):
 
     @abstractmethod
     def _apply(self, move: Any) -> Sequence[str]:
-        """Apply a legal move to the state of play; return what each seat reads of it."""
+        """Apply a legal move to the state of play; return each seat's text about it."""
 
     @property
     def seat_to_move(self) -> int | None:
@@ -115,8 +116,8 @@ class LoggedGame(Game):
     def _open(self, move: Any) -> None:
         """Make one move of the opening.
 
-        In recorded games people also wrote messages while a proposal was pending. After such a
-        message its answer is still due.
+        In recorded games people also wrote messages while a proposal was pending. The answer is
+        still due after such a message.
         """
         answers = self.seat_to_move if self.answer_due else None
         self._make(move)
@@ -124,28 +125,28 @@ class LoggedGame(Game):
             self.to_move = answers
 
     def _make(self, move: Any) -> Sequence[str]:
-        """Make a legal move; return what each seat reads of it."""
+        """Make a legal move; return each seat's text about it."""
         self.log.append(move)
         self._tried = 0
         return self._apply(move)
 
     @property
     def answer_due(self) -> bool:
-        """Whether a proposal waits for an answer from the seat to move."""
+        """Whether the seat to move must answer a pending proposal."""
         return self.pending is not None
 
     @property
     def moves(self) -> tuple[Any, ...]:
-        """All legal moves so far, also those made before play."""
+        """All legal moves so far, including moves made before play."""
         return tuple(self.log)
 
     @property
     def num_errors(self) -> tuple[int, ...]:
-        """Refused moves so far, by seat."""
+        """The number of invalid moves so far, by seat."""
         return tuple(self._num_errors)
 
     def step(self, seat: int, text: str) -> Step:
-        """Try a move. A refused one changes only the error count and is reported to the mover."""
+        """Try a move. An invalid one changes only the error count and is reported to the mover."""
         try:
             move = self._read(self._checked(seat), text)
         except PlayerError as error:
@@ -158,9 +159,9 @@ class LoggedGame(Game):
     def clone(self) -> Self:
         """An independent copy; the instance and the immutable moves are shared."""
         twin = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, list):
-                setattr(twin, name, list(value))
+        vars(twin).update(
+            {n: [*value] for n, value in vars(self).items() if isinstance(value, list)}
+        )
         return twin
 
     def state(self) -> dict[str, Any]:
@@ -181,7 +182,7 @@ class LoggedGame(Game):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The game that `state()` described. Its prompts include the moves made so far."""
+        """The game that `state()` describes. Its prompts include the moves made so far."""
         if state.get("game") != cls.name:
             raise ValueError(f'state["game"] must be "{cls.name}", got {state.get("game")!r}')
         instance, play = parsed(cls.instance_type, state["instance"]), state["play"]
@@ -200,7 +201,7 @@ class LoggedGame(Game):
         return seat
 
     def _known(self, seat: int) -> dict[str, Any]:
-        """What the view of each seat has in all these games."""
+        """The fields of `View` for this seat."""
         return {
             "seat": self._checked(seat),
             "to_move": self.seat_to_move,
@@ -211,9 +212,9 @@ class LoggedGame(Game):
     def _prompt(
         self, seat: int, rules: str, own: str, past: str, *, says_turn: bool = False
     ) -> Prompt:
-        """A prompt with the rules (full style), the seat's own part and the moves before play.
+        """A prompt with the rules (full style), the seat's part and the moves before play.
 
-        With `says_turn` the full style also tells the seat that moves first that it does so.
+        With `says_turn`, in the full style, the seat that moves first reads that it does so.
         """
         if self.options.brief:
             return Prompt("", f"{own}\n{past}" if past else own)
@@ -243,8 +244,8 @@ class LoggedGame(Game):
             raise PlayerError("unknown_tag", f"unknown tag [{tag}]; use {valid}")
 
     def _answers(self, tag: str, valid: str, *, what: str = "proposal", none: str = "") -> bool:
-        """Whether a tag answers a proposal. Raises PlayerError unless it answers what is pending,
-        which `what` and, if nothing is, `none` name."""
+        """Whether a tag answers a proposal. Raises PlayerError if an answer is due and this is not
+        one, or the reverse. `what` names a pending proposal, `none` a missing one."""
         answers = tag in ("accept", "reject")
         if self.answer_due and not answers:
             raise PlayerError("must_answer", f"answer the {what} first: {valid}")
@@ -258,19 +259,19 @@ class LoggedGame(Game):
 
     @property
     def _times(self) -> range:
-        """The number of moves before each legal move in play, and now."""
+        """The number of moves made before each legal move in play, and now."""
         return range(self._num_opening, len(self.log) + 1)
 
     def _outcome(self, value: Any, proposed: Sequence[Any], facts: dict[str, float]) -> Outcome:
         """The outcome of a game that needs an agreement: every seat's reward is `instance.norm` of
         the agreed proposal's value, 0 without an agreement. `proposed` are the proposals that could
         have been accepted."""
-        inst, agreed = self.instance, self.agreed
-        score = float(value(agreed)) if agreed is not None else 0.0
-        norm = inst.norm(score) if agreed is not None else 0.0
+        inst, agreed = self.instance, self.agreed is not None
+        score = float(value(self.agreed)) if agreed else 0.0
+        norm = inst.norm(score) if agreed else 0.0
         return Outcome(
             over=self.seat_to_move is None,
-            agreed=agreed is not None,
+            agreed=agreed,
             score=score,
             score_norm=norm,
             rewards=(norm,) * self.num_seats,

@@ -1,4 +1,4 @@
-"""Reads the mark that a judge, a chat model, gives in its answer."""
+"""Reads the mark in the answer of a judge, a chat model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _END = re.compile(r"[ \t\r`*.]*$", re.MULTILINE)
 
 
 def read_mark(text: str, name: str) -> float | None:
-    """The mark in [0, 1] of an answer's JSON object on lines of its own, as in {"NAME": 0.6}.
+    """The mark in [0, 1] from an answer's JSON object on separate lines, such as {"NAME": 0.6}.
 
-    Text before the end of the judge's last thought, and JSON within a line or another object, such
-    as the words of a player, give no mark. None without a mark, or if objects give different ones.
+    Text before the end of the judge's last thought and JSON within a line or another object, such
+    as a player's words, are ignored. None without a mark, or if objects give different marks.
     """
     text = "" if in_thought(text) else after_thought(text)
     marks, at = list[Any](), 0

@@ -1,8 +1,8 @@
-"""Modules of one's own, by import path (my_package.my_game) or by the path of a .py file.
+"""Custom modules, by import path (my_package.my_game) or by the path of a .py file.
 
-A run keeps copies of them, by their names, in a folder with an index (`KEPT`). A copy is imported
-by its name below that folder, and so are the modules that it imports. Python imports one module of
-a name: another file of that name is as good if it holds the same, else it is refused.
+A run keeps copies of them, by name, in a folder with an index (`KEPT`). A copy and the modules that
+it imports are imported by their names below that folder. Python imports one module per name:
+another file with that name is accepted if its content is the same, otherwise it is an error.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def own_module(name: str, *, what: str, expected: str) -> ModuleType:
     """The module of this name, or the one in the .py file of this path.
 
     Raises:
-        ValueError: one line that begins with the key `what`, if there is no such module, it
-            cannot be imported, or another one of its name is. `expected` says what the key takes,
-            and what is nearest.
+        ValueError: one line that starts with the key `what`, if there is no such module, it cannot
+            be imported, or another module with its name is. `expected` gives the valid values and
+            the nearest one.
     """
     if name.endswith(".py") or "/" in name:
         return _from_file(name, what)
@@ -46,9 +46,9 @@ def own_module(name: str, *, what: str, expected: str) -> ModuleType:
 
 
 def own_files(module: str, file: Path) -> dict[str, Path]:
-    """The file of each module of the user's own that this one uses, itself first, by name: those
-    that it imports, also inside functions, and those that they import. A module that lies beside
-    it is that file. Modules of Python, of installed packages and of this project are left out."""
+    """The file of each custom module that this one uses, itself first, by name: its imports, also
+    inside functions, and their imports. A module next to it takes precedence. Modules of Python, of
+    installed packages and of this project are left out."""
     root = file.parents[len(module.split(".")) - (file.name != "__init__.py")]
     found, todo = {module: file}, [(module, file)]
     while todo:
@@ -58,15 +58,15 @@ def own_files(module: str, file: Path) -> dict[str, Path]:
             used = None if each in found else _file_of(each)
             if used is not None and is_own(used):
                 path = root.joinpath(*each.split("."))
-                beside = (path.with_suffix(".py"), path / "__init__.py")
-                found[each] = next((own for own in beside if own.is_file()), used)
+                near = (path.with_suffix(".py"), path / "__init__.py")
+                found[each] = next((own for own in near if own.is_file()), used)
                 todo.append((each, found[each]))
     return {name: file for name, file in found.items() if file.is_file()}
 
 
 @cache
 def imported_digest(file: Path) -> str:
-    """The sha256 of a file of the user's own as this Python first saw it, "" if it was gone."""
+    """The sha256 of a custom file when this process first read it, "" if it was gone."""
     return sha256_of(file) if file.is_file() else ""
 
 
@@ -76,21 +76,21 @@ def sha256_of(file: str | Path) -> str:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
-def _note(files: dict[str, Path], told: str) -> None:
-    """Keep what these files hold now, just after their import. Raises ValueError if this Python has
-    a module of one of their names that holds something else than the file."""
+def _note(files: dict[str, Path], user: str) -> None:
+    """Keep the digests of these files, just after their import. Raises ValueError if this process
+    has imported a module with one of their names and other content."""
     for name, file in files.items():
         imported_digest(file)
         had = Path(getattr(sys.modules.get(name), "__file__", None) or file).resolve()
         if had != file and imported_digest(had) != sha256_of(file):
             raise ValueError(
-                f"{told} must use files whose names no other module has, got {file}: {name} is "
-                f"{had}, which differs; rename the file, or start Python again if it imported both"
+                f"{user} must use files with unique module names, got {file}: {name} is already "
+                f"{had}, which differs; rename the file, or restart Python if it imported both"
             )
 
 
 def _imports(file: Path, package: str) -> Iterator[str]:
-    """The full names of what a .py file may import, each after the packages that hold it."""
+    """The full names of the possible imports of a .py file, each after its parent packages."""
     for node in _nodes(file):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -104,26 +104,26 @@ def _imports(file: Path, package: str) -> Iterator[str]:
 
 
 def texts_in(file: Path) -> Iterator[str]:
-    """The texts that a .py file has as constants, such as the name of a file that it reads."""
+    """The string constants of a .py file, such as the name of a file that it reads."""
     for node in _nodes(file):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 
 
 def _nodes(file: Path) -> Iterator[ast.AST]:
-    with suppress(OSError, SyntaxError, ValueError):  # whoever imports it will tell
+    with suppress(OSError, SyntaxError, ValueError):  # its import reports them
         yield from ast.walk(ast.parse(file.read_bytes() if file.suffix == ".py" else b""))
 
 
 def _with_parents(name: str) -> Iterator[str]:
-    """The packages that hold a module, and it."""
+    """The parent packages of a module, then the module."""
     parts = name.split(".")
     yield from (".".join(parts[: num + 1]) for num in range(len(parts)))
 
 
 def _file_of(name: str) -> Path | None:
-    """The file of a module that is imported, or would be; None for Python's own and a name that
-    belongs to no module. Imports nothing."""
+    """The file of an imported or importable module; None for a standard module and for a name that
+    is not a module. Imports nothing."""
     if name in sys.modules:
         file = getattr(sys.modules[name], "__file__", None)
         return Path(file).resolve() if file else None
@@ -145,7 +145,7 @@ def _file_of(name: str) -> Path | None:
 
 
 def is_own(file: Path) -> bool:
-    """Whether a file belongs neither to Python nor to an installed package nor to this project."""
+    """Whether a file is not part of Python, of an installed package or of this project."""
     python = Path(importlib.__file__).resolve().parents[1]
     kept = any(file.is_relative_to(_PROJECT / name) for name in ("dialop", "selfplay"))
     installed = {"site-packages", "dist-packages"} & set(file.parts)
@@ -153,7 +153,7 @@ def is_own(file: Path) -> bool:
 
 
 def _exists(name: str) -> bool:
-    """Whether there is a module of this name; False if its parent package is missing."""
+    """Whether there is a module with this name; False if its parent package is missing."""
     try:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
@@ -163,8 +163,8 @@ def _exists(name: str) -> bool:
 def _from_file(name: str, what: str) -> ModuleType:
     """The module in a .py file.
 
-    Its folder, or that of the copies, joins the module path, so that other processes can import it
-    by its name.
+    Its folder, or the folder of copies, is added to the module path, so that other processes can
+    import it by name.
     """
     path = Path(name).resolve()
     if path.suffix != ".py" or not path.is_file():
@@ -178,14 +178,12 @@ def _from_file(name: str, what: str) -> ModuleType:
     if not parts or not all(part.isidentifier() for part in parts):
         raise ValueError(f"{what} must be a file that Python can import, got {name}")
     if str(copies or path.parent) not in sys.path:
-        # Copies come first: they are what the run imported, wherever that was found.
+        # Copies come first: they are what the run imported, wherever the originals were.
         sys.path.insert(0 if copies else len(sys.path), str(copies or path.parent))
     module = _imported(".".join(parts), name, what)
-    if getattr(module, "__file__", None) is None or not Path(str(module.__file__)).is_file():
-        raise ValueError(
-            f"{what} must be a file whose name no other module has, got {name}: "
-            f"{module.__name__} is a part of Python; rename the file"
-        )
+    if not Path(getattr(module, "__file__", None) or "").is_file():
+        rule = f"{what} must be a file with a unique module name, got {name}"
+        raise ValueError(f"{rule}: {module.__name__} is a part of Python; rename the file")
     _note(own_files(module.__name__, path), f"{what} {name}")
     return module
 

@@ -1,8 +1,8 @@
-"""Recorded human games to imitate: their moves in a game's order of turns.
+"""Recorded human games for imitation: their moves in a game's order of turns.
 
 People could write several messages in a row and write while a proposal was pending; here a seat
 makes one move per turn and answers a proposal at once. Messages that do not fit this order are left
-out. The next move of a seat that heard such a message may answer it, so it is context and not
+out. The next move of a seat that read such a message may answer it, so it is context and not
 imitated.
 """
 
@@ -20,7 +20,7 @@ from dialop.starts import RecordedGame
 
 @dataclass(frozen=True, slots=True)
 class PlayedMove:
-    """A seat's move as text. `imitated` is False if it may answer a message that was left out."""
+    """A seat's move as text. `imitated` is False if it may answer an omitted message."""
 
     seat: int
     text: str
@@ -29,7 +29,7 @@ class PlayedMove:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A scripted player that repeats a seat's moves of a recorded game, in order."""
+    """A scripted player that repeats a seat's moves in a recorded game, in order."""
 
     seat: int
     moves: tuple[PlayedMove, ...]
@@ -40,12 +40,12 @@ class Person:
         return self.lesson(view).text
 
     def lesson(self, view: Any) -> Lesson:
-        """The same move. If it is not imitated, all of it is one detour."""
+        """The same move; if it is not imitated, as one detour."""
         move = self.moves[sum(made.seat == self.seat for made in view.log)]
         return Lesson(move.text, () if move.imitated else ((0, len(move.text)),))
 
     def reseeded(self, seed: int) -> Person:
-        """The same player, since it has no random draws."""
+        """The same player: it makes no random draws."""
         return self
 
 
@@ -69,23 +69,23 @@ def peoples_games(
     text_of: Callable[[Any, Any], str],
     rooms: Sequence[Sequence[int]] = ((0, 1),),
 ) -> list[PeoplesGame]:
-    """The recorded games as moves of all seats, without those whose log cannot be read.
+    """The recorded games as moves of all seats, without games whose log cannot be read.
 
-    `text_of(move, instance)` is a logged move as its seat would write it. `rooms` has the seats
-    that talk in each room; a move whose `room` is None is made in all of them.
+    `text_of(move, instance)` is a logged move as its seat would write it. `rooms` lists the seats
+    of each room; a move whose `room` is None is made in all rooms.
     """
     return [_ordered(each, new_game(each.board), text_of, rooms) for each in recorded if each.moves]
 
 
 def as_read(text: str) -> str:
-    """A text without what hardly shows: after NFKC, case folded, with one blank for white space and
-    without characters that only format, such as a soft hyphen."""
+    """A text without invisible differences: after NFKC, case-folded, with single blanks and without
+    format characters, such as a soft hyphen."""
     folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
     return " ".join("".join(c for c in folded if unicodedata.category(c) != "Cf").split())
 
 
 def digest(*parts: object) -> str:
-    """A digest of what the players of an instance see, independent of its file."""
+    """A digest of the players' view of an instance, independent of its file."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
@@ -95,10 +95,10 @@ def _ordered(
     text_of: Callable[[Any, Any], str],
     rooms: Sequence[Sequence[int]],
 ) -> PeoplesGame:
-    """Play the log in the game's order. The seat to move makes the first move that is left of the
-    log of its rooms; one that another seat made or that is illegal is left out."""
+    """Play the log in the game's order. The seat to move makes the first remaining move in the log
+    of its rooms; a move by another seat or an invalid move is left out."""
     log, moves = list(recorded.moves), list[PlayedMove]()
-    unheard = set[int]()  # seats whose next move may answer a message that was left out
+    unheard = set[int]()  # seats whose next move may answer an omitted message
 
     def rooms_of(move: Any) -> set[int]:
         room = getattr(move, "room", 0)
@@ -123,8 +123,8 @@ def _ordered(
 
 
 def _taken_back(move: Any, following: Sequence[Any]) -> bool:
-    """Whether the next entry is a proposal of the same seat, which then takes the place of this
-    message or proposal."""
+    """Whether the next entry is a proposal by the same seat, which then replaces this message or
+    proposal."""
     return move.kind in ("message", "propose") and any(
         later.kind == "propose" and later.seat == move.seat for later in following
     )

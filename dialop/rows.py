@@ -1,6 +1,6 @@
 """Reads and writes the rows of a data file, parquet or JSON lines.
 
-Every defect of a file raises a ValueError that names the file and, where possible, the line or row.
+Every defect of a file raises a ValueError that names the file and, if possible, the line or row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T", bound=Instance)
 
 _BATCH_ROWS = 256
 # The most characters of a value, and of what a seat reads at once: more than any model reads. A
-# tokenizer needs 170 bytes for each and ends the process when it gets no more.
+# tokenizer needs 170 bytes per character and ends the process when memory runs out.
 MAX_TEXT = 16_000_000
 
 
@@ -41,7 +41,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def bounded(rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows. Raises ValueError for a value of more than MAX_TEXT characters; names the key."""
+    """The rows. Raises ValueError for a value with more than MAX_TEXT characters; names the key."""
     for location, row in rows:
         for key, value in row.items():
             if (num := _num_characters(value)) > MAX_TEXT:
@@ -60,7 +60,7 @@ def _num_characters(value: Any) -> int:
 
 
 def location_of(path: Path, index: int) -> str:
-    """The file and the line (from 1) or row (from 0) of its row `index`."""
+    """The file, and the line (from 1) or row (from 0) of row `index`."""
     return f"{path} line {index + 1}" if path.suffix == ".jsonl" else f"{path} row {index}"
 
 
@@ -71,12 +71,12 @@ def read_instances(
 ) -> list[T]:
     """The instances of a .parquet or .jsonl file.
 
-    `from_row` parses a row. Where the game has recorded games, `from_record(row, key=)` parses the
+    `from_row` parses a row. If the game has recorded games, `from_record(row, key=)` parses the
     lines of a .jsonl file.
 
     Raises:
-        ValueError: as `read_rows`, and for a row that is refused or a repeated key; names the
-            file and the row (from 0) or line (from 1).
+        ValueError: as `read_rows`, and for an invalid row or a repeated key; names the file and the
+            row (from 0) or line (from 1).
         OSError: when the file cannot be opened.
     """
     path = Path(path)
@@ -110,7 +110,7 @@ def write_rows(path: str | Path, rows: list[dict[str, Any]]) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    new = path.with_name(f"{path.name}.new")  # an older file stays whole until this one is
+    new = path.with_name(f"{path.name}.new")  # keeps an older file until this one is complete
     try:
         parquet.write_table(pa.Table.from_pylist(rows), new, write_page_checksum=True)
         new.replace(path)
@@ -158,17 +158,17 @@ def parse_json(content: bytes | str) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of these pairs. Of a key that stands twice Python would take the last."""
+    """An object with these pairs. For a repeated key Python would keep the last value."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"it has {next(n for n in names if names.count(n) > 1)!r} twice")
+        raise ValueError(f"it has key {next(n for n in names if names.count(n) > 1)!r} twice")
     return found
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     with path.open("rb") as opened:
-        from pyarrow import parquet  # takes a while, and most runs read no file
+        from pyarrow import parquet  # slow to import, and most runs read no file
 
         number = 0
         try:

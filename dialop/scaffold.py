@@ -1,6 +1,6 @@
-"""A game to begin from: each player sees a number, and one of them names the sum to end the game.
+"""A game to start from: each player sees a number, and one of them names the sum to end the game.
 
-`python -m dialop check FILE` checks it; dialop/kit.py lists what else a module may declare.
+`python -m dialop check FILE` checks it; dialop/kit.py lists what else a module may define.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Options:
 
 @dataclass(frozen=True)
 class Instance:
-    """What is hidden at the start. The key is unique."""
+    """The hidden starting state. The key is unique."""
 
     key: str
     numbers: tuple[int, ...]
 
 
 class MyGame(TurnGame):
-    """The rules. Legal moves are in `self.log`; the other attributes are those that `play` sets."""
+    """The rules. `self.log` has the legal moves; `play` sets the other attributes."""
 
     num_seats, instance_type, options_type = 2, Instance, Options
     tags = ("message", "answer")
@@ -40,7 +40,7 @@ class MyGame(TurnGame):
     answer = ""
 
     def sees(self, seat: int) -> str:
-        """What only this seat reads."""
+        """The text that only this seat reads."""
         return f"your number: {self.instance.numbers[seat]}"
 
     def play(self, seat: int, tag: str, content: str) -> int | None:
@@ -72,14 +72,14 @@ def vary(instance: Instance, seat: int, *, seed: int) -> Instance:
 
 
 def tell(view: TurnView, draw: random.Random) -> str:
-    """Say the own number, then answer with the sum of it and the last one heard."""
+    """Say the own number, then answer with its sum with the last number heard."""
     own = view.own.split()[-1]
     heard = re.search(r"\d{1,3}", view.log[-1][2]) if view.log else None
     return f"[answer] {int(own) + int(heard[0])}" if heard else f"[message] {own}"
 
 
 def guess(view: TurnView, draw: random.Random) -> str:
-    """Answer without having heard anything."""
+    """Answer without any message."""
     return f"[answer] {int(view.own.split()[-1]) + draw.randint(0, 9)}"
 
 

@@ -18,7 +18,7 @@ def printable(text: str) -> str:
     """The text with a `·` for each unprintable character.
 
     These are control characters, escapes, carriage returns, marks of writing direction and halves
-    of surrogate pairs. Line ends stay and a tab becomes four spaces.
+    of surrogate pairs. Line ends stay, and a tab becomes four spaces.
     """
     text = text.replace("\r\n", "\n").replace("\t", "    ")
     return "".join(c if c == "\n" or c.isprintable() else "·" for c in text)
@@ -30,23 +30,23 @@ def on_one_line(text: str) -> str:
 
 
 def error_line(error: BaseException) -> str:
-    """The error's type and message on one line, at most 500 characters of it, after the line of
-    one's own code that it comes from, if any, and before its notes: "my_game.py:53 outcome:
-    KeyError: 'day' (in instance 3)"."""
+    """The error's type and message on one line, at most 500 characters, preceded by the line of
+    custom code that raised it, if any, and followed by its notes: "my_game.py:53 outcome: KeyError:
+    'day' (in instance 3)"."""
     where = f"{place}: " if (place := own_place(error)) else ""
     notes = "".join(f" ({on_one_line(note)})" for note in getattr(error, "__notes__", ()))
     return " ".join(printable(f"{where}{type(error).__name__}: {error}").split())[:500] + notes
 
 
 def error_text(error: BaseException) -> str:
-    """The error's printable message; one of one's own code as `error_line` shows it."""
+    """The error's printable message; for an error in custom code as `error_line` shows it."""
     place = own_place(error)
     return error_line(error) if place and place not in str(error) else printable(str(error))
 
 
 def own_place(error: BaseException) -> str:
-    """File, line and function of the innermost call of an error's traceback that belongs neither to
-    this project nor to Python nor to an installed package; "" if there is none."""
+    """File, line and function of the innermost call of an error's traceback that is not part of
+    this project, of Python or of an installed package; "" if there is none."""
     places = [
         f"{Path(frame.f_code.co_filename).name}:{line} {frame.f_code.co_name}"
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -57,12 +57,12 @@ def own_place(error: BaseException) -> str:
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """The error from which this one was raised, or the one before that, back to the first."""
+    """The first error in the chain of causes from which this one was raised."""
     return error if error.__cause__ is None else first_cause(error.__cause__)
 
 
 def is_own(error: BaseException) -> bool:
-    """Whether code of one's own raised this error, or asked for this exit: no signal's handler."""
+    """Whether custom code, not a signal's handler, raised this error or this SystemExit."""
     if isinstance(error, Exception) or not isinstance(error, SystemExit):
         return isinstance(error, Exception) and own_place(error) != ""
     *_, (last, _) = traceback.walk_tb(error.__traceback__)
@@ -71,7 +71,7 @@ def is_own(error: BaseException) -> bool:
 
 
 def line_of(function: Callable[..., Any]) -> str:
-    """File and line where a function of one's own begins, as " (my_loss.py:12)"; "" without."""
+    """File and line of a custom function's start, as " (my_loss.py:12)"; "" if it has no code."""
     code = getattr(function, "__code__", None)
     return f" ({Path(code.co_filename).name}:{code.co_firstlineno})" if code else ""
 

@@ -1,4 +1,4 @@
-"""Makes scripted players from specs such as "honest:tell=top,slip=0.05", and names near choices."""
+"""Makes scripted players from specs such as "honest:tell=top,slip=0.05"; suggests near names."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ S = TypeVar("S", bound="ScriptedBase")
 
 @dataclass(frozen=True, slots=True)
 class ScriptedBase:
-    """A scripted player; a subclass has a `lesson` and options made by `option`.
-    `OPTIONS` holds the names of its players, each with its options."""
+    """A scripted player; a subclass defines `lesson` and options made by `option`.
+    `OPTIONS` maps the names of its players to their options."""
 
     name: str
     seed: int
@@ -26,18 +26,18 @@ class ScriptedBase:
 
     @property
     def seat(self) -> int | None:
-        """The only seat that this player can have; None if it can have each."""
+        """The only seat that this player can take; None for any seat."""
         return None
 
     def check_turn(self, view: Any) -> None:
-        """Raise ValueError unless the view's seat is this player's and is to move, and the game
-        allows what the player thinks."""
+        """Raise ValueError unless the view belongs to this player's seat, the seat is to move, and
+        the game allows the player's private text."""
         if self.seat not in (None, view.seat):
             raise ValueError(
                 f"{self.name} plays seat {self.seat}, got the view of seat {view.seat}"
             )
         if view.to_move != view.seat:
-            raise ValueError(f"seat {view.seat} is not to move, seat {view.to_move} is")
+            raise ValueError(f"seat {view.seat} is not to move, but seat {view.to_move}")
         think = getattr(self, "think", "no")
         if think != "no" and not view.options.private_reasoning:
             raise ValueError(f"think={think} needs a game with private_reasoning")
@@ -66,7 +66,7 @@ def made(kind: type[S], spec: str, *, seed: int) -> S:
     for each in fields(kind):
         if each.name in given:
             values[each.name], whole = given[each.name], type(each.default) is int
-            with suppress(ValueError):  # which `_check_values` tells
+            with suppress(ValueError):  # `_check_values` reports it
                 number = float(given[each.name])
                 if number.is_integer() or not whole:
                     values[each.name] = int(number) if whole else number
@@ -85,8 +85,8 @@ def option(
     """One field of a game's `Options` or of a scripted player: its default, its sentence for --help
     and its bounds. A field with choices has a `Literal` type.
 
-    `play` marks a setting of how games are played, not of which instances are drawn. The names of
-    the others are those of pydantic's `Field`, which the trainer reads settings with.
+    `play` marks a setting of how games are played, not of how instances are drawn. The metadata
+    otherwise uses the names of pydantic's `Field`, with which the trainer reads settings.
     """
     rules = {"description": sentence, "ge": low, "le": high, "play": play}
     return field(default=default, metadata=rules)
@@ -97,9 +97,8 @@ def check_options(options: Any) -> None:
 
     The message names the field, its rule and the value.
     """
-    _check_values(
-        type(options), {each.name: getattr(options, each.name) for each in fields(options)}
-    )
+    values = {each.name: getattr(options, each.name) for each in fields(options)}
+    _check_values(type(options), values)
 
 
 def _check_values(kind: Any, values: Mapping[str, Any]) -> None:
@@ -113,24 +112,23 @@ def _check_values(kind: Any, values: Mapping[str, Any]) -> None:
         if value is None or (low is None and high is None):
             continue
         if not isinstance(value, int | float):
-            whole = "whole " if type(each.default) is int else ""
-            raise ValueError(f"{each.name} must be a {whole}number{said}")
+            number = "an integer" if type(each.default) is int else "a number"
+            raise ValueError(f"{each.name} must be {number}{said}")
         above, below = low is None or value >= low, high is None or value <= high
         if not (above and below):
-            bounds = f"{low} to {high}"
-            if low is None or high is None:
-                bounds = f"at most {high}" if low is None else f"at least {low}"
-            raise ValueError(f"{each.name} must be {bounds}, got {value}")
+            bounds = f"at most {high}" if low is None else f"at least {low}"
+            bounds = bounds if low is None or high is None else f"{low} to {high}"
+            raise ValueError(f"{each.name} must be {bounds}{said}")
 
 
 def choices(kind: Any) -> dict[str, tuple[str, ...]]:
-    """The choices of each field of a dataclass that has a `Literal` type."""
+    """The choices of each field with a `Literal` type in a dataclass."""
     hints = get_type_hints(kind).items()
     return {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal}
 
 
 def parse_spec(spec: str, options: Mapping[str, Sequence[str]]) -> tuple[str, dict[str, str]]:
-    """The name and the options of a spec. `options` holds the valid options of each valid name.
+    """The name and the options of a spec. `options` maps each valid name to its valid options.
 
     Raises:
         ValueError: for an unknown name or option; names the valid ones.
@@ -142,7 +140,7 @@ def parse_spec(spec: str, options: Mapping[str, Sequence[str]]) -> tuple[str, di
     for part in filter(None, (part.strip() for part in rest.split(","))):
         option, _, value = (piece.strip() for piece in part.partition("="))
         if not options[name]:
-            raise ValueError(f"{name} has no options, got {part.strip()!r}")
+            raise ValueError(f"{name} takes no options, got {part!r}")
         if option not in options[name]:
             raise ValueError(unknown(f"option of {name}", option, options[name]))
         values[option] = value
@@ -150,29 +148,29 @@ def parse_spec(spec: str, options: Mapping[str, Sequence[str]]) -> tuple[str, di
 
 
 def unknown(what: str, got: str, valid: Sequence[str]) -> str:
-    """An error text that names the valid choices and the one closest to `got`."""
+    """An error text with the valid choices and the one closest to `got`."""
     return f"unknown {what} {got!r}: choose one of {', '.join(valid)}{nearest(got, valid)}"
 
 
 def folded(text: str) -> str:
-    """The text for comparing names: case-folded, with İ and ı as i."""
+    """A text in the form for comparing names: case-folded, with İ and ı as i."""
     return text.casefold().replace("i\u0307", "i").replace("ı", "i")
 
 
 def nearest(got: str, valid: Iterable[str]) -> str:
-    """The end of an error text: the valid word most like `got`, or "" if none is similar."""
+    """The end of an error text: the valid word closest to `got`, "" if none is similar."""
     near = closest(got, valid)
     return f"; nearest is {near}{other_form(got, near)}" if near else ""
 
 
 def other_form(got: str, near: str) -> str:
-    """What to say after `near` if it looks like `got` and differs in its Unicode form alone."""
+    """The text after `near` if it differs from `got` only in its Unicode form, else ""."""
     same = unicodedata.normalize("NFC", got) == unicodedata.normalize("NFC", near)
     return ", which is written in another Unicode form (NFC, NFD)" if same and got != near else ""
 
 
 def closest(got: str, valid: Iterable[str]) -> str | None:
-    """The valid word most like `got`, whatever its case; None if none is similar."""
+    """The valid word closest to `got`, ignoring case; None if none is similar."""
     lowered = {word.lower(): word for word in valid}
     near = difflib.get_close_matches(got.lower(), lowered, n=1)
     return lowered[near[0]] if near else None

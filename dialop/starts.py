@@ -1,14 +1,16 @@
-"""Starts games from records of human games: replays a part of a record first. A start is a number
-of log entries from the beginning of a record, where each message, proposal and answer is one entry.
-It never includes the end of the game.
+"""Starts games from recorded human games by replaying the beginning of a record. A start is a
+number of log entries, where each message, proposal and answer is one entry. It never includes the
+end of the game.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Literal, TypeVar
@@ -28,15 +30,15 @@ T = TypeVar("T")
 class RecordedGame:
     """A recorded game to start from: its instance without an opening, and its moves.
 
-    A start has at most the first `longest` moves. There are no moves if the log cannot be parsed.
+    A start has at most the first `longest` moves. `moves` is empty if the log cannot be parsed.
     """
 
     board: Any
     moves: tuple[Any, ...]
     longest: int
 
-    def begun(self, entries: Entries, *, uniform: float) -> Any:
-        """The instance that starts after `entries`. `uniform` in [0, 1) decides a random start.
+    def start_after(self, entries: Entries, *, uniform: float) -> Any:
+        """The instance that starts after `entries`. `uniform` in [0, 1) selects a random start.
 
         It contains no later entries, so players cannot know how the recorded game ended. Its key is
         the board's key and the number of entries.
@@ -50,7 +52,7 @@ class RecordedGame:
 
 
 class OtherRoster(ValueError):
-    """A recorded game names what this game does not have."""
+    """A recorded game uses names that this game does not have."""
 
 
 def read_recorded(
@@ -61,8 +63,8 @@ def read_recorded(
 ) -> list[RecordedGame]:
     """The games of a .jsonl file of recorded games.
 
-    `instance_of(record, key=)` and `moves_of(record, instance)` read one record; `longest` says how
-    many of its moves come before the end. A game of another roster has no moves, so only the empty
+    `instance_of(record, key=)` and `moves_of(record, instance)` read one record; `longest` gives
+    the number of moves before the end. A game with another roster has no moves, so only the empty
     start.
 
     Raises:
@@ -84,7 +86,7 @@ def read_recorded(
 
 def read_log(log: Any, read: Callable[[Any], T]) -> list[T]:
     """The entries of a record's `action_log` as moves. Raises ValueError for an entry that `read`
-    refuses; names it (from 0)."""
+    rejects; gives its number (from 0)."""
     moves = []
     for number, entry in enumerate(checked_list(log, "action_log")):
         try:
@@ -115,8 +117,8 @@ def answer_of(entry: Any) -> Literal["accept", "reject"]:
 
 @dataclass(frozen=True, slots=True)
 class Rescored:
-    """A recorded game scored again: its numbers by name, those that the record holds, and what else
-    differs, a line each."""
+    """A rescored game: its numbers by name, the recorded numbers, and a line for each other
+    difference."""
 
     numbers: dict[str, float]
     recorded: dict[str, Any]
@@ -124,14 +126,14 @@ class Rescored:
 
 
 def place(instance: Any, score: float) -> dict[str, float]:
-    """The numbers of a score between the worst and the best of an instance."""
+    """A score with the best and worst scores of its instance, and its normalized value."""
     best, worst = instance.best, instance.worst
     return {"score": score, "best": best, "worst": worst, "norm": instance.norm(score)}
 
 
 def replay(rescore: Callable[..., Rescored], record: Records, *, index: int) -> dict[str, Any]:
-    """The line of one recorded game: its `index`, its numbers, those `recorded`, the `differences`,
-    and `agrees` if there are none. "error" says why a game cannot be scored."""
+    """The result of one recorded game: its `index`, its numbers, the `recorded` ones, the
+    `differences`, and whether it `agrees`. "error" says why a game cannot be scored."""
     try:
         found = rescore(record, key=f"recorded/{index}")
     except ValueError as error:
@@ -154,8 +156,7 @@ def before_accept(moves: Sequence[Any]) -> int:
 def tally(
     score: float, said: Sequence[str], *, accepted: bool, proposals: int, turns: int
 ) -> dict[str, float]:
-    """The measures of one recorded game that exist for every game. `score` is normalized; `said`
-    are the messages."""
+    """The measures that every recorded game has. `score` is normalized; `said` are the messages."""
     return {
         "score": score,
         "agreement": float(accepted),
@@ -168,7 +169,7 @@ def tally(
 
 
 def checked_entries(value: object) -> Entries:
-    """Check a start as given in the settings and return it.
+    """A start from the settings, checked.
 
     Valid are a number of entries (0: from the beginning), "random", or a share of the words between
     0 and 1. Raises ValueError for anything else.
@@ -187,11 +188,12 @@ def checked_entries(value: object) -> Entries:
 def start_length(
     num_words: Sequence[int], num_words_in_all: int, entries: Entries, *, uniform: float
 ) -> int:
-    """The number of log entries in the start, never so many that the game is over.
+    """The number of log entries in the start, never enough to end the game.
 
-    `num_words` counts the words of each entry that a start may include, `num_words_in_all` those of
-    the whole game. A number of entries is taken as it is, "random" draws every possible number with
-    equal probability, and a share takes as many entries as contain at most that share of all words.
+    `num_words` counts the words of each entry that a start may include, `num_words_in_all` the
+    words of the whole game. A number of entries is used unchanged, "random" draws every possible
+    number with equal probability, and a share takes the most entries with at most that share of all
+    words.
     """
     most = len(num_words)
     if entries == RANDOM:
@@ -199,10 +201,4 @@ def start_length(
     if isinstance(entries, int):
         return min(most, entries)
     assert isinstance(entries, float)
-    room, num = entries * num_words_in_all, 0
-    for words in num_words:
-        room -= words
-        if room < 0:
-            break
-        num += 1
-    return num
+    return bisect_right([*accumulate(num_words)], entries * num_words_in_all)

@@ -1,7 +1,7 @@
 """The outer form of a move: a `[tag]`, then its content.
 
 Also quotes a player's free text for the other seat, indented so that no line of it can be mistaken
-for a line that the game wrote.
+for a line of the game.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CLOSED = re.compile(
     r"|<\|channel\|>final<\|message\|>|assistantfinal",
     re.IGNORECASE,
 )
-MAX_MOVE = 20_000  # characters of a move or message of others; about 5,000 tokens of English
+MAX_MOVE = 20_000  # characters of a move or message by others; about 5,000 tokens of English
 INDENT = "  "
 
 
@@ -36,15 +36,15 @@ def split_move(text: str) -> tuple[str, str] | None:
 
 
 def split_message(text: str) -> tuple[str, str]:
-    """A message's start, with recipient and tag where it has them, and its stripped words. Private
-    reasoning before the tag belongs to neither."""
+    """A message's start (its recipient and tag, if any) and its stripped words. Private reasoning
+    before the tag is dropped."""
     text = drop_reasoning(text, ("message",))
     match = _MESSAGE.fullmatch(text)
     return (match[1], match[2].strip()) if match else ("", text.strip())
 
 
 def after_thought(text: str) -> str:
-    """What a chat model says: its text after the end of its last thought, such as `</think>`."""
+    """A chat model's text after the end of its last thought, such as `</think>`."""
     ends = [match.end() for match in _CLOSED.finditer(text)]
     return text[ends[-1] :] if ends else text
 
@@ -58,7 +58,7 @@ def drop_reasoning(text: str, tags: tuple[str, ...], before: str = "") -> str:
     """A move without the private text before its tag.
 
     Drops everything up to the end of its last thought, then everything before the first line that
-    starts with one of `tags`, after what the regular expression `before` matches. If no line does,
+    starts with a match of the regular expression `before` and one of `tags`. Without such a line,
     all text after the thought is kept.
     """
     text = after_thought(text)
@@ -75,14 +75,14 @@ def _line_start(tags: tuple[str, ...], before: str) -> re.Pattern[str]:
 def indent_further(text: str) -> str:
     """A player's text with every line after the first indented. Any Unicode line break counts.
 
-    Games never write an indented line, so only the first line could be mistaken for one of theirs.
-    The caller puts its own text before that line.
+    Games never write an indented line, so only the first line could be mistaken for the game's. The
+    caller puts its own text before that line.
     """
     return f"\n{INDENT}".join(text.splitlines())
 
 
 def indent_lookalikes(text: str, words: tuple[str, ...]) -> str:
-    """A player's text in which each line that looks like the game's own is indented.
+    """A player's text with an indent before each line that looks like a line of the game.
 
     Such a line begins, after any characters that are not letters or digits, with a bracket or with
     one of `words` (regular expressions; case ignored). Every line break becomes a newline. Other

@@ -1,4 +1,5 @@
-"""A program and its terminal: no print ends it; Ctrl-C and an error of one's own are one line."""
+"""A program and its terminal: a failed print does not end it; Ctrl-C and an error in custom code
+print one line."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from types import FrameType, TracebackType
 
 from dialop.shown import error_text, own_place
 
-# What a scheduler, a closed terminal or Ctrl-\\ sends; each would end a program without a word.
+# Signals of a scheduler, a closed terminal or Ctrl-\\, which by default end a program silently.
 ENDING = (
     *(signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
     *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),
@@ -24,13 +25,13 @@ _PROJECT = ("dialop", "selfplay", "__main__")
 
 
 def open_terminal(program: str, *, stopped: str = "") -> None:
-    """Call first in a program. Text that an encoding lacks is printed and read as an escape; once
-    the reader of a standard stream is gone (`| head`, a lost terminal, a full disk), what is
-    printed there is dropped and the program goes on. After Ctrl-C standard error names the program
-    and says `stopped`, and so it does after a signal of ENDING, with status 128 + its number; an
-    error of one's own code ends the program as `show_error` shows it.
+    """Call first in a program. Text outside an encoding is printed and read as an escape; once the
+    reader of a standard stream is gone (`| head`, a lost terminal, a full disk), further output is
+    dropped and the program continues. After Ctrl-C, standard error names the program and says
+    `stopped`; likewise after a signal of ENDING, with status 128 + its number. An error in custom
+    code ends the program with the line of `show_error`.
 
-    Where other code has set the streams, as a test runner does, they stay as they are.
+    If other code has replaced the streams, as a test runner does, they stay unchanged.
     """
     if sys.stdout is not sys.__stdout__ or sys.stderr is not sys.__stderr__:
         return
@@ -58,12 +59,12 @@ def open_terminal(program: str, *, stopped: str = "") -> None:
         raise Ended(128 + number)
 
     for number in ENDING:
-        if signal.getsignal(number) == signal.SIG_DFL:  # nohup's stays
+        if signal.getsignal(number) == signal.SIG_DFL:  # not if nohup ignores it
             signal.signal(number, leave)
 
 
 class Ended(SystemExit):
-    """A signal has ended the program, and its line is printed."""
+    """A signal has ended the program, and its line has been printed."""
 
 
 def name_of(number: int) -> str:
@@ -72,7 +73,7 @@ def name_of(number: int) -> str:
 
 
 def _lacking(error: BaseException) -> str:
-    """The package that one of the project's own imports did not find; "" for any other error."""
+    """The package that an import in this project did not find; "" for any other error."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     names = [
@@ -84,8 +85,8 @@ def _lacking(error: BaseException) -> str:
 
 
 def show_error(program: str, error: BaseException, folder: Path | None = None) -> None:
-    """Print an error in one line on standard error. Its traceback is kept in the folder's
-    error.txt, or in one of a new temporary folder."""
+    """Print an error in one line on standard error. Its traceback is written to the folder's
+    error.txt, or to a new temporary folder."""
     trace = "".join(traceback.format_exception(error))
     try:
         if folder is None or not folder.is_dir():
@@ -99,11 +100,11 @@ def show_error(program: str, error: BaseException, folder: Path | None = None) -
 
 
 class _Output(io.FileIO):
-    """A standard stream that takes everything."""
+    """A standard stream whose writes never fail."""
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
         try:
-            while (written := super().write(data)) is None:  # a pipe that does not block, and full
+            while (written := super().write(data)) is None:  # a full non-blocking pipe
                 select.select([], [self], [])
             return written
         except OSError as error:

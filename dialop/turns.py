@@ -1,9 +1,9 @@
 """A base class for games in which each legal move is one `[tag] content`, and its scripted players.
 
-It handles turns, refusals, clones and states, so that a subclass contains only rules. The state
-is the instance, the options and the texts of the legal moves, which are played again to restore it.
-When a seat reads another's move, all lines but the first are indented, so that no line of a message
-can be mistaken for a line of the game.
+It handles turns, invalid moves, clones and states, so that a subclass contains only rules. The
+state is the instance, the options and the texts of the legal moves, which are replayed to restore
+it. When a seat reads another seat's move, all lines but the first are indented, so that no line of
+a message can be mistaken for a line of the game.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dialop.values import frozen, plain
 
 @dataclass(frozen=True, slots=True)
 class TurnView:
-    """What a seat knows: its own part of the instance and the moves so far, (seat, tag, content).
+    """A seat's knowledge: its part of the instance and the moves so far, (seat, tag, content).
 
     `seat_to_move` is None at the end.
     """
@@ -38,8 +38,8 @@ class TurnGame(Game):
 
     A subclass sets `num_seats`, `tags`, `rules` and the types of its instance and options, and
     defines `sees`, `play` and `outcome`. A move whose tag is in `bare` needs no content. `play` may
-    change only plain attributes of the game that `begin` sets. Error kinds: over, not_your_turn,
-    no_tag, empty, and those of `play`.
+    only change plain attributes that `begin` sets. Error kinds: over, not_your_turn, no_tag, empty,
+    and the kinds that `play` raises.
     """
 
     tags: ClassVar[tuple[str, ...]]
@@ -64,18 +64,18 @@ class TurnGame(Game):
 
     @abstractmethod
     def sees(self, seat: int) -> str:
-        """What the seat alone reads before its first move."""
+        """The text that only this seat reads, before its first move."""
 
     @abstractmethod
     def play(self, seat: int, tag: str, content: str) -> int | None:
-        """Make a move, and return the seat that moves next, None for the end.
+        """Make a move, and return the seat that moves next, None at the end.
 
         All other seats read the move, unless `show` gives them another text. Raises PlayerError for
-        a move that the rules refuse, before it changes anything.
+        an invalid move, before any change.
         """
 
     def show(self, seat: int, text: str) -> None:
-        """Give a seat this text to read instead of the move, as for a tool's answer."""
+        """Let a seat read this text instead of the move, e.g. a tool's answer."""
         if seat not in range(self.num_seats) or not isinstance(text, str):
             rule = f"show must be given a seat, 0 to {self.num_seats - 1}, and a text"
             raise GameError(f"{type(self).__name__}.{rule}, got {seat!r} and {text!r}")
@@ -87,7 +87,7 @@ class TurnGame(Game):
         return self._to_move
 
     def prompt(self, seat: int) -> Prompt:
-        """The rules; the seat's own part and, in a restored game, what it has read so far."""
+        """The rules; the seat's part and, in a restored game, what the seat has read so far."""
         return Prompt(self.rules, "\n".join([self._own(seat), *self._opening[seat]]))
 
     def _own(self, seat: int) -> str:
@@ -97,7 +97,7 @@ class TurnGame(Game):
         return own
 
     def step(self, seat: int, text: str) -> Step:
-        """Try a move. A refused one changes only the error count."""
+        """Try a move. An invalid one changes only the error count."""
         try:
             tag, content = self._parsed(seat, text)
             self._shown = {}
@@ -136,7 +136,7 @@ class TurnGame(Game):
         return copy.deepcopy(self, {id(each): each for each in (self.instance, self.options)})
 
     def view(self, seat: int) -> TurnView:
-        """The seat's own part and all moves."""
+        """The seat's part of the instance and all moves."""
         return TurnView(seat, self._own(seat), tuple(self.log), self._to_move)
 
     def state(self) -> dict[str, Any]:
@@ -150,13 +150,13 @@ class TurnGame(Game):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The game that `state()` described; raises ValueError if a move is refused."""
+        """The game that `state()` describes; raises ValueError for an invalid move."""
         instance = cls.instance_type(**frozen(state["instance"]))
         game = cls(instance, cls.options_type(**frozen(state["options"])))
         for seat, text in state["moves"]:
             step = game.step(seat, text)
             if step.error is not None:
-                raise ValueError(f"the state holds a move that is refused: {step.error}")
+                raise ValueError(f"the state has an invalid move: {step.error}")
         game._num_errors = list(state["num_errors"])
         game._opening = [list(texts) for texts in game._read]
         return game
@@ -164,9 +164,9 @@ class TurnGame(Game):
 
 @dataclass(frozen=True, slots=True)
 class FunctionScript:
-    """A scripted player that is a function of a view and a generator of random numbers.
+    """A scripted player that is a function of a view and a random number generator.
 
-    The generator is seeded by the player's seed and the view.
+    The generator is seeded with the player's seed and the view.
     """
 
     move: Callable[[Any, random.Random], str]
@@ -177,7 +177,7 @@ class FunctionScript:
         text = self.move(view, random.Random(f"{self.seed} {view!r}"))
         if not isinstance(text, str):
             name = getattr(self.move, "__name__", "a script")
-            raise GameError(f"the scripted player {name} must return a move's text, got {text!r}")
+            raise GameError(f"the scripted player {name} must return a text, got {text!r}")
         return text
 
     def lesson(self, view: Any) -> Lesson:

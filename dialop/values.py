@@ -1,7 +1,7 @@
 """Checks values that come from files, and converts tuples to JSON's lists and back.
 
-Each check returns the value, or raises a ValueError of one line that names the value, its rule and
-what was found.
+Each check returns the value, or raises a ValueError of one line with the value's name, its rule and
+the value found.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def field(data: Any, name: str, where: str = "it") -> Any:
 
 
 def check_fields(data: Mapping[str, Any], names: tuple[str, ...], what: str = "") -> None:
-    """Raise ValueError if a field is missing or null; names all that are."""
+    """Raise ValueError if fields are missing or null; names all of them."""
     if missing := [name for name in names if data.get(name) is None]:
         raise ValueError(f"{what or 'no'} {', '.join(missing)}")
 
@@ -36,7 +36,7 @@ def check_fields(data: Mapping[str, Any], names: tuple[str, ...], what: str = ""
 def checked_int(value: Any, name: str, *, low: int, high: int) -> int:
     """An integer from `low` to `high`; a bool is refused."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{name} must be a whole number from {low} to {high}, got {short(value)}")
+        raise ValueError(f"{name} must be an integer from {low} to {high}, got {short(value)}")
     return value
 
 
@@ -48,14 +48,14 @@ def checked_bool(value: Any, name: str) -> bool:
 
 
 def checked_string(value: Any, name: str) -> str:
-    """A text of any kind, such as a message."""
+    """Any text, such as a message."""
     if not isinstance(value, str):
         raise ValueError(f"{name} must be text, got {short(value)}")
     return value
 
 
 def checked_list(value: Any, name: str, *, low: int = 0, high: float = math.inf) -> tuple[Any, ...]:
-    """The items of a list of `low` to `high` items."""
+    """The items of a list with `low` to `high` items."""
     if not isinstance(value, list | tuple):
         raise ValueError(f"{name} must be a list, got {short(value)}")
     if not low <= len(value) <= high:
@@ -74,22 +74,20 @@ Text = Annotated[str, AfterValidator(_printable)]
 
 
 def parsed(kind: type[T], data: Any, where: str = "") -> T:
-    """The record of this dataclass that plain JSON values describe; its annotations are the rules.
-    `where` names the data in errors.
+    """Plain JSON values parsed as this dataclass, whose annotations are the rules. `where` names
+    the data in errors.
 
     Raises:
         ValueError: for a wrong type, a value out of bounds, a missing field.
     """
     try:
-        reader = _reader(kind)  # type: ignore[arg-type]
-        record: T = reader.validate_json(json.dumps(data), strict=True)
+        return _reader(kind).validate_json(json.dumps(data), strict=True)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(map(str, ([where] if where else []) + list(first["loc"])))
         why = first["msg"].removeprefix("Value error, ")
         got = "" if isinstance(first["input"], dict) else f", got {short(first['input'])}"
         raise ValueError(f"{name}: {why}{got}" if name else f"{why}{got}") from None
-    return record
 
 
 @lru_cache(maxsize=32)
@@ -98,7 +96,7 @@ def _reader(kind: Any) -> TypeAdapter[Any]:
 
 
 def plain(value: Any) -> Any:
-    """The value with all tuples as lists, as JSON has them."""
+    """The value with all tuples as lists, as in JSON."""
     if isinstance(value, dict):
         return {name: plain(item) for name, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, list | tuple) else value

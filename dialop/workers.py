@@ -1,7 +1,7 @@
-"""Processes that other ones start without importing the program again.
+"""Spawned processes that do not import the program again.
 
-A spawned process imports the program's main module before its own work. train.py imports torch and
-transformers there, which takes 6 s of CPU and 400 MB in each process that only makes instances.
+A spawned process imports the program's main module before its own work. For train.py this imports
+torch and transformers, which takes 6 s of CPU and 400 MB in each process that only makes instances.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from threading import Lock
 from typing import Any
 
-_NAMES = ("__spec__", "__file__")  # by which a spawned process finds the main module
+_NAMES = ("__spec__", "__file__")  # a spawned process finds the main module by these
 _lock = Lock()
 _hidden: list[dict[str, Any]] = []
 
 
 @contextmanager
 def without_main() -> Iterator[None]:
-    """Processes spawned inside the block do not import the main module, so what they are given must
+    """Processes spawned inside the block do not import the main module, so their arguments must
     come from other modules. Blocks of several threads may overlap."""
     main = vars(sys.modules["__main__"])
     with _lock:
@@ -35,7 +35,7 @@ def without_main() -> Iterator[None]:
                 main.update(_hidden[0])
                 _hidden.clear()
             else:
-                _hidden.pop()  # the first one has the values; the others found them hidden
+                _hidden.pop()  # the first entry has the values; the others found them hidden
 
 
 class Spawned(SpawnProcess):
@@ -48,7 +48,7 @@ class Spawned(SpawnProcess):
 
 
 class Spawn(SpawnContext):
-    """multiprocessing's spawn context, `without_main`. Spawn, because forking a process with
-    running threads (torch, an engine) can hang."""
+    """multiprocessing's spawn context, `without_main`. Forking a process with running threads
+    (torch, an engine) can hang."""
 
     Process = Spawned

@@ -199,4 +199,4 @@ def begun(game: RecordedGame, entries: Entries, *names: object) -> Any:
 
     `names` seed the start if `entries` is "random".
     """
-    return game.begun(entries, uniform=named_seed("start", *names) / 2**63)
+    return game.start_after(entries, uniform=named_seed("start", *names) / 2**63)

@@ -83,8 +83,8 @@ def test_what_is_allowed_and_seldom_meant_is_noted() -> None:
     that pay more where they are used up than where the seat loses."""
     plain = result_of("play")
     assert not plain.note and not plain.problem
-    unequal = "rewards (0.0, 0.0, -1.0) and no seat_scores: all seats score the same"
-    stalls = "seat 2 gets 0 where its tries are used up, -1 where it loses"
+    unequal = "rewards (0.0, 0.0, -1.0) without seat_scores: all seats score the same"
+    stalls = "seat 2 gets 0 for a forfeit, -1 for a loss"
     assert result_of("outcome").note == f"{unequal}; {stalls}: define outcome_of_forfeit(seat)"
 
     class Forfeited(ThreeRooms):
@@ -118,7 +118,7 @@ def test_what_is_allowed_and_seldom_meant_is_noted() -> None:
 
     tries = count()
     line = result_of("play", make_script=make_script).line()
-    assert line.startswith("ok play: ") and "; note: 4 of 16 scripted games have refused m" in line
+    assert line.startswith("ok play: ") and "; note: 4 of 16 scripted games have invalid m" in line
     assert line.endswith(", such as '[meet] me' of guesser in seat 2: Error: no such move")
 
 
@@ -159,7 +159,7 @@ def test_a_class_that_cannot_be_made_of_instance_and_options_is_refused() -> Non
 @pytest.mark.parametrize(
     ("parts", "name", "words"),
     [
-        ({"SCRIPT_NAMES": ()}, "play", "names no SCRIPTS, "),
+        ({"SCRIPT_NAMES": ()}, "play", "defines no SCRIPTS, "),
         ({"SCRIPT_NAMES": (), "SCRIPT": {}}, "play", "; nearest is SCRIPT"),
         ({"vary": lambda instance, seat, *, seed: None}, "views", ""),
     ],

@@ -102,9 +102,12 @@ def test_a_new_game_passes_every_check(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("my-game.py", "one that Python can import, got .*my-game.py; nearest is my_game.py"),
-        ("my_game.txt", "one that Python can import"),
-        ("random.py", "a name that no other module has, got .*random.py"),
+        (
+            "my-game.py",
+            "a .py file that Python can import, got .*my-game.py; nearest is my_game.py",
+        ),
+        ("my_game.txt", "a .py file that Python can import"),
+        ("random.py", "a unique module name, got .*random.py"),
         ("taken.py", "the file must not exist, got .*taken.py"),
         ("of_settings.py", "the file must not exist, got .*of_settings.yaml"),
         ("none/a_new_game.py", "the file must be in an existing folder, got .*none/a_new_game.py"),

@@ -51,17 +51,21 @@ MEETING = [
     Wrong({NEXT: "self.show(2, 'x')"}, "Meeting.show must be given a seat, 0 to 1, …got 2 and 'x'"),
     Wrong({NEXT: "self.show(-1, 'x')"}, "Meeting.show must be given a seat, …got -1 and 'x'"),
     Wrong({NEXT: "self.show(0, 7)"}, "Meeting.show must be given a seat, …got 0 and 7"),
-    Wrong({PAID: "score"}, "must give rewards as a tuple of one number a seat, got 1.0"),
-    Wrong({PAID: "(score,)"}, "must give rewards as a tuple of one number a seat, got ("),
-    Wrong({PAID: "(1e308, -1e308)"}, "one number a seat, got (1e+308, …own_….py:"),
+    Wrong({PAID: "score"}, "must give rewards as a tuple of one number per seat, …got 1.0"),
+    Wrong({PAID: "(score,)"}, "must give rewards as a tuple of one number per seat, …got ("),
+    Wrong({PAID: "(1e308, -1e308)"}, "at most 1e+15 in size, got (1e+308, …own_….py:"),
     Wrong({"Outcome(over=over": "dict(over=over"}, "must give an Outcome, got {'over': "),
     Wrong(
         {"rewards=paid": "rewards=paid, facts={'d': 'x'}"}, "a finite number for each of its fac"
     ),
     Wrong({NAMED: "{0: str("}, "measures() must give a number for each name"),
-    Wrong({NAMED: '{"messages": float('}, "names of its own, got 'messages', which every"),
-    Wrong({NAMED: '{"eval_x": float('}, "names of its own, got 'eval_x', which every"),
-    Wrong({NAMED: '{"num_games": float('}, "names of its own, got 'num_games', which"),
+    Wrong(
+        {NAMED: '{"messages": float('}, "not give the name of a metric of every run, got 'messages'"
+    ),
+    Wrong({NAMED: '{"eval_x": float('}, "not give the name of a metric of every run, got 'eval_x'"),
+    Wrong(
+        {NAMED: '{"num_games": float('}, "not give the name of a metric of every run, got 'num_g"
+    ),
     Wrong({NAMED: '{"statements": float('}, "give both of statements and true_state"),
     Wrong({"return Instance(": "return ("}, "must return an instance with a text `key`, got "),
     Wrong(
@@ -82,7 +86,9 @@ MEETING = [
     Wrong(
         {'{"tell": tell, "': '{"tell": tell}.keys() or {"'}, "SCRIPTS of …must be a dict of func"
     ),
-    Wrong({'f"[meet] {common}" if told': "None if told"}, "player tell must return a move's text"),
+    Wrong(
+        {'f"[meet] {common}" if told': "None if told"}, "player tell must return a text, got None"
+    ),
 ]
 SEED, STEP = 'random.Random(f"{seed} {index}")', "        play = self.play\n"
 DONE = "tuple(observations), rewards)"
@@ -99,8 +105,10 @@ ROOMS = [
     Wrong(
         {"return Step(seat, kind": "Step(seat, kind"}, "a Step with an action or an error, got N"
     ),
-    Wrong({DONE: "tuple(observations)[:1])"}, "observations must be one text a seat, got"),
-    Wrong({DONE: "tuple(observations), (1e999,) * 3)"}, "rewards must be one finite number a seat"),
+    Wrong({DONE: "tuple(observations)[:1])"}, "observations must be one text per seat, got"),
+    Wrong(
+        {DONE: "tuple(observations), (1e999,) * 3)"}, "rewards must be one finite number per seat"
+    ),
     Wrong({STEP: f"{STEP}        exit(0)\n"}, "own_….py:…step: SystemExit: 0"),
     Wrong({"return Prompt(": 'return "hello" or Prompt('}, "must give a Prompt, got 'hello'"),
     Wrong({'play["log"] = [list(entry)': 'play["log"] = [{1} or list(entry)'}, "plain JSON"),
@@ -109,7 +117,7 @@ ROOMS = [
         {"rewards=rewards,": "rewards=rewards, seat_scores=(0.5, -0.25, 1.0),"},
         "ThreeRooms.outcome() must give score_norm and seat_scores in [0, 1], got …three",
     ),
-    Wrong({'f"three-{seed}-{index}"': '"x"'}, check="seeding: printable key"),
+    Wrong({'f"three-{seed}-{index}"': '"x"'}, check="seeding: unique, printable key"),
     Wrong(
         {SEED: "random.Random(next(CALLS))", "CLERK = 2": "CLERK, CALLS = 2, iter(range(10**6))"},
         check="seeding: equal instances",
@@ -130,7 +138,7 @@ ROOMS = [
     ),
     Wrong(
         {STEP: STEP + DEAF},
-        check="play:  of 400 moves of scripted players were legal and the game goes on; the last m…"
+        check="play:  of 400 moves of scripted players were legal and the game is not over; …"
         "' of seat 2, was refused: Error: eh?",
     ),
     Wrong({"copy.deepcopy(self.play)": "copy.copy(self.play)"}, check="clone: changed the game"),
@@ -195,7 +203,7 @@ TRIES = {PLAY: f"        self.tries += 1\n{PLAY}", 'answer = ""': 'answer, tries
 TURNS = [
     Wrong(
         {PLAY: f'        self.answer = content if tag == "answer" else ""\n{PLAY}'},
-        check="refusals: a refused move changed outcome().over, got True, before False",
+        check="refusals: an invalid move changed outcome().over, got True, before False",
     ),
     Wrong(
         TRIES | {"float(self.answer": "(1 / (1 + self.tries)) * (self.answer"},
@@ -207,7 +215,7 @@ TURNS = [
     ),
     Wrong(
         {"(score, score)": "(float('nan'),) * 2"},
-        check="outcome: must give rewards as a tuple of one number a seat, got (nan, ",
+        check="outcome: must give rewards as a tuple of one number per seat, …got (nan, ",
     ),
     Wrong(
         {'("message", "answer")': '("message", "answer", "probe")', PLAY: SEEN},

@@ -41,7 +41,7 @@ def test_lengths_by_hand(tmp_path: Path) -> None:
     game = the_game(tmp_path)
 
     def length(entries: Entries, *, uniform: float) -> int:
-        return len(game.begun(entries, uniform=uniform).opening)
+        return len(game.start_after(entries, uniform=uniform).opening)
 
     assert [length(k, uniform=0.0) for k in (0, 1, 6, 7, 99)] == [0, 1, 6, 6, 6]
     shares = {0.3: 0, 0.34: 1, 0.77: 1, 0.78: 5, 0.99: 5}
@@ -56,14 +56,14 @@ def test_each_start_has_the_right_speaker_and_the_same_prompt_as_the_game_itself
     game = the_game(tmp_path)
     movers = []
     for k in range(7):
-        instance = game.begun(k, uniform=0.0)
+        instance = game.start_after(k, uniform=0.0)
         assert instance.key == ("one/0" if k == 0 else f"one/0+{k}")
         started = MatchingGame(instance, FULL)
         movers.append(started.seat_to_move)
         assert len(started.view(0).log) == k and not started.outcome().over
     # Seat 0 must answer the second proposal, also after a message from its proposer.
     assert movers == [1, 0, 1, 1, 1, 0, 0]
-    started = MatchingGame(game.begun(6, uniform=0.0), BRIEF)
+    started = MatchingGame(game.start_after(6, uniform=0.0), BRIEF)
     assert started.step(0, "[accept]").action == "accept"
     assert started.outcome().score == 12
 
@@ -135,12 +135,12 @@ def test_a_log_of_another_roster_is_started_at_its_beginning() -> None:
     games = read_recorded(human_games())
     boards = read_instances(human_games())
     assert [game.board for game in games] == boards
-    assert games[OTHER_ROSTER].begun(3, uniform=0.0) == boards[OTHER_ROSTER]
+    assert games[OTHER_ROSTER].start_after(3, uniform=0.0) == boards[OTHER_ROSTER]
     for index, game in enumerate(games):
         if index != OTHER_ROSTER:
             moves = game.moves
             assert moves[-1].kind == "accept" and game.longest == len(moves) - 1
-            last = MatchingGame(game.begun(10**6, uniform=0.0), FULL)
+            last = MatchingGame(game.start_after(10**6, uniform=0.0), FULL)
             assert last.seat_to_move == moves[-1].seat and last.answer_due
 
 

@@ -299,7 +299,7 @@ def test_a_kept_game_is_an_instance_and_a_recording(
     assert all(getattr(again, name) == getattr(board, name) for name in same)
     assert tuple(moves_from_record(record, again)) == log
     (recorded,) = load_kit("matching").read_recorded(path)
-    assert recorded.begun(3, uniform=0.0).opening == log[:3]
+    assert recorded.start_after(3, uniform=0.0).opening == log[:3]
     assert instance_from_record(record, key="k").unknown == board.unknown
 
 
