@@ -159,9 +159,8 @@ class LoggedGame(Game):
     def clone(self) -> Self:
         """An independent copy; the instance and the immutable moves are shared."""
         twin = copy.copy(self)
-        vars(twin).update(
-            {n: [*value] for n, value in vars(self).items() if isinstance(value, list)}
-        )
+        lists = {n: [*value] for n, value in vars(self).items() if isinstance(value, list)}
+        vars(twin).update(lists)
         return twin
 
     def state(self) -> dict[str, Any]:

@@ -153,18 +153,17 @@ def before_accept(moves: Sequence[Any]) -> int:
     return next((n for n, move in enumerate(moves) if move.kind == "accept"), len(moves))
 
 
-def tally(
-    score: float, said: Sequence[str], *, accepted: bool, proposals: int, turns: int
-) -> dict[str, float]:
-    """The measures that every recorded game has. `score` is normalized; `said` are the messages."""
+def tally(moves: Sequence[Any], score: float | None) -> dict[str, float]:
+    """The measures of every recorded game. `score` is normalized, None without an agreement."""
+    kinds = [move.kind for move in moves]
     return {
-        "score": score,
-        "agreement": float(accepted),
-        "optimal": float(score > 1 - 1e-9),
-        "messages": float(len(said)),
-        "words": float(sum(len(text.split()) for text in said)),
-        "proposals": float(proposals),
-        "turns": float(turns),
+        "score": score or 0.0,
+        "agreement": float(score is not None),
+        "optimal": float((score or 0.0) > 1 - 1e-9),
+        "messages": float(kinds.count("message")),
+        "words": float(sum(len(move.text.split()) for move in moves if move.kind == "message")),
+        "proposals": float(kinds.count("propose")),
+        "turns": float(len(moves)),
     }
 
 

@@ -151,11 +151,9 @@ def recorded_tally(record: Mapping[str, Any], instance: MatchingInstance) -> dic
     were not recorded, and the parser of scripted statements finds almost none in people's prose. A
     note between two moves of one person counts as a message.
     """
-    log, accepted = record["action_log"], recorded.agreed(record)
-    score = instance.norm(float(record["proposal_reward"])) if accepted else 0.0
-    proposals = sum(entry["type"] == "proposal" for entry in log)
-    said = [starts.message_of(entry) for entry in log if entry["type"] == "message"]
-    return starts.tally(score, said, accepted=accepted, proposals=proposals, turns=len(log))
+    agreed = recorded.agreed(record)
+    score = instance.norm(float(record["proposal_reward"])) if agreed else None
+    return starts.tally(recorded.moves_of_any_roster(record), score)
 
 
 def written(action: Action, instance: MatchingInstance) -> str:

@@ -31,7 +31,7 @@ def instance_from_record(record: Mapping[str, Any], *, key: str) -> MatchingInst
         ValueError: for an invalid record; names the field or the log entry (from 0).
     """
     check_fields(record, FIELDS, "a recorded game needs the fields")
-    read_log(record["action_log"], _entry)
+    moves_of_any_roster(record)
     size = len(checked_list(record["table"], "table"))
     log = record["action_log"]
     names = {name: record[name] for name in ("max_value", "reviewers", "papers") if name in record}
@@ -65,6 +65,11 @@ def agreed(record: Mapping[str, Any]) -> bool:
     """Whether a record ends with an accepted proposal."""
     log = record["action_log"]
     return bool(log) and log[-1]["type"] == "proposal_response" and log[-1]["response"]["accept"]
+
+
+def moves_of_any_roster(record: Mapping[str, Any]) -> list[Action]:
+    """The log's entries as actions; the text of a proposal is unchecked."""
+    return read_log(record["action_log"], _entry)
 
 
 def _entry(entry: Any) -> Action:

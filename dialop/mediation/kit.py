@@ -76,19 +76,12 @@ def recorded_tally(record: Mapping[str, Any], instance: MediationInstance) -> di
     """The measures of a recorded human game. Errors were not recorded, and the parser of scripted
     statements finds almost none in people's prose."""
     moves = recorded.moves_from_record(record, instance)
-    pair, said = recorded.accepted_pair(moves), [act.text for act in moves if act.kind == "message"]
-    score = instance.norm(points_of(instance, pair)) if pair is not None else 0.0
-    kinds = [act.kind for act in moves]
+    pair = recorded.accepted_pair(moves)
+    score = instance.norm(points_of(instance, pair)) if pair is not None else None
     return {
-        **starts.tally(
-            score,
-            said,
-            accepted=pair is not None,
-            proposals=kinds.count("propose"),
-            turns=len(moves),
-        ),
-        "questions": float(sum("?" in text for text in said)),
-        "rejections": float(kinds.count("reject")),
+        **starts.tally(moves, score),
+        "questions": float(sum(act.kind == "message" and "?" in act.text for act in moves)),
+        "rejections": float(sum(act.kind == "reject" for act in moves)),
     }
 
 

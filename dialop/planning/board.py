@@ -1,7 +1,7 @@
 """The records of a planning game: city, instance, options, moves, score sheet, a seat's view.
 
 Sites and plans are indices into the instance's sites; prices are in dollars, positions in miles.
-The bounds hold for what comes from files (`dialop.values.parsed`).
+The bounds apply to data from files (`dialop.values.parsed`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Miles = Annotated[float, Field(ge=-100_000, le=100_000)]
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A place of the city. `at` is its position in miles; `features` has only what is known."""
+    """A place in the city. `at` is its position in miles; `features` has the known features."""
 
     name: Text
     category: str
@@ -49,8 +49,8 @@ class Site:
 class PlanningInstance:
     """One city, one user's preferences, and the number of sites to choose.
 
-    `best` and `worst` are the highest and lowest total of all full plans, `mean` the average of
-    them, in points. `opening` holds moves made before play starts, from a recorded human game.
+    `best`, `worst` and `mean` are the highest, lowest and average total of all full plans, in
+    points. `opening` holds moves made before play starts, from a recorded human game.
     """
 
     key: Text
@@ -69,13 +69,13 @@ class PlanningInstance:
         return tuple(site.name for site in self.sites)
 
     def norm(self, total: float) -> float:
-        """A total as its place between the worst (0) and the best (1); 1 if both are equal."""
+        """A total's place between the worst (0) and the best (1); 1 if both are equal."""
         return (total - self.worst) / (self.best - self.worst) if self.best > self.worst else 1.0
 
 
 @dataclass(frozen=True)
 class PlanningOptions(Rules):
-    """How the game is played. `search` allows `[tool]` moves."""
+    """The rules of play. `search` allows `[tool]` moves."""
 
     search: bool = option(True, "allow the agent's search tool", play=True)
 
@@ -96,8 +96,8 @@ class Action(Move):
 class Sheet:
     """A plan's score sheet, in points.
 
-    `sites[slot]` is 0 for an empty slot; `legs[i]` is for the way from slot i to the next.
-    `checklist` holds the preferences that are scored once for the plan.
+    `sites[slot]` is 0 for an empty slot; `legs[i]` scores the way from slot i to the next.
+    `checklist` holds the preferences that are scored once per plan.
     """
 
     sites: tuple[int, ...]
@@ -111,10 +111,10 @@ class Sheet:
 
 @dataclass(frozen=True, slots=True)
 class PlanningView(View):
-    """What one seat may know.
+    """One seat's knowledge.
 
     `preferences` are the user's sentences and `sheets` the score sheets of the proposals so far;
-    both are empty for the agent. `log` holds only the seat's own tool calls.
+    both are empty for the agent. `log` omits the other seat's tool calls.
     """
 
     names: tuple[str, ...]
@@ -129,13 +129,14 @@ def check_city(sites: Sequence[Site], preferences: Sequence[Preference], *, slot
     """Raise ValueError unless names are unique, every slot can have a different site, and all
     categories and features are known."""
     if not slots <= len(sites) <= NUM_SITES:
-        raise ValueError(f"sites must be {slots} to {NUM_SITES}, got {len(sites)}")
+        raise ValueError(f"the number of sites must be {slots} to {NUM_SITES}, got {len(sites)}")
     forms = [plain_name(site.name) for site in sites]
     for form in forms:
         if not form or form == "null" or forms.count(form) > 1:
-            raise ValueError(f"sites must have different names other than NULL, got {short(form)}")
+            raise ValueError(f"sites must have unique names other than NULL, got {short(form)}")
     if len(preferences) > MAX_PREFERENCES:
-        raise ValueError(f"preferences must be at most {MAX_PREFERENCES}, got {len(preferences)}")
+        rule = f"at most {MAX_PREFERENCES} preferences are allowed"
+        raise ValueError(f"{rule}, got {len(preferences)}")
     wanted = [p.name for p in preferences if p.kind == "category"]
     for category in [*(site.category for site in sites), *wanted]:
         if category not in CATEGORIES:
@@ -143,7 +144,7 @@ def check_city(sites: Sequence[Site], preferences: Sequence[Preference], *, slot
             raise ValueError(f"a category must be one of {valid}, got {short(category)}")
     for name, value in (item for site in sites for item in site.features.items()):
         values = FEATURES[name].values if name in FEATURES else ()
-        # True equals 1.0, so types are compared too.
+        # The types are compared because True equals 1.0.
         if (type(value), value) not in [(type(each), each) for each in values]:
             valid = ", ".join(map(str, values)) or f"named {', '.join(FEATURES)}"
             raise ValueError(f"a feature {short(name)} must be {valid}, got {short(value)}")

@@ -19,7 +19,7 @@ def shown(value: Value) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """A kind of site. `prices` are the possible prices in dollars, `names` its sites in order."""
+    """A kind of site. `prices` are the possible prices in dollars, `names` its sites, in order."""
 
     prices: Sequence[int]
     names: tuple[str, ...]
@@ -46,8 +46,7 @@ CATEGORIES: dict[str, Category] = {
         _several("Asha Tea House, Schwarzes Cafe, Common Grounds, The Cupcake Bar, Coffee Nook"),
     ),
     "museum": Category(
-        range(0, 50, 10),
-        _several("BAMPFA, City Museum of Art, Historical Society"),
+        range(0, 50, 10), _several("BAMPFA, City Museum of Art, Historical Society")
     ),
     "landmark": Category(
         (0, 10),
@@ -115,7 +114,7 @@ FEATURES: dict[str, Feature] = {
     "alcohol type": Feature(DRINKS, ("bar",)),
     "viewpoint": Feature(BOOLS, ("park",)),
 }
-# The features of small cities: yes or no, and possible for every site.
+# The features of small cities: boolean, and possible for every site.
 COMMON = ("has parking", "touristy", "good for groups")
 
 

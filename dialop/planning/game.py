@@ -1,10 +1,10 @@
 """The rules of city planning, the "Planning" game of DialOp.
 
 The user (seat 0) has preferences. The agent (seat 1) can search the city's database and propose
-plans. Both are rewarded by where the agreed plan's total lies between the worst (0) and the best
-(1). A game that is stopped early has no agreement. Source: Lin, Tomlin, Andreas, Eisner,
+plans. Both get the same reward: the place of the agreed plan's total between the worst (0) and the
+best (1). A game that stops early has no agreement. Source: Lin, Tomlin, Andreas, Eisner,
 "Decision-Oriented Dialogue for Human-AI Collaboration", TACL 12 (2024).
-docs/notes/planning.md lists where these rules differ from the released code.
+docs/notes/planning.md lists the differences between these rules and the released code.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class PlanningGame(LoggedGame):
         super().__init__(instance, options, first=first, opening=instance.opening)
 
     def prompt(self, seat: int) -> Prompt:
-        """The user reads its role and its preferences, the agent its role, the tool and the names
-        of the sites; then both read the moves made so far."""
+        """The user's role and preferences, or the agent's role, tool and names of the sites; then
+        the moves made so far."""
         inst, options = self.instance, self.options
         brief = options.brief
         if self._checked(seat) == USER:
@@ -101,9 +101,8 @@ class PlanningGame(LoggedGame):
 
     def measures(self, seats: Collection[int]) -> dict[str, float]:
         """Words in messages, searches, proposals, and all and true statements in messages."""
-        num = dict.fromkeys(
-            ("words", "searches", "proposals", "statements", "true_statements"), 0.0
-        )
+        names = ("words", "searches", "proposals", "statements", "true_statements")
+        num = dict.fromkeys(names, 0.0)
         sheet: Sheet | None = None
         proposed: tuple[str, ...] = ()
         for number, action in enumerate(self.log):
@@ -122,16 +121,16 @@ class PlanningGame(LoggedGame):
         return num
 
     def reach(self) -> list[tuple[float, ...]]:
-        """As in `Game.reach`, by the preferences and scores that the agent was told: it can look up
-        all facts of the city. Plans that look equally good count by their mean."""
+        """As in `Game.reach`, given the preferences and scores that the user stated: the agent can
+        look up all facts of the city. Plans that look equally good count by their mean."""
         inst = self.instance
         miles_SS = tenths_between(inst.sites)
         totals = all_totals(inst.sites, inst.preferences, slots=inst.slots)
 
         @cache
         def best(stated: tuple[Preference, ...], scored: tuple[Scored, ...]) -> float:
-            by_told = estimated_totals(stated, scored, inst.sites, miles_SS, slots=inst.slots)
-            return inst.norm(float(totals[by_told == by_told.max()].mean()))
+            estimated = estimated_totals(stated, scored, inst.sites, miles_SS, slots=inst.slots)
+            return inst.norm(float(totals[estimated == estimated.max()].mean()))
 
         def known(number: int) -> tuple[float, ...]:
             log = self.log[:number]
@@ -142,15 +141,15 @@ class PlanningGame(LoggedGame):
         return [known(number) for number in self._times]
 
     def _true_part(self, scored: Scored) -> Scored:
-        """What is true of the scores that were stated of a plan."""
+        """The true part of the scores that were stated about a plan."""
         sheet = sheet_of(self.instance.sites, self.instance.preferences, scored.plan)
         names = ["" if i is None else self.instance.names[i] for i in scored.plan]
         own = sheet_items(sheet, names)
         return replace(scored, labels=tuple(item for item in scored.labels if item in own))
 
     def outcome(self) -> Outcome:
-        """The outcome, with the total in points as score. Both seats' reward is its place between
-        worst and best, 0 without an agreement.
+        """The outcome, with the total in points as score. Both seats get its place between worst
+        and best as reward, 0 without an agreement.
 
         `facts` holds `best`, `worst` and `random`, the normalized total of the average plan.
         """
@@ -226,5 +225,5 @@ class PlanningGame(LoggedGame):
 
 
 def _sees(seat: int, action: Action) -> bool:
-    """Whether a seat knows of a move: tool calls are private."""
+    """Whether a seat knows about a move: tool calls are private."""
     return action.kind != "tool" or action.seat == seat

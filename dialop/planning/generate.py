@@ -29,23 +29,21 @@ _MAX_DRAWS = 10_000
 
 @dataclass(frozen=True)
 class PlanningRecipe:
-    """The distribution of instances: `sites` sites, of which a plan has `slots`.
+    """The distribution of instances: cities of `sites` sites, plans of `slots` sites.
 
-    At most `preferences` of the drawn preferences are kept; `distance` adds the one for short ways.
-    With `simple`, for small models, every site has exactly the features of `city.COMMON`, and each
-    preference is about one of them. In a share `agent_first` of the games the agent moves first;
-    people's games have 0.35.
+    At most `preferences` of the drawn preferences are kept; `distance` adds the preference for
+    short ways. With `simple`, for small models, every site has exactly the features of
+    `city.COMMON`, and each preference is about one of them. The agent moves first in a share
+    `agent_first` of the games (0.35 in the recorded human games).
     """
 
     sites: int = option(NUM_SITES, "sites of a city", low=2, high=NUM_SITES)
     slots: int = option(MAX_SLOTS, "sites of a plan", low=1, high=MAX_SLOTS)
     preferences: int = option(
-        10, "most preferences of a user, without the one for short ways", low=1, high=10
+        10, "most preferences of a user, not counting short ways", low=1, high=10
     )
     distance: bool = option(True, "whether users want short ways")
-    simple: bool = option(
-        False, "draw only yes-or-no features that every site has, for small models"
-    )
+    simple: bool = option(False, "only boolean features that every site has, for small models")
     agent_first: float = option(0.0, "share of games in which the agent moves first", low=0, high=1)
 
     def __post_init__(self) -> None:
@@ -59,7 +57,7 @@ class PlanningRecipe:
 def generate_instance(recipe: PlanningRecipe, *, seed: int, index: int) -> PlanningInstance:
     """Instance `index` of the stream `seed`, the same in every process and for every batch size.
 
-    A city in which all plans are equally good is drawn again.
+    If all plans of a city are equally good, the city is drawn again.
     """
     rng = stream_rng(seed, index)
     for _ in range(_MAX_DRAWS):
@@ -69,16 +67,15 @@ def generate_instance(recipe: PlanningRecipe, *, seed: int, index: int) -> Plann
         if instance.best > instance.worst:
             agent_first = rng.random() < recipe.agent_first
             return replace(instance, first_seat=AGENT if agent_first else USER)
-    raise ValueError(f"no city of {recipe} has plans of different totals")
+    raise ValueError(f"no city of {recipe} has plans with different totals")
 
 
 def other_preferences(instance: PlanningInstance, *, seed: int) -> PlanningInstance:
-    """The same city with newly drawn preferences; none has the same sentence as an old one."""
+    """The same city with new preferences, none with the sentence of an old one."""
     rng = np.random.default_rng(seed)
     simple = all(set(site.features) <= set(COMMON) for site in instance.sites)
-    recipe = PlanningRecipe(
-        preferences=len(COMMON) if simple else 10, distance=False, simple=simple
-    )
+    num = len(COMMON) if simple else 10
+    recipe = PlanningRecipe(preferences=num, distance=False, simple=simple)
     old = {p.text for p in instance.preferences}
     fresh: list[Preference] = []
     while not fresh:
@@ -117,15 +114,11 @@ def _draw_sites(recipe: PlanningRecipe, rng: np.random.Generator) -> list[Site]:
 def _named(num: int) -> list[tuple[str, str]]:
     """The (name, category) of the sites of a city of `num` sites.
 
-    All cities of one size have the same sites; a small one has as many categories as possible.
+    All cities of one size have the same sites; a small city has as many categories as possible.
     """
-    ranked = [
-        (rank, name, c)
-        for c, category in CATEGORIES.items()
-        for rank, name in enumerate(category.names)
-    ]
+    ranked = [(*site, c) for c, each in CATEGORIES.items() for site in enumerate(each.names)]
     kept = sorted(ranked, key=lambda site: site[0])[:num]
-    return [(name, c) for _, name, c in ranked if (name, c) in {site[1:] for site in kept}]
+    return [(name, c) for rank, name, c in ranked if (rank, name, c) in kept]
 
 
 def _draw_preferences(
@@ -140,11 +133,9 @@ def _draw_preferences(
         text = f"keep budget below ${budget}"
         drawn.append(Preference("budget", text, _weight(rng), budget=budget))
         drawn.append(_draw_wanted(sites, rng))
-        category = _one(tuple(CATEGORIES), rng)
-        text = f"go to at least one {category}"
-        drawn.append(
-            Preference("category", text, _weight(rng), name=category, penalised=_coin(rng))
-        )
+        name = _one(tuple(CATEGORIES), rng)
+        text = f"go to at least one {name}"
+        drawn.append(Preference("category", text, _weight(rng), name=name, penalised=_coin(rng)))
     kept = [drawn[i] for i in rng.permutation(len(drawn))[: recipe.preferences]]
     if recipe.distance:
         kept.append(Preference("distance", wording.TRAVEL, _weight(rng)))

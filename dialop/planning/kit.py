@@ -1,4 +1,4 @@
-"""Planning as `dialop.kit` describes a game: settings, files, scripted players, forms, pictures."""
+"""The kit of planning (`dialop.kit`): settings, files, scripted players, forms, pictures."""
 
 from __future__ import annotations
 
@@ -12,14 +12,7 @@ from dialop import people, rows
 from dialop.forms import ACCEPT_OR_REJECT, Form, say, worth
 from dialop.logged import part_of
 from dialop.planning import generate, recorded, scripted, texts
-from dialop.planning.board import (
-    AGENT,
-    USER,
-    Action,
-    PlanningInstance,
-    PlanningOptions,
-    check_city,
-)
+from dialop.planning.board import AGENT, USER, Action, PlanningInstance, PlanningOptions, check_city
 from dialop.planning.city import COMMON
 from dialop.planning.game import PlanningGame
 from dialop.planning.generate import PlanningRecipe, other_preferences
@@ -48,20 +41,20 @@ class Options(PlanningRecipe, PlanningOptions):
 
 
 def new_game(instance: PlanningInstance, options: PlanningOptions) -> PlanningGame:
-    """A game at its start, or after the instance's opening."""
+    """A new game, after the instance's opening if it has one."""
     return PlanningGame(instance, part_of(options, PlanningOptions))
 
 
 def vary(instance: PlanningInstance, seat: int, *, seed: int) -> PlanningInstance | None:
-    """The same city with other preferences, which only the user sees; None for the agent, who sees
-    nothing of the city before it searches."""
+    """The same city with other preferences, which only the user sees; None for the agent, who knows
+    only the names of the sites before it searches."""
     return other_preferences(instance, seed=seed) if seat == USER else None
 
 
 def seated(spec: str) -> tuple[str, str]:
     """The specs (user, agent) of a scripted pair; `spec` is one of the two.
 
-    A silent user is paired with a guesser, because an agent learns nothing from it.
+    A silent user is paired with a guesser, because it tells an agent nothing.
     """
     player = make_script(spec, seed=0)
     if player.seat != 0:
@@ -125,7 +118,7 @@ def forms(game: PlanningGame, seat: int) -> list[Form]:
 
 
 def picture(game: PlanningGame, num: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """No table; what each full proposal among the last `num` moves is worth."""
+    """No table; the value of each full proposal among the last `num` moves."""
 
     def points(action: Action) -> int | None:
         return game.total(action.plan) if action.plan and None not in action.plan else None
@@ -149,9 +142,7 @@ def read(path: str | Path) -> list[PlanningInstance]:
 
 def _from_row(row: dict[str, Any]) -> PlanningInstance:
     if not isinstance(row.get("planning"), str):
-        raise ValueError(
-            "the column `planning`, which holds this game's instances, is missing or not text"
-        )
+        raise ValueError("the column `planning` with this game's instances is missing or not text")
     instance = parsed(PlanningInstance, rows.parse_json(row["planning"]))
     check_city(instance.sites, instance.preferences, slots=instance.slots)
     check_reference(instance)

@@ -1,4 +1,4 @@
-"""The kinds of preference and their sentences, which `meaning` parses back into preferences.
+"""The kinds of preferences and their sentences, which `meaning` parses back into preferences.
 
 A user reads sentences without weights.
 """
@@ -63,7 +63,7 @@ def _above(least: float) -> Values:
     return tuple(r for r in RATINGS if isinstance(r, float) and r >= least)
 
 
-# The sentences of the released generator, with weight 1. Features with several have one for each.
+# The sentences of the released generator, with weight 1. Some features have several sentences.
 TEMPLATES: tuple[Preference, ...] = (
     _about("rating", "prefer places rated above 3 stars", _above(3), _POOR),
     _about("rating", "prefer ratings above 4", _above(4), _POOR),
@@ -94,7 +94,7 @@ TEMPLATES: tuple[Preference, ...] = (
     _about("has wifi", "find a place with wifi to do some work at some point", _YES, _NO),
     _about("viewpoint", "would love to see some panoramic views of the city", _YES, _NO),
 )
-LISTED = ("cuisine", "alcohol type")  # features of which several values are liked or disliked
+LISTED = ("cuisine", "alcohol type")  # features with lists of liked or disliked values
 TRAVEL = "minimize travel distance"
 BUDGETS = tuple(range(30, 100, 10))
 DISLIKE = "don't like"
@@ -107,7 +107,7 @@ def listed_text(liked: Sequence[Value], disliked: Sequence[Value]) -> str:
 
 
 def sites_text(sites: Sequence[str], *, category: str, penalised: bool) -> str:
-    """The sentence of a preference for one or more sites; `category` is used for more than one."""
+    """The sentence of a preference for one or more sites; `category` is only used for several."""
     if len(sites) == 1:
         start = "definitely want to go to " if penalised else "heard good things about "
         return start + sites[0]
@@ -118,8 +118,8 @@ def sites_text(sites: Sequence[str], *, category: str, penalised: bool) -> str:
 
 
 def stated_in(message: str) -> list[Preference]:
-    """The preferences that a message states, in order. All other words are ignored, except that a
-    sentence beside a negation states nothing.
+    """The preferences that a message states, in order. Other words are ignored, but a sentence in a
+    clause with a negation states nothing.
 
     They have weight 1 and are not penalised unless the sentence says so.
     """
@@ -132,9 +132,8 @@ def stated_in(message: str) -> list[Preference]:
 @lru_cache(maxsize=8192)
 def meaning(sentence: str) -> Preference | None:
     """The preference that a sentence states, with weight 1; None for any other sentence."""
-    for template in TEMPLATES:
-        if template.text == sentence:
-            return template
+    if template := next((each for each in TEMPLATES if each.text == sentence), None):
+        return template
     if sentence == TRAVEL:
         return Preference("distance", sentence, 1)
     if match := re.fullmatch(r"keep budget below \$(\d{1,6})", sentence):
@@ -168,7 +167,7 @@ _SITES_STARTS = (
 
 @lru_cache(maxsize=1)
 def _pattern() -> re.Pattern[str]:
-    """Matches every sentence that the generator can write, the longest first."""
+    """A pattern for every sentence that the generator can write, the longest first."""
     values = [str(v) for name in LISTED for v in FEATURES[name].values]
     a_list = rf"(?:{'|'.join(values)})(?:, (?:{'|'.join(values)}))*"
     names = sorted((n for c in CATEGORIES.values() for n in c.names), key=len, reverse=True)

@@ -18,8 +18,8 @@ def parse_plan(text: str, names: Sequence[str], *, slots: int) -> Plan:
     """Parse `[A, B, NULL]` as a plan: an index into `names`, or None, for each slot.
 
     Text around the brackets is ignored, and the brackets may be missing. A name matches if its
-    letters and digits are equal (case ignored), or else if it is more than 80 % similar to just one
-    name.
+    letters and digits are equal (ignoring case), or otherwise if it is more than 80 % similar to
+    exactly one name.
 
     Raises:
         PlayerError: kind "bad_proposal"; the message names the entry and the rule.

@@ -1,7 +1,8 @@
 """Reads recorded human games of DialOp: cities as instances, logs as moves, and rescored results.
 
 A record is one JSON object of the published file: `events`, `preferences`, `action_log`, `result`.
-Totals are in points. docs/notes/planning.md lists where the recorded rules differ from this game's.
+Totals are in points. docs/notes/planning.md lists the differences between the recorded rules and
+this game's.
 """
 
 from __future__ import annotations
@@ -11,14 +12,7 @@ from dataclasses import replace
 from reprlib import repr as short
 from typing import Any
 
-from dialop.planning.board import (
-    AGENT,
-    USER,
-    Action,
-    PlanningInstance,
-    Site,
-    check_city,
-)
+from dialop.planning.board import AGENT, USER, Action, Plan, PlanningInstance, Site, check_city
 from dialop.planning.preferences import Kind, Preference
 from dialop.planning.proposal import render_plan
 from dialop.planning.score import referenced, sheet_of
@@ -28,7 +22,7 @@ from dialop.values import check_fields, checked_int, checked_list, checked_strin
 FIELDS = ("events", "preferences", "action_log")
 SLOTS = 3
 MILES_PER_DEGREE = 69.0
-# Of each recorded class of preference its kind here, and the arguments that are its fields.
+# For each recorded class of preference its kind here, and the arguments for its fields.
 _KINDS: dict[str, tuple[Kind, dict[str, str]]] = {
     "FeaturePreference": ("feature", {"name": "name"}),
     "WantToGo": ("sites", {"sites": "event_set", "penalised": "penalize"}),
@@ -58,7 +52,7 @@ def moves_from_record(record: Mapping[str, Any], instance: PlanningInstance) -> 
     """The log's entries as moves.
 
     The kind of a move determines its seat: only the agent can propose and only the user can answer.
-    The recorded `player` is correct only for messages.
+    The recorded `player` is only correct for messages.
 
     Raises:
         ValueError: for an entry that is not a move; names the entry (from 0).
@@ -72,30 +66,23 @@ def recorded_tally(record: Mapping[str, Any], instance: PlanningInstance) -> dic
     Searches and errors were not recorded: people saw the whole city on a map.
     """
     moves = moves_from_record(record, instance)
-    plans = [move.plan for move in moves if move.plan is not None]
-    ends = bool(moves) and moves[-1].kind == "accept"
-    accepted = ends and bool(plans) and None not in plans[-1]
-    score = 0.0
-    if accepted:
-        score = instance.norm(sheet_of(instance.sites, instance.preferences, plans[-1]).total)
-    said = [move.text for move in moves if move.kind == "message"]
-    return tally(score, said, accepted=accepted, proposals=len(plans), turns=len(moves))
+    if (plan := _accepted_plan(moves)) is None:
+        return tally(moves, None)
+    total = sheet_of(instance.sites, instance.preferences, plan).total
+    return tally(moves, instance.norm(total))
 
 
 def rescore(record: Mapping[str, Any], *, key: str) -> Rescored:
     """Score a record's accepted plan under the rules of the recording; `norm_here` is its
-    normalized total under this game's. Raises ValueError for a game that cannot be scored."""
+    normalized total under this game's rules. Raises ValueError for a game that cannot be scored."""
     instance = instance_from_record(record, key=key)
-    moves = moves_from_record(record, instance)
-    if not moves or moves[-1].kind != "accept":
-        raise ValueError("no accepted proposal at the end of the log")
-    plans = [move.plan for move in moves if move.plan is not None]
-    if not plans or None in plans[-1]:
-        raise ValueError("the accepted proposal is not a full plan")
+    plan = _accepted_plan(moves_from_record(record, instance))
+    if plan is None:
+        raise ValueError("no accepted full plan at the end of the log")
     theirs = _preferences(record, as_recorded=True)
     as_recorded = referenced(key, instance.sites, theirs, slots=SLOTS)
-    numbers = place(as_recorded, sheet_of(instance.sites, theirs, plans[-1]).total)
-    here = sheet_of(instance.sites, instance.preferences, plans[-1]).total
+    numbers = place(as_recorded, sheet_of(instance.sites, theirs, plan).total)
+    here = sheet_of(instance.sites, instance.preferences, plan).total
     said = field(record, "result", "a recorded game")
     return Rescored(
         {**numbers, "norm_here": instance.norm(here)},
@@ -103,8 +90,14 @@ def rescore(record: Mapping[str, Any], *, key: str) -> Rescored:
     )
 
 
+def _accepted_plan(moves: Sequence[Action]) -> Plan | None:
+    """The full plan that the last move accepts, None if there is none."""
+    plan = next((move.plan for move in reversed(moves) if move.plan is not None), (None,))
+    return plan if moves and moves[-1].kind == "accept" and None not in plan else None
+
+
 def _sites(record: Mapping[str, Any]) -> tuple[Site, ...]:
-    """The record's sites. Positions are degrees times 69, as the recording measures distance."""
+    """The record's sites. Positions are degrees times 69, as in the recording's distances."""
     sites = []
     for number, event in enumerate(checked_list(record["events"], "events")):
         loc = field(event, "loc", f"events[{number}]")
@@ -125,7 +118,7 @@ def _preferences(record: Mapping[str, Any], *, as_recorded: bool) -> tuple[Prefe
     """The record's preferences.
 
     Two features have an underscore in the recorded preferences but a blank in the sites, so they
-    never scored in the recordings. Unless `as_recorded`, the underscore is read as a blank.
+    never scored in the recordings. Without `as_recorded`, the underscore is read as a blank.
     """
     entries = checked_list(record["preferences"], "preferences")
     return tuple(
@@ -173,5 +166,5 @@ def _move(entry: Any, names: Sequence[str]) -> Action:
 def _index(slot: Any, names: Sequence[str]) -> int:
     name = field(slot, "name")
     if name not in names:
-        raise ValueError(f"{short(name)} is no site")
+        raise ValueError(f"{short(name)} is not a site")
     return names.index(name)

@@ -1,12 +1,11 @@
 """The score of a plan, and the best and worst of all full plans. In points; distances in miles.
 
-Distances are kept in whole tenths of a mile, so that weight x miles is rounded exactly.
+Distances are whole tenths of a mile, so that weight x miles is rounded exactly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import combinations, pairwise
 from typing import Any
@@ -25,7 +24,7 @@ def tenths(first: Site, second: Site) -> int:
 
 
 def sheet_of(sites: Sequence[Site], preferences: Sequence[Preference], plan: Plan) -> Sheet:
-    """The score sheet of a plan, full or not. A leg beside an empty slot scores 0."""
+    """The score sheet of a plan, full or not. A leg next to an empty slot scores 0."""
     chosen = [None if i is None else sites[i] for i in plan]
     legs = []
     for first, second in pairwise(chosen):
@@ -54,7 +53,7 @@ def site_points(site: Site, preferences: Sequence[Preference]) -> int:
 
 
 def plan_points(preference: Preference, chosen: Sequence[Site]) -> int:
-    """The points that a plan gets for one preference that is scored once."""
+    """The points of a plan for one preference that is scored once per plan."""
     if preference.kind == "budget":
         over = sum(site.price for site in chosen) > preference.budget
         return -preference.weight if over else 0
@@ -64,26 +63,10 @@ def plan_points(preference: Preference, chosen: Sequence[Site]) -> int:
 
 
 def satisfies(site: Site, preference: Preference) -> bool:
-    """Whether a site is one that a "sites" or "category" preference asks for."""
+    """Whether a site meets a "sites" or "category" preference."""
     if preference.kind == "sites":
         return site.name in preference.sites
     return site.category == preference.name
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """The reference values of an instance, over all full plans: best, worst and mean total."""
-
-    best: int
-    worst: int
-    mean: float
-
-
-def score_range(sites: Sequence[Site], preferences: Sequence[Preference], *, slots: int) -> Range:
-    """Best, worst and mean total over all full plans."""
-    totals = all_totals(sites, preferences, slots=slots)
-    allowed = totals[legal_plans(len(sites), slots)]
-    return Range(int(allowed.max()), int(allowed.min()), float(allowed.mean()))
 
 
 def all_totals(
@@ -96,7 +79,7 @@ def all_totals(
     """The total of every plan, indexed by the site of each slot: an array with `slots` axes.
 
     Plans with a repeated site are included. `miles_SS`, in tenths of a mile, replaces the distances
-    computed from the sites' positions.
+    between the sites' positions.
     """
     at = np.indices((len(sites),) * slots, sparse=True)  # the site of each slot, on its own axis
     points = np.array([site_points(site, preferences) for site in sites])
@@ -121,33 +104,30 @@ def all_totals(
 def tenths_between(sites: Sequence[Site]) -> NDArray[np.int64]:
     """The distance between every two sites in tenths of a mile, rounded: [site, site]."""
     at = np.array([site.at for site in sites], dtype=float)
-    apart = at[:, None] - at[None]
-    return np.rint(10 * np.hypot(apart[..., 0], apart[..., 1])).astype(np.int64)
+    dx, dy = np.moveaxis(at[:, None] - at[None], -1, 0)
+    return np.rint(10 * np.hypot(dx, dy)).astype(np.int64)
 
 
 def referenced(
-    key: str,
-    sites: Sequence[Site],
-    preferences: Sequence[Preference],
-    *,
-    slots: int,
+    key: str, sites: Sequence[Site], preferences: Sequence[Preference], *, slots: int
 ) -> PlanningInstance:
-    """An instance of a city and preferences, with its reference values."""
-    limits = score_range(sites, preferences, slots=slots)
+    """An instance of a city and preferences, with the best, worst and mean total of full plans."""
+    totals = all_totals(sites, preferences, slots=slots)[legal_plans(len(sites), slots)]
     return PlanningInstance(
         key=key,
         sites=tuple(sites),
         preferences=tuple(preferences),
         slots=slots,
-        best=limits.best,
-        worst=limits.worst,
-        mean=limits.mean,
+        best=int(totals.max()),
+        worst=int(totals.min()),
+        mean=float(totals.mean()),
     )
 
 
 def check_reference(instance: PlanningInstance) -> None:
-    """Raise ValueError if the instance's reference values are not those of its plans."""
-    right = score_range(instance.sites, instance.preferences, slots=instance.slots)
+    """Raise ValueError if the instance's reference values differ from its plans' totals."""
+    inst = instance
+    right = referenced(inst.key, inst.sites, inst.preferences, slots=inst.slots)
     for name, value in (("best", right.best), ("worst", right.worst)):
         if getattr(instance, name) != value:
             raise ValueError(f"{name} must be {value}, got {getattr(instance, name)}")
@@ -157,7 +137,7 @@ def check_reference(instance: PlanningInstance) -> None:
 
 @lru_cache(maxsize=32)
 def legal_plans(num: int, slots: int) -> NDArray[np.bool_]:
-    """Which plans are legal, without a repeated site: a mask with `slots` axes of length `num`."""
+    """A mask of the legal plans, without a repeated site: `slots` axes of length `num`."""
     allowed = np.ones((num,) * slots, dtype=bool)
     for first, second in combinations(np.indices(allowed.shape, sparse=True), 2):
         allowed &= first != second

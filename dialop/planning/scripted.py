@@ -1,14 +1,15 @@
 """Scripted users and agents, for imitation, evaluation and tests. They use only a view.
 
 The first part has an agent's estimates: facts from searches, weights from stated scores, the best
-plan. Weights are estimated in tenths of a point. Random draws are seeded by (seed, moves it knows
-of).
+plan. Weights are estimated in tenths of a point. Random draws are seeded by (seed, number of known
+moves).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import pairwise
@@ -30,8 +31,8 @@ from dialop.specs import ScriptedBase, made
 # Weights are uniform from 1 to 10.
 _MEAN_WEIGHT, _WEIGHT_VARIANCE = 5.5, 8.25
 _TYPICAL_TENTHS = 17  # the mean distance between two sites
-# An unmet category costs its weight in half of the games, so on average meeting it is worth 1.5
-# times its weight.
+# An unmet category costs its weight in half of the games, so meeting it is worth 1.5 times its
+# weight on average.
 _CATEGORY_STAKE = 1.5
 TRAVEL_LABEL, TOTAL_LABEL = "travel", "total"
 _SCORED = re.compile(r"\s*(.+): (-?\d{1,6})\s*")
@@ -41,7 +42,7 @@ _RESULT_HEAD = "Search results"
 @dataclass(slots=True)
 class Facts:
     """The known facts of a city: values by site and field, and distances in tenths of a mile by
-    pair of sites. A feature that a site lacks has the value None."""
+    pair of sites. A missing feature of a site has the value None."""
 
     values: dict[str, dict[str, Value | None]] = field(default_factory=dict)
     tenths: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -52,7 +53,7 @@ class Facts:
 
 
 def facts_of(log: Sequence[Action]) -> Facts:
-    """The facts in the search results among the moves."""
+    """The facts in the moves' search results."""
     facts = Facts()
     for action in log:
         lines = action.result.splitlines()
@@ -74,7 +75,7 @@ def facts_of(log: Sequence[Action]) -> Facts:
 
 
 def stated_preferences(log: Sequence[Action]) -> tuple[Preference, ...]:
-    """The different preferences that the user has stated, in order, with weight 1."""
+    """The distinct preferences that the user has stated, in order, with weight 1."""
     stated = {}
     for action in log:
         if action.kind == "message" and action.seat == USER:
@@ -84,7 +85,7 @@ def stated_preferences(log: Sequence[Action]) -> tuple[Preference, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """What was stated of one plan's score sheet: points of sites, legs and checklist; the total."""
+    """The stated part of a plan's score sheet: points of sites, legs and checklist; the total."""
 
     plan: Plan
     labels: tuple[tuple[str, int], ...]
@@ -95,14 +96,13 @@ class Scored:
 
 
 def scored_in(log: Sequence[Action]) -> list[Scored]:
-    """The score sheets that the user stated, each with the plan that was proposed before."""
+    """The score sheets that the user stated, each with the plan proposed before."""
     found, plan = [], None
     for action in log:
         plan = action.plan or plan
-        if plan is not None and action.kind == "message" and action.seat == USER:
-            labels = scores_in(action.text)
-            if labels:
-                found.append(Scored(plan, labels))
+        is_users = action.kind == "message" and action.seat == USER
+        if plan is not None and is_users and (labels := scores_in(action.text)):
+            found.append(Scored(plan, labels))
     return found
 
 
@@ -113,7 +113,7 @@ def scores_in(message: str) -> tuple[tuple[str, int], ...]:
 
 
 def sheet_items(sheet: Sheet, names: Sequence[str]) -> list[tuple[str, int]]:
-    """All `label: points` items of the score sheet of a plan of these names."""
+    """All `label: points` items of a plan's score sheet; `names` are the plan's sites."""
     travel = [(TRAVEL_LABEL, points) for points in sheet.legs]
     sites = zip(names, sheet.sites, strict=True)
     return [*sites, *travel, *sheet.checklist, (TOTAL_LABEL, sheet.total)]
@@ -124,26 +124,18 @@ def estimated_sites(names: Sequence[str], facts: Facts) -> list[Site]:
     sites = []
     for name in names:
         known = facts.values.get(name, {})
-        category, price = known.get("category"), known.get("price")
+        category, price = str(known.get("category") or ""), int(known.get("price") or 0)
         features = {f: v for f, v in known.items() if f in FEATURES and v is not None}
-        sites.append(
-            Site(
-                name=name,
-                category=category if isinstance(category, str) else "",
-                price=int(price) if isinstance(price, float) else 0,
-                at=(0.0, 0.0),
-                features=features,
-            )
-        )
+        sites.append(Site(name, category, price, at=(0.0, 0.0), features=features))
     return sites
 
 
 def best_plan(view: PlanningView) -> Plan:
-    """The full plan with the highest estimated total. Told totals of earlier plans are used."""
+    """The full plan with the highest estimated total. Stated totals of earlier plans are used."""
     facts = facts_of(view.log)
     sites, miles_SS = estimated_sites(view.names, facts), _miles(view.names, facts)
-    told = stated_preferences(view.log), scored_in(view.log)
-    totals = estimated_totals(*told, sites, miles_SS, slots=view.slots)
+    stated = stated_preferences(view.log), scored_in(view.log)
+    totals = estimated_totals(*stated, sites, miles_SS, slots=view.slots)
     return tuple(int(i) for i in np.unravel_index(np.argmax(totals), totals.shape))
 
 
@@ -155,8 +147,8 @@ def estimated_totals(
     *,
     slots: int,
 ) -> NDArray[np.int64]:
-    """The estimated total of every plan in tenths of a point, as in `all_totals`; told totals are
-    used, and plans with a repeated site have the least integer."""
+    """The estimated total of every plan in tenths of a point, as in `all_totals`. Stated totals are
+    used; plans with a repeated site have the smallest integer."""
     weights = estimated_weights(stated, sites, miles_SS, scored)
     staked = [
         replace(p, weight=round(10 * w * (_CATEGORY_STAKE if p.kind == "category" else 1)))
@@ -176,7 +168,7 @@ def estimated_weights(
     scored: Sequence[Scored],
 ) -> NDArray[np.float64]:
     """The weights of the stated preferences, in points: the posterior mean given the stated scores,
-    which are linear in the weights, under a normal prior and noise of variance 1."""
+    which are linear in the weights, under a normal prior and noise with variance 1."""
     rows, points = [], []
     index = {name: i for i, name in enumerate(site.name for site in sites)}
     for sheet in scored:
@@ -206,17 +198,15 @@ def estimated_weights(
 
 
 def unknown_legs(view: PlanningView, plan: Plan) -> list[int]:
-    """The sites of a plan whose distance to a neighbour in the plan is unknown; those with most
+    """The sites of a plan whose distance to a neighbour in the plan is unknown; sites with the most
     unknown legs first."""
-    facts = facts_of(view.log)
-    count: dict[int, int] = {}
+    facts, count = facts_of(view.log), Counter[int]()
     for first, second in pairwise(plan):
         if first is None or second is None:
             continue
         if (view.names[first], view.names[second]) not in facts.tenths:
-            for site in (first, second):
-                count[site] = count.get(site, 0) + 1
-    return sorted(count, key=lambda site: -count[site])
+            count.update((first, second))
+    return [site for site, _ in count.most_common()]
 
 
 def fields_of(stated: Sequence[Preference]) -> list[str]:
@@ -228,7 +218,7 @@ def fields_of(stated: Sequence[Preference]) -> list[str]:
 
 def _miles(names: Sequence[str], facts: Facts) -> NDArray[np.int64]:
     miles_SS = np.full((len(names), len(names)), _TYPICAL_TENTHS, dtype=np.int64)
-    index: Mapping[str, int] = {name: i for i, name in enumerate(names)}
+    index = {name: i for i, name in enumerate(names)}
     for (first, second), tenths in facts.tenths.items():
         miles_SS[index[first], index[second]] = tenths
     return miles_SS
@@ -247,28 +237,28 @@ GREETING = "Hello!"
 _OPENERS = ("Hi! ", "I would like this: ", "My wishes are: ", "")
 _GO_ON = "Please make a plan."
 _MAX_LEGS = 4
-_NEAR = 12  # sites that `_by_points` looks at around each of its centres
-_PATIENCE = 3  # the most proposals that a teller sees after its rounds
+_NEAR = 12  # sites that `_by_points` considers around each centre
+_PATIENCE = 3  # most proposals that a teller sees after its rounds
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptedPlayer(ScriptedBase):
     """One scripted user or agent.
 
-    - teller: a user who tells its preferences: all in one message ("all"), one in each message
-      ("one"), or all once it is asked ("asked"). It rejects the first `rounds` full plans, telling
-      their score sheets or only their totals (`score`), and then accepts the best that it has
-      seen. Without messages it rejects at most `rounds` plans, those of a total below 0.
-    - silent: a user who tells nothing and accepts any plan.
-    - searcher: an agent who asks if it knows no preference, searches for the stated ones, and
-      proposes its best plan. It searches for all sites with the fields that matter ("table"), or
-      for the sites that meet all preferences, then fewer of them ("filter"). It looks up distances
-      at most `legs` times for each proposal. With `think` "points" it counts in private and
-      proposes `plans` plans (`_by_points`), then the one of them with the best told total. With
-      probability `stray` each of these choices is a random one instead: the site of a block, the
-      sites beside it, and the plan at the end.
-    - guesser: an agent who proposes random sites.
-    - `slip`: the probability that it first sends a malformed move and then repairs it.
+    - teller: a user that states its preferences: all in one message ("all"), one per message
+      ("one"), or all after a question ("asked"). It rejects the first `rounds` full plans, stating
+      their score sheets or only their totals (`score`), and then accepts the best plan seen so far.
+      Without messages it rejects at most `rounds` plans, and only if their total is below 0.
+    - silent: a user that states nothing and accepts any plan.
+    - searcher: an agent that asks if it knows no preference, searches by the stated ones, and
+      proposes its best plan. It searches for all sites with the relevant fields ("table"), or for
+      the sites that meet all preferences, then fewer preferences ("filter"). It looks up distances
+      at most `legs` times per proposal. With `think` "points" it counts in private text and
+      proposes `plans` plans (`_by_points`), then the plan with the best stated total. With
+      probability `stray` each of these choices is random instead: the site of a block, its
+      neighbours in the plan, and the final plan.
+    - guesser: an agent that proposes random sites.
+    - `slip`: the probability of an injected error: a malformed move first, which it then repairs.
     """
 
     OPTIONS: ClassVar = {
@@ -298,7 +288,7 @@ class ScriptedPlayer(ScriptedBase):
 
     @property
     def seat(self) -> int:
-        """The seat that this kind of player can have."""
+        """The seat of this kind of player."""
         return USER if self.name in _USERS else AGENT
 
     def lesson(self, view: PlanningView) -> Lesson:
@@ -350,11 +340,11 @@ def _searcher(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generat
     proposals = sum(a.kind == "propose" for a in view.log)
     if player.think == "points" and proposals < min(player.plans, len(view.names)):
         return _by_points(player, view, stated)
-    told = [scored for scored in scored_in(view.log) if scored.total is not None]
-    if player.think == "points" and told:
-        best = max(told, key=lambda scored: scored.total or 0)
+    totals = [scored for scored in scored_in(view.log) if scored.total is not None]
+    if player.think == "points" and totals:
+        best = max(totals, key=lambda scored: scored.total or 0)
         if player.stray and rng.random() < player.stray:
-            best = told[rng.integers(len(told))]
+            best = totals[rng.integers(len(totals))]
         return f"[propose] {render_plan(best.plan, view.names)}"
     if view.options.search:
         fields, facts = fields_of(stated), facts_of(view.log)
@@ -371,14 +361,14 @@ def _searcher(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generat
 
 
 def _by_points(player: ScriptedPlayer, view: PlanningView, stated: tuple[Preference, ...]) -> str:
-    """Count, in private text, the stated preferences that each site meets minus those that it goes
-    against. For each of `plans` equal blocks of the sites, in turn, look up what is near the best
-    site of the block and propose this site between the best two of its `_NEAR` nearest ones.
+    """Count, in private text, the stated preferences that each site meets minus those that it
+    violates. For each of `plans` equal blocks of the sites, in turn, look up the sites near the
+    best site of the block and propose this site between the best two of its `_NEAR` nearest sites.
 
-    The text begins as `_counted` says. After distances it has a line for each near site with its
-    count and the best two so far with theirs. So each token is copied or follows from two numbers
-    before it. Prices are left out: few budgets can be kept, and told totals have them. Of equal
-    sites the first one is taken.
+    The text starts with the text of `_counted`. After distances it has a line for each near site
+    with its count and the best two sites so far with their counts. So each token is copied or
+    follows from two earlier numbers. Prices are left out: few budgets can be kept, and stated
+    totals include them. Ties go to the first site.
     """
     fields = tuple(name for name in fields_of(stated) if name != "price")
     looked_up = view.log[-1].kind == "tool" and "distance_to" in view.log[-1].text
@@ -402,8 +392,8 @@ def _by_points(player: ScriptedPlayer, view: PlanningView, stated: tuple[Prefere
             others = sorted([*others, name], key=lambda each: -points[each])[:2]
             lines += "|".join(f"{each} {points[each]}" for each in (name, *others)) + "\n"
     if rng.random() < player.stray:
-        beside = [name for name in sorted(points) if name != centre]
-        others = rng.choice(beside, min(2, len(beside)), replace=False).tolist()
+        rest = [name for name in sorted(points) if name != centre]
+        others = rng.choice(rest, min(2, len(rest)), replace=False).tolist()
     chosen = [*others[:1], centre, *others[1:]] if view.slots > 1 else [centre]
     plan = tuple(view.names.index(name) for name in chosen[: view.slots])
     return f"{lines}[propose] {render_plan(plan, view.names)}"
@@ -411,8 +401,8 @@ def _by_points(player: ScriptedPlayer, view: PlanningView, stated: tuple[Prefere
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """The counts of all sites, the sites and the best site of each block, and the text that finds
-    them."""
+    """The facts used, the counts of all sites, the sites and the best site of each block, and the
+    private text that finds them."""
 
     facts: Facts
     points: dict[str, int]
@@ -423,16 +413,13 @@ class _Counted:
 
 @lru_cache(maxsize=64)
 def _counted(
-    names: tuple[str, ...],
-    stated: tuple[Preference, ...],
-    tables: tuple[Action, ...],
-    plans: int,
+    names: tuple[str, ...], stated: tuple[Preference, ...], tables: tuple[Action, ...], plans: int
 ) -> _Counted:
-    """Count the stated preferences that each site meets minus those that it goes against.
+    """Count the stated preferences that each site meets minus those that it violates.
 
-    The text has a line for each site, in the order of the names, which is the same in all cities of
-    one size: its name and its values as the searches `tables` showed them, with the count so far
-    after each; then the best site of its block so far, with its count.
+    The text has a line for each site, ordered by name, which is the same order in all cities of one
+    size: its name and its values from the searches `tables`, each followed by the count so far;
+    then the best site of its block so far, with its count.
     """
     facts = facts_of(tables)
     lines, points, centres = "", dict[str, int](), list[str]()
@@ -466,8 +453,8 @@ def _guesser(player: ScriptedPlayer, view: PlanningView, rng: np.random.Generato
 
 
 def _by_filter(view: PlanningView, stated: tuple[Preference, ...]) -> str:
-    """Search for sites that meet all preferences, then one fewer each time, until the results fill
-    the plan; then propose them in the order found."""
+    """Search for sites that meet all preferences, then one preference fewer each time, until the
+    results fill the plan; then propose them in the order found."""
     conditions = [condition for p in stated if (condition := _condition(p, view))]
     results = [a.result.splitlines()[2:] for a in view.log if a.kind == "tool"]
     names = list(dict.fromkeys(name for lines in results for name in lines))
@@ -479,7 +466,7 @@ def _by_filter(view: PlanningView, stated: tuple[Preference, ...]) -> str:
 
 
 def _condition(p: Preference, view: PlanningView) -> str:
-    """A filter for sites that meet a preference, "" if no filter can express it."""
+    """A filter for the sites that meet a preference, "" if no filter can express it."""
     match p.kind:
         case "feature" if p.name == "rating":
             return f"rating >= {min(v for v in p.liked if isinstance(v, float)):g}"
@@ -495,17 +482,16 @@ def _condition(p: Preference, view: PlanningView) -> str:
 
 
 def _accepts(player: ScriptedPlayer, view: PlanningView) -> bool:
-    """Whether a teller accepts: after its rounds, the best full plan that it has seen; without
-    messages, a plan of a total of at least 0, and any plan after its rounds."""
+    """Whether a teller accepts: after its rounds, the best full plan seen so far; without messages,
+    a plan with a total of at least 0, and any plan after its rounds."""
     plans = [action.plan for action in view.log if action.plan is not None]
     totals = [
         sheet.total for plan, sheet in zip(plans, view.sheets, strict=True) if None not in plan
     ]
+    is_late = len(totals) > player.rounds
     if not view.options.messages:
-        return len(totals) > player.rounds or totals[-1] >= 0
-    if len(totals) > player.rounds + _PATIENCE:
-        return True
-    return len(totals) > player.rounds and totals[-1] == max(totals)
+        return is_late or totals[-1] >= 0
+    return len(totals) > player.rounds + _PATIENCE or (is_late and totals[-1] == max(totals))
 
 
 def _sheet_text(view: PlanningView) -> str:

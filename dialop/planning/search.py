@@ -3,7 +3,7 @@
     Search(fields=[price, rating], filters=[category == cafe, rating >= 4], text_query="live music",
            sort_by=[rating desc, distance_to(The Mall)], limit=5)
 
-All arguments are optional. Nothing of a query is evaluated as code. The time is linear in the
+All arguments are optional. No part of a query is evaluated as code. The time is linear in the
 length of the query, which is limited, times the number of sites.
 """
 
@@ -42,12 +42,12 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 _TRUTH = {"true": True, "yes": True, "false": False, "no": False}
 _ALIASES = {"etype": "category", "type": "category", "est_price": "price", "est price": "price"}
 _QUOTES = {'"': '"', "'": "'", "“": "”", "‘": "’"}
-# A value in quotes, whole: the 's of a name neither opens nor closes one.
+# A whole quoted value: the 's of a name neither opens nor closes one.
 _QUOTED = re.compile(
     r"(?:\A|[=<>\[(,]|\band\b)\s*(\".*?\"|'.*?'|“.*?”|‘.*?’)(?=\s*(?:\Z|[=<>!,)\]]|\b(?:and|asc|desc)\b))",
     re.DOTALL | re.IGNORECASE,
 )
-# The name in distance_to(NAME), which may have an "and", a comma or brackets.
+# The name in distance_to(NAME), which may contain an "and", a comma or brackets.
 _TO = re.compile(
     r"distance_to\s*\((.*?)\)(?=\s*(?:\Z|[=<>!,\]]|\b(?:and|asc|desc)\b))",
     re.DOTALL | re.IGNORECASE,
@@ -76,8 +76,8 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A parsed query. `sort_by` pairs fields with whether to sort descending; the first counts
-    most. `limit` is None for all results."""
+    """A parsed query. `sort_by` has (field, whether descending), the main key first. `limit` is
+    None for all results."""
 
     fields: tuple[Field, ...] = ()
     filters: tuple[Filter, ...] = ()
@@ -90,12 +90,11 @@ def search(text: str, sites: Sequence[Site]) -> str:
     """Answer a query: a line with the number of results, a header, and a line for each site.
 
     Values are separated by `|`. The first column is the name, then the requested fields, then the
-    sort keys. All values but names and distances follow their field's name, as in `live music
-    True`, and a feature that a site does not have is left out, so that a cell means the same
-    wherever it stands.
+    sort keys. All values except names and distances follow their field's name, as in `live music
+    True`, and missing features are left out, so that a cell means the same in every place.
 
     Raises:
-        PlayerError: kind "bad_query", for a query that does not parse; says why and what is valid.
+        PlayerError: kind "bad_query", for an invalid query; gives the reason and valid values.
     """
     query = parse_query(text, [site.name for site in sites])
     found = [i for i, site in enumerate(sites) if _matches(site, query, sites)]
@@ -106,20 +105,20 @@ def search(text: str, sites: Sequence[Site]) -> str:
         found = known + unknown
     if not found:
         return NO_RESULTS
-    shown = found if query.limit is None else found[: query.limit]
-    count = str(len(found)) if len(shown) == len(found) else f"{len(shown)} of {len(found)}"
+    listed = found if query.limit is None else found[: query.limit]
+    count = str(len(found)) if len(listed) == len(found) else f"{len(listed)} of {len(found)}"
     columns = list(dict.fromkeys((Field("name"), *query.fields, *(f for f, _ in query.sort_by))))
     lines = [f"Search results ({count}):"]
     titles = [f"distance_to({sites[f.to].name})" if f.to is not None else f.name for f in columns]
     lines.append("|".join(titles))
-    for i in shown:
+    for i in listed:
         row = [(field, _value(sites[i], field, sites)) for field in columns]
         lines.append("|".join(cell(field, value) for field, value in row if value is not None))
     return "\n".join(lines)
 
 
 def cell(field: Field, value: Value) -> str:
-    """A value as an answer shows it, such as `live music True`."""
+    """A value in the form of an answer, such as `live music True`."""
     titled = field.to is None and field.name != "name"
     return f"{field.name} {shown(value)}" if titled else shown(value)
 
@@ -150,7 +149,7 @@ def parse_query(text: str, names: Sequence[str]) -> Query:
 
 
 def _arguments(body: str) -> dict[str, str]:
-    """The text of each argument in the brackets of a call."""
+    """The text of each argument within the brackets of a call."""
     given: dict[str, str] = {}
     plain = _blanked(body)
     at, end = 0, len(body)
@@ -188,8 +187,8 @@ def _items(text: str) -> list[str]:
 
 
 def _conditions(text: str) -> list[str]:
-    """The filters of a list, which commas or "and" join. An "and" before no operator is part of a
-    name."""
+    """The filters of a list, joined by commas or "and". An "and" without a later operator is part
+    of a name."""
     conditions: list[str] = []
     for item in _items(text):
         first, *more = _split(item, _AND)
@@ -203,8 +202,8 @@ def _conditions(text: str) -> list[str]:
 
 
 def _blanked(text: str) -> str:
-    """The text with each value in quotes and each name in distance_to(NAME) replaced by as many
-    letters, so that nothing in it is taken for a comma, a bracket, an "and" or an argument."""
+    """The text with each quoted value and each name in distance_to(NAME) replaced by letters of the
+    same number, so that they contain no comma, bracket, "and" or argument."""
     for whole in (_QUOTED, _TO):
         text = whole.sub(lambda m: m[0].replace(m[1], "x" * len(m[1])) if m[1] else m[0], text)
     return text

@@ -2,7 +2,7 @@
 
 A user states preferences, by their sentences, and scores, as `label: points` items about the last
 proposal. An agent states facts of sites, as `NAME: FIELD VALUE`, separated by commas. Other words
-are not read as statements, so in free prose most statements are not counted.
+are not read as statements, so most statements in free prose are not counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dialop.planning.city import FEATURES
 from dialop.planning.preferences import stated_in
 from dialop.planning.scripted import scores_in, sheet_items
 
-# An item of a site's facts. After other words it may be about something else.
+# An item of a site's facts. Items after other words may be about something else.
 _FACT = re.compile(
     rf"(?:\A|,)\s*({'|'.join(map(re.escape, FEATURES))}|category|price)"
     rf" (\$?\w{{1,20}}(?:\.\d{{1,3}})?){NUMBER_END}(?!-)"
@@ -28,10 +28,10 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 def count_true(
     action: Action, instance: PlanningInstance, sheet: Sheet | None, names: Sequence[str]
 ) -> tuple[int, int]:
-    """The number of true statements in a message, and of all statements.
+    """The number of true statements in a message, and the number of all statements.
 
-    `sheet` is that of the last proposal before the message and `names` the names in it; None and ()
-    if there was none.
+    `sheet` and `names` are the score sheet and the names of the last proposal before the message;
+    None and () without a proposal.
     """
     if action.seat != USER:
         return _count_facts(action.text, instance)
@@ -50,10 +50,7 @@ def _count_facts(text: str, instance: PlanningInstance) -> tuple[int, int]:
     num_true = num_all = 0
     for site in instance.sites:
         for piece in text.split(f"{site.name}: ")[1:]:
-            end = min(
-                (at for mark in (":", ";", "\n") if (at := piece.find(mark)) >= 0), default=-1
-            )
-            piece = piece[:end] if end >= 0 else piece
+            piece = re.split(r"[:;\n]", piece, maxsplit=1)[0]
             for fact in _FACT.finditer(piece):
                 if is_stated(piece, fact.start(1), fact.end()):
                     num_all += 1

@@ -1,7 +1,7 @@
 """All text that a seat reads in the planning game, except errors and search results.
 
 There are two styles. The full style has a system prompt and a score sheet in words; the brief style
-uses few words, for very small models. In both, a message begins with its writer's role, and its
+uses few words, for very small models. In both, a message starts with its writer's role, and its
 lines after the first are indented, so that none can be mistaken for a line of the game.
 """
 
@@ -109,7 +109,7 @@ def agent_rules(names: Sequence[str], *, slots: int, messages: bool, search: boo
 
 
 def user_opening(preferences: Sequence[Preference], *, brief: bool) -> str:
-    """The user's private text: one sentence a line, without weights."""
+    """The user's private text: one sentence per line, without weights."""
     lines = [p.text for p in preferences]
     return "\n".join(lines if brief else ["Your preferences:", *(f"- {line}" for line in lines)])
 
@@ -127,7 +127,7 @@ def move_text(action: Action) -> str:
 def read_by(
     seat: int, action: Action, instance: PlanningInstance, sheet: Sheet | None, *, brief: bool
 ) -> str:
-    """What a seat reads of the other's move. `sheet` is that of a proposal."""
+    """The text that a seat reads about the other's move. `sheet` belongs to a proposal."""
     who = "User" if action.seat == USER else "Agent"
     if action.kind == "message":
         return f"{who}: [message] {indent_further(action.text)}"
@@ -147,7 +147,7 @@ def read_by(
 
 
 def reject_text(*, brief: bool) -> str:
-    """What the user reads after it has rejected a plan and must move again."""
+    """The text that the user reads after it has rejected a plan and must move again."""
     return "Your move." if brief else "You rejected the plan. It is your move again."
 
 
@@ -159,7 +159,7 @@ def history(
     *,
     brief: bool,
 ) -> str:
-    """Moves made before the game was restored, as `seat` reads them. `sheets` has one for each
+    """Moves made before the game was restored, as `seat` reads them. `sheets` has one sheet per
     proposal."""
     lines, sheet_of = [], iter(sheets)
     for action in log:
@@ -204,7 +204,7 @@ def _full_sheet(plan: Plan, instance: PlanningInstance, sheet: Sheet) -> list[st
 
 
 def brief_phrases(names: Sequence[str], features: Sequence[str]) -> list[str]:
-    """Phrases that the brief style repeats; a tokenizer trained for it can make each one token."""
+    """Recurring phrases of the brief style; its tokenizer can make each one token."""
     return [
         *(f"[{tag}]" for tag in ("message", "tool", "propose", "accept", "reject")),
         *("User:", "Agent:", "Search(filters=[", "Search(fields=[", "Search results", "Total"),
@@ -216,10 +216,10 @@ def brief_phrases(names: Sequence[str], features: Sequence[str]) -> list[str]:
 
 
 def brief_tables(prices: Sequence[int]) -> list[str]:
-    """Further phrases for cities of all features.
+    """Further phrases for cities with all features.
 
-    Each cell of a table of search results, field and value, is one token, and so is each number of
-    points. Values and the starts of sentences are separate tokens.
+    Each cell of a search result (field and value) is one token, and so is each number of points.
+    Values and the starts of sentences are separate tokens.
     """
     features = [(f, shown(v)) for f, feature in FEATURES.items() for v in feature.values]
     words = {value for _, value in features if value.isalpha()} | set(CATEGORIES)

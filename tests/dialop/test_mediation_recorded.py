@@ -108,7 +108,7 @@ def test_damaged_records_say_what_is_wrong(records: list[dict[str, Any]]) -> Non
 
     assert error(lambda r: r.pop("player_data")) == "a recorded game has no player_data"
     assert "log entry 0 is not a move" in error(lambda r: r["action_log"][0].update(vroom=1))
-    assert "whole number from 0 to 1" in error(lambda r: r["action_log"][0].update(vroom=2))
+    assert "integer from 0 to 1" in error(lambda r: r["action_log"][0].update(vroom=2))
     assert "both users accepted" in error(lambda r: r["action_log"].pop())
     assert "user 1.mean_price" in error(lambda r: r["player_data"][1].update(mean_price=0))
     assert "a time like" in error(lambda r: r["player_data"][0]["flights"][0].update(start="noon"))

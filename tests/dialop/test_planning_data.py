@@ -18,7 +18,7 @@ from dialop.planning.generate import PlanningRecipe, generate_instance
 from dialop.planning.kit import read, write
 from dialop.planning.preferences import meaning, stated_in
 from dialop.planning.recorded import instance_from_record, moves_from_record
-from dialop.planning.score import all_totals, score_range, sheet_of, tenths_between
+from dialop.planning.score import all_totals, referenced, sheet_of, tenths_between
 from tests.helpers.dialop_boards import human_games
 from tests.helpers.planning_cities import HAND
 from tests.helpers.recorded_games import begun
@@ -38,7 +38,7 @@ def records() -> list[dict[str, Any]]:
 def test_generated_instances_have_the_figures_of_the_recorded_ones() -> None:
     instances = generate(PlanningRecipe(), seed=11, num=150)
     ranges = [
-        score_range(i.sites, [p for p in i.preferences if p.name not in DEAD], slots=3)
+        referenced(i.key, i.sites, [p for p in i.preferences if p.name not in DEAD], slots=3)
         for i in instances
     ]
     mean = statistics.fmean
@@ -107,11 +107,15 @@ def test_the_stream_of_a_seed_does_not_change() -> None:
         ('"category": "bar"', '"category": "pub"', "a category must be one of .*, got 'pub'"),
         ('"has parking": true', '"has parking": 1', "'has parking' must be False, True, got 1"),
         ('"kind": "budget"', '"kind": "cash"', r"preferences.2.kind: .* got 'cash'"),
-        ('"name": "The Dive"', '"name": "sauls"', "different names"),
+        ('"name": "The Dive"', '"name": "sauls"', "unique names"),
         ('"name": "The Dive"', '"name": "a\\nb"', "printable text on one line"),
         ('"slots": 3', '"slots": 5', "slots: .* less than or equal to 3, got 5"),
         ('"weight": 4', '"weight": NaN', "not valid JSON"),
-        ('"weight": 4', '"weight": 4, "weight": 5', r"not valid JSON \(it has 'weight' twice\)"),
+        (
+            '"weight": 4',
+            '"weight": 4, "weight": 5',
+            r"not valid JSON \(it has key 'weight' twice\)",
+        ),
         ('"opening": []', '"opening": [{"seat": 0, "kind": "sing"}]', "opening.0.kind: "),
     ],
 )

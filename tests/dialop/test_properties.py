@@ -218,7 +218,7 @@ WRONG_SPECS = {
         "solo:stray=0.5": "needs think=values",
         "honset": "honest",
         "honest:tell=all": "costs, top, calendar",
-        "honest:probe=1.5": "probe must be a whole number",
+        "honest:probe=1.5": "probe must be an integer",
     },
     "matching": {
         "honset": "random, solo, honest; nearest is honest",
