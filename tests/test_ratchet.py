@@ -26,7 +26,7 @@ WEIGHT = {
     "core": Limit(13342, "a method's own check before a start"),
     "selfplay": Limit(21281, "a method's own check before a start"),
     "extras": Limit(1326, "taken out of the core and the games"),
-    "dialop": Limit(7847),
+    "dialop": Limit(7754),
     "tests": Limit(29863, "a method's own check before a start"),
     "bench": Limit(3150, "mutants of the lines of a step; the tools of the docs, from tests"),
     "settings": Limit(95),

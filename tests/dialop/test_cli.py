@@ -102,10 +102,7 @@ def test_a_new_game_passes_every_check(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        (
-            "my-game.py",
-            "a .py file that Python can import, got .*my-game.py; nearest is my_game.py",
-        ),
+        ("my-game.py", ".py file that Python can import, got .*my-game.py; nearest is my_game.py"),
         ("my_game.txt", "a .py file that Python can import"),
         ("random.py", "a unique module name, got .*random.py"),
         ("taken.py", "the file must not exist, got .*taken.py"),

@@ -59,13 +59,9 @@ MEETING = [
         {"rewards=paid": "rewards=paid, facts={'d': 'x'}"}, "a finite number for each of its fac"
     ),
     Wrong({NAMED: "{0: str("}, "measures() must give a number for each name"),
-    Wrong(
-        {NAMED: '{"messages": float('}, "not give the name of a metric of every run, got 'messages'"
-    ),
-    Wrong({NAMED: '{"eval_x": float('}, "not give the name of a metric of every run, got 'eval_x'"),
-    Wrong(
-        {NAMED: '{"num_games": float('}, "not give the name of a metric of every run, got 'num_g"
-    ),
+    Wrong({NAMED: '{"messages": float('}, "not give the name of a …of every run, got 'messages'"),
+    Wrong({NAMED: '{"eval_x": float('}, "not give the name of a …of every run, got 'eval_x'"),
+    Wrong({NAMED: '{"num_games": float('}, "not give the name of a …of every run, got 'num_g"),
     Wrong({NAMED: '{"statements": float('}, "give both of statements and true_state"),
     Wrong({"return Instance(": "return ("}, "must return an instance with a text `key`, got "),
     Wrong(
@@ -86,9 +82,7 @@ MEETING = [
     Wrong(
         {'{"tell": tell, "': '{"tell": tell}.keys() or {"'}, "SCRIPTS of …must be a dict of func"
     ),
-    Wrong(
-        {'f"[meet] {common}" if told': "None if told"}, "player tell must return a text, got None"
-    ),
+    Wrong({'f"[meet] {common}" if told': "None if told"}, "player tell must return a text, got"),
 ]
 SEED, STEP = 'random.Random(f"{seed} {index}")', "        play = self.play\n"
 DONE = "tuple(observations), rewards)"
@@ -106,9 +100,7 @@ ROOMS = [
         {"return Step(seat, kind": "Step(seat, kind"}, "a Step with an action or an error, got N"
     ),
     Wrong({DONE: "tuple(observations)[:1])"}, "observations must be one text per seat, got"),
-    Wrong(
-        {DONE: "tuple(observations), (1e999,) * 3)"}, "rewards must be one finite number per seat"
-    ),
+    Wrong({DONE: "tuple(observations), (1e999,) * 3)"}, "rewards must be one finite number per"),
     Wrong({STEP: f"{STEP}        exit(0)\n"}, "own_….py:…step: SystemExit: 0"),
     Wrong({"return Prompt(": 'return "hello" or Prompt('}, "must give a Prompt, got 'hello'"),
     Wrong({'play["log"] = [list(entry)': 'play["log"] = [{1} or list(entry)'}, "plain JSON"),
