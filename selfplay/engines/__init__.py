@@ -1,4 +1,4 @@
-"""Engines: they take prompt ids (or, behind an endpoint, messages) and return sampled completions.
+"""Engines: prompt ids (or, for an endpoint, messages) in, sampled completions out.
 
 `base` defines the interface.
 """

@@ -1,11 +1,11 @@
 """The engine's interface: prompt ids in, sampled ids out; weights in, compared bit for bit.
 
-`engines.kinds` starts the engine that `engine.kind` names; nothing outside this room asks which
-one it is. `weight_sync.supervised.Supervised` wraps it and alone knows of failures.
+`engines.kinds` finds the class by `engine.kind`; no other room depends on which one it is.
+`weight_sync.supervised.Supervised` wraps the engine and handles its failures.
 
-`GameRunner.run_games` plays games: one coroutine for each game, which awaits its completions. The
-SGLang engine answers each request as soon as it is done. The hf engine answers when all games wait,
-as one batch (`waves`).
+`GameRunner.run_games` plays games: one coroutine per game, which awaits its completions. The SGLang
+engine answers each request as soon as it is done. The hf engine waits until every game has a
+request, and answers them as one batch (`waves`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:  # a game runner needs no torch
@@ -39,7 +40,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One turn to generate: exact prompt ids, limit of new tokens, seed of the sampling.
+    """One turn to generate: exact prompt ids, maximum number of new tokens, sampling seed.
 
     `model` names the model that generates; "" is the policy. A model that takes text reads
     `messages` instead of prompt ids.
@@ -54,11 +55,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A sampled turn: new ids, one log-prob for each, why it ended, the step of the last push.
+    """A sampled turn: new ids, one log-prob per id, why it ended, the step of the last push.
 
-    `version` is that step by the trainer's own count; it is not read from the engine's weights.
+    `version` is the trainer's own count of that step, not read from the engine's weights.
 
-    The ids include the matched stop token. Log-probs are in nats, of the full softmax after the
+    The ids include the matched stop token. Log-probs are in nats, from the full softmax after the
     temperature. `finish` is "stop" or "length". A model that takes text returns `text` and no
     ids; without an answer `finish` is "void", and `text` holds the reason.
     """
@@ -72,7 +73,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How every request of a rollout is sampled: temperature and the ids that end a turn.
+    """Sampling settings of a rollout: temperature and the ids that end a turn.
 
     Temperature 0 is greedy, with log-probs at temperature 1.
     """
@@ -84,19 +85,19 @@ class Sampling:
 # Sends one request and waits for its completion.
 Generate = Callable[[Request], Coroutine[Any, Any, Completion]]
 
-# One game: a coroutine that gets its completions by `Generate`.
+# One game: a coroutine function that gets its completions from `Generate`.
 GameCoroutine = Callable[[Generate], Coroutine[Any, Any, Any]]
 
 
 async def one_turn(request: Request, generate: Generate) -> Completion:
-    """A game of one request."""
+    """A game that consists of one request."""
     return await generate(request)
 
 
 async def run_all(coroutines: Iterable[Awaitable[Any]]) -> list[Any]:
-    """Run coroutines, or tasks that run already, concurrently; results in order.
+    """Run coroutines, or tasks that already run, concurrently; results in order.
 
-    The first exception cancels the others, and propagates when they have ended.
+    The first exception cancels the others, and propagates once they have ended.
     """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
@@ -108,61 +109,59 @@ async def run_all(coroutines: Iterable[Awaitable[Any]]) -> list[Any]:
 
 
 class GameRunner(Protocol):
-    """Plays games: what a rollout needs."""
+    """Plays games: the part of an engine that a rollout needs."""
 
     @abstractmethod
     def run_games(
         self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
-        """Run one coroutine for each game, passing it `generate(request)`; results in order.
+        """Run one coroutine per game, which receives `generate(request)`; results in order.
 
-        `partners` answers the requests that name another model. The first exception ends all games,
+        `partners` answers requests that name another model. The first exception ends all games,
         then propagates.
         """
         ...
 
     def rollout(self) -> AbstractContextManager[None]:
-        """Inside it requests may use what earlier ones computed; nothing of that outlives it."""
+        """A context in which requests may reuse the work of earlier ones; it is then discarded."""
         ...
 
 
 class Engine(GameRunner):
-    """Generates turns, with weights that a trainer replaces. All sizes in tokens, all times in
-    seconds. Each rank has one; a rank that shares another rank's has a part of it, which plays no
-    games and takes part in `load`, `compare` and `wake`.
+    """Generates turns with weights that the trainer replaces. Sizes are in tokens, times in
+    seconds. Each rank has one. A rank that shares another rank's engine has a part of it, which
+    plays no games but takes part in `load`, `compare` and `wake`.
 
-    A subclass has `dtype`, `start`, `run_games`, `generate_batch`, `load` and `compare`, and states
-    what else differs from the defaults here. The class says what must be known before there is an
-    engine (`in_trainer`, `shares`, `needs_merged`, `num_weights`), so that to import it must need
-    none of its libraries.
+    A subclass defines `dtype`, `start`, `run_games`, `load` and `compare`, and overrides any other
+    default that differs. Facts that are needed before an engine exists (`in_trainer`, `shares`,
+    `needs_merged`, `num_weights`) are on the class, so importing the class must not import its
+    libraries.
 
     `weight_sync.supervised` calls in this order: `start`, `sleep`; then in each step `wake` for
-    weights, `load`, `compare`, `wake` for the cache, `run_games`, `score`, `sleep`. A method that
-    raises EngineFault is followed by `restart` and all of these again. Any other error is a bug and
-    ends the run.
+    weights, `load`, `compare`, `wake` for the cache, `run_games`, `score`, `sleep`. After an
+    EngineFault it calls `restart` and then all of these again. Any other error is a bug and ends
+    the run.
     """
 
-    in_trainer: ClassVar[bool] = (
-        False  # it computes in the trainer's process, its model never sleeps
-    )
+    in_trainer: ClassVar[bool] = False  # it runs in the trainer's process; its model never sleeps
     scores: bool = False  # whether its log-probs can differ from the trainer's with equal weights
     version: int = 0  # of the last `load`
     dtype: torch.dtype  # of the weights that it takes
-    num_copies: int = 1  # of the weights that `compare` counts here
+    num_copies: int = 1  # copies of the weights that `compare` counts on this rank
 
     @classmethod
     def shares(cls, world: World) -> bool:
-        """Whether it generates with the learner's own parameters (`around`), not with a copy."""
+        """Whether it generates with the learner's own parameters (`around`) instead of a copy."""
         return False
 
     @classmethod
     def check(cls, engine: EngineConfig, *, here: bool) -> None:
-        """Raise SettingsError for settings that it cannot have and, if the run is to be `here`, for
-        what this machine lacks."""
+        """Raise SettingsError for unsupported settings and, if the run is to be `here`, for
+        anything that this machine lacks."""
 
     @classmethod
     def why_not(cls, model: PreTrainedModel) -> str | None:
-        """Why it cannot take the weights of this model, which may be on the meta device."""
+        """Why it cannot take this model's weights, None if it can; the model may be on meta."""
         return None
 
     @classmethod
@@ -172,12 +171,12 @@ class Engine(GameRunner):
 
     @classmethod
     def num_weights(cls, folder: Path) -> int:
-        """The weights by whose number its `auto` settings are chosen; 0 where none are."""
+        """The model size by which its `auto` settings are chosen; 0 if it has none."""
         return 0
 
     @classmethod
     def choose(cls, engine: EngineConfig, load: Load) -> EngineConfig:
-        """The settings with a value for each that is `auto`."""
+        """The settings with each `auto` replaced by a value."""
         return engine
 
     @classmethod
@@ -185,43 +184,43 @@ class Engine(GameRunner):
         cls, config: Config, weights: Path, world: World, *, load_format: str = "auto"
     ) -> Engine:
         """An engine with the weights of this folder; every rank calls. With `load_format` "dummy"
-        the first `load` replaces its weights, and the folder needs only a config. Raises EngineLost
-        if it does not start."""
+        the folder needs only a config, and the first `load` brings the weights. Raises EngineLost
+        if the engine does not start."""
         raise NotImplementedError
 
     @classmethod
     def around(cls, model: PreTrainedModel, engine: EngineConfig) -> Engine:
-        """In place of `start`: an engine that `shares` the parameters of this model."""
+        """Instead of `start`: an engine that `shares` the parameters of this model."""
         raise NotImplementedError
 
     @classmethod
     def start_partner(cls, config: Config, weights: Path, world: World) -> Engine | None:
-        """One more for a frozen partner, which stays awake; None on a rank that shares another's.
+        """Another engine for a frozen partner, always awake; None on a rank that shares another's.
         Raises as `start`, and SettingsError if too little memory is free."""
         return cls.start(config, weights, world)
 
-    @abstractmethod
     def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """Answer all requests, in order."""
+        """Answer all requests, in order. Raises as `run_games` does."""
+        return self.run_games([partial(one_turn, request) for request in requests], sampling)
 
     @abstractmethod
     def load(self, weights: Weights, version: int) -> None:
-        """Replace all weights by these. Raises EngineFault, on every rank that shares the engine,
-        and may then leave buckets untaken."""
+        """Replace all weights with these. Raises EngineFault, on every rank that shares the engine,
+        possibly before every bucket is taken."""
 
     @abstractmethod
     def compare(self, weights: Weights) -> Compared:
-        """Compare these with the engine's own, bit for bit; nothing is written. This rank's counts.
-        Equal weights never differ: both sides come from the same cast of the same numbers. Raises
-        as `load` does."""
+        """Compare these with the engine's own, bit for bit, without writing; returns this rank's
+        counts. Equal weights never differ: both sides come from the same cast of the same numbers.
+        Raises as `load` does."""
 
     @property
     def num_weight_bytes(self) -> int:
-        """The bytes of one copy of the weights here; 0 if another rank's engine has them."""
+        """The size in bytes of one copy of the weights; 0 if another rank's engine holds them."""
         return 0
 
     def rollout(self) -> AbstractContextManager[None]:
-        """As `GameRunner.rollout`: by default nothing of a rollout is kept."""
+        """As `GameRunner.rollout`; by default nothing is reused."""
         return nullcontext()
 
     def score(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
@@ -235,19 +234,19 @@ class Engine(GameRunner):
 
     def wake(self, what: str) -> None:
         """Allocate memory again: "weights" before a push, then "kv_cache" before generating. Until
-        the first the trainer may use what `sleep` freed."""
+        the first call the trainer may use the memory that `sleep` freed."""
 
     def restart(self) -> None:
-        """End the engine and start it again. Until the next `load` it has no weights or its first.
+        """End the engine and start it again. Until the next `load` it has no weights, or its first.
 
-        Raises EngineFault if it does not start; the engine then stays lost, and the next call is
-        its next failure. An engine in the trainer's process has nothing to restart.
+        Raises EngineFault if it does not start; it then stays lost, and the next call counts as its
+        next failure. An engine in the trainer's process has nothing to restart.
         """
 
     @property
     def lost(self) -> bool:
-        """Whether the engine answers no more, unless it is restarted."""
+        """Whether the engine no longer answers and needs a restart."""
         return False
 
     def close(self) -> None:
-        """End the engine and everything it started."""
+        """End the engine and everything that it started."""

@@ -4,10 +4,10 @@ It is the reference engine of the tests. It can share the policy's parameters, w
 push. Each request samples by inverse CDF from uniforms of its own seed, so a completion does not
 depend on its batch (up to the rounding of the matmuls).
 
-Prompts are computed as a tree of texts (`TextTree`), without padding. In a rollout the tree stays,
-so a turn computes only what its seat has read since its last one. The rows of a batch then decode
-from copies of their texts' keys and values (`DecodeRows`), because attention reads all keys of a
-row in each step; what the steps add is copied back to the tree.
+Prompts are computed as a tree of texts (`TextTree`), without padding. The tree lives as long as the
+rollout, so a turn computes only the tokens that its seat has read since its last turn. The rows of
+a batch then decode from copies of their keys and values (`DecodeRows`), because attention reads all
+keys of a row in each step. New keys and values are copied back to the tree.
 
 Shapes: B requests, R rows of different texts, T steps, V vocabulary; N new tokens of a pass, K all
 tokens of its texts, S texts, M last tokens of texts; T slots in `SlotLayer`, L columns and C
@@ -37,81 +37,80 @@ from selfplay.engines.weights import Compared, Weights
 from selfplay.model.attention import PackedRow, Prefixes, packed_kwargs
 from selfplay.model.policy import load_model
 
-# A batch is cut in two if this saves at least so many tokens of padding for each of its decode
-# steps, which each read the padding's keys. The second batch's steps read all weights again.
+# A batch is split in two if that saves at least this many padding tokens per decode step. Each step
+# reads the keys of the padding, but a second batch has to read all weights again.
 MIN_SAVED_PADDING = 128
 
-# All tokens of a pass's texts, to which up to one text is added: attention copies their keys.
+# Tokens of a pass's texts, not counting the last text: attention copies their keys.
 MAX_PASS_TOKENS = 16_384
 
-# Rows that ended are computed further, unread, until they are this fraction of all.
+# Finished rows are still computed, and their results ignored, until they are this fraction of all.
 MIN_DROPPED = 0.25
 
 
 class HFEngine(Engine):
-    """Batched generation with a transformers causal language model. It computes as the trainer
-    does, so it scores nothing, and its memory is the process's: it sleeps and restarts by doing
+    """Batched generation with a transformers causal language model. It computes exactly as the
+    trainer does, so it scores nothing. It lives in the trainer's memory, so sleep and restart do
     nothing."""
 
     in_trainer, dtype = True, torch.float32
 
     def __init__(self, model: PreTrainedModel, *, max_batch: int = 512) -> None:
-        """`model` is used as it is, not copied; `max_batch` is the most games, and the most prompts
-        of a batch, at once."""
+        """`model` is used without a copy; `max_batch` is the maximum number of games at once, and
+        of prompts in a batch."""
         self.model, self.max_batch = model, max_batch
         self._tree: TextTree | None = None  # of the rollout
 
     @classmethod
     def shares(cls, world: World) -> bool:
-        """It cannot generate with sharded parameters, so then each rank's has a full copy."""
+        """It cannot generate with sharded parameters; then each rank's engine has a full copy."""
         return world.mesh is None
 
     @classmethod
     def needs_merged(cls, engine: EngineConfig) -> bool:
-        """Only to be split: transformers splits no adapters."""
+        """Only for a device map: transformers cannot split adapters over devices."""
         return engine.device_map is not None
 
     @classmethod
     def start(
         cls, config: Config, weights: Path, world: World, *, load_format: str = "auto"
     ) -> Self:
-        """With a copy of all weights in fp32, on this rank's device or over `engine.device_map`."""
+        """An engine with its own copy of all weights in fp32, on this rank's device or split by
+        `engine.device_map`."""
         device = config.engine.device_map or world.device
         copy = load_model(str(weights), device=device, dtype=cls.dtype)
         return cls.around(copy.requires_grad_(False), config.engine)
 
     @classmethod
     def around(cls, model: PreTrainedModel, engine: EngineConfig) -> Self:
-        """The engine that the parameters of this model are, which then need no push."""
+        """An engine on the parameters of this model, which then need no push."""
         return cls(model, max_batch=engine.max_batch)
 
     @property
     def num_weight_bytes(self) -> int:
-        """The bytes of the model's parameters, wherever they are."""
+        """The size in bytes of the model's parameters on all devices."""
         return sum(p.numel() * p.element_size() for p in self.model.parameters())
 
     def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Answer all requests, in order.
 
-        Prompts of similar length share a batch; equal beginnings are computed once.
+        Prompts of similar length share a batch; common prefixes are computed once.
         """
-        if self.model.device.type == "cuda":  # a thread's own setting, at first device 0
+        if self.model.device.type == "cuda":  # per thread; a new thread starts with device 0
             torch.cuda.set_device(self.model.device)
         tree = self._new_tree() if self._tree is None else self._tree
-        order = sorted(
-            range(len(requests)),
-            key=lambda i: (len(requests[i].prompt_ids), tuple(requests[i].prompt_ids)),
-        )
+        prompts = [tuple(request.prompt_ids) for request in requests]
+        order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), prompts[i]))
+        lengths = [len(prompts[i]) for i in order]
         answers: dict[int, Completion] = {}
         was_training = self.model.training
         self.model.eval()
-        prompts = [len(requests[i].prompt_ids) for i in order]
         steps = max((request.max_new_tokens for request in requests), default=0)
         start = 0
         while start < len(order):
-            stop = start + first_batch(prompts[start : start + self.max_batch], steps)
+            stop = start + first_batch(lengths[start : start + self.max_batch], steps)
             indices = order[start:stop]
-            tree.make_room((stop - start) * (prompts[stop - 1] + steps))
+            tree.make_room((stop - start) * (lengths[stop - 1] + steps))
             batch = [requests[i] for i in indices]
             answers.update(zip(indices, self._generate_batch(batch, sampling, tree), strict=True))
             start = stop
@@ -122,7 +121,7 @@ class HFEngine(Engine):
     def _generate_batch(
         self, requests: Sequence[Request], sampling: Sampling, tree: TextTree
     ) -> list[Completion]:
-        """Requests share a row as long as their tokens are the same."""
+        """Answer one batch. Requests share a row as long as their tokens are the same."""
         device, horizon = self.model.device, max(r.max_new_tokens for r in requests)
         draws_BT, stops = _uniforms(requests, horizon), set(sampling.stop_ids)
         prompts = [tuple(request.prompt_ids) for request in requests]
@@ -155,23 +154,18 @@ class HFEngine(Engine):
             logits_RV = output.logits[:, -1]
         decoding.save()
         return [
-            Completion(
-                ids=new,
-                logprobs=p,
-                finish="stop" if new[-1] in stops else "length",
-                version=self.version,
-            )
+            Completion(new, p, "stop" if new[-1] in stops else "length", self.version)
             for new, p in zip(ids, logprobs, strict=True)
         ]
 
     def _new_tree(self) -> TextTree:
-        """A tree without texts, for a rollout or for one call outside of them."""
+        """An empty tree, for a rollout or for one call outside of a rollout."""
         return TextTree(self.model.config.num_hidden_layers, self.model.device)
 
     def _prefill(
         self, prompts: Sequence[Sequence[int]], tree: TextTree
     ) -> tuple[list[list[int]], Tensor]:
-        """Each prompt's slots in the tree, and the logits after it [R, V]."""
+        """Compute the prompts; returns their slots in the tree and the logits after them [R, V]."""
         added = [tree.add(prompt) for prompt in prompts]
         paths, num_new = [path for path, _ in added], [num for _, num in added]
         logits = []
@@ -189,8 +183,8 @@ class HFEngine(Engine):
 
     @contextmanager
     def rollout(self) -> Iterator[None]:
-        """Inside it keys and values are kept from call to call: at most twice as many as the
-        largest batch has, before the next batch adds its own."""
+        """Keeps keys and values from call to call: before each batch at most twice as many as the
+        largest batch so far has."""
         self._tree = self._new_tree()
         try:
             yield
@@ -246,8 +240,8 @@ def _uniforms(requests: Sequence[Request], length: int) -> np.ndarray:
 def first_batch(prompts: Sequence[int], steps: int) -> int:
     """How many of the next prompts decode together, at most `steps` tokens each.
 
-    `prompts` are lengths in tokens, shortest first. Rows are padded to the longest of a batch, so
-    one long prompt would make all others long.
+    `prompts` are lengths in tokens, shortest first. Rows are padded to the longest in the batch, so
+    one long prompt makes all rows long.
     """
     num = len(prompts)
     while num > 1:
@@ -274,9 +268,9 @@ def _sample(logits_BV: Tensor, temperature: float, draws_B: Tensor) -> tuple[Ten
 
 
 class TextTree:
-    """Keys and values of computed tokens; texts that begin alike share them.
+    """Keys and values of computed tokens; texts with a common prefix share them.
 
-    Each token has a slot, found by that of the token before it. So a beginning is computed once,
+    Each token has a slot, found by the slot of the token before it. So a prefix is computed once,
     whether it is the rules of all games, the first prompt of a group's games or a seat's transcript
     up to its last turn. Slot 0 is the empty text; padding points to it.
     """
@@ -287,28 +281,28 @@ class TextTree:
         self._max_tokens = 0
 
     def __len__(self) -> int:
-        """The number of tokens."""
+        """The number of tokens in the tree."""
         return len(self._slots)
 
     def make_room(self, num_tokens: int) -> None:
-        """Before a batch of so many tokens: forget all texts if they have more than twice the most
-        of any batch."""
+        """Call before a batch of `num_tokens`: forgets all texts if they have more than twice the
+        tokens of the largest batch so far."""
         self._max_tokens = max(self._max_tokens, 2 * num_tokens)
         if len(self) > self._max_tokens:
             self.forget()
 
     def forget(self) -> None:
-        """Forget all texts, whose keys and values are freed."""
+        """Forget all texts and free their keys and values."""
         self.layers = [SlotLayer() for _ in self.layers]
         self._slots.clear()
 
     def after(self, slot: int, token: int) -> int:
-        """The slot of a token after the text that ends in `slot`; a new one if it has none yet."""
+        """The slot of a token after the text that ends in `slot`, assigned on first use."""
         return self._slots.setdefault((slot, token), len(self._slots) + 1)
 
     def add(self, text: Sequence[int]) -> tuple[list[int], int]:
-        """The slots of a text's tokens, and how many of its last tokens have to be computed: the
-        new ones, and always the last one, whose logits are not kept."""
+        """The slots of a text's tokens, and how many of its last tokens must be computed: the new
+        ones, and always the last one, because logits are not kept."""
         before, slot, path = len(self), 0, []
         for token in text:
             slot = self.after(slot, token)
@@ -316,7 +310,7 @@ class TextTree:
         return path, max(1, len(self) - before)
 
     def reserve(self, slots_N: Tensor) -> None:
-        """What each layer is given next goes to these slots."""
+        """Have each layer write its next keys and values to these slots."""
         for layer in self.layers:
             layer.reserve(slots_N, num_slots=len(self) + 1)
 
@@ -326,8 +320,8 @@ class TextTree:
         paths: Sequence[Sequence[int]],
         num_new: Sequence[int],
     ) -> Iterator[PackedRow]:
-        """The rows that compute what `add` found new in these texts, given in the order in which
-        they were added. What a row computes goes to its slots until the next row is taken."""
+        """The rows that compute the new tokens of these texts, in the order of their `add` calls.
+        A row must be computed before the next one is taken, which reserves other slots."""
         ends = list(accumulate(map(len, paths)))
         for _, group in groupby(range(len(texts)), key=lambda i: (ends[i] - 1) // MAX_PASS_TOKENS):
             batch = [(texts[i], paths[i], num_new[i]) for i in group]
@@ -350,13 +344,13 @@ class TextTree:
             )
 
     def _joined(self, parts: Iterable[Iterable[int]]) -> Tensor:
-        """All numbers of the parts, one after the other, int64 on the device of the tree."""
+        """The concatenation of the parts, as int64 on the device of the tree."""
         return torch.tensor(list(chain.from_iterable(parts)), device=self.device)
 
 
 class _Layer(CacheLayerMixin):
-    """One layer's keys and values, of which transformers asks only how many there are; attention
-    has its bounds from the packed row or the mask."""
+    """One layer's keys and values. transformers only asks for their number; attention takes its
+    bounds from the packed row or the mask."""
 
     is_sliding = False
 
@@ -364,22 +358,22 @@ class _Layer(CacheLayerMixin):
         return -1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The keys' number, with those of this step, and their offset."""
+        """The number of keys, including this step's, and their offset."""
         return self.get_seq_length() + query_length, 0
 
 
 class SlotLayer(_Layer):
-    """One layer's keys and values of all slots [T, G, D]."""
+    """One layer's keys and values for all slots [T, G, D]."""
 
     _slots_N: Tensor
     _num_slots = 0
 
     def reserve(self, slots_N: Tensor, *, num_slots: int) -> None:
-        """What is written next goes to these slots, of `num_slots` in all."""
+        """Send the next write to these slots, out of `num_slots`."""
         self._slots_N, self._num_slots = slots_N, num_slots
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """No slots yet, of the first keys' dtype, heads and width."""
+        """Start with slot 0 alone, in the dtype, heads and width of the first keys."""
         self.keys, self.values = (
             x.new_zeros(1, x.shape[1], x.shape[3]) for x in (key_states, value_states)
         )
@@ -388,14 +382,14 @@ class SlotLayer(_Layer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Fill slots with new tokens [1, G, N, D]; returns all slots as one row [1, G, T, D]."""
+        """Write new tokens [1, G, N, D] to their slots; returns all slots as a row [1, G, T, D]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         self.write(*(x[0].transpose(0, 1) for x in (key_states, value_states)))
         return self.keys.transpose(0, 1)[None], self.values.transpose(0, 1)[None]
 
     def write(self, keys_NGD: Tensor, values_NGD: Tensor) -> None:
-        """Write the new tokens' keys and values to their slots, of which there may be more now."""
+        """Write new tokens' keys and values to the reserved slots; grows the storage if needed."""
         if self._num_slots > len(self.keys):
             self.keys, self.values = (self._grown(x) for x in (self.keys, self.values))
         slots_N = self._slots_N.to(self.keys.device)  # a device map gives layers their own devices
@@ -403,7 +397,7 @@ class SlotLayer(_Layer):
         self.values.index_copy_(0, slots_N, values_NGD)
 
     def _grown(self, x_TGD: Tensor) -> Tensor:
-        """A copy with room for all slots, at least for half as many again: it grows rarely."""
+        """A copy with room for all slots, at least half as large again, so that it grows rarely."""
         size = max(self._num_slots, len(x_TGD) * 3 // 2)
         grown = x_TGD.new_empty(size, *x_TGD.shape[1:])
         grown[: len(x_TGD)] = x_TGD
@@ -414,10 +408,10 @@ class SlotLayer(_Layer):
 
 
 class DecodeRows:
-    """Rows of texts that decode together, one token a step, with keys and values of their own.
+    """Rows of texts that decode together, one token per step, on their own keys and values.
 
-    They begin as the texts at `paths` of the tree, become at most `max_rows` and are continued by
-    at most `horizon` tokens. All rows end in one column; shorter ones are padded in front.
+    They start as the texts at `paths` in the tree, become at most `max_rows`, and grow by at most
+    `horizon` tokens. All rows end in the same column; shorter ones are padded in front.
     """
 
     def __init__(
@@ -438,9 +432,9 @@ class DecodeRows:
         self._columns: list[list[int]] = []  # the slots of all rows, for each column to copy back
 
     def advance(self, children: Sequence[tuple[int, int]]) -> list[int]:
-        """Continue rows with a token each, given as (row, token), none twice; returns their rows.
+        """Append a token to rows, given as distinct (row, token) pairs; returns the pairs' rows.
 
-        A row with several tokens becomes several rows. A row without any has ended.
+        A row with several tokens becomes several rows. A row without a token has ended.
         """
         parents = [row for row, _ in children]
         rows = parents
@@ -456,7 +450,7 @@ class DecodeRows:
         return rows
 
     def inputs(self) -> dict[str, Any]:
-        """The arguments of the forward pass over the newest tokens, one a row."""
+        """The arguments of the forward pass over the newest token of each row."""
         length = self._layers[0].length
         valid_RL = torch.arange(length + 1, device=self._device) >= self._padding_R[:, None]
         return {
@@ -467,7 +461,7 @@ class DecodeRows:
         }
 
     def save(self) -> None:
-        """Copy to the tree what the steps computed since the last copy."""
+        """Copy the keys and values computed since the last copy to the tree."""
         if self._columns:
             slots_RC = self._tensor(self._columns).T
             self._tree.reserve(slots_RC.flatten())
@@ -476,8 +470,8 @@ class DecodeRows:
             self._columns.clear()
 
     def _move(self, parents: Sequence[int]) -> list[int]:
-        """Make one row of each of these rows, which may be repeated, and drop the others. The rows
-        are in front; most stay where they are, which spares copies. Returns their numbers."""
+        """Make one row of each of these rows, which may repeat, and drop the others. Returns their
+        new numbers, which start at 0; most rows keep their place, which saves copies."""
         self.save()
         num = len(parents)
         staying = {row for row in parents if row < num}
@@ -501,10 +495,10 @@ class DecodeRows:
 
 
 class RowLayer(_Layer):
-    """One layer's keys and values of the rows [R, L, G, D]; each step fills the next column."""
+    """One layer's keys and values for the rows [R, L, G, D]; each step fills the next column."""
 
     def __init__(self, slots: SlotLayer, slots_RL: Tensor, length: int, max_rows: int) -> None:
-        """Begins with copies of slots in the first `length` columns; at most `max_rows` rows."""
+        """The first `length` columns are copies of slots; there are at most `max_rows` rows."""
         super().__init__()
         self._slots, self.length, self.is_initialized = slots, length, True
         self._num_rows, num_columns = slots_RL.shape
@@ -520,7 +514,7 @@ class RowLayer(_Layer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
-        """Fill the next column with [R, G, 1, D]; returns all columns so far [R, G, L, D]."""
+        """Fill the next column with [R, G, 1, D]; returns all filled columns [R, G, L, D]."""
         self.keys[: self._num_rows, self.length] = key_states[:, :, 0]
         self.values[: self._num_rows, self.length] = value_states[:, :, 0]
         self.length += 1
@@ -528,7 +522,7 @@ class RowLayer(_Layer):
         return keys.transpose(1, 2), values.transpose(1, 2)
 
     def move(self, num_rows: int, from_M: Tensor, to_M: Tensor) -> None:
-        """Copy rows, all of them read before any is written."""
+        """Copy rows; all are read before any is written."""
         from_M, to_M = from_M.to(self.keys.device), to_M.to(self.keys.device)
         for x in (self.keys, self.values):
             x[to_M, : self.length] = x[from_M, : self.length]

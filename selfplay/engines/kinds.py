@@ -1,4 +1,4 @@
-"""The engine that `engine.kind` names; nothing outside this room asks which one it is."""
+"""Finds the engine class by `engine.kind`; no other room depends on which one it is."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from selfplay.engines.base import Engine
 
 
 def engine_kind(name: str) -> type[Engine]:
-    """The class of the engine that `engine.kind` names, built in or of your own.
+    """The engine class for a value of `engine.kind`, built in or custom.
 
-    Raises ValueError, one line, if its module cannot be imported or it starts otherwise.
+    Raises ValueError, one line, if its module cannot be imported or the class is invalid.
     """
     return cast(type[Engine], function_of("engine.kind", name))

@@ -1,6 +1,6 @@
-"""Games that await single completions, on an engine that answers whole batches: waves.
+"""Waves: games that await single completions, on an engine that answers whole batches.
 
-A wave is generated when every game waits for an answer, so its requests and their order are the
+A wave is generated once every game waits for an answer, so its requests and their order are the
 same in each run.
 """
 
@@ -24,8 +24,8 @@ class WaveScheduler:
         partners: Generate | None = None,
         in_thread: bool = False,
     ) -> None:
-        """`partners` answers the requests that name another model; while one of them waits, no wave
-        begins. With `in_thread` a wave does not block the event loop."""
+        """`partners` answers requests that name another model; no wave starts while one of them is
+        pending. With `in_thread` a wave does not block the event loop."""
         self._generate_batch, self._partners = generate_batch, partners
         self._in_thread = in_thread
         self._waiting: list[tuple[Request, asyncio.Future[Completion]]] = []
@@ -34,7 +34,7 @@ class WaveScheduler:
         self._worker: asyncio.Task[None] | None = None
 
     def run_games(self, games: Iterable[GameCoroutine]) -> list[Any]:
-        """Run one coroutine for each game on an event loop of their own; results in order.
+        """Run one coroutine per game on a new event loop; results in order.
 
         The first exception ends all games, then propagates.
         """
@@ -43,12 +43,12 @@ class WaveScheduler:
             try:
                 return await game(self.generate)
             except BaseException as error:  # noqa: BLE001
-                # Even an interrupt leaves the event loop as a cancellation, so the loop can close.
+                # Even an interrupt leaves the event loop as a cancellation: the loop can close.
                 self._error = self._error or error
                 raise asyncio.CancelledError from None
 
         try:
-            # Not `Runner.run`: its handler of SIGINT interrupts no game that reads a line.
+            # Not `Runner.run`: its SIGINT handler cannot interrupt a game that reads a line.
             with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
                 return runner.get_loop().run_until_complete(run_all(map(play, games)))
         except asyncio.CancelledError:
@@ -56,7 +56,7 @@ class WaveScheduler:
             raise self._error from None
 
     async def generate(self, request: Request) -> Completion:
-        """The completion of one request, after its wave."""
+        """The completion of one request, once its wave is generated."""
         if request.model and self._partners is not None:
             self._num_at_partners += 1
             try:
@@ -74,7 +74,7 @@ class WaveScheduler:
             self._worker = asyncio.ensure_future(self._work())
 
     async def _work(self) -> None:
-        """Generate waves until no game waits, or one waits for a partner."""
+        """Generate waves until no game waits, or a game waits for a partner."""
         await self._all_wait()
         while self._waiting and not self._num_at_partners and self._error is None:
             wave, self._waiting = self._waiting, []
@@ -94,7 +94,7 @@ class WaveScheduler:
             await self._all_wait()
 
     async def _all_wait(self) -> None:
-        """Let the games run until a pass of the event loop brings no new request."""
+        """Let the games run until an iteration of the event loop brings no new request."""
         num_waiting = -1
         while num_waiting != len(self._waiting):
             num_waiting = len(self._waiting)
@@ -102,9 +102,9 @@ class WaveScheduler:
         self._waiting = [(r, answer) for r, answer in self._waiting if not answer.done()]
 
     def _attempt(self, requests: list[Request]) -> list[Completion] | BaseException:
-        """One wave's completions, or the exception raised instead.
+        """One wave's completions, or the exception that it raised.
 
-        Every exception must reach a game; otherwise all would wait forever.
+        Every exception must reach a game; otherwise all games would wait forever.
         """
         try:
             completions = self._generate_batch(requests)

@@ -1,4 +1,4 @@
-"""A trainer's weights on their way to an engine: full parameters, gathered bucket by bucket.
+"""The trainer's weights on their way to an engine: full parameters, gathered bucket by bucket.
 
 Shapes: N elements of a flat buffer. Sizes in bytes.
 """
@@ -23,7 +23,7 @@ BUCKET_BYTES = 2 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Full parameters, one after the other in a flat buffer of its own."""
+    """Full parameters, one after the other in one flat buffer."""
 
     flat_N: Tensor
     shapes: dict[str, torch.Size]
@@ -37,10 +37,10 @@ class Bucket:
 
 
 class Weights:
-    """The weights of `model`, those of `names` or all, cast to an engine's `dtype`.
+    """The weights of `model`, all or only `names`, cast to an engine's `dtype`.
 
-    It is passed over once, inside `all_taken`. Every rank must take each bucket, because a sharded
-    model's are gathered as they are taken.
+    Iterate over it once, inside `all_taken`. Every rank must take each bucket, because taking one
+    gathers the parameters of a sharded model.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class Weights:
         names: Collection[str] | None = None,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
-        """`names` are Hugging Face names of parameters without adapters, as `plain_weights` has
-        them; `bucket_bytes` is the largest buffer unless a parameter is larger. A GPU holds two.
+        """`names` are Hugging Face names of parameters without adapters, as in `plain_weights`;
+        `bucket_bytes` limits a buffer unless a parameter is larger. A GPU holds two buffers.
         """
         self.model, self.dtype = model, dtype
         self._weights = {
@@ -65,11 +65,11 @@ class Weights:
 
     @property
     def num_elements(self) -> int:
-        """Over all parameters, unsharded."""
+        """The number of elements of all parameters, unsharded."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
     def __iter__(self) -> Iterator[Bucket]:
-        """The buckets that are left. A bucket may be dropped when the next one is taken."""
+        """The remaining buckets. A bucket may be dropped when the next one is taken."""
         return self._buckets
 
     def named(self) -> Iterator[tuple[str, Tensor]]:
@@ -79,18 +79,19 @@ class Weights:
 
     @contextmanager
     def all_taken(self) -> Iterator[None]:
-        """After a block that fails, take the buckets that its engine has left: the other ranks wait
-        for them. If it is their gather that fails, none are left."""
+        """If the block fails, take the remaining buckets, because the other ranks wait for them. If
+        a gather itself fails, none remain."""
         try:
             yield
         except Exception as error:
-            traceback.clear_frames(error.__traceback__)  # they hold a bucket; a restart needs room
+            # The frames hold a bucket, and a restart needs its memory.
+            traceback.clear_frames(error.__traceback__)
             for _ in self._buckets:
                 pass
             raise
 
     def _gathered(self, bucket_bytes: int) -> Iterator[Bucket]:
-        """Gather a bucket when it is asked for; adapters are merged into their layers' weights."""
+        """Gather each bucket when it is requested; adapters are merged into their weights."""
         device = next(iter(self._weights.values())).base.device
         for names in plan_buckets(self.shapes, self.dtype, bucket_bytes=bucket_bytes):
             merged = [self._weights[name].merged() for name in names]
@@ -99,7 +100,7 @@ class Weights:
             bucket = Bucket(flat_N, {name: self.shapes[name] for name in names})
             del flat_N
             yield bucket
-            del bucket  # before the next one is filled: only the engine's reader still holds it
+            del bucket  # so that only the engine's reader holds it while the next one is filled
 
 
 def plan_buckets(
@@ -107,7 +108,7 @@ def plan_buckets(
 ) -> list[list[str]]:
     """Split the names, in order, into buckets of at most `bucket_bytes`.
 
-    A larger parameter gets a bucket of its own.
+    A larger parameter gets its own bucket.
     """
     buckets: list[list[str]] = []
     free_bytes = 0
@@ -124,7 +125,7 @@ def plan_buckets(
 @dataclass(frozen=True, slots=True)
 class Compared:
     """How many elements of an engine's weights were compared, and how many differ. Each process of
-    an engine counts its own copy, with its padding."""
+    an engine counts its own copy, including padding."""
 
     num_elements: int
     num_different: int

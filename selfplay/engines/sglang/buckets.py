@@ -1,13 +1,13 @@
-"""What an SGLang engine is sent of a push: a bucket of weights, which it loads or compares.
+"""The messages of a push to an SGLang engine: buckets of weights, which it loads or compares.
 
-A bucket is one flat tensor of full parameters. Its message is one pair, as SGLang takes it for a
-custom weight loader: a JSON text that describes the bucket, and a handle to its memory, a CUDA IPC
-handle or shared memory on a CPU. SGLang calls `read` with it in the engine's own process.
+A bucket is one flat tensor of full parameters. Its message is a pair, the input of SGLang's custom
+weight loaders: a JSON description of the bucket, and a handle to its memory (a CUDA IPC handle, or
+shared memory on a CPU). SGLang calls `read` with it in the engine's own process.
 
-To load, `read` runs the model's own `load_weights`. To compare bit for bit it does the same with
+To load, `read` runs the model's own `load_weights`. To compare bit for bit it does the same, with
 each write to a parameter replaced by a comparison, so this file needs no description of fused,
 padded and sharded layouts. The counts go into a folder that the trainer reads, because SGLang ends
-the scheduler when a custom loader raises.
+the scheduler if a custom loader raises.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ _FILLS = (torch.ops.aten.fill_.Scalar, torch.ops.aten.fill_.Tensor)
 def message(
     flat_N: Tensor, shapes: Mapping[str, torch.Size], *, folder: str = ""
 ) -> list[tuple[str, Any]]:
-    """What `read` gets of a bucket: weights to load, or with `folder` to compare, with the counts
-    in it.
+    """The input of `read` for a bucket: weights to load or, with `folder`, to compare, where the
+    counts are written.
 
-    `flat_N` has a storage of its own. It must hold its final values (on CUDA synchronize first),
-    must not be written again, and must live until the engine has answered.
+    `flat_N` owns its storage. It must hold its final values (on CUDA synchronize first), must not
+    be written again, and must live until the engine has answered.
     """
     described = json.dumps({"folder": folder, "shapes": shapes})
     return [(described, flat_N if flat_N.is_cuda else SharedMemory(flat_N))]
 
 
 class SharedMemory:
-    """A flat tensor on a CPU, moved to shared memory. It is pickled as a call that opens the same
-    memory in any process of this user while this tensor lives.
+    """A flat CPU tensor, moved to shared memory. It is pickled as a call that opens the same memory
+    in any process of this user while this tensor lives.
 
-    Torch's own ways need a parent-child relation, or a further process that must answer within a
-    second, which on a busy machine it does not.
+    Torch's own methods need a parent-child relation, or another process that must answer within a
+    second, which it does not do on a busy machine.
     """
 
     def __init__(self, flat_N: Tensor) -> None:
@@ -62,20 +62,20 @@ class SharedMemory:
 
 
 def read(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
-    """In SGLang's process: load the bucket of a `message` into the model, or compare the two and
-    add a line of counts to this process's file in the message's folder."""
+    """In SGLang's process: load a message's bucket into the model, or compare the two and append a
+    line of counts to this process's file in the message's folder."""
     [(described, flat_N)] = named_tensors
-    told = json.loads(described)
-    parts = flat_N.split([math.prod(shape) for shape in told["shapes"].values()])
-    shaped = zip(told["shapes"].items(), parts, strict=True)
+    bucket = json.loads(described)
+    parts = flat_N.split([math.prod(shape) for shape in bucket["shapes"].values()])
+    shaped = zip(bucket["shapes"].items(), parts, strict=True)
     named = [(name, part.view(shape)) for (name, shape), part in shaped]
-    if told["folder"]:
-        with (Path(told["folder"]) / str(os.getpid())).open("a", encoding="utf-8") as file:
+    if bucket["folder"]:
+        with (Path(bucket["folder"]) / str(os.getpid())).open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(compare(model, named))}\n")
     else:
         model.load_weights(named)  # type: ignore[operator]
     if flat_N.is_cuda:
-        torch.cuda.synchronize()  # the answer says that the memory is read
+        torch.cuda.synchronize()  # the answer means that the memory has been read
 
 
 def compare(model: nn.Module, named: Sequence[tuple[str, Tensor]]) -> tuple[int, int]:
@@ -86,7 +86,7 @@ def compare(model: nn.Module, named: Sequence[tuple[str, Tensor]]) -> tuple[int,
 
 
 class _CompareWrites(TorchDispatchMode):
-    """Replaces each write to a parameter of the model by a comparison with that parameter."""
+    """Replaces each write to a parameter of the model with a comparison to that parameter."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Chooses the engine settings that are `auto`.
+"""Chooses values for the engine settings that are `auto`.
 
-The rules follow the measurements of docs/notes/performance.md: 512 games on H100s and H200s, models
-of 26M to 7B. None of these settings changes the sampled distribution.
+The rules follow the measurements in docs/notes/performance.md: 512 games on H100s and H200s, models
+of 26M to 7B. None of these settings changes the sampling distribution.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from dataclasses import dataclass, fields, replace
 from selfplay.config import Config
 from selfplay.engines.options import NEED_FAST, ChosenEngine, SGLangOptions
 
-# Above this a decoding step takes longer on the GPU than in SGLang's scheduler, whose Python runs
-# on one core: a second process would only share the GPU.
+# Above this model size a decode step takes longer on the GPU than in SGLang's scheduler, whose
+# Python runs on one core: a second process would only share the GPU.
 MOST_SHARED = 0.8e9
-# Above this a small prefill is no longer bound by the CPU that launches it.
+# Above this model size a small prefill is no longer bound by the CPU that launches it.
 MOST_LAUNCH_BOUND = 3e9
-SHORT, LONG = 16, 128  # tokens of a turn
-FEWEST_GAMES = 64  # of a process
-# Before any game, a turn is taken to have this share of the tokens that it may have.
+SHORT, LONG = 16, 128  # tokens per turn
+FEWEST_GAMES = 64  # per process
+# Before any game, a turn is assumed to have this share of the tokens that it may have.
 TURN_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine has to do, and with what.
+    """An engine's workload and resources.
 
-    The model has `num_weights`; `games` are played at once, with turns of about
-    `turn_tokens` sampled tokens. Each prompt continues the seat's last one if `continues`. The host
-    has `cores` for this engine, and a GPU if `gpu`.
+    The model has `num_weights`; `games` are played at once, with turns of about `turn_tokens`
+    sampled tokens. With `continues` each prompt extends the seat's previous one. The host has
+    `cores` for this engine, and a GPU if `gpu`.
     """
 
     num_weights: int
@@ -42,8 +42,8 @@ class Load:
 def load_of(
     config: Config, num_weights: int, *, replicas: int, continues: bool, cores: int, gpu: bool
 ) -> Load:
-    """What each of a run's `replicas` engines has to do before any turn is played. `continues`:
-    the chat template does not rewrite old turns."""
+    """The expected load of each of a run's `replicas` engines, before any turn is played.
+    `continues`: the chat template does not rewrite old turns."""
     rollout = config.rollout
     return Load(
         num_weights=num_weights,
@@ -56,13 +56,13 @@ def load_of(
 
 
 def choose(config: SGLangOptions, load: Load) -> ChosenEngine:
-    """The settings with a value for each that is `auto`."""
+    """The settings with each `auto` replaced by a value."""
     config = replace(config, deterministic=config.deterministic or config.exact)
     given = {field.name: getattr(config, field.name) for field in fields(config)}
     one = config.tp_size > 1 or not load.gpu
     num = 1 if one else num_processes(load)
     num = num if given["processes"] == "auto" else given["processes"]
-    # SGLang has no prefix cache there, on which sessions rely.
+    # Sessions rely on the prefix cache, which SGLang does not have in this case.
     uncached = config.deterministic and config.attention == "flashinfer"
     chosen = {
         "processes": num,
@@ -77,7 +77,7 @@ def choose(config: SGLangOptions, load: Load) -> ChosenEngine:
 
 
 def num_processes(load: Load) -> int:
-    """The shorter the turns, the more processes; each has a core besides the trainer's own."""
+    """The shorter the turns, the more processes; each needs a core in addition to the trainer's."""
     if load.num_weights > MOST_SHARED:
         return 1
     wanted = 3 if load.turn_tokens < SHORT else 2 if load.turn_tokens <= LONG else 1
@@ -85,12 +85,12 @@ def num_processes(load: Load) -> int:
 
 
 def burst_share(num_processes: int, turn_tokens: float) -> float:
-    """Half of a process's requests where turns are short, else an eighth of all requests."""
+    """Half of a process's requests if turns are short, otherwise an eighth of all requests."""
     return 0.5 if turn_tokens < SHORT else min(0.5, num_processes / 8)
 
 
 def describe(chosen: ChosenEngine, load: Load) -> str:
-    """The line that says what was chosen, and why."""
+    """One line with the chosen settings and the reasons."""
     sessions, graphs = ("on" if on else "off" for on in (chosen.sessions, chosen.prefill_graphs))
     return (
         f"engine: processes {chosen.processes}, burst_share {chosen.burst_share:g}, sessions "

@@ -1,10 +1,10 @@
 """The SGLang engine: continuous batching in child processes of the trainer, replaceable weights.
 
-The trainer's process holds SGLang's front end; one scheduler process for each tensor-parallel rank
-does the work. `SGLangEngine` is what both of its kinds share: `fast.FastEngine`, which uses private
-names of SGLang for pace (`engine.fast`), and `plain.PlainEngine`, which needs its public calls
-alone. All asynchronous code runs on one event loop. Sizes in tokens unless a name says bytes, times
-in seconds.
+The trainer's process holds SGLang's front end; one scheduler process per tensor-parallel rank does
+the work. `SGLangEngine` is the common base of `fast.FastEngine`, which uses private names of SGLang
+for speed (`engine.fast`), and `plain.PlainEngine`, which needs only its public calls. All
+asynchronous code runs on one event loop. Sizes in tokens unless a name says bytes, times in
+seconds.
 
 Reproducibility: with `engine.deterministic` a completion depends only on its prompt, its seed and
 the weights. Otherwise `Request.seed` is ignored: each scheduler draws from one generator, and a
@@ -20,7 +20,6 @@ import itertools
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -38,7 +37,6 @@ from selfplay.engines.base import (
     Generate,
     Request,
     Sampling,
-    one_turn,
     run_all,
 )
 from selfplay.engines.options import NEED_FAST, ChosenEngine, SGLangOptions
@@ -56,7 +54,7 @@ from selfplay.model.policy import DTYPES
 from selfplay.model.stored import check_tensors
 
 TAGS = ("kv_cache", "weights")  # the memory that `sleep` releases; CUDA graphs stay
-TURNS_TO_ADAPT = 64  # fewer say too little about the length of turns
+TURNS_TO_ADAPT = 64  # fewer turns do not show how long turns are
 BURST_AFTER_S = 0.5  # longest time that a burst holds a request back
 
 
@@ -64,11 +62,11 @@ class SGLangEngine(Engine):
     """One engine on `engine.tp_size` GPUs; it ends with the process that builds it."""
 
     scores = True
-    part: ClassVar[type[sending.EnginePart]] = sending.EnginePart  # of a rank that another leads
+    part: ClassVar[type[sending.EnginePart]] = sending.EnginePart  # for a rank that does not lead
     counters: RequestCounters
-    senders: list[RequestSender]  # one for each process
-    pools: list[SessionPool]  # of each process, with `engine.sessions`
-    start_s: dict[str, float]  # the seconds of the start by phase
+    senders: list[RequestSender]  # one per process
+    pools: list[SessionPool]  # one per process, with `engine.sessions`
+    start_s: dict[str, float]  # duration of the start by phase
     _loop: EngineLoop
 
     def __init__(
@@ -89,11 +87,11 @@ class SGLangEngine(Engine):
         model_path: a local folder with config.json and, unless `load_format` is "dummy", weights.
         base_gpu_id: the engine's first visible GPU; it uses `config.tp_size` consecutive ones.
         load_format: "dummy" starts with random weights; requests are refused until a push.
-        group: of the ranks that share the engine, which this rank leads (`sending.EnginePart`).
+        group: the ranks that share the engine, led by this rank (`sending.EnginePart`).
 
         Raises RuntimeError outside the main thread or when a child process dies during the start,
-        ValueError for `config.deterministic` on a CPU, and SettingsError for memory that leaves no
-        cache.
+        ValueError for `config.deterministic` on a CPU, and SettingsError if the memory leaves no
+        room for a cache.
         """
         self.dtype, self.device, self._group = getattr(torch, dtype), device, group
         self._mem_fraction = config.mem_fraction
@@ -129,27 +127,27 @@ class SGLangEngine(Engine):
 
     @classmethod
     def check(cls, engine: EngineConfig, *, here: bool) -> None:
-        """Its library, a GPU or the build for CPUs, and the kernels of `engine.exact`."""
+        """Check for its library, a GPU or the CPU build, and the kernels of `engine.exact`."""
         assert isinstance(engine, SGLangOptions)
         if here:
             launch.check_machine(engine)
 
     @classmethod
     def why_not(cls, model: PreTrainedModel) -> str | None:
-        """Its loader takes no experts in one tensor."""
+        """Its loader does not accept a layer's experts merged into one tensor."""
         if any("experts" in name and p.ndim == 3 for name, p in model.named_parameters()):
             return "weight sync with SGLang does not support merged experts: set engine.kind to hf"
         return None
 
     @classmethod
     def num_weights(cls, folder: Path) -> int:
-        """By its config: how many parameters SGLang's model of it has."""
+        """The number of parameters of the model with this folder's config."""
         shapes = launch.expected_parameters(str(described_in(folder)))
         return sum(shape.numel() for shape in shapes.values())
 
     @classmethod
     def choose(cls, engine: EngineConfig, load: Load) -> ChosenEngine:
-        """By the sizes of models, turns and cores that were measured (`choose`)."""
+        """Choose by measured sizes of models, turns and hosts (`choose`)."""
         assert isinstance(engine, SGLangOptions)
         return choose(engine, load)
 
@@ -157,7 +155,7 @@ class SGLangEngine(Engine):
     def start(
         cls, config: Config, weights: Path, world: World, *, load_format: str = "auto"
     ) -> Engine:
-        """Of `world.replica.size` GPUs; a part of it on a rank that does not lead its replica."""
+        """An engine on `world.replica.size` GPUs; on a rank that does not lead, a part of it."""
         # An evaluation's policies may come from runs with engines of other sizes.
         assert isinstance(config.engine, ChosenEngine)
         kind, chosen = cls._able(replace(config.engine, tp_size=world.replica.size), world)
@@ -168,8 +166,8 @@ class SGLangEngine(Engine):
 
     @classmethod
     def _able(cls, chosen: ChosenEngine, world: World) -> tuple[type[SGLangEngine], ChosenEngine]:
-        """The kind of engine that the installed SGLang can be with `engine.fast`, and what is left
-        of the settings. Raises SettingsError for a setting that only the faster one has."""
+        """The engine class that the installed SGLang supports, and the settings that remain.
+        Raises SettingsError for a setting that only the fast engine has."""
         from selfplay.engines.sglang.fast.engine import FastEngine
         from selfplay.engines.sglang.plain import PlainEngine
 
@@ -180,16 +178,16 @@ class SGLangEngine(Engine):
                 f"{name} needs SGLang {private.VERSION}: the installed one lacks {lacks}"
             )
         if world.rank == 0 and lacks is not None:
-            _warn(f"this SGLang lacks {lacks}; engine.fast is off, the run is slower")
+            _warn(f"this SGLang lacks {lacks}; engine.fast is off and the run is slower")
         if chosen.fast and lacks is None:
             if world.rank == 0 and (other := private.other_version()) is not None:
-                _warn(f"SGLang {other} is untested, {private.VERSION} is pinned")
+                _warn(f"SGLang {other} is untested; {private.VERSION} is pinned")
             return FastEngine, chosen
         return PlainEngine, replace(chosen, fast=False, adapts=False, **NEED_FAST)
 
     @classmethod
     def start_partner(cls, config: Config, weights: Path, world: World) -> Engine | None:
-        """With a smaller cache than the policy's, of what memory is free (`config_of_partner`)."""
+        """An engine with a smaller cache than the policy's (`launch.config_of_partner`)."""
         if not world.replica.leads:
             return None
         assert isinstance(config.engine, ChosenEngine)
@@ -208,8 +206,8 @@ class SGLangEngine(Engine):
     def _of_rank(
         cls, config: Config, chosen: ChosenEngine, weights: Path, world: World, *, load_format: str
     ) -> Self:
-        """An engine with these settings, of a rank that leads its replica. Raises SettingsError for
-        a folder that SGLang would read in another way than the trainer."""
+        """An engine with these settings on a rank that leads its replica. Raises SettingsError for
+        a folder that SGLang would read differently from the trainer."""
         if load_format == "auto":
             check_tensors(weights)
         if world.device.type == "cuda":
@@ -221,7 +219,7 @@ class SGLangEngine(Engine):
                 chosen,
                 device=world.device.type,
                 dtype=config.model.dtype,
-                # SGLang's longest prompt is the context less 6 tokens, with its answer less 2.
+                # SGLang limits a prompt to the context - 6 tokens, prompt and answer to - 2.
                 context_length=config.rollout.max_game_tokens + 8,
                 seed=named_seed(config.seed, "engine", world.replica.index),
                 base_gpu_id=_first_gpu(world),
@@ -232,7 +230,7 @@ class SGLangEngine(Engine):
             raise EngineLost(f"the engine does not start: {error}") from error
 
     def _start(self) -> None:
-        """Start the processes, and with them `_loop`, `senders` and `counters`."""
+        """Start the processes; sets `_loop`, `senders` and `counters`."""
         raise NotImplementedError
 
     def _say_up(self, attention: str) -> None:
@@ -244,9 +242,8 @@ class SGLangEngine(Engine):
         )
 
     def _arguments_of_start(self) -> dict[str, Any]:
-        """SGLang's arguments of this start: a port and a random stream of its own, and, from the
-        second on, the first one's cache."""
-        # Each process has its own random stream, and a restart begins a new one.
+        """SGLang's arguments of this start: a new port, a new random stream and, from the second
+        start on, the cache size of the first."""
         seed = self._arguments["random_seed"] + 7919 * self._num_starts
         self._num_starts += 1
         self._ports = launch.reserve_ports()
@@ -263,16 +260,12 @@ class SGLangEngine(Engine):
 
     # Generation
 
-    def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """Answer all requests, in order. Raises like `run_games`."""
-        return self.run_games([partial(one_turn, request) for request in requests], sampling)
-
     def run_games(
         self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
-        """Run one coroutine for each game concurrently; return the results in order.
+        """Run one coroutine per game concurrently; return the results in order.
 
-        Each coroutine gets `generate(request)`; `partners` answers requests of other models. The
+        Each coroutine gets `generate(request)`; `partners` answers requests for other models. The
         first exception cancels the other games and their requests, then propagates. Also raises
         ValueError for a request that does not fit the context; EngineFault if the engine dies,
         gives no answer for `timeout_s`, aborts a request or sends an unreadable reply; and
@@ -298,14 +291,14 @@ class SGLangEngine(Engine):
         return results
 
     def adapt(self, share: float, *, again: bool) -> None:
-        """Send requests in bursts of this share; with `again` choose it by the turns from here."""
+        """Set the share of the bursts; with `again` adapt it once more to the following turns."""
         for bursts in self.bursts:
             bursts.share = share
         self._adapts = again
         self.counters.num_turns = self.counters.num_sampled_tokens = 0
 
     async def _play_all(self, playing: Iterable[Awaitable[Any]]) -> list[Any]:
-        """The games' results, once the engine has answered or dropped every request."""
+        """The games' results, after the engine has answered or dropped every request."""
         try:
             return await run_all(playing)
         finally:
@@ -315,7 +308,7 @@ class SGLangEngine(Engine):
         """Request the log-prob of each token of these texts given the tokens before it.
 
         Returns at once, while the engine works. The returned function waits for the answers: one
-        list for each text, one entry shorter than the text, in nats at temperature 1. Process
+        list per text, one entry shorter than the text, in nats at temperature 1. Process
         `n % num_processes` scores text n. Both raise like `run_games`.
         """
         self._check_awake()
@@ -341,7 +334,7 @@ class SGLangEngine(Engine):
         self._check_whole()
 
     def parameters(self, request: Request, sampling: Sampling) -> dict[str, Any]:
-        """SGLang's sampling parameters of one request."""
+        """SGLang's sampling parameters for one request."""
         parameters = {
             "max_new_tokens": request.max_new_tokens,
             "temperature": sampling.temperature,
@@ -356,8 +349,8 @@ class SGLangEngine(Engine):
     # Weights
 
     def load(self, weights: Weights, version: int) -> None:
-        """Raises ValueError, before anything is sent, for other parameters than the engine's, and
-        RuntimeError if its weights sleep. It refuses requests until all weights have come."""
+        """Raises ValueError, before anything is sent, if the parameters are not the engine's, and
+        RuntimeError if its weights sleep. It refuses requests until all weights have arrived."""
         self._check_loadable()
         self._whole = False
         sending.load(weights, self._group, self._begin, expected=self._expected)
@@ -366,13 +359,13 @@ class SGLangEngine(Engine):
             self.flush_cache("a weight push")
 
     def compare(self, weights: Weights) -> Compared:
-        """Runs the model's own loader in each process, with comparisons in place of its writes."""
+        """Runs the model's own loader in each process, with each write replaced by a comparison."""
         self._check_loadable()
         self._check_whole()
         return sending.compare(weights, self._group, self._begin)
 
     def _begin(self, bucket: Bucket, folder: str) -> Callable[[], None]:
-        """`sending.Begin`: let every process read this bucket."""
+        """A `sending.Begin`: let every process read this bucket."""
         raise NotImplementedError
 
     def _check_loadable(self) -> None:
@@ -384,7 +377,7 @@ class SGLangEngine(Engine):
             raise RuntimeError("the engine holds no valid weights: push them first")
 
     def sleep(self) -> None:
-        """Free the GPU memory of cache and weights, whose contents are lost.
+        """Free the GPU memory of cache and weights; their contents are lost.
 
         Does nothing on a CPU: the memory saver is a CUDA library.
         """
@@ -394,7 +387,7 @@ class SGLangEngine(Engine):
         self._released, self._whole = set(TAGS), False
 
     def _release(self) -> None:
-        """Free the memory of TAGS, once the engine is idle."""
+        """Free the memory of TAGS once the engine is idle."""
         raise NotImplementedError
 
     def wake(self, what: str) -> None:
@@ -402,7 +395,7 @@ class SGLangEngine(Engine):
 
         The weights are invalid until the push is complete.
         """
-        if what not in self._released:  # SGLang would end its whole process tree
+        if what not in self._released:  # SGLang would then end its whole process tree
             return
         sending.make_room(torch.device("cuda", torch.cuda.current_device()), self._mem_fraction)
         self._resume(what)
@@ -419,7 +412,7 @@ class SGLangEngine(Engine):
         raise NotImplementedError
 
     def restart(self) -> None:
-        """Kill the engine's processes and start others, from the same folder.
+        """Kill the engine's processes and start new ones from the same folder.
 
         The new engine has that folder's weights and a cache of the same size as before, although
         the trainer's state now takes memory. If it does not start, this call and all later ones
@@ -435,18 +428,18 @@ class SGLangEngine(Engine):
             raise EngineFault(f"the engine does not start again: {error}") from error
 
     def close(self) -> None:
-        """Kill the engine's processes and no others. Safe to call twice."""
+        """Kill only the engine's processes. Safe to call twice."""
         self._loop.close()
         self._ports.close()
 
     @property
     def lost(self) -> bool:
-        """Whether a process of the engine has ended, or gave no answer in time."""
+        """Whether a process of the engine has ended or did not answer in time."""
         return self._loop.lost
 
     @property
     def num_weight_bytes(self) -> int:
-        """The bytes of one copy of the weights."""
+        """The size in bytes of one copy of the weights."""
         return launch.bytes_of(self._expected, self.dtype.itemsize)
 
 
@@ -460,7 +453,7 @@ def _first_gpu(world: World) -> int:
 
 
 class _GameRequests:
-    """The requests of one game. The process that gets the first one answers them all."""
+    """The requests of one game. The process that gets the first request answers all of them."""
 
     def __init__(
         self,
@@ -475,8 +468,8 @@ class _GameRequests:
         self._sessions: GameSessions | None = None
 
     async def generate(self, request: Request) -> Completion:
-        """The completion of one request. A turn is complete if it ends with a stop token: SGLang
-        tests the length first, so a stop token at the limit would count as cut off."""
+        """The completion of one request. A turn that ends with a stop token is complete: SGLang
+        tests the length first, so it reports a stop token at the limit as cut off."""
         if request.model and self._partners is not None:
             return await self._partners(request)
         engine = self._engine
@@ -495,6 +488,6 @@ class _GameRequests:
         return Completion(answer.ids, answer.logprobs, finish, version)
 
     def close_sessions(self, _ended: asyncio.Task[Any]) -> None:
-        """The sessions of the game end with it."""
+        """End the game's sessions when the game has ended."""
         if self._sessions is not None:
             self._sessions.close()

@@ -1,8 +1,8 @@
 """The engine's event loop: runs calls to the engine and ends calls that get no answer.
 
-SGLang's own calls wait forever when a scheduler has died or hangs. Here every call ends in one of
-three ways: with its result, with an EngineFault that names the dead process and its exit code, or,
-after a time-out, with an EngineFault that counts the unanswered requests. Times in seconds.
+SGLang's own calls wait forever if a scheduler has died or hangs. Here every call ends with its
+result, with an EngineFault that names the dead process and its exit code, or, after a time-out,
+with an EngineFault that counts the unanswered requests. Times in seconds.
 """
 
 from __future__ import annotations
@@ -34,49 +34,49 @@ class EngineLoop(ABC):
         self._dead: str | None = None
         self._death = asyncio.Event()
         self._num_waiting = 0
-        self._silent_since_s = 0.0  # last answer, or the first request after an idle time
+        self._silent_since_s = 0.0  # time of the last answer, or of the first request after a pause
         atexit.register(self.close)
         self._loop.run_until_complete(self._free_signals())
         signals.take(self._on_death)
 
     async def _free_signals(self) -> None:
-        """Let SGLang install handlers of its own, and remove them."""
+        """Let SGLang install its own handlers, then remove them."""
         await self._install_handlers()
         for number in (signal.SIGTERM, signal.SIGQUIT):
             self._loop.remove_signal_handler(number)
 
     @abstractmethod
     async def _install_handlers(self) -> None:
-        """What SGLang does as its receiving tasks start."""
+        """Start SGLang's receiving tasks, which install them."""
 
     def _on_death(self) -> None:
-        """Handle SIGQUIT, which a dying child sends: fail the current call and all later ones."""
+        """Handle SIGQUIT from a dying child: fail the current call and all later ones."""
         self._dead = self._ended() or "a child process reported a failure"
         self._loop.call_soon_threadsafe(self._death.set)
 
     def _ended(self) -> str | None:
-        """Pids and exit codes of the processes that have ended, as text; None while all run."""
+        """The pids and exit codes of processes that have ended, as text; None while all run."""
         ended = (p for p in self.children if not p.is_alive())
         return ", ".join(f"pid {p.pid} with exit code {p.exitcode}" for p in ended) or None
 
     def run(self, work: Coroutine[Any, Any, T], *, what: str, timeout_s: float | None = None) -> T:
         """Run `work` to its end and return its result.
 
-        Raises EngineFault, which names the work as `what`, when the engine dies or, while answers
+        Raises EngineFault, which names the work as `what`, if the engine dies or, while answers
         are due, is silent for `timeout_s`.
         """
         self.check_alive(what, work)
         return self._loop.run_until_complete(self._watch(work, what, timeout_s or self.timeout_s))
 
     def begin(self, work: Coroutine[Any, Any, T], *, what: str) -> Callable[[], T]:
-        """Start `work` and return once its requests are sent; the engine then works on them.
+        """Start `work` and return once its requests are sent; the engine works on them meanwhile.
 
         The returned function waits for the result and raises like `run`.
         """
         self.check_alive(what, work)
         task = self._loop.create_task(work)
 
-        async def sent() -> None:  # the requests leave in tasks that need a few loop iterations
+        async def sent() -> None:  # the requests leave in tasks that need a few iterations
             for _ in range(3):
                 await asyncio.sleep(0)
 
@@ -87,7 +87,7 @@ class EngineLoop(ABC):
         return lambda: self.run(ended(), what=what)
 
     def check_alive(self, what: str, work: Coroutine[Any, Any, Any] | None = None) -> None:
-        """Raise EngineFault, which names the call as `what`, and close `work`, if all is gone."""
+        """If the engine is gone, close `work` and raise EngineFault, which names it as `what`."""
         dead = self._dead or self._ended()
         if self._closed or dead is not None:
             if work is not None:
@@ -101,7 +101,7 @@ class EngineLoop(ABC):
 
     @contextmanager
     def pending_answer(self) -> Iterator[None]:
-        """Inside this block one answer is due. The time-out runs only while an answer is due."""
+        """Marks an answer as due inside the block. The time-out runs only while one is due."""
         if self._num_waiting == 0:
             self._silent_since_s = time.perf_counter()
         self._num_waiting += 1
@@ -113,7 +113,7 @@ class EngineLoop(ABC):
 
     async def _watch(self, work: Coroutine[Any, Any, T], what: str, timeout_s: float) -> T:
         running, death = asyncio.ensure_future(work), asyncio.ensure_future(self._death.wait())
-        # While the trainer did something else, answers waited unread: that is not silence.
+        # While the trainer did something else, answers waited unread: the engine was not silent.
         self._silent_since_s = time.perf_counter()
         try:
             while not running.done():
@@ -140,10 +140,10 @@ class EngineLoop(ABC):
 
     @abstractmethod
     async def drain(self) -> None:
-        """Wait until the engine has dropped aborted requests; it must be idle before it sleeps."""
+        """Wait until the engine has dropped aborted requests: it must be idle before it sleeps."""
 
     def close(self) -> None:
-        """Kill the engine's processes only and restore signal handlers. Safe to call twice."""
+        """Kill only the engine's processes and restore signal handlers. Safe to call twice."""
         if self._closed:
             return
         self._closed = True
@@ -152,13 +152,13 @@ class EngineLoop(ABC):
             atexit.unregister(engine.shutdown)
             watchdog = getattr(engine.tokenizer_manager, "_subprocess_watchdog", None)
             if watchdog is not None:
-                watchdog.stop()  # it would report the kills
+                watchdog.stop()  # otherwise it would report the kills
         processes.kill(self.children)
         self._signals.restore()
         if not self._loop.is_running():
             self._loop.run_until_complete(self._cancel_tasks())
             for engine in self.engines:
-                # When collected, a context would wait forever to send to the dead processes.
+                # A garbage-collected context would wait forever to send to the dead processes.
                 manager = engine.tokenizer_manager
                 for front, name in ((manager, "recv_from_detokenizer"), (engine, "send_to_rpc")):
                     if (socket := getattr(front, name, None)) is not None:

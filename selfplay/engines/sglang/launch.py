@@ -1,4 +1,4 @@
-"""Starts an SGLang engine: its arguments, its children's environment, its processes.
+"""Starts an SGLang engine: its arguments, the environment of its children, its processes.
 
 Written for SGLang 0.5.17. Times in seconds.
 """
@@ -32,13 +32,13 @@ from selfplay.engines.sglang import buckets, processes
 from selfplay.engines.sglang.fast import early
 from selfplay.errors import SettingsError
 
-# Blocks of ports, each for one engine: a port that reserves it, and one for each of up to 16
+# Blocks of ports, one per engine: a port that reserves the block, and one for each of up to 16
 # processes.
 FIRST_PORT, BLOCK, NUM_BLOCKS = 20_000, 17, 705
 CPU_CACHE = 65_536  # tokens, unless engine.max_cache_tokens is set
 
-# Numbers of tokens for which prefills are captured as CUDA graphs. SGLang pads a prefill to the
-# next size; it uses no graph above the largest or if padding would more than double the tokens.
+# Prefill sizes in tokens that are captured as CUDA graphs. SGLang pads a prefill to the next size.
+# It uses no graph above the largest size or if padding would more than double the tokens.
 PREFILL_GRAPHS = (4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
 
 # The largest output layer, in elements, whose logits a bf16 engine computes in fp32, as the trainer
@@ -49,7 +49,7 @@ LARGEST_FP32_HEAD = 2**22
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Running SGLang engines, their processes, and the seconds of the import and the launch."""
+    """Running SGLang engines, their processes, and the duration of import and launch in seconds."""
 
     engines: tuple[Any, ...]
     processes: tuple[BaseProcess, ...]
@@ -58,7 +58,7 @@ class Started:
 
 
 def pick_attention_backend(device: str, *, deterministic: bool = False) -> str:
-    """The first attention backend that runs here of fa3, flashinfer, triton; torch_native on CPU.
+    """The first of fa3, flashinfer and triton that runs on this machine; torch_native on a CPU.
 
     fa3 needs a Hopper GPU and sglang-kernel's flash_ops binary. flashinfer compiles kernels, so it
     needs nvcc; deterministic mode skips it because it would switch the prefix cache off.
@@ -77,8 +77,8 @@ def pick_attention_backend(device: str, *, deterministic: bool = False) -> str:
 
 
 def reserve_ports() -> socket.socket:
-    """A bound socket whose port and the 16 above it no other engine of this host uses until it is
-    closed. The 16 are the rendezvous ports of an engine's SGLang processes.
+    """A bound socket that reserves its port and the 16 above it among the engines of this host,
+    until it is closed. The 16 are the rendezvous ports of an engine's SGLang processes.
 
     SGLang picks a port that is free at the moment and binds it seconds later, when another engine
     may have picked the same one. The search starts at a block derived from this process's id. All
@@ -148,11 +148,11 @@ def engine_arguments(
         "enable_memory_saver": device == "cuda",
         "enable_deterministic_inference": config.deterministic,
     }
-    if config.sessions:  # those of two seats for each request hold a request slot of their own
+    if config.sessions:  # each of up to two per request takes a further request slot
         arguments["enable_streaming_session"] = True
         arguments["pp_max_micro_batch_size"] = config.max_batch
         arguments["max_running_requests"] = 3 * config.max_batch
-    if device == "cpu":  # SGLang may pack the layer there, which rules out fp32 logits
+    if device == "cpu":  # there SGLang may pack the output layer, which rules out fp32 logits
         arguments["disable_cuda_graph"] = True
     else:
         fp32_head = dtype == "bfloat16" and head_size(model_path) <= LARGEST_FP32_HEAD
@@ -169,7 +169,7 @@ def engine_arguments(
 
 
 def check_machine(engine: SGLangOptions) -> None:
-    """Raise SettingsError if this machine lacks SGLang, or what these settings need of it."""
+    """Raise SettingsError if this machine lacks SGLang, or hardware that these settings need."""
     if importlib.util.find_spec("sglang") is None:
         raise SettingsError(
             "engine.kind must be hf where SGLang is not installed, got sglang; `pip install -r "
@@ -206,12 +206,12 @@ def config_of_each(
 ) -> ChosenEngine:
     """The settings of each of `config.processes` engines that share this GPU.
 
-    Each has a cache of a fixed size: SGLang itself derives it from the free memory during its
-    start, which other engines and runs on this GPU change meanwhile. Raises SettingsError if
-    nothing is left for a cache.
+    Each has a cache of a fixed size: SGLang itself derives the size from the free memory during its
+    start, which other engines and runs on this GPU change at the same time. Raises SettingsError if
+    no memory is left for a cache.
     """
     num = config.processes
-    if num > 1:  # games with the same prompt stay together: a process may get more than its share
+    if num > 1:  # games with the same prompt stay together, so a process may exceed its share
         config = replace(config, max_batch=math.ceil(1.25 * config.max_batch / num))
     if config.max_cache_tokens:
         return replace(config, max_cache_tokens=config.max_cache_tokens // num)
@@ -223,7 +223,7 @@ def config_of_each(
             f"{bytes_of(parameters, itemsize) / 2**30:.1f} GiB, got {share_bytes / 2**30:.1f} GiB "
             "each"
         )
-    fraction = min(0.95, (1 + config.mem_fraction) / 2)  # more than the cache of a fixed size takes
+    fraction = min(0.95, (1 + config.mem_fraction) / 2)  # more than the fixed-size cache takes
     return replace(config, max_cache_tokens=tokens, mem_fraction=fraction)
 
 
@@ -236,11 +236,11 @@ def config_of_partner(
     itemsize: int,
     context: int,
 ) -> ChosenEngine:
-    """The settings of the engine of a frozen partner, which keeps its memory for the whole run.
+    """The settings of a frozen partner's engine, which keeps its memory for the whole run.
 
     Its cache has a fixed size: transcripts of `context` tokens for all games at once, in at most a
     quarter of the policy's share of the GPU. `gpu` None is the CPU. Raises SettingsError if the
-    memory leaves no cache for one transcript.
+    cache cannot hold one transcript.
     """
     config = replace(config, processes=1, sessions=False, adapts=False)
     if gpu is None or config.max_cache_tokens:
@@ -258,33 +258,29 @@ def config_of_partner(
             "engine.mem_fraction, or serve the partner elsewhere (endpoint:)"
         )
     tokens = min(fitting, config.max_batch * context)
-    return replace(config, max_cache_tokens=tokens, mem_fraction=0.9)  # of what is free
+    return replace(config, max_cache_tokens=tokens, mem_fraction=0.9)  # of the free memory
 
 
 def fitting_tokens(
     share_bytes: float, model_path: str, parameters: Mapping[str, torch.Size], *, itemsize: int
 ) -> int:
-    """The tokens of the cache that fits beside the weights into this share of a GPU's memory."""
-    return int((share_bytes - bytes_of(parameters, itemsize)) / token_bytes(model_path, itemsize))
-
-
-def bytes_of(parameters: Mapping[str, torch.Size], itemsize: int) -> int:
-    """The bytes of a model's weights."""
-    return sum(shape.numel() for shape in parameters.values()) * itemsize
-
-
-def token_bytes(model_path: str, itemsize: int) -> int:
-    """The bytes of one token in the KV cache."""
+    """The size in tokens of the cache that fits, with the weights, into this share of a GPU."""
     from transformers import AutoConfig
 
     from selfplay.model.families import cache_width
 
     text = AutoConfig.from_pretrained(model_path).get_text_config()
-    return int(text.num_hidden_layers * cache_width(text) * itemsize)
+    token_bytes = text.num_hidden_layers * cache_width(text) * itemsize
+    return int((share_bytes - bytes_of(parameters, itemsize)) / token_bytes)
+
+
+def bytes_of(parameters: Mapping[str, torch.Size], itemsize: int) -> int:
+    """The size in bytes of a model's weights."""
+    return sum(shape.numel() for shape in parameters.values()) * itemsize
 
 
 def head_size(model_path: str) -> float:
-    """The elements of a model folder's output layer; infinite if its config lacks the sizes."""
+    """The number of elements of a model's output layer; infinite if its config lacks the sizes."""
     try:
         config = json.loads((pathlib.Path(model_path) / "config.json").read_text("utf-8"))
         return float(config["vocab_size"] * config["hidden_size"])
@@ -297,8 +293,8 @@ def with_cache(
 ) -> dict[str, Any]:
     """The arguments of a restart that gives weights and cache as much memory as the first start.
 
-    The first start took `budget_bytes`, a share of all GPU memory. At a restart the trainer holds
-    memory, so the same bytes are a larger share of `free_bytes`. 0.01 is added for CUDA's own
+    The first start took `budget_bytes`, a share of the free GPU memory. At a restart the trainer
+    holds memory, so the same bytes are a larger share of `free_bytes`. 0.01 is added for CUDA's own
     memory; `cache_tokens`, the first cache's size, limits the new cache.
     """
     share = min(0.95, budget_bytes / free_bytes + 0.01)
@@ -307,7 +303,7 @@ def with_cache(
 
 @contextlib.contextmanager
 def importing(device: str) -> Iterator[None]:
-    """Around the import of SGLang for an engine on this device. Raises RuntimeError outside the
+    """Wrap the import of SGLang for an engine on this device. Raises RuntimeError outside the
     main thread."""
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError(
@@ -322,10 +318,10 @@ def importing(device: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def starting(device: str, tp_size: int) -> Iterator[list[BaseProcess]]:
-    """Around the start of engines. At its end the list has their processes; if the block fails they
-    are killed."""
+    """Wrap the start of engines. At the end the list holds their processes; if the block fails,
+    they are killed."""
     before = set(multiprocessing.active_children()).difference(early.waiting())
-    # This logger warns only about the custom SIGQUIT handler, which we pass on purpose.
+    # This logger warns only about the custom SIGQUIT handler, which is intended.
     logging.getLogger("sglang.srt.entrypoints.engine").setLevel(logging.CRITICAL)
     children, complete = list[BaseProcess](), False
     try:
@@ -346,8 +342,7 @@ def starting(device: str, tp_size: int) -> Iterator[list[BaseProcess]]:
 def expected_parameters(model_path: str) -> dict[str, torch.Size]:
     """Names and shapes of the parameters of a complete push, without a tied output head.
 
-    They are those of the transformers model with this config. SGLang itself only warns of unknown
-    names and ignores missing ones.
+    They are the parameters of the transformers model with this config.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -1,8 +1,8 @@
-"""The SGLang engine by its public calls alone (`engine.fast: false`): `async_generate` for turns
-and `update_weights_from_tensor` for weights. Slower, for any SGLang that has these two.
+"""The SGLang engine with public calls only (`engine.fast: false`): `async_generate` for turns and
+`update_weights_from_tensor` for weights. Slower, but works with any SGLang that has these two.
 
-One scheduler for each tensor-parallel rank, no sessions, no bursts; a bucket is loaded before the
-next one is gathered. Times in seconds.
+One scheduler per tensor-parallel rank, no sessions, no bursts; a bucket is loaded before the next
+one is gathered. Times in seconds.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from selfplay.engines.sglang.weights import purpose
 from selfplay.engines.weights import Bucket
 from selfplay.errors import EngineFault
 
-IDLE_S = 60.0  # longest time to an idle scheduler
+IDLE_S = 60.0  # longest wait for the scheduler to become idle
 
 
 class PlainLoop(EngineLoop):
-    """The one event loop of an engine whose front is left alone."""
+    """The event loop of an engine with SGLang's unmodified front end."""
 
     _calling = False
 
     async def _install_handlers(self) -> None:
-        """SGLang's front does with its first answer."""
+        """SGLang's front end installs them with its first answer."""
         [engine] = self.engines
         parameters = {"max_new_tokens": 1}
         await engine.async_generate(input_ids=[1, 2, 3, 4], sampling_params=parameters)
 
     async def drain(self) -> None:
-        """Nothing: no request is aborted."""
+        """Does nothing: no request is aborted."""
 
     def _on_death(self) -> None:
-        """Also end a control call, which would wait forever for the answer."""
+        """Also end a control call, which would otherwise wait for its answer forever."""
         super()._on_death()
         if self._calling:
             self._loop.stop()
 
     def call(self, control: Callable[..., Any], *words: Any, what: str, **named: Any) -> Any:
-        """The answer of one of SGLang's control calls, which run the loop themselves. Raises
-        EngineFault if the engine is gone, dies or gives no answer for `timeout_s`."""
+        """The answer to one of SGLang's control calls, which run the loop themselves. Raises
+        EngineFault if the engine is gone, dies or does not answer within `timeout_s`."""
         self.check_alive(what)
 
         def give_up() -> None:
@@ -56,7 +56,7 @@ class PlainLoop(EngineLoop):
         self._calling, late = True, self._loop.call_later(self.timeout_s, give_up)
         try:
             return control(*words, **named)
-        except RuntimeError as error:  # of the loop, if it was stopped
+        except RuntimeError as error:  # also raised by the loop if it was stopped
             raise EngineFault(f"the engine failed in {what}: {self._dead or error}") from error
         finally:
             late.cancel()
@@ -67,7 +67,7 @@ class PlainClient:
     """Sends requests to the engine by `async_generate`."""
 
     def __init__(self, engine: Any, context_length: int) -> None:
-        """`engine` is SGLang's; a request of more than `context_length` tokens is not sent."""
+        """`engine` is SGLang's; `context_length` limits the tokens of a request."""
         self._engine, self.context_length = engine, context_length
 
     async def request(
@@ -79,8 +79,8 @@ class PlainClient:
         score: bool = False,
         session: str = "",
     ) -> Answer:
-        """As `SchedulerClient.request`, without sessions; a caller that is cancelled leaves the
-        request to its end."""
+        """As `SchedulerClient.request`, without sessions; a request whose caller is cancelled still
+        runs to its end."""
         answer = await self._engine.async_generate(
             rid=rid,
             input_ids=list(ids),
@@ -100,7 +100,7 @@ class PlainClient:
 
 
 class PlainEngine(SGLangEngine):
-    """One engine on `engine.tp_size` GPUs, whose front is SGLang's own."""
+    """One engine on `engine.tp_size` GPUs, with SGLang's own front end."""
 
     _loop: PlainLoop
 
@@ -146,8 +146,8 @@ class PlainEngine(SGLangEngine):
 
 
 def _launch(arguments: dict[str, Any]) -> launch.Started:
-    """Start SGLang's own engine. Raises RuntimeError outside the main thread and when a child
-    process dies."""
+    """Start SGLang's own engine. Raises RuntimeError outside the main thread and if a child process
+    dies."""
     early.end()
     began_s = time.perf_counter()
     with launch.importing(arguments["device"]):

@@ -1,8 +1,8 @@
 """The engine's child processes and the trainer's signals.
 
-The children die with the trainer. SIGTERM still reaches the trainer's own handler while an engine
-runs. Child processes import this module first, so it must import neither torch nor sglang at its
-top. Times in seconds.
+The children die with the trainer. While an engine runs, SIGTERM still reaches the trainer's own
+handler. Child processes import this module first, so it must import neither torch nor sglang at the
+top level. Times in seconds.
 """
 
 from __future__ import annotations
@@ -23,30 +23,29 @@ from typing import Any, ClassVar
 from dialop.terminal import ENDING
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
-GRACE_S = 3.0  # for a handler of SIGTERM, before the process is ended
+GRACE_S = 3.0  # for a SIGTERM handler, before the process is ended
 KILL_S = 60.0  # longest wait for a process that was sent SIGKILL
 
-# Variables that the children's environment must have (a value) or must not have (None), and why:
+# Variables that the children's environment must have (a value) or must not have (None), with why:
 CHILD_ENVIRONMENT: dict[str, str | None] = {
     # A child that uses torchrun's store would wait for a server that does not exist.
     "TORCHELASTIC_USE_AGENT_STORE": None,
     # The memory saver and CUDA IPC both need plain cudaMalloc segments.
     "PYTORCH_CUDA_ALLOC_CONF": None,
     "PYTORCH_ALLOC_CONF": None,
-    # SGLang sets it; a process that starts early reads it before.
+    # SGLang sets it, but too late for a process that starts early.
     "CUDA_DEVICE_MAX_CONNECTIONS": "8",
     # NVLink multicast can break the GPUs of a shared host.
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    # This version cannot save CUDA graphs while the engine sleeps; they stay in memory.
+    # This version cannot free CUDA graphs while the engine sleeps; they stay in memory.
     "SGLANG_MEMORY_SAVER_CUDA_GRAPH": None,
-    # One message for each request. By default SGLang sends one every 50 tokens, even without
-    # streaming.
+    # One message per request. By default SGLang sends one every 50 tokens, even without streaming.
     "SGLANG_FORCE_STREAM_INTERVAL": "1000000",
     # `Completion.logprobs` are log-probs after the temperature.
     "SGLANG_RETURN_ORIGINAL_LOGPROB": None,
     # A game may use all of its model's positions. SGLang lets no request reach the last tokens of
-    # a context, so the context is longer than the model's; no token is ever there.
+    # a context, so the engine's context is longer than the model's; the excess is never used.
     "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
     # Each process would print progress bars and warnings about missing hardware.
     "PYTHONWARNINGS": "ignore",
@@ -59,7 +58,7 @@ def die_with_parent(parent_pid: int) -> None:
 
     SGLang requests the signal too, but does not check the parent afterwards: a trainer that is
     killed while its children still import would leave them running. The kernel sends the signal
-    when the thread that started the child ends, so engines start in the main thread. Systems other
+    when the thread that started the child ends, so engines start in the main thread. Other systems
     than Linux only get the check.
     """
     if sys.platform == "linux":
@@ -71,7 +70,7 @@ def die_with_parent(parent_pid: int) -> None:
 class ChildOf:
     """The target function of a child process, which calls `die_with_parent` when it is unpickled.
 
-    A spawned child unpickles its target first and the target's arguments next. The arguments import
+    A spawned child unpickles its target first, then the target's arguments. The arguments import
     SGLang, which takes seconds, so `die_with_parent` must run before they are unpickled.
     """
 
@@ -91,8 +90,8 @@ def _enter(parent_pid: int, body: Callable[..., None]) -> Callable[..., None]:
 def child_environment(device: str, tp_size: int) -> Iterator[None]:
     """Set the environment in which children start; on exit, restore this process's own.
 
-    That undoes SGLang's edits too: it sets CUDA_DEVICE_MAX_CONNECTIONS=8 and other variables in the
-    process that starts it, and resets root logging.
+    This also undoes SGLang's edits: it sets CUDA_DEVICE_MAX_CONNECTIONS=8 and other variables in
+    the process that starts it, and resets root logging.
     """
     environment, root = dict(os.environ), logging.getLogger()
     handlers, level = root.handlers[:], root.level
@@ -126,7 +125,7 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     from selfplay.engines.sglang.fast import patches
 
     patches.apply(arguments[0])
-    tqdm.set_lock(threading.RLock())  # its own leaves a semaphore behind, since SGLang is killed
+    tqdm.set_lock(threading.RLock())  # its default leaks a semaphore, because SGLang is killed
     run_scheduler_process(*arguments, **keywords)
 
 
@@ -138,15 +137,15 @@ def run_detokenizer(*arguments: Any, **keywords: Any) -> None:
 
 
 def leave_launch_alone(_signal: int, _frame: FrameType | None) -> None:
-    """SIGQUIT handler during an engine's start: does nothing, because the start itself detects a
+    """SIGQUIT handler during an engine's start. It does nothing, because the start itself detects a
     dead child and raises. SGLang's own handler would SIGKILL the trainer without an error message.
     """
 
 
 def kill(processes: Sequence[BaseProcess]) -> None:
-    """SIGKILL only these processes and their descendants; wait until they are gone.
+    """SIGKILL these processes and their descendants; wait until they are gone.
 
-    Raises RuntimeError when one still runs after KILL_S.
+    Raises RuntimeError if one still runs after KILL_S.
     """
     import psutil
 
@@ -157,7 +156,7 @@ def kill(processes: Sequence[BaseProcess]) -> None:
     for process in processes:
         process.kill()
     for descendant in descendants:
-        with contextlib.suppress(psutil.NoSuchProcess):  # it may end meanwhile
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended
             descendant.kill()
     for process in processes:
         process.join(KILL_S)
@@ -169,7 +168,7 @@ def kill(processes: Sequence[BaseProcess]) -> None:
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
-    """Turn a signal into an ordinary exit, so that `finally` blocks and `atexit` functions run."""
+    """Turn a signal into a normal exit, so that `finally` blocks and `atexit` functions run."""
     raise SystemExit(128 + number)
 
 
@@ -178,13 +177,13 @@ class Signals:
 
     SGLang's event loop installs handlers for SIGTERM and SIGQUIT, but they only run while the loop
     runs, which it does not do during training. `take` routes each signal to the trainer's previous
-    handler (an ordinary exit if there was none; one that was ignored stays so), and SIGQUIT, which
-    a dying child sends, to the `on_death` of every taker while there is one. Python runs handlers
+    handler (a normal exit if there was none; an ignored signal stays ignored). SIGQUIT, which a
+    dying child sends, goes to the `on_death` of every taker if there is any. Python runs handlers
     between bytecode instructions, so a trainer blocked in a collective would not handle them at
     all: a thread ends the process if no handler has run after `GRACE_S`.
 
-    A run and each of its engines take the signals, and restore them in any order. The handlers
-    before the first taker are back after the last.
+    A run and each of its engines take the signals, and restore them in any order. After the last
+    taker the handlers from before the first one are back.
     """
 
     _takers: ClassVar[list[Signals]] = []
@@ -193,12 +192,12 @@ class Signals:
     _handler_ran: ClassVar[threading.Event] = threading.Event()
 
     def __init__(self) -> None:
-        """Before an engine starts, whose loop replaces the handlers."""
+        """Create it before an engine starts, because the engine's loop replaces the handlers."""
         self._on_death: Callable[[], None] | None = None
         self._before = {number: signal.getsignal(number) for number in ENDING}
 
     def take(self, on_death: Callable[[], None] | None = None) -> None:
-        """Install the handlers. The engine's loop must not run and must have removed its own."""
+        """Install the handlers. The engine's loop must be idle and must have removed its own."""
         self._on_death = on_death
         if not Signals._takers:
             Signals._previous = self._before
@@ -215,11 +214,11 @@ class Signals:
                 daemon=True,
                 name="sigterm-grace",
             ).start()
-        else:  # the engine's loop has put it out
+        else:  # the engine's loop has replaced it
             signal.set_wakeup_fd(Signals._wakeup[0].fileno(), warn_on_full_buffer=False)
 
     def restore(self) -> None:
-        """Handle the signals for this taker no longer."""
+        """Stop handling the signals for this taker."""
         if self not in Signals._takers:
             return
         Signals._takers.remove(self)
@@ -232,7 +231,7 @@ class Signals:
 
     @staticmethod
     def _install() -> None:
-        """The handlers that the takers want now, else the previous ones."""
+        """Install the handlers for the current takers, or the previous ones if there are none."""
         quits = any(taker._on_death is not None for taker in Signals._takers)
         for number in ENDING:
             handler = Signals._on_quit if quits and number == signal.SIGQUIT else Signals._on_end
@@ -257,7 +256,7 @@ class Signals:
 def _end_if_stuck(reader: socket.socket, handler_ran: threading.Event) -> None:
     with reader:
         while numbers := reader.recv(16):
-            # SIGQUIT may be a dying child's, after which the program goes on.
+            # SIGQUIT may come from a dying child, after which the program continues.
             ends = (number for number in numbers if number in ENDING and number != signal.SIGQUIT)
             if (ending := next(ends, None)) is None:
                 continue

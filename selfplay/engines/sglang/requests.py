@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Answer:
-    """New ids with their log-probs, in nats; the prompt's log-probs if requested (the first is
-    None); why the answer ended; how many prompt tokens were cached."""
+    """New ids with their log-probs in nats, the prompt's log-probs if requested (the first is
+    None), why the answer ended, and how many prompt tokens were cached."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -36,8 +36,8 @@ class Answer:
 @dataclass(slots=True)
 class RequestCounters:
     """Running counts since the engine's start; cached tokens are prompt tokens not recomputed.
-    Turns are the requests that sample; they and their tokens count since the share of the bursts
-    was set (`SGLangEngine.adapt`)."""
+    Turns are requests that sample; they and their tokens are counted since the share of the bursts
+    was last set (`SGLangEngine.adapt`)."""
 
     num_requests: int = 0
     num_turns: int = 0
@@ -50,9 +50,9 @@ class Bursts:
     """Delays requests and sends them in bursts (`engine.burst_share`).
 
     Turns end one by one. If each next request were sent at once, its prefill would stop the
-    decoding of all other games (sglang #23189). Here requests wait until they are the fraction
-    `share` of those in the engine, at most `after_s` seconds. Batching does not change the sampling
-    distribution.
+    decoding of all other games (sglang #23189). Instead requests wait until their number is the
+    fraction `share` of the requests in the engine, at most `after_s` seconds. Batching does not
+    change the sampling distribution.
     """
 
     def __init__(self, share: float, *, after_s: float) -> None:
@@ -103,7 +103,7 @@ class RequestSender:
         bursts: Bursts,
         counters: RequestCounters,
     ) -> None:
-        """`client` is that of the process."""
+        """`client` talks to the process."""
         self._loop, self._bursts, self.counters, self.client = loop, bursts, counters, client
         self.context_length = client.context_length
 
@@ -115,12 +115,12 @@ class RequestSender:
         score: bool = False,
         sessions: GameSessions | None = None,
     ) -> Answer:
-        """The engine's answer to these prompt ids, in one of the game's sessions if they are given.
+        """The engine's answer to these prompt ids, in one of the game's `sessions` if given.
 
         With `score` the answer also has the log-probs of the prompt ids; SGLang then bypasses the
         prefix cache and computes all of them.
 
-        Raises ValueError for a request that does not fit the context, EngineFault when the engine
+        Raises ValueError for a request that does not fit the context, EngineFault if the engine
         aborts the request.
         """
         num_new = parameters["max_new_tokens"]
@@ -129,9 +129,9 @@ class RequestSender:
                 "prompt and max_new_tokens must fit the engine's context of "
                 f"{self.context_length} tokens, got {len(ids)} + {num_new}"
             )
-        # Known ids are in the session; without one the scheduler gets all.
+        # Ids that are already in the session are not sent again.
         turn = contextlib.nullcontext() if sessions is None else sessions.turn(ids, num_new)
-        rid = f"turn-{self.counters.num_requests}."  # SGLang aborts by the start of the name
+        rid = f"turn-{self.counters.num_requests}."  # the dot: SGLang aborts by a name's prefix
         self.counters.num_requests += 1
         burst = contextlib.nullcontext() if score else self._bursts.admitted()
         async with burst:
@@ -154,7 +154,7 @@ class RequestSender:
 
 @contextlib.contextmanager
 def _failures_as_faults() -> Iterator[None]:
-    """Raise an error of SGLang in a request as an EngineFault."""
+    """Turn an error that SGLang raises in a request into an EngineFault."""
     try:
         yield
     except (ValueError, EngineFault):

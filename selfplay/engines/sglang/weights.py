@@ -1,8 +1,8 @@
-"""Passes a trainer's weights to an SGLang engine, or has them compared there, bucket by bucket.
+"""Passes the trainer's weights to an SGLang engine to load or to compare, bucket by bucket.
 
 The engine's processes open a bucket's buffer by a handle (`buckets`). With `engine.fast` each rank
-of a replica sends a handle to its own gathered copy, else the leader sends one to all. Shapes: N
-elements of a flat buffer.
+of a replica sends a handle to its own gathered copy; otherwise the leader sends one handle to all.
+Shapes: N elements of a flat buffer.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from selfplay.distributed import World
-from selfplay.engines.base import Completion, Engine, GameCoroutine, Generate, Request, Sampling
+from selfplay.engines.base import Engine, GameCoroutine, Generate, Sampling
 from selfplay.engines.weights import Bucket, Compared, Weights
 from selfplay.errors import EngineFault
 
-# Memory that must be free beside an engine's weights and cache: its workspace and a push's buckets.
+T = TypeVar("T")
+
+# Memory that must stay free besides an engine's weights and cache: its workspace and the buckets.
 SPARE_BYTES = 6 * 2**30
 
-# Lets the engine begin to read a bucket (`buckets.message`, whose folder is given or ""); the
-# returned function waits until it has.
+# Lets the engine start to read a bucket, with the folder of `buckets.message` ("" to load it); the
+# returned function waits until the engine has read it.
 Begin = Callable[[Bucket, str], Callable[[], None]]
 
 
@@ -38,7 +40,7 @@ def load(
     *,
     expected: Mapping[str, torch.Size] | None,
 ) -> None:
-    """Pass all weights to the replica's engine, whose leader knows what it is `expected` to get.
+    """Pass all weights to the replica's engine; on the leader `expected` has its parameters.
 
     `group` is the replica's gloo group, its leader first, in the engine's rank order; None for a
     replica of one rank. Raises ValueError on every rank of the replica, before anything is sent, if
@@ -51,9 +53,9 @@ def load(
 
 
 def compare(weights: Weights, group: dist.ProcessGroup | None, begin: Begin) -> Compared:
-    """Have the engine compare these weights with its own. The counts of the engine's ranks that
-    read this rank's copy. A model's loader that writes weights in an unknown way shows in too few
-    compared elements. Raises EngineFault as `load` does."""
+    """Have the engine compare these weights with its own; returns the counts of the engine's ranks
+    that read this rank's copy. If a model's loader writes weights in an unknown way, too few
+    elements are compared. Raises EngineFault as `load` does."""
     with tempfile.TemporaryDirectory() as folder:
         _pass_on(weights, group, begin, folder)
         lines = [line for file in Path(folder).iterdir() for line in file.read_text().splitlines()]
@@ -62,29 +64,31 @@ def compare(weights: Weights, group: dist.ProcessGroup | None, begin: Begin) -> 
 
 
 def why_other(shapes: Mapping[str, torch.Size], expected: Mapping[str, torch.Size]) -> str | None:
-    """Why these are not exactly the parameters that the engine expects; None if they are. SGLang
-    itself only warns of unknown names and ignores missing ones."""
+    """Why these are not exactly the engine's parameters; None if they are. SGLang itself only warns
+    about unknown names and ignores missing ones."""
     unknown, missing = sorted(shapes.keys() - expected), sorted(expected.keys() - shapes)
     wrong = [f"{n} {list(s)}" for n, s in shapes.items() if expected.get(n, s) != s]
     if not (unknown or missing or wrong):
         return None
     return (
         f"a push must carry the engine's {len(expected)} parameters, got {len(shapes)}: unknown "
-        f"{unknown[:3]}, missing {missing[:3]}, of another shape {wrong[:3]}"
+        f"{unknown[:3]}, missing {missing[:3]}, wrong shape {wrong[:3]}"
     )
 
 
 def _pass_on(weights: Weights, group: dist.ProcessGroup | None, begin: Begin, folder: str) -> None:
-    """Let the replica's engine read each bucket, while the next one is gathered: a GPU holds at
+    """Let the replica's engine read each bucket while the next one is gathered: a GPU holds at
     most two. Every rank of the replica calls, and all raise the leader's fault."""
-    read: Callable[[], None] | EngineFault | None = None
+    wait: Callable[[], None] | None = None
+    fault: str | None = None
     held: Bucket | None = None
     for bucket in chain(weights, (None,)):
         if held is not None:
-            ended = _fault_of(read) if callable(read) else read
+            if wait is not None:
+                _, fault = _attempt(wait)
             # The other ranks wait here: their buffers must outlive the engine's reads.
-            fault = of_leader(None if ended is None else str(ended), group)
-            on_gpu, held, read = held.flat_N.is_cuda, None, None
+            fault = of_leader(fault, group)
+            on_gpu, held, wait = held.flat_N.is_cuda, None, None
             if on_gpu:  # free IPC buffers that the engine has closed; a push would leak its buckets
                 torch.cuda.ipc_collect()
             if fault is not None:
@@ -93,35 +97,32 @@ def _pass_on(weights: Weights, group: dist.ProcessGroup | None, begin: Begin, fo
             if bucket.flat_N.is_cuda:  # the engine reads this memory, so the values must be final
                 torch.cuda.current_stream(bucket.flat_N.device).synchronize()
             held = bucket
-            try:
-                read = begin(bucket, folder)
-            except EngineFault as fault_of_begin:
-                read = fault_of_begin
+            wait, fault = _attempt(partial(begin, bucket, folder))
         del bucket
 
 
-def _fault_of(wait: Callable[[], None]) -> EngineFault | None:
+def _attempt(call: Callable[[], T]) -> tuple[T | None, str | None]:
+    """The result of a call, and the message of its EngineFault."""
     try:
-        wait()
+        return call(), None
     except EngineFault as fault:
-        return fault
-    return None
+        return None, str(fault)
 
 
 def of_leader(message: str | None, group: dist.ProcessGroup | None) -> str | None:
     """The message of the replica's leader; every rank of the replica must call."""
-    told = [message]
+    box = [message]
     if group is not None:
-        dist.broadcast_object_list(told, group=group, group_src=0)
-    return told[0]
+        dist.broadcast_object_list(box, group=group, group_src=0)
+    return box[0]
 
 
 def make_room(device: torch.device, mem_fraction: float) -> None:
     """Empty the trainer's allocator cache if the engine needs the memory to wake.
 
-    `mem_fraction` is the engine's share of the GPU. Keeping the allocator's cache saves the next
-    update its allocations, and the engine wakes several times faster if no memory was freed just
-    before (docs/gpu.md).
+    `mem_fraction` is the engine's share of the GPU. A kept cache saves the next update its
+    allocations, and the engine wakes several times faster if no memory was freed just before
+    (docs/gpu.md).
     """
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
@@ -130,24 +131,24 @@ def make_room(device: torch.device, mem_fraction: float) -> None:
 
 
 def purpose(folder: str) -> str:
-    """What a bucket with this folder is for, in errors."""
+    """The purpose of a bucket with this folder, for error messages."""
     return "a comparison of weights" if folder else "a weight push"
 
 
 def skip(_bucket: Bucket, _folder: str) -> Callable[[], None]:
-    """What a rank does with a bucket whose copy no engine reads: it took part in its gather."""
+    """The `Begin` of a rank whose copy no engine reads: it only took part in the gather."""
     return lambda: None
 
 
 class EnginePart(Engine):
-    """What a rank has of an SGLang engine that another rank of its replica leads: it plays nothing,
-    and takes part in the gathers of each push."""
+    """A rank's part of an SGLang engine that another rank of its replica leads: it plays nothing,
+    but takes part in the gathers of each push."""
 
     scores, num_copies = True, 0
     begin: Begin = staticmethod(skip)
 
     def __init__(self, world: World, dtype: torch.dtype, *, mem_fraction: float) -> None:
-        """`dtype` and `mem_fraction` are those of the leader's engine."""
+        """`dtype` and `mem_fraction` are the same as in the leader's engine."""
         self.dtype, self._mem_fraction = dtype, mem_fraction
         self._group, self._device = world.replica.group, world.device
 
@@ -157,16 +158,12 @@ class EnginePart(Engine):
         """Raises ValueError if there are any."""
         return _none(games)
 
-    def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """Raises ValueError if there are any."""
-        return _none(requests)
-
     def score(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
         """Raises ValueError if there are any."""
         return partial(_none, texts)
 
     def load(self, weights: Weights, version: int) -> None:
-        """Gather every bucket, for the leader's sake. Raises the leader's fault."""
+        """Gather every bucket along with the leader. Raises the leader's fault."""
         load(weights, self._group, self.begin, expected=None)
 
     def compare(self, weights: Weights) -> Compared:
@@ -174,7 +171,7 @@ class EnginePart(Engine):
         return compare(weights, self._group, self.begin)
 
     def wake(self, what: str) -> None:
-        """The leader wakes the engine; this rank's GPU must have room for its part."""
+        """Make room on this rank's GPU; the leader wakes the engine."""
         make_room(self._device, self._mem_fraction)
 
 

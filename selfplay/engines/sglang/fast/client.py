@@ -1,8 +1,8 @@
-"""A client of one SGLang scheduler: token requests on its socket, past SGLang's front end.
+"""A client of one SGLang scheduler: sends token requests to its socket, bypassing the front end.
 
-The front end (`Engine.async_generate`) serves strings, images and streams. Its Python costs about
-as much time per turn as the game does, and token requests do not need it. Here requests that are
-sent at the same moment go in one list. Control calls and the socket stay with the front end.
+SGLang's front end (`Engine.async_generate`) serves strings, images and streams. Its Python takes
+about as much time per turn as the game does, and token requests do not need it. Here requests that
+are sent at the same moment form one list. Control calls and the socket stay with the front end.
 
 SGLang is changed on both sides of the socket: here the front end's receiver is replaced, and
 `patches.accept_lists` lets the scheduler read lists. Written for SGLang 0.5.17. Sizes in tokens.
@@ -22,7 +22,7 @@ from selfplay.errors import EngineFault
 
 class SchedulerClient:
     """Sends requests to one process and receives the answers. Its open requests are in
-    `manager.rid_to_state`, where SGLang's own front keeps them too."""
+    `manager.rid_to_state`, like those of SGLang's own front end."""
 
     def __init__(self, manager: Any) -> None:
         """`manager` is the TokenizerManager of the process."""
@@ -34,7 +34,7 @@ class SchedulerClient:
         self.context_length = int(manager.model_config.context_len)
         self._open: dict[str, tuple[Answer, asyncio.Future[Answer]]] = manager.rid_to_state
         self._outbox: list[Any] = []
-        # The front's asyncio socket creates a future for each send; a plain socket sends directly.
+        # The asyncio socket of the front end creates a future per send; a plain one sends directly.
         self._socket = zmq.Socket.shadow(manager.send_to_scheduler.underlying)
         manager._handle_batch_output = self._receive
         manager._result_dispatcher._mapping[AbortReq] = self._receive_abort
@@ -48,9 +48,9 @@ class SchedulerClient:
         score: bool = False,
         session: str = "",
     ) -> Answer:
-        """Send a request and wait for its answer; `rid` is its name, new each time.
+        """Send a request and wait for its answer; `rid` is its unique name.
 
-        In a session `ids` are those after the last answer's. If the caller is cancelled, the
+        In a session `ids` are the ids after the last answer. If the caller is cancelled, the
         process drops the request. Raises ValueError for ids that are not in the vocabulary and for
         parameters that SGLang refuses.
         """
@@ -91,7 +91,7 @@ class SchedulerClient:
             raise
 
     def open_session(self, session: str) -> None:
-        """Create a session, before its first request; requests of a missing one are aborted."""
+        """Create a session before its first request; requests in a missing session are aborted."""
         from sglang.srt.managers.io_struct import OpenSessionReqInput
 
         self._enqueue(
@@ -99,13 +99,13 @@ class SchedulerClient:
         )
 
     def close_session(self, session: str) -> None:
-        """Free a session's cache; if a request of it is dropped, when that has ended."""
+        """Free a session's cache; if it has a dropped request, once that has ended."""
         from sglang.srt.managers.io_struct import CloseSessionReqInput
 
         self._enqueue(CloseSessionReqInput(session_id=session))
 
     def _enqueue(self, message: Any) -> None:
-        """Send a message together with those of this moment, in order."""
+        """Send a message together with the others of this moment, in order."""
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append(message)
@@ -115,13 +115,13 @@ class SchedulerClient:
         from sglang.srt.managers.io_struct import sock_send
 
         messages, self._outbox = self._outbox, []
-        # The queue is unbounded, so a send fails only if the process is gone, which the event loop
-        # reports. A blocking send would then wait forever.
+        # The queue is unbounded, so a send fails only if the process is gone. The event loop
+        # reports that; a blocking send would wait forever.
         with contextlib.suppress(zmq.Again):
             sock_send(self._socket, messages, flags=zmq.NOBLOCK)
 
     async def _receive(self, output: Any) -> None:
-        """Handle a message of the process, with answers or pieces of them."""
+        """Handle a message from the process, with answers or parts of them."""
         for index, rid in enumerate(output.rids):
             if rid not in self._open:
                 continue
@@ -134,7 +134,7 @@ class SchedulerClient:
                 answer.num_cached = output.cached_tokens[index]
                 reason = output.finished_reasons[index]
                 finish = None if reason is None else reason["type"]
-            except (LookupError, TypeError) as error:  # SGLang would end the trainer
+            except (LookupError, TypeError) as error:  # otherwise SGLang would end the trainer
                 del self._open[rid]
                 if not ended.done():
                     fault = EngineFault(f"the engine's reply cannot be read: {error!r}")
@@ -144,7 +144,7 @@ class SchedulerClient:
                 self._finish(rid, finish)
 
     def _receive_abort(self, message: Any) -> None:
-        """Handle the message that the process dropped a request before it began."""
+        """Handle the message that the process dropped a request before it started."""
         if message.rid in self._open:
             self._finish(message.rid, "abort")
 

@@ -1,8 +1,8 @@
-"""Scheduler processes that import SGLang while the trainer imports, checks and reads.
+"""Scheduler processes that import SGLang while the trainer is still starting.
 
 A scheduler spends about ten seconds on the import, as long as the trainer needs before it launches
-the engine. Child processes import this module first, so it imports neither torch nor sglang at its
-top. Written for SGLang 0.5.17.
+the engine. Child processes import this module first, so it imports neither torch nor sglang at the
+top level. Written for SGLang 0.5.17.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _waiting: list[EarlyScheduler] = []
 
 
 class EarlyScheduler(Spawned):
-    """A process that runs and imports from its making on; `start` gives it its work.
+    """A process that runs and imports from its creation on; `start` gives it its work.
 
-    It keeps the environment in which it was made; `start` adds to it.
+    It keeps the environment of its creation; `start` adds to it.
     """
 
     def __init__(self) -> None:
@@ -54,9 +54,9 @@ class EarlyScheduler(Spawned):
         return True
 
     def start(self) -> None:
-        """Run the work. Raises BrokenPipeError if the process has ended meanwhile."""
+        """Run the work. Raises BrokenPipeError if the process has ended."""
         assert self._work is not None and self.pid is not None
-        body, (*words, answers) = self._work  # `answers` is a pipe, of which only spawning can send
+        body, (*words, answers) = self._work  # the pipe `answers` cannot be pickled here
         self._pipe.send((body, words, dict(os.environ)))
         reduction.send_handle(self._pipe, answers.fileno(), self.pid)
         self._pipe.close()
@@ -71,15 +71,15 @@ class EarlyScheduler(Spawned):
 def begin(config: Config) -> None:
     """Start the schedulers that this rank's engine will need, about as many as it will choose.
 
-    Not before an imitation, in which they would hold memory, and not where SGLang gets arguments
-    for which it may set variables that are read at the import.
+    It starts none before a warm start, where they would hold memory, and none with
+    `engine.server_args`, for which SGLang may set variables that are read at the import.
     """
     engine = config.engine
     if not isinstance(engine, SGLangOptions):
         return
     wanted = engine.fast and not (engine.server_args or _waiting)
     imitates = config.warm_start.imitates and not os.path.lexists(f"{config.out}/warm_start")
-    main_thread = threading.current_thread() is threading.main_thread()  # they end with it
+    main_thread = threading.current_thread() is threading.main_thread()  # children end with it
     here = all(map(importlib.util.find_spec, ("sglang", "torch_memory_saver")))
     if not (wanted and main_thread and here) or imitates:
         return
@@ -89,7 +89,7 @@ def begin(config: Config) -> None:
             for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_WORLD_SIZE", "1"))
         )
     except ValueError:
-        return  # `init_world` names the variable
+        return  # `init_world` raises, with the variable's name
     if rank % engine.tp_size:
         return  # another rank leads its replica
     import torch
@@ -102,12 +102,12 @@ def begin(config: Config) -> None:
 
 
 def start(num: int, *, gpu: bool, tp_size: int) -> None:
-    """Start `num` schedulers that wait for the next engine of this process."""
+    """Start `num` schedulers that wait for this process's next engine."""
     memory_saver: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if gpu:
         memory_saver = importlib.import_module("torch_memory_saver").configure_subprocess()
-    atexit.register(end)  # else Python would wait for them
-    # They inherit that SIGINT is ignored: Ctrl-C is for the trainer, which ends them.
+    atexit.register(end)  # otherwise Python would wait for them
+    # They inherit the ignored SIGINT: Ctrl-C is for the trainer, which ends them.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with processes.child_environment("cuda" if gpu else "cpu", tp_size), memory_saver:
@@ -130,7 +130,7 @@ def end() -> None:
 
 @contextlib.contextmanager
 def handed_over(engine_module: Any) -> Iterator[None]:
-    """Let SGLang's launch use the waiting schedulers first; those left over end with the block."""
+    """Let SGLang's launch use the waiting schedulers first; the rest end with the block."""
 
     def process(*, target: Any, args: Any = (), kwargs: Any = None) -> BaseProcess:
         while isinstance(target, processes.ChildOf) and target.body is processes.run_scheduler:
@@ -150,11 +150,11 @@ def handed_over(engine_module: Any) -> Iterator[None]:
 
 
 def _wait(pipe: Connection) -> None:
-    """Import what a scheduler needs, then do the work that comes, or tell why it cannot."""
+    """Import what a scheduler needs, then do the work that arrives, or raise why it cannot."""
     failed = None
-    logging.disable(logging.WARNING)  # SGLang names each model that cannot be imported here
+    logging.disable(logging.WARNING)  # SGLang warns about each model that cannot be imported
     try:
-        # A title needs the environment as it was at the start; SGLang sets its own later.
+        # A title needs the original environment; SGLang sets its own title later.
         importlib.import_module("setproctitle").setproctitle("sglang::early")
         for name in ("managers.scheduler", "models.registry"):
             importlib.import_module(f"sglang.srt.{name}")

@@ -1,4 +1,4 @@
-"""The SGLang engine with `engine.fast`: requests past SGLang's front end, several processes.
+"""The SGLang engine with `engine.fast`: requests bypass SGLang's front end; several processes.
 
 A scheduler is bound to one core, so an engine of a small model may have several processes
 (`engine.processes`), each with its own copy of the weights, its cache and its games. Written for
@@ -34,7 +34,7 @@ FLUSH_TIMEOUT_S = 60.0  # longest wait for the scheduler to become idle before a
 
 
 class FastLoop(EngineLoop):
-    """The one event loop of all SGLang fronts; a call on another would hang."""
+    """The event loop of all SGLang front ends; a call on another loop would hang."""
 
     def __init__(self, started: Started, signals: processes.Signals, *, timeout_s: float) -> None:
         self.managers = tuple(engine.tokenizer_manager for engine in started.engines)
@@ -45,7 +45,7 @@ class FastLoop(EngineLoop):
             manager.auto_create_handle_loop()
 
     async def drain(self) -> None:
-        """Wait until the engine has dropped aborted requests; it must be idle before it sleeps."""
+        """Wait until the engine has dropped aborted requests: it must be idle before it sleeps."""
         until_s = time.perf_counter() + DRAIN_S
         while self._dead is None and time.perf_counter() < until_s:
             if not any(manager.rid_to_state for manager in self.managers):
@@ -54,11 +54,11 @@ class FastLoop(EngineLoop):
 
 
 class FastPart(sending.EnginePart):
-    """What a rank has of a fast engine that another rank leads: the engine's rank on its GPU reads
-    its own gathered copy."""
+    """A rank's part of a fast engine that another rank leads: the engine's rank on this GPU reads
+    this rank's own gathered copy."""
 
     def begin(self, bucket: Bucket, folder: str) -> Callable[[], None]:
-        """Pass the leader a handle to this rank's copy."""
+        """Send the leader a handle to this rank's copy."""
         of_all_ranks(bucket, folder, self._group, num=1)
         return lambda: None
 
@@ -78,8 +78,8 @@ class FastEngine(SGLangEngine):
                 for i in range(self.num_processes)
             ]
         )
-        told = started.engines[0]._scheduler_init_result.scheduler_infos[0]
-        self.cache_tokens = self.cache_tokens or int(told["max_total_num_tokens"])
+        info = started.engines[0]._scheduler_init_result.scheduler_infos[0]
+        self.cache_tokens = self.cache_tokens or int(info["max_total_num_tokens"])
         self._loop = FastLoop(started, signals, timeout_s=self._timeout_s)
         self.counters = RequestCounters()
         clients = [SchedulerClient(manager) for manager in self._loop.managers]
@@ -88,7 +88,7 @@ class FastEngine(SGLangEngine):
             for client, bursts in zip(clients, self.bursts, strict=True)
         ]
         if self.sessions:
-            # SGLang has at most one request slot for two tokens of the cache.
+            # SGLang has at most one request slot per two tokens of the cache.
             slots = min(arguments["max_running_requests"], self.cache_tokens // 2)
             slots = max(0, slots - arguments["pp_max_micro_batch_size"])
             tokens = max_session_tokens(self.cache_tokens, self.senders[0].context_length)
@@ -96,12 +96,12 @@ class FastEngine(SGLangEngine):
         try:
             self.start_s = self._warm_up(started, patience_s=max(self._timeout_s, 600.0))
         except BaseException:
-            self.close()  # no one else has this engine yet
+            self.close()  # nobody else holds this engine yet
             raise
         self._say_up(arguments["attention_backend"])
 
     def _warm_up(self, started: Started, *, patience_s: float) -> dict[str, float]:
-        """Answer one request, which compiles kernels; return the start's seconds by phase."""
+        """Answer one request, which compiles kernels; return the start's duration by phase in s."""
         from sglang.srt.managers.io_struct import FreezeGCReq
 
         began_s = time.perf_counter()
@@ -113,7 +113,7 @@ class FastEngine(SGLangEngine):
 
         self._loop.run(answer_once(), what="the first answer", timeout_s=patience_s)
         for manager in self._loop.managers:
-            # The scheduler's garbage collector skips half a million objects that live as long.
+            # Half a million objects live as long as the scheduler; its collector then skips them.
             manager._dispatch_to_scheduler(FreezeGCReq())
         return {
             "import": started.import_s,
@@ -122,7 +122,7 @@ class FastEngine(SGLangEngine):
         }
 
     def on_all(self, call: Callable[[Any], Awaitable[Any]], *, what: str) -> list[Any]:
-        """The answers of every process's front to one control call, made at the same time."""
+        """The answers of all processes' front ends to one control call, made concurrently."""
         return self._loop.run(self._every(map(call, self._loop.managers)), what=what)
 
     async def _every(self, answers: Iterable[Awaitable[Any]]) -> list[Any]:
@@ -135,7 +135,7 @@ class FastEngine(SGLangEngine):
         return self._loop.begin(self.read(payloads), what=sending.purpose(folder))
 
     async def read(self, payloads: Sequence[bytes]) -> None:
-        """Let each rank of each process read its payload, and wait until all have. Raises
+        """Let each rank of each process read its payload, and wait for all of them. Raises
         EngineFault for a payload that the engine refuses."""
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
@@ -172,8 +172,8 @@ class FastEngine(SGLangEngine):
 def of_all_ranks(
     bucket: Bucket, folder: str, group: dist.ProcessGroup | None, *, num: int
 ) -> list[bytes]:
-    """`num` payloads of this rank's copy; in a replica of several ranks, on its leader, one of each
-    rank. A handle can be opened only once, so each rank of the engine gets its own."""
+    """`num` payloads for this rank's copy; on the leader of a replica of several ranks, one payload
+    from each. A handle can be opened only once, so each rank of the engine gets its own."""
     from sglang.srt.utils.patch_torch import monkey_patch_torch_reductions
 
     if bucket.flat_N.is_cuda:
@@ -190,9 +190,9 @@ def of_all_ranks(
 
 
 def launch_all(every: Sequence[dict[str, Any]]) -> Started:
-    """Import SGLang; start one engine for each dict of arguments, all loading at the same time.
+    """Import SGLang; start one engine per dict of arguments, all loading at the same time.
 
-    Raises RuntimeError outside the main thread and when a child process dies.
+    Raises RuntimeError outside the main thread and if a child process dies.
     """
     began_s = time.perf_counter()
     with launch.importing(every[0]["device"]):
@@ -218,7 +218,7 @@ def launch_all(every: Sequence[dict[str, Any]]) -> Started:
             return result, schedulers
 
         def shutdown(self) -> None:
-            """Do nothing: SGLang would SIGKILL every child of this process, not only its own."""
+            """Do nothing: SGLang's own would SIGKILL every child of this process."""
 
     waiting, engines = list(every), []
 
@@ -231,6 +231,6 @@ def launch_all(every: Sequence[dict[str, Any]]) -> Started:
         early.handed_over(sglang_engine),
     ):
         start_next()
-    engines.reverse()  # the last one to begin is the first to be complete
+    engines.reverse()  # the last one to start is the first to be complete
     launch_s = time.perf_counter() - imported_s
     return Started(tuple(engines), tuple(children), imported_s - began_s, launch_s)

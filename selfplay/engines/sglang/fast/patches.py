@@ -1,8 +1,8 @@
-"""What is changed inside SGLang's scheduler process: three fixes and three speed-ups.
+"""Changes inside SGLang's scheduler process: three fixes and three speed-ups.
 
 The target of each scheduler process, `processes.run_scheduler`, calls `apply`; the trainer's side
-of `accept_lists` is `client.SchedulerClient`. Imports SGLang only inside the
-functions, in the process that they change. Written for SGLang 0.5.17.
+of `accept_lists` is `client.SchedulerClient`. SGLang is imported only inside the functions, in the
+process that they change. Written for SGLang 0.5.17.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from selfplay.engines.sglang.fast.private import VERSION
 
-# FlashAttention 3 takes another kernel for at most 64 queries times the heads that share a key.
+# FlashAttention 3 uses another kernel for at most 64 queries times the heads that share a key.
 LEAST_QUERIES = 65
 
 
@@ -32,10 +32,10 @@ def apply(server_args: Any) -> None:
 
 
 def keep_graph_tensors() -> None:
-    """Let a prefill graph own the tensors that it hands to attention.
+    """Let a prefill graph own the tensors that it passes to attention.
 
     SGLang drops them, and graphs that are captured later write into them (sglang #37606). This is
-    the fix of #37448.
+    the fix from #37448.
     """
     from sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph import (
         breakable_cuda_graph,
@@ -43,19 +43,15 @@ def keep_graph_tensors() -> None:
 
     name = "_weak_ref_if_tensor"
     assert hasattr(breakable_cuda_graph, name), f"SGLang must have {name}, as {VERSION} has"
-    breakable_cuda_graph._weak_ref_if_tensor = _itself
-
-
-def _itself(tensor: Any) -> Any:
-    return tensor
+    breakable_cuda_graph._weak_ref_if_tensor = lambda tensor: tensor
 
 
 def pause_when_idle() -> None:
     """Make this process finish its kernels before it frees GPU memory.
 
     SGLang copies the model's buffers just before it goes to sleep, and torch_memory_saver unmaps
-    memory without waiting. If the GPU is shared with other processes, the copy may still run then:
-    an illegal memory access, which ends the engine.
+    memory without waiting. If the GPU is shared with other processes, the copy may still be
+    running: an illegal memory access, which ends the engine.
     """
     import torch
     from sglang.srt.utils.torch_memory_saver_adapter import _TorchMemorySaverAdapterReal as Saver
@@ -70,12 +66,12 @@ def pause_when_idle() -> None:
 
 
 def keep_key_blocks() -> None:
-    """Let FlashAttention 3 sum over the same blocks of keys for any number of queries.
+    """Make FlashAttention 3 sum over the same blocks of keys for any number of queries.
 
-    For heads of 64 its kernel for few queries, which decodes, has blocks of 192 keys, the other one
-    of 128, so that SGLang's deterministic mode is none: beyond 128 keys a token's numbers depend on
-    whether it is decoded or prefilled. Told of more queries than there are, it takes the other one.
-    The plan that SGLang makes ahead of a decode step is for the kernel that is not taken.
+    For heads of 64 its kernel for few queries, used in decoding, has blocks of 192 keys, the other
+    one of 128. SGLang's deterministic mode is then not deterministic: beyond 128 keys a token's
+    numbers depend on whether it is decoded or prefilled. A larger `max_seqlen_q` selects the other
+    kernel; the plan that SGLang makes ahead of a decode step is for the unused one.
     """
     from sglang.srt.layers.attention import flashattention_backend as backend
 
@@ -97,10 +93,10 @@ def keep_key_blocks() -> None:
 
 
 def norm_in_two_kernels() -> None:
-    """Let the deterministic mode add the residual, then norm the rounded sum.
+    """In deterministic mode, add the residual first, then norm the rounded sum.
 
-    SGLang has a batch-invariant kernel for a norm alone. With a residual it runs nine operations of
-    torch, which take 0.3 of a small model's GPU time.
+    SGLang has a batch-invariant kernel only for the norm. With a residual it runs nine torch
+    operations, which take 0.3 of a small model's GPU time.
     """
     from sglang.srt.batch_invariant_ops import rms_norm_batch_invariant
     from sglang.srt.layers.layernorm import RMSNorm
@@ -124,8 +120,8 @@ def norm_in_two_kernels() -> None:
 def accept_lists() -> None:
     """Let the scheduler accept a list of messages as one, and open sessions without a reply.
 
-    SGLang 0.5.17 takes several requests as one message, but reads and answers a message for each
-    session that opens.
+    SGLang 0.5.17 accepts several requests in one message, but reads and answers a separate message
+    for each session that opens.
     """
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.managers.scheduler_components.request_receiver import SchedulerRequestReceiver
@@ -133,7 +129,7 @@ def accept_lists() -> None:
     pull, open_session = SchedulerRequestReceiver._pull_raw_reqs, Scheduler.open_session
 
     def pull_each(self: Any) -> list[Any] | None:
-        pulled = pull(self)  # None on a rank that gets its messages from another
+        pulled = pull(self)  # None on a rank that gets its messages from another rank
         return pulled and [m for one in pulled for m in (one if type(one) is list else [one])]
 
     def open_silently(self: Any, message: Any) -> None:
@@ -144,10 +140,10 @@ def accept_lists() -> None:
 
 
 def append_decoded_tokens() -> None:
-    """Handle a decode step's tokens with little Python for each running request.
+    """Handle a decode step's tokens with little Python per running request.
 
-    SGLang 0.5.17 calls about twenty functions for each request and token, which is a large part of
-    a small model's step. A token request that goes on needs three appends. Only the requests whose
+    SGLang 0.5.17 calls about twenty functions per request and token, which is a large part of a
+    small model's step. A token request that continues needs three appends. Only the requests whose
     turn ends in this step are passed to SGLang's own function, which finishes and sends them. No
     token and no log-prob changes.
     """
@@ -177,11 +173,11 @@ def append_decoded_tokens() -> None:
 
 
 def _append(requests: list[Any], tokens: list[int], logprobs_R: Any) -> list[int]:
-    """Append each token and its log-prob to its request; the indices of the requests that SGLang
-    has to handle, because they end.
+    """Append each token and its log-prob to its request; returns the indices of the requests that
+    end, which SGLang must handle.
 
-    All requests are those of `client.SchedulerClient`: ids and log-probs, without stop
-    strings, grammars or streams.
+    All requests come from `client.SchedulerClient`: ids and log-probs, without stop strings,
+    grammars or streams.
     """
     left = []
     for index, (request, token, logprob) in enumerate(

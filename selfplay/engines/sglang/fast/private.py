@@ -1,7 +1,7 @@
-"""The private names of SGLang on which the engine's pace and some repeats rest.
+"""The private names of SGLang that the engine's speed and part of its repeatability depend on.
 
-`engine.fast` uses them. An SGLang that lacks one still runs: `SGLangEngine.start` then takes
-`plain.PlainEngine`, which needs its public calls alone. Written for SGLang 0.5.17.
+`engine.fast` uses them. An SGLang that lacks one still runs: `SGLangEngine.start` then uses
+`plain.PlainEngine`, which needs only public calls. Written for SGLang 0.5.17.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 
 VERSION = "0.5.17"  # of SGLang; another version keeps its own `process_batch_result_decode`
 
-# Modules below `sglang.srt` and their names: what they are for, what a run lacks without them and,
-# where SGLang's own project speaks of it, the issue there.
+# Modules below `sglang.srt` and their names. The comments give their purpose, the effect of their
+# absence and, where there is one, SGLang's own issue.
 PRIVATE = (
     # Requests go to the scheduler's socket in lists, answers come from it (SchedulerClient).
-    # Without: a turn costs as much Python in SGLang's front as the game itself.
+    # Without: a turn costs as much Python time in SGLang's front end as in the game itself.
     (
         "managers.tokenizer_manager",
         "rid_to_state send_to_scheduler _handle_batch_output _result_dispatcher",
@@ -25,21 +25,21 @@ PRIVATE = (
     # Sampling parameters are checked once. Without: as above.
     ("managers.tokenizer_manager", "sampling_params_class"),
     # The trainer keeps its signals; kills of an engine are not reported; long-lived objects are
-    # frozen in the scheduler. Without: signals are taken back after the first answer; garbage
+    # frozen in the scheduler. Without: signals are restored after the first answer; garbage
     # collections in the scheduler.
     (
         "managers.tokenizer_manager",
         "auto_create_handle_loop _subprocess_watchdog _dispatch_to_scheduler",
     ),
-    # The messages to the scheduler. Without: no sessions; games that an error ends run out instead
-    # of being aborted.
+    # The messages to the scheduler. Without: no sessions; games that an error ends run to their end
+    # instead of being aborted.
     (
         "managers.io_struct",
         "TokenizedGenerateReqInput SessionParams OpenSessionReqInput CloseSessionReqInput "
         "AbortReq FreezeGCReq sock_send",
     ),
-    # Control calls are made to all processes at once, under a time-out, beside other work.
-    # Without: a push's next bucket waits for the last one; a control call has no time-out.
+    # Control calls go to all processes at once, with a time-out, concurrently with other work.
+    # Without: a push's next bucket waits for the previous one; a control call has no time-out.
     (
         "managers.io_struct",
         "UpdateWeightsFromTensorReqInput ReleaseMemoryOccupationReqInput "
@@ -61,23 +61,23 @@ PRIVATE = (
     # Sessions open without a reply (patches.accept_lists); patches are applied at its start.
     # Without: no sessions, and nothing of patches.py.
     ("managers.scheduler", "Scheduler open_session run_scheduler_process"),
-    # It ends with the trainer, even one that is killed while it imports. Without: it may outlive a
-    # trainer that is killed in its first seconds.
+    # The detokenizer ends with the trainer, even one that is killed while it imports. Without: it
+    # may outlive a trainer that is killed in its first seconds.
     ("managers.detokenizer_manager", "run_detokenizer_process"),
-    # Little Python for each running request and token (patches.append_decoded_tokens). Without: a
-    # small model's decoding step is bound by the scheduler's Python.
+    # Little Python per running request and token (patches.append_decoded_tokens). Without: a small
+    # model's decode step is bound by the scheduler's Python.
     (
         "managers.scheduler_components.batch_result_processor",
         "SchedulerBatchResultProcessor process_batch_result_decode",
     ),
     # Prefill graphs own their tensors (patches.keep_graph_tensors). Without: no prefill graphs.
-    # Upstream: sglang #37606, mended by #37448.
+    # Upstream: sglang #37606, fixed by #37448.
     (
         "model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph",
         "_weak_ref_if_tensor",
     ),
-    # Kernels end before memory is unmapped (patches.pause_when_idle). Without: an engine beside
-    # others on one GPU may end when it goes to sleep.
+    # Kernels end before memory is unmapped (patches.pause_when_idle). Without: one of several
+    # engines on a GPU may die when it goes to sleep.
     ("utils.torch_memory_saver_adapter", "_TorchMemorySaverAdapterReal pause"),
     # The same blocks of keys for any number of queries (patches.keep_key_blocks). Without: no
     # engine.deterministic for heads of 64.
@@ -85,19 +85,19 @@ PRIVATE = (
         "layers.attention.flashattention_backend",
         "flash_attn_with_kvcache _compute_scheduler_metadata",
     ),
-    # The residual's sum in one kernel, its norm in another (patches.norm_in_two_kernels). Without:
+    # The residual's sum and the norm in one kernel each (patches.norm_in_two_kernels). Without:
     # engine.deterministic is slower.
     ("layers.layernorm", "RMSNorm forward_cuda"),
     # A scheduler that imports early is bound to its GPU's memory node (early.py). Without: a start
-    # takes about ten seconds more.
+    # takes about ten more seconds.
     ("utils.numa_utils", "get_numa_node_if_available numa_bind_to_node"),
-    # Engine.exact computes the trainer's log-probs with the engine's kernels. Without: no
+    # engine.exact computes the trainer's log-probs with the engine's kernels. Without: no
     # engine.exact.
     (
         "batch_invariant_ops.batch_invariant_ops",
         "matmul_persistent rms_norm_batch_invariant log_softmax",
     ),
-    # As above, and engine.exact computes with the same kernels. Without: no engine.exact.
+    # As the previous two. Without: no engine.exact.
     ("batch_invariant_ops", "rms_norm_batch_invariant"),
 )
 
@@ -107,7 +107,7 @@ def missing(
 ) -> str | None:
     """The first of these names that the installed package lacks, dotted; None if all are there.
 
-    They are looked for in the modules' text: to import some of them needs a GPU.
+    It searches the text of the modules, because importing some of them needs a GPU.
     """
     for short, names in PRIVATE if rows is None else rows:
         module = f"{package}.{short}"

@@ -1,10 +1,10 @@
 """Streaming sessions (`engine.sessions`): SGLang keeps a seat's tokens from turn to turn.
 
-Without a session a turn sends its whole prompt. SGLang looks it up in the prefix cache, and enters
-prompt and answer there when the turn ends, which is Python for each turn. In a streaming session
-SGLang keeps the seat's tokens and its KV cache from turn to turn, so a turn sends only what is new.
-A session's first prompt still shares the prefix cache with other games. Sampling is the same.
-SGLang cannot evict a session from the KV cache, so `SessionPool` counts it. Sizes in tokens.
+Without a session a turn sends its whole prompt. SGLang looks it up in the prefix cache, and inserts
+prompt and answer there when the turn ends, which costs Python time in every turn. In a streaming
+session SGLang keeps the seat's tokens and their KV cache, so a turn sends only its new tokens. A
+session's first prompt still shares the prefix cache with other games. Sampling is the same. SGLang
+cannot evict a session from the KV cache, so `SessionPool` accounts for it. Sizes in tokens.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from selfplay.errors import EngineFault
 
 
 def max_session_tokens(cache_tokens: int, context_length: int) -> int:
-    """The tokens that all sessions of a process may hold: at most 0.8 of the cache. A request
-    without a session must always fit beside them, since SGLang cannot evict a session."""
+    """The tokens that all sessions of a process may hold: at most 0.8 of the cache, and so few that
+    a request without a session always fits too, since SGLang cannot evict a session."""
     return max(0, min(cache_tokens * 4 // 5, cache_tokens - context_length - 1))
 
 
@@ -38,16 +38,16 @@ class Session:
 
 
 class SessionPool:
-    """The sessions of one process, at most `slots`, which hold at most `max_tokens`.
+    """The sessions of one process: at most `slots`, with at most `max_tokens` in total.
 
-    A first prompt is counted once for all sessions that begin with it. A new session takes what is
-    free. A session that grows closes those that are idle longest, or itself if none is idle.
+    A first prompt counts once for all sessions that start with it. A new session uses only free
+    space. A growing session closes the sessions that are idle longest, or itself if none is idle.
     """
 
     def __init__(self, client: SchedulerClient, *, slots: int, max_tokens: int) -> None:
         self.client, self.free_slots, self.max_tokens = client, slots, max_tokens
-        self.num_tokens = 0  # that all sessions hold or may come to hold in their turns
-        self._idle: dict[Session, None] = {}  # those between two turns, the longest first
+        self.num_tokens = 0  # held by all sessions at the end of their current turns, at most
+        self._idle: dict[Session, None] = {}  # sessions between two turns, longest idle first
         self._first_prompts: Counter[tuple[int, ...]] = Counter()
         self._counter = itertools.count()
 
@@ -56,7 +56,7 @@ class SessionPool:
         return session in self._idle
 
     def open(self, ids: Sequence[int], num_new: int) -> Session | None:
-        """A session for this first prompt and its answer, or None if none is free."""
+        """A session for this first prompt and its answer; None without space for it."""
         first = tuple(ids)
         prompt = 0 if self._first_prompts[first] else len(first)
         if not self.free_slots or self.num_tokens + prompt + num_new > self.max_tokens:
@@ -69,8 +69,8 @@ class SessionPool:
         return session
 
     def begin_turn(self, session: Session, num: int) -> bool:
-        """An idle session begins a turn, after which it holds at most `num` tokens. If that is too
-        many although no other session is idle, it is closed, and the result is False."""
+        """Start a turn in an idle session, which then holds at most `num` tokens. If that is too
+        many and no other session is idle, the session is closed, and the result is False."""
         del self._idle[session]
         self._resize(session, num)
         while self.num_tokens > self.max_tokens and self._idle:
@@ -80,7 +80,7 @@ class SessionPool:
         return not session.closed
 
     def end_turn(self, session: Session, ids: Sequence[int], answer: Answer) -> None:
-        """The turn with this prompt has ended. Raises EngineFault if the process does not hold the
+        """End the turn with this prompt. Raises EngineFault if the process does not hold the
         session's tokens."""
         if answer.num_prompt != len(ids):
             raise EngineFault(
@@ -119,10 +119,10 @@ class GameSessions:
 
     @contextlib.contextmanager
     def turn(self, ids: Sequence[int], num_new: int) -> Iterator[Session | None]:
-        """The session that these prompt ids continue, or a new one; None if none is free.
+        """The session that these prompt ids continue, or a new one; None without space for one.
 
-        Inside the block call `SessionPool.end_turn` with the answer. If that does not happen, the
-        session is closed, since what the process holds is then unknown.
+        Inside the block call `SessionPool.end_turn` with the answer. Otherwise the session is
+        closed, since the process's tokens are then unknown.
         """
         self._sessions = [session for session in self._sessions if not session.closed]
         session = next((s for s in self._sessions if self._continues(ids, s)), None)
