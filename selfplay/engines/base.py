@@ -123,8 +123,8 @@ class GameRunner(Protocol):
         ...
 
     def rollout(self) -> AbstractContextManager[None]:
-        """A context in which requests may reuse the work of earlier ones; it is then discarded."""
-        ...
+        """A context in which requests may reuse the work of earlier ones; none is by default."""
+        return nullcontext()
 
 
 class Engine(GameRunner):
@@ -218,10 +218,6 @@ class Engine(GameRunner):
     def num_weight_bytes(self) -> int:
         """The size in bytes of one copy of the weights; 0 if another rank's engine holds them."""
         return 0
-
-    def rollout(self) -> AbstractContextManager[None]:
-        """As `GameRunner.rollout`; by default nothing is reused."""
-        return nullcontext()
 
     def score(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
         """Request the log-prob of each token of these texts given the tokens before it, and return

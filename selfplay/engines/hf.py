@@ -231,10 +231,8 @@ class HFEngine(Engine):
 
 def _uniforms(requests: Sequence[Request], length: int) -> np.ndarray:
     """Uniform draws [B, length], each request's from its own seed."""
-    draws = np.empty((len(requests), length))
-    for row, request in enumerate(requests):
-        draws[row] = np.random.Generator(np.random.Philox(request.seed)).random(length)
-    return draws
+    generators = (np.random.Generator(np.random.Philox(request.seed)) for request in requests)
+    return np.stack([generator.random(length) for generator in generators])
 
 
 def first_batch(prompts: Sequence[int], steps: int) -> int:

@@ -1,32 +1,32 @@
 """Packed rows, and causal attention over them in transformers, under the name "packed".
 
 A packed row is the input of one forward pass, without padding: S segments back to back. Without
-shared prefixes a segment is a sequence. With them, a segment is the part of a sequence that no
-earlier sequence of the row begins with, and the sequence is that part after a prefix whose tokens
-stand in earlier segments. Each token is then computed once however many sequences contain it.
+shared prefixes a segment is a sequence. With them, a segment is the part of a sequence that follows
+a prefix shared with an earlier sequence of the row; the tokens of the prefix are in earlier
+segments. So each token is computed once, however many sequences contain it.
 
 When a model built with `attn_implementation="packed"` is called with the `packed_kwargs` of a row,
-each token attends to the tokens of its own sequence up to itself. Where sequences share a prefix,
-the queries are the segment's tokens and the keys are those of the complete sequence, gathered from
-the row, with the causal mask at their common end. Keys are thus gathered again for each sequence;
-queries, projections and everything outside attention are computed once. The first of these that can
-run computes it:
+each token attends to the tokens of its own sequence up to itself. If sequences share a prefix, the
+queries are the segment's tokens and the keys belong to the complete sequence, gathered from the
+row, with the causal mask aligned at their common end. So keys are gathered again for each sequence;
+queries, projections and everything outside attention are computed once. The first of these kernels
+that can run is used:
 
-1. flash-attn-4 (Hopper, bf16 or fp16, where the package is installed),
+1. flash-attn-4 (Hopper, bf16 or fp16, if the package is installed),
 2. torch's own `varlen_attn` (CUDA, bf16 or fp16),
 3. scaled dot-product attention on length-sorted padded chunks (CPU, or fp32).
 
-flash-attn-4 compiles itself for each kind of heads, once for a machine: its kernels are kept in
-`KERNELS`. Before it computes one, it is compared with the third on a small row, forward and
+flash-attn-4 is compiled for each kind of heads, once per machine: its kernels are kept in
+`KERNELS`. Before first use it is compared with the third kernel on a small row, forward and
 backward (`_flash_fits`).
 
 A model that caps its attention scores (Gemma-2) uses flash-attn-4 if it can run, otherwise an
 explicit softmax, which materializes all scores [C, H, L, L]. Values narrower than the keys
 (DeepSeek) are padded.
 
-Without `packed_kwargs`, as in generation with a key-value cache, it is transformers' sdpa
-attention: an explicit 4-D mask is restricted to the layer's sliding window, and a 2-D padding mask
-is expanded as usual. Keys must then be in the order of their positions, without gaps.
+Without `packed_kwargs`, as in generation with a key-value cache, transformers' sdpa attention runs:
+an explicit 4-D mask is restricted to the layer's sliding window, and a 2-D padding mask is expanded
+as usual. Keys must then be in the order of their positions, without gaps.
 
 Shapes: N tokens of the row, K of its sequences with their prefixes (N without any), S segments, M
 positions whose next token is scored, C segments of a chunk, Q its longest, L its longest sequence,
@@ -56,22 +56,22 @@ from dialop.shown import error_line
 
 NAME = "packed"
 HALF_DTYPES = (torch.bfloat16, torch.float16)
-# In the padded fallback, each segment of a chunk has at least this share of the longest one's
-# length, so at most half of its queries are padding. A complete sequence has at least this share of
-# the first one's or is at most its inverse, so at most three quarters of the keys are.
+# In the padded fallback, each segment of a chunk has at least this share of the longest segment's
+# length, so at most half of the queries are padding. The lengths of the complete sequences differ
+# from the first one's by at most this factor, so at most three quarters of the keys are padding.
 MIN_FILL = 0.5
-# The largest relative error of flash-attn-4 in bf16 that is accepted. On an H100 it is 0.003; a
-# missing window or a wrong mask is far above.
+# The largest accepted relative error of flash-attn-4 in bf16. On an H100 it is 0.003; a missing
+# window or a wrong mask causes a far larger one.
 MOST_ERROR = 0.02
-KERNELS = Path(HF_HOME) / "selfplay-flash-attn"  # compiled, by version of the package
+KERNELS = Path(HF_HOME) / "selfplay-flash-attn"  # compiled kernels, by version of the package
 
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
     """The complete sequences of a row whose segments share prefixes.
 
-    `tokens_K` (int64) are the row's indices of each sequence's tokens, sequence after sequence.
-    `cu_seqlens_S1` (int32) are the bounds of the sequences in it, `max_seqlen` the longest one.
+    `tokens_K` (int64) are the row indices of each sequence's tokens, sequence after sequence.
+    `cu_seqlens_S1` (int32) are the bounds of the sequences in it, `max_seqlen` the longest length.
     """
 
     tokens_K: torch.Tensor
@@ -84,7 +84,7 @@ class PackedRow:
     """The input of one forward pass.
 
     `ids_N` and `positions_N` (int64): token ids and their positions in their sequence.
-    `cu_seqlens_S1` (int32): the segments' starts and the end, `max_seqlen` the longest segment.
+    `cu_seqlens_S1` (int32): the segments' starts and the end, `max_seqlen` the longest length.
     `predict_M` (int64): the indices in N whose next token is scored. An index that several
     sequences share may occur several times.
     """
@@ -101,14 +101,14 @@ def register_packed_attention() -> None:
     """Make "packed" a valid `attn_implementation`. Idempotent."""
     AttentionInterface.register(NAME, _packed_attention)
     # Without a mask builder of the same name transformers silently drops 2-D padding masks.
-    # `packed_kwargs` passes a 4-D placeholder, which transformers leaves as it is, so packed mode
+    # `packed_kwargs` passes a 4-D placeholder, which transformers leaves unchanged, so packed mode
     # never builds a mask.
     AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def attention_backend(device: torch.device | str, dtype: torch.dtype) -> str:
-    """The kernel of packed attention: "flash-attn-4" for the heads that it fits, "torch-varlen" or
-    "sdpa"."""
+    """The kernel of packed attention: "flash-attn-4" (for heads that it supports), "torch-varlen"
+    or "sdpa"."""
     if torch.device(device).type != "cuda" or dtype not in HALF_DTYPES:
         return "sdpa"
     hopper = torch.cuda.get_device_capability(device)[0] == 9
@@ -116,7 +116,7 @@ def attention_backend(device: torch.device | str, dtype: torch.dtype) -> str:
 
 
 def packed_kwargs(row: PackedRow) -> dict[str, Any]:
-    """The arguments of a model's forward, besides ids and positions, for packed attention."""
+    """The arguments of a model's forward for packed attention, besides ids and positions."""
     keys = row.prefixes or row
     return {
         "attention_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool, device=row.ids_N.device),
@@ -130,8 +130,9 @@ def packed_kwargs(row: PackedRow) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a varlen kernel needs besides the heads: the bounds of queries and keys, the longest of
-    each, the scale of the scores, the sliding window and the cap of the scores (None: none)."""
+    """The arguments of a varlen kernel besides the heads: the bounds of queries and keys, the
+    maximum length of each, the scale of the scores, the sliding window, and the cap of the scores.
+    """
 
     queries_S1: torch.Tensor
     keys_S1: torch.Tensor
@@ -175,7 +176,7 @@ def _packed_attention(
     if cu_seq_lens_q is None:
         if attention_mask is not None and attention_mask.numel() == 1 < key.shape[2]:
             raise ValueError(
-                "the model's layers do not pass the bounds of packed texts to attention"
+                "the model's layers do not pass the bounds of packed sequences to attention"
             )
         mask = _within_window(query, key, attention_mask, sliding_window)
         if softcap is not None:
@@ -224,7 +225,7 @@ def _packed_attention(
 
 class Gather(torch.autograd.Function):
     """Rows `x_N...[index_K]`. The gradient of a row that is gathered several times is summed in
-    fp32, whatever the dtype."""
+    fp32 for any dtype."""
 
     @staticmethod
     def forward(ctx: Any, x_N: torch.Tensor, index_K: torch.Tensor) -> torch.Tensor:
@@ -240,7 +241,7 @@ class Gather(torch.autograd.Function):
 
 
 def _distance(num_queries: int, num_keys: int, device: torch.device) -> torch.Tensor:
-    """The distance in positions from each of the last queries back to each key [Q, K]."""
+    """The distance in positions from each query (the last tokens) back to each key [Q, K]."""
     positions_K = torch.arange(num_keys, device=device)
     return positions_K[num_keys - num_queries :, None] - positions_K[None, :]
 
@@ -248,7 +249,7 @@ def _distance(num_queries: int, num_keys: int, device: torch.device) -> torch.Te
 def _within_window(
     query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, window: int | None
 ) -> torch.Tensor | None:
-    """The boolean mask without the keys that are outside of this layer's window.
+    """The boolean mask restricted to this layer's window.
 
     transformers passes an explicit mask to all layers and ignores their windows.
     """
@@ -270,7 +271,7 @@ def _explicit(
     softcap: float,
 ) -> torch.Tensor:
     """Attention with softmax(softcap * tanh(scores / softcap)) in fp32 → [C, H, Q, D]. As in the
-    kernels, scores of half-precision heads are not rounded to their dtype, under autocast too.
+    kernels, scores of half-precision heads are not rounded to their dtype, even under autocast.
 
     query [C, H, Q, D], key and value [C, G, K, D]; the boolean mask (True: attend)
     broadcasts to [C, H, Q, K].
@@ -286,16 +287,16 @@ def _explicit(
 
 @cache
 def _flash_attn() -> Any | None:
-    """The function of flash-attn-4; None, and one line that says why, if it cannot be imported."""
-    with suppress(OSError):  # where no file can be made it compiles anew in each process
+    """The function of flash-attn-4; None, with a printed reason, if it cannot be imported."""
+    with suppress(OSError):  # if no file can be written, each process compiles again
         KERNELS.mkdir(parents=True, exist_ok=True)
         if os.access(KERNELS, os.W_OK):
             os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(KERNELS))
             os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     try:
         from flash_attn.cute.interface import flash_attn_varlen_func
-    except Exception as error:  # noqa: BLE001 — a version that does not fit fails in many ways
-        _say(f"torch's kernel, flash-attn-4 cannot be imported ({error_line(error)})")
+    except Exception as error:  # noqa: BLE001 — an incompatible version fails in many ways
+        _say(f"torch's kernel; flash-attn-4 cannot be imported ({error_line(error)})")
         return None
     return flash_attn_varlen_func
 
@@ -306,7 +307,7 @@ def _say(line: str) -> None:
 
 
 class _Heads(NamedTuple):
-    """A kind of heads: `groups` of this width share keys, some with a window or capped scores."""
+    """A kind of heads: `groups` queries per key, a width, perhaps a window or capped scores."""
 
     device: torch.device
     dtype: torch.dtype
@@ -318,18 +319,18 @@ class _Heads(NamedTuple):
 
 @cache
 def _flash_fits(heads: _Heads) -> bool:
-    """Whether flash-attn-4 computes these heads as `_padded` does. The first call compiles it, for
-    seconds, or loads what was compiled, and prints one line."""
+    """Whether flash-attn-4 computes these heads as `_padded` does. The first call compiles the
+    kernel, which takes seconds, or loads it, and prints one line."""
     cap = "" if heads.softcap is None else f", scores capped at {heads.softcap:g}"
     window = ", a window" if heads.windowed else ""
     kind = f"heads of {heads.width}, {heads.groups} to a key{window}{cap}"
     try:
-        # A thread has its own state of autograd: the caller may be in no_grad, under autocast or in
-        # a layer whose activations are recomputed.
+        # A thread has its own autograd state: the caller may be under no_grad or autocast, or in a
+        # layer whose activations are recomputed.
         with warnings.catch_warnings(), ThreadPoolExecutor(1) as thread:
-            warnings.simplefilter("ignore")  # of arguments that its compiler leaves out
+            warnings.simplefilter("ignore")  # about arguments that its compiler omits
             error = thread.submit(_flash_error, heads).result()
-        # "not <=", so that a NaN does not fit.
+        # NaN counts as a problem.
         problem = None if error <= MOST_ERROR else f"its relative error is {error:.2g}"
     except Exception as error:  # noqa: BLE001 — the reason is printed
         problem = error_line(error)
@@ -351,7 +352,7 @@ def _flash_error(heads: _Heads) -> float:
     )
     bounds = torch.tensor([[0, 150, 210], [0, 150, 310]], dtype=torch.int32, device=device)
     span = Span(bounds[0], bounds[1], 150, 160, width**-0.5, 50 if windowed else None, softcap)
-    _flash(query, key, value, span)  # without gradients it is another compilation
+    _flash(query, key, value, span)  # without gradients it is compiled separately
     results = []
     for attend, kind in ((_flash, dtype), (_padded, torch.float32)):
         q, k, v = (x.to(kind).requires_grad_() for x in (query, key, value))
@@ -366,7 +367,7 @@ def _flash(
     attend = _flash_attn()
     assert attend is not None
     queries_S1, keys_S1, max_queries, max_keys = span.bounds
-    with torch.cuda.device_of(query_NHD):  # it launches on the current device, not on the tensors'
+    with torch.cuda.device_of(query_NHD):  # the kernel launches on the current device
         out = attend(
             query_NHD,
             key_KGD,
@@ -410,8 +411,8 @@ def _torch_varlen() -> tuple[Any, frozenset[str]]:
 def _padded(
     query_NHD: torch.Tensor, key_KGD: torch.Tensor, value_KGD: torch.Tensor, span: Span
 ) -> torch.Tensor:
-    """SDPA on padded chunks of C segments of similar length, whose sequences also have similar
-    lengths. Padding is at the end, where the causal mask hides it from every real token."""
+    """SDPA on padded chunks of C segments of similar length, with sequences of similar length.
+    Padding is at the end, where the causal mask hides it from every real token."""
     device = query_NHD.device
     num_tokens, heads, width = query_NHD.shape
     grouped = heads != key_KGD.shape[1]
@@ -424,7 +425,7 @@ def _padded(
         query_CHQD = _pad(query_NHD, packed_P, padded_P, query_shape)
         from_keys = (packed_P, padded_P, query_shape) if keys is queries else keys.padding(chunk_C)
         key_CGLD, value_CGLD = (_pad(x, *from_keys) for x in (key_KGD, value_KGD))
-        # Position of each query in its sequence minus that of each key.
+        # The position of each query in its sequence minus the position of each key.
         prefix_C = (keys.lengths_S - queries.lengths_S)[chunk_C]
         mask_C1QL = None
         if span.window is not None or span.softcap is not None or prefix_C.any():
@@ -455,7 +456,7 @@ def _padded(
 
 
 class _Segments:
-    """The segments between bounds (int32 [S + 1]) of packed tokens."""
+    """The segments of packed tokens between bounds (int32 [S + 1])."""
 
     def __init__(self, bounds_S1: torch.Tensor) -> None:
         self.starts_S, self.lengths_S = bounds_S1[:-1].long(), bounds_S1.diff().long()
@@ -480,8 +481,8 @@ def _pad(
 
 
 def _chunks_of_like_length(segments: list[int], sequences: list[int]) -> list[list[int]]:
-    """Indices of segments, longest first, with a new chunk where a segment or its sequence differs
-    too much in length from the chunk's first."""
+    """Segment indices, longest first, with a new chunk wherever a segment or its sequence differs
+    too much in length from the first of the chunk."""
     chunks: list[list[int]] = []
     for i in sorted(range(len(segments)), key=lambda i: (-segments[i], -sequences[i])):
         if chunks:

@@ -1,4 +1,4 @@
-"""Model families: which of them cannot be trained here.
+"""Model families: detects those that cannot be trained here.
 
 When a run starts, every family is compared with transformers' own forward pass
 (`selfplay.preflight.model`); docs/models.md lists the tested ones.
@@ -16,7 +16,7 @@ CHANGING = {"dynamic", "longrope"}
 def why_not(model: PreTrainedModel, *, sharded: bool, max_tokens: int) -> str | None:
     """Why this model, which may be on the meta device, cannot be trained with these settings.
 
-    None if it can. `sharded` means that FSDP shards the parameters (any GPU, or several processes).
+    None if it can. `sharded`: FSDP shards the parameters (any GPU, or several processes).
     `max_tokens` is the length of the longest transcript.
     """
     config = model.config
@@ -32,8 +32,7 @@ def why_not(model: PreTrainedModel, *, sharded: bool, max_tokens: int) -> str | 
     stateful = any(isinstance(module, nn.Conv1d) for module in model.modules())
     if stateful or any(name.endswith("A_log") for name in names):
         return "its state-space or convolution layers mix the sequences of a packed row"
-    dropout_keys = _dropout(model)
-    if dropout_keys:
+    if dropout_keys := _dropout(model):
         return f"it has dropout: set {', '.join(dropout_keys)} to 0 in its config.json"
     if not isinstance(getattr(model.base_model, "layers", None), nn.ModuleList) and sharded:
         return "its base model has no list `layers` to shard: train it in one CPU process"
@@ -47,18 +46,18 @@ def why_not(model: PreTrainedModel, *, sharded: bool, max_tokens: int) -> str | 
 
 
 def head_width(config: PretrainedConfig) -> int:
-    """The width of an attention head, by the config of a model's text part."""
+    """The width of an attention head, from the config of a model's text part."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def cache_width(config: PretrainedConfig) -> int:
-    """The key and value elements of a token in one layer, by the config of a model's text part."""
+    """The key and value elements per token and layer, from the config of a model's text part."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     return 2 * heads * head_width(config)
 
 
 def max_positions(config: PretrainedConfig) -> int | None:
-    """The longest context of a model by its config; None if it names none."""
+    """The longest context of a model by its config; None if it has no limit."""
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
@@ -81,7 +80,7 @@ def _dropout(model: PreTrainedModel) -> list[str]:
 def _changing_positions(config: PretrainedConfig) -> int | None:
     """The row length above which rotary frequencies depend on the length; None if they never do."""
     rope = getattr(config, "rope_parameters", None) or {}
-    # Some families have one mapping, others one for each type of layer.
+    # Some families have one mapping, others one per layer type.
     kinds = [rope] if "rope_type" in rope else [v for v in rope.values() if isinstance(v, dict)]
     limits = [
         int(kind.get("original_max_position_embeddings") or config.max_position_embeddings)

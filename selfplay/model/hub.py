@@ -27,21 +27,21 @@ from safetensors import SafetensorError, safe_open
 from selfplay.atomic import MANIFEST, damage
 from selfplay.errors import SettingsError
 
-SETTINGS = "selfplay.yaml"  # the settings of a policy that `python -m selfplay.apps.publish` wrote
+SETTINGS = "selfplay.yaml"  # a policy's settings, written by `python -m selfplay.apps.publish`
 WEIGHTS = "*.safetensors"
 # The files of a model and its tokenizer, without pickles, code or a second copy of the weights.
 FETCHED = [WEIGHTS, "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", SETTINGS]
 NOT_FETCHED = ["*/*", "consolidated*"]
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-BASE = "base.json"  # in a folder of adapters: where their base weights are, and their digest
+BASE = "base.json"  # in a folder of adapters: the place of the base weights, and their digest
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def local_folder(name_or_folder: str, *, what: str = "model.path", weights: bool = True) -> Path:
     """The folder itself, the folder converted from a `.gguf` file, or the local copy of the hub's
-    ORG/NAME, converted or downloaded if necessary; without `weights` only what describes it is.
+    ORG/NAME, converted or downloaded if necessary; without `weights` only its other files.
 
-    Raises SettingsError, which begins with `what`, for a name that is none of them, for a model
+    Raises SettingsError, which begins with `what`, for a name of none of these kinds, for a model
     that the hub does not have, and if the hub cannot be reached.
     """
     folder = Path(name_or_folder)
@@ -70,29 +70,29 @@ def local_folder(name_or_folder: str, *, what: str = "model.path", weights: bool
 
 
 def _why(error: Exception) -> str:
-    """Why a download failed, in a few words: the hub's own are several lines."""
+    """Why a download failed, in a few words: the hub's own messages have several lines."""
     match error:
         case GatedRepoError():
-            return "it is gated; accept its terms on its page, then `hf auth login`"
+            return "it is gated; accept its terms on its page, then run `hf auth login`"
         case RepositoryNotFoundError():
-            return "the hub has none of this name that your login may read"
+            return "the hub has no model of this name that your login may read"
         case LocalEntryNotFoundError() if constants.HF_HUB_OFFLINE:
-            return "HF_HUB_OFFLINE is set, and no copy is here"
+            return "HF_HUB_OFFLINE is set, and there is no local copy"
         case LocalEntryNotFoundError():
-            return f"{constants.ENDPOINT} cannot be reached, and no copy is here"
+            return f"{constants.ENDPOINT} cannot be reached, and there is no local copy"
     return " ".join(str(error).split())
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a name that is not a folder can be a hub name: it is ORG/NAME, not the name of a
-    `.gguf` file, and ORG is no local folder, and not `runs`: both would mean a mistyped path."""
+    """Whether a name that is not a folder can be a hub name: ORG/NAME, not a `.gguf` file, and ORG
+    is neither a local folder nor `runs`, which would mean a mistyped path."""
     known = bool(_HUB_NAME.fullmatch(name)) and not name.endswith(".gguf")
     return known and not name.startswith("runs/") and not Path(name).parent.exists()
 
 
 def check_weights(folder: Path, *, what: str) -> None:
     """Raise SettingsError, which begins with `what`, unless the folder has a config.json and one
-    set of readable safetensors files, all as they were written."""
+    set of readable, unchanged safetensors files."""
     if not any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
         raise SettingsError(f"{what}: {folder} must hold config.json of a Hugging Face model")
     files = set(folder.glob("*.safetensors"))
@@ -107,7 +107,7 @@ def check_weights(folder: Path, *, what: str) -> None:
     numbered = sorted(file.name for file in files if "-of-" in file.name)
     if numbered and not index.exists() and not (folder / "model.safetensors").exists():
         raise SettingsError(
-            f"{what}: {folder} must hold {index.name} beside parts such as {numbered[0]}, got none"
+            f"{what}: {folder} must hold {index.name} with parts such as {numbered[0]}, got none"
         )
     check_one_set(folder, what=what)
     for file in sorted(files):
@@ -122,21 +122,21 @@ def check_weights(folder: Path, *, what: str) -> None:
 
 
 def check_unchanged(folder: Path, *, what: str) -> None:
-    """Raise SettingsError, which begins with `what`, for a folder of weights that a run wrote and
-    whose files are not as they were written. Others, without a manifest, are not read."""
-    # The hf/ of a checkpoint is in the manifest of the folder around it.
+    """Raise SettingsError, which begins with `what`, if a folder of weights was written by a run
+    and has changed since. Folders without a manifest are not read."""
+    # A checkpoint's hf/ is in the manifest of the checkpoint.
     home, part = (folder.parent, "hf/") if folder.name == "hf" else (folder, "")
     found = damage(home, part) if (home / MANIFEST).is_file() else None
     if found is not None:
         raise SettingsError(
             f"{what}: {folder} must be undamaged, got {found}; restore it, or use a copy without "
-            f"{MANIFEST} if it was changed on purpose"
+            f"{MANIFEST} if the change is intended"
         )
 
 
 def check_one_set(folder: Path, *, what: str) -> None:
-    """Raise SettingsError, which begins with `what`, for a folder with two sets of weights: which
-    one is read would depend on the reader (transformers, SGLang, ours for several ranks)."""
+    """Raise SettingsError, which begins with `what`, for a folder with two sets of weights:
+    transformers, SGLang and our sharded loader might read different ones."""
     found = sorted(file.name for file in folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
     adapters = folder / "adapter_config.json"
@@ -149,15 +149,15 @@ def check_one_set(folder: Path, *, what: str) -> None:
     if len(found) > 1:
         raise SettingsError(
             f"{what}: {folder} must hold one set of weights, got {found[0]} and {found[1]}; delete "
-            "the one that is not meant"
+            "the unwanted one"
         )
 
 
 def described_in(weights: Path) -> Path:
-    """The folder of the model's config: for adapters, that of their base weights.
+    """The folder with the model's config: the folder itself or, for adapters, that of their base.
 
-    The base is known by its digest. It is looked for where it was from the adapters' folder, which
-    may have moved with it, then under its old path. Raises SettingsError if neither is the base.
+    The base is identified by its digest. It is searched relative to the adapters' folder, which may
+    have moved with it, then under its old path. Raises SettingsError if neither is the base.
     """
     adapters = weights / "adapter_config.json"
     if not adapters.exists():
@@ -167,39 +167,37 @@ def described_in(weights: Path) -> Path:
         return named
     base = json.loads((weights / BASE).read_text(encoding="utf-8"))
     for folder in (Path(os.path.normpath(weights.absolute() / base["folder"])), named):
-        with suppress(OSError, ValueError):  # no base is there
+        with suppress(OSError, ValueError):  # there is no base
             if weights_digest(folder) == base["sha256"]:
                 return folder
     raise SettingsError(
         f"{weights} must have the base weights that its adapters were trained on, sha256 "
-        f"{base['sha256'][:16]}…, at {named} or {base['folder']} from there, got none or others; "
-        "restore them, or use the final/ of the run, which holds both merged"
+        f"{base['sha256'][:16]}…, at {named} or at {base['folder']} relative to it, got none or "
+        "others; restore them, or use the final/ of the run, which holds both merged"
     )
 
 
 def write_base(adapters: Path, base: Path) -> None:
-    """Write into a folder of adapters how `described_in` finds their base."""
-    told = {
-        "folder": os.path.relpath(base.absolute(), adapters.absolute()),
-        "sha256": weights_digest(base),
-    }
-    (adapters / BASE).write_text(json.dumps(told), encoding="utf-8")
+    """Record in a folder of adapters where `described_in` finds their base."""
+    relative = os.path.relpath(base.absolute(), adapters.absolute())
+    record = {"folder": relative, "sha256": weights_digest(base)}
+    (adapters / BASE).write_text(json.dumps(record), encoding="utf-8")
 
 
 def check_base(adapters: Path, base: Path) -> None:
     """Raise SettingsError if the adapters in a folder were trained on other weights than `base`."""
-    told = adapters / BASE
-    if told.exists():
-        expected, got = json.loads(told.read_text(encoding="utf-8"))["sha256"], weights_digest(base)
-        if expected != got:
+    record = adapters / BASE
+    if record.exists():
+        expected = json.loads(record.read_text(encoding="utf-8"))["sha256"]
+        if (got := weights_digest(base)) != expected:
             raise SettingsError(
                 f"{base} must hold the base weights of {adapters}, sha256 {expected[:16]}…, got "
-                f"{got[:16]}…; restore them, or begin another run with out=FOLDER"
+                f"{got[:16]}…; restore them, or start a new run with out=FOLDER"
             )
 
 
 def weights_digest(folder: Path) -> str:
-    """The sha256 of a folder's config.json and weights, whatever the folder's name is."""
+    """The sha256 of a folder's config.json and weights, independent of the folder's name."""
     total = hashlib.sha256()
     for file in (folder / "config.json", *sorted(set(tensor_files(folder).values()))):
         total.update(file_digest(file))
@@ -207,7 +205,7 @@ def weights_digest(folder: Path) -> str:
 
 
 def file_digest(file: Path) -> bytes:
-    """The sha256 of a file, which is read again only if its size or time has changed."""
+    """The sha256 of a file; it is read again only if its size or time has changed."""
     stat = file.stat()
     return _digest(file, stat.st_size, stat.st_mtime_ns)
 
@@ -221,7 +219,7 @@ def _digest(file: Path, size: int, mtime_ns: int) -> bytes:
 def tensor_files(folder: Path) -> dict[str, Path]:
     """The file of each tensor of a Hugging Face folder, by the tensor's name.
 
-    Raises ValueError for a folder without safetensors, SettingsError for one with two sets of them.
+    Raises ValueError for a folder without safetensors, SettingsError for a folder with two sets.
     """
     check_one_set(folder, what="model.path")
     index = folder / "model.safetensors.index.json"

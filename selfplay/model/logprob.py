@@ -1,10 +1,9 @@
 """Log-probs of given next tokens, and the entropy there, directly from hidden states.
 
 A batch of M positions over a vocabulary of V would need M x V logits (32k x 152k in fp32: 18 GiB).
-They never exist at once: the forward pass goes through chunks of positions and keeps three numbers
-a position; the backward pass goes through slices of the vocabulary and recomputes the logits it
-needs.
-All softmax arithmetic is fp32, all results are in nats.
+They never exist at once: the forward pass iterates over chunks of positions and keeps three numbers
+per position; the backward pass iterates over slices of the vocabulary and recomputes the logits it
+needs. All softmax arithmetic is fp32, all results are in nats.
 
 Shapes: M scored positions, D width of the hidden state, V vocabulary (its local part under tensor
 parallel), C a chunk of positions, W a slice of the vocabulary, R tensor-parallel ranks.
@@ -21,11 +20,11 @@ import torch
 from selfplay.distributed.shard import VocabShard
 
 # Rows of logits start at a multiple of this many elements. Otherwise cuBLAS uses kernels for
-# unaligned memory, which cost 106 of the 251 ms of a pass of a 0.5B model over 16,384 tokens.
+# unaligned memory, which take 106 of the 251 ms of a pass of a 0.5B model over 16,384 tokens.
 ALIGNMENT = 64
 # Logits that exist at once, in elements. The peak is three fp32 buffers of this size and a bf16 one
 # in the backward pass: 1.75 GiB on a GPU, where smaller matmuls are slower. On a CPU they should
-# fit the cache.
+# fit into the cache.
 LIVE_LOGITS = {"cuda": 2**27, "cpu": 2**22}
 
 # Hidden states [C, D], weight [V, D], targets [C] and the temperature → the targets' log-probs, the
@@ -51,12 +50,12 @@ def token_logprobs(
     """log softmax(hidden @ weight^T / temperature)[target] and that softmax's entropy, fp32 [M].
     With `cap` a logit x is cap * tanh(x / cap) before the temperature.
 
-    Gradients flow to `hidden_MD` and `weight_VD`; through the entropy only when `entropy_grad` is
-    set. `chunk` bounds the positions whose logits exist at once (default: as many as LIVE_LOGITS
+    Gradients flow to `hidden_MD` and `weight_VD`; through the entropy only if `entropy_grad` is
+    set. `chunk` limits the positions whose logits exist at once (default: as many as LIVE_LOGITS
     allows); results do not depend on it. With `shard`, `weight_VD` is this rank's slice of the
     vocabulary; `hidden_MD`, `targets_M`, the results and the gradient of `hidden_MD` are the same
-    on every rank. `stats` computes the forward pass otherwise (`selfplay/extras/exact.py`), without
-    `shard` and `cap`. Raises ValueError for a temperature of 0.
+    on every rank. `stats` replaces the forward pass (`selfplay/extras/exact.py`); it supports
+    neither `shard` nor `cap`. Raises ValueError for a temperature of 0.
     """
     if temperature <= 0:
         raise ValueError(
@@ -143,8 +142,8 @@ class _TokenLogprobs(torch.autograd.Function):
         """Iterate over slices of the vocabulary instead of chunks of positions.
 
         Each row of the weight's gradient is then one product over all M, which accumulates in fp32
-        and rounds once, without an fp32 buffer [V, D]. The hidden states' gradient is summed over
-        slices in the much smaller fp32 buffer [M, D].
+        and rounds once, without an fp32 buffer [V, D]. The gradient of the hidden states is summed
+        over slices in the much smaller fp32 buffer [M, D].
         """
         hidden_MD, weight_VD, columns_M, lse_M, entropy_M = ctx.saved_tensors
         num_positions, rows = hidden_MD.shape[0], weight_VD.shape[0]
@@ -227,8 +226,8 @@ def _logit_grad(
 
 
 def _matmul_fp32(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The product in fp32, also of half-precision factors: rounded to bf16, whose step at a logit
-    of 10 is 1/16, it would be the largest error of the pass. Autocast would lower the factors."""
+    """The product in fp32, also of half-precision factors: rounding it to bf16, whose step at 10 is
+    1/16, would be the largest error of the pass. Autocast would lower the factors' precision."""
     with torch.autocast(left.device.type, enabled=False):
         if left.is_cuda and left.dtype != torch.float32:
             return torch.mm(left, right, out_dtype=torch.float32)
@@ -236,9 +235,9 @@ def _matmul_fp32(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def fused(function: Callable[..., Any], tensor: torch.Tensor) -> Callable[..., Any]:
-    """The function, compiled on CUDA: one pass over the logits instead of eight for these
-    memory-bound chains of elementwise operations. On a CPU a tiny run would lose more time to
-    compilation than it saves."""
+    """The function, compiled on CUDA: one pass over the logits instead of eight for a memory-bound
+    chain of elementwise operations. On a CPU compilation would cost a tiny run more time than it
+    saves."""
     return _compiled(function) if tensor.is_cuda else function
 
 

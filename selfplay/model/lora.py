@@ -1,7 +1,7 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) in the policy: W + alpha / rank * B A, only A and B
-trained.
+"""Low-rank adapters (LoRA, arXiv 2106.09685) in the policy: W + alpha / rank * B A, with only A and
+B trained.
 
-peft's layers are put into the model in place; the update and the hf engine run them by
+peft's layers are inserted into the model in place; the update and the hf engine run them with
 `adapted_forward`. Weight sync and export read weights under Hugging Face names, merged one
 parameter at a time, so a second full copy never exists.
 
@@ -30,10 +30,10 @@ from selfplay.distributed import World, full_tensor, plus_product, reshard
 from selfplay.errors import SettingsError
 from selfplay.model.hub import write_base
 
-NAME = "default"  # peft's own name for the only adapter
+NAME = "default"  # peft's name for the only adapter
 A, B = f".lora_A.{NAME}.", f".lora_B.{NAME}."
 _MATRICES = (f"{A}weight", f"{B}weight")
-MERGED_FROM = 8  # tokens a rank from which merging costs at most an eighth of W's own product
+MERGED_FROM = 8  # tokens per unit of rank; above, merging costs at most 1/8 of W's own product
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Adapters:
 class Weight:
     """A parameter of the model without adapters, merged on request.
 
-    `base` is the parameter. `layer` is its linear layer if that has adapters, else None.
+    `base` is the parameter. `layer` is its linear layer if it has adapters, otherwise None.
     """
 
     base: Tensor
@@ -65,7 +65,7 @@ class Weight:
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> None:
-    """Put adapters into the linear layers named in `targets` and freeze everything else, in place.
+    """Add adapters to the linear layers named in `targets` and freeze everything else, in place.
 
     Call it before `shard`. On the meta device `first_value` fills the adapters later. A is drawn
     from peft's distribution and B is 0, so the first policy is the base. Raises SettingsError for a
@@ -89,11 +89,11 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> No
 
 
 def adapted_forward(layer: Any, x: Tensor) -> Tensor:
-    """x [..., I] times W + scale B A, [..., O], in place of peft's forward.
+    """x [..., I] times W + scale B A, [..., O], instead of peft's forward.
 
-    The layer's matrices are multiplied first, as for the engine, which then plays the same rounded
-    weights, and nothing of size N x O is scaled or added. Few tokens, as in a decode step of the
-    hf engine, cost less than that product: they are multiplied by A and B in turn.
+    The layer's matrices are merged first, as for the engine, which then plays the same rounded
+    weights, and nothing of size N x O is scaled or added. For few tokens, as in a decode step of
+    the hf engine, that product costs more than multiplying them by A and B in turn.
     """
     a_RI, b_OR = layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
     scale, base = layer.scaling[NAME], layer.base_layer
@@ -148,13 +148,13 @@ def check_targets(model: PreTrainedModel, config: LoraConfig) -> None:
         if target not in linear - {"lm_head"}:
             raise SettingsError(
                 f"model.lora.targets must be linear layers of the model's blocks, got {target!r}; "
-                f"there are {', '.join(sorted(linear - {'lm_head'}))}"
+                f"available: {', '.join(sorted(linear - {'lm_head'}))}"
             )
 
 
 def check_mergeable(model: PreTrainedModel, own: set[str], *, folder: str) -> None:
-    """Raise SettingsError for adapters of another program that `Weight.merged` does not put into
-    the model's `own` parameters: of an embedding or a tied head, with biases, or whole modules."""
+    """Raise SettingsError for another program's adapters that `Weight.merged` cannot merge into the
+    model's `own` parameters: of an embedding or a tied head, with biases, or whole modules."""
     names = {name for name, _ in model.named_parameters()}
     others = {n for n in names if plain_name(n) not in own and not n.endswith(_MATRICES)}
     head = model.get_output_embeddings()
@@ -162,13 +162,13 @@ def check_mergeable(model: PreTrainedModel, own: set[str], *, folder: str) -> No
         others.add("lm_head, whose weight is also the embedding's")
     if others:
         raise SettingsError(
-            f"{folder} must hold pairs of matrices for linear layers, as model.lora trains, got "
-            f"{min(others)}; merge the adapters with the program that trained them"
+            f"{folder} must hold pairs of matrices for linear layers, as model.lora trains them, "
+            f"got {min(others)}; merge the adapters with the program that trained them"
         )
 
 
 def first_value(name: str, shape: torch.Size, *, seed: int) -> Tensor:
-    """A new adapter's matrix: A uniform in +-1 / sqrt(I), B zero; the same on any mesh."""
+    """The initial matrix of an adapter: A uniform in ±1 / sqrt(I), B zero; the same on any mesh."""
     if B in name:
         return torch.zeros(shape)
     generator = torch.Generator().manual_seed(named_seed(seed, "lora", name))
@@ -206,7 +206,7 @@ def full_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Inside the block, the adapters, if there are any, are scaled by 0.
+    """Inside the block, any adapters are scaled by 0.
 
     Their weights do not change. A backward pass outside the block recomputes with the usual scale.
     """
@@ -228,9 +228,9 @@ def export_adapters(
     *,
     world: World,
 ) -> None:
-    """Write the adapters in peft's format, which names the folder of their base weights, so that
-    transformers loads both from this folder, the base's digest, and the tokenizer. All ranks must
-    call; rank 0 writes."""
+    """Write the adapters in peft's format, the base's digest and the tokenizer. The format names
+    the folder of the base weights, so transformers loads both from here. All ranks must call; rank
+    0 writes."""
     tensors = {}
     for name, parameter in model.named_parameters():
         if is_adapter(name):
@@ -250,7 +250,7 @@ def export_adapters(
 
 
 def peft_config(config: LoraConfig) -> Any:
-    """The settings as peft's config."""
+    """The settings as a config of peft."""
     from peft import LoraConfig as PeftLoraConfig
 
     return PeftLoraConfig(

@@ -1,4 +1,4 @@
-"""The policy: loading or creating it, its log-probs of packed tokens, exporting it.
+"""The policy: loads or creates it, computes its log-probs on packed rows, exports it.
 
 Shapes: N packed tokens, M positions whose next token is scored, D width, V vocabulary.
 """
@@ -75,14 +75,14 @@ def load_model(
     name_or_folder: str, *, device: torch.device | str | dict[str, str], dtype: torch.dtype
 ) -> PreTrainedModel:
     """A Hugging Face causal model with packed attention, its weights in `dtype` on `device`. For a
-    folder of adapters, its base with the adapters.
+    folder of adapters, the base model with its adapters.
 
-    `device` may be a device map instead: "auto", or a device for each of the model's modules by
-    name. accelerate then moves what passes from module to module between their devices. Not with
-    adapters, of which transformers loses those on disk.
+    `device` may be a device map instead: "auto", or a device per module of the model by name.
+    accelerate then moves inputs and outputs between the modules' devices. Not with adapters:
+    transformers loses those on disk.
 
-    Raises SettingsError for a folder whose tensors are not those of its config.json; transformers
-    would draw what is missing at random. Also as `described_in`.
+    Raises SettingsError for a folder whose tensors do not match its config.json; transformers would
+    draw missing tensors at random. Also raises as `described_in` does.
     """
     register_packed_attention()
     device_map = device if device == "auto" or isinstance(device, dict) else None
@@ -98,11 +98,11 @@ def load_model(
                 device_map=device_map,
                 attn_implementation=PACKED,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are refused below, in one line
+                ignore_mismatched_sizes=True,  # refused below, in one line
             )
             missing, unread = found["missing_keys"], found["unexpected_keys"]
             if not found["mismatched_keys"] and any(base.glob("*.safetensors")):
-                Stored(base, model)  # refuses what transformers would read in a way of its own
+                Stored(base, model)  # refuses what transformers would silently read differently
             if base != Path(name_or_folder):
                 own = set(model.state_dict())
                 adapters = model.load_adapter(name_or_folder)
@@ -111,20 +111,20 @@ def load_model(
     except (OSError, SettingsError):
         raise
     except Exception as error:
-        if "ignore_mismatched_sizes" in str(error):  # which transformers says of adapters
+        if "ignore_mismatched_sizes" in str(error):  # transformers' message for adapters
             raise SettingsError(
-                f"{name_or_folder} must hold adapters of the shapes that its adapter_config.json "
-                "and its base tell, got others"
+                f"{name_or_folder} must hold adapters with the shapes given by its "
+                "adapter_config.json and its base, got others"
             ) from None
         raise SettingsError(f"{name_or_folder} cannot be loaded: {error_line(error)}") from error
-    for name, stored, told in sorted(found["mismatched_keys"]):
-        check_shape(base, name, stored, told)
+    for name, stored, expected in sorted(found["mismatched_keys"]):
+        check_shape(base, name, stored, expected)
     check_complete(name_or_folder, missing, unread)
     model = _train_every_token(_ending(model, Path(name_or_folder)))
     if device_map is None:
         return model.to(device)
-    # The last layer's device differs from that of the indices by which `forward` then selects the
-    # positions to score.
+    # The last layer's device differs from the device of the indices with which `forward` selects
+    # the positions to score.
     back = AlignDevicesHook(model.device, io_same_device=True, skip_keys="past_key_values")
     add_hook_to_module(model.base_model, back, append=True)
     return model
@@ -132,8 +132,8 @@ def load_model(
 
 @contextmanager
 def loading_quietly() -> Iterator[None]:
-    """Inside the block, transformers shows no progress bars and no report of many lines, which
-    every rank would print between the run's lines. The bars of hub downloads stay on."""
+    """Inside the block, transformers shows no progress bars and no long report, which every rank
+    would print between the run's lines. The bars of hub downloads stay on."""
     before = set_tqdm_hook(lambda bar, args, options: bar(*args, **{**options, "disable": True}))
     level = get_verbosity()
     set_verbosity_error()
@@ -156,10 +156,10 @@ def load_sharded(
     seed: int = 0,
     as_engine: Callable[[PreTrainedModel], None] | None = None,
 ) -> PreTrainedModel:
-    """`load_model` and `shard` in one, for models that fit on no single rank.
+    """`load_model` and `shard` in one, for models that do not fit on a single rank.
 
     The model is created and sharded on the meta device. Then each rank reads its own part of each
-    tensor, so it never holds more than its shard and one tensor. With `lora`, adapters drawn by
+    tensor, so it never holds more than its shard and one tensor. With `lora`, adapters drawn from
     `seed` are added and everything else is frozen. `as_engine` makes it compute as the engine does.
     Raises ValueError for a folder without safetensors and for a tensor that is not in the folder.
     """
@@ -191,10 +191,10 @@ def load_sharded(
 
 
 def empty_model(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedModel:
-    """A model on the meta device, except for the buffers that no file contains (rotary frequencies,
-    scales of embeddings).
+    """A model on the meta device, except for buffers that no file contains (rotary frequencies,
+    embedding scales).
 
-    These follow from the config; `fill_shards` allocates and fills everything else. Raises
+    Those follow from the config; `fill_shards` allocates and fills everything else. Raises
     ValueError if transformers does not initialize such a buffer.
     """
     register_packed_attention()
@@ -209,7 +209,7 @@ def empty_model(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedMo
     for name, buffer in model.named_non_persistent_buffers():
         if buffer.isnan().any():
             raise ValueError(
-                f"model.path must be a family that can be loaded in shards, got "
+                "model.path must be of a family that can be loaded in shards, got "
                 f"{config.model_type}: transformers does not initialize its buffer {name}"
             )
     return _train_every_token(model)
@@ -218,13 +218,13 @@ def empty_model(config: PretrainedConfig, *, dtype: torch.dtype) -> PreTrainedMo
 def scratch_config(
     scratch: ScratchConfig, *, vocab_size: int | None = None, **given: int | None
 ) -> PretrainedConfig:
-    """The transformers config of a model with random weights. `vocab_size` replaces that of the
-    settings; `given` may be bos_token_id, eos_token_id, pad_token_id, and tie_word_embeddings,
-    which is true by default."""
+    """The transformers config of a model with random weights. `vocab_size` overrides the settings;
+    `given` may be bos_token_id, eos_token_id, pad_token_id, and tie_word_embeddings, which is true
+    by default."""
     config_class, _ = ARCHITECTURES[scratch.arch]
     if scratch.arch == "qwen3":  # its default head width is 128
         given["head_dim"] = scratch.width // scratch.heads
-    defaults = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     return config_class(
         vocab_size=scratch.vocab_size if vocab_size is None else vocab_size,
         hidden_size=scratch.width,
@@ -235,16 +235,16 @@ def scratch_config(
         max_position_embeddings=scratch.max_positions,
         initializer_range=scratch.init_range,
         rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
-        **{**defaults, "tie_word_embeddings": True, **given},
+        **{**ids, "tie_word_embeddings": True, **given},
     )
 
 
 def scratch_model(
     scratch: ScratchConfig, *, seed: int, vocab_size: int | None = None, **special_ids: int | None
 ) -> PreTrainedModel:
-    """An fp32 model on the CPU with random weights, which depend on the seed alone.
+    """An fp32 model on the CPU with random weights, which depend only on the seed.
 
-    `vocab_size` replaces that of the settings; `special_ids` may be bos_token_id, eos_token_id and
+    `vocab_size` overrides the settings; `special_ids` may be bos_token_id, eos_token_id and
     pad_token_id. Global generators do not change. Raises ValueError for sizes that do not fit.
     """
     register_packed_attention()
@@ -257,14 +257,14 @@ def scratch_model(
 
 
 def _train_every_token(model: PreTrainedModel) -> PreTrainedModel:
-    """Give the padding token's embedding a gradient: packed rows have no padding, so there the
-    token is a normal one."""
+    """Give the padding token's embedding a gradient: in packed rows, which have no padding, it is a
+    normal token."""
     model.get_input_embeddings().padding_idx = None
     return model
 
 
 def _ending(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """Let the model's exports name every id that ends a text (`end_ids`)."""
+    """Have the model's exports list every id that ends a text (`end_ids`)."""
     if model.generation_config is not None:
         model.generation_config.eos_token_id = list(end_ids(folder)) or None
     return model
@@ -283,13 +283,13 @@ def policy_logprobs(
     in nats.
 
     Logits exist only at those positions, one chunk at a time. Under FSDP all ranks must call
-    together; the ranks of a tensor-parallel group call with the same tokens.
+    together; the ranks of a tensor-parallel group must pass the same tokens.
     """
     hidden_MD = _hidden_states(model, row)
     head = model.get_output_embeddings()
     weight_VD, rows = vocab_shard(head.weight)
     if getattr(head, "bias", None) is not None:
-        # The bias becomes a column of the weight and is multiplied by a 1 appended to the hidden
+        # The bias becomes a column of the weight, multiplied by a 1 that is appended to the hidden
         # state; columns of zeros keep the rows aligned.
         bias_V1 = vocab_shard(head.bias)[0][:, None]
         weight_VD = torch.cat([weight_VD, pad(bias_V1, (0, ALIGNMENT - 1))], dim=1)
@@ -343,9 +343,9 @@ def export(
 ) -> None:
     """Write a standard Hugging Face folder: config, safetensors, tokenizer.
 
-    Tensors keep the weights' dtype and have the released names (a tensor for each expert). Adapters
-    are merged into their weights. Sharded weights are gathered one tensor at a time to rank 0,
-    which writes; all ranks must call.
+    Tensors keep their dtype and the released names (one tensor per expert). Adapters are merged
+    into their weights. Sharded weights are gathered one tensor at a time to rank 0, which writes;
+    all ranks must call.
     """
     writes = world is None or world.rank == 0
     weights: dict[str, torch.Tensor] = {}
@@ -358,7 +358,7 @@ def export(
     weights |= {n: b.cpu() for n, b in model.named_buffers() if n not in unsaved}
     dtype = next(iter(weights.values())).dtype
     export_settings(model, tokenizer, Path(folder), dtype=dtype)
-    # The names come from a fresh model of the family, because adapters add names of their own.
+    # The names come from a fresh model of the family, because adapters add their own names.
     # Experts become views of one tensor, which safetensors cannot write, so they are cloned.
     weights = revert_weight_conversion(empty_model(model.config, dtype=torch.float32), weights)
     for name, tensor in weights.items():
@@ -374,10 +374,10 @@ def export_settings(
     *,
     dtype: torch.dtype,
 ) -> None:
-    """Write what an exported folder has besides weights: configs and tokenizer.
+    """Write the configs and the tokenizer of an exported folder.
 
-    Of the generation config only ids are written. Its sampling defaults (temperature, top_p) are
-    not those of training, and a server that follows them plays another policy.
+    Of the generation config only ids are written. Its sampling defaults (temperature, top_p) differ
+    from training, and a server that follows them plays another policy.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = copy.deepcopy(model.config)
@@ -394,9 +394,9 @@ def export_settings(
 
 
 def end_ids(weights: Path) -> tuple[int, ...]:
-    """The ids that end a text by config.json and generation_config.json, which transformers and
-    SGLang stop at. Raises SettingsError for a value that is no id of the vocabulary, that of a text
-    begins or pads included, and for a generation_config.json that they cannot read."""
+    """The ids that end a text by config.json and generation_config.json, at which transformers and
+    SGLang stop. Raises SettingsError for an eos, bos or pad id that is not in the vocabulary, and
+    for a generation_config.json that cannot be read."""
     folder = described_in(weights)
     config = AutoConfig.from_pretrained(folder)
     given = [getattr(each, "eos_token_id", None) for each in (config, config.get_text_config())]
@@ -404,7 +404,7 @@ def end_ids(weights: Path) -> tuple[int, ...]:
     file, _ = PretrainedConfig.get_config_dict(folder)
     parts = [file, *(part for part in file.values() if isinstance(part, dict))]
     if all(part.get("eos_token_id") is None for part in parts):
-        # Each is the default of the family, which may be of a larger vocabulary.
+        # Each is the default of the family, which may have a larger vocabulary.
         given = [[i for i in ids if i < rows] for ids in map(_listed, given)]
     others = [(name, part.get(name)) for part in parts for name in ("bos_token_id", "pad_token_id")]
     if (folder / "generation_config.json").exists():
@@ -437,7 +437,7 @@ def end_ids(weights: Path) -> tuple[int, ...]:
 
 
 def _listed(ids: Any) -> list[Any]:
-    """One id, several or none as a list."""
+    """One id, several ids or None as a list."""
     return [i for i in (ids if isinstance(ids, list | tuple) else [ids]) if i is not None]
 
 
@@ -448,7 +448,7 @@ def apply_liger(model: PreTrainedModel) -> None:
     architecture in the process, which must then be on a GPU. Raises ValueError for an architecture
     that liger does not support, ImportError without liger.
     """
-    # It warns of each backend for other hardware that it cannot import.
+    # It warns about each backend for other hardware that it cannot import.
     logging.getLogger("liger_kernel.backends.registry").setLevel(logging.ERROR)
     from liger_kernel.backends import set_impl
     from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
@@ -458,8 +458,8 @@ def apply_liger(model: PreTrainedModel) -> None:
         raise ValueError(
             f"liger does not support the architecture {kind}; set model.liger to false"
         )
-    # Where the CuTe DSL is installed (SGLang and flash-attn-4 require it), liger would take its
-    # CuTe RoPE for heads of 128, which is compiled for every length of a row.
+    # If the CuTe DSL is installed (SGLang and flash-attn-4 require it), liger would use its CuTe
+    # RoPE for heads of 128, which is compiled for every row length.
     set_impl("nvidia-triton")
     MODEL_TYPE_TO_APPLY_LIGER_FN[kind](
         rope=True,

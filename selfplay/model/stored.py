@@ -1,7 +1,7 @@
-"""The tensors of a Hugging Face folder, read in boxes under the names that a model gives them.
+"""Reads boxes of the tensors of a Hugging Face folder, under the model's own names.
 
-Released folders of mixtures of experts have a tensor for each expert; transformers' model has one
-tensor for all experts of a layer. transformers' own table maps the names.
+Released mixtures of experts have one tensor per expert; transformers' model has one tensor for all
+experts of a layer. transformers' own table maps the names.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ from selfplay.errors import SettingsError
 from selfplay.model.hub import tensor_files
 
 Box = tuple[slice, ...]
-FLOATS = ("F64", "F32", "F16", "BF16")  # what a model's weights may be stored in
+FLOATS = ("F64", "F32", "F16", "BF16")  # supported dtypes of stored weights
 
 
-def check_shape(folder: Path, name: str, stored: Sequence[int], told: Sequence[int]) -> None:
-    """Raise SettingsError unless a stored tensor has the shape of the model's."""
-    if list(stored) != list(told):
+def check_shape(folder: Path, name: str, stored: Sequence[int], expected: Sequence[int]) -> None:
+    """Raise SettingsError unless a stored tensor has the shape that the model expects."""
+    if list(stored) != list(expected):
         raise SettingsError(
-            f"{folder} must hold tensors of the shapes that its config.json tells, {list(told)} "
-            f"for {name}, got {list(stored)}"
+            f"{folder} must hold tensors with the shapes given by its config.json, "
+            f"{list(expected)} for {name}, got {list(stored)}"
         )
 
 
 def check_complete(
     folder: Path | str, missing: Collection[str], unread: Collection[str], *, warns: bool = True
 ) -> None:
-    """Raise SettingsError if the model has tensors that the folder lacks; warn of those that only
-    the folder has."""
+    """Raise SettingsError if the model has tensors that the folder lacks; warn about tensors that
+    only the folder has."""
     if missing:
         raise SettingsError(
-            f"{folder} must hold every tensor of the model that its config.json tells; "
-            f"{len(missing)} are missing, among them {min(missing)}"
+            f"{folder} must hold every tensor of the model described by its config.json; "
+            f"{len(missing)} are missing, such as {min(missing)}"
         )
     if unread and warns:
         print(
-            f"warning: {folder} holds {len(unread)} tensors that its config.json does not "
-            f"tell, among them {min(unread)}; they are not read",
+            f"warning: {folder} holds {len(unread)} tensors that are not in the model described by "
+            f"its config.json, such as {min(unread)}; they are ignored",
             file=sys.stderr,
         )
 
 
 def check_tensors(folder: Path, *, warns: bool = True) -> None:
-    """`check_complete`, and whatever `Stored` refuses, for a folder that another program reads."""
+    """Check a folder that another program reads, as `check_complete` and `Stored` do."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     stored = Stored(folder, model)
@@ -70,13 +70,13 @@ def check_tensors(folder: Path, *, warns: bool = True) -> None:
 
 
 class Stored:
-    """A folder's tensors for one model, which may be on the meta device. `missing` are the model's
-    names that the folder lacks, `unread` the folder's that the model lacks."""
+    """A folder's tensors for one model, which may be on the meta device. `missing` are names that
+    only the model has, `unread` names that only the folder has."""
 
     def __init__(self, folder: Path, model: PreTrainedModel) -> None:
-        """Read names, shapes and types, and both ends of a tied head if both are there. Raises
-        ValueError for a folder without safetensors, SettingsError for a tensor that has not the
-        model's shape or is no float where the model's is, and for a tied head that is another."""
+        """Read names, shapes and dtypes, and the values of a tied head if it is stored twice.
+        Raises ValueError for a folder without safetensors, SettingsError for a tensor of the wrong
+        shape, for a non-float where the model has a float, and for a tied head that differs."""
         self._folder, self._files = folder, dict[str, Path]()
         stored: dict[str, tuple[list[int], str]] = {}
         listed = tensor_files(folder)
@@ -91,7 +91,7 @@ class Stored:
         by_pattern = {p: converter for converter in converters for p in converter.source_patterns}
         known = model.state_dict()
         self._parts: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-        self._converters: dict[str, WeightConverter] = {}  # of the names that are made of several
+        self._converters: dict[str, WeightConverter] = {}  # for names made of several tensors
         for key in sorted(self._files, key=dot_natural_key):
             prefix = model.base_model_prefix
             name, pattern = rename_source_key(key, renamings, converters, prefix, known)
@@ -116,7 +116,7 @@ class Stored:
                 if not torch.equal(self.read(head, ()), self.read(embedding, ())):
                     raise SettingsError(
                         f"{folder} must have one head, got tie_word_embeddings: true in its "
-                        f"config.json and a {head} that is not its {embedding}; set the first to "
+                        f"config.json and a {head} that differs from {embedding}; set the first to "
                         "false, or delete the second"
                     )
             elif head in self._parts:
@@ -132,7 +132,7 @@ class Stored:
     def read(self, name: str, box: Box) -> torch.Tensor:
         """The part `box` of the model's tensor `name`.
 
-        For a tensor merged from experts it reads only the experts in the box, each in full. Raises
+        Of a tensor merged from experts it reads only the experts in the box, each in full. Raises
         SettingsError for a tensor that is not in the folder.
         """
         if name not in self._parts:
@@ -151,7 +151,7 @@ class Stored:
         ):
             parts = {pattern: keys[box[0]] for pattern, keys in parts.items()}
             box = (slice(None), *box[1:])
-        if not all(parts.values()):  # this rank holds no expert
+        if not all(parts.values()):  # this rank has no expert
             return torch.empty(0)
         tensors: dict[str, Any] = {
             pattern: [self._slice(key, ()) for key in keys] for pattern, keys in parts.items()

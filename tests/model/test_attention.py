@@ -99,7 +99,7 @@ def test_a_package_that_cannot_be_imported_is_named_once(
     for _ in range(3):
         attention_backend("cuda", torch.bfloat16)
     (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("attention: torch's kernel, flash-attn-4")
+    assert line.startswith("attention: torch's kernel; flash-attn-4")
     assert "cannot be imported" in line and line.endswith("RuntimeError: cutlass 4.8)")
 
 

@@ -126,7 +126,7 @@ def test_the_small_copy_shows_unsupported_families(name: str) -> None:
 
 def test_the_engine_refuses_layers_that_ignore_the_bounds_of_texts(tmp_path: Path) -> None:
     model = whole_copy(random_folder("stablelm", tmp_path))
-    with pytest.raises(ValueError, match="bounds of packed texts"):
+    with pytest.raises(ValueError, match="bounds of packed sequences"):
         HFEngine(model).generate_batch([Request(TEXTS[0], 4, seed=0)], Sampling(1.0, ()))
 
 

@@ -157,7 +157,7 @@ def test_an_export_is_a_standard_folder(tied: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_hidden_layers": 3}, "are missing, among them model.layers.2"),
+        ({"num_hidden_layers": 3}, "are missing, such as model.layers.2"),
         ({"hidden_size": 48}, r"the shapes .* \[\d+, 48\] for model\.embed_tokens.* got \["),
         ({"intermediate_size": 50}, r"the shapes .* 50\] for model\.layers\.0\.mlp\.down_proj"),
         ({"vocab_size": 1000}, r"the shapes .* \[1000, \d+\] for model\.embed_tokens\.weight, got"),

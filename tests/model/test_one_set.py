@@ -177,4 +177,4 @@ def test_every_reader_names_tensors_that_it_does_not_read(
     for read in (READERS[0], check_tensors):
         read(folder)
         (line,) = capfd.readouterr().err.splitlines()
-        assert line.startswith("warning: ") and "among them model.layers.9." in line
+        assert line.startswith("warning: ") and "such as model.layers.9." in line
