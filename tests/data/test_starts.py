@@ -15,7 +15,7 @@ from tests.helpers.chat_families import tokenizer_of
 from tests.helpers.dialop_boards import RECORD, write_records
 from tests.helpers.run_folders import evaluated
 from tests.helpers.small_games import LIMITS, SAMPLING, Proposes, games_of
-from tests.helpers.tiny_run import metrics_of, run_warm
+from tests.helpers.tiny_run import run_warm
 
 
 @pytest.fixture
@@ -80,10 +80,8 @@ def test_random_starts_are_draws_with_names(file: Path) -> None:
 
 
 def test_a_run_that_starts_from_what_people_said(file: Path, tmp_path: Path) -> None:
-    settings = (f"data.train={file}", "data.start=0.5", "eval.final_games=4", "steps=2")
-    folder = tmp_path / "run"
-    run_warm(folder, *settings)
-    assert [line["step"] for line in metrics_of(folder)] == [1, 2]
+    settings = (f"data.train={file}", "data.start=0.5", "eval.final_games=1", "steps=1")
+    folder = run_warm(tmp_path / "run", *settings)
     shown = [json.loads(line) for line in (folder / "games.jsonl").read_text().splitlines()]
     assert all("I see 7" in game["seats"][0]["user"] for game in shown)
 
@@ -92,9 +90,6 @@ def test_a_run_that_starts_from_what_people_said(file: Path, tmp_path: Path) -> 
     page = evaluated(tmp_path / "begun")
     assert page["start"] == "5" and page["rows"]["people"]["scores"]
     assert "[propose]" in page["rows"]["policy"]["games"][0]["seats"][0]["user"]
-    assert door.main([*words, str(tmp_path / "whole")]) == 0
-    page = evaluated(tmp_path / "whole")
-    assert "[propose]" not in page["rows"]["policy"]["games"][0]["seats"][0]["user"]
 
 
 def test_a_start_that_cannot_be_played_is_told(file: Path) -> None:

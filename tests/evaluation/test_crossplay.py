@@ -14,7 +14,7 @@ from selfplay.config import load_config
 from selfplay.config.text import dump
 from selfplay.evaluation.asked import EvalPlan
 from selfplay.evaluation.plan import find_config, find_matches, pair_name
-from selfplay.evaluation.report import Evaluated, lost_together, markdown, matrix_text
+from selfplay.evaluation.report import Evaluated, lost_together, matrix_text
 from selfplay.evaluation.rows import Row
 from selfplay.partners.checkpoints import Source
 from selfplay.preflight.command_line import split_list
@@ -78,9 +78,7 @@ def test_each_policy_keeps_the_chat_template_of_its_training(tmp_path: Path) -> 
     assert find_config(bare, second.settings, []).model.chat_template == {"enable_thinking": False}
 
 
-def test_scripted_players_score_as_their_rules_imply(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scripted_players_score_as_their_rules_imply(tmp_path: Path) -> None:
     """Two honest players find the best plan, other pairs lose value; without a RUN the list
     gives rows and columns."""
     config = write_tiny(tmp_path / "run")
@@ -98,9 +96,6 @@ def test_scripted_players_score_as_their_rules_imply(
             seats = [seat["player"] for seat in cells[one, other]["examples"]["best"]["seats"]]
             assert seats == [one, other]
     assert cells["scripted:honest", "scripted:random"] != cells["scripted:random", names[0]]
-    shown = capsys.readouterr().out
-    assert re.search(r"^scripted:honest +0 +1\.000 \[0\.912,", shown, re.MULTILINE)
-    assert "Lost to each other" in shown
 
 
 def test_runs_that_learnt_both_roles_of_a_collaboration_meet_in_both(tmp_path: Path) -> None:
@@ -138,7 +133,7 @@ def test_runs_that_learnt_both_roles_of_a_collaboration_meet_in_both(tmp_path: P
 def test_policies_play_in_both_seats_on_the_games_of_a_plain_evaluation(
     runs: Path, tmp_path: Path
 ) -> None:
-    games = ["--games", "generated", "--num", "12", "eval.final_games=12"]
+    games = ["--games", "generated", "--num", "8", "eval.final_games=8"]
     rows = [str(runs / "a"), str(runs / "b")]
     partners = ["--partners", f"{runs / 'twin'},scripted:honest", "--out", str(tmp_path)]
     assert run_eval([*rows, *partners, *games]) == 0
@@ -150,7 +145,7 @@ def test_policies_play_in_both_seats_on_the_games_of_a_plain_evaluation(
     assert ("twin", "twin") not in cells and ("twin", "scripted:honest") not in cells
     # The same weights under another name play the same games: seeds depend on game and seat.
     alone = cells["a", "a"]["scores"]
-    assert 0.0 < sum(alone) < 12.0
+    assert 0.0 < sum(alone) < 8.0
     assert cells["a", "twin"]["scores"] == cells["twin", "a"]["scores"] == alone
     assert cells["b", "b"]["scores"] != alone
 
@@ -161,11 +156,11 @@ def test_policies_play_in_both_seats_on_the_games_of_a_plain_evaluation(
     assert rows["plain"]["policy"]["scores"] == alone
     seats = [cells["a", "scripted:honest"]["scores"], cells["scripted:honest", "a"]["scores"]]
     assert rows["honest"]["policy with scripted:honest"]["scores"] == [
-        seats[seat][number] for number, seat in enumerate([0, 1, 1, 0] * 3)
+        seats[seat][number] for number, seat in enumerate([0, 1, 1, 0] * 2)
     ]
 
 
-def test_the_loss_of_a_pair_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loss_of_a_pair_by_hand() -> None:
     cells = {
         ("a", "a"): cell(1.0, 1.0),
         ("b", "b"): cell(1.0, 0.0),
@@ -183,23 +178,12 @@ def test_the_loss_of_a_pair_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = lost_together(report)
     assert list(lost) == [("a", "b")]
     assert lost["a", "b"] == pytest.approx((0.5, 0.5 - 0.842 * 1.5, 0.5 + 0.842 * 0.5), abs=1e-3)
-    upper, lower = matrix_text(report).splitlines()[2:4]
-    assert upper.split()[:4] == ["|", "a", "|", "0"] and lower.split()[:3] == ["|", "|", "1"]
-    # A row's means: with itself once, then with b and c in each seat.
-    assert [word for word in upper.split() if "." in word][::3] == ["1.000", "0.000", "0.500"]
-    assert [word for word in lower.split() if "." in word][::3] == ["0.500", "0.250"]
-    monkeypatch.setenv("COLUMNS", "60")
-    page = markdown(report, style="plain")
-    assert max(map(len, page.splitlines())) <= 60
-    assert re.sub(" +", " ", page).count("\na 0 ") == 2, "b and c stand below, with their names"
-    page = re.sub(" +", " ", markdown(report))
-    assert "| a | 0 | 1.000 [1.000, 1.000] | 0.000 [0.000, 0.000] | 0.500 [0.500, 0.500] |" in page
-    assert "| a and b | 0.500 [-0.763, 0.921] |" in page
+    # The means of a's rows, in seat 0 and in seat 1: with itself once, then with b and c.
+    means = [re.findall(r" (\d\.\d+) \[", row) for row in matrix_text(report).splitlines()[2:4]]
+    assert means == [["1.000", "0.000", "0.500"], ["0.500", "0.250"]]
 
 
-def test_players_with_scores_of_their_own_have_a_cell_each(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_players_with_scores_of_their_own_have_a_cell_each(tmp_path: Path) -> None:
     """Of a split: who asks for more gets more in either seat, and the other one less."""
     names = ["scripted:greedy", "scripted:soft"]
     words = ["--partners", ",".join(names), "--games", "generated", "--num", "40"]
@@ -209,17 +193,12 @@ def test_players_with_scores_of_their_own_have_a_cell_each(
     for greedy_seat, pair in enumerate([names, names[::-1]]):
         row = cells[tuple(pair)]
         by_seat = [row["scores"], row["partner"]["scores"]]
-        assert row["name"].endswith(pair[0]) or row["name"] == pair[0].partition(":")[2]
         for seat, scores in enumerate(by_seat):
             paid = [game["seat_scores"][seat] for game in row["examples"].values()]
             assert set(paid) <= set(scores)
             assert row["measures"][f"reward/{seat}"] == pytest.approx(sum(scores) / len(scores))
         greedy, soft = by_seat[greedy_seat], by_seat[1 - greedy_seat]
         assert sum(greedy) > 1.5 * sum(soft)
-    shown = re.sub(" +", " ", capsys.readouterr().out)
-    means = [sum(row) / 40 for row in (cells[tuple(names)]["scores"],)]
-    assert re.search(rf"^scripted:greedy 0 \S+ \[\S+ \S+\] {means[0]:.3f} ", shown, re.MULTILINE)
-    assert "scripted:greedy with scripted:soft (the other player)" in shown
 
 
 def test_the_other_player_s_row_has_its_moves_and_its_examples(tmp_path: Path) -> None:
@@ -272,29 +251,15 @@ def test_runs_of_two_games_are_refused(
     saved = b / "config.yaml"
     saved.write_text(re.sub(r"(?m)^( +)messages: .*", r"\1messages: false", saved.read_text()))
     games = ["--games", "generated", "--num", "2", "--out", str(tmp_path / "out")]
-    first = [str(runs / "a")]
     for second in (
         [str(b), "--partners", "scripted:solo"],
         ["--partners", str(b)],
         ["--partner", f"checkpoint:{b}"],
     ):
         capsys.readouterr()
-        assert run_eval([*first, *second, *games]) == 2
+        assert run_eval([str(runs / "a"), *second, *games]) == 2
         message = capsys.readouterr().err
         assert message.count("\n") == 1 and "game.options.messages must be the same" in message
         assert f"got false in {b}" in message and str(runs / "a" / "config.yaml") in message
-    assert run_eval([*first, "--partners", str(b), *games, "game.options.messages=true"]) == 0
-
-
-def test_players_without_a_folder_need_settings_and_an_output_folder(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--partners", "scripted:honest,scripted:solo", "--games", "generated"]
-    assert run_eval(words) == 2
-    assert "--config is needed" in capsys.readouterr().err
-    assert run_eval([*words, "--config", str(write_tiny(tmp_path / "run"))]) == 2
-    assert "--out is needed" in capsys.readouterr().err
-    endpoint = "endpoint:small@http://127.0.0.1:9/v1"
-    words[1] = f"{runs / 'a'},scripted:solo,{endpoint}"
-    assert run_eval(words) == 2
-    assert "only checkpoints can play with an endpoint" in capsys.readouterr().err
+    same = ["game.options.messages=true"]
+    assert find_matches(EvalPlan([runs / "a"], partners=[str(b)], overrides=same)).matches

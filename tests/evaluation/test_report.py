@@ -1,12 +1,8 @@
 """Recorded games as text."""
 
-from selfplay.evaluation.tables import (
-    columns_of,
-    measure_cells,
-    score_meaning,
-)
+from selfplay.evaluation.tables import columns_of, measure_cells
 from selfplay.metrics.records import game_text
-from tests.helpers.run_folders import record, turn
+from tests.helpers.run_folders import record
 
 
 def test_a_game_as_text() -> None:
@@ -21,13 +17,6 @@ def test_a_game_as_text() -> None:
     assert [seat for _, seat, _ in speakers] == ["0", "1", "1", "0"]
 
 
-def test_different_rules_are_shown_with_each_seats_view() -> None:
-    game = record()
-    game["seats"][1]["system"] = "You advise."
-    text = game_text(game)
-    assert "── rules" not in text and "Match them.\n\n  A B" in text and "You advise.\n\n" in text
-
-
 def test_a_games_own_measure_has_a_column() -> None:
     columns = columns_of([{"score": 1.0, "days_named": 2.0, "errors_no_day": 1.0, "turns": 3.0}])
     assert [name for name, _, _ in columns] == ["turns", "days_named"]
@@ -38,26 +27,10 @@ def test_scores_by_seat_have_columns_where_the_policy_has_several_seats() -> Non
     rows = [
         {"score": 0.5, f"score/scripted:{p}/0": 0.3, f"score/scripted:{p}/1": 0.7} for p in "ab"
     ]
-    names, headings, _ = map(list, zip(*columns_of(rows), strict=True))
+    names = [name for name, *_ in columns_of(rows)]
     assert names == ["score/0", "score/1"]
-    assert headings == ["score in seat 0", "score in seat 1"]
     assert [measure_cells(row, names) for row in rows] == [["0.300", "0.700"]] * 2
     assert measure_cells({"score/self": 0.5}, names) == ["-", "-"]
     assert columns_of([{"score": 0.5, "score/scripted:a/1": 0.5, "score/self": 0.5}]) == []
     crossed = [{"score": 0.5, f"score/scripted:a/{seat}": 0.5} for seat in (0, 1)]
     assert columns_of(crossed) == [], "each row of a cross-play matrix has one seat"
-
-
-def test_a_game_whose_seats_have_own_scores_says_so() -> None:
-    assert "score 0.900 of the best" in game_text(record() | {"score_norm": 0.9})
-    text = game_text(record() | {"score_norm": 0.5, "seat_scores": [0.25, 0.75]})
-    assert "score 0.250 of seat 0, 0.750 of seat 1" in text and "of the best" not in text
-    assert "best possible" in score_meaning(columns_of([{"optimal": 0.5}]))
-    assert "player's seats" in score_meaning(columns_of([{"optimal": 0.5, "score_norm": 0.9}]))
-
-
-def test_a_game_without_agreement_says_why() -> None:
-    game = record()
-    game.update(agreed=False, ended="turns", score_norm=0.0, turns=[turn(0, "")], facts={})
-    text = game_text(game)
-    assert "no agreement" in text and "turns" in text.splitlines()[-1]

@@ -17,19 +17,15 @@ from dialop.game import Game, Outcome
 from dialop.kit import load_kit
 from dialop.tags import split_message
 from dialop.turns import TurnGame
-from selfplay.apps.publish.card import card, read_results
-from selfplay.apps.report.page import tiles
-from selfplay.apps.report.run_files import read_run
 from selfplay.chat.transcript import Transcript
 from selfplay.config import load_config
+from selfplay.config.text import dump
 from selfplay.distributed import World
 from selfplay.engines.base import GameCoroutine, run_all
 from selfplay.evaluation.asked import EvalPlan
 from selfplay.evaluation.evaluate import EvaluationContext, evaluate
 from selfplay.evaluation.held_out import what_changed
 from selfplay.evaluation.plan import find_matches
-from selfplay.evaluation.report import Evaluated, markdown, table_text
-from selfplay.evaluation.rows import Row
 from selfplay.evaluation.talk_effect import (
     NOTHING,
     HeardOtherwise,
@@ -46,7 +42,7 @@ from tests.helpers.collab_tasks import NUMBER
 from tests.helpers.dialop_boards import BEST
 from tests.helpers.hand_games import HAND_GAMES
 from tests.helpers.processes import two_ranks
-from tests.helpers.run_folders import make_run, untrained_run
+from tests.helpers.run_folders import make_run
 from tests.helpers.three_rooms import Instance as Rooms
 from tests.helpers.three_rooms import Options as RoomOptions
 from tests.helpers.three_rooms import ThreeRooms
@@ -349,11 +345,15 @@ def test_an_evaluation_measures_it_on_its_first_games() -> None:
 
 
 def test_no_endpoint_is_asked_for_controls_and_a_matrix_has_none(tmp_path: Path) -> None:
-    small = "model: {scratch: {width: 32, layers: 1, max_positions: 4096, tokenizer_games: 40}}\n"
-    run = untrained_run(tmp_path / "run", f"{small}eval: {{talk_games: 30}}\n")
+    final = tmp_path / "run" / "final"
+    final.mkdir(parents=True)
+    (final / "config.json").write_text("{}")
+    (final / "model.safetensors").touch()
+    config = load_config(None, ["model.path=x", "eval.talk_games=30"])
+    (tmp_path / "run" / "config.yaml").write_text(dump(config))
 
     def talk_games(**asked: Any) -> int:
-        return find_matches(EvalPlan([run], **asked)).talk_games
+        return find_matches(EvalPlan([tmp_path / "run"], **asked)).talk_games
 
     assert talk_games() == talk_games(partner="scripted:honest") == 30
     assert talk_games(partner="endpoint:m@http://127.0.0.1:1/v1") == 0
@@ -361,8 +361,8 @@ def test_no_endpoint_is_asked_for_controls_and_a_matrix_has_none(tmp_path: Path)
 
 
 def test_it_is_told_with_what_can_be_had_without_talk(tmp_path: Path) -> None:
-    """The last line of a run, its tile and its card name the best of the scripts without a message,
-    on the games of the talk effect: the random one, not one that scores less or one that talks."""
+    """The last line of a run names the best of the scripts without a message, on the games of the
+    talk effect: the random one, not one that scores less or one that talks."""
     folder = make_run(tmp_path / "run", num_games=4)
     for stage, mean in (("before", 0.0125), ("after", 0.194)):
         path = folder / f"held_out_{stage}.json"
@@ -373,23 +373,6 @@ def test_it_is_told_with_what_can_be_had_without_talk(tmp_path: Path) -> None:
         talks = own | {"measures": silent["measures"] | {"messages": 1.0}}
         rows |= {"sampled": own, "greedy": own, "scripted:low": low, "scripted:talks": talks}
         path.write_text(json.dumps(rows))
-    effect, mean = "+0.194 [+0.184, +0.204]", sum(silent["scores"][:3]) / 3
-    control = f"without messages at least {mean:.3f} there (scripted:random)"
-    assert f"the talk effect from +0.013 [+0.003, +0.022] to {effect} ({control}) and" in (
-        what_changed(folder)
-    )
-    _, value, meaning = next(t for t in tiles(read_run(folder)) if t[0] == "talk effect")
-    assert value == "+0.01 → +0.19" and effect in meaning and control in meaning
-    shown = card(
-        "org/name", load_config(folder / "config.yaml"), read_results(folder), code="", step=9
-    )
-    assert f" {effect} |" in shown and f"; {control}." in shown
-
-
-def test_a_page_has_its_parts() -> None:
-    talk = TalkEffect((0.194, 0.184, 0.204), (0.1, 0.0, 0.2), (0.2, 0.1, 0.3), 256)
-    row = Row("policy", (1.0,), (1.0, 1.0, 1.0), {"turns": 3.0}, (), {}, talk)
-    page = markdown(Evaluated("A page", {}, {"policy": row}))
-    agreement = "hears messages of other games (agreement +0.100 [+0.000, +0.200])"
-    assert f"{agreement}; with empty ones +0.200 [+0.100, +0.300]\n" in page
-    assert "talk effect" not in table_text({"solo": replace(row, talk=None)})
+    said, mean = what_changed(folder), sum(silent["scores"][:3]) / 3
+    assert "+0.013 [+0.003, +0.022] to +0.194 [+0.184, +0.204]" in said
+    assert f"{mean:.3f} there (scripted:random)" in said
