@@ -141,12 +141,11 @@ def test_a_run_holds_the_files_that_define_it_with_what_they_import(
         assert f"{digest}\n" in (run / "code.txt").read_text()
 
 
-@pytest.mark.parametrize("relative", [True, False])
 def test_the_copies_are_read_from_any_folder_also_of_a_run_that_moved(
-    relative: bool, own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(own.parent)
-    run = begun(tmp_path / "run", words_of(own, folder="." if relative else ""))
+    run = begun(tmp_path / "run", words_of(own, folder="."))
     moved = shutil.move(run, tmp_path / "moved")
     shutil.rmtree(own.parent)
     said, error = python(RULES, moved / "config.yaml", "data.processes=2", cwd=tmp_path)

@@ -6,7 +6,7 @@ import pytest
 
 from selfplay.config import Config
 from selfplay.distributed import init_world
-from selfplay.metrics.console import LEGEND, Console, clock, progress, step_line
+from selfplay.metrics.console import LEGEND, Console, progress, step_line
 
 
 def test_a_validation_counts_in_the_rest_as_often_as_it_came() -> None:
@@ -18,30 +18,21 @@ def test_a_validation_counts_in_the_rest_as_often_as_it_came() -> None:
     assert left_s == pytest.approx(10 * (1.0 + 2.0))
 
 
-def test_the_line_of_a_step_fits_a_terminal() -> None:
+def test_the_line_of_a_step_has_its_numbers_and_fits_a_terminal() -> None:
     metrics = {
         "step": 999, "score": 0.98765, "agreement": 0.99, "messages": 12.345, "errors": 10.5,
         "entropy": 10.25, "mismatch_mean": 1.2e-5, "tokens_per_s": 123_456.0, "play_s": 123.4,
         "update_s": 123.4, "push_s": 13.3, "log_s": 1.2,
     }  # fmt: skip
     line = step_line(metrics, num_steps=1000, remaining_s=7640.0)
-    assert {"999/1000", "0.988", "0.99", "12.35", "10.500", "10.250", "123.5k", "2h07m"} <= set(
-        line.split()
-    )
-    assert len(line) <= 120
-    assert len(step_line(metrics, num_steps=10**9, remaining_s=1e9)) <= 120
+    words = {"999/1000", "0.988", "0.99", "12.35", "10.500", "10.250", "123.5k", "2h07m"}
+    assert words <= {*line.split()} and max(len(line), len(LEGEND)) <= 120
     small = {"step": 3, "score": 0.5, "tokens_per_s": 321.0, "play_s": 1.0, "entropy": None}
-    assert "ent" not in step_line(small, num_steps=200, remaining_s=185.0)
-    assert [clock(s) for s in (4.4, 59.4, 59.6, 3600)] == ["4s", "59s", "1m00s", "1h00m"]
-    assert "   1.0k tok/s" in step_line(small | {"tokens_per_s": 1000.0}, num_steps=200)
-    idle = small | {"num_optimizer_steps": 0.0, "zero_variance_groups": 1.0}
-    assert " no update: groups equal " in step_line(idle, num_steps=200)
-    assert " no update " in step_line(idle | {"zero_variance_groups": 0.9}, num_steps=200)
-    assert "no update" not in step_line(idle | {"num_optimizer_steps": 1.0}, num_steps=200)
     seats = {"reward": 0.4375, "reward_std": 0.73, "reward/0": 1.0, "reward/1": -0.125}
-    assert " reward 0.438±0.73 (1.00 -0.12) " in step_line(small | seats, num_steps=200)
-    assert len(LEGEND) <= 120
-    assert "score 0.500 eval 0.250" in step_line(small | {"eval_score": 0.25}, num_steps=200)
+    idle = {"num_optimizer_steps": 0.0, "zero_variance_groups": 1.0}
+    line = step_line(small | seats | idle | {"eval_score": 0.25}, num_steps=200)
+    assert all(one in line for one in ("no update", "0.438±0.73 (1.00 -0.12)", "eval 0.250"))
+    assert "no update" not in step_line(small, num_steps=200)
 
 
 def test_progress_without_a_terminal_prints_lines_only_when_long(

@@ -10,33 +10,11 @@ from selfplay.apps.report.run_files import read_run
 from selfplay.checkpoint import checkpoints
 from selfplay.config import load_config
 from tests.helpers.small_games import refusal
-from tests.helpers.tiny_run import begin_warm, metrics_of, run_tiny, run_warm
+from tests.helpers.tiny_run import begin_warm, metrics_of, run_tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = f"{ROOT}/examples/observer/lengths.py:Lengths"
 SHORT = ("eval.final_games=1", "eval.talk_games=0")
-
-
-OF_LENGTHS = f"observers=[{{{LENGTHS}: {{most: 3}}}}]"
-
-
-def test_a_number_of_one_s_own_is_in_the_line_and_on_the_page(tmp_path: Path) -> None:
-    """It is counted by hand from the games of the step, which are all logged. No file of the
-    project names it."""
-    words = (OF_LENGTHS, "log_games_every=1", "steps=2", *SHORT)
-    run = run_warm(tmp_path / "run", *words)
-    games = [json.loads(line) for line in (run / "games.jsonl").read_text("utf-8").splitlines()]
-    for line in metrics_of(run):
-        lengths = [
-            len(turn["text"].split())
-            for game in games
-            if game["step"] == line["step"]
-            for turn in game["turns"]
-        ]
-        assert line["observed/longest"] == max(lengths) > 0
-        assert line["observed/long"] == sum(num > 3 for num in lengths)
-    page = page_html([read_run(run)])
-    assert "Longest" in page and "Record" in page
 
 
 COUNTING = """
@@ -53,14 +31,25 @@ class Counting(Observer):
 """
 
 
-def test_its_state_is_kept_when_the_run_resumes(tmp_path: Path) -> None:
+def test_numbers_of_ones_own_are_in_the_line_and_on_the_page_and_go_on_after_a_resume(
+    tmp_path: Path,
+) -> None:
+    """Lengths are counted by hand from the games of the step, which are all logged. No file of the
+    project names them. The other observer keeps a count."""
     folder, file = tmp_path / "run", tmp_path / "counting.py"
     file.write_text(COUNTING)
     begin_warm(folder)
+    own = f"observers=[{{{LENGTHS}: {{most: 3}}}}, {file}:Counting]"
     for steps in (2, 3):
-        words = (f"observers=[{file}:Counting]", f"steps={steps}", *SHORT)
-        assert run_tiny(folder, *words) == 0
-    assert [line["observed/num"] for line in metrics_of(folder)] == [1, 2, 3]
+        assert run_tiny(folder, own, f"steps={steps}", *SHORT) == 0
+    games = [json.loads(line) for line in (folder / "games.jsonl").read_text("utf-8").splitlines()]
+    for number, line in enumerate(metrics_of(folder), 1):
+        turns = [turn for game in games if game["step"] == number for turn in game["turns"]]
+        lengths = [len(turn["text"].split()) for turn in turns]
+        assert line["observed/longest"] == max(lengths) > 0
+        assert line["observed/long"] == sum(num > 3 for num in lengths)
+        assert line["observed/num"] == number
+    assert "Longest" in page_html([read_run(folder)])
 
 
 FAILING = """
