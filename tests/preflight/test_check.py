@@ -246,11 +246,9 @@ def test_a_check_plays_the_games_of_the_settings_and_says_if_all_are_paid_the_sa
     assert main([reward, "--config", "tiny_collab", "rollout.max_turns=6"]) == 0
     said = capsys.readouterr().out
     assert "in 16 games of collab between scripted players (ask, guess)" in said
-    assert said.count("from 1 to 1\n") == 1
-    warning = "\nwarning: seat 1 gets the same reward in all 16 games; where"
+    warning = "\nwarning: seat 1 gets the same reward in all 16 games"
     assert said.count("warning: ") == said.count(warning) == warned
-    used = f"\nuse it as --config tiny_collab reward.function={reward} rollout.max_turns=6\n"
-    assert said.endswith(used)
+    assert said.endswith(f"--config tiny_collab reward.function={reward} rollout.max_turns=6\n")
 
 
 def test_a_reward_may_read_a_judges_mark(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,7 +272,7 @@ def test_the_built_in_functions_pass_the_checks_of_ones_own(key: str) -> None:
         on = f"methods.{name}=on" if key == "methods" else as_setting(key, name)
         on = NEEDED.get(on, on)
         assert key == "methods" or key_of(name) == key
-        assert len(list(findings(key, name, settings(on)))) >= 2
+        assert len(list(findings(key, name, settings(on, "game.options.size=4")))) >= 2
 
 
 def test_a_name_that_is_no_function_is_refused_before_a_run(
@@ -296,21 +294,20 @@ def test_a_name_that_is_no_function_is_refused_before_a_run(
     }.items():
         with pytest.raises(ValueError, match=f"algorithm.loss .*{rule}"):
             function_of("algorithm.loss", settings(f"algorithm.loss={name}").algorithm.loss)
-    assert main([f"{own_losses}:other"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"selfplay.check: {own_losses}:other must take the parameters")
-    assert main(["nofile.py:loss"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("selfplay.check: the function must be an existing .py file, got ")
-    assert main([f"{own_losses}:alone", "--config", "tiny_colab"]) == 2
-    assert "no such file; nearest shipped file is tiny_collab" in capsys.readouterr().err
+    for words, rule in {
+        f"{own_losses}:other": "other must take the parameters",
+        "nofile.py:loss": "must be an existing .py file",
+        f"{own_losses}:alone --config tiny_colab": "nearest shipped file is tiny_collab",
+    }.items():
+        assert main(words.split()) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("selfplay.check: ") and rule in said and said.count("\n") == 1
 
 
 def test_a_loss_of_the_wrong_sign_is_told(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"{own}/own_losses.py:turned"]) == 0
     said = capsys.readouterr().out
     assert "\nwarning: a step makes tokens of positive advantage less likely" in said
-    assert "\nnote: with algorithm.epochs=1 and algorithm.minibatches=1 every ratio is 1" in said
     check_functions(settings(f"algorithm.loss={own}/own_losses.py:turned"))  # as a run does
     warned = capsys.readouterr().err
     assert warned.startswith(f"warning: algorithm.loss {own}/own_losses.py:turned: a step makes")
@@ -332,8 +329,6 @@ def test_the_example_loss(capsys: pytest.CaptureFixture[str]) -> None:
     assert logprobs_M.grad.tolist() == pytest.approx([-1.0, 0.7])
     assert metrics["squared_log_ratio"].tolist() == [0.0, 4.0]
     assert main([LOSS, "algorithm.options.tau=0.1"]) == 0
-    used = f"use it as algorithm.loss={LOSS} algorithm.options.tau=0.1\n"
-    assert capsys.readouterr().out.endswith(used)
     assert main([LOSS]) == 2
     why = "KeyError: 'tau'; if it is an option, give algorithm.options.tau=VALUE"
     assert why in capsys.readouterr().err
@@ -377,7 +372,6 @@ def test_options_of_a_reward_need_a_parameter(
 ) -> None:
     own = tmp_path / "without_options.py"
     own.write_text("def reward(episode):\n    return episode.outcome.rewards, ()\n")
-    assert main([f"{own}:reward"]) == 0
     assert main([f"{own}:reward", "reward.options.cost=1"]) == 2
     assert "it must have a parameter options, as in reward(ep" in capsys.readouterr().err
     with_cost = tmp_path / "with_cost.py"
