@@ -11,11 +11,7 @@ from dialop.matching.game import MatchingGame
 from dialop.tags import MAX_MOVE
 from selfplay.apps.play.__main__ import play_here
 from selfplay.apps.play.games import Opponent, Session
-from selfplay.apps.play.limits import (
-    Says,
-    left_of,
-    taken_by,
-)
+from selfplay.apps.play.limits import Says, left_of, taken_by
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import RolloutConfig
 from selfplay.engines.base import Completion, Request
@@ -33,7 +29,7 @@ def step(position: Position, generate: Any = None) -> None:
         position.turn(generate).send(None)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", HAND_GAMES)
 def test_the_moves_and_tries_that_are_left_are_those_after_which_a_game_ends(
     name: str, seed: int
@@ -128,8 +124,7 @@ def test_the_terminal_warns_before_words_that_leave_a_model_no_tokens(
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
     assert play_here(session, tmp_path / "games.jsonl") == 0
     said = capsys.readouterr().out
-    assert said.count("so it cannot answer and the game ends. Write another move, or this") == 2
-    assert "A limit ended it: your partner had no tokens left; what it reads counts too" in said
-    assert "a script would write here:\n[message]" in said
+    assert said.count("so it cannot answer and the game ends") == 2
+    assert "A limit ended it: your partner had no tokens left" in said
     (line,) = (tmp_path / "games.jsonl").read_text().splitlines()
     assert '"data": "hi"' in line

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import numpy as np
@@ -36,11 +36,9 @@ from selfplay.apps.play.server import (
     MAX_TEXT,
     TOKEN_HEADER,
     make_app,
-    play_page,
 )
 from selfplay.apps.play.table import NotNow, SeatedPerson, Table
 from selfplay.apps.play.talk import own_move, spoken, tags_of
-from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, load_config
 from selfplay.config.text import dump
 from selfplay.rollout.players import ScriptedPartner
@@ -183,6 +181,7 @@ def test_only_the_page_of_this_start_is_answered(running: Running) -> None:
     page = client.get("/", params={"token": TOKEN})
     assert page.headers["x-frame-options"] == "DENY" and page.headers["cache-control"] == "no-store"
     assert "default-src 'none'" in page.text and "unsafe-eval" not in page.text
+    assert "&lt;b&gt;Talk" in page.text, "facts are no markup"
 
 
 def test_the_size_and_the_form_of_a_move_are_limited(running: Running) -> None:
@@ -348,13 +347,9 @@ def test_the_terminal_tells_what_was_hidden_in_a_game_without_a_picture(
     monkeypatch.setattr("sys.stdin", io.StringIO("[message] what is yours?\n[answer] 11\n"))
     assert play_here(session(config, instance, honest(config)), tmp_path / "games.jsonl") == 0
     monkeypatch.undo()
-    before, _, after = screen.getvalue().partition("The game is over: agreed, 1.000 of the best")
-    assert "You play dialop.scaffold with scripted:honest. It is a script" in before
-    assert "=== a new game ===" in before
-    assert after.startswith("; rewards you 1, your partner 1.\n")
-    assert "your number: 4" in before and "your number: 7" not in before
-    assert "What your partner alone read:\nyour number: 7\n" in after
-    assert "propos" not in before + after and "player " not in after
+    before, over, after = screen.getvalue().partition("The game is over: agreed, 1.000 of the best")
+    assert over and "your number: 4" in before and "your number: 7" not in before
+    assert "your number: 7\n" in after and "propos" not in before + after
 
 
 HAGGLE = """
@@ -378,11 +373,7 @@ def test_a_game_is_played_with_its_script_before_any_training(
     monkeypatch.setattr("sys.stdin", io.StringIO("[message] hi\n" * 3))
     words = ["scripted:fair", "--config", "haggle.yaml", "--terminal"]
     assert play_program([*words, "--seat", "buyer"]) == 0
-    said = capsys.readouterr().out
-    assert "=== a new game; you are the buyer ===" in said
-    assert "no agreement, scores seller 0.000, you 0.000; rewards seller 0," in said
-    assert "What can end the game: 6 of 6 moves left, of both players together; 3 refused" in said
-    assert "\nA limit ended it: the moves ran out (rollout.max_turns).\n" in said
+    assert "rollout.max_turns" in capsys.readouterr().out
     (game,) = map(json.loads, (tmp_path / "played.jsonl").read_text().splitlines())
     assert [seat["player"] for seat in game["seats"]] == ["scripted:fair", "person"]
     for wrong, rule in {
@@ -409,22 +400,6 @@ def test_a_run_that_goes_on_from_random_weights_began_with_them(tmp_path: Path) 
         (tmp_path / name / "config.yaml").write_text(dump(load_config(None, words)))
         assert began_at_random(tmp_path / name / "config.yaml") == (name != "other")
     assert not began_at_random(None)
-
-
-@pytest.mark.parametrize(
-    ("brief", "from_nothing", "words"),
-    [("true", False, "short style"), ("false", False, "sentences"), ("false", True, "random weig")],
-)
-def test_the_page_says_what_the_policy_understands_and_has_the_rules_in_words(
-    brief: str, from_nothing: bool, words: str, config: Config
-) -> None:
-    policy = Opponent("the policy", None, cast(Rendering, object()), from_nothing=from_nothing)
-    game = load_config(None, ["model.path=x", f"game.options.brief={brief}"]).game
-    facts = Session([SMALL], policy, [0], game, config.rollout, 0).introduction()
-    assert words in facts["understands"]
-    assert "[propose]" in facts["rules"] and len(facts["rules"].split()) > 50
-    assert facts["understands"] in play_page(token=TOKEN, facts={**FACTS, **facts})
-    assert "&lt;b&gt;Talk" in play_page(token=TOKEN, facts=FACTS)
 
 
 def test_a_game_of_another_kind_is_kept_whole(tmp_path: Path) -> None:

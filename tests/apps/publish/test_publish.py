@@ -263,8 +263,13 @@ def test_an_odd_file_is_named(
     assert said in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["final/notes.json", "final/tokenizer.json", "code.txt"])
-@pytest.mark.parametrize("kind", ["link", "link to nothing", "folder", "pipe"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("link", name) for name in ("final/notes.json", "final/tokenizer.json", "code.txt")),
+        *((kind, "code.txt") for kind in ("link to nothing", "folder", "pipe")),
+    ],
+)
 def test_only_files_of_the_run_are_published(
     kind: str, name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

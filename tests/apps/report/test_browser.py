@@ -1,8 +1,6 @@
 """The page of a run in a real browser: filters, keys, tables, and texts that stay texts."""
 
-import re
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,6 @@ from playwright.sync_api import Page, expect
 
 from selfplay.apps.report.page import write_report
 from selfplay.apps.report.run_files import read_run
-from selfplay.metrics.run_folder import hold_run
 from tests.helpers.browser import one_browser, open_page
 from tests.helpers.run_folders import make_run, write_lines
 from tests.helpers.tiny_run import RUNS, finished
@@ -64,20 +61,6 @@ def test_filters_and_orders(address: str) -> None:
         assert 0 < num_errors <= len(scores(page)) == 12
         page.fill("#search", "onerror=alert")
         assert scores(page) == [-1.0]
-
-
-def test_a_proposal_is_drawn_on_the_table(address: str) -> None:
-    with open_page(address) as page:
-        page.select_option("#source", "before")
-        expect(page.locator(".pool .cell.chosen")).to_have_count(3)
-        expect(page.locator(".pool .cell.best")).to_have_count(3)
-        lost = [text.replace("−", "-") for text in page.locator(".pool .lost").all_inner_texts()]
-        shown = page.locator(".choices button[aria-pressed=true]").inner_text()
-        value = float(shown.split(": ")[1].split(" ")[0])
-        best = float(page.locator(".panel .who small", has_text="best").inner_text().split()[1])
-        # The worst game before self-play: its losses are the whole way to the best.
-        assert lost and best - value == -sum(float(text) for text in lost)
-        assert page.locator(".view").count() == 2
 
 
 def test_hostile_texts_stay_texts(address: str) -> None:
@@ -135,32 +118,3 @@ def test_a_point_of_a_curve_leads_to_its_games_and_a_link_to_one_survives_a_relo
         expect(page.locator(".group .card").first).to_have_attribute("aria-current", "true")
         page.evaluate("location.hash = '#game=nothing%'")
         expect(page.locator(".group .card").first).to_have_attribute("aria-current", "true")
-
-
-def test_the_page_of_a_run_that_goes_on_reloads_while_nobody_reads(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", num_games=1)
-    for running in (True, False):
-        if running:
-            (folder / "held_out_after.json").rename(tmp_path / "after.json")
-            with hold_run(folder):
-                write_report([read_run(folder)], folder / "report.html")
-        else:
-            (tmp_path / "after.json").rename(folder / "held_out_after.json")
-            write_report([read_run(folder)], folder / "report.html")
-        with open_page((folder / "report.html").as_uri()) as page:
-            page.clock.install()
-            page.reload()
-            if running:  # and when it is long overdue it only was
-                expect(page.locator(".state")).to_have_text("running")
-                page.evaluate("data.drawn -= data.due_s; age()")
-                expect(page.locator(".state")).to_have_text("was running")
-                page.reload()
-            page.evaluate("window.same = true")
-            page.clock.fast_forward(40_000)
-            page.keyboard.press("Escape")
-            page.clock.fast_forward(50_000)
-            assert page.evaluate("window.same")  # somebody pressed a key 50 seconds ago
-            expect(page.locator(".age")).to_have_text(re.compile(r"\(\d+ min ago\)"))
-            with page.expect_navigation() if running else nullcontext():
-                page.clock.fast_forward(30_000)
-            assert bool(page.evaluate("window.same")) == (not running)

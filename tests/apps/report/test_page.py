@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import random
-import re
 import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -20,13 +19,11 @@ from dialop.matching.board import best_pairs
 from dialop.matching.generate import MatchingRecipe
 from dialop.matching.kit import lost
 from selfplay.api.run import load_run
-from selfplay.apps.publish.card import card, read_results
 from selfplay.apps.report import refresh_report
 from selfplay.apps.report.__main__ import main
 from selfplay.apps.report.games import Texts, drawn_game, safe_json, seat_names, viewer_data
 from selfplay.apps.report.page import (
     compared_charts,
-    metric_lines,
     page_html,
     run_charts,
     scores_table,
@@ -43,7 +40,6 @@ from tests.helpers.tiny_run import RUNS, finished, run_tiny
 ROOT = Path(__file__).resolve().parents[3]
 
 generate = load_kit("matching").generate
-PARTNERS = "Score with partners that do not change"
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e"
 
@@ -110,7 +106,7 @@ def test_no_text_of_a_game_becomes_markup(tmp_path: Path) -> None:
     games[0]["turns"][0]["text"] = f"[message] {EVIL}"
     games[0]["turns"][0]["error"] = EVIL
     games[0]["seats"][0] |= {"player": EVIL, "user": EVIL, "system": EVIL}
-    games[0]["instance"] = EVIL
+    games[0] |= {"instance": EVIL, "judge": EVIL}
     write_lines(folder / "games.jsonl", games)
     html = page_html([read_run(folder)])
     parts = Parts(html)
@@ -168,11 +164,8 @@ def test_the_viewer_pairs_the_games_before_and_after(run: Path) -> None:
 def test_a_turn_shows_its_thoughts_apart_and_its_statements(run: Path) -> None:
     record = read_run(run).games[0]
     own = record["state"]["instance"]["table"][0][0]
-    log = record["state"]["play"]["log"]
-    record["state"]["play"]["log"] = [
-        {"seat": 0, "kind": "message", "text": f"Ava BLEU {own + 900}", "pairs": None},
-        *log[:0],
-    ]
+    said = {"seat": 0, "kind": "message", "text": f"Ava BLEU {own + 900}", "pairs": None}
+    record["state"]["play"]["log"] = [said]
     record["turns"] = [
         {
             "seat": 0,
@@ -196,21 +189,10 @@ def test_a_game_without_a_picture_keeps_its_talk(run: Path) -> None:
     """A game of another kind, with three seats, and one of an older version."""
     record = read_run(run).games[0]
     seats = [{"player": f"p{i}", "system": "rules", "user": f"view {i}"} for i in range(3)]
-    turn = {
-        "seat": 2,
-        "text": "0: [message] hi",
-        "error": None,
-        "observations": ["2: hi", "", ""],
-        "trained": True,
-    }
+    record |= {"seats": seats, "turns": [run_folders.turn(2, "0: [message] hi")]}
     for state in ({"game": "other", "x": 1}, {"game": "matching", "instance": {}}, None):
-        shown = drawn_game(
-            {**record, "seats": seats, "turns": [turn], "state": state},
-            "training",
-            0,
-            Texts(),
-            kit=load_kit("matching"),
-        )
+        game = record | {"state": state}
+        shown = drawn_game(game, "training", 0, Texts(), kit=load_kit("matching"))
         assert "board" not in shown and len(shown["seats"]) == 3
         assert shown["turns"][0]["text"] == "0: [message] hi"
 
@@ -263,9 +245,7 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(folder: Path) -> None:
     assert load_run(folder).metrics == load_run(folder).games == []
 
 
-def test_the_limit_of_a_page_counts_the_texts_of_its_games(
-    run: Path,
-) -> None:
+def test_the_limit_of_a_page_counts_the_texts_of_its_games(run: Path) -> None:
     files = read_run(run)
     whole = viewer_data([files])
     for record in files.games:
@@ -291,30 +271,14 @@ def test_runs_of_one_name_are_told_apart(small: Path) -> None:
     assert [run.name for run in told_apart([runs[0], runs[0]])] == ["tiny", "tiny"]
 
 
-def test_evaluations_are_drawn_as_they_are_and_steps_smoothed(folder: Path) -> None:
-    rows = [{"step": i, "score": 0.1 * i, "eval_score": 0.1 * i * i} for i in range(4)]
-    (folder / "metrics.jsonl").unlink(missing_ok=True)
-    write_lines(folder / "metrics.jsonl", rows)
-    run = read_run(folder)
-    step, evaluation = metric_lines(run, [("score", "a"), ("eval_score", "b")])
-    assert [y for _, y in step.points] != [row["score"] for row in rows]
-    assert [y for _, y in evaluation.points] == [row["eval_score"] for row in rows]
-
-
 def test_a_games_own_measures_have_curves_and_orders(folder: Path) -> None:
     """As counted move by move; shares that have a curve of their own have no second one."""
     known = {"statements": 2.0, "true_statements": 1.0, "mark": 0.5, "judged": 1.0}
     lies = [{**known, "lies_told": float(i)} for i in range(3)]
     steps = [{"step": i + 1, "score": 0.5, **lies[i]} for i in range(3)]
-    for name, lines in (
-        ("metrics.jsonl", steps),
-        (
-            "games.jsonl",
-            [run_folders.record() | {"episode": i, "measures": lies[i]} for i in range(3)],
-        ),
-    ):
-        (folder / name).unlink(missing_ok=True)
-        write_lines(folder / name, lines)
+    games = [run_folders.record() | {"episode": i, "measures": lies[i]} for i in range(3)]
+    write_lines(folder / "metrics.jsonl", steps)
+    write_lines(folder / "games.jsonl", games)
     run = read_run(folder)
     drawn = {chart.title: chart for chart in run_charts(run)}
     assert [y for _, y in drawn["Lies told"].lines[0]["points"]] == [0.0, 1.0, 2.0]
@@ -405,34 +369,6 @@ def test_a_proposal_shows_what_it_is_worth(name: str) -> None:
         assert [seat["role"] for seat in game["seats"]] == seat_names(kit.ROLES)
 
 
-@pytest.mark.parametrize(
-    ("equal", "more", "first"),
-    [
-        (True, {"mark": 0.5, "num_void": 0.0}, ["Score", PARTNERS, "Reward", "Talk", "Judge"]),
-        (False, {"num_void": 2.0}, [PARTNERS, "Reward", "Score", "Talk", "Void games"]),
-    ],
-)
-def test_what_a_run_measured_has_a_curve(
-    equal: bool, more: dict[str, float], first: list[str], folder: Path
-) -> None:
-    """Where seats are paid differently, what each is paid comes before the score."""
-    seen = {"reward": 0.65, "reward_std": 0.2, "reward/0": 0.7, "reward/1": 0.6, **more}
-    lines = [step_line(step) | seen for step in range(1, 13)]
-    lines[3] |= {"eval_score/scripted:fair": 0.5}
-    write_lines(folder / "metrics.jsonl", lines)
-    paid = [game | {"rewards": [0.5, 0.5 if equal else 1]} for game in read_run(folder).games]
-    write_lines(folder / "games.jsonl", [game | {"judge": "So-so.\n\x1b{}"} for game in paid])
-    charts = {chart.title: chart for chart in run_charts(read_run(folder))}
-    optional = {"Judge", "Void games", "Talk", *first}
-    assert [title for title in charts if title in optional] == first
-    lines_of = {title: [line["name"] for line in charts[title].lines] for title in charts}
-    assert lines_of[PARTNERS] == ["with scripted:fair", "by itself"]
-    assert lines_of["Reward"] == ["player 0", "player 1", "standard deviation of all"]
-    games = viewer_data([read_run(folder)])["games"]
-    told = {game["judge"] for game in games if game["source"] == "training"}
-    assert all(text.startswith("So-so. ") and "\x1b" not in text for text in told) and told
-
-
 def test_both_players_scores_stand_before_and_after_self_play(folder: Path) -> None:
     """Also where both scored the same before, and where no file has a difference: then neither."""
 
@@ -454,16 +390,6 @@ def test_both_players_scores_stand_before_and_after_self_play(folder: Path) -> N
         own[0], ("before", other, False, "0.250 [0.150, 0.350]"),
         own[1], ("after", other, False, high),
     ]  # fmt: skip
-    lines = card(
-        "me/x", load_config(folder / "config.yaml"), read_results(folder), code="", step=1
-    ).splitlines()
-    cells = [[part.strip() for part in line.split("|")[1:3]] for line in lines if "fair" in line]
-    assert cells == [
-        [f"{name}, before self-play", low],
-        [f"{name}, before self-play (the other player)", "0.250 [0.150, 0.350]"],
-        [f"{name}, after", low],
-        [f"{name}, after (the other player)", high],
-    ]  # fmt: skip
     assert shown(0.25) == own
 
 
@@ -472,14 +398,11 @@ def test_the_page_says_whose_run_it_is_and_whether_it_goes_on(folder: Path) -> N
     start = "started 2026-11-26 09:00:00 +0000\ncommit a\ncommand python train.py seed=3\n\n"
     (folder / "code.txt").write_text(start + start.replace("09:", "11:").replace("=3", "=4"))
     about = dict(read_run(folder).about)
-    assert about["model"] == "from scratch, qwen2 of width 32" and about["game"] == "matching"
     assert about["started"].startswith("2026-11-26 09") and about["command"].endswith("seed=4")
     assert read_run(folder).state == "stopped"
     with hold_run(folder):
         assert read_run(folder).state == "running"
-        html = page_html([read_run(folder)])
-    assert "python train.py seed=4" in html and re.search(r"step 12 of\s+12", html)
-    assert json.loads(html.split('id="data">')[1].split("<")[0])["running"]
+        assert data_of(page_html([read_run(folder)]))["running"]
     (folder / "held_out_after.json").write_text("{}")
     assert read_run(folder).state == "finished"
 
@@ -496,15 +419,6 @@ def test_a_page_is_late_after_three_times_the_runs_own_pace(folder: Path) -> Non
     assert read_run(folder).redrawn_s == 3 * 4 * 3.5 + 120
     write_lines(folder / "metrics.jsonl", [])
     assert read_run(folder).redrawn_s == 3600
-
-
-def test_the_page_shows_what_the_monitors_warned_of(folder: Path) -> None:
-    lines = [step_line(step) | {"messages": 0.6 if step < 20 else 0.01} for step in range(1, 40)]
-    write_lines(folder / "metrics.jsonl", lines)
-    (warning,) = [text for text in read_run(folder).warnings if "messages" in text]
-    assert "monitor 'warn if messages loses 75% over 10', step 27" in warning
-    assert warning.endswith("the mean of messages over 10 steps is 0.128, 79% below its first, 0.6")
-    assert "messages loses 75% over 10" in page_html([read_run(folder)])
 
 
 def test_the_games_of_a_group_have_what_they_were_worth_and_stand_once(folder: Path) -> None:
