@@ -9,12 +9,12 @@
         --games generated --num 256
 
 Prints tables, and writes them with example games to `evaluation.md` and `evaluation.json`. The
-settings are those of the checkpoint's run or of --config, else the defaults, which are the full
-matching game; key=value words override them.
+settings come from the checkpoint's run or --config, else from the defaults (the full matching
+game); key=value arguments override them.
 With --partners every checkpoint plays with itself, with the other checkpoints and with each
 partner, in both seats, and the report begins with the matrix.
 Under `torchrun --nproc-per-node 2 -- eval.py …` the games are spread over the ranks (without the
-two dashes torchrun takes --num for its own option). In Python `selfplay.evaluate` does the same
+two dashes torchrun takes --num as its own option). In Python, use `selfplay.evaluate`
 (docs/python.md).
 """
 
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import sys
 
-import selfplay  # noqa: F401  it sets how OpenMP waits, which torch reads when it is imported
+import selfplay  # noqa: F401  sets OpenMP's wait policy, which torch reads when it is imported
 from dialop.terminal import open_terminal
 
 if __name__ == "__main__":  # before the imports that need packages
@@ -47,7 +47,7 @@ from selfplay.errors import RunEnds, SettingsError
 
 
 def main(words: list[str] | None = None) -> int:
-    """Returns the exit status: 2 for bad arguments, which are found before weights are loaded."""
+    """Returns the exit status: 2 for invalid arguments, refused before weights are loaded."""
     try:
         plan = PARSED or parse_eval(words or [], __doc__ or "")
     except ValueError as error:
@@ -62,4 +62,4 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(record(main)())  # torchrun's summary then tells how a rank ended
+    sys.exit(record(main)())  # adds a failed rank's error to torchrun's summary

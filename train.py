@@ -3,9 +3,9 @@
     python train.py --config configs/talk.yaml [key=value ...]
     torchrun --nproc-per-node 2 train.py --config configs/talk.yaml
 
-One step: play games, turn them into advantages, update the policy, push its weights into the engine
-(`selfplay/step/`). Starting again in the same run folder goes on where the last checkpoint ended.
-In Python `selfplay.train` does the same (docs/python.md).
+One step: play games, compute advantages, update the policy, push its weights into the engine
+(`selfplay/step/`). The same command in the same run folder continues from the last checkpoint.
+In Python, use `selfplay.train` (docs/python.md).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import os
 import sys
 from pathlib import Path
 
-import selfplay  # noqa: F401  it sets how OpenMP waits, which torch reads when it is imported
+import selfplay  # noqa: F401  sets OpenMP's wait policy, which torch reads when it is imported
 from dialop.shown import first_cause, own_place
 from dialop.terminal import ENDING, Ended, open_terminal, show_error
 
 if __name__ == "__main__":  # before the imports that need packages
-    open_terminal("train.py", stopped="the same command goes on from what was saved")
+    open_terminal("train.py", stopped="the same command continues from the last save")
 
 # isort: split
 from selfplay.engines.sglang.fast import early
@@ -48,17 +48,17 @@ from selfplay.errors import OwnFault, RunEnds, SettingsError, own_fault
 from selfplay.metrics.run_folder import holds_run
 from selfplay.preflight.run import check_run
 
-STAYS = "what was saved before is complete, and the same command goes on from there"
+STAYS = "the last save is complete, and the same command continues from it"
 
 
 def ended_by_own(error: BaseException, folder: Path) -> int:
-    """Print an error of one's own code in one line; returns the exit status."""
+    """Print an error of the user's code as one line; returns the exit status."""
     show_error(typed("train.py"), error, folder if holds_run(folder) else None)
     return 1
 
 
 def main(words: list[str] | None = None) -> int:
-    """Set a run up or resume it, take its steps, and end it. Returns the exit status."""
+    """Start or resume a run, take its steps, and finish it. Returns the exit status."""
     try:
         asked, config = PARSED or parse_train(words or [], __doc__ or "")
         if asked.dry_run:
@@ -66,7 +66,7 @@ def main(words: list[str] | None = None) -> int:
             return 0
     except (ValueError, OSError) as error:
         return refused("train.py", error)
-    out, folder = Path(config.out), Path(config.out).absolute()  # also if it changes folders
+    out, folder = Path(config.out), Path(config.out).absolute()  # the user's code may chdir
     try:
         with start(config) as run:
             while run.num_done < config.steps:
@@ -90,7 +90,7 @@ def main(words: list[str] | None = None) -> int:
             raise
         reason = RunEnds(f"ended by {ended.name}; {STAYS}")
         return refused("train.py", reason, status=128 + ended)
-    except Exception as error:  # code of one's own may raise anything
+    except Exception as error:  # the user's code may raise anything
         if not own_place(error):
             raise
         return ended_by_own(error, folder)

@@ -1,9 +1,9 @@
-"""Check a function of your own before a run, with hand-made inputs (docs/your_method.md).
+"""Check your own function before a run, with hand-made inputs (docs/your_method.md).
 
     python -m selfplay.check my_loss.py:loss [--config FILE] [key=value ...]
 
-Its parameters say what it is. Prints a line for each check, and ends at the first that fails. A run
-with the function makes the same checks before it starts.
+The parameters show which setting the function is for. Prints one line per check, and stops at the
+first that fails. A run with the function makes the same checks before it starts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(words: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("name", metavar="FUNCTION", help="my_file.py:name, my_module:name or a built-in name")
     add("--config", type=Path, help="settings file (default: the defaults)")
-    about = "settings that win over the file's"
+    about = "settings that override the file's"
     add("overrides", nargs="*", default=[], metavar="key=value", help=about)
     try:
         asked = parser.parse_intermixed_args(words)

@@ -1,1 +1,1 @@
-"""The Python API, which `import selfplay` offers; `train.py` and `eval.py` are layers over it."""
+"""The Python API, exported by `import selfplay`; `train.py` and `eval.py` are built on it."""

@@ -1,4 +1,4 @@
-"""Held-out games and single games from Python, as tables and plain records."""
+"""Evaluations and single games from Python, as tables and plain records."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def evaluate(
     out: str | Path | None = None,
     **more: Any,
 ) -> Evaluated:
-    """Evaluate a policy, or several with `partners`, as `eval.py` does with the options of these
+    """Evaluate a policy, or several with `partners`, as `eval.py` does with options of the same
     names, and write the same report.
 
     `policy` is a run, its folder, a Hugging Face folder or name. Under torchrun every rank must
@@ -75,7 +75,7 @@ def evaluate(
 
     Raises:
         SettingsError: for players, games or settings that cannot be used.
-        RunEnds: if all games are void, an engine is lost or the report cannot be written.
+        RunEnds: if all games are aborted, an engine is lost or the report cannot be written.
     """
     with refusing():
         plan = EvalPlan(
@@ -107,11 +107,11 @@ def play(
 ) -> list[dict[str, Any]]:
     """The first `num` games of a player, each in full, as records of games.jsonl.
 
-    `player` is a policy as `evaluate` takes it, or `scripted:NAME`; then `config` gives the game,
-    as the settings of a run do. With `partner` a policy has its seats in turn, a script seat 0.
+    `player` is a policy as in `evaluate`, or `scripted:NAME` with the game in the settings
+    `config`. With `partner`, a policy plays its seats in turn, a script seat 0.
 
     Raises:
-        SettingsError, RunEnds: as `evaluate` does.
+        SettingsError, RunEnds: as `evaluate`.
     """
     words = override_words(overrides, more)
     is_script = isinstance(player, str) and player.startswith(f"{SCRIPTED}:")
@@ -142,7 +142,7 @@ def _scripted_games(
         for text in filter(None, (str(plan.runs[0]), plan.partner)):
             spec = parse_spec(text, game.kit.SCRIPT_NAMES)
             if spec.kind != SCRIPTED:
-                raise ValueError(f"partner of a script must be a script, got {text}")
+                raise ValueError(f"a script's partner must be a script, got {text}")
             game.kit.make_script(spec.argument, seed=0)
             names.append(spec.argument)
         found = find_games(
@@ -155,7 +155,7 @@ def _scripted_games(
 
 
 def evaluate_plan(plan: EvalPlan) -> Evaluated:
-    """Play what is asked, and write its report; rank 0 writes. Raises as `evaluate`."""
+    """Play the plan's games; rank 0 writes the report. Raises as `evaluate`."""
     with ExitStack() as cleanup:
         found = _Evaluation(plan, cleanup)
         rows, matches = found.play(), found.matches
@@ -172,13 +172,13 @@ def evaluate_plan(plan: EvalPlan) -> Evaluated:
                 write_atomically(matches.out / "config.yaml", dump(matches.config))
             except OSError as error:
                 print(report, flush=True)
-                raise RunEnds(f"{error}; the tables are printed alone") from error
+                raise RunEnds(f"{error}; the tables are printed but not saved") from error
     return report
 
 
 class _Evaluation:
-    """An evaluation of which everything is found and checked, and no weights are loaded. Raises
-    SettingsError for what cannot be used."""
+    """A checked evaluation that has not loaded weights yet. Raises SettingsError for invalid
+    input."""
 
     def __init__(self, plan: EvalPlan, cleanup: ExitStack) -> None:
         with refusing():
@@ -209,12 +209,12 @@ class _Evaluation:
                 start=find_start(plan.start),
                 imitated=imitated_boards(sources),
             )
-            # Scored before hours of play, so that a record that cannot be read ends nothing later.
+            # Before hours of play, so that an unreadable record cannot end the evaluation later.
             records, instances = self.games.records, self.games.instances
             people = evaluate_people(records, instances, config.game) if records else None
             self._people = {PEOPLE: people} if people is not None else {}
             self._policies = _find_policies(matches, plan.overrides, self.games, self.world)
-            self.code = own_code(played_names(config)).digests  # it may change while games go on
+            self.code = own_code(played_names(config)).digests  # now: it may change during play
             if self.world.rank == 0:
                 tell_code(config, None if matches.rows else matches.players[0].source)
 
@@ -241,29 +241,29 @@ class _Evaluation:
 
 
 def _settings_file(config: object) -> Path | None:
-    """Raises ValueError for another type than that of a file."""
+    """Raises ValueError unless it is a path, a name or None."""
     if not isinstance(config, str | Path | None):
         kind = "a mapping" if isinstance(config, Mapping) else repr(config)
-        raise ValueError(f"config of a policy must be a file or the name of one, got {kind}")
+        raise ValueError(f"a policy's config must be a file or its name, got {kind}")
     return None if config is None else Path(config)
 
 
 def _temperatures(given: Any) -> list[Any]:
-    """One or several, as floats; what is no number stays, for `EvalPlan` to refuse."""
+    """One or several, as floats; `EvalPlan` refuses anything else."""
     listed = isinstance(given, Sequence) and not isinstance(given, str)
     several = list(given) if listed else [given]
     return [float(each) if isinstance(each, Real) else each for each in several]
 
 
 def _folders(policy: Policy | Sequence[Policy]) -> list[Path]:
-    """The folders of policies. Raises SettingsError for a run whose policy is not saved."""
+    """The policies' folders. Raises SettingsError for a run whose policy is not saved."""
     policies = policy if isinstance(policy, Sequence) and not isinstance(policy, str) else [policy]
     for one in policies:
         if not isinstance(one, SavedRun | str | Path):
             raise SettingsError(f"a policy must be a run, a folder or a name, got {one!r}")
         if isinstance(one, OpenRun) and one.takes_steps:
             raise SettingsError(
-                f"{one.folder} is open and its policy is not saved; call its evaluate, or finish it"
+                f"{one.folder} is open and its policy is not saved; call its evaluate or finish"
             )
     return [one.folder if isinstance(one, SavedRun) else Path(one) for one in policies]
 
@@ -271,8 +271,8 @@ def _folders(policy: Policy | Sequence[Policy]) -> list[Path]:
 def _find_policies(
     matches: Matches, overrides: Sequence[str], games: Games, world: World
 ) -> dict[str, tuple[Config, Rendering]]:
-    """The settings and the rendering of each policy, by label. Raises ValueError for a model that
-    the engine cannot play, and for games whose prompts leave no room for a reply."""
+    """The settings and the rendering of each policy by label. Raises ValueError for a model that
+    the engine cannot run, and for games whose prompts leave no room for a reply."""
     policies = {}
     for player in matches.players:
         if player.source is None:
@@ -282,7 +282,7 @@ def _find_policies(
         rendering = read_rendering(config.model, config.game, seed=config.seed)
         warn_of_template(rendering, str(weights), world)
         described = AutoConfig.from_pretrained(described_in(weights))
-        # A run checked its family before it trained. SGLang has families of its own.
+        # A run has checked its family before training. SGLang supports its own list of families.
         if player.source.settings is None and engine_kind(config.engine.kind).in_trainer:
             why = check_copy(described, engine=True)
             if why is not None:
@@ -304,8 +304,8 @@ def _find_policies(
 
 
 def _roles_of(rows: Iterable[Row], game: GameConfig) -> dict[str, list[str]]:
-    """Who has which role, of a game of several roles in which the policy does not have all: where a
-    script cannot play the role that is left, the game chooses another one."""
+    """The player of each role, if the policy plays only some of several roles. A game may replace a
+    script that cannot play the remaining role."""
     roles = game.kit.ROLES
     seatings = dict.fromkeys(
         tuple(seat["player"] for seat in played["seats"]) for row in rows for played in row.games
@@ -321,7 +321,7 @@ def _roles_of(rows: Iterable[Row], game: GameConfig) -> dict[str, list[str]]:
 def _facts_of(
     plan: EvalPlan, matches: Matches, games: Games, code: dict[str, str]
 ) -> dict[str, Any]:
-    """What the report says above its tables."""
+    """The facts above the report's tables."""
     weights = {p.label: str(p.source.weights) for p in matches.players if p.source}
     own = {
         "checkpoint": str(plan.runs[0]) if plan.runs else None,

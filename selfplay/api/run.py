@@ -1,7 +1,7 @@
-"""Runs from Python: one that is open takes steps, one on disk is read.
+"""Runs from Python: an open run takes steps, a saved one is read.
 
-Every error is an exception whose text is one line: SettingsError for what cannot be used, RunEnds
-for a check that ends a run.
+Every error is an exception with a message of one line: SettingsError for invalid input, RunEnds for
+a check that ends a run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dialop.specs import nearest
 from selfplay.checkpoint import export_final
 from selfplay.config import Config, load_config
 from selfplay.config.load import load, override_words
-from selfplay.config.own_code import beside, copies_of
+from selfplay.config.own_code import changed_originals, copies_of
 from selfplay.config.play import check_num_games, check_temperature
 from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.distributed import World, close_world
@@ -42,8 +42,8 @@ from selfplay.step.run import Run
 
 @contextmanager
 def outside_event_loop() -> Iterator[None]:
-    """Let this thread run event loops, as games do, in a notebook too: Jupyter runs a cell inside a
-    loop of its own, and Python allows one."""
+    """Let games run an event loop in this thread also in a notebook: Jupyter runs each cell inside
+    its own loop, and Python allows only one."""
     loop = asyncio._get_running_loop()
     task = asyncio.current_task() if loop is not None else None
     if loop is None or task is None:
@@ -58,7 +58,7 @@ def outside_event_loop() -> Iterator[None]:
         asyncio.tasks._enter_task(loop, task)
 
 
-# The settings that a step reads anew; of others `start` has made the parts of the run.
+# The settings that each step reads; `start` has built the run's parts from the others.
 OF_A_STEP = (
     *("rollout.temperature", "optim.lr", "algorithm.kl", "algorithm.entropy", "algorithm.options"),
     *("algorithm.clip_low", "algorithm.clip_high", "algorithm.dual_clip"),
@@ -76,7 +76,7 @@ def _numbers(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
 
 
 class SavedRun:
-    """What a run has written to its `folder` so far; each property reads it anew."""
+    """What a run has written to its `folder` so far; each property reads the files again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -86,12 +86,12 @@ class SavedRun:
 
     @property
     def config(self) -> Config:
-        """The settings, every key."""
+        """All settings."""
         return load(Config, self.folder / "config.yaml")
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl, one for each finished step."""
+        """The lines of metrics.jsonl, one per finished step."""
         return self._records("metrics.jsonl")
 
     @property
@@ -107,7 +107,7 @@ class SavedRun:
 
     @property
     def before(self) -> dict[str, Any] | None:
-        """The held-out games before self-play, a row for each kind of player; None if not played:
+        """The held-out games before self-play, one row per kind of player; None if not played:
         "sampled", "greedy" and "sampled with PARTNER" for the policy, and "scripted:NAME" for each
         scripted baseline of the game."""
         return self._held_out("before")
@@ -136,7 +136,7 @@ class SavedRun:
 class OpenRun(SavedRun):
     """A run with its engine and its learner in this process, until `close` or the end of `with`.
 
-    `num_done` counts its finished steps, those before a resume included. It locks its folder.
+    `num_done` counts its finished steps, also from before a resume. It locks its folder.
     """
 
     def __init__(self, parts: Run, cleanup: ExitStack) -> None:
@@ -148,31 +148,31 @@ class OpenRun(SavedRun):
 
     @property
     def parts(self) -> Run:
-        """What a step works with: `parts.learner.model` is the policy, `parts.tokenizer` its
+        """The parts of a step: `parts.learner.model` is the policy, `parts.tokenizer` its
         tokenizer. Raises SettingsError if the run is closed."""
         if self._parts is None:
-            raise SettingsError(f"{self.folder} is closed; start the run again to go on")
+            raise SettingsError(f"{self.folder} is closed; start the run again to continue")
         return self._parts
 
     @outside_event_loop()
     def step(self, overrides: Mapping[str, Any] | None = None) -> Step:
         """Take the next step: play, credit, update, measure, push (`take_step`).
 
-        `overrides` are settings by dotted key that this step alone has, those of OF_A_STEP. Its
-        line of metrics.jsonl has the numbers by these keys.
+        `overrides` are settings of only this step by dotted key, from OF_A_STEP. Its line of
+        metrics.jsonl has their numbers under these keys.
 
         Raises:
             SettingsError: for other overrides; or if the settings have no step left, an earlier
-                call has ended the run, or a loss of one's own fails after some of the step's
-                optimizer steps, which leaves the step unsaved.
-            RunEnds: for a check that ends the run, after its state is saved; an OwnFault for code
-                of one's own.
+                call has ended the run, or a custom loss fails after some of the step's optimizer
+                steps, which leaves the step unsaved.
+            RunEnds: for a check that ends the run, after its state is saved; an OwnFault for
+                custom code.
         """
         settings = self.parts.config
         if self.num_done >= settings.steps:
             raise SettingsError(
-                f"steps must be above {self.num_done}, which {self.folder} has made, to take "
-                f"another step, got {settings.steps}"
+                f"steps must be above {self.num_done}, the finished steps of {self.folder}, to "
+                f"take another step, got {settings.steps}"
             )
         changed = self._with(overrides) if overrides else self.parts
         with self._ending_at_an_error("step"):
@@ -183,12 +183,12 @@ class OpenRun(SavedRun):
         return step
 
     def _with(self, overrides: Mapping[str, Any]) -> Run:
-        """The parts, whose settings have these values."""
+        """The parts with these settings replaced."""
         words, parts = override_words(overrides), self.parts
         for key in overrides:
             if not any(key == name or key.startswith(f"{name}.") for name in OF_A_STEP):
                 raise SettingsError(
-                    f"a step's overrides must be of {', '.join(OF_A_STEP)}, got {key}"
+                    f"a step's overrides must be among {', '.join(OF_A_STEP)}, got {key}"
                     f"{nearest(key, OF_A_STEP)}"
                 )
         given = load(Config, self.folder / "config.yaml", words)
@@ -197,13 +197,8 @@ class OpenRun(SavedRun):
                 "algorithm.kl must be above 0 at the run's start to load a reference, got "
                 f"{parts.config.algorithm.kl:g} there and {given.algorithm.kl:g} in a step"
             )
-        config = replace(
-            parts.config,
-            rollout=given.rollout,
-            algorithm=given.algorithm,
-            reward=given.reward,
-            optim=given.optim,
-        )
+        changeable = ("rollout", "algorithm", "reward", "optim")
+        config = replace(parts.config, **{name: getattr(given, name) for name in changeable})
         policies = [replace(policy, config=config) for policy in parts.policies]
         changed = dict(_numbers(overrides))
         return replace(parts, config=config, policies=policies, changed=changed)
@@ -212,11 +207,11 @@ class OpenRun(SavedRun):
     def evaluate(
         self, num: int | None = None, *, temperature: float | None = None
     ) -> dict[str, Any]:
-        """Play the first `num` held-out games with the policy as it is now; None means
+        """Play the first `num` held-out games with the current policy; None means
         eval.final_games. `temperature` None samples as in training, 0 is greedy.
 
-        Returns a row as those of `before` and `after`. Raises SettingsError for a number or a
-        temperature that cannot be; the run goes on then.
+        Returns a row as in `before` and `after`. Raises SettingsError for an invalid number or
+        temperature, which does not end the run.
         """
         with refusing():
             if num is not None:
@@ -242,14 +237,14 @@ class OpenRun(SavedRun):
 
     @property
     def takes_steps(self) -> bool:
-        """Whether it is open and no call has ended it."""
+        """Whether the run is open and no call has ended it."""
         return self._parts is not None and self._ended_by is None
 
     @outside_event_loop()
     def finish(self) -> None:
-        """End the run here: play the held-out games, draw the page, export the policy to `final/`.
+        """End the run now: play the held-out games, write the page, export the policy to `final/`.
 
-        If the settings have steps left, they are left for a later start: a checkpoint is saved.
+        If the settings have steps left, a checkpoint is saved, and a later start takes them.
         """
         with self._ending_at_an_error("finish") as parts:
             check_place(parts)
@@ -275,7 +270,7 @@ class OpenRun(SavedRun):
             self._ended_by = "finish has ended it"
 
     def close(self) -> None:
-        """Free the engine, the learner and their memory, and unlock the folder. Without `finish`
+        """Free the engine, the learner and their memory, and unlock the folder. Without `finish`,
         the steps after the last checkpoint are lost."""
         self.__exit__(None, None, None)
 
@@ -289,25 +284,25 @@ class OpenRun(SavedRun):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._parts is not None and self._ended_by is None and kind is None:
-            for observer in self._parts.observers:
+        if self.takes_steps and kind is None:
+            for observer in self.parts.observers:
                 observer.close()
         self._parts = None
         self._cleanup.__exit__(kind, error, trace)
 
     @contextmanager
     def _ending_at_an_error(self, what: str) -> Iterator[Run]:
-        """The parts, for a call that leaves no usable run if it is interrupted."""
+        """The parts, for a call that ends the run if it raises."""
         parts = self.parts
         if self._ended_by is not None:
             raise SettingsError(
                 f"{self.folder} takes no more steps, because {self._ended_by}; close it, and start "
-                "it again to go on from what was saved"
+                "it again to continue from its last save"
             )
         try:
             yield parts
         except BaseException as error:
-            # Its text, since its traceback would hold the memory of the step.
+            # Only its name: its traceback would keep the step's memory alive.
             self._ended_by = f"{what} was ended by {type(error).__name__}"
             raise
 
@@ -316,17 +311,12 @@ Given = Config | str | Path | Mapping[str, Any]
 
 
 @outside_event_loop()
-def start(
-    config: Given,
-    overrides: Mapping[str, Any] | None = None,
-    **more: Any,
-) -> OpenRun:
+def start(config: Given, overrides: Mapping[str, Any] | None = None, **more: Any) -> OpenRun:
     """Open the run in `config.out`: check everything, warm start, start the engine, play the
-    held-out games before self-play; or go on after its last checkpoint.
+    held-out games before self-play; or continue after its last checkpoint.
 
-    `config` is a file, the name of a shipped one, or a mapping of what a file would hold.
-    `overrides` are values by dotted key, `more` those of undotted keys. Under torchrun every rank
-    must call.
+    `config` is a file, the name of a shipped one, or a mapping of a file's values. `overrides` are
+    values by dotted key, `more` by undotted key. Under torchrun every rank must call.
 
     Raises:
         SettingsError: for settings, files or a machine that cannot be used.
@@ -334,7 +324,7 @@ def start(
     if not isinstance(config, Config):
         config = load_config(config, override_words(overrides, more))
     elif overrides or more:
-        raise SettingsError("overrides need a file, a name or a mapping, got a finished Config")
+        raise SettingsError("overrides need a file, a name or a mapping, got a Config")
     with ExitStack() as cleanup:
         with refusing():
             cleanup.callback(early.end)
@@ -344,12 +334,8 @@ def start(
         return OpenRun(set_up(config, world, cleanup, rendering), cleanup.pop_all())
 
 
-def train(
-    config: Given,
-    overrides: Mapping[str, Any] | None = None,
-    **more: Any,
-) -> SavedRun:
-    """Make all steps of the run that `start` opens with these arguments, and end it."""
+def train(config: Given, overrides: Mapping[str, Any] | None = None, **more: Any) -> SavedRun:
+    """Take all steps of the run that `start` opens with these arguments, and end it."""
     with start(config, overrides, **more) as run:
         while run.num_done < run.parts.config.steps:
             run.step()
@@ -358,17 +344,17 @@ def train(
 
 
 def load_run(folder: str | Path) -> SavedRun:
-    """The run in a folder, to read. Raises SettingsError for a folder that holds none."""
+    """The run in a folder, to read. Raises SettingsError for a folder without a run."""
     if not isinstance(folder, str | Path) or not (Path(folder) / "config.yaml").is_file():
-        raise SettingsError(f"{folder} must be the folder of a run, which holds config.yaml")
-    if (home := copies_of(Path(folder) / "config.yaml")) and (line := beside(home)):
+        raise SettingsError(f"{folder} must be a run folder with a config.yaml")
+    if (home := copies_of(Path(folder) / "config.yaml")) and (line := changed_originals(home)):
         print(line, flush=True)
     return SavedRun(Path(folder))
 
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Raise what is found to be unusable inside it as a SettingsError of one line."""
+    """Turn a ValueError or an OSError inside it into a SettingsError of one line."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -376,7 +362,7 @@ def refusing() -> Iterator[None]:
 
 
 def join_world(config: Config, cleanup: ExitStack) -> World:
-    """Join the process groups until `cleanup`. After an error the ranks of several stay in them,
+    """Join the process groups until `cleanup`. After an error, one of several ranks stays in them,
     because others may still wait there."""
     world = open_world(config, cleanup)
 

@@ -1,4 +1,4 @@
-"""Programs beside the trainer: they read run folders and games, and no step of training needs them.
+"""Programs that read run folders and games; no training step needs them.
 
-What one of them needs beyond the trainer is an extra in `pyproject.toml`, imported when it is used.
+Their additional dependencies are extras in `pyproject.toml`, imported when used.
 """

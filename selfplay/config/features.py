@@ -1,5 +1,4 @@
-"""Settings that a feature declares itself: a section of its own, those of each method, and those
-of the kind of engine."""
+"""Settings that features declare: some sections, each method's settings, and each engine kind's."""
 
 from __future__ import annotations
 
@@ -28,13 +27,13 @@ SECTIONS = {
 
 
 def context_of(info: ValidationInfo) -> Mapping[str, Any]:
-    """`declared` collects the classes that features add with the names of their sections. Without
-    `imports` code of one's own is not imported, and its settings stay as given (`load`)."""
+    """`declared` collects the classes that features add, with their sections' names. Without
+    `imports` the user's code is not imported, and its settings stay as given (`load`)."""
     return info.context or {"declared": [], "imports": True}
 
 
 def typed(kind: Any, home: str, given: Any, context: Mapping[str, Any]) -> Any:
-    """The settings of the section `home` as the class that declares them."""
+    """The settings of the section `home` as an instance of the class that declares them."""
     if isinstance(given, kind):
         return given
     context["declared"].append((kind, home))
@@ -48,8 +47,8 @@ def section_class(name: str) -> Any:
 
 
 def typed_methods(given: Mapping[str, Any], advantage: str, info: ValidationInfo) -> dict[str, Any]:
-    """The settings of each method that is on, by its name: those with a value other than off, and
-    the one that `algorithm.advantage` names."""
+    """The settings of each enabled method by name: each that is given and not off, and the one
+    that `algorithm.advantage` names."""
     on = {name: of for name, of in given.items() if of is not None and of is not False}
     on = {name: {} if of is True else of for name, of in on.items()}
     if advantage in PLUGINS[METHODS].built_in:
@@ -70,11 +69,11 @@ def typed_methods(given: Mapping[str, Any], advantage: str, info: ValidationInfo
 
 
 def typed_engine(given: Any, base: Any, info: ValidationInfo) -> Any:
-    """The settings of the engine as those of its kind, which extend `base`. Another built-in kind's
-    settings are left out.
+    """The settings of the engine as its kind's class, which extends `base`. Settings of another
+    built-in kind are ignored.
 
     Raises:
-        ValueError: for a switch or a choice of another kind that is on.
+        ValueError: for a switch or a choice of another kind that is not at its default.
     """
     context, kind = context_of(info), base
     if isinstance(given, base):
@@ -103,14 +102,14 @@ def typed_engine(given: Any, base: Any, info: ValidationInfo) -> Any:
 
 
 def _of_engines() -> list[Any]:
-    """The fields of the settings of each built-in kind of engine."""
+    """The fields of each built-in engine's settings."""
     kinds = (options_class(ENGINE, name) for name in PLUGINS[ENGINE].built_in)
     return [field for kind in kinds for field in fields(kind)]
 
 
 def all_described(config: Any) -> list[Described]:
-    """Every key of the settings as text: those of `config` with the sections of features, those of
-    each built-in method and play, and those that only one kind of engine has."""
+    """Every key of the settings as text: of `config` with the features' sections, of each built-in
+    method and play, and of each engine kind alone."""
     entries = []
     for entry in described(config):
         kind = section_class(entry.name) if entry.name in SECTIONS else None

@@ -37,8 +37,8 @@ class ScratchConfig:
     tokenizer_games: int = Field(default=500, ge=1, le=100_000)
     """scripted games whose text trains the tokenizer"""
     split_lines: bool = False
-    """make a line of a proposal, such as "column: row", two tokens instead of one where the
-    game's texts are short; small models then see which row of a large table is taken"""
+    """encode a proposal line, such as "column: row", as two tokens instead of one if the game's
+    texts are short; small models then see which row of a large table is taken"""
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -67,7 +67,7 @@ class LoraConfig:
         default=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
         min_length=1,
     )
-    """linear layers of each block that get an adapter; model.lora=null trains all weights"""
+    """linear layers of each block that have an adapter; model.lora=null trains all weights"""
 
 
 @dataclass(frozen=True, slots=True, config=RULES)
@@ -79,29 +79,28 @@ class ModelConfig:
     scratch: ScratchConfig | None = None
     """architecture of a model with random initial weights"""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """dtype of computation"""
+    """compute dtype"""
     chat_template: dict[str, object] = Field(default_factory=dict)
     """extra arguments for the chat template, such as enable_thinking"""
     lora: LoraConfig | None = None
     """LoRA adapters; null trains all weights"""
     liger: bool = True
     """use Liger's fused RMSNorm, RoPE and SwiGLU kernels if a GPU and the package are
-    present"""
+    available"""
 
 
 @dataclass(frozen=True, slots=True, config=RULES)
 class EngineConfig:
-    """The inference engine that generates the policy's turns. Its kind has settings of its own
-    beside these: those of hf and sglang are in `selfplay/engines/options.py`."""
+    """The inference engine that generates the policy's turns. Each kind adds its own settings: see
+    `selfplay/engines/options.py` for hf and sglang."""
 
     kind: str = "hf"
-    """hf generates with transformers in the trainer's process; sglang starts SGLang; or a class of
-    your own as my_file.py:Name"""
+    """hf generates with transformers in the trainer's process; sglang starts SGLang; or your own
+    class as my_file.py:Name"""
     max_batch: int = Field(default=512, ge=1, le=65_536)
-    """most games that the hf engine plays, and most prompts that it generates, at once; most
-    requests that SGLang runs at once"""
+    """most concurrent games and prompts of the hf engine; most concurrent requests of SGLang"""
     tp_size: int = Field(default=1, ge=1, le=1_024)
-    """tensor-parallel size of SGLang: number of neighbouring ranks that share one engine"""
+    """tensor-parallel size of SGLang: number of adjacent ranks that share one engine"""
     timeout_s: float = Field(default=600.0, ge=1.0, le=86400.0)
     """seconds to wait for the engine's answer to a generation or weight-sync request before the
     engine is restarted"""
@@ -117,17 +116,18 @@ class EngineConfig:
 
     @property
     def copies(self) -> int:
-        """The engines on one GPU, each with a copy of the weights."""
+        """The number of engines on one GPU, each with a copy of the weights."""
         return 1
 
     @property
     def kernels(self) -> str:
-        """The module with whose kernels the trainer computes too, bit for bit; "" for its own."""
+        """The module of the engine's kernels, if the trainer uses them for bit-equal log-probs; ""
+        for the trainer's own kernels."""
         return ""
 
     @property
     def device_map(self) -> Literal["auto"] | None:
-        """Over which devices the model is split outside of training; None: it is on one."""
+        """How the model is split over devices outside of training; None: it is on one device."""
         return None
 
 
@@ -141,9 +141,9 @@ class ParallelConfig:
     """FSDP size: ranks that shard parameters and split the batch; null is all ranks divided by
     tp"""
     offload: Literal["none", "optimizer", "all"] = "none"
-    """what is in host memory during the rollout, besides the reference model: the optimizer
-    state, or all, the master weights too; with all, the log-probs of engine and trainer are
-    compared only in the update"""
+    """what is in host memory during the rollout, in addition to the reference model: the optimizer
+    state, or all, which includes the master weights; with all, the log-probs of engine and trainer
+    are compared only in the update"""
     checkpointing: Literal["none", "half", "full"] = "none"
     """activation checkpointing: full recomputes each layer's activations in the backward
-    pass, half those of every second layer"""
+    pass, half every second layer's"""

@@ -10,9 +10,9 @@ from pydantic.dataclasses import dataclass
 from selfplay.config.plugins import PLUGINS, check_name
 from selfplay.config.schema import RULES
 
-# Methods whose baseline is of the sample's own group. Their groups need two members, and those with
-# zero variance have no gradient and are dropped. Other methods keep them, because a group can
-# differ from the batch or the moving average.
+# Estimators with the baseline of the sample's own group. Their groups need two members, and
+# zero-variance groups have no gradient and are dropped. Other estimators keep these groups, which
+# can differ from the batch or the moving average.
 COMPARED_IN_GROUPS = ("grpo", "dr_grpo", "rloo", "turns")
 Aggregation = Literal["token_mean", "sequence_mean"]
 
@@ -25,14 +25,14 @@ class AlgorithmConfig:
     """advantage estimator: grpo (group mean and standard deviation), dr_grpo (group mean), rloo
     (mean of the other group members), turns (for each turn the others' mean at this turn),
     reinforce_pp (batch mean and standard deviation), ema (moving average for each role), ppo
-    (critic and GAE, with methods.ppo), or a function of your own as my_file.py:name
+    (critic and GAE, with methods.ppo), or your own function as my_file.py:name
     (docs/your_method.md)"""
     advantage_eps: float = Field(default=1e-4, ge=0.0, le=1000.0)
     """added to the standard deviation that divides advantages; a larger value damps groups with
     almost no variance"""
     loss: str = "clip"
     """policy loss: clip (PPO's clipped token ratios), gspo (clipped sequence ratios), cispo
-    (clipped ratios as constant weights), reinforce (no ratios), or a function of your own as
+    (clipped ratios as constant weights), reinforce (no ratios), or your own function as
     my_file.py:name (docs/your_method.md)"""
     clip_low: float = Field(default=0.2, ge=0.0, le=1.0)
     """lower clip range: ratios are clipped below at 1 - clip_low"""
@@ -43,8 +43,8 @@ class AlgorithmConfig:
     and gspo); 0 turns it off"""
     aggregation: Annotated[int, Field(ge=1, le=10_000_000)] | Aggregation = "token_mean"
     """token_mean: mean over all tokens; sequence_mean: mean over sequences of each sequence's
-    token mean; a number of tokens: mean over sequences of each one's token sum, divided by it
-    whatever the sequence's length"""
+    token mean; a number of tokens: mean over sequences of each one's token sum divided by this
+    number"""
     entropy: float = Field(default=0.0, ge=0.0, le=1000.0)
     """coefficient of the entropy bonus"""
     kl: float = Field(default=0.0, ge=0.0, le=1000.0)
@@ -53,11 +53,11 @@ class AlgorithmConfig:
     """KL estimator; with _ratio the KL term is multiplied by the token's ratio, which makes its
     gradient unbiased (docs/kl.md)"""
     minibatches: int = Field(default=1, ge=1, le=10_000)
-    """minibatches, each one optimizer step, that a rollout is split into"""
+    """minibatches that a rollout is split into, one optimizer step each"""
     epochs: int = Field(default=1, ge=1, le=1_000_000)
     """passes over each rollout"""
     options: dict[str, object] = Field(default_factory=dict)
-    """settings of a loss or advantage of your own, which reads them as algorithm.options[NAME]"""
+    """settings of your own loss or advantage, which reads them as algorithm.options[NAME]"""
 
     @field_validator("advantage", "loss")
     @classmethod
@@ -66,7 +66,7 @@ class AlgorithmConfig:
 
     @property
     def groups(self) -> bool:
-        """Whether samples are compared within their groups, as a function of one's own may do."""
+        """Whether samples are compared within their groups, as a custom function may do."""
         built_in = PLUGINS["algorithm.advantage"].built_in
         return self.advantage in COMPARED_IN_GROUPS or self.advantage not in built_in
 
@@ -101,4 +101,4 @@ class OptimConfig:
     tokens_per_microbatch: int = Field(default=16_384, ge=16, le=10_000_000)
     """packed tokens per forward and backward pass"""
     share_prefixes: bool = True
-    """compute a prefix that samples share, such as the prompt of a group, once"""
+    """compute a prefix that samples share, such as a group's prompt, only once"""

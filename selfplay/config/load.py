@@ -1,9 +1,9 @@
 """Reads settings: YAML files, mappings and `key.sub=value` overrides, checked by pydantic.
 
 A file or a mapping may extend another with `base: FILE`, a path relative to itself or the name of
-a file that ships with the project. Mappings merge key by key; any other value is replaced. Every
-mistake is a SettingsError of one line: the file and line or the override, the key, the rule, the
-value, and the nearest valid choice.
+a shipped file. Mappings merge key by key; any other value is replaced. Every mistake raises a
+SettingsError of one line: the file and line or the override, the key, the rule, the value, and the
+nearest valid choice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError, with_config
 
 from dialop.specs import nearest
-from selfplay.config.moved import MOVED, of_today
+from selfplay.config.moved import MOVED, migrated
 from selfplay.config.own_code import Code, with_code
 from selfplay.config.schema import RULES, join, names_of
 from selfplay.config.secrets import hidden, names_key
@@ -29,11 +29,11 @@ from selfplay.config.text import Loader, show
 from selfplay.errors import SettingsError
 
 C = TypeVar("C")
-Settings = Path | Mapping[str, Any]  # a file, or the values that one would hold
-Origins = dict[str, str]  # where each key was given: "FILE:LINE" or "override 'key=value'"
+Settings = Path | Mapping[str, Any]  # a file, or a file's values
+Origins = dict[str, str]  # the source of each key: "FILE:LINE" or "override 'key=value'"
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-_MEANT = {"gpu": "cuda"}  # words that are spelt like another choice
+_MEANT = {"gpu": "cuda"}  # words whose nearest choice by spelling is the wrong one
 
 
 def load(
@@ -45,24 +45,24 @@ def load(
 ) -> C:
     """Read `given` (None: defaults only), then apply `overrides` in order.
 
-    The settings of a run, RUN/config.yaml, stand for its copies of the files of one's own that they
-    name (`own_code`), or for those beside. With none of them no game of one's own is imported: its
-    options stay as given, unchecked.
+    The settings of a run, RUN/config.yaml, refer to the run's copies of the user's files
+    (`own_code`), or to the originals. With `code` "none" no custom game is imported: its options
+    stay as given, unchecked.
 
     Raises:
         SettingsError: for unreadable files, unknown keys, invalid values and contradictions.
     """
     values, origins = _read_all(given, overrides, code)
-    declared = [(cls, "")]  # a game adds the class of its options, and their name
+    declared = [(cls, "")]  # a game adds the class of its options and their section
     context = {"declared": declared, "imports": code != "none"}
     try:
         return TypeAdapter(cls).validate_json(json.dumps(values), context=context)
     except ValidationError as error:
         fault, *more = error.errors(include_url=False)
     name, named = ".".join(map(str, fault["loc"])), []
-    name, or_word = re.subn(r"\.(constrained-)?(int|float|bool)$", "", name)  # of one or a word
+    name, or_word = re.subn(r"\.(constrained-)?(int|float|bool)$", "", name)  # a number or a word
     words = re.findall("'([^']*)'", more[0]["msg"]) if or_word and more else ()
-    if fault["type"] == "value_error":  # of a check, which names the keys itself
+    if fault["type"] == "value_error":  # from a check, whose message names the keys
         rule = str(fault["ctx"]["error"])
         named = re.findall(r"^[a-z_]+(?= )|[a-z_]+(?=\.\*)|[a-z_]+(?:\.\w+)+", rule)
     elif name in MOVED:
@@ -76,10 +76,10 @@ def load(
 
 
 def typed_options(kind: type, given: Mapping[str, Any], *, what: str) -> Any:
-    """The options of a class of one's own: its `Options` dataclass with these values.
+    """The options of custom code: an instance of its `Options` dataclass with these values.
 
     Raises:
-        ValueError: one line, which begins with `what` and the key.
+        ValueError: one line that begins with `what` and the key.
     """
     try:
         return TypeAdapter[Any](with_config(RULES)(kind)).validate_json(json.dumps(given))
@@ -92,17 +92,17 @@ def typed_options(kind: type, given: Mapping[str, Any], *, what: str) -> Any:
 
 
 def source_of(given: Settings | None) -> str:
-    """What a message calls these settings."""
+    """The name of these settings in messages."""
     return "settings" if isinstance(given, Mapping) else str(given or "defaults")
 
 
 def override_words(
     overrides: Mapping[str, Any] | None, more: Mapping[str, Any] | None = None
 ) -> list[str]:
-    """Overrides `key=value` that give these dotted keys these values; `more` wins.
+    """These dotted keys and values as `key=value` overrides; `more` wins.
 
     Raises:
-        SettingsError: for overrides that are no mapping, or a value that YAML cannot hold.
+        SettingsError: for overrides that are not a mapping, or a value that YAML cannot represent.
     """
     if not isinstance(overrides, Mapping | None):
         raise SettingsError(
@@ -120,7 +120,7 @@ def override_words(
 
 
 def _named(value: Any) -> Any:
-    """The value with the name of each path, class and function in it, at every depth."""
+    """The value with each path, class and function in it replaced by its name, at every depth."""
     if isinstance(value, Mapping):
         return {_named(key): _named(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -161,7 +161,7 @@ def read_value(given: Settings | None, overrides: Sequence[str], name: str) -> A
 
 
 def _wrong(name: str, fault: Mapping[str, Any], words: Sequence[str]) -> str:
-    """The line for a value that breaks a rule, nearly in pydantic's words, or none of `words`."""
+    """The line for a value that breaks a rule, close to pydantic's, or is not in `words`."""
     value, rule = fault["input"], re.sub("^[A-Z][a-z]+ should ", "must ", fault["msg"])
     rule = rule.replace("greater than or equal to", "at least")
     rule = rule.replace("less than or equal to", "at most")
@@ -171,13 +171,13 @@ def _wrong(name: str, fault: Mapping[str, Any], words: Sequence[str]) -> str:
     choices = re.findall("'([^']*)'", rule) if fault["type"] == "literal_error" else words
     other = "".join(f", or {word}" for word in words)
     if fault["type"] == "string_type" and isinstance(value, bool | int | float):
-        got += "; text that YAML reads as such needs quotes"
+        got += "; quote text that YAML would read as another type"
     return f"{name} {rule}{other}, got {got}{nearest(_MEANT.get(str(value), str(value)), choices)}"
 
 
 def _unknown(name: str, names: Sequence[str]) -> str:
-    """The line for a key that does not exist. It suggests a key of another section with the same
-    last part, else the nearest of its own section, else it lists these."""
+    """The line for an unknown key. It suggests a key of another section with the same last part,
+    else the nearest key of the same section, else it lists the section's keys."""
     home, _, last = name.rpartition(".")
     if name in names:
         return f"{name} must be written below its section, as {home}: {{{last}: VALUE}}"
@@ -194,7 +194,7 @@ def _unknown(name: str, names: Sequence[str]) -> str:
 
 
 def _origin_of(name: str, origins: Origins) -> str:
-    """Where a key was given, or what holds it; "" if neither was."""
+    """The source of a key, or of its section; "" if neither was given."""
     while name and name not in origins:
         name = name.rpartition(".")[0]
     return origins.get(name, "")
@@ -206,7 +206,7 @@ def _origin_of(name: str, origins: Origins) -> str:
 def _read_all(
     given: Settings | None, overrides: Sequence[str], code: Code = "copies"
 ) -> tuple[dict[str, Any], Origins]:
-    """The values given, with the overrides applied in order, and where they were given."""
+    """The given values with the overrides applied in order, and their sources."""
     values: dict[str, Any] = {}
     origins: Origins = {}
     if isinstance(given, Mapping):
@@ -223,7 +223,7 @@ def _read_all(
 
 
 def _override(text: str) -> tuple[Any, dict[str, int], str]:
-    """The value of an override `key=value`, its keys, and what a message calls it."""
+    """The value of an override `key=value`, its keys, and its name in messages."""
     name, equals, value = (part.strip() for part in text.partition("="))
     shown = f"{name}=…" if equals and names_key(name) else hidden(text)
     source, parts = f"override {shown!r}", re.split(r"\.(?!py:)", name)
@@ -236,7 +236,7 @@ def _override(text: str) -> tuple[Any, dict[str, int], str]:
 def _read(
     path: Path, parents: tuple[Path, ...] = (), *, code: Code = "copies"
 ) -> tuple[dict[str, Any], Origins]:
-    """The values of a file merged over those of its `base`, and where both were given."""
+    """The values of a file merged over the values of its `base`, and their sources."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -249,13 +249,13 @@ def _read(
     origins = {name: f"{path}:{line}" for name, line in lines.items()}
     values = values or {}
     if path.name in ("config.yaml", "selfplay.yaml"):
-        values = of_today(values)
+        values = migrated(values)
     values = with_code(path, values, code)
     return _based(values, origins, path.parent, (*parents, path.resolve()))
 
 
 def _of_mapping(given: Mapping[str, Any]) -> tuple[dict[str, Any], Origins]:
-    """The values of a mapping and where they were given, as those of a file."""
+    """The values of a mapping and their sources, as `_parsed` returns them for a file."""
     (word,) = override_words({"settings": dict(given)})
     values, lines = _parsed(word.partition("=")[2], "settings")
     return values, dict.fromkeys(lines, "settings")
@@ -264,8 +264,8 @@ def _of_mapping(given: Mapping[str, Any]) -> tuple[dict[str, Any], Origins]:
 def _based(
     values: dict[str, Any], origins: Origins, folder: Path, chain: tuple[Path, ...] = ()
 ) -> tuple[dict[str, Any], Origins]:
-    """The values merged over those of their `base`, a path relative to `folder`, and where both
-    were given. `chain` are the files that led here."""
+    """The values merged over the values of their `base`, a path relative to `folder`, and their
+    sources. `chain` has the files that led here, to detect a cycle."""
     base = values.pop("base", None)
     if base is None:
         return values, origins
@@ -287,7 +287,7 @@ def _parsed(text: str, source: str) -> tuple[Any, dict[str, int]]:
         node = loader.get_single_node()
         lines = _lines(node)
         value = None if node is None else loader.construct_document(node)
-        json.dumps(value)  # refuses cycles and what only YAML has, such as sets
+        json.dumps(value)  # refuses cycles and YAML-only types such as sets
     except (yaml.YAMLError, ValueError, TypeError, LookupError, RecursionError) as error:
         mark = None if source.startswith("override ") else getattr(error, "problem_mark", None)
         origin = source if mark is None else f"{source}:{mark.line + 1}"
@@ -297,10 +297,10 @@ def _parsed(text: str, source: str) -> tuple[Any, dict[str, int]]:
 
 
 def _lines(node: yaml.Node | None, name: str = "") -> dict[str, int]:
-    """The line, from 1, of each key and list item below `name`, at every depth.
+    """The line number, from 1, of each key and list item below `name`, at every depth.
 
     Raises:
-        yaml.MarkedYAMLError: for a key that is given twice.
+        yaml.MarkedYAMLError: for a duplicate key.
     """
     inside: list[tuple[str, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.MappingNode):
@@ -318,13 +318,13 @@ def _lines(node: yaml.Node | None, name: str = "") -> dict[str, int]:
 
 
 def _merged(under: Any, over: Any) -> Any:
-    """The values of `over` merged into those of `under`, mapping by mapping."""
+    """`over` merged into `under`, mapping by mapping."""
     if not (isinstance(under, dict) and isinstance(over, dict)):
         return over
     return {**under, **{key: _merged(under.get(key), value) for key, value in over.items()}}
 
 
-# --- files that ship with the project: at the top of a clone, inside selfplay/ once installed
+# --- shipped files: at the top of a clone, inside selfplay/ if installed
 
 
 def shipped(name: str) -> Path:
@@ -336,10 +336,10 @@ def shipped(name: str) -> Path:
 def find_settings(path: Path) -> Path:
     """`path` if it is a file, else the shipped settings file of that name.
 
-    `tiny`, `tiny.yaml` and `configs/tiny.yaml` all name `configs/tiny.yaml` of the project, from
-    any folder. Returns `path` itself if neither exists.
+    `tiny`, `tiny.yaml` and `configs/tiny.yaml` all name the shipped `configs/tiny.yaml`, from any
+    folder. Returns `path` if neither exists.
     """
-    with suppress(OSError):  # of a name too long: reading it tells
+    with suppress(OSError):  # a name that is too long; reading it reports the error
         if path.parent in (Path(), Path("configs")) and (path.is_dir() or not path.exists()):
             named = shipped("configs") / path.name
             for file in (named, named.with_name(f"{path.name}.yaml")):
@@ -349,8 +349,8 @@ def find_settings(path: Path) -> Path:
 
 
 def _nearest_file(path: Path, home: Path = Path()) -> str:
-    """The end of an error line: the settings file whose name is nearest to that of `path`, a path
-    from `home`, of its folder and of those that ship; or ""."""
+    """The end of an error line: the settings file with the name nearest to `path`, in its folder
+    below `home` or among the shipped ones; or ""."""
     files = shipped("configs").glob("*.yaml")
     near = {file.stem: f"; nearest shipped file is {file.stem}" for file in files}
     for file in (home / path.parent).glob("*.y*ml"):

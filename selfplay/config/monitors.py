@@ -1,4 +1,4 @@
-"""The rules of the setting `monitors`: which number of metrics.jsonl warns of or stops a run.
+"""The rules of the setting `monitors`: which numbers of metrics.jsonl warn or stop the run.
 
 stop if entropy < 0.05 over 5
 warn if score/scripted:* falls 0.2 over 10
@@ -40,11 +40,11 @@ _SHAPE = re.compile(
 @dataclass(frozen=True, slots=True)
 class Rule:
     """`action` if the mean of `metric` over its last `window` values is `<` or `>` than `bound`,
-    `loses` more than the share `bound` of its first such mean, or `falls` more than `bound` below
-    the largest such mean so far.
+    `loses` more than the fraction `bound` of its first such mean, or `falls` more than `bound`
+    below the largest such mean so far.
 
-    `metric` may contain `*`: every metric that matches has its own mean. With `rising` the rule
-    also needs this second metric's mean to be above what it was at the first one's largest mean.
+    `metric` may contain `*`: each metric that matches has its own mean. With `rising` the rule also
+    requires this second metric's mean to be above its value at the first one's largest mean.
     """
 
     text: str
@@ -57,7 +57,7 @@ class Rule:
 
 
 def parse_rule(text: str) -> Rule:
-    """Raises ValueError for text that is no rule."""
+    """Raises ValueError for an invalid rule."""
     words = " ".join(text.split())
     found = _SHAPE.fullmatch(words)
     if found is None:
@@ -69,7 +69,7 @@ def parse_rule(text: str) -> Rule:
     loss = found["loss"]
     bound = float(loss) / 100 if loss else float(found["bound"] or found["fall"])
     if not math.isfinite(bound):
-        raise ValueError(f"monitors: a rule must have a finite number as its bound, got {text!r}")
+        raise ValueError(f"monitors: a rule's bound must be a finite number, got {text!r}")
     return Rule(
         words,
         found["action"],

@@ -1,7 +1,7 @@
-"""Settings of earlier versions: what each key that is gone is called now, or what does its work.
+"""Settings of earlier versions: the current name or replacement of each removed key.
 
-`load` refuses them with it. The settings of a run, which any version may have written, are read
-with the names of today (`of_today`).
+`load` refuses a removed key and names its replacement. The settings of a run, which any version may
+have written, are migrated instead (`migrated`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MOVED = {
 }
 
 
-def of_today(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a run of any version, with the names of today for what `MOVED` has."""
+def migrated(values: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a run of any version, with the keys of `MOVED` replaced by current ones."""
     old = {name: value for name in MOVED if (value := _taken(values, name)) is not None}
     if not old:
         return values
@@ -56,7 +56,7 @@ def of_today(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _taken(values: dict[str, Any], name: str) -> Any:
-    """The value of a dotted key, which is taken out; None if it is not there."""
+    """Remove a dotted key and return its value; None if it is absent."""
     section, _, key = name.rpartition(".")
     home = values.get(section) if section else values
     return home.pop(key, None) if isinstance(home, dict) else None

@@ -1,4 +1,4 @@
-"""Settings of what a key names, from the `options` of its section."""
+"""Settings of a custom function or class, from the `options` of its section."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from selfplay.config.plugins import function_of, has_options, options_class, own
 
 
 def options_at(key: str, config: Any) -> Any:
-    """The settings of what a key names: a class's dataclass `Options`, or one of a function's
-    parameters that have a default. The options as they are given if a class declares none.
+    """The settings of a key's value: a class's dataclass `Options`, or a dataclass of a function's
+    parameters with defaults. The options unchanged if a class declares none.
 
     Raises:
-        ValueError: one line for an unknown option, unless other code of one's own in the section
-            may take it, and for a value that its type does not allow.
+        ValueError: one line for an unknown option, unless other custom code in the section may
+            take it, and for a value of the wrong type.
     """
     section, _, field = key.partition(".")
     values = getattr(config, section)
     name, options = getattr(values, field), values.options
-    is_built_in = has_options(key, name)
-    kind = options_class(key, name) if is_built_in else _kind(function_of(key, name))
+    is_declared = has_options(key, name)
+    kind = options_class(key, name) if is_declared else _kind(function_of(key, name))
     if kind is None:
         return options
     if any(other != key and other.startswith(f"{section}.") for other, _ in own_functions(config)):
@@ -34,8 +34,8 @@ def options_at(key: str, config: Any) -> Any:
 
 @lru_cache(maxsize=64)
 def _kind(function: Callable[..., Any]) -> Any:
-    """The dataclass of what a function or class can be told: a class's own, None without one, or
-    one made of the function's parameters that have a default, with their types."""
+    """The dataclass of a function's or class's settings: a class's `Options` (None without one), or
+    one made of the function's parameters with defaults."""
     if isinstance(function, type):
         return getattr(function, "Options", None)
     parameters = inspect.signature(function, eval_str=True).parameters.values()
@@ -48,7 +48,7 @@ def _kind(function: Callable[..., Any]) -> Any:
 
 
 def with_options(key: str, config: Any) -> Callable[..., Any]:
-    """The function that a key names, with its settings. Raises ValueError as `options_at`."""
+    """The function that a key names, bound to its settings. Raises ValueError as `options_at`."""
     section, _, field = key.partition(".")
     values = getattr(config, section)
     function = function_of(key, getattr(values, field))

@@ -1,8 +1,8 @@
-"""Files of one's own that settings name, and the copies of them that a run keeps in `code/`.
+"""The user's files that settings name, and the copies of them that a run keeps in `code/`.
 
-A copy lies by its module's name below `code/`, whose index says which setting names it, where the
-file was, and its sha256. `RUN/config.yaml` names the files as they were given; whoever reads it
-gets the copies, so that a run means the same in every folder and after its files have changed.
+A copy's path below `code/` follows its module's name. The index in `code/` has each file's setting,
+original path and sha256. `RUN/config.yaml` names the files as given; loading it uses the copies, so
+that a run means the same in every folder and after its files have changed.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from selfplay.config.plugins import own_functions
 from selfplay.errors import SettingsError
 
 CODE = "code"  # the folder of copies in a run
-TEXT_OF = "methods."  # begins the keys of texts that a method reads
-UNTIL = "until_step_"  # in it, those up to a step, of a run that went on with other code
+TEXT_OF = "methods."  # prefix of the keys of texts that a method reads
+UNTIL = "until_step_"  # prefix of the folders in it with copies up to a step with a code change
 GAME = "game.name"
-_DATA = 2**20  # bytes of the largest file that is copied because a module names it
+_MAX_DATA = 2**20  # bytes of the largest file that is copied because a module names it
 
 
 @dataclass(frozen=True, slots=True)
 class OwnCode:
-    """`named` has the name below `code/` of the file of each setting "KEY VALUE", `files` the path
-    and the sha256 of each of these files and of the modules that they import, by that name."""
+    """`named` maps each setting "KEY VALUE" to its file's name below `code/`. `files` maps the name
+    of each of these files, and of the modules that they import, to its path and sha256."""
 
     named: Mapping[str, str]
     files: Mapping[str, tuple[Path, str]]
@@ -42,12 +42,12 @@ class OwnCode:
 
 
 def played_names(config: Any) -> list[tuple[str, str]]:
-    """Those keys of `own_names` whose code plays games, and their values."""
+    """The keys of `own_names` whose code plays games, and their values."""
     return [each for each in own_names(config) if each[0] in (GAME, "rollout.player")]
 
 
 def own_names(config: Any) -> Iterator[tuple[str, str]]:
-    """Each key that names code or a text of one's own, and its value."""
+    """Each key that names code or a text of the user, and its value."""
     if is_own_game(config.game.name):
         yield GAME, config.game.name
     yield from own_functions(config)
@@ -58,27 +58,27 @@ def own_names(config: Any) -> Iterator[tuple[str, str]]:
 
 
 def is_plain(key: str) -> bool:
-    """Whether the value of a key is a file alone, without a function in it."""
+    """Whether a key's value is a file without a function in it."""
     return key == GAME or key.startswith(TEXT_OF)
 
 
 def is_own_game(name: str) -> bool:
-    """Whether a game is a file or a module, and none of this package or of a bridge."""
+    """Whether a game is the user's file or module, not from this package or a bridge."""
     return name not in games() and ":" not in name
 
 
 def same_module(one: str, other: str) -> bool:
-    """Whether two games of one's own are modules of one name, of which Python imports one."""
+    """Whether two custom games have the same module name; Python imports only one of them."""
     stems = {Path(n).stem if n.endswith(".py") else n.rpartition(".")[2] for n in (one, other)}
     return len(stems) == 1 and is_own_game(one) and is_own_game(other)
 
 
 def own_code(names: Iterable[tuple[str, str]]) -> OwnCode:
-    """The files that these keys and values name, with the modules that they import. What is an
-    installed package is none.
+    """The files that these keys and values name, with the modules that they import, except
+    installed packages.
 
-    Raises SettingsError if one has changed since this Python imported it: Python does not import a
-    module again.
+    Raises SettingsError if a file has changed since this process imported it: Python does not
+    import a module again.
     """
     named, files = dict[str, str](), dict[str, tuple[Path, str]]()
     for key, value in names:
@@ -88,9 +88,8 @@ def own_code(names: Iterable[tuple[str, str]]) -> OwnCode:
                 name = path.name if path.suffix != ".py" else f"{path.name}.txt"
                 named[f"{key} {value}"], files[name] = name, (path, sha256_of(path))
             continue
-        if module.__name__ == "__main__":  # of a notebook or a program: it can not be imported
-            continue
-        if not (value.partition(":")[0].endswith(".py") or is_own(path)):
+        is_file = value.partition(":")[0].endswith(".py") or is_own(path)
+        if module.__name__ == "__main__" or not is_file:  # a notebook cannot be imported
             continue
         for dotted, file in own_files(module.__name__, path).items():
             package = dotted if file.name == "__init__.py" else dotted.rpartition(".")[0]
@@ -108,22 +107,22 @@ def _data_at(folder: Path, text: str) -> Path | None:
     parts = PurePosixPath(text).parts
     if not parts or any(p[0] in "./" for p in parts) or not text.isprintable():
         return None
-    if len(text.encode()) > 200:  # a longer name is no file's
+    if len(text.encode()) > 200:  # too long for a file's name
         return None
     path = folder.joinpath(*parts)
-    is_data = path.suffix != ".py" and path.is_file() and path.stat().st_size <= _DATA
+    is_data = path.suffix != ".py" and path.is_file() and path.stat().st_size <= _MAX_DATA
     return path if is_data else None
 
 
 def digest_of(key: str, value: str) -> str:
-    """The sha256 of the file that a key of one's own names, "unknown" without a file."""
+    """The sha256 of the file that a key names, "unknown" without a file."""
     path = _module_of(key, value)[1]
     return sha256_of(path) if path.is_file() else "unknown"
 
 
 def _module_of(key: str, value: str) -> tuple[ModuleType | None, Path]:
-    """The module that a key names, None for a text, and its file, that of the path if it is one:
-    another one that holds the same may be imported."""
+    """The module that a key names, None for a text, and its file: the given path, if the value is
+    one, even if an identical file was imported from another path."""
     name = value if is_plain(key) else value.rpartition(":")[0]
     if key.startswith(TEXT_OF):
         return None, Path(name).resolve()
@@ -136,8 +135,8 @@ def _unchanged(file: Path) -> str:
     first, now = imported_digest(file), sha256_of(file)
     if first != now:
         raise SettingsError(
-            f"{file} must be as this Python imported it: it has changed since, and runs as it was; "
-            "start Python again (in a notebook, restart the kernel)"
+            f"{file} must not change after its import: this process still runs the old version; "
+            "restart Python (in a notebook, the kernel)"
         )
     return now
 
@@ -145,11 +144,10 @@ def _unchanged(file: Path) -> str:
 # --- the copies of a run --------------------------------------------------------------------------
 
 
-def kept_in(folder: Path) -> OwnCode | None:
-    """What a folder of copies holds, by its index; the paths are where the files were. None if it
-    has no index. Raises SettingsError for one that cannot be read."""
-    path = folder / KEPT
-    if not path.is_file():
+def kept_in(folder: Path | None) -> OwnCode | None:
+    """The index of a folder of copies, with the files' original paths; None without a folder or an
+    index. Raises SettingsError for an index that cannot be read."""
+    if folder is None or not (path := folder / KEPT).is_file():
         return None
     try:
         index = json.loads(path.read_bytes())
@@ -158,7 +156,7 @@ def kept_in(folder: Path) -> OwnCode | None:
             for name, each in index["files"].items()
         }
         if outside := [name for name in files if {"..", "/"} & {*PurePosixPath(name).parts}]:
-            raise ValueError(f"{outside[0]} is no name in the folder")
+            raise ValueError(f"{outside[0]} is outside the folder")
         return OwnCode({what: str(name) for what, name in index["named"].items()}, files)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise SettingsError(
@@ -167,7 +165,7 @@ def kept_in(folder: Path) -> OwnCode | None:
 
 
 def write_copies(code: OwnCode, folder: Path) -> None:
-    """Copy the files into a folder, with their index. A copy of a copy is of the first file."""
+    """Copy the files into a folder, with their index. For a copy, the index has the original."""
     index = {}
     for name, (path, digest) in code.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -178,21 +176,20 @@ def write_copies(code: OwnCode, folder: Path) -> None:
 
 
 def home_of(value: str) -> Path | None:
-    """The folder of copies that holds this file, or function of a file."""
+    """The folder of copies that contains this file, or the file of this function."""
     return next((home for home in Path(value).parents if (home / KEPT).is_file()), None)
 
 
 def _original(path: Path) -> Path:
-    """Where a file was, if it is a copy, else its path."""
-    home = home_of(str(path))
-    kept = kept_in(home) if home else None
-    return (
-        kept.files.get(path.relative_to(home).as_posix(), (path, ""))[0] if home and kept else path
-    )
+    """The original path of a copy, else the path itself."""
+    kept = kept_in(home := home_of(str(path)))
+    if home is None or kept is None:
+        return path
+    return kept.files.get(path.relative_to(home).as_posix(), (path, ""))[0]
 
 
 def copies_of(settings: Path | None) -> Path | None:
-    """The folder of the copies that belong to the settings of a run, its config.yaml."""
+    """The folder of copies that belongs to a run's settings, its config.yaml."""
     if settings is None or settings.name != "config.yaml":
         return None
     homes = (settings.parent / CODE, settings.parent)
@@ -200,20 +197,19 @@ def copies_of(settings: Path | None) -> Path | None:
 
 
 def earlier_code(home: Path) -> dict[int, Path]:
-    """The folders in `code/` with the copies that a run had up to a step, by the step."""
-    names = sorted(home.glob(f"{UNTIL}*"))
-    return {int(p.name[len(UNTIL) :]): p for p in names if p.name[len(UNTIL) :].isdecimal()}
+    """The folders in `code/` with the copies of a run up to a step, by the step."""
+    paths = {path.name.removeprefix(UNTIL): path for path in sorted(home.glob(f"{UNTIL}*"))}
+    return {int(step): path for step, path in paths.items() if step.isdecimal()}
 
 
-Code = Literal["copies", "beside", "none"]  # which code the settings of a run stand for
+Code = Literal["copies", "originals", "none"]  # which files the settings of a run refer to
 
 
 def with_code(settings: Path, values: dict[str, Any], code: Code) -> dict[str, Any]:
-    """The values of the settings of a run, with the paths of its copies for the names of its own
-    files, or where the files were that it copied."""
-    home = copies_of(settings) if code != "none" else None
-    kept = kept_in(home) if home else None
-    if home is None or kept is None:
+    """The values of a run's settings, with the names of the user's files replaced by the paths of
+    the run's copies, or by the original paths where the given ones do not exist."""
+    kept = kept_in(home := copies_of(settings)) if code != "none" else None
+    if kept is None:
         return values
     for what, name in kept.named.items():
         key, _, value = what.partition(" ")
@@ -228,14 +224,14 @@ def with_code(settings: Path, values: dict[str, Any], code: Code) -> dict[str, A
 
 
 def put_name(values: dict[str, Any], key: str, value: str, name: str) -> None:
-    """Put another name in place of the value of a key; of a section of names, where it stands."""
+    """Replace the value of a key by another name, also inside a list or mapping of names."""
     home, field = section_of(values, key)
     if field in home:
         home[field] = _renamed(home[field], value, name)
 
 
 def section_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
-    """The section of a dotted key, empty if it is not there, and the key's last part."""
+    """The section of a dotted key, empty if it is absent, and the key's last part."""
     *sections, field = key.split(".")
     for section in sections:
         of = values.get(section)
@@ -244,7 +240,7 @@ def section_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
 
 
 def _renamed(entries: Any, value: str, name: str) -> Any:
-    """A list of names, alone or with settings, or a mapping of them, with one renamed."""
+    """A name, or a list or mapping of names, with one of them replaced."""
     if isinstance(entries, list):
         return [_renamed(each, value, name) for each in entries]
     if isinstance(entries, dict):
@@ -252,9 +248,9 @@ def _renamed(entries: Any, value: str, name: str) -> Any:
     return name if entries == value else entries
 
 
-def beside(home: Path, *, of_game: bool = False) -> str:
-    """A line that names the files that were copied into this folder and differ by now, or are gone;
-    "" if there are none. With `of_game` only the game and what is imported count."""
+def changed_originals(home: Path, *, of_game: bool = False) -> str:
+    """A line that names the originals of this folder's copies that have changed or are gone; "" if
+    there are none. With `of_game` only the game and imported modules count."""
     kept = kept_in(home)
     if kept is None:
         return ""
@@ -263,20 +259,19 @@ def beside(home: Path, *, of_game: bool = False) -> str:
     found = [f"{path} is gone" for path in there if not path.is_file()]
     files = (path for path in there if path.is_file())
     found += [f"{path} differs" for path in files if sha256_of(path) != there[path]]
-    return f"code: {home} holds the code of its run: {', '.join(found)}" if found else ""
+    return f"code: {home} has the code of its run: {', '.join(found)}" if found else ""
 
 
-def copies_in(names: Iterable[tuple[str, str]]) -> list[str]:
-    """The lines of `beside` for the folders of copies that these values name."""
+def all_changed_originals(names: Iterable[tuple[str, str]]) -> list[str]:
+    """The lines of `changed_originals` for the folders of copies that these values name."""
     homes = dict.fromkeys(home for _, value in names if (home := home_of(value)))
-    return [line for home in homes if (line := beside(home))]
+    return [line for home in homes if (line := changed_originals(home))]
 
 
 def other_code(names: Sequence[tuple[str, str]], settings: Path | None) -> list[str]:
-    """Which files that these keys name in the run of these settings are none of, or differ from,
-    those that the keys name here."""
-    home = copies_of(settings)
-    kept = kept_in(home) if home else None
+    """The files of these keys in the run of these settings that are missing here, or differ from
+    the files that the keys name here."""
+    kept = kept_in(copies_of(settings))
     if kept is None:
         return []
     used = own_code(names).digests

@@ -1,29 +1,18 @@
-"""Settings of the games: rules, instances, rollouts, partners, rewards, evaluation."""
+"""Settings of games: rules, instances, rollouts, partners, rewards, evaluation."""
 
 from __future__ import annotations
 
 from numbers import Integral, Real
 from typing import Any, Self
 
-from pydantic import (
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
 from dialop.kit import Kit, games, load_kit
 from dialop.starts import checked_entries
 from selfplay.config.features import context_of, typed
 from selfplay.config.own_code import is_own_game
-from selfplay.config.player_spec import (
-    CHECKPOINT,
-    SCRIPTED,
-    WARM_START,
-    parse_shares,
-    parse_spec,
-)
+from selfplay.config.player_spec import CHECKPOINT, SCRIPTED, WARM_START, parse_shares, parse_spec
 from selfplay.config.plugins import PLUGINS, check_name, check_options, names_function
 from selfplay.config.schema import RULES, Described, described
 
@@ -32,15 +21,13 @@ MAX_GAMES = 1_000_000  # per step and per evaluation
 
 
 def check_num_games(num: object, *, what: str) -> None:
-    """Raise ValueError, which begins with `what`, for a number of games that none can play."""
+    """Raise ValueError, which begins with `what`, for an invalid number of games."""
     if not isinstance(num, Integral) or not 1 <= int(num) <= MAX_GAMES:
-        raise ValueError(
-            f"{what} must be at least 1 and at most {MAX_GAMES}, a whole number, got {num!r}"
-        )
+        raise ValueError(f"{what} must be an integer from 1 to {MAX_GAMES}, got {num!r}")
 
 
 def check_temperature(value: object, *, what: str) -> None:
-    """Raise ValueError, which begins with `what`, for a temperature of played games."""
+    """Raise ValueError, which begins with `what`, for an invalid sampling temperature."""
     if not (isinstance(value, Real) and (value == 0 or 0.01 <= float(value) <= 100)):
         raise ValueError(f"{what} must be 0 (greedy) or from 0.01 to 100, got {value!r}")
 
@@ -55,35 +42,34 @@ class GameConfig:
         "the path of a .py file (docs/your_game.md)",
     )
     options: Any = Field(default=None, validate_default=True)
-    """settings that the game itself declares; --help game lists those of the game in --config"""
+    """settings that the game declares; --help game lists them for the game in --config"""
 
     @field_validator("options")
     @classmethod
     def _options_of_the_game(cls, options: Any, info: ValidationInfo) -> Any:
-        """The options as the game's own class."""
+        """The options as an instance of the game's class."""
         if "name" not in info.data:  # refused before
             return options
         context, name = context_of(info), info.data["name"]
         if not context["imports"] and is_own_game(name):
             return options or {}
-        return typed(
-            load_kit(name).Options, "game.options", {} if options is None else options, context
-        )
+        options = {} if options is None else options
+        return typed(load_kit(name).Options, "game.options", options, context)
 
     @property
     def is_imported(self) -> bool:
-        """Whether the options are the game's own, and not left as given (`load`)."""
+        """Whether the options are an instance of the game's class, not left as given (`load`)."""
         return not isinstance(self.options, dict)
 
     @property
     def kit(self) -> Kit:
-        """What the game gives the trainer: instances, new games, scripted players, texts."""
+        """The game's interface to the trainer: instances, new games, scripted players, texts."""
         return load_kit(self.name)
 
 
 def options_of(name: str) -> list[Described]:
-    """A game's options as text. Raises ValueError for a name that is no game."""
-    title = Described(f"game.options of {name}", None, "", (), f"with game.name {name} alone")
+    """A game's options as text. Raises ValueError for an unknown game."""
+    title = Described(f"game.options of {name}", None, "", (), f"only with game.name {name}")
     return [title, *described(load_kit(name).Options, "game.options")]
 
 
@@ -92,8 +78,8 @@ class DataConfig:
     """Sources of training and evaluation instances."""
 
     train: str = "generated"
-    """training instances: 'generated' (drawn online from the run's seed), a file, or a function of
-    your own as my_file.py:name, such as a curriculum (docs/doors.md)"""
+    """training instances: 'generated' (drawn online from the run's seed), a file, or your own
+    function as my_file.py:name, such as a curriculum (docs/doors.md)"""
     validation: str = "generated"
     """instances for evaluations during training: 'generated' or a file"""
     test: str = "generated"
@@ -103,10 +89,10 @@ class DataConfig:
     """how much of each recorded game is replayed before the policy plays: a number of log
     entries, 'random', or a share of the words between 0 and 1 (docs/recorded_games.md)"""
     options: dict[str, object] = Field(default_factory=dict)
-    """settings of a function of your own that `data.train` names"""
+    """settings of your own function in `data.train`"""
     processes: int = Field(default=1, ge=1, le=512)
     """worker processes on each rank that leads an engine; they generate instances for the warm
-    start and evaluations, and prefetch those of the next training step"""
+    start and evaluations, and prefetch the next training step's instances"""
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -123,9 +109,9 @@ class DataConfig:
 
     @property
     def train_file(self) -> str | None:
-        """The file of the training instances; None where a function gives them."""
-        gives = self.train in PLUGINS["data.train"].built_in or names_function(self.train)
-        return None if gives else self.train
+        """The file of the training instances; None if a function returns them."""
+        is_function = self.train in PLUGINS["data.train"].built_in or names_function(self.train)
+        return None if is_function else self.train
 
 
 @dataclass(frozen=True, slots=True, config=RULES)
@@ -137,37 +123,37 @@ class RolloutConfig:
     group_size: int = Field(default=8, ge=1, le=10_000)
     """episodes per instance"""
     max_turns: int = Field(default=30, ge=1, le=10_000)
-    """limit of legal moves per game, of all seats together; a move that keeps the turn, such as
-    a tool call, counts too. A game that reaches it ends without agreement"""
+    """limit of valid moves per game, over all seats; a move that keeps the turn, such as a tool
+    call, counts too. A game that reaches it ends without agreement"""
     max_retries: int = Field(default=2, ge=0, le=1_000)
-    """retries after a refused move in one turn; then the game ends without agreement"""
+    """retries after an invalid move in one turn; then the game ends without agreement"""
     max_new_tokens: int = Field(default=256, ge=1, le=1_000_000)
     """limit of sampled tokens per attempted move"""
     max_game_tokens: int = Field(default=4096, ge=16, le=1_000_000)
     """limit of tokens in one seat's transcript; a turn that reaches it ends the game without
-    agreement, and is no refused move"""
+    agreement, and does not count as an invalid move"""
     temperature: float = Field(default=1.0, ge=0.01, le=100.0)
     """sampling temperature; the loss uses the same one. Groups of greedy games have no variance"""
     partners: tuple[str, ...] = ("self",)
     """partners as 'spec*share' (docs/partners.md); with a partner other than self, the policy
     plays each seat equally often and the partner all others"""
     opponents: str = "shares"
-    """which partners play a step: shares, those that `rollout.partners` gives, with one of the pool
-    drawn uniformly; or a class of your own as my_file.py:Name, which may go by the step and by the
-    results so far (docs/doors.md)"""
+    """which partners play a step: shares, as in `rollout.partners`, with a pool member drawn
+    uniformly; or your own class as my_file.py:Name, which may depend on the step and on the results
+    so far (docs/doors.md)"""
     player: str = "policy"
-    """how the policy plays a seat: policy, or a class of your own as my_file.py:Name, which may
-    change what it reads (docs/your_reward.md)"""
+    """how the policy plays a seat: policy, or your own class as my_file.py:Name, which may change
+    what it reads (docs/your_reward.md)"""
     play: str = "plain"
-    """how a game is played to its end: plain, turn by turn; branches, with other turns at branch
-    points (docs/branches.md); or a function of your own as my_file.py:name (docs/doors.md)"""
+    """how a game is played to its end: plain, turn by turn; branches, with sibling turns at branch
+    points (docs/branches.md); or your own function as my_file.py:name (docs/doors.md)"""
     policy_seats: tuple[str, ...] = ()
     """roles that the policy plays in every game, such as [agent]; the partner plays the others.
-    All of them: each game has the policy alone, or in one seat after the other with a partner.
-    Empty: those that the game names, or if it names none, all of them"""
+    With all roles the policy plays alone, or with a partner in one seat after the other. Empty
+    means the roles that the game names, or all if it names none"""
     options: dict[str, object] = Field(default_factory=dict)
-    """settings of the play branches, or of a class or function of your own that `rollout` names,
-    such as opponents"""
+    """settings of the play branches, or of your own class or function in `rollout`, such as
+    opponents"""
 
     @field_validator("player", "opponents", "play")
     @classmethod
@@ -190,8 +176,8 @@ class RolloutConfig:
 
     @property
     def forks(self) -> bool:
-        """Whether a game may be copied and played on from a turn: then no prompt continues the last
-        one of its game, which engine.sessions need."""
+        """Whether a game may be copied and continued from a turn: then a prompt may not continue
+        its game's last prompt, as engine.sessions requires."""
         return self.play != "plain"
 
 
@@ -203,17 +189,17 @@ class RewardConfig:
     """score_norm: the game's own rewards, such as the score divided by the best possible score;
     accept: 1 for any agreement; regret: as score_norm, but without an agreement half the
     score_norm of the last proposal; message_credit: for each message also how much it raised
-    what the other seats can reach (docs/advantages.md); or a function of your own as
+    what the other seats can reach (docs/advantages.md); or your own function as
     my_file.py:name (docs/your_reward.md)"""
     token_cost: float = Field(default=0.0, ge=0.0, le=1000.0)
     """penalty for each token that the seat sampled"""
     message_cost: float = Field(default=0.0, ge=0.0, le=1000.0)
-    """penalty for each word of the seat's messages; the costs of tokens and words are at most 1
-    together"""
+    """penalty for each word of the seat's messages; the total cost of tokens and words is at most
+    1"""
     error_penalty: float = Field(default=0.0, ge=0.0, le=1000.0)
-    """penalty for each refused move of the seat, subtracted from its reward"""
+    """penalty for each invalid move of the seat, subtracted from its reward"""
     options: dict[str, object] = Field(default_factory=dict)
-    """settings of a reward function of your own that has a parameter `options`"""
+    """settings of your own reward function that has a parameter `options`"""
 
     @field_validator("function")
     @classmethod
@@ -237,12 +223,12 @@ class EvalConfig:
     final_games: int = Field(default=1024, ge=1, le=MAX_GAMES)
     """games of the evaluations before and after self-play"""
     talk_games: int = Field(default=256, ge=0, le=MAX_GAMES)
-    """of these and of eval.py's games, how many are played again, once with messages of other
+    """how many of these games, and of eval.py's, are played again, once with messages of other
     games and once with empty ones, to measure the talk effect (docs/evaluation.md); 0: none"""
     partners: tuple[str, ...] = ()
-    """partners that do not change: evaluations during training play the games once more with each
-    and log eval_score/PARTNER. warm_start (the policy at the start of self-play, a second copy of
-    the model in memory), scripted:NAME or checkpoint:PATH"""
+    """fixed partners: evaluations during training play the games once more with each and log
+    eval_score/PARTNER. warm_start (the policy at the start of self-play, a second copy of the model
+    in memory), scripted:NAME or checkpoint:PATH"""
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -255,9 +241,9 @@ class EvalConfig:
                 raise ValueError(f"eval.partners: {error}; or warm_start") from None
             if kind not in (SCRIPTED, CHECKPOINT):
                 raise ValueError(
-                    "eval.partners must be warm_start, scripted:NAME or checkpoint:PATH (partners "
-                    f"that do not change), got {partner!r}"
+                    "eval.partners must be warm_start, scripted:NAME or checkpoint:PATH (fixed "
+                    f"partners), got {partner!r}"
                 )
             if partner in self.partners[:number]:
-                raise ValueError(f"eval.partners must name {partner!r} only once")
+                raise ValueError(f"eval.partners must not repeat a partner, got {partner!r} twice")
         return self

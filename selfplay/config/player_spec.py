@@ -1,10 +1,10 @@
-"""How settings and eval.py name a partner. Parses text only; opens no file and no connection.
+"""How settings and eval.py name a partner. Only parses text; opens no file and no connection.
 
-    self                    the policy itself, in both seats
+    self                    the policy itself, in all seats
     scripted:NAME:opt=v     a scripted player
     checkpoint:PATH         a frozen policy: a run folder, a part of one, or a Hugging Face folder
     pool                    the policy pool: earlier snapshots of this run
-    endpoint:MODEL@URL      a chat model behind an OpenAI-compatible address
+    endpoint:MODEL@URL      a chat model behind an OpenAI-compatible URL
 
 In settings an entry may end in `*SHARE`, its share of the games.
 """
@@ -49,8 +49,8 @@ def parse_spec(text: str, scripts: Sequence[str] = ()) -> Spec:
     """The partner that `text` names. Does not check that the script or the folder exists.
 
     Raises:
-        ValueError: for invalid text. The message suggests the nearest valid spec; with `scripts`,
-            the game's scripted players, it also recognises the name of one.
+        ValueError: for invalid text. The message suggests the nearest valid spec, including the
+            game's scripted players if `scripts` names them.
     """
     check_url(text)
     kind, colon, argument = text.strip().partition(":")
@@ -76,9 +76,9 @@ def parse_spec(text: str, scripts: Sequence[str] = ()) -> Spec:
 
 
 def weighted(entry: str, *, what: str, example: str) -> tuple[str, float]:
-    """The text and the number of "text*number"; without one the number is 1.
+    """The text and the number of "text*number"; the number is 1 if absent.
 
-    Raises ValueError, which calls the number `what`, for one that is none or out of range.
+    Raises ValueError, which calls the number `what`, for an invalid number or one out of range.
     """
     text, star, number = entry.rpartition("*")
     try:
@@ -104,9 +104,9 @@ def parse_shares(entries: Sequence[str]) -> list[tuple[Spec, float]]:
         text, share = weighted(entry, what="share", example="scripted:honest*0.5")
         spec = parse_spec(text)
         if any(spec.text == other.text for other, _ in partners):
-            raise ValueError(f"partner {spec.text!r} must be listed only once")
+            raise ValueError(f"a partner must be listed only once, got {spec.text!r} twice")
         partners.append((spec, share))
     total = sum(share for _, share in partners)
     if total <= 0:
-        raise ValueError(f"partners need at least one positive share, got {list(entries)}")
+        raise ValueError(f"partners must have at least one positive share, got {list(entries)}")
     return [(spec, share / total) for spec, share in partners]

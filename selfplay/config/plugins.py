@@ -1,6 +1,6 @@
 """The keys that take a function: a built-in name, or your own as module:name or file.py:name.
 
-Built-in names stand for import paths, so that both are found by the same `function_of`.
+A built-in name stands for an import path, so `function_of` resolves both in the same way.
 docs/your_method.md describes the signatures.
 """
 
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from operator import attrgetter
-from types import ModuleType
 from typing import Any
 
 from dialop.game import wrong_state
@@ -26,15 +25,15 @@ from selfplay.errors import EngineFault, EnginesFailed, OwnFault, RunEnds, own_f
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """What a key takes: the parameters without default of its function, or of its class's method
-    `called`, and the built-in ones by name."""
+    """What a key takes: the required parameters of its function, or of its class's method
+    `called`, and the import paths of the built-in ones by name."""
 
     parameters: tuple[str, ...]
     built_in: Mapping[str, str]
     what: str = "a function"
     called: str = ""
-    typed: bool = False  # whether the section's `options` are settings that it declares
-    options: str = ""  # the module with the settings of the built-in ones by name, `OPTIONS`
+    typed: bool = False  # whether it declares the section's `options` as settings
+    options: str = ""  # the module whose `OPTIONS` has the built-in ones' settings by name
 
 
 _LOSS, _ADVANTAGES = "selfplay.learner.loss", "selfplay.advantages.advantages"
@@ -129,7 +128,7 @@ def names_function(name: str) -> bool:
 
 
 def check_name(key: str, name: str) -> str:
-    """The value of a key that takes a function. Opens no file.
+    """The value of a key that takes a function, checked without opening a file.
 
     Raises:
         ValueError: for a text that is neither a built-in name nor of the form module:name.
@@ -144,44 +143,40 @@ def check_name(key: str, name: str) -> str:
 
 
 def check_options(section: str, values: Any) -> None:
-    """Raise ValueError for `options` of a section that names no code of one's own."""
-    fields = {
-        key.partition(".")[2]: each
-        for key, each in PLUGINS.items()
-        if key.startswith(f"{section}.")
-    }
-    built_in = {field: getattr(values, field) for field in fields}
+    """Raise ValueError for `options` of a section whose functions take none."""
+    keys = [key for key in PLUGINS if key.startswith(f"{section}.")]
+    names = [getattr(values, key.partition(".")[2]) for key in keys]
     takes = any(
-        name not in fields[field].built_in or has_options(f"{section}.{field}", name)
-        for field, name in built_in.items()
+        name not in PLUGINS[key].built_in or has_options(key, name)
+        for key, name in zip(keys, names, strict=True)
     )
     if values.options and not takes:
-        keys = " or ".join(f"{section}.{field}" for field in fields)
         raise ValueError(
-            f"{section}.options must be those of a {keys} of your own, got "
-            f"{', '.join(values.options)} for {', '.join(built_in.values())}"
+            f"{section}.options must be settings of a custom {' or '.join(keys)}, got "
+            f"{', '.join(values.options)} for {', '.join(names)}"
         )
 
 
 class WrongParameters(ValueError):
-    """A function takes other parameters than those that its key needs."""
+    """A function's parameters differ from the ones that its key requires."""
 
 
 def function_of(key: str, name: str) -> Callable[..., Any]:
     """The function that a key names.
 
     Raises:
-        ValueError: one line, if its module cannot be imported or it takes other parameters.
+        ValueError: one line, if its module cannot be imported or its parameters are wrong.
     """
     return _function_at(key, PLUGINS[key].built_in.get(name, name))
 
 
 @lru_cache(maxsize=64)
 def _function_at(key: str, path: str) -> Callable[..., Any]:
-    """The function of this path, whose parameters are those of the key."""
+    """The function at this path, with its parameters checked."""
     plugin = PLUGINS[key]
     module_name, _, attribute = path.rpartition(":")
-    module = _module_of(key, module_name)
+    expected = f"a function as my_module:name or my_file.py:name; there is no module {module_name}"
+    module = own_module(module_name, what=key, expected=expected)
     function = getattr(module, attribute, None)
     if not callable(function):
         names = [each for each, value in vars(module).items() if callable(value)]
@@ -193,53 +188,53 @@ def _function_at(key: str, path: str) -> Callable[..., Any]:
     parameters = inspect.signature(called).parameters.values() if called else ()
     required = [each.name for each in parameters if each.default is each.empty]
     if tuple(required) != plugin.parameters:
-        of = f" whose {plugin.called} is" if plugin.called else ""
+        method = f" whose {plugin.called} is" if plugin.called else ""
         raise WrongParameters(
-            f"{key} must be {plugin.what}{of} of ({', '.join(plugin.parameters)}), got {attribute}"
-            f"({', '.join(required)})"
+            f"{key} must be {plugin.what}{method} of ({', '.join(plugin.parameters)}), got "
+            f"{attribute}({', '.join(required)})"
         )
     return function
 
 
 @contextmanager
 def own_call(key: str, name: str) -> Iterator[None]:
-    """Make what goes wrong in a call of the function that a key names, and in the checks of what it
-    returned, an OwnFault of one line: the key, the function, what was wrong, and where it stands.
-    An exit is an error. Errors of a built-in function stay as they are."""
+    """Turn an error in a call of the function that a key names, or in the checks of its result,
+    into an OwnFault of one line: the key, the function, the error and its file and line. An exit
+    counts as an error. Errors of a built-in function pass unchanged."""
     try:
         yield
     except (Exception, SystemExit) as error:
-        fault, told = own_fault(error), f"{key} {name}: "
-        if fault is error and str(error).startswith(told):  # by a call inside this one
+        fault, prefix = own_fault(error), f"{key} {name}: "
+        if fault is error and str(error).startswith(prefix):  # from a nested call
             raise
         of_project = isinstance(error, SystemExit | RunEnds | EngineFault | EnginesFailed)
         if fault is None and (name in PLUGINS[key].built_in or of_project):
             raise
         where = line_of(function_of(key, name)) if isinstance(error, OwnFault) else ""
-        raise OwnFault(f"{told}{fault or error_line(error)}{where}") from error
+        raise OwnFault(f"{prefix}{fault or error_line(error)}{where}") from error
 
 
 @dataclass(frozen=True)
 class NoOptions:
-    """Of a method without settings."""
+    """The settings of a method without any."""
 
 
 def options_class(key: str, name: str, default: Any = NoOptions) -> Any:
-    """The class of the settings of what a key names. Raises ValueError for a name that is none."""
+    """The class of the settings of a key's value. Raises ValueError for an invalid name."""
     if check_name(key, name) in PLUGINS[key].built_in:
         return import_module(PLUGINS[key].options).OPTIONS[name]
     return getattr(function_of(key, name), "Options", default)
 
 
 def has_options(key: str, name: str) -> bool:
-    """Whether what a key names is built in and has settings."""
+    """Whether a key's value is built in and has settings."""
     module = PLUGINS[key].options
     return bool(module) and name in import_module(module).OPTIONS
 
 
 def plain_state(key: str, name: str, state: Callable[[], Any]) -> Any:
-    """The state that code of a key gives a checkpoint; of one's own a copy. Raises OwnFault for one
-    that no JSON holds."""
+    """The state that a key's code adds to a checkpoint; a copy if the code is custom. Raises
+    OwnFault for a state that JSON cannot represent."""
     if name in PLUGINS[key].built_in:
         return state()
     with own_call(key, name):
@@ -249,10 +244,10 @@ def plain_state(key: str, name: str, state: Callable[[], Any]) -> Any:
 
 
 def key_of(name: str) -> str:
-    """The key that has this name built in, or takes the function of this name by its parameters.
+    """The key with this built-in name, else the key whose parameters the named function has.
 
     Raises:
-        ValueError: one line, if there is no such function or its parameters are those of no key.
+        ValueError: one line, if there is no such function or no key has its parameters.
     """
     for key, plugin in PLUGINS.items():
         if name in plugin.built_in:
@@ -270,18 +265,18 @@ def key_of(name: str) -> str:
 
 
 def methods_of(config: Any) -> list[tuple[str, Any, Any]]:
-    """The name, the class and the settings of each method, in the order in which a step asks."""
+    """The name, the class and the settings of each method, in the order of their calls."""
     return [(name, function_of("methods", name), of) for name, of in config.methods.items()]
 
 
 def as_setting(key: str, name: str) -> str:
-    """`key=value` that names this function alone."""
+    """The `key=value` that selects only this function."""
     one = {"methods": f"{{{name}: {{}}}}", "observers": f"[{name}]"}
     return f"{key}={one.get(key, name)}"
 
 
 def own_functions(config: Any) -> Iterator[tuple[str, str]]:
-    """Each key of the settings whose function is not built in, and its value; of a list each."""
+    """Each key whose function is custom, and its value, for each entry of a list or mapping."""
     for key, plugin in PLUGINS.items():
         value = attrgetter(key)(config)
         for name in [value] if isinstance(value, str) else [named(each)[0] for each in value]:
@@ -290,9 +285,9 @@ def own_functions(config: Any) -> Iterator[tuple[str, str]]:
 
 
 def named(entry: Any) -> tuple[str, Mapping[str, Any]]:
-    """The name and the options of an entry of a list, which is NAME or {NAME: {KEY: VALUE}}.
+    """The name and the options of an entry of `observers`, NAME or {NAME: {KEY: VALUE}}.
 
-    Raises ValueError for any other."""
+    Raises ValueError for anything else."""
     match entry:
         case str():
             return entry, {}
@@ -300,9 +295,4 @@ def named(entry: Any) -> tuple[str, Mapping[str, Any]]:
             ((name, options),) = entry.items()
             if isinstance(name, str) and isinstance(options, Mapping):
                 return name, options
-    raise ValueError(f"observers must hold NAME or {{NAME: {{KEY: VALUE}}}}, got {entry!r}")
-
-
-def _module_of(key: str, name: str) -> ModuleType:
-    expected = f"a function as my_module:name or my_file.py:name; there is no module {name}"
-    return own_module(name, what=key, expected=expected)
+    raise ValueError(f"observers must list NAME or {{NAME: {{KEY: VALUE}}}}, got {entry!r}")

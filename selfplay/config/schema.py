@@ -1,7 +1,7 @@
 """How settings are declared, and the declarations as text for --help and the settings page.
 
-A section is a frozen pydantic dataclass with `config=RULES`, which is checked whenever it is made,
-by `replace` too. A key's sentence is the docstring below it, a section's is that of its class.
+A section is a frozen pydantic dataclass with `config=RULES`, which is checked whenever it is
+created, also by `replace`. The docstring below a key describes it, as a class's does a section.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pydantic.dataclasses import dataclass, is_pydantic_dataclass
 
 from selfplay.config.text import show
 
-# Strict: no text becomes a number. In files, which are read as JSON, lists are tuples all the same.
+# Strict: no text becomes a number. Files are read as JSON, where a list is still a valid tuple.
 RULES = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 def join(prefix: str, name: str) -> str:
-    """The dotted name of a key of the section `prefix`, "" for the settings themselves."""
+    """The dotted name of a key in the section `prefix`; "" is the top level."""
     return f"{prefix}.{name}" if prefix else name
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Described:
-    """One key as text. A section has no `kind`; its `default` is "null" if it is absent unless the
-    settings contain it, else ""."""
+    """One key as text. A section has no `kind`; its `default` is "null" if it is absent by default,
+    else ""."""
 
     name: str
     kind: str | None
@@ -41,7 +41,7 @@ class Described:
 
 
 def described(cls: Any, prefix: str = "") -> list[Described]:
-    """Every key of a section, or of a game's options: its keys, then its nested sections."""
+    """Every key of a section or of a game's options, then of its nested sections."""
     config = None if hasattr(cls, "__pydantic_config__") else RULES
     own = cls if is_pydantic_dataclass(cls) else dataclass(cls, frozen=True, config=config)
     keys: list[Described] = []
@@ -66,7 +66,7 @@ def described(cls: Any, prefix: str = "") -> list[Described]:
 
 
 def _kind(annotation: Any) -> tuple[str, list[Any]]:
-    """A type as text, and the bounds that are written inside it."""
+    """A type as text, and the bounds inside its annotation."""
     if get_origin(annotation) in (Union, UnionType):
         kinds = [_kind(each) for each in get_args(annotation)]
         return " | ".join(kind for kind, _ in kinds), [each for _, own in kinds for each in own]
@@ -102,5 +102,5 @@ def describe(entries: Sequence[Described]) -> str:
 
 
 def chosen(entries: Sequence[Described], name: str) -> list[Described]:
-    """The key or section of this name, and all below it."""
+    """The key or section of this name, and everything below it."""
     return [each for each in entries if f"{each.name}.".startswith(f"{name}.")]

@@ -1,7 +1,7 @@
-"""Keeps API keys out of settings: they would stand in config.yaml, in logs and in tracebacks.
+"""Keeps API keys out of settings, where config.yaml, logs and tracebacks would show them.
 
-A key is read from the environment variable that `endpoint.key_variable` names. What looks like a
-key anywhere else is refused, and no message shows it.
+A key is read from the environment variable that `endpoint.key_variable` names. Anything else that
+looks like a key is refused, and no message shows it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 
-_ADVICE = "put it into an environment variable and name that in endpoint.key_variable"
+_ADVICE = "put it in an environment variable and name the variable in endpoint.key_variable"
 _NAME = (
     r"(?:x-)?(?:api|access|auth|client|bearer)?[-_]?"
     r"(?:key|token|secret|password|auth|authorization|bearer|credentials?)"
@@ -25,7 +25,7 @@ def hidden(text: str) -> str:
 
 
 def names_key(dotted: str) -> bool:
-    """Whether a setting of this dotted name, known or not, may hold a key."""
+    """Whether a setting of this dotted name, valid or not, may contain a key."""
     return _SETTING.fullmatch(dotted) is not None
 
 
@@ -34,18 +34,18 @@ def check_url(text: str) -> None:
     a fragment."""
     if hidden(text) != text:
         raise ValueError(
-            "an endpoint's URL must have no user name, no password, no query and no fragment, got "
-            f"{hidden(text)!r}; if that holds a key, {_ADVICE}"
+            "an endpoint's URL must not have a user name, a password, a query or a fragment, got "
+            f"{hidden(text)!r}; if that contains a key, {_ADVICE}"
         )
 
 
 def check_body(body: object) -> None:
-    """Raise ValueError for `endpoint.body` that is no JSON, or has a field that is named like a key
-    or holds one."""
+    """Raise ValueError for `endpoint.body` that is not JSON, or has a field that is named like a
+    key or contains one."""
     try:
         found = _IN_JSON.search(json.dumps(body, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ValueError(f"endpoint.body must be valid JSON: {error}") from None
     if found is not None:
         name = f", got {found[1]}" if found[1] else ""
-        raise ValueError(f"endpoint.body must not hold a key{name}; {_ADVICE}")
+        raise ValueError(f"endpoint.body must not contain a key{name}; {_ADVICE}")

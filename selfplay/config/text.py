@@ -1,4 +1,4 @@
-"""Settings as YAML text, and how they differ from the defaults or from another run's."""
+"""Settings as YAML text, and their differences from the defaults or from another run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic import TypeAdapter
 
-# Numbers as they look: YAML 1.1 reads 1e-5 as text, 010 as 8 and 1:30 as 90.
+# Plain decimal numbers: YAML 1.1 reads 1e-5 as text, 010 as 8 and 1:30 as 90.
 _NUMBERS = {
     "int": re.compile(r"[-+]?([0-9][0-9_]*|0x[0-9a-fA-F]+)$"),
     "float": re.compile(
@@ -21,10 +21,10 @@ _NUMBERS = {
 
 
 class Loader(yaml.SafeLoader):
-    """Reads numbers as they look, a date as text, and ~ as the home folder."""
+    """Reads numbers as plain decimals, a date as text, and ~ as the home folder."""
 
     def construct_number(self, node: yaml.ScalarNode) -> float:
-        """Raises MarkedYAMLError for what is not finite."""
+        """Raises MarkedYAMLError for a number that is not finite."""
         value = node.value.replace("_", "")
         if node.tag.endswith(":int"):
             return int(value, 16 if "x" in value else 10)
@@ -35,7 +35,7 @@ class Loader(yaml.SafeLoader):
         return number
 
     def construct_text(self, node: yaml.ScalarNode) -> str:
-        """A shell leaves the ~ of out=~/runs as it is."""
+        """Expands ~: a shell leaves it unchanged in out=~/runs."""
         text: str = self.construct_scalar(node)
         return str(Path(text).expanduser()) if text.startswith("~/") else text
 
@@ -68,8 +68,8 @@ def show(value: Any) -> str:
 
 
 def difference(a: Any, b: Any, name: str = "") -> list[str]:
-    """The dotted keys whose values differ, each as `name: value in a -> value in b`. Of two kinds
-    of engine those that both have."""
+    """The dotted keys whose values differ, each as `name: value in a -> value in b`. For different
+    engine kinds only the keys of both."""
     a, b = _plain(a), _plain(b)
     if not (isinstance(a, dict) and isinstance(b, dict)):
         return [] if a == b else [f"{name}: {show(a)} -> {show(b)}"]
@@ -81,8 +81,8 @@ def difference(a: Any, b: Any, name: str = "") -> list[str]:
 
 def changed(given: Any, default: Any, name: str = "") -> list[tuple[str, str, str]]:
     """(dotted key, default, value) of each setting that differs from its default. A section that is
-    absent by default, or a game's options of another kind, is compared with its own defaults; an
-    absent one that holds just those is {}."""
+    absent by default, or has options of another class, is compared with its class's defaults; the
+    value is {} if it has only these."""
     if isinstance(given, dict) and any(map(is_dataclass, given.values())):  # methods
         return [each for key, of in given.items() for each in changed(of, None, f"{name}.{key}")]
     if not is_dataclass(given) or isinstance(given, type):
@@ -101,5 +101,5 @@ def _yaml(value: Any, **style: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The value with all sections as dicts, at every depth."""
+    """The value with every section as a dict, at every depth."""
     return TypeAdapter(Any).dump_python(value)

@@ -1,6 +1,6 @@
-"""Reads the chats that a warm start imitates: rows with `messages`, each a role and its content.
+"""Reads the chats that a warm start imitates: rows with `messages`, each with role and content.
 
-A file is .jsonl or .parquet; a folder is what `save_to_disk` of `datasets` writes.
+The source is a .jsonl or .parquet file, or a folder from `save_to_disk` of `datasets`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from selfplay.data.instances import state_of
 from selfplay.errors import SettingsError
 
 _KEY = "warm_start.chats"
-# What a message may hold beside its role and text: it changes nothing, unless the model's chat
-# template shows it (`check_shown`). Anything else would be lost without a word.
+# The other keys that a message may have. They have no effect, unless the model's chat template
+# shows them (`check_shown`). Any other key would be lost silently.
 PASSED = ("name", "id", "metadata")
-_WHOSE = "whose turns are imitated is warm_start.chat_roles"
+_WHOSE = "warm_start.chat_roles selects whose turns are imitated"
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
-# Columns that say what the model reads or what is imitated. Others are labels and sources.
+# Columns that affect what the model reads or imitates. Others are labels and sources.
 _MEANT = re.compile(
     r"(?i)(?:^|_)(?:tools?|functions?|documents|system|chat_template|weights?|masks?|loss|train"
     r"|trainable)(?:_|$)"
@@ -36,8 +36,8 @@ _MEANT = re.compile(
 class Chat:
     """A conversation: the system text ("" for none), the user's texts, and the answers to them.
 
-    There are as many answers as user texts, or one less. `name` is the row's place in its file.
-    `unread` are its other columns, and keys of its messages as messages.KEY.
+    There are as many answers as user texts, or one less. `name` is the row's location in its file.
+    `unread` has its other columns, and other keys of its messages as messages.KEY.
     """
 
     name: str
@@ -48,25 +48,25 @@ class Chat:
 
 
 def read_chats(source: str, roles: Collection[str]) -> tuple[Chat, ...]:
-    """The chats of a file or folder, which is read again only if it was written again. A last user
-    text is left out if `roles`, whose turns are imitated, has no "user".
+    """The chats of a file or folder, which is read again only if it has changed. A final user text
+    is dropped unless `roles`, whose turns are imitated, includes "user".
 
     Raises:
         SettingsError: one line, for a source that cannot be read or is empty, and for the first row
-            that is no chat; names the file and the row.
+            that is not a chat; names the file and the row.
     """
     return _chats(Path(source), tuple(roles), state_of(Path(source)))
 
 
 def check_shown(chats: Iterable[Chat], shown: Collection[str]) -> None:
-    """Raise SettingsError for the first chat whose messages have a key that the chat template
-    would show: `shown`, some of PASSED."""
+    """Raise SettingsError for the first chat whose messages have a key in `shown`, the keys of
+    PASSED that the chat template would show."""
     for chat in chats:
         for key in shown:
             if f"messages.{key}" in chat.unread:
                 raise SettingsError(
-                    f"{_KEY}: {chat.name}: its messages must have no {key}, which the chat "
-                    "template shows and no game has; leave it out"
+                    f"{_KEY}: {chat.name}: its messages must not have {key}, which the chat "
+                    "template shows and games lack; remove it"
                 )
 
 
@@ -96,14 +96,14 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         raise ValueError(f"{path} does not exist")
     if not path.is_file() or path.suffix not in (".jsonl", ".parquet"):
         raise ValueError(
-            f"must be a .jsonl or .parquet file or a folder that `datasets` saved, got {path}"
+            f"must be a .jsonl or .parquet file or a folder saved by `datasets`, got {path}"
         )
     return read_rows(path)
 
 
 def _saved_rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a folder that `Dataset.save_to_disk` wrote: Arrow streams, listed in a file."""
-    from pyarrow import ipc  # takes a while, and most runs read no chats
+    """The rows of a folder from `Dataset.save_to_disk`: Arrow streams, listed in a file."""
+    from pyarrow import ipc  # slow to import, and most runs read no chats
 
     number = 0
     try:
@@ -119,7 +119,7 @@ def _saved_rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _chat(row: Mapping[str, Any], roles: Collection[str], *, name: str) -> Chat:
-    """The chat of a row. Raises ValueError for messages that some chat templates refuse."""
+    """The chat in a row. Raises ValueError for messages that some chat templates refuse."""
     if "messages" not in row:
         raise ValueError(f"must have messages, got {', '.join(map(str, row)) or 'no column'}")
     messages = row["messages"]
@@ -129,8 +129,8 @@ def _chat(row: Mapping[str, Any], roles: Collection[str], *, name: str) -> Chat:
     for key in others:
         if _MEANT.search(key) and (key, others[key]) != ("weight", 1):
             raise ValueError(
-                f"must have no {key} beside messages, got {short(others[key])}; what is read and "
-                f"written stands in messages, and {_WHOSE}"
+                f"must not have {key} next to messages, got {short(others[key])}; put all text "
+                f"into messages, and {_WHOSE}"
             )
     texts = [_text(message, number) for number, message in enumerate(messages)]
     system = texts.pop(0)[1] if texts[0][0] == "system" else ""
@@ -139,7 +139,7 @@ def _chat(row: Mapping[str, Any], roles: Collection[str], *, name: str) -> Chat:
         expected = ("user", "assistant")[number % 2]
         if role != expected:
             raise ValueError(
-                "messages must be at most one system message, then user and assistant in turns: "
+                "messages must be at most one system message, then user and assistant alternating: "
                 f"message {number + skipped} must be {expected}, got {role}"
             )
         if role in roles and not text.strip():
@@ -155,7 +155,7 @@ def _chat(row: Mapping[str, Any], roles: Collection[str], *, name: str) -> Chat:
 
 
 def _text(message: Any, number: int) -> tuple[str, str]:
-    """Role and content of a message."""
+    """The role and the content of a message."""
     if not isinstance(message, Mapping):
         raise ValueError(f"message {number} must have a role and a content, got {short(message)}")
     role, content = message.get("role"), message.get("content")
@@ -164,16 +164,16 @@ def _text(message: Any, number: int) -> tuple[str, str]:
             f"the role of message {number} must be system, user or assistant, got {short(role)}"
         )
     if not isinstance(content, str):
-        got = short(content) if "content" in message else f"none beside {', '.join(message)}"
+        got = short(content) if "content" in message else f"only {', '.join(message)}"
         raise ValueError(f"the content of message {number} must be text, got {got}")
     if message.get("weight", 1) not in (1, None):
         raise ValueError(
-            f"message {number} must have no weight but 1, got {message['weight']!r}; {_WHOSE}"
+            f"message {number} must have weight 1 or none, got {message['weight']!r}; {_WHOSE}"
         )
     for key, value in message.items():
         if key not in ("role", "content", "weight", *PASSED) and value not in _EMPTY:
             raise ValueError(
-                f"message {number} must be text alone, got {key} {short(value)}; write what the "
+                f"message {number} must be only text, got {key} {short(value)}; put all that the "
                 "model should write into its content (a thought between <think> and </think>), and "
                 f"{_WHOSE}"
             )

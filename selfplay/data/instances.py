@@ -1,7 +1,7 @@
 """Instances by stream name and index, or from files.
 
-Instance i of a stream depends only on the stream's seed, i and the game's settings, not on what was
-drawn before. Instances have their game's own type.
+Instance i of a stream depends only on the stream's seed, i and the game's settings, not on earlier
+draws. Instances have their game's type.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from selfplay.config import DataConfig, GameConfig
 from selfplay.data.seeds import named_seed
 from selfplay.errors import SettingsError
 
-# Each purpose has its own name in the seed, so streams of generated instances never overlap.
+# The seed includes the purpose, so streams of generated instances never overlap.
 TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held-out"
 TEACHERS, TOKENIZER = "teachers", "tokenizer"
 T = TypeVar("T")
@@ -37,8 +37,8 @@ def generated(
     """Instances start..start+num-1 of the stream that `purpose` and the run's seed select.
 
     `easy` keeps every instance that the rules allow. Validation and held-out instances are the same
-    for every run seed and drawn apart from all training streams; of a small game training sees
-    equal ones.
+    for every run seed and drawn separately from all training streams; in a small game training may
+    still draw equal ones.
     """
     fixed = purpose in (VALIDATION, HELD_OUT)
     stream_seed = named_seed("instances", None if fixed else seed, purpose)
@@ -52,7 +52,7 @@ def evaluation_instances(
 ) -> tuple[Any, ...]:
     """The first `num` instances for VALIDATION or HELD_OUT: generated, or from the settings' file.
 
-    A file with fewer instances gives all of them. Generated ones are drawn apart from training's.
+    A file with fewer instances gives all of them. Generated ones have separate streams.
     """
     name, source = _source(data, purpose)
     if source == GENERATED:
@@ -67,7 +67,7 @@ def _held_out(purpose: str, num: int, game: GameConfig, processes: int) -> tuple
 
 def check_files(game: GameConfig, data: DataConfig) -> None:
     """Raise SettingsError for files of held-out instances that are missing, empty or unreadable,
-    and for a training file whose games cannot be gone on with."""
+    and for a training file whose games cannot be continued."""
     for purpose in (VALIDATION, HELD_OUT):
         name, source = _source(data, purpose)
         if source != GENERATED:
@@ -77,7 +77,7 @@ def check_files(game: GameConfig, data: DataConfig) -> None:
 
 
 def trained_on(game: GameConfig, data: DataConfig) -> list[str]:
-    """Warnings where files of held-out instances hold instances of the training file."""
+    """Warnings for files of held-out instances that contain instances of the training file."""
     sources = [_source(data, purpose) for purpose in (VALIDATION, HELD_OUT)]
     files = [(name, source) for name, source in sources if source != GENERATED]
     if data.train_file is None or not files:
@@ -88,8 +88,8 @@ def trained_on(game: GameConfig, data: DataConfig) -> list[str]:
         instances = read_file(game, name, source)
         if num := sum(game.kit.digest(one) in trained for one in instances):
             warnings.append(
-                f"{num} of the {len(instances)} instances of {name} {source} are in data.train "
-                f"{data.train} too: scores on them are no held-out scores"
+                f"{num} of the {len(instances)} instances of {name} {source} are also in "
+                f"data.train {data.train}: scores on them are not held-out scores"
             )
     return warnings
 
@@ -103,7 +103,7 @@ def _source(data: DataConfig, purpose: str) -> tuple[str, str]:
 
 def read_file(game: GameConfig, name: str, source: str) -> tuple[Any, ...]:
     """The instances of the file `source`, the value of the settings key `name`. It is read again
-    only if it was written again.
+    only if it has changed.
 
     Raises:
         SettingsError: if the file is missing, unreadable or empty.
@@ -115,8 +115,8 @@ def read_file(game: GameConfig, name: str, source: str) -> tuple[Any, ...]:
 
 
 def state_of(path: Path) -> tuple[tuple[Path, int, int], ...]:
-    """Sizes and times of a file, or of the files in a folder: others once one is written again.
-    Empty for what cannot be read, of which reading it tells."""
+    """Sizes and times of a file, or of the files in a folder, to detect a change. Empty if they
+    cannot be read; reading them then raises."""
     try:
         files = [path] if path.is_file() else sorted(filter(Path.is_file, path.rglob("*")))
         return tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
@@ -149,8 +149,8 @@ def _recorded(game: GameConfig, name: str, path: Path, state: object) -> tuple[R
 def _read(
     read: Callable[[Path], Iterable[T]], name: str, path: Path, *, people: bool = False
 ) -> tuple[T, ...]:
-    """What `read` gives of a file. Raises SettingsError, which begins with `name`. `people` says
-    that a .jsonl is of people's games."""
+    """The items that `read` returns for a file. Raises SettingsError, which begins with `name`.
+    `people` says that a .jsonl has people's games."""
     try:
         return tuple(read(path))
     except (OSError, ValueError) as error:
@@ -162,8 +162,8 @@ def _read(
 def imitated_people(
     game: GameConfig, data: DataConfig, *, recorded: str, share: float
 ) -> list[PeoplesGame]:
-    """The recorded games of the file `recorded` that a warm start imitates: those whose board's
-    digest falls below `share`, without boards of data.test and data.validation.
+    """The recorded games of the file `recorded` that a warm start imitates: the fraction `share`,
+    chosen by the digests of their instances, without instances of data.test and data.validation.
 
     Raises:
         SettingsError: if the file is unreadable, or no game is left.
@@ -187,14 +187,14 @@ def imitated_people(
     imitated = [g for g in drawn if kit.digest(g.instance) not in evaluated]
     if not imitated:
         raise SettingsError(
-            f"{name} must hold games to imitate, got {path} with {len(games)} readable games: "
-            f"recorded_share {share:g} selects {len(drawn)} of them, all on those of data.test or "
-            "data.validation"
+            f"{name} must have games to imitate, got {path} with {len(games)} readable games: "
+            f"recorded_share {share:g} selects {len(drawn)} of them, all on instances of data.test "
+            "or data.validation"
         )
     return imitated
 
 
-def begun(game: RecordedGame, entries: Entries, *names: object) -> Any:
+def continued(game: RecordedGame, entries: Entries, *names: object) -> Any:
     """An instance that continues a recorded game after `entries`.
 
     `names` seed the start if `entries` is "random".

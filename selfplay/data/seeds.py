@@ -1,4 +1,4 @@
-"""Named seeds: every random draw of a run depends only on the names given here."""
+"""Named seeds: every random draw of a run depends only on the seed's names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def named_seed(*names: object) -> int:
     """A 63-bit seed from the names of a draw, such as (run seed, step, instance, seat, turn).
 
     Different names give independent seeds; the order of calls does not matter. Never rename a draw:
-    a new name changes the results of every run.
+    a new name would change the results of every run.
     """
     digest = hashlib.blake2b(repr(names).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

@@ -1,7 +1,7 @@
-"""Which instances a training step plays.
+"""The instances that a training step plays.
 
-The instances of a step are numbered 0..rollout.instances-1, then come those that methods play, such
-as the replacements of zero-variance groups. An instance depends on the settings, the step and its
+A step's instances have the numbers 0..rollout.instances-1, followed by the ones that methods add,
+such as replacements of zero-variance groups. An instance depends on the settings, the step and its
 number, never on the number of ranks.
 """
 
@@ -22,13 +22,7 @@ from dialop.workers import Spawn
 from selfplay.config import Config
 from selfplay.config.options import with_options
 from selfplay.config.plugins import own_call
-from selfplay.data.instances import (
-    TRAIN,
-    begun,
-    generated,
-    read_file,
-    read_recorded,
-)
+from selfplay.data.instances import TRAIN, continued, generated, read_file, read_recorded
 from selfplay.data.seeds import named_seed
 from selfplay.errors import OwnFault, SettingsError
 
@@ -38,45 +32,44 @@ KEY = "data.train"
 
 
 def generated_instances(step: int, numbers: Sequence[int], config: Config) -> list[Instance]:
-    """Instances of the stream that the run's seed selects, or of another one in places after
-    rollout.instances."""
+    """Instances of the stream that the run's seed selects, or of a second stream for numbers from
+    rollout.instances on."""
     batch, num_more = config.rollout.instances, len(config.further_instances)
     made: list[Instance] = []
     for number in numbers:
-        in_batch = number < batch
-        stream = TRAIN if in_batch else RESAMPLED
-        start = step * batch + number if in_batch else step * num_more + number - batch
+        stream, start = TRAIN, step * batch + number
+        if number >= batch:
+            stream, start = RESAMPLED, step * num_more + number - batch
         made += generated(stream, game=config.game, seed=config.seed, start=start, num=1)
     return made
 
 
 def made_instances(config: Config, step: int, numbers: Sequence[int]) -> list[Instance]:
-    """The instances of these numbers by the function that `data.train` names. Raises OwnFault for
-    what one of one's own gives that a step cannot use."""
+    """The instances with these numbers from the function that `data.train` names. Raises OwnFault
+    if a custom function returns instances that a step cannot use."""
     with own_call(KEY, config.data.train):
         made = with_options(KEY, config)(step, list(numbers), config)
         return checked_instances(made, len(numbers))
 
 
 def checked_instances(made: Any, num: int) -> list[Instance]:
-    """What a function gave as `num` instances. Raises OwnFault unless they are as many, each with a
-    key of its own."""
+    """A function's result as instances. Raises OwnFault unless there are `num`, each with a unique
+    key."""
     if not isinstance(made, list | tuple) or len(made) != num:
         got = f"{len(made)}" if isinstance(made, list | tuple) else repr(made)
-        raise OwnFault(f"it must give a list of {num} instances, one a number, got {got:.200}")
+        raise OwnFault(f"it must return a list of {num} instances, one per number, got {got:.200}")
     keys = set[str]()
     for one in made:
         if not isinstance(key := getattr(one, "key", None), str):
             raise OwnFault(f"its instances must be the game's, with a text `key`, got {one!r:.200}")
         if key in keys:
-            raise OwnFault(f"its instances of a step must have keys of their own, got {key} twice")
+            raise OwnFault(f"its instances of a step must have unique keys, got {key} twice")
         keys.add(key)
     return list(made)
 
 
 class TrainStream:
-    """The training instances of each step: made by a function, or a file read in shuffled
-    epochs."""
+    """The training instances of each step: from a function, or from a file in shuffled epochs."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -92,10 +85,10 @@ class TrainStream:
             self._recorded = read_recorded(config.game, "data.start", config.data.train)
 
     def step(self, step: int, numbers: Iterable[int]) -> list[Instance]:
-        """The instances of a step with these numbers; each rank passes its own.
+        """The instances of a step with these numbers; each rank passes its own numbers.
 
         All instances of a step are different. An epoch of a file has as many full steps as fit; the
-        instances left over differ from epoch to epoch.
+        remaining instances differ from epoch to epoch.
         """
         batch, numbers = self._config.rollout.instances, list(numbers)
         if self._file is not None:
@@ -113,20 +106,21 @@ class TrainStream:
             self._prefetcher.close()
 
     def _of_file(self, file: Sequence[Instance], step: int, number: int) -> Instance:
-        """The instance of the file at this place, or where recorded games are continued, with the
-        moves that `data.start` replays."""
+        """The file's instance for this number; for recorded games, with the moves that `data.start`
+        replays."""
         batch = self._config.rollout.instances
         epoch, step_of_epoch = divmod(step, len(file) // batch)
         index = self._order(epoch)[(step_of_epoch * batch + number) % len(file)]
         if not self._recorded:
             return file[index]
         entries = checked_entries(self._config.data.start)
-        names = (self._config.seed, step, index)
-        continued: Instance = begun(self._recorded[index], entries, *names)
-        return continued
+        instance: Instance = continued(
+            self._recorded[index], entries, self._config.seed, step, index
+        )
+        return instance
 
     def _order(self, epoch: int) -> list[int]:
-        """The indices of the file in the shuffled order of an epoch; caches the last epoch."""
+        """The file's indices in an epoch's shuffled order; caches the last epoch."""
         assert self._file is not None
         if self._shuffled[0] != epoch:
             indices, seed = range(len(self._file)), self._config.seed
@@ -139,7 +133,7 @@ def read_train_file(config: Config) -> Sequence[Instance]:
     """The instances of data.train. Raises SettingsError if they are too few for one step."""
     path, batch = config.data.train, config.rollout.instances
     num_more = len(config.further_instances)
-    instances: Sequence[Instance] = read_file(config.game, "data.train", path)
+    instances: Sequence[Instance] = read_file(config.game, KEY, path)
     if len(instances) < batch:
         raise SettingsError(
             f"rollout.instances must be at most the {len(instances)} instances of {path}, "
@@ -167,8 +161,8 @@ class Prefetcher:
         self._drawn: dict[Place, Future[Instance]] = {}
 
     def draw(self, now: Sequence[Place], later: Sequence[Place]) -> list[Instance]:
-        """The instances of `now`. The workers then generate those of `later`, or without any go on
-        with what was asked for before.
+        """The instances of `now`. The workers then generate the instances of `later`; if it is
+        empty, they continue with earlier requests.
 
         Raises:
             RuntimeError: if a worker was killed.
@@ -194,7 +188,7 @@ class Prefetcher:
 
 
 def _begin() -> None:
-    """A worker ignores Ctrl-C, on which the trainer ends it, and ends with a killed trainer."""
+    """A worker ignores Ctrl-C, because the trainer ends it, and exits if the trainer is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     trainer: Any = parent_process()
     Thread(target=lambda: (trainer.join(), os._exit(1)), daemon=True).start()

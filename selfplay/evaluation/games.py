@@ -16,7 +16,7 @@ from dialop.rows import read_records
 from dialop.starts import Entries, checked_entries
 from selfplay.config import DataConfig, EvalConfig, GameConfig
 from selfplay.config.play import check_num_games
-from selfplay.data.instances import GENERATED, HELD_OUT, begun, evaluation_instances
+from selfplay.data.instances import GENERATED, HELD_OUT, continued, evaluation_instances
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.partners.checkpoints import Source, nearest_beside
 
@@ -86,7 +86,7 @@ def find_games(
     records = list(read_records(path)) if path.suffix == ".jsonl" and kit.PLAYED_BY_PEOPLE else []
     if start:
         recorded = kit.read_recorded(path)
-        chosen = [begun(recorded[i], start, "evaluation", i) for i in numbers]
+        chosen = [continued(recorded[i], start, "evaluation", i) for i in numbers]
     else:
         chosen = [instances[i] for i in numbers]
     return Games(chosen, [records[i] for i in numbers] if records else [])

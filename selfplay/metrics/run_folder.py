@@ -31,7 +31,7 @@ from selfplay.config.own_code import (
     GAME,
     UNTIL,
     OwnCode,
-    copies_in,
+    all_changed_originals,
     copies_of,
     digest_of,
     earlier_code,
@@ -262,7 +262,12 @@ def open_run(opening: Opening) -> None:
         key, _, value = what.partition(" ")
         put_name(values, key, value, name)
     write_atomically(saved, dump(values))
-    print(*(f"{line}\n" for line in copies_in(own_names(config))), sep="", end="", flush=True)
+    print(
+        *(f"{line}\n" for line in all_changed_originals(own_names(config))),
+        sep="",
+        end="",
+        flush=True,
+    )
     with (folder / "code.txt").open("a+", encoding="utf-8") as file:
         file.seek(0)
         lines = file.read().splitlines()

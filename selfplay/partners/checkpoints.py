@@ -18,7 +18,7 @@ from selfplay.config.load import load, read_value
 from selfplay.config.own_code import (
     CODE,
     GAME,
-    copies_in,
+    all_changed_originals,
     earlier_code,
     is_own_game,
     other_code,
@@ -164,7 +164,11 @@ def tell_code(config: Config, source: Source | None) -> None:
     warn where the policy was trained with other code."""
     names = played_names(config)
     if names:
-        print(f"code: {', '.join(value for _, value in names)}", *copies_in(names), sep="\n")
+        print(
+            f"code: {', '.join(value for _, value in names)}",
+            *all_changed_originals(names),
+            sep="\n",
+        )
     if source is not None:
         say_other_code(names, source)
 

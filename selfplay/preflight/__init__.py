@@ -1,3 +1,3 @@
 """Checks that can refuse a run before training starts: settings against the machine (`run`), the
-model against this code (`model`) and functions of one's own (`functions`).
+model against this code (`model`) and custom functions (`functions`).
 """

@@ -1,4 +1,4 @@
-"""The words behind train.py and eval.py: parsed, explained and refused without importing torch."""
+"""The command lines of train.py and eval.py: parsing, help and errors, without importing torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from selfplay.errors import SettingsError
 from selfplay.evaluation.asked import YAML, EvalPlan
 
 _Append = argparse._AppendAction
-# What `train.py --help` shows: the keys that people change.
+_SECTIONS = {field.name for field in fields(Config)}
+# The commonly changed keys, which `train.py --help` shows.
 COMMON = (
     *("out", "seed", "steps", "save_every", "device"),
     *("game.name", "data.train", "data.test"),
@@ -44,17 +45,17 @@ _OF_TRAINING = {
     *("monitors", "track", "observers"),
     *("warm_start", "policy_pool", "reward", "algorithm", "methods", "optim"),
 }
-_DASHES = "-\N{EN DASH}\N{EM DASH}"  # editors make the others of two hyphens
+_DASHES = "-\N{EN DASH}\N{EM DASH}"  # editors turn two hyphens into the other two
 
 
 def typed(program: str) -> str:
-    """The command that was typed: the installed one (selfplay-train), else `program`."""
+    """The command as typed: the installed one (selfplay-train), else `program`."""
     name = Path(sys.argv[0]).name
     return name if name.startswith("selfplay-") else program
 
 
 def last_line(folder: Path, *, page: Path) -> str:
-    """The last line of a run: where its policy and its page are, and how to play with it."""
+    """The last line of a run: the paths of its policy and its page, and how to play with it."""
     play = f"{sys.orig_argv[0]} -m selfplay.apps.play"
     play = play if typed(play) == play else "selfplay-play"
     return f"the policy is in {folder / 'final'}, the page is {page}; to play: {play} {folder}"
@@ -63,8 +64,8 @@ def last_line(folder: Path, *, page: Path) -> str:
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises ValueError for an invalid command line.
 
-    `program` is a file such as train.py, or a module. `about` is shown with the command that was
-    typed in place of `python FILE` or `python -m MODULE`.
+    `program` is a file such as train.py, or a module. In the help text, the command as typed
+    replaces `python FILE` or `python -m MODULE` in `about`.
     """
 
     def __init__(
@@ -85,15 +86,15 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Raise ValueError also for an unknown option, before argparse asks for what is missing,
-        for one without a value, and for one given twice: the last one would win."""
+        """Also raise ValueError for an unknown option, before argparse reports what is missing,
+        for an option without a value, and for one given twice: the last one would win."""
         words = list(sys.argv[1:] if args is None else args)
         given: set[str] = set()
         encoding = sys.getfilesystemencoding()
         for before, word in pairwise(["", *words]):
             if encoding != "utf-8" and any("\ud800" <= letter <= "\udfff" for letter in word):
                 raise ValueError(
-                    f"{word!a} has letters that the locale's encoding, {encoding}, lacks; set "
+                    f"{word!a} has characters that the locale's encoding, {encoding}, lacks; set "
                     "PYTHONUTF8=1"
                 )
             option, equals, value = word.partition("=")
@@ -104,23 +105,23 @@ class Parser(argparse.ArgumentParser):
             action = self._option_string_actions.get(option)
             if action is not None and action.nargs is None and not isinstance(action, _Append):
                 if action.dest in given:
-                    raise ValueError(f"{option} is given twice; leave one out")
+                    raise ValueError(f"{option} is given twice; remove one")
                 given.add(action.dest)
         return super().parse_known_args(words, namespace)
 
     def check_settings(self, words: Sequence[str], *, trains: bool = True) -> None:
-        """Raise ValueError unless these words, which no option takes, all read key=value, each key
-        once. A program that does not train takes no key that only training reads."""
-        for key in (word.partition("=")[0].strip() for word in words):
-            if not trains and key.partition(".")[0] in _OF_TRAINING:
-                raise ValueError(f"{key} has no effect without training; leave it out")
+        """Raise ValueError unless all these words, the remaining arguments, are key=value with
+        each key once. A program that does not train refuses keys that only training reads."""
         for word in words:
+            key = word.partition("=")[0].strip()
+            if not trains and key.partition(".")[0] in _OF_TRAINING:
+                raise ValueError(f"{key} has no effect without training; remove it")
             if "=" in word and word[0] not in _DASHES:
                 continue
             if "--config" in self._option_string_actions and _is_settings(word):
                 raise ValueError(f"a settings file must be given as --config {word}, got {word!r}")
-            # A shell cuts an unquoted key=[{a: 1}] at its blanks.
-            cut = not word.startswith(tuple(_DASHES)) and any("=" in other for other in words)
+            # A shell splits an unquoted key=[{a: 1}] at its blanks.
+            cut = word[0] not in _DASHES and any("=" in other for other in words)
             self._check_known(word, "; quote values that contain blanks" if cut else "")
         check_once(words)
 
@@ -129,7 +130,7 @@ class Parser(argparse.ArgumentParser):
         if option in self._option_string_actions:
             return
         name = option.lstrip(_DASHES)
-        if self.takes_settings and name.partition(".")[0] in {f.name for f in fields(Config)}:
+        if self.takes_settings and name.partition(".")[0] in _SECTIONS:
             near = f"; write {name}={'VALUE' if names_key(name) else hidden(value) or 'VALUE'}"
         else:
             near = nearest(option, self._option_string_actions)
@@ -137,30 +138,30 @@ class Parser(argparse.ArgumentParser):
 
 
 def refused(program: str, error: Exception, *, status: int = 2) -> int:
-    """Print the error in one line on stderr; returns the exit status.
+    """Print the error as one line on stderr; returns the exit status.
 
-    The line and its end are one write: the lines of several ranks never run into each other.
+    The line is written in one call, so that the lines of several ranks do not interleave.
     """
     sys.stderr.write(f"{typed(program)}: {' '.join(error_text(error).split())[:1500]}\n")
     return status
 
 
 def parse_train(words: Sequence[str], about: str) -> tuple[argparse.Namespace, Config]:
-    """The options of train.py and its settings. Ends the process after --help and --list.
+    """The options of train.py and its settings. Exits after --help and --list.
 
     Raises:
-        SettingsError, ValueError: for a word or a setting that cannot be used.
+        SettingsError, ValueError: for an invalid argument or setting.
     """
     usage = "%(prog)s --config FILE [key=value ...] [--dry-run [--gpu GB]]"
     parser = Parser("train.py", about, usage=usage, add_help=False)
     add = parser.add_argument
-    add("--config", type=Path, help="a YAML file with what differs from the defaults")
+    add("--config", type=Path, help="YAML file with the settings that differ from the defaults")
     add("overrides", nargs="*", metavar="key=value", help="settings that override the file's")
-    nothing = "print settings, first prompt and memory by phase, and start nothing"
+    nothing = "print settings, the first prompt and memory by phase, without starting a run"
     add("--dry-run", action="store_true", help=nothing)
     add("--gpu", type=float, metavar="GB", help="with --dry-run: memory of one GPU, such as 80")
-    add("--list", action="store_true", help="name the configs that ship")
-    sections = "show the settings that people change, or every key of a section or of all"
+    add("--list", action="store_true", help="list the shipped configs")
+    sections = "show the common settings, or every key of a section or of all"
     add("-h", "--help", nargs="?", const="", metavar="SECTION", help=sections)
     asked, rest = parser.parse_known_intermixed_args(words)
     if asked.help is not None:
@@ -172,69 +173,56 @@ def parse_train(words: Sequence[str], about: str) -> tuple[argparse.Namespace, C
         sys.exit(0)
     parser.check_settings([*rest, *asked.overrides])
     if asked.config is None:
-        raise ValueError("--config FILE is needed, such as --config tiny; --list names more")
+        raise ValueError("--config FILE is required, e.g. --config tiny; --list shows all")
     if asked.gpu is not None and not asked.dry_run:
         raise ValueError("--gpu needs --dry-run")
     return asked, load_config(asked.config, asked.overrides)
 
 
 def parse_eval(words: Sequence[str], about: str) -> EvalPlan:
-    """Parse the command line, with `key=value` words anywhere (`overrides`). Ends the process after
-    --help. Raises ValueError for words that cannot be used."""
+    """Parse the command line, with `key=value` words anywhere (`overrides`). Exits after --help.
+    Raises ValueError for invalid arguments."""
     usage = "%(prog)s RUN [--games FILE] [options] [key=value ...]"
     parser = Parser("eval.py", about, usage=usage)
     add = parser.add_argument
-    run = "a run, a Hugging Face folder or name; with --partners also several, one row each"
+    run = "a run, a Hugging Face folder or name; with --partners one or more, one row each"
     add("words", nargs="*", metavar="RUN", help=run)
-    games = "a .parquet of instances, recorded .jsonl or 'generated' (default)"
+    games = "a .parquet of instances, a .jsonl of recorded games, or 'generated' (default)"
     add("--games", default="generated", help=games)
     add("--num", type=int, help="games (default: eval.final_games, or all of the file)")
     add("--partner", help="see docs/partners.md (default: self, or the run's if seats are unequal)")
-    add(
-        "--partners",
-        type=split_list,
-        default=[],
-        help="cross-play: folders and players, comma-separated; without a RUN also the rows",
-    )
-    add(
-        "--start",
-        default="0",
-        help="start with people's recorded moves: a number, a share or random",
-    )
-    add("--out", type=Path, help="folder to write to (default: RUN/eval_ and what was asked)")
-    add(
-        "--temperature",
-        type=float,
-        action="append",
-        help="0 is greedy; may be repeated (default: rollout.temperature, as in training)",
-    )
-    add("--config", type=Path, help="settings file (default: the run's own)")
+    row = "cross-play: folders and players, comma-separated; without a RUN they are also the rows"
+    add("--partners", type=split_list, default=[], help=row)
+    start = "start with people's recorded moves: a number, a share or random"
+    add("--start", default="0", help=start)
+    add("--out", type=Path, help="output folder (default: RUN/eval_ plus the arguments)")
+    greedy = "0 is greedy; may be repeated (default: rollout.temperature, as in training)"
+    add("--temperature", type=float, action="append", default=[], help=greedy)
+    add("--config", type=Path, help="settings file (default: the run's)")
     args, rest = parser.parse_known_intermixed_args(words)
-    given = vars(args) | {"temperature": args.temperature or []}
+    given = vars(args)
     words = given.pop("words")
     overrides = [*rest, *(word for word in words if not _names_run(word))]
-    parser.check_settings(overrides, trains=False)  # which names the nearest option
+    parser.check_settings(overrides, trains=False)  # its errors name the nearest option
     runs = [Path(word) for word in words if _names_run(word)]
     return EvalPlan(**given, runs=runs, overrides=overrides)
 
 
 def _is_settings(word: str) -> bool:
-    """Whether a word that is no option names a settings file, perhaps one that ships."""
+    """Whether a word that is not an option names a settings file, such as a shipped one."""
     return word[:1] not in _DASHES and find_settings(Path(word)).suffix in YAML
 
 
 def _names_run(word: str) -> bool:
     """Whether a word is a RUN: neither an option nor a setting, whose name has no slash."""
     name, equals, _ = word.partition("=")
-    section = name.partition(".")[0] in {field.name for field in fields(Config)}
-    return word[:1] not in _DASHES and (
-        "/" in name or not (equals or (section and not Path(word).exists()))
-    )
+    is_setting = equals or (name.partition(".")[0] in _SECTIONS and not Path(word).exists())
+    return word[:1] not in _DASHES and ("/" in name or not is_setting)
 
 
 def split_list(text: str) -> list[str]:
     """The entries of a comma-separated list. A comma inside a script's options, as in
-    scripted:honest:tell=top,slip=0.1, does not split. Raises ArgumentTypeError for none."""
+    scripted:honest:tell=top,slip=0.1, does not split. Raises ArgumentTypeError if it is empty."""
     entries: list[str] = []
     for piece in map(str.strip, text.split(",")):
         if entries and re.fullmatch(r"\w+=[^/]*", piece):
@@ -247,16 +235,16 @@ def split_list(text: str) -> list[str]:
 
 
 def help_of(section: str, config: Path | None, overrides: Sequence[str]) -> str:
-    """The help text of a section (or key), of "all", or of the keys that people change ("").
+    """The help text of a section (or key), of "all", or of the common keys ("").
 
-    The options of the game in the settings belong to the section game.
+    The section game includes the options of the game that the settings name.
     """
     entries = all_described(Config)
     sections = [entry.name for entry in entries if entry.kind is None and "." not in entry.name]
     if not section:
         common = [entry for entry in entries if entry.name in COMMON]
         return (
-            f"\nThe settings that people change:\n\n{describe(common)}\n"
+            f"\nCommon settings:\n\n{describe(common)}\n"
             f"--help SECTION shows every key of one of {', '.join(sections)}; --help all shows "
             "all keys.\n"
         )
@@ -279,7 +267,7 @@ def _options(config: Path | None, overrides: Sequence[str]) -> list[Described]:
 
 
 def shipped_configs() -> str:
-    """The settings files that ship with the project: each one's name and its first sentence."""
+    """The settings files that ship with the project: one line each, name and first sentence."""
     lines = []
     for path in sorted(shipped("configs").glob("*.yaml")):
         text = path.read_text(encoding="utf-8").splitlines()
@@ -290,16 +278,16 @@ def shipped_configs() -> str:
 
 
 def train() -> None:
-    """The installed command `selfplay-train …`, which is `python train.py …`."""
+    """The installed command `selfplay-train …`: `python train.py …`."""
     _run(shipped("train.py"))
 
 
 def evaluate() -> None:
-    """The installed command `selfplay-eval …`, which is `python eval.py …`."""
+    """The installed command `selfplay-eval …`: `python eval.py …`."""
     _run(shipped("eval.py"))
 
 
 def _run(program: Path) -> None:
-    """Run a file as the program. Unlike `runpy` it keeps `sys.argv[0]`, the command as typed."""
+    """Run a file as `__main__`. Unlike `runpy` it keeps `sys.argv[0]`, the command as typed."""
     code = compile(program.read_text(encoding="utf-8"), program, "exec")
     exec(code, {"__name__": "__main__", "__file__": str(program)})

@@ -1,4 +1,4 @@
-"""Checks of a function of one's own with hand-made inputs (docs/your_method.md)."""
+"""Checks of a user's function on hand-made inputs (docs/your_method.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dialop.specs import nearest
 from selfplay.advantages.advantages import SampleStatistics, checked_scales
 from selfplay.advantages.rewards import move_rewards, seat_reward, with_rewards
 from selfplay.advantages.sample import Sample, trained_stretches
-from selfplay.chat.rendering import make_rendering
+from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import train_tokenizer
 from selfplay.config import Config, RewardConfig
 from selfplay.config.options import options_at
@@ -56,9 +56,8 @@ FAR = 99.0  # nats; exp of it overflows float32
 
 
 def check_functions(config: Config) -> None:
-    """Check every function of one's own that the settings name, and a built-in one that not every
-    game can have. Warnings go to standard error, once under torchrun. Raises ValueError as
-    `findings`."""
+    """Check every custom function in the settings, and a built-in one that some games cannot use.
+    Warnings go to standard error, from rank 0 only. Raises ValueError as `findings`."""
     checked = list(own_functions(config))
     if config.reward.function == "message_credit":  # needs `Game.reach`
         checked.append(("reward.function", config.reward.function))
@@ -69,10 +68,10 @@ def check_functions(config: Config) -> None:
 
 
 def findings(key: str, name: str, config: Config) -> Iterator[str]:
-    """A line for each check that the function passes, or one that begins "warning: " or "note: ".
+    """One line for each check that passes; a "warning: " or "note: " prefix marks a remark.
 
     Raises:
-        ValueError: one line for the first check that it does not pass.
+        ValueError: one line for the first check that fails.
     """
     function = function_of(key, name)
     if PLUGINS[key].typed:
@@ -86,7 +85,7 @@ def findings(key: str, name: str, config: Config) -> Iterator[str]:
 
 
 def _hint(error: BaseException, section: str, config: Config) -> str:
-    """What to do about an option that is not given or an attribute that does not exist."""
+    """What to do about a missing option or attribute."""
     options: Mapping[str, Any] | None = getattr(getattr(config, section), "options", None)
     if isinstance(error, KeyError) and error.args and options is not None:
         given = f" (given: {', '.join(options)})" if options else ""
@@ -98,24 +97,38 @@ def _hint(error: BaseException, section: str, config: Config) -> str:
 
 
 def _scripted(config: Config, specs: Sequence[str], num: int) -> list[GameSetup]:
-    """Games of the same `num` instances between scripted players of each spec."""
+    """Games of the same `num` instances, played by the scripted players of each spec."""
     kit, game = config.game.kit, config.game
     instances = kit.generate(kit.easy(game.options), seed=0, num=num)
     return [setup for spec in specs for setup in scripted_games(instances, spec=spec, game=game)]
 
 
 def _require(right: bool, rule: str) -> None:
+    """Raise OwnFault with the rule that a function breaks."""
     if not right:
         raise OwnFault(rule)
+
+
+def _require_subclass(kind: Any, base: type) -> None:
+    """Raise OwnFault unless `kind` is a subclass of `base`."""
+    is_subclass = isinstance(kind, type) and issubclass(kind, base)
+    _require(is_subclass, f"it must be a subclass of {base.__module__}.{base.__name__}")
+
+
+def _no_scripts(config: Config) -> str:
+    """The line of a check that cannot be made without scripted players."""
+    return f"nothing checked: {config.game.name} has no scripted players to play a game"
 
 
 # --- losses ---------------------------------------------------------------------------------------
 
 
 def _check_loss(loss: Callable[..., Any], config: Config) -> Iterator[str]:
+    """Computes losses and gradients of three samples of hand-made log-probs: shapes, finite values
+    far from the old log-probs, the sign at ratio 1, and independence of the other samples."""
     samples = [_sample(0, [1.0, 1.0, 1.0]), _sample(1, [-0.5, -0.5]), _sample(2, [0.0, 2.0, -1.0])]
     batch = pack(samples, device=torch.device("cpu"))
-    # The samples' sums, 0.2, -0.1 and 0.05, differ from each other, from their mean and from 0.
+    # Each sample's sum (0.2, -0.1, 0.05) differs from the others, from their mean and from 0.
     moved_M = torch.tensor([0.0, 0.3, -0.1, 0.1, -0.2, 0.05, 0.5, -0.5])
     logprobs_M = (batch.old_logprobs_M + moved_M).requires_grad_()
     algorithm = config.algorithm
@@ -125,30 +138,29 @@ def _check_loss(loss: Callable[..., Any], config: Config) -> Iterator[str]:
     measured = {name for episode in played for name in episode.measures}
     _require(
         not (both := measured & metrics.keys()),
-        f"metrics must have names of their own, got {', '.join(both)}, the game's own",
+        f"metrics must not reuse the game's names, got {', '.join(both)}",
     )
     yield f"shapes: losses and metrics {', '.join(sorted(metrics)) or '(none)'} of each token"
 
-    at: dict[float, torch.Tensor] = {}  # gradients, by how far all log-probs have moved
-    for far in (-FAR, 0.0, FAR):
+    for far in (-FAR, FAR, 0.0):
         far_M = (batch.old_logprobs_M + far).requires_grad_()
-        at[far] = _gradient(checked_losses(loss, far_M, batch, algorithm)[0], far_M)
+        on_policy_M = _gradient(checked_losses(loss, far_M, batch, algorithm)[0], far_M)
     gradient_M = _gradient(losses_M, logprobs_M)
     yield f"finite: losses and gradients, also {FAR:g} nats from the old log-probs"
 
     _require(bool(gradient_M.any()), "its losses must depend on logprobs_M, got a gradient of 0")
-    yield f"gradient: {at[0.0][0]:g} for advantage 1 at ratio 1 (REINFORCE has -1)"
-    if at[0.0][0] > 0:
+    yield f"gradient: {on_policy_M[0]:g} for advantage 1 at ratio 1 (REINFORCE has -1)"
+    if on_policy_M[0] > 0:
         yield "warning: a step makes tokens of positive advantage less likely; losses are minimized"
-    if config.algorithm.epochs == config.algorithm.minibatches == 1:
+    if algorithm.epochs == algorithm.minibatches == 1:
         yield (
             "note: with algorithm.epochs=1 and algorithm.minibatches=1 every ratio is 1, so losses "
-            "with the same gradient there train alike"
+            "with the same gradient at ratio 1 train alike"
         )
 
     _require(
         torch.equal(losses_M, checked_losses(loss, logprobs_M, batch, algorithm)[0]),
-        "it must be deterministic, got other losses from the same batch",
+        "it must be deterministic, got different losses from the same batch",
     )
     yield "deterministic: the same losses twice"
 
@@ -162,13 +174,13 @@ def _check_loss(loss: Callable[..., Any], config: Config) -> Iterator[str]:
     pairs = ((cut_M, losses_M), (_gradient(cut_M, logprobs_M), gradient_M))
     _require(
         all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in pairs),
-        "a token's loss must not depend on other samples, because micro-batches cut between them",
+        "a token's loss must not depend on other samples: they may be in other micro-batches",
     )
-    yield "cut: the same losses and gradients if each sample is a micro-batch of its own"
+    yield "cut: the same losses and gradients with one micro-batch per sample"
 
 
 def _sample(number: int, advantages_K: Sequence[float]) -> Sample:
-    """A prompt of two tokens, then one sampled token for each advantage."""
+    """A two-token prompt, then one sampled token per advantage."""
     num = len(advantages_K)
     return Sample(
         name=f"sample {number}",
@@ -180,17 +192,14 @@ def _sample(number: int, advantages_K: Sequence[float]) -> Sample:
 
 
 def _gradient(losses_M: torch.Tensor, logprobs_M: torch.Tensor) -> torch.Tensor:
-    """The gradient of the losses' sum, which is checked to be finite, as are they."""
-    bound = "; selfplay.learner.loss.ratio is an exp of log-ratios that is always finite"
-    _require(
-        bool(losses_M.isfinite().all()),
-        f"its losses must be finite, got {losses_M.tolist()}{bound}",
-    )
+    """The gradient of the losses' sum. Requires finite losses and a finite gradient."""
     (gradient_M,) = torch.autograd.grad(losses_M.sum(), logprobs_M, retain_graph=True)
-    _require(
-        bool(gradient_M.isfinite().all()),
-        f"its gradient must be finite, got {gradient_M.tolist()}{bound}",
-    )
+    for what, values_M in (("losses", losses_M), ("gradient", gradient_M)):
+        _require(
+            bool(values_M.isfinite().all()),
+            f"its {what} must be finite, got {values_M.tolist()}; selfplay.learner.loss.ratio is "
+            "an exp of log-ratios that is always finite",
+        )
     return gradient_M
 
 
@@ -198,8 +207,10 @@ def _gradient(losses_M: torch.Tensor, logprobs_M: torch.Tensor) -> torch.Tensor:
 
 
 def _check_advantage(advantage: Callable[..., Any], config: Config) -> Iterator[str]:
+    """Computes baselines and divisors for groups with different rewards, with equal rewards and
+    with one sample: shapes, finite values, and independence of the order of the samples."""
     rewards = {"a": (0.0, 0.5, 1.0), "b": (0.25, 0.25), "c": (-1.0,)}
-    samples = [  # with the names of a run's
+    samples = [  # named as in a run
         SampleStatistics(
             f"instance {instance} episode {i} seat {seat}", f"seat {seat} of {instance}",
             f"seat {seat}", 4 + 3 * i + seat, reward, 0.0, (reward,) * (2 + i),
@@ -215,12 +226,12 @@ def _check_advantage(advantage: Callable[..., Any], config: Config) -> Iterator[
 
     checked_scales(advantage, samples, dict(state), algorithm)
     kept = f"state {', '.join(state)}" if state else "no state"
-    yield f"finite: also in groups of equal returns and of one, and in a second step; {kept}"
+    yield f"finite: also for equal returns, for a group of one, and in a second step; {kept}"
 
     again: dict[str, float] = {}
     _require(
         (scales, state) == (checked_scales(advantage, samples, again, algorithm), again),
-        "it must be deterministic, because every rank computes it, got other numbers",
+        "it must be deterministic, because every rank computes it, got different numbers",
     )
     yield "deterministic: the same numbers twice"
     mixed = sorted(samples, key=lambda one: one.num_tokens)
@@ -228,14 +239,14 @@ def _check_advantage(advantage: Callable[..., Any], config: Config) -> Iterator[
     others = zip(mixed, checked_scales(advantage, mixed, {}, algorithm), strict=True)
     _require(
         all(_alike(scale, scale_of[one.name]) for one, scale in others),
-        "its numbers must not depend on the order of the samples, which the ranks decide",
+        "its numbers must not depend on the order of the samples, which depends on the ranks",
     )
-    yield "order: the same numbers if the groups' samples are mixed"
+    yield "order: the same numbers with the samples in another order"
     shown = [
-        "left out" if scale is None else f"{(one.mean - scale[0][0]) / scale[1]:.3g}"
+        "dropped" if scale is None else f"{(one.mean - scale[0][0]) / scale[1]:.3g}"
         for one, scale in zip(samples, scales, strict=True)
     ]
-    blind = "; they do not tell rewards apart" if len(set(shown[:3])) == 1 else ""
+    blind = "; they do not distinguish rewards" if len(set(shown[:3])) == 1 else ""
     yield f"advantages: {', '.join(shown[:3])} for a group of rewards 0, 0.5, 1{blind}"
     yield f"advantages: {', '.join(shown[3:5])} for a group of equal rewards"
 
@@ -244,6 +255,7 @@ Scale = tuple[tuple[float, ...], float] | None
 
 
 def _alike(one: Scale, other: Scale) -> bool:
+    """Whether two (baselines, divisor) agree up to rounding; None only equals None."""
     if one is None or other is None:
         return one is other
     mine, yours = (torch.tensor([*baselines, divisor]) for baselines, divisor in (one, other))
@@ -254,14 +266,16 @@ def _alike(one: Scale, other: Scale) -> bool:
 
 
 def _check_reward(reward: Callable[..., Any], config: Config) -> Iterator[str]:
+    """Pays games between scripted players, one after an invalid move, and one without a turn: a
+    finite number per seat, the same twice. Warns if a trained seat's rewards are all equal."""
     kit = config.game.kit
     _require(
         not config.reward.options or "options" in signature(reward).parameters,
-        "it must have a parameter options, as in reward(episode, options=None), to have "
+        "it must have a parameter options, as in reward(episode, options=None), to use "
         f"reward.options, got {', '.join(config.reward.options)}",
     )
     if not kit.SCRIPT_NAMES:
-        yield f"nothing checked: {config.game.name} has no scripted players to play a game"
+        yield _no_scripts(config)
         return
     specs = kit.BASELINES or kit.SCRIPT_NAMES  # they play the same instances, well and badly
     games, limits = _scripted(config, specs, NUM_GAMES), limits_of(config.rollout)
@@ -280,26 +294,26 @@ def _check_reward(reward: Callable[..., Any], config: Config) -> Iterator[str]:
     of_turns = [of for episode in paid if episode.paid for of in episode.paid[1]]
     moves = sum(map(any, of_turns))
     yield (
-        f"shapes: a finite number a seat in {len(paid)} games of {config.game.name} between "
-        f"scripted players ({', '.join(specs)}), and for {moves} of their turns; also after a "
-        "refused move and in a game without a turn"
+        f"shapes: a finite number per seat in {len(paid)} games of {config.game.name} between "
+        f"scripted players ({', '.join(specs)}), and for {moves} of their turns; also after an "
+        "invalid move and in a game without a turn"
     )
     if any(of_turns) and not moves:
-        yield "warning: its rewards of turns are 0 in all these games"
+        yield "warning: all its turn rewards are 0 in these games"
     _require(every == with_rewards(episodes, config.reward), "it must be deterministic")
     yield "deterministic: the same rewards twice"
-    same, learnt = [], chosen_seats(config.game, config.rollout) or range(len(kit.ROLES))
+    same, trained = [], chosen_seats(config.game, config.rollout) or range(len(kit.ROLES))
     for seat in range(len(kit.ROLES)):
         total = [seat_reward(episode, seat, config=RewardConfig()) for episode in paid]
         mean = sum(total) / len(total)
         yield f"seat {seat}: mean {mean:.3g}, from {min(total):.3g} to {max(total):.3g}"
         by_turn = any(move_rewards(episode, seat) for episode in paid)
-        if seat in learnt and len(set(total)) == 1 and not by_turn:
+        if seat in trained and len(set(total)) == 1 and not by_turn:
             same.append(str(seat))
     if same:
         yield (
-            f"warning: seat {', '.join(same)} gets the same reward in all {len(paid)} games; where "
-            "all games of a group are paid the same, group-relative advantages are zero"
+            f"warning: seat {', '.join(same)} gets the same reward in all {len(paid)} games; "
+            "a group whose rewards are all equal has advantages of zero"
         )
 
 
@@ -307,16 +321,16 @@ def _check_reward(reward: Callable[..., Any], config: Config) -> Iterator[str]:
 
 
 def _check_player(player: Callable[..., Any], config: Config) -> Iterator[str]:
+    """Plays one game with the moves of scripts: each prompt must equal the transcript so far, the
+    loss mask must cover the sampled tokens, and a fork must be independent."""
     kit, options = config.game.kit, config.game.options
     if not kit.SCRIPT_NAMES:
-        yield f"nothing checked: {config.game.name} has no scripted players to write its moves"
+        yield _no_scripts(config)
         return
-    spec = (*kit.BASELINES, *kit.SCRIPT_NAMES)[0]
-    scripts = [kit.make_script(each, seed=0) for each in kit.seated(spec)]
-    rendering = make_rendering(train_tokenizer([], vocab_size=512, phrases=()))
+    scripts = [kit.make_script(each, seed=0) for each in _first_specs(config)]
+    rendering = _rendering()
     (instance,) = kit.generate(kit.easy(options), seed=0, num=1)
-    room = {"max_new_tokens": 100_000, "max_game_tokens": 1_000_000}
-    players = tuple(player(rendering, seed_names=("check", s), **room) for s in range(len(scripts)))
+    players = _players(player, rendering, len(scripts))
     setup = GameSetup(kit.new_game(instance, options), players, "check", 0)
     position = Position(setup, limits_of(config.rollout))
     prompts: list[list[list[int]]] = [[] for _ in scripts]
@@ -335,11 +349,11 @@ def _check_player(player: Callable[..., Any], config: Config) -> Iterator[str]:
     for each, asked, num in zip(players, prompts, num_sampled, strict=True):
         transcript = each.transcript
         _require(each.name == "policy" and transcript is not None, "it must be a PolicyPlayer")
-        _require(sum(transcript.mask) == num, "only sampled tokens may train, and all of them")
+        _require(sum(transcript.mask) == num, "the loss mask must cover exactly the sampled tokens")
         _require(
             asked == [transcript.ids[:start] for start, _ in trained_stretches(transcript.mask)],
-            "the engine must read exactly what the transcript has before a turn, or log-probs of "
-            "engine and trainer differ",
+            "each prompt must equal the transcript before its turn, or log-probs of engine and "
+            "trainer differ",
         )
     num = len(position.turns)
     yield f"tokens: the transcript keeps what the engine reads and writes in {num} turns"
@@ -347,21 +361,38 @@ def _check_player(player: Callable[..., Any], config: Config) -> Iterator[str]:
     _require(
         twin.transcript is not players[0].transcript
         and twin.transcript.ids == players[0].transcript.ids,
-        "a fork must have a transcript of its own, equal so far",
+        "a fork must have a separate transcript with the same tokens",
     )
     yield "fork: an independent copy"
+
+
+def _first_specs(config: Config) -> Sequence[str]:
+    """The script of each seat, of the game's first scripted players."""
+    kit = config.game.kit
+    return kit.seated((*kit.BASELINES, *kit.SCRIPT_NAMES)[0])
+
+
+def _rendering() -> Rendering:
+    """A rendering with an untrained byte-level tokenizer."""
+    return make_rendering(train_tokenizer([], vocab_size=512, phrases=()))
+
+
+def _players(player: Callable[..., Any], rendering: Rendering, num: int) -> tuple[Any, ...]:
+    """A player for each of `num` seats, with more tokens than any game takes."""
+    room = {"max_new_tokens": 100_000, "max_game_tokens": 1_000_000}
+    return tuple(player(rendering, seed_names=("check", seat), **room) for seat in range(num))
 
 
 # --- engines --------------------------------------------------------------------------------------
 
 
-def _check_engine(engine: Callable[..., Any], config: Config) -> Iterator[str]:
-    is_engine = isinstance(engine, type) and issubclass(engine, Engine)
-    _require(is_engine, "it must be a subclass of selfplay.engines.base.Engine")
+def _check_engine(engine: Any, config: Config) -> Iterator[str]:
+    """Checks the class and its methods; starts no engine."""
+    _require_subclass(engine, Engine)
     yield "class: a subclass of Engine"
     missing = sorted(getattr(engine, "__abstractmethods__", ()))
-    _require(not missing, f"it must have the methods of an engine, {', '.join(missing)} too")
-    yield "methods: those of an engine"
+    _require(not missing, f"it must implement every method of Engine, lacks {', '.join(missing)}")
+    yield "methods: all of Engine"
 
 
 # --- methods --------------------------------------------------------------------------------------
@@ -369,50 +400,49 @@ def _check_engine(engine: Callable[..., Any], config: Config) -> Iterator[str]:
 HOOKS = ("after_play", "samples", "prepare", "terms", "state", "restore")
 
 
-def _check_method(kind: Callable[..., Any], config: Config) -> Iterator[str]:
-    if not (isinstance(kind, type) and issubclass(kind, Method)):
-        raise OwnFault("it must be a subclass of Method")
+def _check_method(kind: Any, config: Config) -> Iterator[str]:
+    """Checks the parameters of its hooks, and warns of methods named almost like a hook."""
+    _require_subclass(kind, Method)
     used = [hook for hook in HOOKS if getattr(kind, hook) is not getattr(Method, hook)]
     for hook in used:
         own, rule = (list(signature(getattr(of, hook)).parameters) for of in (kind, Method))
-        _require(own == rule, f"its {hook} must be of ({', '.join(rule)}), got ({', '.join(own)})")
+        _require(own == rule, f"its {hook} must take ({', '.join(rule)}), got ({', '.join(own)})")
     yield f"hooks: {', '.join(used) or 'none'}"
     options = dataclasses.fields(kind.Options)
     yield f"settings: {', '.join(each.name for each in options) or 'none'}"
-    for name in (name for name in vars(kind) if name not in (*HOOKS, *vars(Method))):
-        if near := nearest(name, HOOKS):
-            yield f"warning: {name} is no hook{near}"
+    for name in vars(kind):
+        if name not in (*HOOKS, *vars(Method)) and (near := nearest(name, HOOKS)):
+            yield f"warning: {name} is not a hook{near}"
 
 
 # --- observers ------------------------------------------------------------------------------------
 
 
-def _check_observer(observer: Callable[..., Any], config: Config) -> Iterator[str]:
-    is_observer = isinstance(observer, type) and issubclass(observer, Observer)
-    _require(is_observer, "it must be a subclass of selfplay.metrics.observer.Observer")
+def _check_observer(observer: Any, config: Config) -> Iterator[str]:
+    """Checks the class and the options that the settings give it."""
+    _require_subclass(observer, Observer)
     yield "class: a subclass of Observer"
     for name, options in map(named, config.observers):
         if function_of("observers", name) is observer:
             own_options(observer, options)
-    yield "options: those that it declares"
+    yield "options: all are declared"
 
 
 # --- plays ----------------------------------------------------------------------------------------
 
 
 def _check_play(play: Callable[..., Any], config: Config) -> Iterator[str]:
-    """Plays games of the policy in all seats, twice. The policy's moves are those that a script
-    of its seat makes in the game that it is asked in, which may be a copy."""
-    _require(iscoroutinefunction(play), "it must be a coroutine function, as `async def`")
+    """Plays games with the policy in all seats, twice. A script of the seat writes the policy's
+    moves, in the game that it is called with, which may be a copy."""
+    _require(iscoroutinefunction(play), "it must be a coroutine function (`async def`)")
     kit, game = config.game.kit, config.game
     if not kit.SCRIPT_NAMES:
-        yield f"nothing checked: {game.name} has no scripted players to write its moves"
+        yield _no_scripts(config)
         return
-    specs = kit.seated((*kit.BASELINES, *kit.SCRIPT_NAMES)[0])
-    rendering = make_rendering(train_tokenizer([], vocab_size=512, phrases=()))
+    specs, rendering = _first_specs(config), _rendering()
 
     class Scripted(PolicyPlayer):
-        """The policy, which writes what a script of its seat does."""
+        """The policy with moves written by a script of its seat."""
 
         async def move(
             self, game: Game, seat: int, observation: str, generate: Generate
@@ -432,20 +462,18 @@ def _check_play(play: Callable[..., Any], config: Config) -> Iterator[str]:
     def played() -> list[Episode]:
         episodes = []
         for instance in kit.generate(kit.easy(game.options), seed=0, num=NUM_GAMES):
-            room: dict[str, Any] = {"max_new_tokens": 100_000, "max_game_tokens": 1_000_000}
-            seats = range(len(specs))
-            players = tuple(Scripted(rendering, seed_names=("check", s), **room) for s in seats)
+            players = _players(Scripted, rendering, len(specs))
             setup = GameSetup(kit.new_game(instance, game.options), players, instance.key, 0)
             position = Position(setup, limits_of(config.rollout))
             episodes.append(asyncio.run(play_of(config)(position, generate)))
         return episodes
 
     episodes = played()
-    yield f"shapes: {len(episodes)} games of {game.name} of a script, each played to its end"
+    yield f"shapes: {len(episodes)} scripted games of {game.name}, each played to its end"
     for transcript in chain(*(episode.transcripts for episode in episodes)):
         _require(transcript is not None, "the seats of the policy must keep their transcripts")
     twice = ([(each.turns, each.ended) for each in one] for one in (episodes, played()))
-    _require(len(set(map(str, twice))) == 1, "it must be deterministic, as by named seeds")
+    _require(len(set(map(str, twice))) == 1, "it must be deterministic, as with named seeds")
     yield "deterministic: the same games twice"
 
 
@@ -453,31 +481,30 @@ def _check_play(play: Callable[..., Any], config: Config) -> Iterator[str]:
 
 
 def _check_instances(_: Callable[..., Any], config: Config) -> Iterator[str]:
-    """Asks for instances of the first and the last step: all at once, again, and one by one."""
+    """Requests the instances of the first and the last step: all at once, again, one by one."""
     kit, numbers = config.game.kit, range(min(config.rollout.instances, NUM_INSTANCES))
     steps = sorted({0, max(0, config.steps - 1)})
     made = [made_instances(config, step, numbers) for step in steps]
     for instance in chain(*made):
         kit.new_game(instance, config.game.options).prompt(0)
-    yield f"shapes: {len(numbers)} instances of {config.game.name}, each of which begins a game"
+    yield f"shapes: {len(numbers)} instances of {config.game.name}, each of which starts a game"
     again = [made_instances(config, step, numbers) for step in steps]
     alone = [[*chain(*(made_instances(config, s, [n]) for n in numbers))] for s in steps]
     _require(
         made == again == alone,
-        "its instances must depend on the step and their numbers alone, got others when asked "
-        "again, or number by number",
+        "its instances must depend only on the step and their numbers, got different ones in a "
+        "second call, or one by one",
     )
-    yield "deterministic: the same instances twice, and number by number"
+    yield "deterministic: the same instances twice, and one by one"
 
 
 # --- opponents ------------------------------------------------------------------------------------
 
 
-def _check_opponents(kind: Callable[..., Any], config: Config) -> Iterator[str]:
-    """Draws the run's first steps, with the members that the pool has in each, and tells results:
-    in one go, again, and with a resume half-way."""
-    if not (isinstance(kind, type) and issubclass(kind, Opponents)):
-        raise OwnFault("it must be a subclass of Opponents")
+def _check_opponents(kind: Any, config: Config) -> Iterator[str]:
+    """Draws the run's first steps with each step's pool members, and reports results: in one go,
+    again, and with a resume halfway."""
+    _require_subclass(kind, Opponents)
     num, pool = max(1, min(config.steps, NUM_STEPS)), config.policy_pool
     members: list[list[int]] = [[0]]
     for step in range(1, num):
@@ -501,7 +528,7 @@ def _check_opponents(kind: Callable[..., Any], config: Config) -> Iterator[str]:
     yield f"shapes: a share for each partner in {num} steps; they draw {', '.join(drawn)}"
     _require(
         played(kind(config), range(num)) == first + rest,
-        "draw must be deterministic, as by a named seed, got other shares in the same steps",
+        "draw must be deterministic, as with a named seed, got different shares in the same steps",
     )
     yield "deterministic: the same shares twice"
     resumed = kind(config)
@@ -509,12 +536,12 @@ def _check_opponents(kind: Callable[..., Any], config: Config) -> Iterator[str]:
         resumed.restore(saved)
     _require(
         played(resumed, range(num // 2, num)) == rest,
-        "state must hold what draw goes by, got other shares after restore",
+        "state must hold all that draw depends on, got different shares after restore",
     )
     yield f"state: the same shares after a resume; it holds {', '.join(saved) or 'nothing'}"
 
 
-_CHECKS: dict[str, Callable[[Callable[..., Any], Config], Iterator[str]]] = {
+_CHECKS: dict[str, Callable[..., Iterator[str]]] = {
     "algorithm.loss": _check_loss,
     "algorithm.advantage": _check_advantage,
     "reward.function": _check_reward,

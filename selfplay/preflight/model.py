@@ -43,46 +43,35 @@ from selfplay.evaluation.evaluate import check_room
 from selfplay.learner.batch import pack
 from selfplay.learner.learner import Learner, autocast, batch_logprobs
 from selfplay.model.families import max_positions, why_not
-from selfplay.model.hub import described_in, local_folder
 from selfplay.model.lora import check_targets
-from selfplay.model.policy import (
-    DTYPES,
-    empty_model,
-    export_settings,
-    loading_quietly,
-    scratch_config,
-)
+from selfplay.model.policy import DTYPES, empty_model, export_settings, loading_quietly
+from selfplay.preflight.run import described_model
 from selfplay.preflight.small_copy import check_copy, eager_logprobs
 from selfplay.weight_sync.supervised import Supervised
 
-NUM_BOARDS = 4  # held-out instances whose prompts must leave room for a reply
-MOST_BOARDS = 256  # about as many of each file of instances, spread over it
+NUM_INSTANCES = 4  # held-out ones, whose prompts must leave room for a reply
+MOST_INSTANCES = 256  # about as many of each file, spread over it
 NUM_SAMPLED = 32  # tokens that the engine samples
 NUM_COMPARED = 64  # last tokens of the text, whose log-probs are compared
 MOST_TOKENS = 4200  # largest length of the text, above a window of 4,096
 MOST_PARAMETERS = {"cpu": 2e9}  # largest plain copy on a CPU, where a forward pass is slow
 # The bound on a mean mismatch, in nats per token. In fp32 a mean of 1e-4 is a hundred times the
-# noise of another order of summation. In bf16 the noise is measured: the distance between an eager
+# noise of a different summation order. In bf16 the noise is measured: the distance between an eager
 # pass in bf16 and one in fp32. Trainer and engine each differ from fp32 by about this distance; the
-# factor 4 leaves room for kernels that round more often. The bound is at least the relative step of
-# the dtype (0.008 in bf16), because few tokens measure the noise only roughly.
+# factor 4 leaves room for kernels that round more often. The bound is at least the dtype's epsilon
+# (0.008 in bf16), because a few tokens measure the noise only roughly.
 BOUND, NOISES = 1e-4, 4.0
 
 
 def check_model(
     config: Config, tokenizer: PreTrainedTokenizerBase, rendering: Rendering, world: World
 ) -> StartCheck:
-    """Refuse a model that cannot be trained, from configs only, before anything costly. Returns the
-    check that compares the weights later.
+    """Refuse a model that cannot be trained, from its configs alone, before anything costly.
+    Returns the check that compares the weights later.
 
     Raises SettingsError, on every rank.
     """
-    if config.model.path is not None:
-        described = AutoConfig.from_pretrained(described_in(local_folder(config.model.path)))
-    else:
-        assert config.model.scratch is not None
-        num = max(config.model.scratch.vocab_size, len(tokenizer))
-        described = scratch_config(config.model.scratch, vocab_size=num)
+    described = described_model(config.model, len(tokenizer))
     problem = on_first_rank(  # all ranks read the same files, so one rank checks
         lambda: (
             no_room(described, rendering, config) or _refusal(described, tokenizer, world, config)
@@ -102,21 +91,23 @@ def check_model(
 
 
 def no_room(described: PretrainedConfig, rendering: Rendering, config: Config) -> str | None:
-    """Why the transcripts do not fit the model, or the prompts of held-out instances and of the
-    files of `data` do not fit the transcripts; None if all fit."""
+    """Why transcripts do not fit the model, or the prompts of held-out instances and of the files
+    of `data` do not fit transcripts; None if all fit."""
     game, data = config.game, config.data
-    boards = [*evaluation_instances(HELD_OUT, num=NUM_BOARDS, game=game, data=data)]
+    instances = [*evaluation_instances(HELD_OUT, num=NUM_INSTANCES, game=game, data=data)]
     for name in ("train", "test", "validation"):
         source = getattr(data, name)
+        if source == GENERATED:
+            continue
         if name == "train" and data.train_file is None:
-            for step in {0, max(0, config.steps - 1)} if source != GENERATED else ():
-                boards += made_instances(config, step, range(config.rollout.instances))
-        elif source != GENERATED:
+            for step in {0, max(0, config.steps - 1)}:
+                instances += made_instances(config, step, range(config.rollout.instances))
+        else:
             found = read_file(game, f"data.{name}", source)
-            boards += found[:: max(1, len(found) // MOST_BOARDS)]
+            instances += found[:: max(1, len(found) // MOST_INSTANCES)]
     try:
         check_room(
-            boards,
+            instances,
             rendering=rendering,
             game=config.game,
             rollout=config.rollout,
@@ -132,10 +123,10 @@ def _refusal(
 ) -> str | None:
     """Why this model cannot be trained; None if it can."""
     model = config.model
-    words, rows = num_words(tokenizer), described.get_text_config().vocab_size
-    if words > rows:
+    needed, rows = reachable_vocab_size(tokenizer), described.get_text_config().vocab_size
+    if needed > rows:
         return (
-            f"model.path must have an embedding for each of its tokenizer's {words} tokens, got "
+            f"model.path must have an embedding for each of its tokenizer's {needed} tokens, got "
             f"{rows}: enlarge it (resize_token_embeddings) or fix the tokenizer"
         )
     family = described.model_type
@@ -172,7 +163,7 @@ def _refusal(
 
 
 def skeleton_of(described: PretrainedConfig) -> PreTrainedModel:
-    """The model on the meta device. Raises SettingsError for a config of which none can be made."""
+    """The model on the meta device. Raises SettingsError if the config does not build one."""
     try:
         return empty_model(described, dtype=torch.float32)
     except Exception as error:
@@ -182,8 +173,8 @@ def skeleton_of(described: PretrainedConfig) -> PreTrainedModel:
         ) from error
 
 
-# The last log-probs of an eager forward pass of plain transformers in fp32, in nats, and their mean
-# distance from the same pass in the compute dtype.
+# The last log-probs of plain transformers' eager fp32 pass, in nats, and their mean distance from
+# the same pass in the compute dtype.
 PlainPass = tuple[Tensor, float]
 Sampled = tuple[list[int], list[float]]  # a text's token ids, and the log-probs of its last ones
 
@@ -207,8 +198,8 @@ class StartCheck:
     _engine_logprobs: list[float] = field(default_factory=list)
 
     def sample(self, engine: Engine | Supervised) -> None:
-        """Sample a few tokens after the text with rank 0's engine, which must be awake. Every rank
-        must call."""
+        """Sample a few tokens after the text with rank 0's engine, which must be awake. A
+        collective call."""
         prompt = text_ids(self.tokenizer, self._length())
         asked = [Request(prompt, NUM_SAMPLED, seed=0)] if self.world.rank == 0 else []
         sampled: Sampled = [], []
@@ -217,17 +208,17 @@ class StartCheck:
         self._ids, self._engine_logprobs = broadcast_object(sampled, self.world)
 
     def _length(self) -> int:
-        """Tokens of the text, without those that the engine samples."""
+        """Tokens of the text before the sampled ones."""
         window = getattr(self.described.get_text_config(), "sliding_window", None) or 0
         longest = min(self.max_game_tokens, MOST_TOKENS)
         return max(2, min(longest - NUM_SAMPLED, max(256, window + NUM_COMPARED)))
 
     def compare(self, learner: Learner, engine: Engine, weights: Path) -> float:
         """Compare trainer, engine and plain transformers, all with the weights of this folder, on
-        the engine's text. Every rank must call. An engine that has not sampled yet must be awake.
+        the engine's text. A collective call. An engine that has not sampled yet must be awake.
 
-        Returns the bound on the mean mismatch that follows from the measured noise, in nats per
-        token. Raises SettingsError on every rank; the message names the part at fault.
+        Returns the bound on the mean mismatch, from the measured noise, in nats per token. Raises
+        SettingsError on every rank; the message names the faulty part.
         """
         if not self._ids:
             self.sample(engine)
@@ -247,8 +238,8 @@ class StartCheck:
     def _problem(
         self, packed: Tensor, unpacked: Tensor | None, plain: Tensor | None, bound: float
     ) -> str | None:
-        """The message that names the part at fault; None if all agree within the bound. `plain`
-        holds the plain pass's log-probs."""
+        """The message that names the faulty part; None if all agree within the bound. `plain`
+        has the plain pass's log-probs."""
         truth = unpacked if plain is None else plain
         engine = torch.tensor(self._engine_logprobs)
         mismatches: dict[str, float] = {}
@@ -262,7 +253,6 @@ class StartCheck:
             f"{numbers} nats per token from {against} on {len(self._ids)} tokens, bound {bound:.1e}"
         )
         print(f"start check: {summary}", flush=True)
-        fault = None
         # "not <=" instead of ">", so that a NaN is a fault.
         if not mismatches.get("trainer", 0.0) <= bound:
             fault = "the trainer's packed attention or logits"
@@ -272,7 +262,7 @@ class StartCheck:
                 fault = "the trainer's weights or their sharding"
         elif not mismatches.get("engine", 0.0) <= bound:
             fault = "the engine"
-        if fault is None:
+        else:
             return None
         return (
             f"model.path must give the same numbers everywhere, {self.described.model_type} does "
@@ -280,9 +270,9 @@ class StartCheck:
         )
 
 
-def num_words(tokenizer: PreTrainedTokenizerBase) -> int:
-    """One more than the largest token id that a text can hold. A special token that the chat
-    template does not write never occurs (Gemma-3 has one for images after its last word)."""
+def reachable_vocab_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than the largest token id that can occur in a text. A special token that the chat
+    template does not write cannot (Gemma-3 has one for images after its last word)."""
     written = str(tokenizer.chat_template)
     unreachable = {
         token
@@ -293,7 +283,7 @@ def num_words(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def text_ids(tokenizer: PreTrainedTokenizerBase, num: int) -> list[int]:
-    """The first `num` tokens of a text whose lines are all different."""
+    """The first `num` tokens of a text without repeated lines."""
     lines: list[str] = []
     ids: list[int] = []
     while len(ids) < num:
@@ -306,7 +296,7 @@ def text_ids(tokenizer: PreTrainedTokenizerBase, num: int) -> list[int]:
 
 
 def _mean_mismatch(a: Tensor, b: Tensor) -> float:
-    """The mean distance of the last log-probs, as many as both have, in nats per token."""
+    """The mean absolute difference of the last log-probs that both have, in nats per token."""
     num = min(len(a), len(b))
     return float((a[-num:] - b[-num:]).abs().mean())
 
@@ -314,7 +304,7 @@ def _mean_mismatch(a: Tensor, b: Tensor) -> float:
 def _packed_pass(learner: Learner, ids: list[int]) -> Tensor:
     """The trainer's log-probs of the text's last tokens.
 
-    The row holds another text, a prefix of this text and this text. The shared prefix is computed
+    The row holds another text, a prefix of this text, and this text. The shared prefix is computed
     once; with or without sharing, the row ends with the text's tokens.
     """
     num = min(NUM_COMPARED, len(ids) - 1)
@@ -331,7 +321,7 @@ def _packed_pass(learner: Learner, ids: list[int]) -> Tensor:
 
 
 def _unpacked_pass(learner: Learner, ids: list[int]) -> Tensor | None:
-    """The log-probs from the model's own forward pass; None under tensor parallelism, which shards
+    """The log-probs from the model's own forward pass; None with tensor parallelism, which shards
     the vocabulary."""
     if learner.world.tp > 1:
         return None
@@ -343,8 +333,8 @@ def _unpacked_pass(learner: Learner, ids: list[int]) -> Tensor | None:
 
 
 def plain_pass(folder: Path, ids: list[int], world: World, dtype: torch.dtype) -> PlainPass | None:
-    """An eager pass of a complete copy in fp32, and one in `dtype` to measure its noise; None if
-    there is no memory for the copy."""
+    """An eager pass of a full fp32 copy, and one in `dtype` to measure its noise; None if there is
+    no memory for the copy."""
     config = AutoConfig.from_pretrained(folder)
     num = sum(p.numel() for p in empty_model(config, dtype=dtype).parameters())
     kind = world.device.type

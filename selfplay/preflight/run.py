@@ -1,7 +1,7 @@
 """Checks of the settings against this machine, before a run or an evaluation creates anything.
 
-Every mistake is a SettingsError or a ValueError of one line that names the key, the rule and the
-value. Loads no weights and writes no files.
+Every mistake raises a SettingsError or a ValueError: one line with the key, the rule and the value.
+Loads no weights and writes no files.
 """
 
 from __future__ import annotations
@@ -25,14 +25,8 @@ from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.config import Config, EngineConfig, GameConfig, ModelConfig
 from selfplay.config.own_code import is_own_game, own_code, own_names
 from selfplay.config.player_spec import parse_shares
-from selfplay.data.chats import Chat, check_shown, read_chats
-from selfplay.data.instances import (
-    TOKENIZER,
-    check_files,
-    generated,
-    imitated_people,
-    trained_on,
-)
+from selfplay.data.chats import check_shown, read_chats
+from selfplay.data.instances import TOKENIZER, check_files, generated, imitated_people, trained_on
 from selfplay.data.stream import made_instances, read_train_file
 from selfplay.distributed import check_switches
 from selfplay.distributed.tensor_parallel import why_undivided
@@ -59,16 +53,16 @@ AT_START = {
     "torch.set_default_device": torch.device("cpu"),
     "torch.set_grad_enabled": True,
 }
-_LONG_GAME = 400  # turns after which a scripted game is left
-_MOST_MOVES = 2000  # whose tokens are counted
+_LONG_GAME = 400  # turns after which a scripted game is stopped
+_MOST_MOVES = 2000  # moves whose tokens are counted
 
 
 def check_run(config: Config, *, here: bool = True) -> Rendering:
     """Raise SettingsError if `train.py` cannot use this machine, the model or the run folder.
-    Returns what `read_rendering` has read.
+    Returns the policy's rendering.
 
-    Without `here` the run is for another machine: folder, device, engine and W&B's key are not
-    checked.
+    Without `here` the run is for another machine: the folder, the device, the engine and W&B's key
+    are not checked.
     """
     if config.engine.device_map:
         raise SettingsError(
@@ -80,7 +74,7 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
         check_names(Path(config.out))
     check_functions(config)
     own_code(own_names(config))
-    check_switches(AT_START)  # which a file of one's own may change as it is imported
+    check_switches(AT_START)  # a user's file may change them when it is imported
     check_players(config)
     check_teachers(config)
     if config.data.train_file:
@@ -95,13 +89,10 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     for spec, _ in parse_shares(config.rollout.partners):
         check_endpoint(spec, config.endpoint, what="rollout.partners")
     check_methods(config, ask=False)
-    if config.warm_start.recorded is not None:
-        share = config.warm_start.recorded_share
-        recorded = config.warm_start.recorded
-        imitated_people(config.game, config.data, recorded=recorded, share=share)
-    chats: tuple[Chat, ...] = ()
-    if config.warm_start.chats is not None:
-        chats = read_chats(config.warm_start.chats, config.warm_start.chat_roles)
+    warm = config.warm_start
+    if warm.recorded is not None:
+        imitated_people(config.game, config.data, recorded=warm.recorded, share=warm.recorded_share)
+    chats = read_chats(warm.chats, warm.chat_roles) if warm.chats is not None else ()
     check_state(config)
     rendering = read_rendering(
         config.model, config.game, seed=config.seed, adapters=False, weights=here
@@ -109,8 +100,8 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     check_shown(chats, rendering.shows)
     if rendering.rewritten and getattr(config.engine, "sessions", None) is True:
         raise SettingsError(
-            "engine.sessions must be false with this chat template, where no prompt continues the "
-            f"last one, got true: {rendering.rewritten}"
+            "engine.sessions must be false with this chat template, because no prompt continues "
+            f"the last one, got true: {rendering.rewritten}"
         )
     undivided = why_undivided(described_model(config.model), config.parallel.tp)
     if undivided is not None:
@@ -119,8 +110,8 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
 
 
 def check_state(config: Config) -> None:
-    """Raise SettingsError if a generated game, at its start or after scripted moves, cannot be
-    written into logs, as its state must be."""
+    """Raise SettingsError if the state of a generated game, at its start or after scripted moves,
+    cannot be written into logs."""
     if config.data.train_file:
         return
     game, (instance,) = config.game, made_instances(config, 0, [0])
@@ -133,15 +124,15 @@ def check_state(config: Config) -> None:
 
 
 def start_warnings(config: Config, rendering: Rendering) -> list[str]:
-    """Warnings where the limits of `rollout` cut off games or moves of scripted players, and where
-    held-out files hold training instances."""
+    """Warnings if the limits of `rollout` cut off games or moves of scripted players, or if
+    held-out files contain training instances."""
     shared = trained_on(config.game, config.data)
     return [*cut_off(config, baseline_games(config), rendering), *shared]
 
 
 def baseline_games(config: Config, *, num: int = 16) -> list[Episode]:
-    """`num` games of each of the scripted players that the policy is compared with, played to their
-    own end. Takes a second or two."""
+    """`num` games of each scripted player that the policy is compared with, played to the game's
+    end. Takes a second or two."""
     kit, game = config.game.kit, config.game
     instances = kit.generate(kit.easy(game.options), seed=0, num=num) if kit.BASELINES else []
     limits = replace(limits_of(config.rollout), max_turns=_LONG_GAME)
@@ -154,7 +145,7 @@ def baseline_games(config: Config, *, num: int = 16) -> list[Episode]:
 
 def cut_off(config: Config, episodes: Sequence[Episode], rendering: Rendering) -> list[str]:
     """A warning for each limit of `rollout` that more than 5 % of these games, or of their moves,
-    are above."""
+    exceed."""
     games = [[turn.text for turn in each.turns if turn.error is None] for each in episodes]
     texts = [*chain(*games)][:_MOST_MOVES]
     sizes = {
@@ -178,36 +169,36 @@ def check_machine(device: str, engine: EngineConfig) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         raise SettingsError(
             f"device must be cpu or auto where torch {torch.__version__} finds no GPU, got cuda; "
-            "with a GPU here install a torch for CUDA (requirements/gpu.txt)"
+            "if this machine has a GPU, install torch with CUDA (requirements/gpu.txt)"
         )
     engine_kind(engine.kind).check(engine, here=True)
 
 
 def check_folder(folder: Path, *, what: str) -> None:
-    """Raise SettingsError for a path that is no folder or cannot be written to, and for one that
-    is a home, the root, or where the command was typed, unless a run is there."""
+    """Raise SettingsError for a path that is not a writable folder, and for the home folder, a
+    folder above it, or the current folder unless it holds a run."""
     whole = Path(os.path.realpath(folder))
     home = Path(os.path.realpath(os.environ.get("HOME") or "/"))
     if whole in (home, *home.parents) or (whole == Path.cwd() and not holds_run(whole)):
-        raise SettingsError(f"{what} must name a folder of its own, got '{folder}'")
+        raise SettingsError(f"{what} must name a separate folder, got '{folder}'")
     check_writable(folder, what=what)
 
 
 def check_writable(folder: Path, *, what: str) -> None:
-    """Raise SettingsError for a path that is no folder or cannot be written to, or would be one
+    """Raise SettingsError for a path that is not a writable folder, or that would create a folder
     with blanks around its name."""
     try:
-        missing = [path for path in (folder, *folder.parents) if not path.exists()]
-        for path in missing:
+        for path in (folder, *folder.parents):
+            if path.exists():
+                continue
             if path.name != path.name.strip():
-                raise SettingsError(f"{what} must have no blanks around a name, got '{folder}'")
+                raise SettingsError(f"{what} must not have blanks around a name, got '{folder}'")
             if path.is_symlink():
-                path.stat()  # it names what the link points to
+                path.stat()  # the error names the broken link
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        with tempfile.TemporaryFile(dir=existing):
-            pass
+        tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
-        raise SettingsError(f"{what} must be a folder to write to, got {folder}: {error}") from None
+        raise SettingsError(f"{what} must be a writable folder, got {folder}: {error}") from None
 
 
 def read_rendering(
@@ -219,8 +210,8 @@ def read_rendering(
     weights: bool = True,
 ) -> Rendering:
     """The policy's rendering, from its folder's tokenizer. A scratch model has no trained tokenizer
-    yet, so an untrained one of the same size is used. Without `weights` those of a hub's model are
-    neither fetched nor looked for.
+    yet, so an untrained one of the same size is used. Without `weights` a hub model's weights are
+    neither downloaded nor checked.
 
     Raises SettingsError for a model, tokenizer or template that cannot be used and, if `adapters`
     is False, for a folder of adapters.
@@ -243,29 +234,30 @@ def read_rendering(
     return rendering
 
 
-def described_model(model: ModelConfig) -> PretrainedConfig:
-    """The config of the model to train, whose folder `read_rendering` has read."""
+def described_model(model: ModelConfig, num_tokens: int = 0) -> PretrainedConfig:
+    """The config of the model to train, after `read_rendering` has fetched its folder. A scratch
+    model's vocabulary has at least `num_tokens` tokens."""
     if model.path is None:
         assert model.scratch is not None
-        return scratch_config(model.scratch)
+        num = max(model.scratch.vocab_size, num_tokens)
+        return scratch_config(model.scratch, vocab_size=num)
     return AutoConfig.from_pretrained(described_in(local_folder(model.path, weights=False)))
 
 
 def _refuse_run(folder: Path) -> None:
-    """Raise SettingsError for a run's folder, which names the newest part that holds weights."""
+    """Raise SettingsError for a run folder; the message names its newest part with weights."""
     if (folder / "config.json").exists() or not (folder / "config.yaml").exists():
         return
     weights = find_source(folder, what="model.path").weights
     raise SettingsError(
-        f"model.path must be the folder of a model, got that of a run, {folder}; nearest is "
-        f"{weights}"
+        f"model.path must be a model's folder, got the run folder {folder}; nearest is {weights}"
     )
 
 
 def _tokenizer(
     model: ModelConfig, game: GameConfig, *, seed: int, adapters: bool, weights: bool
 ) -> tuple[PreTrainedTokenizerBase, tuple[int, ...]]:
-    """The tokenizer, and the ids that end a text by the model's configs."""
+    """The tokenizer, and the ids that end a text according to the model's configs."""
     if model.path is None:
         scratch = model.scratch
         assert scratch is not None
@@ -278,8 +270,8 @@ def _tokenizer(
         check_weights(folder, what="model.path")
     if (folder / "adapter_config.json").exists() and not adapters:
         raise SettingsError(
-            f"model.path must be a full model to train, got adapters: {folder}; nearest: the "
-            "final/ of their run, which holds them merged, or a folder of peft's merge_and_unload"
+            f"model.path must be a full model to train, got adapters: {folder}; use final/ of "
+            "their run, which has them merged, or a folder of peft's merge_and_unload"
         )
     described = folder
     try:
@@ -290,7 +282,7 @@ def _tokenizer(
     except SettingsError:
         raise
     except Exception as error:
-        base = "" if described == folder else f", or {described}, the base that its adapters name,"
+        base = "" if described == folder else f", or {described}, the base of its adapters,"
         raise SettingsError(
             f"model.path: {folder}{base} cannot be read: {error_line(error)}"
         ) from error

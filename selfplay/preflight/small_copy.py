@@ -1,11 +1,11 @@
 """Checks on a small random copy, on the CPU, that a family is computed as transformers computes it.
 
 The copy has each kind of layer once, narrow layers, a small vocabulary, a window shorter than the
-text, and caps low enough to matter. The check takes seconds whatever the size of the model, and
-needs no weights. It compares three things with transformers' own eager forward pass: the trainer's
-log-probs on packed rows, those with weights read in shards, and the hf engine's.
+text, and caps low enough to matter. The check takes seconds for a model of any size, and needs no
+weights. It compares three passes with transformers' own eager forward pass: the trainer's packed
+rows, the same with weights read in shards, and the hf engine.
 
-A difference is the largest of any token, in nats.
+A difference is the largest of any token's log-prob, in nats.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from selfplay.model.policy import empty_model, load_model, loading_quietly, poli
 from selfplay.model.stored import Stored
 
 # In fp32 a log-prob of a few nats has an error of 1e-6 to 5e-6 after a few narrow layers; a missing
-# part changes it by 1e-2 and more. Some families amplify rounding errors (attention scores without
-# scaling): there the bound is NOISES times the effect of one rounding on all weights, at most MOST.
+# part changes it by 1e-2 or more. Some families amplify rounding errors (attention scores without
+# scaling): there the bound is NOISES times the effect of rounding all weights once, at most MOST.
 BOUND, NOISES, MOST = 1e-4, 30.0, 1e-2
 WINDOW, VOCAB_SIZE = 6, 96
 TEXTS = (7, 24, 3)  # tokens of each; the second is longer than the window
-# Upper bounds of a config's keys.
+# Upper bounds on a config's keys.
 NARROW = {
     "intermediate_size": 64, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
     "shared_intermediate_size": 32, "q_lora_rank": 32, "kv_lora_rank": 32, "num_experts": 4,
@@ -78,7 +78,7 @@ def small_config(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def shake(model: PreTrainedModel) -> None:
-    """Draw weights of order one, also for biases and norms, whose initial values have no effect."""
+    """Draw weights of order one, also for biases and norms, whose defaults have no effect."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -97,7 +97,7 @@ def eager_logprobs(
     device: torch.device | None = None,
 ) -> Tensor:
     """Log-probs of the `last` tokens by the model's own forward pass on one unpacked text, on the
-    CPU, in nats. `device` is that of the ids (default: the model's)."""
+    CPU, in nats. `device` is the device of the ids (default: the model's)."""
     text = torch.tensor([list(ids)], device=device or model.device)
     with torch.no_grad():
         logits = model(input_ids=text, use_cache=False, logits_to_keep=last + 1).logits
@@ -134,15 +134,14 @@ def whole_copy(folder: Path) -> PreTrainedModel:
 def in_shards(folder: Path) -> PreTrainedModel:
     """The folder's model, created on the meta device and filled as shards are."""
     model = empty_model(AutoConfig.from_pretrained(folder), dtype=torch.float32)
-    stored = Stored(folder, model)
-    fill_shards(model, stored.read, torch.device("cpu"))
+    fill_shards(model, Stored(folder, model).read, torch.device("cpu"))
     return model.eval()
 
 
 def check_copy(config: PretrainedConfig, *, engine: bool) -> str | None:
     """What differs from transformers on a small random copy; None if nothing does.
 
-    `engine` includes the hf engine. Global generators do not change.
+    `engine` includes the hf engine. Global random generators do not change.
     """
     generator = torch.Generator().manual_seed(1)
     texts = [torch.randint(0, VOCAB_SIZE, (num,), generator=generator).tolist() for num in TEXTS]
@@ -180,7 +179,7 @@ def _compared(
     expected = torch.cat(list(alone))
     moved = eager_logprobs(_rounded(plain), texts[1], last=TEXTS[1] - 1)
     bound = min(max(BOUND, NOISES * _largest(moved - alone[1])), MOST)
-    ways = {"the trainer's packed rows": whole_copy, "weights that are read in shards": in_shards}
+    ways = {"the trainer's packed rows": whole_copy, "weights read in shards": in_shards}
     for what, read in ways.items():
         try:
             with torch.no_grad():
@@ -196,18 +195,16 @@ def _engine_differs(
     model: PreTrainedModel, plain: PreTrainedModel, texts: Sequence[list[int]], *, bound: float
 ) -> str | None:
     requests = [Request(ids, 12, seed) for seed, ids in enumerate(texts[:2])]
+    sampling = Sampling(temperature=1.0, stop_ids=())
     try:
-        completions = HFEngine(model).generate_batch(
-            requests, Sampling(temperature=1.0, stop_ids=())
-        )
+        completions = HFEngine(model).generate_batch(requests, sampling)
     except Exception as error:  # noqa: BLE001 — the reason is returned
         return f"the hf engine cannot generate ({error_line(error)})"
-    difference = 0.0
     for ids, completion in zip(texts[:2], completions, strict=True):
         eager = eager_logprobs(plain, [*ids, *completion.ids], last=len(completion.ids))
-        difference = max(difference, _largest(eager - torch.tensor(completion.logprobs)))
-    if not difference <= bound:
-        return f"the hf engine differs by {difference:.2g} nats from its eager forward pass"
+        difference = _largest(eager - torch.tensor(completion.logprobs))
+        if not difference <= bound:
+            return f"the hf engine differs by {difference:.2g} nats from its eager forward pass"
     return None
 
 

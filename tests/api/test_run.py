@@ -157,9 +157,9 @@ def test_a_step_may_have_settings_of_its_own(warm: Path) -> None:
     plain = metrics_of(finished())
     with selfplay.start(SETTINGS, out=warm) as run:
         for key, said in {
-            "rollout.group_size": "a step's overrides must be of .*, got rollout.group_size",
+            "rollout.group_size": "a step's overrides must be among .*, got rollout.group_size",
             "optim.rate": "nearest is optim.lr",
-            "reward.options.cost": "reward.options must be those of a reward.function of your own",
+            "reward.options.cost": "reward.options must be settings of a custom reward.function",
             "algorithm.kl": "must be above 0 at the run's start to load a reference, got 0 there",
             "rollout.temperature": "rollout.temperature must be at most 100.* got 1000",
         }.items():

@@ -56,7 +56,7 @@ def refused(run: Path, config: Config, file: str) -> bool:
     try:
         results = read_results(run)
     except SettingsError as error:
-        assert str(error).startswith(f"{run / file} must hold the games")
+        assert str(error).startswith(f"{run / file} must have the games")
         return True
     assert card("me/pair", config, results, code="started 1", step=1)
     return False

@@ -271,6 +271,6 @@ def test_a_dry_run_refuses_what_does_not_fit_in_one_line(
     words.append("rollout.max_game_tokens=192")
     assert train.main([*words, "--dry-run", "--gpu", "2"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "GiB of a GPU with 2" in line or "engine.mem_fraction" in line
+    assert "GiB, on a GPU with 2" in line or "engine.mem_fraction" in line
     assert train.main([*words, "--gpu", "80"]) == 2
     assert "--gpu needs --dry-run" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from selfplay.chat.markers import Markers
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer
-from selfplay.preflight.model import num_words
+from selfplay.preflight.model import reachable_vocab_size
 from tests.helpers.chat_families import tokenizer_of
 
 THINKING = "qwen3 thinking, tags unflagged"
@@ -48,7 +48,7 @@ def _shifted(folder: Path, start: int, size: int, family: str = THINKING) -> Ren
         chat_template=tokenizer.chat_template,
     ).save_pretrained(folder)
     loaded = load_tokenizer(folder)
-    assert len(loaded) == len(tokenizer) == num_words(loaded) - size
+    assert len(loaded) == len(tokenizer) == reachable_vocab_size(loaded) - size
     return make_rendering(loaded)
 
 

@@ -189,7 +189,7 @@ MISTAKES: list[tuple[str, int, tuple[str, ...]]] = [
     ("seed: 1:30\n", 1, ("seed must be a valid integer, got '1:30'",)),
     ("chat: {deep: {n: 1e400}}\n", 1, ("a number must be finite, got 1e400",)),
     ("chat: {n: -.inf}\n", 1, ("a number must be finite, got -.inf",)),
-    ("model: {path: no}\n", 1, ("got false; text that YAML reads as such needs quotes",)),
+    ("model: {path: no}\n", 1, ("got false; quote text that YAML would read as another type",)),
     ("seed: true\n", 1, ("seed must be a valid integer", "got true")),
     ("seed: null\n", 1, ("seed must be a valid integer", "got null")),
     ("rollout:\n  temperature: 3\n", 2, ("rollout.temperature must be at most 2, got 3",)),

@@ -115,16 +115,16 @@ BAD: dict[str, tuple[Any, str]] = {
     "late system": ({"messages": [*TALK, TALK[0]]}, "message 5 must be user, got system"),
     "tools": (
         {"messages": [TALK[1], message("assistant", "", tool_calls=[{"id": 1}])]},
-        "message 1 must be text alone, got tool_calls",
+        "message 1 must be only text, got tool_calls",
     ),
     "weight": (
         {"messages": [TALK[1], message("assistant", "hi", weight=0)]},
-        "message 1 must have no weight but 1, got 0; whose turns are imitated is",
+        "message 1 must have weight 1 or none, got 0; warm_start.chat_roles",
     ),
     **{
         f"{key} in a message": (
             {"messages": [TALK[1], message("assistant", "hi", **{key: value})]},
-            f"message 1 must be text alone, got {key} {value!r}; ",
+            f"message 1 must be only text, got {key} {value!r}; ",
         )
         for key, value in {
             "trainable": False,
@@ -140,7 +140,7 @@ BAD: dict[str, tuple[Any, str]] = {
     **{
         f"{key} beside messages": (
             {"messages": TALK, key: value},
-            f"must have no {key} beside messages, got {value!r}; ",
+            f"must not have {key} next to messages, got {value!r}; ",
         )
         for key, value in {
             "tools": [{"a": 1}],

@@ -52,11 +52,11 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        ("fewer", "it must give a list of 16 instances, one a number, got 15"),
-        ("equal", "keys of their own, got .* twice"),
+        ("fewer", "it must return a list of 16 instances, one per number, got 15"),
+        ("equal", "unique keys, got .* twice"),
         ("none", "must be the game's, with a text `key`, got None"),
-        ("draws", "must depend on the step and their numbers alone"),
-        ("by_place", "must depend on the step and their numbers alone"),
+        ("draws", "must depend only on the step and their numbers"),
+        ("by_place", "must depend only on the step and their numbers"),
         ("fails", "own_instances.py:[0-9]+ fails: IndexError"),
     ],
 )
@@ -70,7 +70,7 @@ def test_instances_that_a_step_cannot_play_are_refused_in_one_line(
 def test_instances_of_one_step_are_checked_in_the_step_too(own: Path) -> None:
     with (
         closing(TrainStream(config_of(f"data.train={own}:fewer"))) as stream,
-        pytest.raises(OwnFault, match="it must give a list of 4 instances, one a number, got 3"),
+        pytest.raises(OwnFault, match=r"it must return a list of 4 instances, .* got 3"),
     ):
         stream.step(0, range(4))
 

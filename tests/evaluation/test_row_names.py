@@ -136,7 +136,7 @@ def test_an_old_file_in_which_a_script_took_the_greedy_row_is_read_as_meant(
     assert after is not None and list(after) == ["sampled", "scripted:greedy", "scripted:people"]
     assert after["scripted:greedy"]["scores"] == rows["scripted:greedy"]["scores"]
     files = read_run(old)
-    lost = [f"{stage} greedy: a script of this name stands in the policy's place"
+    lost = [f"{stage} greedy: a script of this name replaces the policy"
             for stage in ("before", "after")]  # fmt: skip
     assert files.problems == lost
     assert [level.name for level in reference_levels(files)] == [*after][1:]
@@ -160,7 +160,7 @@ def test_an_old_file_without_the_policys_first_row_is_refused_in_one_line(
     with pytest.raises(SettingsError, match=r"held_out_before.json .*script named sampled stands"):
         read_results(old)
     assert compare([str(old)]) == 2
-    assert "a script named sampled stands in the policy's place" in capsys.readouterr().err
+    assert "a script named sampled replaces the policy" in capsys.readouterr().err
     rows = named_rows(evaluated(old / "eval_all")["rows"])
     assert list(rows) == ["scripted:policy", "policy, greedy", *SCRIPTS[:2], "scripted:people"]
     assert named_rows(rows) == rows == named_rows(named_rows(rows))

@@ -84,11 +84,11 @@ def test_the_check_names_the_hooks_and_a_slip_in_one(
     head = "from selfplay.learner.method import Method\nclass Mine(Method):\n    def "
     own.write_text(f"{head}after_plays(self): ...\n")
     assert main([f"{own}:Mine"]) == 0
-    assert "after_plays is no hook; nearest is after_play" in capsys.readouterr().out
+    assert "after_plays is not a hook; nearest is after_play" in capsys.readouterr().out
     other = tmp_path / "own_other.py"
     other.write_text(f"{head}terms(self, terms): ...\n")
     assert main([f"{other}:Mine"]) == 2
-    assert "terms must be of (self, terms, minibatch, step), got" in capsys.readouterr().err
+    assert "terms must take (self, terms, minibatch, step), got" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

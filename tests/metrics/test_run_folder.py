@@ -56,7 +56,7 @@ def test_a_file_of_ones_own_that_was_edited_since_needs_another_python(tmp_path:
     config = load(Config, None, [*SCRATCH, f"reward.function={own}:reward"])
     begin(tmp_path / "a", config)
     own.write_text("def reward(episode):\n    return [0.0, 0.0], ()\n")
-    with pytest.raises(SettingsError, match=r"edited_since\.py must be as this Python imported it"):
+    with pytest.raises(SettingsError, match=r"edited_since\.py must not change after its import"):
         begin(tmp_path / "b", config)
     assert not (tmp_path / "b").exists()
 

@@ -169,7 +169,7 @@ def test_adapters_of_another_program_are_no_model_to_train(tmp_path: Path) -> No
     config = load_config(None, [f"model.path={adapters}"])
     with pytest.raises(SettingsError, match="must be a full model to train, got adapters"):
         read_rendering(config.model, config.game, seed=0, adapters=False)
-    with pytest.raises(SettingsError, match=f"or {tmp_path}/gone, the base that its adapters name"):
+    with pytest.raises(SettingsError, match=f"or {tmp_path}/gone, the base of its adapters"):
         read_rendering(config.model, config.game, seed=0)
 
 

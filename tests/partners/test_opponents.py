@@ -93,9 +93,9 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("Nobody", "one positive share, got {'self': 0.0}"),
         ("Many", r"a share for each partner, got \['self', 'pool:0'\]"),
         ("Tosses", "draw must be deterministic"),
-        ("Forgets", "state must hold what draw goes by"),
+        ("Forgets", "state must hold all that draw depends on"),
         ("Keeps", "Object of type set is not JSON serializable"),
-        ("Alone", "it must be a subclass of Opponents"),
+        ("Alone", "it must be a subclass of selfplay.partners.opponents.Opponents"),
     ],
 )
 def test_opponents_that_cannot_be_drawn_or_resumed_are_refused_in_one_line(

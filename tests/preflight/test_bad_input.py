@@ -192,8 +192,8 @@ TRAIN: list[Row] = [
     ("--config run.yaml --steps=3", "write steps=3"),
     (f"--config {'x' * 300}", f"{'x' * 300}: cannot be read"),
     ("out=file", "out"),
-    ("out=.", "out must name a folder of its own, got '.'"),
-    ("out='fresh/ /run'", "out must have no blanks around a name, got 'fresh/ /run'"),
+    ("out=.", "out must name a separate folder, got '.'"),
+    ("out='fresh/ /run'", "out must not have blanks around a name, got 'fresh/ /run'"),
     ("out=dangling", "dangling"),
     ("out=circle/run", "circle"),
     (f"out={'x' * 300}", "out"),
@@ -209,7 +209,7 @@ TRAIN: list[Row] = [
     (f"game.name={MEETING}", "unknown key game.options"),
     ("eval.partners=[warm_start]", "eval.every"),
     ("eval={every: 2, partners: ['scripted:honst']}", "is honest"),
-    ("eval={every: 2, partners: [warm_start, warm_start]}", "only once"),
+    ("eval={every: 2, partners: [warm_start, warm_start]}", "must not repeat a partner"),
     (
         "--config run.yaml rollout.partners=[self, pool*2]",
         "unknown argument 'pool*2]'; quote values that contain blanks",
@@ -277,7 +277,7 @@ EVAL: list[Row] = [
         "only checkpoints can play with an endpoint",
     ),
     ("--out file", "--out"),
-    ("--out .", "--out must name a folder of its own, got '.'"),
+    ("--out .", "--out must name a separate folder, got '.'"),
     ("--out dangling/report", "dangling"),
     (
         "--out good",
@@ -305,7 +305,7 @@ EVAL: list[Row] = [
 ]
 
 PLAY: list[Row] = [
-    ("runs/any --watch --seat=0", "--seat has no effect with --watch; leave one out"),
+    ("runs/any --watch --seat=0", "--seat has no effect with --watch; remove one"),
 ]
 
 BASE = ("model.scratch={}", "rollout.max_game_tokens=1000", "game.options.scale=false")
@@ -370,11 +370,11 @@ SETTINGS: list[Row] = [
     ("optim.master_dtype=bfloat16", "model.dtype…optim.master_dtype"),
     (("parallel.offload=all", BESIDE), "parallel.offload"),
     ("observers=[consol]", "observers…nearest is console"),
-    ("observers=[console, console]", "observers must name each once, got console twice"),
-    ("observers=[one.py:Mine, other.py:Mine]", "observers must name each once, got Mine twice"),
+    ("observers=[console, console]", "observers must not repeat an observer, got console twice"),
+    ("observers=[one.py:Mine, other.py:Mine]", "observers must not repeat …, got Mine twice"),
     (
         "observers=[{console: 3}]",
-        "observers must hold NAME or {NAME: {KEY: VALUE}}, got {'co",
+        "observers must list NAME or {NAME: {KEY: VALUE}}, got {'co",
     ),
     ((*EXACT, "engine.tp_size=2"), "engine.tp_size must be 1"),
     ((*EXACT, "engine.attention=triton"), "engine.attention must be auto or fa3"),
@@ -412,20 +412,20 @@ PLAIN: dict[str, Any] = yaml.safe_load(TINY)
 # Calls from Python.
 API: list[tuple[Callable[[], object], str]] = [
     (lambda: selfplay.evaluate("nowhere"), "must be a run folder"),
-    (lambda: selfplay.evaluate(RUN, num=0), "--num must be at least 1"),
+    (lambda: selfplay.evaluate(RUN, num=0), "--num must be an integer from 1"),
     (lambda: selfplay.evaluate(RUN, steps=3), "steps has no effect without training"),
     (lambda: selfplay.evaluate(RUN, temperature=-1), "--temperature must be 0"),
     (lambda: selfplay.evaluate([RUN, RUN]), "RUN must be a single one"),
-    (lambda: selfplay.evaluate(RUN, num="8"), "--num must be …a whole number, got '8'"),
+    (lambda: selfplay.evaluate(RUN, num="8"), "--num must be an integer …, got '8'"),
     (lambda: selfplay.evaluate(RUN, temperature="hot"), "--temperature … got 'hot'"),
     (lambda: selfplay.evaluate(RUN, partner=["scripted:solo"]), "partner must be a string"),
     (lambda: selfplay.evaluate(RUN, partners="self"), "partners must be a list of strings"),
     (lambda: selfplay.evaluate(RUN, partners=["", " "]), "partners must be a list of strings"),
-    (lambda: selfplay.evaluate(RUN, config=PLAIN), "config of a policy must be a file"),
+    (lambda: selfplay.evaluate(RUN, config=PLAIN), "a policy's config must be a file"),
     (lambda: selfplay.evaluate(RUN, ["a=1"]), "overrides must be a mapping"),
     (lambda: selfplay.evaluate(3), "a policy must be a run, a folder or a name, got 3"),
     (lambda: selfplay.play("scripted:solo", partner=3), "partner must be a string"),
-    (lambda: selfplay.load_run(3), "3 must be the folder of a run"),
+    (lambda: selfplay.load_run(3), "3 must be a run folder"),
     (lambda: selfplay.play(RUN, partner="scripted:nobody"), "--partner"),
     (lambda: selfplay.play("scripted:nobody", config="tiny"), "nobody"),
     (lambda: selfplay.play("scripted:solo", partner="self"), "must be a script, got self"),

@@ -51,7 +51,7 @@ REFUSED = [
                 "metrics must have names of their own, got 'grad_norm'"
             ),
             f"return {LOSS_OF}logprobs_M, {{'proposals': logprobs_M.detach()}}": (
-                "metrics must have names of their own, got proposals, the game's own"
+                "metrics must not reuse the game's names, got proposals"
             ),
             "raise SystemExit(0)": "own_[0-9]+.py:[0-9]+ mine: SystemExit: 0",
             f"return ({LOSS_OF}logprobs_M).mean(), {{}}": (
@@ -133,10 +133,10 @@ REFUSED = [
             "            prompt = (1, *request.prompt_ids)\n"
             "            return await generate(replace(request, prompt_ids=prompt))\n"
             "        return await super().move(game, seat, observation, more)": (
-                "the engine must read exactly what the transcript has"
+                "each prompt must equal the transcript before its turn"
             ),
             "def fork(self, *names):\n        return self": (
-                "a fork must have a transcript of its own"
+                "a fork must have a separate transcript"
             ),
             "name = 'somebody'": "must be a PolicyPlayer",
         },
@@ -210,7 +210,7 @@ def test_an_advantage_may_look_at_the_other_seat_of_a_game_by_name(own: Path) ->
     """The check's samples have the names that a run's have."""
     name = f"{own}/own_losses.py:beside"
     found = list(findings("algorithm.advantage", name, settings(f"algorithm.advantage={name}")))
-    assert any("0, 0, 0 for a group of rewards 0, 0.5, 1; they do not tell" in one for one in found)
+    assert any("0, 0, 0 for a group of rewards 0, 0.5, 1; they do" in one for one in found)
     config = settings()
     samples, _ = reward_samples(
         [episode((0.5, 0.5))], algorithm=config.algorithm, reward=config.reward
@@ -232,7 +232,7 @@ def test_the_check_shows_advantages_of_samples_of_unlike_length_and_says_if_they
         "def nothing(samples, state, algorithm):\n"
         "    return [(one.mean, 1.0) for one in samples]\n"
     )
-    for name, shown in (("lengths", "0, 0.0714, 0.1 for"), ("nothing", "do not tell rewards")):
+    for name, shown in (("lengths", "0, 0.0714, 0.1 for"), ("nothing", "do not distinguish")):
         assert main([f"{tmp_path / 'two.py'}:{name}"]) == 0
         assert shown in capsys.readouterr().out
 
@@ -381,7 +381,7 @@ def test_options_of_a_reward_need_a_parameter(
     assert main([f"{with_cost}:reward", "reward.options.fee=1"]) == 2
     said = capsys.readouterr().err
     assert "KeyError: 'cost'" in said and "give reward.options.cost=VALUE (given: fee)" in said
-    with pytest.raises(ValueError, match=r"of your own, got cost for score_norm"):
+    with pytest.raises(ValueError, match=r"custom reward.function, got cost for score_norm"):
         settings("reward.options.cost=1")
 
 

@@ -17,7 +17,7 @@ from selfplay.engines.hf import HFEngine
 from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner, make_learner
 from selfplay.model.policy import load_model
-from selfplay.preflight.model import StartCheck, check_model, num_words
+from selfplay.preflight.model import StartCheck, check_model, reachable_vocab_size
 from tests.helpers.family_models import random_folder
 from tests.helpers.tiny_run import run_tiny, write_tiny
 
@@ -132,7 +132,7 @@ def test_what_the_model_lacks_is_refused_before_anything_costly(
 def test_more_tokens_than_embeddings_are_refused(folder: Path, tmp_path: Path) -> None:
     small = tmp_path / "small"
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    words = num_words(tokenizer)
+    words = reachable_vocab_size(tokenizer)
     assert words == len(tokenizer)
     random_folder("llama", small, vocab_size=words - 1, max_position_embeddings=400)
     with pytest.raises(SettingsError, match=rf"model\.path .*{words} tokens, got {words - 1}"):
@@ -141,7 +141,7 @@ def test_more_tokens_than_embeddings_are_refused(folder: Path, tmp_path: Path) -
         )
     # A special token that no text can hold, such as Gemma-3's for images, does not count.
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
-    assert num_words(tokenizer) == words < len(tokenizer)
+    assert reachable_vocab_size(tokenizer) == words < len(tokenizer)
 
 
 def test_a_refused_family_ends_in_one_line(

@@ -57,7 +57,7 @@ async def fails(position, generate):
         ("nothing", "it must play its game to the end, got None"),
         ("other", "it must play its game to the end, got Episode 7"),
         ("counts", "it must be deterministic"),
-        ("plain", "it must be a coroutine function, as `async def`"),
+        ("plain", "it must be a coroutine function"),
         ("fails", "own_play.py:[0-9]+ fails: IndexError"),
     ],
 )

@@ -185,4 +185,4 @@ def test_imitation_alone_says_what_it_made(
     assert len(modes) == 1, "weights are as readable as their config"
     before, after = (run / f"held_out_{stage}.json" for stage in ("before", "after"))
     assert before.read_text() == after.read_text()
-    assert [chart.title for chart in run_charts(read_run(run))] == ["Loss of the warm start"]
+    assert [chart.title for chart in run_charts(read_run(run))] == ["Warm-start loss"]

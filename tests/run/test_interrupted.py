@@ -57,7 +57,7 @@ def left_half_way(write: Callable[..., Any], *given: Any) -> Any:
         raise RuntimeError("unexpected pos 704 vs 598")
 
 
-WRITE, STAYS = dcp.FileSystemWriter.write_data, "the same command goes on"
+WRITE, STAYS = dcp.FileSystemWriter.write_data, "the same command continues"
 ENDS = {
     "SIGKILL in a push": End(lambda: stopped(step.push, 2, signal.SIGKILL), -signal.SIGKILL, 2),
     "Ctrl-C in play": End(lambda: stopped(step.play), KeyboardInterrupt, 2),
@@ -74,7 +74,7 @@ ENDS = {
     ),
     "Ctrl-C in the export": End(lambda: stopped(export_final), KeyboardInterrupt, 4),
     "SIGTERM at the start": End(
-        lambda: stopped(open_run, by=signal.SIGTERM), SIGTERM, 2, "ended by SIGTERM; what was saved"
+        lambda: stopped(open_run, by=signal.SIGTERM), SIGTERM, 2, "ended by SIGTERM; the last save"
     ),
     "SIGTERM in a save": End(lambda: stopped(WRITE, by=signal.SIGTERM), SIGTERM, 2),
     "SIGTERM leaves a file half-way": End(lambda: replaced(WRITE, left_half_way), SIGTERM, 2),

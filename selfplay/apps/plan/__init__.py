@@ -1,1 +1,1 @@
-"""What a run would do and need, without starting it: settings, first prompt, memory by phase."""
+"""The plan of a run, without starting it: settings, first prompt, memory by phase."""

@@ -27,9 +27,8 @@ _MOST_GB = 10_000  # of one GPU
 
 
 def dry_run(config: Config, rendering: Rendering, *, gpu_gb: float | None) -> None:
-    """Print the settings, first prompt and memory of a run. `rendering` is what `check_run` has
-    read. `gpu_gb` is the nominal size of a GPU in GB; None takes this machine's GPU, if there is
-    one.
+    """Print the settings, first prompt and memory of a run. `rendering` comes from `check_run`.
+    `gpu_gb` is the nominal size of a GPU in GB; None takes this machine's GPU, if there is one.
 
     A scratch model's tokenizer is trained as the run would train it. If prompts or memory do not
     fit, raises SettingsError with the settings that would make them fit.
@@ -38,14 +37,14 @@ def dry_run(config: Config, rendering: Rendering, *, gpu_gb: float | None) -> No
         raise SettingsError(f"--gpu must be from 1 to {_MOST_GB} GB, got {gpu_gb:g}")
     print(dump(config), flush=True)
     if config.model.path is None:
-        # One process: 500 instances are made faster than further processes start.
+        # One process: generating 500 instances is faster than starting more processes.
         alone = replace(config, data=replace(config.data, processes=1))
         rendering = make_rendering(
             scratch_tokenizer(alone), template_kwargs=config.model.chat_template
         )
     print(first_prompts(config.game, config.data, rendering))
     if config.warm_start.chats is not None:
-        chat_samples(config, rendering, rank=0)  # tells how many there are and how many too long
+        chat_samples(config, rendering, rank=0)  # prints how many there are and are too long
     for warning in start_warnings(config, rendering):
         print(f"warning: {warning}")
     if roles := who_plays(config.game, config.rollout):
@@ -60,7 +59,7 @@ def dry_run(config: Config, rendering: Rendering, *, gpu_gb: float | None) -> No
     of_them = "" if shape.trained == shape.parameters else f", {shape.trained:,} of them trained"
     print(f"{described.model_type}: {shape.parameters:,} weights{of_them}, {demand.ranks} GPU(s)")
     if total is None:
-        print("no GPU here: give --gpu GB for its memory, as in --gpu 80")
+        print("no GPU here; to plan its memory, give --gpu GB, e.g. --gpu 80")
         return
     print(estimate(demand).table())
     why = why_not(demand)
@@ -72,9 +71,9 @@ def dry_run(config: Config, rendering: Rendering, *, gpu_gb: float | None) -> No
 
 
 def first_prompts(game: GameConfig, data: DataConfig, rendering: Rendering) -> str:
-    """What the first seat to move of the first held-out game reads, and one seat of each other
-    role: the text, its number of tokens, its ids. A seat that moves later also hears what was said
-    before."""
+    """The first prompt of the first seat to move in the first held-out game, and of one seat of
+    each other role: the text, its number of tokens, its ids. A seat that moves later also reads the
+    earlier messages."""
     (instance,) = evaluation_instances(HELD_OUT, num=1, game=game, data=data)
     new_game, roles = game.kit.new_game(instance, game.options), game.kit.ROLES
     first = new_game.seat_to_move
@@ -91,7 +90,7 @@ def first_prompts(game: GameConfig, data: DataConfig, rendering: Rendering) -> s
 
 
 def model_shape(described: PretrainedConfig, lora: LoraConfig | None) -> Shape:
-    """The shape of the model; with adapters only they are trained."""
+    """The shape of the model; adapters, if any, are all that is trained."""
     skeleton = skeleton_of(described)
     base = sum(parameter.numel() for parameter in skeleton.parameters())
     adapters = 0

@@ -2,11 +2,10 @@
 is loaded, and the settings that would make a run fit.
 
 Sizes are in GiB, for one GPU. Static sizes are exact sums of bytes. Activations are a formula
-fitted to measured peaks (docs/gpu.md): of a layer, 6 bytes per unit of the MLP's width, 12 per unit
-of the model's width (8 and 18 without Liger) and 1.5 KiB for each token, 10 % for the allocator.
+fitted to measured peaks (docs/gpu.md): per token and layer 6 bytes per unit of the MLP's width, 12
+per unit of the model's width (8 and 18 without Liger) and 1.5 KiB, plus 10 % for the allocator.
 Tensor parallel divides them, except 8 bytes per unit of the model's width: each rank keeps the
-hidden states between the blocks (the residual sum and its norm, twice a layer).
-Loads nothing.
+hidden states between the blocks (the residual sum and its norm, twice per layer).
 """
 
 from __future__ import annotations
@@ -30,19 +29,18 @@ CONTEXT = 1.0  # CUDA context and kernels of the trainer
 ASLEEP = 2.0  # of a sleeping SGLang: context and decode graphs
 SPARE = 2.0  # for allocator fragmentation and the graphs of NCCL
 CORES = 16  # of the host for each engine
-LEAST_GAMES = 8  # transcripts of full length that the engine's cache should hold at least
+LEAST_GAMES = 8  # least number of full-length transcripts that must fit the engine's cache
 _LOGPROB = 1.5 / 16_384  # GiB per trained token's log-prob at a vocabulary of 152,000, measured
 _HIDDEN = 8  # bytes per unit of the model's width and layer that each tensor-parallel rank keeps
 _LEAST_TOKENS = 2048  # of a micro-batch
-_MUON_COPIES = 7  # bf16 copies of the matrices of one shape, at most, in an iteration of Muon
+_MUON_COPIES = 7  # most bf16 copies of the matrices of one shape in an iteration of Muon
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a model that determine memory. `base` is the number of its weights, `adapters`
-    that of the adapters' weights, `matrices` that of the weights that Muon steps. `mlp_width` is
-    the number of MLP units that a token uses, `cache_width` that of a token's key and value
-    elements in one layer."""
+    """The sizes of a model that determine memory. `base`, `adapters` and `matrices` count its
+    weights, the adapters' weights and the weights that Muon steps. `mlp_width` counts the MLP units
+    that a token uses, `cache_width` a token's key and value elements in one layer."""
 
     base: int
     adapters: int
@@ -65,8 +63,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The memory demand of a run with these settings, whose engine is chosen, on `ranks` GPUs with
-    `total` GiB each."""
+    """The memory demand of a run with these settings, with the engine's settings chosen, on `ranks`
+    GPUs with `total` GiB each."""
 
     config: Config
     shape: Shape
@@ -99,7 +97,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """GiB used on one GPU by phase and part, and the GiB that it has."""
+    """GiB used on one GPU by phase and part, and its total GiB."""
 
     phases: Mapping[str, Mapping[str, float]]
     total: float
@@ -111,7 +109,7 @@ class Memory:
         return self.peak() <= self.total - SPARE
 
     def table(self) -> str:
-        """One line for each part of each phase, in GiB."""
+        """One line per phase with its parts, in GiB."""
         lines = [f"memory of one GPU with {self.total:.0f} GiB, estimated in GiB:"]
         for phase, parts in self.phases.items():
             shown = ", ".join(f"{name} {gib:.1f}" for name, gib in parts.items() if gib >= 0.05)
@@ -120,7 +118,7 @@ class Memory:
 
 
 def shape_of(text: Any, *, base: int, adapters: int, matrices: int) -> Shape:
-    """The shape of a model from the config of its text part."""
+    """The shape of a model from its text config."""
     experts = getattr(text, "num_experts_per_tok", None)
     expert_width = getattr(text, "moe_intermediate_size", None) or text.intermediate_size
     return Shape(
@@ -135,16 +133,16 @@ def shape_of(text: Any, *, base: int, adapters: int, matrices: int) -> Shape:
     )
 
 
-def gpu_gib(sold_gb: float) -> float:
-    """The GiB that a GPU of this nominal size in GB reports: 79.2 of 80, 139.6 of 141."""
-    return 0.99 * sold_gb
+def gpu_gib(nominal_gb: float) -> float:
+    """The GiB that a GPU of this nominal size in GB reports: 79.2 for 80, 139.6 for 141."""
+    return 0.99 * nominal_gb
 
 
 def estimate(demand: Demand) -> Memory:
     """The memory of each phase of a step on one GPU, and of the warm start before the first.
 
-    The warm start has no reference, critic or engine; without `warm_start.lora` it has no adapters
-    and trains the model's own weights. Muon keeps one moment per matrix.
+    The warm start has no reference, critic or engine; without `warm_start.lora` it trains the
+    model's weights instead of adapters. Muon keeps one moment per matrix.
     """
     config, shape, ranks = demand.config, demand.shape, demand.ranks
     engine, parallel, warm = demand.engine, config.parallel, config.warm_start
@@ -191,14 +189,14 @@ def estimate(demand: Demand) -> Memory:
         phase["partners"] = partners_part(demand)
     phases = {"play": in_play, "update": update, "push": push}
     if warm.imitates:
-        held, trained = shape.parameters, shape.trained
+        loaded, trained = shape.parameters, shape.trained
         if not warm.lora:
-            held = trained = shape.base
+            loaded = trained = shape.base
         muon = warm.optimizer == "muon"
         of_moments = 8 * trained - (4 * shape.matrices if muon else 0)
         imitation = {
             "context": CONTEXT,
-            "weights": master * held / ranks / GIB,
+            "weights": master * loaded / ranks / GIB,
             "gradients": master * trained / ranks / GIB,
             "moments": of_moments / ranks / GIB,
             **_pass(demand),
@@ -214,7 +212,7 @@ def estimate(demand: Demand) -> Memory:
 
 def kept_copy(demand: Demand) -> float:
     """GiB of the copy of the weights in the compute dtype that a single data-parallel rank keeps
-    through a pass (selfplay/distributed/shard.py); 0 if the master weights have that dtype."""
+    during a pass (selfplay/distributed/shard.py); 0 if the master weights have that dtype."""
     config = demand.config
     if demand.ranks != config.parallel.tp or config.model.dtype == config.optim.master_dtype:
         return 0.0
@@ -223,8 +221,8 @@ def kept_copy(demand: Demand) -> float:
 
 def _pass(demand: Demand) -> dict[str, float]:
     """GiB of a forward and backward pass of one micro-batch, without weights, gradients and
-    `kept_copy`. A pass ends with the gradients of FSDP's root, which are summed in fp32 when its
-    activations are free again. The root holds embeddings and head, or all of a small model."""
+    `kept_copy`. A pass ends with the gradients of FSDP's root, which are summed in fp32 after its
+    activations are freed. The root has the embeddings and the head, or all of a small model."""
     shape, tp = demand.shape, demand.config.parallel.tp
     tokens, computed = demand.config.optim.tokens_per_microbatch, demand.element
     one_unit = computed * shape.parameters / tp <= ONE_UNIT
@@ -242,19 +240,19 @@ def _pass(demand: Demand) -> dict[str, float]:
 
 
 def sleeps(engine: EngineConfig) -> bool:
-    """Whether the engine has processes of its own, whose memory is free during the update."""
+    """Whether the engine has separate processes, whose memory is free during the update."""
     return not engine_kind(engine.kind).in_trainer
 
 
 def share_of(engine: EngineConfig) -> float:
-    """The share of the free memory that the engine takes for its weights and cache."""
+    """The fraction of free memory that the engine takes for its weights and cache."""
     return getattr(engine, "mem_fraction", 0.0)
 
 
 def engine_parts(demand: Demand) -> dict[str, float]:
-    """The engine's own memory in play. SGLang takes a fraction of what is free at its start. The
-    transformers engine has a copy of all weights in fp32, which never sleeps; its cache, which
-    `engine.max_batch` bounds, is not counted."""
+    """The engine's memory in play. SGLang takes a fraction of the free memory at its start. The
+    transformers engine has a copy of all weights in fp32, which never sleeps; its cache, bounded by
+    `engine.max_batch`, is not counted."""
     engine = demand.engine
     if not sleeps(engine):
         return {"engine's weights": 4 * demand.shape.base / GIB}
@@ -269,8 +267,8 @@ def engine_parts(demand: Demand) -> dict[str, float]:
 
 
 def partners_part(demand: Demand) -> float:
-    """GiB of the frozen checkpoints that play in training, each taken to be as large as the policy,
-    which never sleep: weights, and beside SGLang an engine of their own
+    """GiB of the frozen checkpoints that play in training, each assumed to be as large as the
+    policy, which never sleep: weights, and with SGLang a separate engine
     (`launch.config_of_partner`)."""
     engine, rollout = demand.engine, demand.config.rollout
     each = demand.element * demand.shape.base / engine.tp_size / GIB
@@ -281,7 +279,7 @@ def partners_part(demand: Demand) -> float:
 
 
 def cache_tokens(demand: Demand) -> float:
-    """How many tokens SGLang's cache holds."""
+    """The capacity of SGLang's cache in tokens."""
     return engine_parts(demand).get("engine's cache", 0.0) * GIB / _token_bytes(demand)
 
 
@@ -309,8 +307,8 @@ def why_not(demand: Demand) -> str | None:
     if not memory.fits():
         phase, parts = max(memory.phases.items(), key=lambda item: sum(item[1].values()))
         return (
-            f"the phase {phase} needs about {sum(parts.values()):.0f} GiB of a GPU with "
-            f"{demand.total:.0f}, {SPARE:.0f} of them spare"
+            f"the phase {phase} needs about {sum(parts.values()):.0f} GiB, on a GPU with "
+            f"{demand.total:.0f} GiB of which {SPARE:.0f} must stay free"
         )
     engine = demand.engine
     if sleeps(engine):
@@ -326,11 +324,11 @@ def why_not(demand: Demand) -> str | None:
 
 
 def remedy(demand: Demand) -> list[str]:
-    """Overrides with which the run fits, none of them needless; [] if the usual ones do not help.
+    """Necessary overrides with which the run fits; [] if the usual ones do not suffice.
 
-    They are tried in the order of their cost, the cheapest first: the engine's share, recomputed
-    activations, fewer tokens a pass, bf16 master weights, moments on the host, weights on the host.
-    Those that the settings refuse are left out.
+    They are tried from the cheapest to the most expensive: the engine's share, recomputed
+    activations, fewer tokens per pass, bf16 master weights, moments on the host, weights on the
+    host. Overrides that the settings refuse are skipped.
     """
     engine, tokens = demand.engine, demand.config.optim.tokens_per_microbatch
     steps: list[tuple[str, Any]] = [
@@ -368,19 +366,19 @@ def remedy(demand: Demand) -> list[str]:
 
 
 def _fractions(engine: EngineConfig) -> Sequence[float]:
-    """The engine's share as set, then smaller and larger ones."""
+    """The configured share of the engine, then smaller and larger ones."""
     if not sleeps(engine):
         return (share_of(engine),)
     return (share_of(engine), 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.6, 0.7, 0.8)
 
 
 def _layer(shape: Shape) -> float:
-    """The weights of one layer, without embeddings."""
+    """The number of weights of one layer, without embeddings."""
     return (shape.parameters - shape.vocabulary * shape.width) / shape.layers
 
 
 def _changed(demand: Demand, values: Mapping[str, Any]) -> Demand | None:
-    """The demand with other settings; None if these refuse each other."""
+    """The demand with these settings changed; None if they contradict each other."""
     sections: dict[str, dict[str, Any]] = {}
     for key, value in values.items():
         section, _, name = key.partition(".")

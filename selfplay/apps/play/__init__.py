@@ -1,4 +1,4 @@
 """A person plays a seat, on a local page or in the terminal, against the policy or another player.
 
-Speaks of one game at a time, its seats and what the person may see. Never sees gradients.
+Handles one game at a time, its seats and what the person may see. Never sees gradients.
 """

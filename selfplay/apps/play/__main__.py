@@ -8,9 +8,9 @@ watch two of them.
     python -m selfplay.apps.play runs/talk --partner checkpoint:runs/other --watch
     python -m selfplay.apps.play scripted:tell --config FILE      # before any training
 
-The page is for this machine alone: the printed address holds a token of this start. Finished games
-go to RUN/played.jsonl (watched ones to RUN/watched.jsonl), those with a script alone to
-played.jsonl.
+The page is only for this machine: the printed address contains a new token for each start. Finished
+games go to RUN/played.jsonl (watched ones to RUN/watched.jsonl), or to ./played.jsonl if RUN is a
+script.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
 
@@ -68,9 +69,9 @@ from selfplay.weight_sync.start import choose_engine, load_engine
 
 PROGRAM = "selfplay.apps.play"
 GAMES_FILE, WATCHED_FILE = "played.jsonl", "watched.jsonl"
-NUM_GAMES = 64  # instances of the held-out stream, which are played in turn
+NUM_GAMES = 64  # instances of the held-out stream, played in turn
 POLICY = "the policy"
-PAGE_PACKAGES = ("starlette", "uvicorn")  # the extra `play`, which --terminal does without
+PAGE_PACKAGES = ("starlette", "uvicorn")  # the extra `play`, which --terminal does not need
 
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -78,36 +79,36 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="a run, a Hugging Face folder or name, scripted:NAME")
     add("--partner", default=SELF, help="who plays the other seat (default: the policy)")
-    add("--games", default="generated", help="'generated', a .parquet or recorded .jsonl")
+    add("--games", default="generated", help="'generated', a .parquet of instances or a .jsonl")
     add("--num", type=int, help=f"instances (default: {NUM_GAMES}, or all of the file)")
     add("--seat", help="your seat, a number or a role (default: each in turn)")
-    add("--port", type=int, help="of the page (default: 8765); 0 takes a free one")
+    add("--port", type=int, help="port of the page (default: 8765); 0 takes a free one")
     add("--terminal", action="store_true", help="play in the terminal, without a page")
-    add("--watch", action="store_true", help="the policy plays with --partner; you read, in turn")
+    add("--watch", action="store_true", help="watch the policy play with --partner")
     files = f"RUN/{GAMES_FILE}, with --watch RUN/{WATCHED_FILE}"
-    add("--out", type=Path, help=f"the .jsonl file that keeps the games (default: {files})")
-    add("--config", type=Path, help="settings file (default: the run's own)")
-    add("overrides", nargs="*", metavar="key=value", help="settings that win over the file's")
+    add("--out", type=Path, help=f"the .jsonl file for the games (default: {files})")
+    add("--config", type=Path, help="settings file (default: the run's)")
+    add("overrides", nargs="*", metavar="key=value", help="settings that override the file's")
     args = parser.parse_intermixed_args(words)
     parser.check_settings(args.overrides, trains=False)
     if args.watch and args.seat is not None:
-        raise ValueError("--seat has no effect with --watch; leave one out")
+        raise ValueError("--seat has no effect with --watch; remove one")
     if (args.terminal or args.watch) and args.port is not None:
         which = "--watch" if args.watch else "--terminal"
-        raise ValueError(f"--port has no effect with {which}; leave one out")
+        raise ValueError(f"--port has no effect with {which}; remove one")
     args.terminal = args.terminal or args.watch
     args.port = 8765 if args.port is None else args.port
     return args
 
 
 def find_players(args: argparse.Namespace) -> tuple[Spec, Config, Source | None]:
-    """Who plays the other seat, the settings, and the policy's weights; None where RUN is a script,
-    which needs none. Raises ValueError for what cannot be used."""
+    """The player of the other seat, the settings, and the policy's weights, None if RUN is a
+    script. Raises ValueError for invalid arguments."""
     name = str(args.run)
     if name.startswith(f"{SCRIPTED}:"):
         if args.config is None or args.watch or args.partner != SELF:
-            given = "--partner, --watch" if args.config else "one without --config FILE"
-            raise ValueError(f"{name} needs --config FILE alone, with the game's name, got {given}")
+            given = "--partner or --watch" if args.config else "no --config FILE"
+            raise ValueError(f"{name} needs only --config FILE, with the game's name, got {given}")
         config = load_config(args.config, [*ONE_PROCESS, *args.overrides])
         tell_code(config, None)
         return read_spec(name, config.game, config.rollout, what="RUN"), config, None
@@ -115,7 +116,7 @@ def find_players(args: argparse.Namespace) -> tuple[Spec, Config, Source | None]
     config = find_config(source, args.config, args.overrides)
     tell_code(config, source)
     played = args.config or source.settings or source.home
-    # The policy is welcome in every game here: the person takes a seat that it leaves.
+    # The policy may have any seats here: the person takes one that it leaves.
     spec = ITSELF
     if args.partner != SELF:
         spec = find_partner(
@@ -125,22 +126,13 @@ def find_players(args: argparse.Namespace) -> tuple[Spec, Config, Source | None]
 
 
 def find_opponent(
-    spec: Spec,
-    config: Config,
-    source: Source | None,
-    *,
-    cleanup: ExitStack,
-    watched: bool,
+    spec: Spec, config: Config, source: Source | None, *, cleanup: ExitStack, watched: bool
 ) -> Opponent:
-    """The partner with its engine; weights are loaded here. A scripted partner needs none, unless
-    the policy's games with it are `watched`."""
+    """The partner with its engine; loads weights. A scripted partner needs none, unless the
+    policy's games with it are `watched`."""
     if spec.kind == SCRIPTED and not watched:
-        return Opponent(
-            spec.text,
-            None,
-            None,
-            lambda names, seat: scripted_partner(spec.argument, names, seat, config.game),
-        )
+        make_player = partial(scripted_partner, spec.argument, game=config.game)
+        return Opponent(spec.text, None, None, make_player)
     assert source is not None
     world = open_world(config)
     rendering = read_rendering(config.model, config.game, seed=config.seed)
@@ -156,7 +148,7 @@ def find_opponent(
 
 
 def began_at_random(settings: Path | None) -> bool:
-    """Whether a run's weights, or those of the run that it goes on from, began at random."""
+    """Whether a run, or the run whose weights it starts from, began with random weights."""
     seen: set[Path] = set()
     while settings is not None and settings not in seen:
         seen.add(settings)
@@ -165,13 +157,13 @@ def began_at_random(settings: Path | None) -> bool:
         path = Path(read_value(settings, (), "model.path") or "")
         try:
             settings = find_source(path).settings if path.parts and path.is_dir() else None
-        except ValueError:  # its weights are gone, and nothing here needs them
+        except ValueError:  # its weights are gone, but are not needed here
             return False
     return False
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 2 for bad arguments, which are found before weights are loaded."""
+    """Returns the exit status: 2 for invalid arguments, refused before weights are loaded."""
     with ExitStack() as cleanup:
         try:
             args = read_arguments(words)
@@ -185,7 +177,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 raise ValueError(f"--port must be from 0 to 65535, got {args.port}")
             if args.out is None and source is not None and source.hub is not None:
                 raise ValueError(
-                    "--out is needed: the weights are on the hub, not in a local folder"
+                    "--out is required, because the weights are on the hub, not in a local folder"
                 )
             home = source.home if source else Path()
             out: Path = args.out or home / (WATCHED_FILE if args.watch else GAMES_FILE)
@@ -238,7 +230,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def bound(port: int) -> socket.socket:
-    """A listening socket on the loopback interface, which no other machine reaches."""
+    """A listening socket on the loopback interface, unreachable from other machines."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -262,7 +254,7 @@ def play_here(session: Session, out: Path) -> int:
         lines = session.left(running[-1], seat)
         news = takewhile(lambda turn: turn.seat != seat, reversed(running[-1].turns))
         if refused := sum(turn.error is not None for turn in news):
-            lines.append(f"others' tries that were refused: {refused}; you see them at the end")
+            lines.append(f"invalid moves of others: {refused}; you see them at the end")
         example = session.suggested(running[-1].setup.game, seat)
         lines += ["a script would write here:", example] if example else []
         return "\n".join(lines)
@@ -291,12 +283,12 @@ def play_here(session: Session, out: Path) -> int:
             return 0
         keep_game(episode, session.game.kit, out)
         ending = ending_text(episode, session.game.kit, own=seat)
-        print(f"\n{ending}\nkept in {out}", flush=True)
+        print(f"\n{ending}\nsaved in {out}", flush=True)
     return 0
 
 
 def watch_here(session: Session, out: Path) -> int:
-    """Show games of the policy and its partner in the terminal, one for each line of input."""
+    """Show games of the policy and its partner in the terminal, one per line of input."""
     kit = session.game.kit
     for number in count():
         episode = session.watch(number)
@@ -304,15 +296,15 @@ def watch_here(session: Session, out: Path) -> int:
             print("\nThe game ended without a result.")
         else:
             keep_game(episode, kit, out)
-            print(f"\n{talk_text(episode, kit)}\n\n{ending_text(episode, kit)}\nkept in {out}")
-        print("Enter shows another game; end the input to leave.", flush=True)
+            print(f"\n{talk_text(episode, kit)}\n\n{ending_text(episode, kit)}\nsaved in {out}")
+        print("Press Enter for another game; end the input (Ctrl-D) to leave.", flush=True)
         if not sys.stdin.readline():
             return 0
     return 0
 
 
 def play_on_page(session: Session, out: Path, sock: socket.socket) -> int:
-    """Serve the page until the program is stopped; games run in a thread of their own."""
+    """Serve the page until the program is stopped; games run in a separate thread."""
     import uvicorn
 
     from selfplay.apps.play.server import make_app
@@ -333,11 +325,11 @@ def play_on_page(session: Session, out: Path, sock: socket.socket) -> int:
             try:
                 episode = session.play(number, SeatedPerson(table), table.begin, table.follow)
                 if episode is None:
-                    table.finish({"error": "The game ended without a result and is not kept."})
+                    table.finish({"error": "The game ended without a result and is not saved."})
                     continue
                 keep_game(episode, session.game.kit, out)
                 table.finish(result_of(episode, session))
-            except Exception as error:  # noqa: BLE001 the page tells it and can start another game
+            except Exception as error:  # noqa: BLE001 the page shows it and can start another game
                 show_error(PROGRAM, error)
                 table.finish({"error": f"The game failed: {error_line(error)}"})
 
@@ -346,7 +338,7 @@ def play_on_page(session: Session, out: Path, sock: socket.socket) -> int:
         f"You play with {session.opponent.name}. Open this address on this machine; Ctrl-C ends it:"
     )
     print(f"http://127.0.0.1:{port}/?token={token}", flush=True)
-    with suppress(KeyboardInterrupt):  # Ctrl-C, when the server has stopped
+    with suppress(KeyboardInterrupt):  # raised after the server has stopped
         server.run(sockets=[sock])
     table.close()
     return 0

@@ -1,7 +1,7 @@
-"""Games between a person and a partner: who sits where, how a game ends, how it is kept.
+"""Games between a person and a partner: who sits where, how a game ends, how it is saved.
 
-A finished game is one JSON line: a record of the published form where the game has one, else what
-games.jsonl holds.
+A finished game is one JSON line: a record in the game's published format if it has one, else a
+record of games.jsonl.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from selfplay.apps.play.limits import (
     Says,
     ask_no_model,
     left_of,
-    left_told,
+    left_text,
     taken_by,
-    taken_told,
+    taken_text,
     the,
 )
 from selfplay.apps.report.games import Texts, drawn_game, seat_names
@@ -44,10 +44,10 @@ from selfplay.rollout.seating import (
     seat_players,
 )
 
-# What a limit that ended a game says of it.
+# The reason shown for each limit that can end a game.
 _LIMITS = {
     "turns": "the moves ran out (rollout.max_turns)",
-    "retries": "too many tries in a row were refused (rollout.max_retries)",
+    "retries": "too many invalid moves in a row (rollout.max_retries)",
     "tokens": "{} had no tokens left; what it reads counts too (rollout.max_game_tokens)",
 }
 Follow = Callable[[Position], object]
@@ -55,8 +55,8 @@ Follow = Callable[[Position], object]
 
 @dataclass(frozen=True, slots=True)
 class Opponent:
-    """Who plays the other seats. Without `make_player`, which makes a partner's player, the policy
-    plays those that it can have, and a scripted player the rest. `engine` is None for a scripted
+    """The player of the other seats: a partner's, from `make_player`; without one the policy plays
+    the seats that it can have, and a scripted player the rest. `engine` is None for a scripted
     partner. `from_nothing` says that its weights began at random."""
 
     name: str
@@ -67,7 +67,7 @@ class Opponent:
 
 
 def seats_for_a_person(game: GameConfig, rollout: RolloutConfig, opponent: Opponent) -> list[int]:
-    """The seats that leave the opponent one to play."""
+    """The seats that leave the opponent a seat to play."""
     seats = range(len(game.kit.ROLES))
     theirs = able_seats(game, rollout) if opponent.make_player is None else seats
     return [s for s in seats if any(other != s for other in theirs)]
@@ -75,8 +75,8 @@ def seats_for_a_person(game: GameConfig, rollout: RolloutConfig, opponent: Oppon
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The games of one start of the program: the instances in turn, the person in `seats` as
-    `seat_in_turn` says. `seed` is the run's."""
+    """The games of one start of the program: the instances in turn, the person in `seats` by
+    `seat_in_turn`. `seed` is the run's."""
 
     instances: Sequence[Instance]
     opponent: Opponent
@@ -97,9 +97,9 @@ class Session:
         follow: Follow = lambda _: None,
     ) -> Episode | None:
         """Play game `number`; None if it ended without a result, because the person left or the
-        partner gave no answer. `begin` is told, before the first move, the game, the person's seat
-        and its rules in words, which a person needs in the brief style too. `follow` gets the
-        running game before each try at a move. A second game on an instance has other draws.
+        partner gave no answer. `begin` gets, before the first move, the game, the person's seat and
+        its rules in words, which a person needs in the brief style too. `follow` gets the running
+        game before each turn. A second game on an instance has different draws.
         """
         setup = self._setup(number, person)
         own, instance = self.seat_of(number), self.instances[number % len(self.instances)]
@@ -117,7 +117,7 @@ class Session:
         return GameSetup(game=game, players=players, instance=instance.key, index=number)
 
     def watch(self, number: int) -> Episode | None:
-        """Play game `number` between the policy and the opponent, who change seats from game to
+        """Play game `number` between the policy and the opponent, which swap seats from game to
         game; None if it ended without a result. The opponent needs the policy's engine."""
         instance, opponent = self.instances[number % len(self.instances)], self.opponent
         assert opponent.rendering is not None
@@ -151,28 +151,28 @@ class Session:
         return None if position.ended == VOID else position.episode()
 
     def limits(self, number: int = 0) -> str:
-        """What can end game `number` early."""
+        """The limits that can end game `number` early."""
         position = Position(self._setup(number, Says("")), limits_of(self.rollout))
         return "; ".join(self.left(position, self.seat_of(number)))
 
     def left(self, position: Position, seat: int) -> list[str]:
-        """What is left of a running game before a limit ends it, in lines for the person in
-        `seat`."""
+        """The moves, tries and tokens left before a limit ends a running game, in lines for the
+        person in `seat`."""
         kit, game = self.game.kit, position.setup.game
         forms = kit.forms(game, seat) if game.seat_to_move == seat else ()
         may_propose = any("[propose]" in form.before for form in forms)
         left = left_of(position, self.rollout)
-        return left_told(left, called_by(kit.ROLES, seat), may_propose=may_propose)
+        return left_text(left, called_by(kit.ROLES, seat), may_propose=may_propose)
 
     def taken(self, position: Position, text: str) -> tuple[str, bool]:
-        """What the person's move takes of the tokens that are left, "" for nothing, and whether it
-        ends the game for want of them."""
+        """How much of the tokens left the person's move takes, "" for nothing, and whether it
+        ends the game because none are left."""
         called = called_by(self.game.kit.ROLES, position.setup.game.seat_to_move)
-        return taken_told(left_of(position, self.rollout), taken_by(position, text), called)
+        return taken_text(left_of(position, self.rollout), taken_by(position, text), called)
 
     def introduction(self) -> dict[str, str]:
-        """What a person reads before the first game: its title, what it is about and what the
-        opponent understands."""
+        """The texts before the first game: its title, its rules and what the opponent
+        understands."""
         instance, seat = self.instances[0], self.seats[0]
         game = self.game.kit.new_game(instance, self.game.options)
         if self.opponent.rendering is None:
@@ -180,9 +180,9 @@ class Session:
         elif self.opponent.name.startswith(f"{ENDPOINT}:"):
             understands = "It is a chat model and reads sentences."
         elif switch(self.game.options, "brief"):
-            understands = "It knows the short style that scripts write, and no sentences."
+            understands = "It knows the short style of scripts, but no sentences."
         elif self.opponent.from_nothing:
-            understands = "It began with random weights and knows no words but those of its games."
+            understands = "It began with random weights and knows only the words of its games."
         else:
             understands = "It reads the rules in words, and sentences."
         return {
@@ -192,18 +192,18 @@ class Session:
         }
 
     def _rules(self, game: Game, instance: Instance, seat: int) -> str:
-        """A seat's rules, in words also where the players read them in the brief style."""
+        """A seat's rules, in words even if the players read them in the brief style."""
         options = self.game.options
         if switch(options, "brief"):
             game = self.game.kit.new_game(instance, replace(options, brief=False))
         return game.prompt(seat).system
 
     def suggested(self, game: Game, seat: int) -> str:
-        """The move that a scripted player would make in a seat whose move it is; "" where the game
-        has no script for it."""
+        """The move that a scripted player would make in the seat to move; "" if the game has no
+        script for it."""
         kit = self.game.kit
         for spec in kit.BASELINES[:1]:
-            with suppress(ValueError):  # a script need not know what to do where people led a game
+            with suppress(ValueError):  # a script may not handle a state that people have reached
                 script = kit.make_script(kit.seated(spec)[seat], seed=self.seed)
                 return script.act(game.view(seat))
         return ""
@@ -218,8 +218,8 @@ class Session:
 
 
 def called_by(roles: Sequence[str], own: int | None) -> list[str]:
-    """What the person in seat `own` calls each seat: "you", "your partner" where both roles are
-    equal, else the role; `own` None names all seats by their roles."""
+    """The name of each seat for the person in seat `own`: "you", "your partner" if both roles are
+    equal, else the role; with `own` None all seats have their roles' names."""
     names = seat_names(roles)
     if own is not None and len(roles) == 2 and roles[0] == roles[1]:
         names[1 - own] = "your partner"
@@ -229,8 +229,8 @@ def called_by(roles: Sequence[str], own: int | None) -> list[str]:
 
 
 def result_of(episode: Episode, session: Session) -> dict[str, Any]:
-    """A finished game with everything that was hidden, as the page's viewer reads it, and `limit`,
-    which ended it; "" for none."""
+    """A finished game with everything that was hidden, for the page's viewer, and the `limit` that
+    ended it, "" for none."""
     rendering, kit = session.opponent.rendering, session.game.kit
     pieces = None if rendering is None else rendering.pieces
     texts = Texts()
@@ -241,7 +241,7 @@ def result_of(episode: Episode, session: Session) -> dict[str, Any]:
 
 
 def keep_game(episode: Episode, kit: Kit, path: Path) -> None:
-    """Append the game to a .jsonl file, which is made if needed."""
+    """Append the game to a .jsonl file, which is created if needed."""
     record = None if episode.game is None else kit.record(episode.game)
     if record is None:
         record = game_record(episode, step=0)
@@ -249,26 +249,26 @@ def keep_game(episode: Episode, kit: Kit, path: Path) -> None:
         record["players"] = list(episode.players)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        # JSON escapes keep the line whole, whatever a message holds.
+        # JSON escapes keep it on one line, whatever a message contains.
         file.write(json.dumps(record) + "\n")
 
 
 def talk_text(episode: Episode, kit: Kit, *, own: int | None = None) -> str:
-    """All tries at a move in a finished game, for a terminal; with the seat `own` of a person, the
-    refused ones alone, which no other seat has read."""
+    """All turns of a finished game, for a terminal; with the seat `own` of a person only the
+    invalid moves, which no other seat has read."""
     names, lines = called_by(kit.ROLES, own), []
     for turn in episode.turns:
         player = "" if own is not None else f" ({episode.players[turn.seat]})"
         if own is None or turn.action is None:
             lines.append(f"{names[turn.seat]}{player}: {printable(turn.text)}")
-            lines += [f"  refused: {printable(turn.error)}"] if turn.error else []
+            lines += [f"  invalid: {printable(turn.error)}"] if turn.error else []
             lines += ["  cut off: no tokens left"] if not (turn.error or turn.action) else []
     return "\n".join(lines)
 
 
 def ending_text(episode: Episode, kit: Kit, *, own: int | None = None) -> str:
     """How a game ended, for a terminal, and what was hidden from the seat `own` (None: from each):
-    refused tries, the table of the game's picture, or what the other seats alone read."""
+    invalid moves, the table of the game's picture, or what only the other seats read."""
     outcome, names = episode.outcome, called_by(kit.ROLES, own)
     own_scores = ", ".join(f"{n} {s:.3f}" for n, s in zip(names, outcome.seat_scores, strict=False))
     score = f"scores {own_scores}" if own_scores else f"{outcome.score_norm:.3f} of the best"
@@ -278,19 +278,19 @@ def ending_text(episode: Episode, kit: Kit, *, own: int | None = None) -> str:
     lines = [f"The game is over: {ended}, {score}; rewards {by_role}."]
     if episode.ended in _LIMITS:
         lines.append(f"A limit ended it: {_limit(episode, names)}.")
-    if own is not None and (refused := talk_text(episode, kit, own=own)):
-        lines += ["", "Tries that were no moves:", refused]
+    if own is not None and (invalid := talk_text(episode, kit, own=own)):
+        lines += ["", "Invalid moves:", invalid]
     game = drawn_game(game_record(episode, step=0), "", 0, Texts(), kit=kit)
     if "board" in game:
         return "\n".join([*lines, "", *_table_lines(game)])
     for seat, prompt in enumerate(episode.prompts):
         if seat != own:
-            lines += ["", f"What {names[seat]} alone read:", printable(prompt.user)]
+            lines += ["", f"Only {names[seat]} read:", printable(prompt.user)]
     return "\n".join(lines)
 
 
 def _limit(episode: Episode, names: Sequence[str]) -> str:
-    """The limit that ended a game, "" for none; the seat to move is the one that met it."""
+    """The limit that ended a game, "" for none; the seat to move is the one that reached it."""
     seat = None if episode.game is None else episode.game.seat_to_move
     return _LIMITS.get(episode.ended, "").format("a seat" if seat is None else the(names[seat]))
 

@@ -1,6 +1,6 @@
-"""What is left before a limit ends a running game, and what a move takes of it, in plain words.
+"""How much is left before a limit ends a running game, and how much a move takes, in plain words.
 
-`called` are the names of the seats, as the person who reads the words calls them.
+`called` are the seats' names for the person who reads the words.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from selfplay.rollout.players import FrozenPlayer, Move, PartnerPlayer, PolicyPl
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What is left of a game, each as (left, of how many); at 0 left the game ends.
+    """How much is left of a game, each as (left, limit); at 0 left the game ends.
 
-    `moves` are the legal moves of all seats, `tries` the refused tries in a row, `tokens` those
-    that a model of this process can still read and write, by its seat.
+    `moves` are the valid moves of all seats, `tries` the invalid moves in a row, `tokens` the
+    tokens that a model of this process can still read and write, by its seat.
     """
 
     moves: tuple[int, int]
@@ -30,7 +30,7 @@ class Left:
 
 
 def left_of(position: Position, rollout: RolloutConfig) -> Left:
-    """What is left of a running game. Each model has read what it reads at its next move."""
+    """How much is left of a running game, after each model has read its next prompt."""
     most, tries = rollout.max_turns, rollout.max_retries + 1
     read = _read(position)
     tokens = {seat: (max(0, room - num), room) for seat, (num, room) in read.items()}
@@ -38,8 +38,8 @@ def left_of(position: Position, rollout: RolloutConfig) -> Left:
 
 
 def taken_by(position: Position, text: str) -> dict[int, int]:
-    """How many tokens each model would read of this move of the seat to move; {} where the move
-    ends the game."""
+    """How many tokens of this move of the seat to move each model would read; {} if the move ends
+    the game."""
     after, before = position.fork(), _read(position)
     seat = after.setup.game.seat_to_move
     assert seat is not None
@@ -53,34 +53,34 @@ def taken_by(position: Position, text: str) -> dict[int, int]:
     return {seat: num - before[seat][0] for seat, (num, _) in _read(after).items()}
 
 
-def left_told(left: Left, called: Sequence[str], *, may_propose: bool) -> list[str]:
-    """What is left, in short lines. `may_propose` says that the move of the moment may be a
-    proposal, which takes one more move for its answer."""
+def left_text(left: Left, called: Sequence[str], *, may_propose: bool) -> list[str]:
+    """What is left, in short lines. `may_propose` says that the current move may be a proposal,
+    which needs one more move for its answer."""
     (moves, most), (tries, _) = left.moves, left.tries
     hint = {
-        1: "; no proposal can be answered any more",
+        1: "; a proposal can no longer be answered",
         2: ": a proposal and its answer, and no message",
     }
     together = f"of {'both' if len(called) == 2 else 'all'} players together"
     lines = [f"{moves} of {most} moves left, {together}{hint.get(moves, '') * may_propose}"]
-    again = f"{tries} refused tries in a row end" if tries > 1 else "one more refused try ends"
+    again = f"{tries} invalid moves in a row end" if tries > 1 else "one more invalid move ends"
     lines.append(f"{again} the game")
-    for seat, (room, of) in left.tokens.items():
-        lines.append(f"{the(called[seat])} can read and write {room:,} more tokens of {of:,}")
+    for seat, (room, limit) in left.tokens.items():
+        lines.append(f"{the(called[seat])} can read and write {room:,} more tokens of {limit:,}")
     return lines
 
 
-def taken_told(left: Left, taken: dict[int, int], called: Sequence[str]) -> tuple[str, bool]:
-    """What a move takes of the tokens that are left, "" for nothing, and whether it leaves none to
-    answer with, so that the game ends."""
-    told, ends = [], False
+def taken_text(left: Left, taken: dict[int, int], called: Sequence[str]) -> tuple[str, bool]:
+    """How much of the tokens left a move takes, "" for nothing, and whether it ends the game
+    because it leaves none for an answer."""
+    lines, ends = [], False
     for seat, num in taken.items():
         room, who = left.tokens[seat][0], the(called[seat])
         if num > 0:
-            told.append(f"This takes {num:,} of the {room:,} tokens that {who} can still read")
-            told[-1] += ", so it cannot answer and the game ends." if num >= room else "."
+            lines.append(f"This takes {num:,} of the {room:,} tokens that {who} can still read")
+            lines[-1] += ", so it cannot answer and the game ends." if num >= room else "."
             ends = ends or num >= room
-    return " ".join(told), ends
+    return " ".join(lines), ends
 
 
 def the(name: str) -> str:
@@ -89,7 +89,7 @@ def the(name: str) -> str:
 
 
 def _read(position: Position) -> dict[int, tuple[int, int]]:
-    """For each seat of a model: the tokens of its next prompt, and of how many its game may be."""
+    """For each seat of a model: the tokens of its next prompt, and its limit for the game."""
     read = {}
     for seat, player in enumerate(position.setup.players):
         policy = player.policy if isinstance(player, FrozenPlayer) else player
@@ -107,7 +107,7 @@ class _Asked(Exception):
 
 
 async def ask_no_model(request: Request) -> Completion:
-    """The engine of games without one."""
+    """The `generate` of games without an engine."""
     raise _Asked
 
 

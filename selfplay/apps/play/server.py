@@ -1,9 +1,9 @@
-"""The local page on which a person plays: a few addresses on the loopback interface.
+"""The local page on which a person plays: a few routes on the loopback interface.
 
 Every request needs the token of this start and a Host of this machine; a request that changes
-something also needs the page's own Origin. Bodies are limited. No other site, and no
-other user of the machine who does not know the token, can read or play the game. A game belongs to
-the visitor who started it, whom a cookie tells from others: they see only that somebody plays.
+something also needs the page's Origin. Bodies are limited. No other site, and no other user of the
+machine without the token, can read or play the game. A game belongs to the visitor who started it,
+identified by a cookie; other visitors see only that a game is running.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from selfplay.apps.report import page as report
 
 MAX_BODY = 16_384  # bytes
 MAX_TEXT = 4_000  # characters of a move
-VISIT_S = 7 * 24 * 3600  # for which a browser keeps its game
+VISIT_S = 7 * 24 * 3600  # how long a browser keeps the cookie
 TOKEN_HEADER = "x-play-token"
 _HERE, _REPORT = Path(__file__).parent, Path(report.__file__).parent
 _HEADERS = {
@@ -45,9 +45,9 @@ class Refused(Exception):
 
 
 def make_app(table: Table, *, token: str, port: int, facts: Mapping[str, str]) -> Starlette:
-    """The page and its addresses: `/state`, `/start`, `/move`, and `/taken` of a move that is not
-    sent yet. `facts` are the opponent's name, and the title, rules, style that it understands and
-    limits, of the Session."""
+    """The page and its routes: `/state`, `/start`, `/move`, and `/taken` for a move that is not
+    sent yet. `facts` are the opponent's name, and the Session's title, rules, understood style and
+    limits."""
     hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
     cookie, owner = f"selfplay-{port}", ""  # a cookie belongs to all ports of a host
 
@@ -56,9 +56,9 @@ def make_app(table: Table, *, token: str, port: int, facts: Mapping[str, str]) -
         if host not in hosts:
             raise Refused(421, "this page is only for 127.0.0.1")
         if not secrets.compare_digest(given.encode(), token.encode()):
-            raise Refused(403, "the address needs the token that the start printed")
+            raise Refused(403, "the address must have the token that was printed at the start")
         if changes and request.headers.get("origin") != f"http://{host}":
-            raise Refused(403, "a move must come from the page itself")
+            raise Refused(403, "a move must come from this page")
 
     async def index(request: Request, visitor: str) -> Response:
         check(request, request.query_params.get("token", ""), changes=False)
@@ -73,7 +73,7 @@ def make_app(table: Table, *, token: str, port: int, facts: Mapping[str, str]) -
 
     def check_owner(visitor: str) -> None:
         if visitor != owner:
-            raise NotNow("this game is another visitor's")
+            raise NotNow("this game belongs to another visitor")
 
     async def state(request: Request, visitor: str) -> Response:
         check(request, request.headers.get(TOKEN_HEADER, ""), changes=False)
@@ -111,7 +111,7 @@ def make_app(table: Table, *, token: str, port: int, facts: Mapping[str, str]) -
             visitor = known or secrets.token_urlsafe(24)
             try:
                 response = await handle(request, visitor)
-                # Not with the page itself: a link to it from another site sends no cookie.
+                # Not for the page itself: a link from another site sends no cookie.
                 if not known and request.url.path != "/":
                     response.set_cookie(
                         cookie, visitor, max_age=VISIT_S, httponly=True, samesite="strict"
@@ -136,41 +136,41 @@ def make_app(table: Table, *, token: str, port: int, facts: Mapping[str, str]) -
 
 
 def play_page(*, token: str, facts: Mapping[str, str]) -> str:
-    """The page as text. Its script is the only one that the browser runs."""
+    """The page as HTML. The browser runs only its own script."""
     return report.fill(
         _HERE / "play.html.j2",
         scripts=[_REPORT / "game.js", _HERE / "play.js"],
         styles=[_REPORT / "page.css", _HERE / "play.css"],
         token=token,
         **facts,
-        max_text=MAX_TEXT - 100,  # of a person's words, without a move's tag
+        max_text=MAX_TEXT - 100,  # of the words without a move's tag
     )
 
 
 async def read_body(request: Request) -> dict[str, Any]:
-    """The JSON object of a request. Raises Refused for one that is too long or no JSON object."""
+    """The JSON object of a request. Raises Refused for a body that is too long or not an object."""
     body = bytearray()
     try:
         async for chunk in request.stream():
             body += chunk
             if len(body) > MAX_BODY:
-                raise Refused(413, f"a move has at most {MAX_BODY} bytes")
+                raise Refused(413, f"a move must have at most {MAX_BODY} bytes")
     except ClientDisconnect:
-        raise Refused(400, "the page was closed while it sent a move") from None
+        raise Refused(400, "the page was closed while sending a move") from None
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise Refused(400, "a move is one JSON object")
+        raise Refused(400, "a move must be one JSON object")
     return value
 
 
 def move_text(body: dict[str, Any]) -> str:
-    """The move in a request, {"text": the move itself}. Raises ValueError for anything else."""
+    """The move in a request, {"text": MOVE}. Raises ValueError for anything else."""
     text = body.get("text")
     if not isinstance(text, str) or not text.strip():
-        raise ValueError("a move must be text that is not empty")
+        raise ValueError("a move must be non-empty text")
     if len(text) > MAX_TEXT:
-        raise ValueError(f"a move has at most {MAX_TEXT} characters, got {len(text)}")
+        raise ValueError(f"a move must have at most {MAX_TEXT} characters, got {len(text)}")
     return text.strip()

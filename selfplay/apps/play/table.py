@@ -1,8 +1,7 @@
-"""The table between a person and a running game: what the person sees, and the move they make.
+"""The table between a person and a running game: what the person sees, and the moves they make.
 
-The game runs in its own thread and waits in `ask`; the page reads `state` and calls `give`. The
-person sees their own prompt, board and the talk of their own rooms, nothing else, until the game is
-over.
+The game runs in its own thread and waits in `ask`; the page reads `state` and calls `give`. Until
+the game is over the person sees only their own prompt, board and the talk of their rooms.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from selfplay.rollout.episode import Position
 from selfplay.rollout.players import Move, PartnerPlayer
 
 IDLE, YOURS, THEIRS, OVER = "idle", "yours", "theirs", "over"
-TAKEN = "taken"  # what another visitor than the person is told of a running game
+TAKEN = "taken"  # the phase of a running game for any other visitor
 
 
 class NotNow(ValueError):
-    """A request that does not fit the game's moment, such as a move when another seat moves."""
+    """A request that does not fit the game's phase, such as a move during another seat's turn."""
 
     status = 409  # of HTTP
 
@@ -57,7 +56,7 @@ class Table:
         self._result: dict[str, Any] | None = None
 
     def state(self) -> dict[str, Any]:
-        """What the page shows, as plain values; `version` grows with every change."""
+        """The contents of the page as plain values; `version` grows with every change."""
         with self._lock:
             sent = [] if self._given is None else [self._sent(self._given)]
             return {
@@ -80,7 +79,7 @@ class Table:
     # --- the page's side
 
     def start(self) -> None:
-        """Ask for the next game. Raises NotNow while one is played."""
+        """Request the next game. Raises NotNow during a game."""
         with self._lock:
             if self._phase not in (IDLE, OVER):
                 raise NotNow("a game is being played")
@@ -88,7 +87,7 @@ class Table:
         self._starts.put(True)
 
     def give(self, text: str) -> None:
-        """Make a move. Raises NotNow unless it is the person's."""
+        """Make a move. Raises NotNow unless it is the person's turn."""
         with self._lock:
             if self._phase != YOURS:
                 raise NotNow("it is not your move")
@@ -97,15 +96,15 @@ class Table:
         self._moves.put(text)
 
     def taken(self, text: str) -> tuple[str, bool]:
-        """As `Session.taken`, of a move that is not sent yet. Raises NotNow unless it is the
-        person's."""
+        """As `Session.taken`, for a move that is not sent yet. Raises NotNow unless it is the
+        person's turn."""
         with self._lock:
             if self._phase != YOURS or self._position is None:
                 raise NotNow("it is not your move")
             return self._session.taken(self._position, text)
 
     def leave(self) -> None:
-        """Give up the game at the person's move. Raises NotNow at another moment."""
+        """Give up the game. Raises NotNow unless it is the person's turn."""
         with self._lock:
             if self._phase != YOURS:
                 raise NotNow("a game can be left only at your move")
@@ -113,14 +112,14 @@ class Table:
         self._moves.put(None)
 
     def close(self) -> None:
-        """End the game's thread at its next question."""
+        """End the game's thread when it next waits for the person."""
         self._starts.put(False)
         self._moves.put(None)
 
     # --- the game's side
 
     def wait_for_start(self) -> bool:
-        """Wait for the person to ask for a game; False when the table is closed."""
+        """Wait until the person requests a game; False when the table is closed."""
         return self._starts.get()
 
     def begin(self, game: Game, seat: int, rules: str) -> None:
@@ -135,15 +134,15 @@ class Table:
             self._set(THEIRS)
 
     def follow(self, position: Position) -> None:
-        """Show what is left of the game, before each try at a move, and that another seat's try was
-        refused; its words are shown at the end."""
+        """Before each turn, show what is left of the game, and that another seat's move was
+        invalid; its words are shown at the end."""
         left = self._session.left(position, self._seat)
         last = position.turns[-1] if position.turns else None
         with self._lock:
             self._position, self._left = position, left
             if last is not None and last.error is not None and last.seat != self._seat:
                 self._see(position.setup.game, "")
-                hidden = "The game refused its move, which you see at the end. It tries again."
+                hidden = "It made an invalid move, which you see at the end. It tries again."
                 self._talk.append({"seat": last.seat, "kind": "", "text": "", "error": hidden})
             self._set(self._phase)
 
@@ -157,7 +156,7 @@ class Table:
         return self._moves.get()
 
     def refuse(self) -> None:
-        """Note that the game refused the person's move; the next question says why."""
+        """Note that the person's move was invalid; the next `ask` has the reason."""
         with self._lock:
             self._refused = True
 
@@ -172,12 +171,12 @@ class Table:
         self._version += 1
 
     def _sent(self, text: str) -> dict[str, Any]:
-        """A try of the person at a move, as the talk shows it."""
+        """The person's attempted move as an entry of the talk."""
         return {"seat": self._seat, **own_move(text, rooms=self._rooms, tags=tags_of(self._forms))}
 
     def _see(self, game: Game, observation: str) -> None:
-        """Take over what the seat knows. The talk is the moves so far with the person's own refused
-        tries, or the texts that the seat reads and writes where the kit has no such moves."""
+        """Update what the seat knows. The talk has the moves so far and the person's own invalid
+        ones, or the texts that the seat reads and writes if the kit lists no moves."""
         own = [] if self._given is None else [self._sent(self._given)]
         kit, seat = self._kit, self._seat
         to_move = game.seat_to_move == seat
@@ -197,7 +196,7 @@ class Table:
         else:
             said = spoken(observation, self._names, rooms=self._rooms)
             if own and said and "seat" not in said[0]:
-                own[0]["note"] = said.pop(0)["note"]  # a tool's answer, or what a move did
+                own[0]["note"] = said.pop(0)["note"]  # a tool's answer, or a move's effect
             self._talk += [*own, *(entry for entry in said if entry.get("note") or entry["text"])]
         self._given, self._refused = None, False
 
@@ -217,7 +216,7 @@ class SeatedPerson(PartnerPlayer):
         return Move(text=text, complete=True, num_tokens=0)
 
     def refused(self) -> None:
-        """The next question shows the error."""
+        """The next `ask` shows the error."""
         self._table.refuse()
 
     def fork(self, *names: object) -> SeatedPerson:

@@ -1,4 +1,4 @@
-"""A seat's texts by speaker, and the person's own tries at a move, for the page of play."""
+"""A seat's texts by speaker, and the person's own attempted moves, for the play page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from dialop.forms import Form
 from dialop.shown import printable
 
-# A move as a seat writes it, perhaps with whom it is for, and a line that begins another's move.
+# A move as a seat writes it, optionally with its addressee, and the first line of another's move.
 _MOVE = re.compile(r"\s*(?:(\w+)\s*:)?\s*\[\s*(\w+)\s*\]\s*(.*)", re.DOTALL)
 _SPOKEN = re.compile(r"([A-Za-z][\w ]*):(?: \[(\w+)\] ?(.*))?")
 
@@ -20,8 +20,8 @@ def tags_of(forms: Sequence[Form]) -> set[str]:
 
 
 def own_move(text: str, *, rooms: Sequence[str], tags: Collection[str]) -> dict[str, Any]:
-    """A try of the person at a move, told apart into its kind, one of `tags`, and text; `room` is
-    absent where the move is for all."""
+    """The person's attempted move, split into its kind, one of `tags`, and its text; `room` is
+    absent if the move is for all."""
     found = _MOVE.fullmatch(text)
     known = found and found[2].lower() in tags and (rooms or not found[1])
     whom, kind, words = found.groups() if found and known else (None, "", text)
@@ -30,12 +30,12 @@ def own_move(text: str, *, rooms: Sequence[str], tags: Collection[str]) -> dict[
 
 
 def spoken(observation: str, names: Sequence[str], *, rooms: Sequence[str]) -> list[dict[str, Any]]:
-    """What a seat reads, as the moves of others and the game's own texts, in order.
+    """A seat's observation as the moves of others and the game's texts, in order.
 
-    A game writes "Agent: [message] …" or "seat 1: [message] …"; the further lines of a player's
-    text are indented, and lines that are not are the game's. Where "Agent:" stands alone, the lines
-    up to one with a tag are the player's. The game's lines after a move are its `note`; before any
-    move they are an entry without a `seat`.
+    A game writes "Agent: [message] …" or "seat 1: [message] …"; further lines of a player's text
+    are indented, and other lines are the game's. After a line with only "Agent:", the lines up to
+    one with a tag are the player's. The game's lines after a move are its `note`; before any move
+    they are an entry without a `seat`.
     """
     named = {name.lower(): seat for seat, name in enumerate(names)}
     numbered = {f"seat {seat}": seat for seat in range(len(names))}

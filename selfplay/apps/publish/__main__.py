@@ -4,9 +4,9 @@
     HF_TOKEN=... python -m selfplay.apps.publish runs/talk ORG/NAME --push --private
 
 The folder is RUN/hub unless --out names another: the weights and tokenizer of RUN/final, README.md
-with its scores beside scripts (and beside people, where `eval.py` has played their games) and
-selfplay.yaml with the settings. Paths of this machine are cut to their last part, and addresses
-of endpoints are left out.
+with its scores next to scripts (and to people, if `eval.py` has played their games) and
+selfplay.yaml with the settings. Paths of this machine are cut to their last part, and endpoints'
+addresses are removed.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from selfplay.preflight.run import check_folder
 
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    """Raises ValueError for a mistake."""
+    """Raises ValueError for invalid arguments."""
     parser = Parser("selfplay.apps.publish", __doc__, takes_settings=False)
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="the folder of a finished run")
     add("name", metavar="ORG/NAME", help="the repository on the hub")
-    add("--out", type=Path, help="folder to write (default: RUN/hub)")
-    add("--code", action="store_true", help="add RUN/code, the run's own game and functions")
+    add("--out", type=Path, help="output folder (default: RUN/hub)")
+    add("--code", action="store_true", help="add RUN/code, the run's custom game and functions")
     add("--push", action="store_true", help="upload the folder; needs HF_TOKEN or `hf auth login`")
     add("--private", action="store_true", help="make a new repository private")
     args = parser.parse_args(words)
@@ -70,13 +70,13 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def write_folder(run: Path, name: str, out: Path, *, with_code: bool = False) -> None:
-    """Write the repository `name` of the finished run into `out`, completely or not at all;
-    `with_code` adds the run's copies of the files of one's own. None of them is imported.
+    """Write the repository `name` of the finished run into `out`, atomically; `with_code` adds the
+    run's copies of the user's files. None of them is imported.
 
     Raises SettingsError or ValueError for a run that cannot be published.
     """
     if not (run / "config.yaml").is_file():
-        raise ValueError(f"RUN must be a run folder with config.yaml, got {run}")
+        raise ValueError(f"RUN must be a run folder with a config.yaml, got {run}")
     weights = find_source(run).weights
     if weights.name != "final" or not (run / "held_out_after.json").is_file():
         raise ValueError(f"RUN must be finished, with final/ and held_out_after.json, got {run}")
@@ -87,12 +87,11 @@ def write_folder(run: Path, name: str, out: Path, *, with_code: bool = False) ->
     config = load(Config, run / "config.yaml", code="none")
     copies = kept_in(run / CODE)
     if with_code and copies is None:
-        raise ValueError(f"--code needs copies of files of one's own, got no {run / CODE / KEPT}")
+        raise ValueError(f"--code needs copies of custom code, got no {run / CODE / KEPT}")
     if config.game.name.endswith(".py") and not with_code:
         raise ValueError(
-            "RUN must be of a game that its readers can import, got game.name "
-            f"{config.game.name}; nearest: a module, such as my_package.my_game, or --code, which "
-            "publishes the run's copy"
+            f"RUN must have a game that readers can import, got game.name {config.game.name}; use "
+            "a module, such as my_package.my_game, or --code, which publishes the run's copy"
         )
     config = replace(config, out=f"runs/{name.split('/')[1]}")
     settings = public_value(yaml.safe_load(dump(config)))
@@ -108,7 +107,7 @@ def write_folder(run: Path, name: str, out: Path, *, with_code: bool = False) ->
             raise ValueError(f"{file} must be a file of this run, got a link or no file")
     code = (run / "code.txt").read_text(encoding="utf-8", errors="backslashreplace").strip()
     if "started " not in code:
-        raise ValueError(f"{run / 'code.txt'} must hold when the run started, got {code[:80]!r}")
+        raise ValueError(f"{run / 'code.txt'} must say when the run started, got {code[:80]!r}")
     text = card(
         name,
         public,
@@ -118,7 +117,7 @@ def write_folder(run: Path, name: str, out: Path, *, with_code: bool = False) ->
         served=served_by(weights),
     )
     with atomic_folder(out) as new:
-        for file in (*files, *boards):  # evaluations of the copy must leave the boards out, too
+        for file in (*files, *boards):  # evaluations of the copy must exclude these boards too
             shutil.copy2(file, new / file.name)
         (new / "README.md").write_text(text, encoding="utf-8", errors="backslashreplace")
         (new / SETTINGS).write_text(dump(public), encoding="utf-8")
@@ -128,8 +127,8 @@ def write_folder(run: Path, name: str, out: Path, *, with_code: bool = False) ->
 
 
 def push(folder: Path, name: str, *, private: bool) -> str:
-    """Upload the folder; returns the repository's address. Raises OSError if the hub refuses or
-    cannot be reached."""
+    """Upload the folder; returns the repository's URL. Raises OSError if the hub refuses or cannot
+    be reached."""
     api = huggingface_hub.HfApi()
     try:
         address = api.create_repo(name, private=private, exist_ok=True)
@@ -142,7 +141,7 @@ def push(folder: Path, name: str, *, private: bool) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 2 for bad arguments, 1 if the hub refuses."""
+    """Returns the exit status: 2 for invalid arguments, 1 if the upload fails."""
     try:
         args = read_arguments(words)
         out = args.out or args.run / "hub"
@@ -150,7 +149,7 @@ def main(words: Sequence[str] | None = None) -> int:
         write_folder(args.run, args.name, out, with_code=args.code)
     except (SettingsError, ValueError, LookupError, OSError) as error:
         return refused("selfplay.apps.publish", error)
-    print(f"wrote {out}: read {out / 'README.md'} before others do")
+    print(f"wrote {out}; read {out / 'README.md'} before you share it")
     if not args.push:
         print(f"to upload it: python -m selfplay.apps.publish {args.run} {args.name} --push")
         return 0

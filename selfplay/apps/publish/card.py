@@ -1,6 +1,6 @@
-"""The model card of a run: what was trained, how it scores beside people and scripts, its games.
+"""The model card of a run: its training, its scores next to people and scripts, its games.
 
-Text of players is untrusted: it stands in code blocks or is escaped, so that it cannot act as
+Players' texts are untrusted: they are escaped or in code blocks, so that they cannot act as
 Markdown. Reads the run folder's JSON files.
 """
 
@@ -44,21 +44,21 @@ _MALFORMED = (
     *(ArithmeticError, yaml.YAMLError),
 )
 _POLICY = ("sampled", "greedy")  # rows of the policy with itself
-# What a table shows beside the score, of the measures that a row has.
+# The measures that a table shows next to the score, if a row has them.
 _SHOWN = ("agreement", "messages", "words", "errors", "honesty")
 # The folders of checkpoint:PATH unless it is ORG/NAME, and the address of endpoint:MODEL@URL.
 _FOLDERS = re.compile(
     r"(?<=checkpoint:)(?=[/.~$]|[^*\s]*/\.\./)(?:(?:(?!checkpoint:| with )[^/])*/(?!\*|\s|$))+"
 )
-# Paths of this machine, which are no relative ones: /, ~, ~name, $HOME, .., x/.., C:\\, file:.
+# Paths of this machine, not plain relative ones: /, ~, ~name, $HOME, .., x/.., C:\\, file:.
 _PATH = re.compile(r"[/\\~$]|\.\.?[/\\]|[A-Za-z]:[/\\]|file:|[^:]*[/\\]\.\.[/\\]")
 _ADDRESS = re.compile(r"(endpoint:[^@]*@https?://)[^\s*]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What a run folder knows of its policy: rows of held-out games before and after self-play, and
-    the evaluations that `eval.py` wrote into it."""
+    """The results in a run folder: rows of held-out games before and after self-play, and the
+    evaluations that `eval.py` wrote into it."""
 
     before: Rows
     after: Rows
@@ -84,12 +84,12 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, Any]:
         rows = read_rows(page["rows"] if "rows" in names else page)
         page = {**page, "rows": rows} if "rows" in names else rows
         if names[0] not in page:
-            raise LookupError(f"a script named {names[0]} stands in the policy's place")
+            raise LookupError(f"a script named {names[0]} replaces the policy")
         for record in (record for row in rows.values() for record in row.examples.values()):
             _example(record)
         _table(rows), _question(page)
     except _MALFORMED as error:
-        raise SettingsError(f"{path} must hold the games of an evaluation: {error!r}") from None
+        raise SettingsError(f"{path} must have the games of an evaluation: {error!r}") from None
     return page
 
 
@@ -98,8 +98,8 @@ def card(
 ) -> str:
     """The Markdown of README.md in the hub's repository `name` (ORG/NAME).
 
-    `code` is the newest paragraph of the run's code.txt, `step` the number of self-play steps,
-    `served` what a server of the policy must know.
+    `code` is the last paragraph of the run's code.txt, `step` the number of self-play steps,
+    `served` the notes for a server of the policy.
     """
     game = config.game.kit.TITLE if config.game.is_imported else Path(config.game.name).stem
     base = config.model.path
@@ -151,18 +151,18 @@ def _example(record: Mapping[str, Any]) -> str:
 
 
 def _question(page: Mapping[str, Any]) -> str:
-    """What an evaluation asked beside the policy's play with itself under the run's settings: the
-    partner, other settings, the games' start; "" if nothing."""
+    """How an evaluation differs from the policy's play with itself under the run's settings: the
+    partner, other settings, the games' start; "" if it does not."""
     partner = str(page.get("partner", SELF))
-    told = "" if partner == SELF else f", with {escaped(without_paths(partner))}"
+    whom = "" if partner == SELF else f", with {escaped(without_paths(partner))}"
     words = [escaped(f"--{key}={page[key]}") for key in ("config", "start") if key in page]
     words += [escaped(_public_word(word)) for word in page.get("overrides", ())]
-    return f"{told}, under {' '.join(words)}" if words else told
+    return f"{whom}, under {' '.join(words)}" if words else whom
 
 
 def public_value(value: Any) -> Any:
-    """Settings in which paths are cut to their last part, also in checkpoint:PATH, and addresses
-    of endpoints are left out."""
+    """Settings with paths cut to their last part, also in checkpoint:PATH, and without addresses of
+    endpoints."""
     if isinstance(value, Mapping):
         return {name: public_value(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -171,7 +171,7 @@ def public_value(value: Any) -> Any:
 
 
 def _public_text(text: str) -> str:
-    """An entry of a list, such as --partners has. A home of another user has no name."""
+    """An entry of a list such as --partners. Another user's home is only "~"."""
     last = re.split(r"[/\\]", text.rstrip("/\\"))[-1]
     if _PATH.match(text):
         return "~" if last.startswith("~") else last
@@ -179,8 +179,8 @@ def _public_text(text: str) -> str:
 
 
 def public_code(code: str) -> str:
-    """A paragraph of code.txt without the paths of this machine: those in its command and those of
-    the user's own files. Raises ValueError for a command with an open quotation mark."""
+    """A paragraph of code.txt without the paths of this machine in its command and in the names of
+    the user's files. Raises ValueError for a command with an unclosed quotation mark."""
     lines = []
     for what, _, rest in (line.partition(" ") for line in code.splitlines()):
         own, sha256, digest = rest.rpartition(" sha256 ")
@@ -209,7 +209,7 @@ def without_paths(text: str) -> str:
 
 
 def _front_matter(name: str, game: GameConfig, base: str | None, sampled: Row) -> ModelCardData:
-    """What the hub's index reads."""
+    """The metadata for the hub's index."""
     mean, low, high = sampled.interval
     return ModelCardData(
         model_name=name.split("/")[1],
@@ -231,8 +231,8 @@ def _front_matter(name: str, game: GameConfig, base: str | None, sampled: Row) -
 
 
 def seats_of(game: GameConfig, rollout: RolloutConfig) -> str:
-    """The seats that the policy has in the game."""
-    if not game.is_imported:  # code of one's own
+    """The seats that the policy plays in the game."""
+    if not game.is_imported:  # custom code
         named = " and the ".join(rollout.policy_seats)
         return f"the seat of the {named}" if named else "the policy's seats"
     seats, roles = chosen_seats(game, rollout), game.kit.ROLES

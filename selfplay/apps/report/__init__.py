@@ -1,6 +1,6 @@
-"""Runs as one page for a browser: what a run folder holds, its curves, tables and games.
+"""Runs as one page for a browser: the contents of a run folder, its curves, tables and games.
 
-Speaks of files of a run folder, charts and HTML; plays no games. Pictures of a game come from its
+Handles files of a run folder, charts and HTML; plays no games. Pictures of a game come from its
 kit.
 """
 
@@ -13,15 +13,15 @@ from pathlib import Path
 from dialop.shown import on_one_line
 
 REPORT = "report.html"  # the page of a run, in its folder
-_ROOT = Path(__file__).resolve().parents[3]  # the folder that holds the package
+_ROOT = Path(__file__).resolve().parents[3]  # the folder that contains the package
 
 
 def refresh_report(folder: Path, *, rank: int, min_age_s: float = 0.0) -> None:
-    """Write `report.html` into a run's folder, unless it is younger than `min_age_s`; only rank 0
-    does.
+    """Write `report.html` into a run's folder, unless it is younger than `min_age_s`; does nothing
+    on other ranks than 0.
 
-    A process of its own draws the page, as that needs more memory the longer the run is. A page
-    that cannot be written is one line on stderr and never ends the run.
+    A separate process draws the page, because that needs more memory the longer the run is. If it
+    fails, one line goes to stderr and the run continues.
     """
     page = folder / REPORT
     if rank or (page.exists() and time.time() - page.stat().st_mtime < min_age_s):
@@ -36,7 +36,7 @@ def refresh_report(folder: Path, *, rank: int, min_age_s: float = 0.0) -> None:
         capture_output=True,
         text=True,
         errors="replace",
-        start_new_session=True,  # Ctrl-C reaches the trainer alone
+        start_new_session=True,  # Ctrl-C reaches only the trainer
     )
     if drawn.returncode:
         reason = (drawn.stderr.strip() or f"exit status {drawn.returncode}").splitlines()[-1]

@@ -3,7 +3,7 @@
     python -m selfplay.apps.report runs/talk
     python -m selfplay.apps.report runs/a runs/b --out both.html
 
-One run's page is written to its `report.html`, that of several to ./report.html.
+The page of one run goes to its `report.html`, the page of several to ./report.html.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from selfplay.preflight.command_line import Parser, refused
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser("selfplay.apps.report", __doc__, takes_settings=False)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders")
     parser.add_argument("--out", type=Path, help="the .html file to write")
     try:
         args = parser.parse_args(arguments)
@@ -36,12 +36,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if out.suffix != ".html":
             raise ValueError(f"--out must end in .html, got {out}")
         if out != args.runs[0] / REPORT and os.path.lexists(out) and not is_page(out):
-            raise ValueError(f"--out must be new or an earlier page, got {out}, which is neither")
+            raise ValueError(f"--out must be a new file or an earlier page, got {out}")
         runs = [read_run(folder) for folder in args.runs]
         unread = [run for run in runs if run.config is None]
         if unread and out.exists():
             raise ValueError(
-                f"{unread[0].problems[0]}; {out} stays as it is, --out FILE writes another"
+                f"{unread[0].problems[0]}; {out} is unchanged, --out FILE writes another page"
             )
         out.parent.mkdir(parents=True, exist_ok=True)
         write_report(runs, out)

@@ -1,7 +1,7 @@
 """Draws line charts as SVG, for a page with a light and a dark theme.
 
-Texts stay texts. Ink and grid take the page's colours through CSS variables; legends are the page's
-own, so no name of a run or player is part of a drawing.
+Texts stay text. Ink and grid take the page's colours through CSS variables; the page draws the
+legends, so no name of a run or player is part of a drawing.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-# Seven colours that colour-blind readers can tell apart and that stand out from white and from
-# black (after Okabe and Ito, 2008).
+# Seven colours that colour-blind readers can distinguish, with contrast to white and to black
+# (after Okabe and Ito, 2008).
 COLOURS = ("#1f77c4", "#d9652b", "#179e76", "#c45f9b", "#b58a0b", "#4aa3df", "#8a6fd1")
 MAX_DOTTED = 40  # points of a line with an interval that are drawn as dots
 MAX_POINTS = 500  # of a line; longer ones are thinned
-# Stand-ins in the drawing that become the page's own colours.
+# Placeholders in the drawing that become the page's colours.
 _INK, _GRID = "#010203", "#040506"
 _THEME = {_INK: "var(--muted)", _GRID: "var(--line)"}
 _STYLE: Any = {
@@ -47,7 +47,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A curve: (step, value) points in order. `band` holds (step, low, high); `faint` is the noisy
+    """A curve: (step, value) points in order. `band` has (step, low, high); `faint` is the noisy
     curve behind it. The values under the pointer are `tooltip`, else `faint`, else the points."""
 
     name: str
@@ -66,7 +66,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A reference that does not change: a mean with its interval."""
+    """A constant reference: a mean with its interval."""
 
     name: str
     interval: tuple[float, float, float]
@@ -75,7 +75,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A drawing with what the page needs to name its values under the pointer.
+    """A drawing, and the data for its values under the pointer.
 
     `box` is (left, top, right, bottom) of the axes in the units of the SVG's viewBox; `x` and `y`
     are the values at its edges.
@@ -94,8 +94,8 @@ class Chart:
 def line_chart(
     title: str, lines: Sequence[Line], levels: Sequence[Level] = (), *, note: str = ""
 ) -> Chart | None:
-    """A chart of curves over steps; None if there is nothing to draw. Curves without intervals have
-    an axis that a few far values do not set; its note counts them."""
+    """A chart of curves over steps; None if there is nothing to draw. Without intervals, a few
+    outliers do not set the axis; the note counts them."""
     lines = [line for line in lines if line.points or line.faint]
     if not lines:
         return None
@@ -131,12 +131,12 @@ def line_chart(
 
 
 def _cut_off_far(axes: Axes, lines: Sequence[Line]) -> str:
-    """End the axis where most values of each line end, and mark the steps above it; returns a note
-    of them, "" for none.
+    """Limit the axis to most values of each line, and mark the steps above it; returns a note that
+    counts them, "" for none.
 
-    A value is far if it is above the 95 % quantile by more than five times the distance of the 5 %
-    and 95 % quantiles; then the axis goes one such distance above the 95 % quantile. A line that
-    begins above that, as a loss does, is not cut.
+    A value is an outlier if it is above the 95 % quantile by more than five times the distance of
+    the 5 % and 95 % quantiles; then the axis ends one such distance above the 95 % quantile. A line
+    that starts above that, as a loss does, is not cut.
     """
     tops, points = [], [(line.colour, *point) for line in lines for point in line.steps]
     for line in lines:
@@ -157,7 +157,7 @@ def _cut_off_far(axes: Axes, lines: Sequence[Line]) -> str:
 
 
 def thinned(points: Sequence[Any]) -> list[Any]:
-    """At most MAX_POINTS of the points, evenly spread, the last one included."""
+    """At most MAX_POINTS of the points, evenly spread, including the last one."""
     if len(points) <= MAX_POINTS:
         return list(points)
     return [points[round((i + 1) * len(points) / MAX_POINTS) - 1] for i in range(MAX_POINTS)]
@@ -170,7 +170,7 @@ def smoothed(points: Sequence[Point]) -> list[Point]:
     places = np.arange(len(points))
     first, end = np.maximum(0, places - half), np.minimum(len(points), places + half + 1)
     means = (sums[end] - sums[first]) / (end - first)
-    # Rounded, so that equal values stay equal and the axis does not show their rounding.
+    # Rounded, so that equal values stay equal and the axis does not show rounding errors.
     return [(x, float(f"{mean:.10g}")) for (x, _), mean in zip(points, means, strict=True)]
 
 
@@ -190,7 +190,7 @@ def _axes() -> tuple[Figure, Axes]:
 
 
 def svg_of(figure: Figure, *, transparent: bool = False) -> str:
-    """The figure's drawing, the same for the same figure."""
+    """The figure as SVG, byte for byte the same for equal figures."""
     file = io.StringIO()
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     figure.savefig(file, format="svg", transparent=transparent, metadata=nothing)
@@ -212,15 +212,17 @@ def _chart(
     note: str,
 ) -> Chart:
     svg = svg_of(figure, transparent=True)
-    for stand_in, colour in _THEME.items():
-        svg = svg.replace(stand_in, colour)
+    for placeholder, colour in _THEME.items():
+        svg = svg.replace(placeholder, colour)
     # Inches to points, the units of the viewBox, whose y axis points down.
     width, height = _INCHES[0] * 72, _INCHES[1] * 72
     place = axes.get_position()
     box = (place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height)
+    shown: list[Line | Level] = [*lines, *levels]
     legend = [
-        {"name": line.name, "colour": line.colour, "dashed": line.dashed} for line in lines
-    ] + [{"name": level.name, "colour": level.colour, "dashed": True} for level in levels]
+        {"name": each.name, "colour": each.colour, "dashed": getattr(each, "dashed", True)}
+        for each in shown
+    ]
     under_pointer = [
         {
             "name": line.name,

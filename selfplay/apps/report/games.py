@@ -1,6 +1,6 @@
-"""The games of runs as the viewer of the page reads them: plain, compact, bounded.
+"""The games of runs as data for the page's viewer: plain, compact, bounded.
 
-A game is what `selfplay/metrics/records.py` records. Texts that many games share (rules) are kept
+A game is a record of `selfplay/metrics/records.py`. Texts that many games share (rules) are kept
 once.
 """
 
@@ -22,13 +22,13 @@ TRAINING = "training"
 _CREDIT = ("reward", "return", "advantage")  # of a seat, in the games of groups
 _KEPT = ("episode", "step", "score_norm", "agreed", "ended", "facts", "rewards", "seat_scores")
 
-# What a record of another version, or a damaged one, raises where it is read.
+# The errors of reading a damaged record or one of another version.
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
 
 
 class Texts:
-    """The distinct long texts of a page. `number` gives a text's place in `all`; `keep` forgets all
-    but the first."""
+    """The distinct long texts of a page. `number` returns a text's index in `all`; `keep` drops all
+    but the first ones."""
 
     def __init__(self) -> None:
         self.all: list[str] = []
@@ -48,8 +48,8 @@ class Texts:
 def viewer_data(runs: Sequence[RunFiles], *, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """The games of all runs: {"texts", "runs", "games", "num_left_out"}.
 
-    Held-out games come first, then those of evaluations, then those of training. Games beyond
-    `max_bytes` are left out and counted; one that cannot be read is named in its run's problems.
+    Held-out games come first, then evaluations, then training games. Games beyond `max_bytes` are
+    omitted and counted; one that cannot be read is named in its run's problems.
     """
     texts, games, size, num_left_out = Texts(), [], 0, 0
     for record, source, number in _in_order(runs):
@@ -80,7 +80,7 @@ def viewer_data(runs: Sequence[RunFiles], *, max_bytes: int = MAX_BYTES) -> dict
 def _in_order(runs: Sequence[RunFiles]) -> Iterator[tuple[dict[str, Any], str, int]]:
     """Each record with its source and the number of its run."""
     for number, run in enumerate(runs):
-        # Games after self-play come first: they are what a reader opens the page for.
+        # Games after self-play come first: they interest a reader most.
         for row in sorted(run.rows, key=lambda row: row.source == "before"):
             held_out = row.source in STAGES
             if row.kind == "policy" and (row.name == "sampled" or not held_out):
@@ -93,9 +93,9 @@ def _in_order(runs: Sequence[RunFiles]) -> Iterator[tuple[dict[str, Any], str, i
 def drawn_game(
     record: Mapping[str, Any], source: str, run: int, texts: Texts, *, kit: Kit | None
 ) -> dict[str, Any]:
-    """One record of a game for the viewer. Private thoughts are split from the move's own text.
+    """One record of a game for the viewer. Private thoughts are split from the move's text.
 
-    `kit` is that of the game; None, or a kit that cannot read the record, shows texts alone.
+    `kit` is the game's; with None, or if it cannot read the record, only texts are shown.
     """
     state, roles = record.get("state") or {}, () if kit is None else kit.ROLES
     board: dict[str, Any] = {}
@@ -103,8 +103,8 @@ def drawn_game(
     if kit is not None:
         with suppress(*UNREADABLE):  # of another version
             board, extras = kit.picture(state, record["turns"])
-    told_apart = len(set(roles)) > 1 and len(roles) == len(record["seats"])
-    called = seat_names(roles) if told_apart else [None] * len(record["seats"])
+    has_roles = len(set(roles)) > 1 and len(roles) == len(record["seats"])
+    called = seat_names(roles) if has_roles else [None] * len(record["seats"])
     reasons = bool(state.get("options", {}).get("private_reasoning"))
     actions = {turn["action"] for turn in record["turns"] if turn.get("action")}
     tags = tuple(sorted(actions)) if reasons else ()
@@ -148,7 +148,7 @@ def drawn_game(
 
 
 def seat_names(roles: Sequence[str]) -> list[str]:
-    """What to call each seat: its role, with its number where others have the same."""
+    """The name of each seat: its role, with its number if others have the same."""
     num = Counter(roles)
     return [f"{role} {seat}" if num[role] > 1 else role for seat, role in enumerate(roles)]
 
@@ -156,7 +156,7 @@ def seat_names(roles: Sequence[str]) -> list[str]:
 def _turn(
     turn: Mapping[str, Any], tags: tuple[str, ...], extra: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`tags` are those of a game that allows private text before a move's tag, else ()."""
+    """`tags` are a game's, if it allows private text before a move's tag, else ()."""
     whole = printable(turn["text"])
     text = drop_reasoning(whole, tags) if tags else after_thought(whole)
     thought = whole[: len(whole) - len(text)].strip()
@@ -175,20 +175,20 @@ def _turn(
 
 
 def _pair_up(games: Sequence[dict[str, Any]]) -> None:
-    """Give each held-out game after self-play the place of its twin before, and the change of its
-    score; and each twin the place of its game."""
+    """Give each held-out game after self-play the index of its twin before, and the change of its
+    score; and each twin the index of its game."""
     before = {(g["run"], g["instance"]): i for i, g in enumerate(games) if g["source"] == "before"}
     for place, game in enumerate(games):
         twin = before.get((game["run"], game["instance"]))
         if game["source"] == "after" and twin is not None:
             game["twin"], games[twin]["twin"] = twin, place
-            with suppress(KeyError, TypeError):  # a score that is no finite number is absent
+            with suppress(KeyError, TypeError):  # a score that is not finite is absent
                 game["change"] = game["score_norm"] - games[twin]["score_norm"]
 
 
 def safe_json(value: Any) -> str:
-    """JSON that can stand in a script element of a page: no `<`, `>`, `&` and no line separators of
-    JavaScript, whatever the texts hold."""
+    """JSON that is safe inside a script element: no `<`, `>`, `&` and no line separators of
+    JavaScript, whatever the texts contain."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     for sign in "<>&":
         text = text.replace(sign, f"\\u{ord(sign):04x}")

@@ -1,4 +1,4 @@
-"""Keeps a run's page as the run is."""
+"""Keeps a run's page up to date."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ MIN_AGE_S = 30.0
 
 
 class Page(Observer):
-    """Draws report.html after steps that are saved or evaluated, beside what follows, and when the
-    run has ended."""
+    """Draws report.html in the background after steps that are saved or evaluated, and at the end
+    of the run."""
 
     def __init__(self, config: Config, world: World) -> None:
-        """Of the run in `config.out`; only rank 0 draws."""
+        """For the run in `config.out`; only rank 0 draws."""
         super().__init__(config, world)
         self._folder, self._drawing = Path(config.out), Thread()
 
     def on_step(self, step: Step) -> None:
-        """Begin to draw, unless the page is younger than `MIN_AGE_S`."""
+        """Start to draw, unless the page is younger than `MIN_AGE_S`."""
         if saves_after(self.config, step.number) or evaluates_after(self.config, step.number):
             self._draw(min_age_s=MIN_AGE_S)
 
     def close(self) -> None:
-        """Wait for the page. Draw it once more if the run has its last held-out games."""
+        """Wait for the page. Draw it again if the run has its last held-out games."""
         if (self._folder / "held_out_after.json").exists():
             self._draw()
         if self._drawing.ident is not None:
             self._drawing.join()
 
     def _draw(self, *, min_age_s: float = 0.0) -> None:
-        """Draw after the page before, which is older."""
+        """Draw after the previous page is complete."""
         if self._drawing.ident is not None:
             self._drawing.join()
         words = {"rank": self.world.rank, "min_age_s": min_age_s}

@@ -1,5 +1,5 @@
-"""Writes the page of one run or several: one HTML file that needs no network and runs no script but
-its own.
+"""Writes the page of one run or several: one HTML file that needs no network and runs only its own
+script.
 
 All texts of games are data in a JSON block that the page's script shows as text; everything else
 goes through jinja2 with escaping on.
@@ -19,16 +19,9 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from selfplay.apps.report.charts import (
-    COLOURS,
-    Chart,
-    Level,
-    Line,
-    line_chart,
-    smoothed,
-)
+from selfplay.apps.report.charts import COLOURS, Chart, Level, Line, line_chart, smoothed
 from selfplay.apps.report.games import safe_json, seat_names, viewer_data
-from selfplay.apps.report.run_files import STAGES, RunFiles, RunRow, told_apart
+from selfplay.apps.report.run_files import STAGES, RunFiles, RunRow, with_unique_names
 from selfplay.atomic import write_atomically
 from selfplay.evaluation.tables import (
     TALK_EFFECT,
@@ -47,7 +40,7 @@ from selfplay.metrics.records import OBSERVED
 _HERE = Path(__file__).parent
 # The curves of one run: title, the metrics with their names, and a note.
 _CURVES = (
-    ("Talk", (("messages", "messages a game"), ("statements", "values stated a game")), ""),
+    ("Talk", (("messages", "messages per game"), ("statements", "values stated per game")), ""),
     (
         "Agreement and honesty",
         (
@@ -56,39 +49,39 @@ _CURVES = (
             ("optimal", "optimal"),
             ("honesty", "honesty"),
         ),
-        "agreement, optimal: shares of games; honesty: share of stated values that are true",
+        "agreement, optimal: fractions of games; honesty: fraction of true stated values",
     ),
     ("Judge", (("mark", "mark"),), "mean over games, 0 to 1"),
-    ("Void games", (("num_void", "void games"),), "in a step, without a result"),
-    ("Entropy", (("entropy", "entropy"),), "nats a token"),
+    ("Aborted games", (("num_void", "aborted games"),), "per step, without a result"),
+    ("Entropy", (("entropy", "entropy"),), "nats per token"),
     (
         "Distance",
         (("kl_reference", "KL to the reference"), ("mismatch_kl", "KL engine to trainer")),
-        "nats a token",
+        "nats per token",
     ),
-    ("Groups without signal", (("zero_variance_groups", "zero-variance groups"),), "share"),
-    ("Speed", (("tokens_per_s", "tokens a second"),), "of the engine"),
+    ("Groups without signal", (("zero_variance_groups", "zero-variance groups"),), "fraction"),
+    ("Speed", (("tokens_per_s", "tokens per second"),), "of the engine"),
 )
-_IMITATION = "Loss of the warm start"  # by optimizer step, which has no games
-# The curves of several runs, one line a run.
+_IMITATION = "Warm-start loss"  # by optimizer step, which has no games
+# The curves of several runs, one line per run.
 _COMPARED = (
     ("reward", "Reward"),
-    ("messages", "Messages a game"),
+    ("messages", "Messages per game"),
     ("honesty", "Honesty"),
-    ("errors", "Refused moves a game"),
-    ("entropy", "Entropy, nats a token"),
-    ("kl_reference", "KL to the reference, nats a token"),
-    ("step_s", "Seconds a step"),
+    ("errors", "Invalid moves per game"),
+    ("entropy", "Entropy, nats per token"),
+    ("kl_reference", "KL to the reference, nats per token"),
+    ("step_s", "Seconds per step"),
 )
 
 
 def write_report(runs: Sequence[RunFiles], out: Path) -> None:
-    """Write the page of these runs to `out`, the complete file or none of it."""
+    """Write the page of these runs to `out`, atomically."""
     write_atomically(out, page_html(runs))
 
 
 def is_page(path: Path) -> bool:
-    """Whether a file is a page that `write_report` wrote: by its title, or empty."""
+    """Whether a file is a page of `write_report`, judged by its title, or is empty."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -97,10 +90,8 @@ def is_page(path: Path) -> bool:
 
 
 def page_html(runs: Sequence[RunFiles]) -> str:
-    """The page as text. Raises ValueError for no runs."""
-    if not runs:
-        raise ValueError("a report needs at least one run")
-    runs = told_apart(runs)
+    """The page of at least one run as HTML."""
+    runs = with_unique_names(runs)
     charts = run_charts(runs[0]) if len(runs) == 1 else compared_charts(runs)
     games = viewer_data(runs)
     drawn = time.time()
@@ -132,8 +123,8 @@ def page_html(runs: Sequence[RunFiles]) -> str:
 
 
 def fill(template: Path, *, scripts: Sequence[Path], styles: Sequence[Path], **values: Any) -> str:
-    """A template with its scripts and styles inside, and `script_hash` for the policy that lets a
-    browser run no other script."""
+    """A template filled with its scripts and styles, and with `script_hash` for the content policy,
+    with which a browser runs no other script."""
     script, style = (
         "\n".join(path.read_text("utf-8") for path in paths) for paths in (scripts, styles)
     )
@@ -167,8 +158,8 @@ def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         meaning = "before → after"
         for measure, name in (
             *rewards,
-            ("messages", "messages a game"),
-            ("errors", "refused moves a game"),
+            ("messages", "messages per game"),
+            ("errors", "invalid moves per game"),
         ):
             if measure in before.measures and measure in after.measures:
                 old, new = before.measures[measure], after.measures[measure]
@@ -186,7 +177,7 @@ def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         what = [f"{last[key]:,} {name}" for name, key in counts if last.get(key)]
         losses = " → ".join(f"{line['imitation_loss']:.3f}" for line in (first, last))
         meaning = ", ".join([f"{last['step']:,} optimizer steps", *what])
-        yield "loss of the warm start", losses, meaning
+        yield "warm-start loss", losses, meaning
     if run.steps:
         seconds = sum(step.get("step_s") or 0.0 for step in run.steps)
         spent = f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
@@ -202,8 +193,8 @@ def points_of(run: RunFiles, metric: str) -> list[tuple[float, float]]:
 
 
 def score_lines(run: RunFiles, colour: str, *, name: str = "") -> Iterator[Line]:
-    """The score on validation games with its interval, and in training behind it. Step 0 is the
-    score of the held-out games before self-play."""
+    """The score on validation games with its interval, and the training score. Step 0 is the score
+    of the held-out games before self-play."""
     band = [
         (s["step"], s["eval_score_low"], s["eval_score_high"])
         for s in run.steps
@@ -232,8 +223,8 @@ def reference_levels(run: RunFiles) -> list[Level]:
 
 
 def metric_lines(run: RunFiles, metrics: Iterable[tuple[str, str]]) -> list[Line]:
-    """A line for each of these (metric, name) that the run has; none for void games without one.
-    Evaluations are few and have many games each, so they are not smoothed."""
+    """A line for each of these (metric, name) that the run has; aborted games only if there are
+    any. Evaluations are few and have many games each, so they are not smoothed."""
     had = [
         (name, points, points if metric.startswith("eval_") else smoothed(points))
         for metric, name in metrics
@@ -247,24 +238,23 @@ def metric_lines(run: RunFiles, metrics: Iterable[tuple[str, str]]) -> list[Line
 
 
 def partner_lines(run: RunFiles) -> list[Line]:
-    """The score on validation games with each of `eval.partners`, from the held-out games before
-    self-play on; none without one."""
+    """The score on validation games with each of `eval.partners`, starting with the held-out games
+    before self-play; none without partners."""
     prefix = "eval_score/"
-    partners = sorted({name for step in run.steps for name in step if name.startswith(prefix)})
+    partners = _metrics_with(run, prefix)
     with_each = [(name, f"with {name.removeprefix(prefix)}") for name in partners]
     lines = []
     for line in metric_lines(run, [*with_each, ("eval_score", "by itself")] if partners else []):
-        before = run.row(
-            "before", f"sampled {line.name}" if line.name.startswith("with ") else "sampled"
-        )
+        own = "" if line.name == "by itself" else f" {line.name}"
+        before = run.row("before", f"sampled{own}")
         points = [*([(0, before.interval[0])] if before else []), *line.points]
         lines.append(replace(line, points=points, faint=points))
     return lines
 
 
 def reward_lines(run: RunFiles) -> list[Line]:
-    """The reward of each seat, or of all seats where the policy plays one; its spread dashed."""
-    numbers = sorted({name for step in run.steps for name in step if name.startswith("reward/")})
+    """The reward of each seat, or of all if there are none by seat; its spread dashed."""
+    numbers = _metrics_with(run, "reward/")
     called = dict(enumerate(seat_names(run.kit.ROLES) if run.kit else ()))
     seats = [(name, int(name.removeprefix("reward/"))) for name in numbers]
     lines = metric_lines(run, [(name, called.get(n, f"seat {n}")) for name, n in seats])
@@ -274,16 +264,14 @@ def reward_lines(run: RunFiles) -> list[Line]:
 
 
 def run_charts(run: RunFiles) -> list[Chart]:
-    """The charts of one run; those without data are left out. Where seats have different rewards,
-    scores with partners that do not change and the seats' rewards come first."""
-    of = "own scores of the policy's seats" if run.unequal else "share of the best value"
+    """The charts of one run that have data. If seats have different rewards, scores with fixed
+    partners and the seats' rewards come first."""
+    of = "scores of the policy's seats" if run.unequal else "fraction of the best value"
     note = f"{of}, 95 % intervals; dashed: other players"
     score = line_chart(
         "Score", list(score_lines(run, COLOURS[0])), reference_levels(run), note=note
     )
-    partners = line_chart(
-        "Score with partners that do not change", partner_lines(run), note="validation games"
-    )
+    partners = line_chart("Score with fixed partners", partner_lines(run), note="validation games")
     reward = line_chart("Reward", reward_lines(run), note="of the policy's seats, in training")
     charts = [partners, reward, score] if run.unequal else [score, partners, reward]
     num_first = len(charts)
@@ -293,7 +281,7 @@ def run_charts(run: RunFiles) -> list[Chart]:
         line_chart(heading.capitalize(), metric_lines(run, [(name, heading)]), note=meaning)
         for name, heading, meaning in own_measures(run)
     ]
-    kinds = sorted({name for step in run.steps for name in step if name.startswith("errors_")})
+    kinds = _metrics_with(run, "errors_")
     every = [
         Line(
             kind.removeprefix("errors_").replace("_", " "),
@@ -304,28 +292,33 @@ def run_charts(run: RunFiles) -> list[Chart]:
         )
         for i, kind in enumerate(kinds)
     ]
-    charts.insert(num_first + 2, line_chart("Errors by kind", every, note="refused moves a game"))
-    imitated = (("imitation_loss", "all"), ("imitation_loss_chats", "chats alone"))
+    charts.insert(num_first + 2, line_chart("Errors by kind", every, note="invalid moves per game"))
+    imitated = (("imitation_loss", "all"), ("imitation_loss_chats", "only chats"))
     losses = metric_lines(replace(run, steps=run.imitation), imitated)
-    charts.append(line_chart(_IMITATION, losses, note="nats a token, by optimizer step"))
+    charts.append(line_chart(_IMITATION, losses, note="nats per token, by optimizer step"))
     return [chart for chart in charts if chart]
 
 
 def own_measures(run: RunFiles) -> list[tuple[str, str, str]]:
-    """The game's own measures that have no curve otherwise, then the numbers of observers: name,
-    heading, meaning."""
+    """The game's measures without another curve, then the observers' metrics: name, heading,
+    meaning."""
     shown = {"statements", "true_statements", "judged"}
     shown |= {name for _, metrics, _ in _CURVES for name, _ in metrics}
     counted = [one for game in run.games if isinstance(one := game.get("measures"), dict)]
     own = columns_of([str(name) for name in one if name not in shown] for one in counted)
-    observed = sorted({name for step in run.steps for name in step if name.startswith(OBSERVED)})
+    observed = _metrics_with(run, OBSERVED)
     headings = [name.removeprefix(OBSERVED).replace("_", " ") for name in observed]
     return own + [(n, h, "by an observer") for n, h in zip(observed, headings, strict=True)]
 
 
+def _metrics_with(run: RunFiles, prefix: str) -> list[str]:
+    """The names of the run's metrics with this prefix, sorted."""
+    return sorted({name for step in run.steps for name in step if name.startswith(prefix)})
+
+
 def compared_charts(runs: Sequence[RunFiles]) -> list[Chart]:
-    """The charts of several runs, one line a run; beside the score, the players that all of them
-    were compared with on the same games."""
+    """The charts of several runs, one line per run; the score's also has the players that all of
+    them were compared with on the same games."""
     levels = [reference_levels(run) for run in runs]
     shared = [one for one in levels[0] if all(one in other for other in levels)]
     colours = [COLOURS[i % len(COLOURS)] for i in range(len(runs))]
@@ -334,7 +327,7 @@ def compared_charts(runs: Sequence[RunFiles]) -> list[Chart]:
         for run, c in zip(runs, colours, strict=True)
         for line in score_lines(run, c, name=run.name)
     ]
-    note = "validation games where there are any; dashed: other players"
+    note = "validation games if there are any; dashed: other players"
     charts = [line_chart("Score", scores, shared, note=note)]
     own = {name: heading for run in runs for name, heading, _ in own_measures(run)}
     for metric, title in (*_COMPARED, *((name, own[name].capitalize()) for name in own)):
@@ -361,11 +354,10 @@ def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
 
     def line(run: RunFiles, row: RunRow) -> dict[str, Any]:
         mean, start, end = ((value - low) / width * 100 for value in row.interval)
+        is_reference = row.kind == "reference"
         return {
             "run": run.name,
-            "source": "held-out"
-            if row.kind == "reference" and row.source in STAGES
-            else row.source,
+            "source": "held-out" if is_reference and row.source in STAGES else row.source,
             "name": row.name,
             "policy": row.kind == "policy",
             "score": show_interval(row.interval),
@@ -394,7 +386,7 @@ def _same_games(run: RunFiles, row: RunRow) -> dict[str, RunRow]:
 
 
 def _repeated(run: RunFiles, row: RunRow) -> bool:
-    """Whether a scripted row before self-play stands after it as well: the same games."""
+    """Whether a scripted row before self-play also exists after it, with the same games."""
     after = run.row("after", row.name)
     return row.source == "before" and row.kind == "reference" and after is not None
 

@@ -1,7 +1,7 @@
 """Reads a run folder for its page: settings, steps, evaluations, games.
 
-A file that is missing or half written leaves its part of the page empty; a file that cannot be read
-is named in `problems`.
+A missing or incomplete file leaves its part of the page empty; a file that cannot be read is named
+in `problems`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dialop.kit import Kit
 from dialop.shown import on_one_line
 from selfplay.config import Config
 from selfplay.config.load import load
-from selfplay.config.own_code import beside, copies_of
+from selfplay.config.own_code import changed_originals, copies_of
 from selfplay.config.text import changed
 from selfplay.errors import SettingsError
 from selfplay.evaluation.rows import OTHER, Row, named_rows, read_row
@@ -25,16 +25,16 @@ from selfplay.metrics.monitors import warnings_of
 from selfplay.metrics.run_folder import is_held
 from selfplay.metrics.step_log import plain_json
 
-MAX_TRAINING_GAMES = 240  # games of games.jsonl that a page holds, evenly spread over the file
-MAX_GROUPS = 32  # of groups.jsonl, each all games of one instance in a step
+MAX_TRAINING_GAMES = 240  # games of games.jsonl on a page, evenly spread over the file
+MAX_GROUPS = 32  # of groups.jsonl, each with all games of one instance in a step
 STAGES = ("before", "after")
-# How the rows of the run's policy begin in held-out games, in evaluations; in a matrix is none.
+# Prefixes of the policy's rows in held-out games and in evaluations; a matrix has none.
 _HELD_OUT, _EVALUATED, _MATRIX = ("sampled", "greedy"), ("policy",), ()
 
 
 @dataclass(frozen=True, slots=True)
 class RunRow(Row):
-    """A row of a file of the run, which `source` tells. `kind` is "policy" for the run's own,
+    """A row of one of the run's files, the `source`. `kind` is "policy" for the run's policy,
     "reference" for scripts and people, "" for another player of a pair or of a matrix."""
 
     source: str = ""
@@ -50,9 +50,9 @@ class RunRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """What a run folder holds. `settings` are (key, default, value) where the two differ; `about`
-    says model, game, start and command as (name, value); `games` begin with those of groups, whose
-    seats have reward, return and advantage."""
+    """The contents of a run folder. `settings` are (key, default, value) where the two differ;
+    `about` has model, game, start and command as (name, value); `games` start with the games of
+    groups, whose seats have reward, return and advantage."""
 
     name: str
     folder: Path
@@ -72,21 +72,20 @@ class RunFiles:
 
     @property
     def warnings(self) -> list[str]:
-        """What the run's monitors warn of in its steps."""
+        """The warnings of the run's monitors about its steps."""
         return warnings_of(self.config.monitors, self.steps) if self.config else []
 
     @property
     def unequal(self) -> bool:
-        """Whether some game here pays its seats different rewards, as in mixed-motive and zero-sum
+        """Whether the seats of some game have different rewards, as in mixed-motive and zero-sum
         games."""
         records = (*self.games, *(game for row in self.rows for game in row.all_games))
         return any(len(set(map(str, game.get("rewards") or ()))) > 1 for game in records)
 
     @property
     def redrawn_s(self) -> float:
-        """Seconds after which the page of a run that goes on has surely been drawn again: three
-        times its usual pace and two minutes for held-out games. An hour before its pace is
-        known."""
+        """Seconds until the page of a running run has certainly been redrawn: three times its usual
+        interval plus two minutes for held-out games, or an hour before that interval is known."""
         seconds = [line["step_s"] for line in self.steps[-20:] if "step_s" in line]
         if not (seconds and self.config):
             return 3600.0
@@ -98,11 +97,11 @@ class RunFiles:
 
 
 def read_run(folder: Path) -> RunFiles:
-    """Read the folder of a run. Raises ValueError for a folder that holds no run."""
+    """Read a run's folder. Raises ValueError for a folder without a run."""
     if not (folder / "config.yaml").is_file():
-        near = [p.name for p in sorted(folder.parent.glob("*")) if (p / "config.yaml").is_file()]
-        hint = f"; runs beside it: {', '.join(near[:8])}" if near else ""
-        raise ValueError(f"a run is a folder with config.yaml, got {folder}{hint}")
+        near = [p.parent.name for p in sorted(folder.parent.glob("*/config.yaml"))]
+        hint = f"; nearby runs: {', '.join(near[:8])}" if near else ""
+        raise ValueError(f"RUN must be a folder with a config.yaml, got {folder}{hint}")
     problems: list[str] = []
     config = _config(folder / "config.yaml", problems)
     return RunFiles(
@@ -114,9 +113,9 @@ def read_run(folder: Path) -> RunFiles:
         state=_state(folder),
         steps=list(_steps(folder / "metrics.jsonl", problems)),
         imitation=[
-            line
-            for line in _steps(folder / "warm_start.jsonl", problems)
-            if "imitation_loss" in line
+            each
+            for each in _steps(folder / "warm_start.jsonl", problems)
+            if "imitation_loss" in each
         ],
         rows=_with_others(list(_rows(folder, problems))),
         games=list(_training_games(folder, problems)),
@@ -124,8 +123,8 @@ def read_run(folder: Path) -> RunFiles:
     )
 
 
-def told_apart(runs: Sequence[RunFiles]) -> list[RunFiles]:
-    """The runs, with as many parent folders before a name as tell it from those of the others."""
+def with_unique_names(runs: Sequence[RunFiles]) -> list[RunFiles]:
+    """The runs, each name preceded by as many parent folders as make it unique."""
     paths = {run.folder.resolve().parts for run in runs}
 
     def name(own: tuple[str, ...]) -> str:
@@ -141,13 +140,13 @@ def _config(path: Path, problems: list[str]) -> Config | None:
     try:
         if home is None:
             return load(Config, path)
-        why = beside(home, of_game=True)
+        why = changed_originals(home, of_game=True)
         if not why:
             try:
-                return load(Config, path, code="beside")
+                return load(Config, path, code="originals")
             except SettingsError as error:
                 why = str(error)
-        problems.append(on_one_line(f"{why}; games are drawn as text, as no page imports copies"))
+        problems.append(on_one_line(f"{why}; games are shown as text: a page imports no copies"))
         return load(Config, path, code="none")
     except SettingsError as error:
         problems.append(on_one_line(str(error)))
@@ -155,7 +154,7 @@ def _config(path: Path, problems: list[str]) -> Config | None:
 
 
 def _about(folder: Path, config: Config | None) -> Iterator[tuple[str, str]]:
-    """Model and game of the settings; the first start and the newest command of code.txt."""
+    """Model and game from the settings; the first start and the last command from code.txt."""
     if config is not None:
         shape = config.model.scratch
         scratch = f"from scratch, {shape.arch} of width {shape.width}" if shape else ""
@@ -181,7 +180,7 @@ def _state(folder: Path) -> str:
 
 
 def _json(path: Path, problems: list[str]) -> dict[str, Any]:
-    if path.exists() and not path.is_file():  # a pipe would be waited for
+    if path.exists() and not path.is_file():  # reading a pipe would block
         problems.append(f"{path.name} must be a file")
         return {}
     shown = path.name if path.name != "evaluation.json" else f"{path.parent.name}/{path.name}"
@@ -189,7 +188,7 @@ def _json(path: Path, problems: list[str]) -> dict[str, Any]:
         value = plain_json(path.read_bytes())
         if isinstance(value, dict):
             return value
-        problems.append(f"{shown} must hold one JSON object")
+        problems.append(f"{shown} must contain one JSON object")
     except FileNotFoundError:
         pass
     except (OSError, ValueError, RecursionError) as error:
@@ -202,8 +201,8 @@ def _steps(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
     for line in _lines(path, problems):
         numbers = {name: n for name, n in line.items() if type(n) in (int, float)}
         if wrong := [name for name, n in line.items() if isinstance(n, bool)]:
-            told = f"{wrong[0]} must be a number, got {json.dumps(line[wrong[0]])}"
-            problems.append(f"{path.name}, step {line.get('step')}: {told}")
+            problem = f"{wrong[0]} must be a number, got {json.dumps(line[wrong[0]])}"
+            problems.append(f"{path.name}, step {line.get('step')}: {problem}")
         if "step" in numbers:
             yield numbers
         else:
@@ -211,7 +210,7 @@ def _steps(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
-    """The complete JSON lines of a file. The last line may be half written, as the run goes on."""
+    """The complete JSON lines of a file. A running run may still be writing the last one."""
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -232,7 +231,7 @@ def _line(line: bytes, where: str, problems: list[str]) -> Iterator[dict[str, An
 
 
 def _training_games(folder: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
-    """The games of groups.jsonl, then those of games.jsonl that are not among them."""
+    """The games of groups.jsonl, then the other games of games.jsonl."""
     seen: set[tuple[str, ...]] = set()
 
     def key(game: Mapping[str, Any]) -> tuple[str, ...]:
@@ -251,7 +250,7 @@ def _training_games(folder: Path, problems: list[str]) -> Iterator[dict[str, Any
 
 
 def _spread(path: Path, problems: list[str], *, most: int) -> Iterator[dict[str, Any]]:
-    """At most `most` lines of a file, evenly spread, the last one included."""
+    """At most `most` lines of a file, evenly spread, including the last one."""
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -264,7 +263,7 @@ def _spread(path: Path, problems: list[str], *, most: int) -> Iterator[dict[str,
 
 
 def _rows(folder: Path, problems: list[str]) -> Iterator[RunRow]:
-    """The rows of the held-out games before and after, then of every `eval_*` folder."""
+    """The rows of the held-out games before and after self-play, then of every `eval_*` folder."""
     for stage in STAGES:
         page = _json(folder / f"held_out_{stage}.json", problems)
         yield from _parsed(stage, page, _HELD_OUT, problems)
@@ -283,11 +282,11 @@ def _rows(folder: Path, problems: list[str]) -> Iterator[RunRow]:
 def _parsed(
     source: str, rows: Mapping[str, Any], own: tuple[str, ...], problems: list[str]
 ) -> Iterator[RunRow]:
-    """The rows of a file, each with the other player's below it."""
+    """The rows of a file, each followed by the other player's row."""
     named = named_rows(rows)
     for name in rows:
         if name not in named and name.startswith(own):
-            problems.append(f"{source} {name}: a script of this name stands in the policy's place")
+            problems.append(f"{source} {name}: a script of this name replaces the policy")
     for name, value in named.items():
         kind = ("policy" if name.startswith(own) else "reference") if own else ""
         try:
@@ -299,6 +298,6 @@ def _parsed(
 
 
 def _with_others(rows: Sequence[RunRow]) -> list[RunRow]:
-    """The rows, without those of the other players if these score as the policy does everywhere."""
+    """The rows, without the other players' if they always have the policy's scores."""
     unequal = any(row.partner and row.partner.scores != row.scores for row in rows)
     return [row for row in rows if unequal or not row.name.endswith(OTHER)]

@@ -254,7 +254,7 @@ def test_a_refused_try_is_marked_and_a_partners_words_are_shown_at_the_end(
         game.post("/move", {"text": "[message] hi"})
         talk = game.wait("yours")["talk"]
         assert [turn["seat"] for turn in talk] == [0, 1, 1]
-        assert "refused" in talk[1]["error"] and talk[1]["text"] == ""
+        assert "invalid" in talk[1]["error"] and talk[1]["text"] == ""
         assert "error" not in talk[0] and "error" not in talk[2]
         for number in range(config.rollout.max_retries + 1):
             left = game.wait("yours")["left"][1]
@@ -265,7 +265,7 @@ def test_a_refused_try_is_marked_and_a_partners_words_are_shown_at_the_end(
         turns = state["result"]["game"]["turns"]
         refused = [turn["text"] for turn in turns if turn.get("error")]
         assert refused == [tries[0], "hm", "hm", "hm"]
-        limit = "too many tries in a row were refused (rollout.max_retries)"
+        limit = "too many invalid moves in a row (rollout.max_retries)"
         assert state["result"]["limit"] == limit
     finally:
         game.close()
@@ -312,7 +312,7 @@ class Talker(io.StringIO):
     def readline(self, size: int | None = -1) -> str:
         shown = self._screen.getvalue()
         new, self._read = shown[self._read :], len(shown)
-        if "kept in" in new:
+        if "saved in" in new:
             return ""
         return (
             "[accept]\n"
@@ -378,7 +378,7 @@ def test_a_game_is_played_with_its_script_before_any_training(
     assert [seat["player"] for seat in game["seats"]] == ["scripted:fair", "person"]
     for wrong, rule in {
         "--seat byer": "--seat must be one of 0, 1, seller, buyer, got byer; nearest is buyer",
-        "--watch": "scripted:fair needs --config FILE alone",
+        "--watch": "scripted:fair needs only --config FILE",
     }.items():
         assert play_program([*words[:3], *wrong.split()]) == 2
         assert rule in capsys.readouterr().err

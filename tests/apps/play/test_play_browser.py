@@ -146,7 +146,7 @@ def test_a_newcomer_is_told_what_ends_the_game_and_what_a_message_takes(tmp_path
             page.click("#start")
             our_turn(page)
             expect(page.locator("#left")).to_contain_text(f"{2 + number} of 3 moves left")
-            expect(page.locator("#left")).to_contain_text("2 refused tries in a row end")
+            expect(page.locator("#left")).to_contain_text("2 invalid moves in a row end")
             if number == 0:
                 other = page.context.browser.new_context().new_page()
                 other.goto(address)

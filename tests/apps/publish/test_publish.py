@@ -221,8 +221,8 @@ def test_what_a_model_wrote_stays_text(run: Path) -> None:
         ("{run}/final me/pair", "RUN must be a run folder with config.yaml"),
         ("{run} me/pair --out {run}/final", "--out must be a new folder"),
         ("{unfinished} me/pair", "RUN must be finished"),
-        ("{own} me/pair", "nearest: a module"),
-        ("{own} me/pair --code", "--code needs copies of files of one's own, got no "),
+        ("{own} me/pair", "use a module"),
+        ("{own} me/pair --code", "--code needs copies of custom code, got no "),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(
@@ -246,9 +246,9 @@ def test_a_mistake_is_one_line_and_writes_nothing(
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [
-        ("code.txt", "", "code.txt must hold when the run started, got ''"),
+        ("code.txt", "", "code.txt must say when the run started, got ''"),
         ("final/progress.json", "[7]", "progress.json must hold the number of finished steps"),
-        ("eval_x/evaluation.json", "[" * 100_000, "evaluation.json must hold the games"),
+        ("eval_x/evaluation.json", "[" * 100_000, "evaluation.json must have the games"),
         ("eval_x/evaluation.json", '{"rows": {}}', "no games, num_games"),
         ("held_out_before.json", '{"sampled": {}}', "no greedy"),
     ],

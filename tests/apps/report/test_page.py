@@ -28,7 +28,7 @@ from selfplay.apps.report.page import (
     run_charts,
     scores_table,
 )
-from selfplay.apps.report.run_files import read_run, told_apart
+from selfplay.apps.report.run_files import read_run, with_unique_names
 from selfplay.config import load_config
 from selfplay.evaluation.evaluate import evaluate_scripted
 from selfplay.evaluation.tables import paired_change
@@ -232,7 +232,7 @@ def test_a_page_is_not_replaced_by_one_without_settings(
     capsys.readouterr()
     assert main([str(folder)]) == 2
     said = capsys.readouterr().err
-    assert "gone.py" in said and "stays as it is" in said and said.count("\n") == 1
+    assert "gone.py" in said and "is unchanged" in said and said.count("\n") == 1
     assert (folder / "report.html").read_bytes() == page
     assert main([str(folder), "--out", str(tmp_path / "other.html")]) == 0
 
@@ -266,9 +266,9 @@ def test_a_page_has_240_training_games_from_all_over_the_run(folder: Path) -> No
 
 def test_runs_of_one_name_are_told_apart(small: Path) -> None:
     paths = ("/a/s1/tiny", "/a/s2/tiny", "/b/s2/tiny", "/a/other")
-    runs = told_apart([replace(read_run(small), folder=Path(path)) for path in paths])
+    runs = with_unique_names([replace(read_run(small), folder=Path(path)) for path in paths])
     assert [run.name for run in runs] == ["s1/tiny", "a/s2/tiny", "b/s2/tiny", "other"]
-    assert [run.name for run in told_apart([runs[0], runs[0]])] == ["tiny", "tiny"]
+    assert [run.name for run in with_unique_names([runs[0], runs[0]])] == ["tiny", "tiny"]
 
 
 def test_a_games_own_measures_have_curves_and_orders(folder: Path) -> None:
@@ -330,7 +330,7 @@ def test_several_runs_in_one_page(
     assert [line["name"] for line in data["charts"][0]["lines"]] == ["run", "other"]
     (tmp_path / "talk.html").write_text("<title>my talk</title>")
     assert main([str(run), "--out", str(tmp_path / "talk.html")]) == 2
-    assert "--out must be new or an earlier page" in capsys.readouterr().err
+    assert "--out must be a new file or an earlier page" in capsys.readouterr().err
     assert main([str(tmp_path / "nothing")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "other" in said and not (tmp_path / "nothing").exists()
