@@ -1,4 +1,4 @@
 """From played games to samples with advantages: rewards, returns, group statistics, advantages.
 
-Works on plain floats.
+Computes with plain floats.
 """

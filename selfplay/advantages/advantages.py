@@ -1,7 +1,7 @@
 """From samples with rewards to samples with advantages, by group statistics over all ranks.
 
 A group is (instance, seat, partner), or the sibling turns of one state. The two seats of one game
-are never each other's baseline: where they share a reward, their advantage would be zero.
+are never each other's baseline: if they share a reward, their advantages would be zero.
 
 Shapes: G samples of a group, B samples of a batch, T tokens of a sample, K of them trained.
 """
@@ -45,9 +45,9 @@ EMA_DECAY = 0.8  # a step's weight in the moving average of `ema` is 1 - EMA_DEC
 
 @dataclass(frozen=True, slots=True)
 class CreditStats:
-    """How many groups a step had and how many of them had zero variance; those of branch points are
-    counted separately. `rewards` has (total reward, mean return of a trained token) of each seat's
-    game by the name of its sample, those of dropped groups included."""
+    """How many groups a step had and how many of them had zero variance; groups of branch points
+    are counted separately. `rewards` holds (total reward, mean return of a trained token) of each
+    seat's game by its sample's name, including dropped groups."""
 
     num_groups: int
     num_zero_variance_groups: int
@@ -58,9 +58,9 @@ class CreditStats:
 
 @dataclass(frozen=True, slots=True)
 class SampleStatistics:
-    """What baselines need of a sample: the number of its trained tokens, and the mean and variance
-    of their returns. If one reward covers the full episode, the variance is 0. `turns` has the mean
-    return of each trained turn."""
+    """The inputs of baselines: the number of a sample's trained tokens, and the mean and variance
+    of their returns. If one reward covers the full episode, the variance is 0. `turns` holds the
+    mean return of each trained turn."""
 
     name: str
     group: str
@@ -72,8 +72,8 @@ class SampleStatistics:
 
 
 Statistics = Sequence[SampleStatistics]  # of all samples of a step, over all ranks
-# Each sample's baseline, or one for each of its turns, and divisor: a token's advantage is
-# (its return - baseline) / divisor. None leaves a sample out.
+# Each sample's baseline (or one per turn) and divisor: a token's advantage is
+# (its return - baseline) / divisor. None drops a sample.
 Scales = list[tuple[float | Sequence[float], float] | None]
 _Checked = tuple[tuple[float, ...], float] | None  # the baseline of each turn and the divisor
 
@@ -118,12 +118,12 @@ def compute_advantages(
     algorithm: AlgorithmConfig,
     world: World,
 ) -> tuple[list[Sample], dict[str, float]]:
-    """This rank's samples with advantages, without those that `algorithm.advantage` leaves out, and
-    its next state, such as moving averages, equal on every rank. Samples without a group keep their
+    """This rank's samples with advantages, without those that `algorithm.advantage` drops, and its
+    next state, such as moving averages, equal on every rank. Samples without a group keep their
     advantages.
 
-    Every rank must call: a group may lie on several ranks. All use what rank 0 computes. Raises
-    OwnFault, on every rank, for an advantage of one's own that fails."""
+    Every rank must call: a group may span ranks. All use the result of rank 0. Raises OwnFault, on
+    every rank, if a custom advantage fails."""
     by_rank = gather_objects(sample_statistics(samples), world)
     # A sample that several ranks hold counts once.
     statistics = list({one.name: one for of_rank in by_rank for one in of_rank}.values())
@@ -134,8 +134,8 @@ def compute_advantages(
         scales = checked_scales(function_of(key, name), statistics, state, algorithm)
         if name not in PLUGINS[key].built_in and world.rank == 0 and _all_zero(statistics, scales):
             print(
-                f"warning: {key} {name}: every advantage is 0 though rewards differ, so this step "
-                "trains nothing by them",
+                f"warning: {key} {name}: every advantage is 0 although rewards differ, so they "
+                "train nothing in this step",
                 file=sys.stderr,
             )
     scales, state = broadcast_object((scales, state), world)
@@ -155,8 +155,8 @@ def checked_scales(
     state: dict[str, float],
     algorithm: AlgorithmConfig,
 ) -> list[_Checked]:
-    """What an advantage function gives: each sample's baseline of each turn and its divisor, None
-    for one that is left out. It may change `state`. Raises OwnFault for what no step can use."""
+    """The checked result of an advantage function: each sample's baseline per turn and divisor,
+    None for one it drops. It may change `state`. Raises OwnFault for an unusable result."""
     given = [replace(one) for one in samples]
     switches, result = torch_switches(), advantage(given, state, algorithm)
     check_switches(switches)
@@ -198,7 +198,7 @@ def checked_scales(
 
 
 def _all_zero(statistics: Statistics, scales: Sequence[_Checked]) -> bool:
-    """Whether rewards differ in a group, and float32 has no advantage of a turn but 0."""
+    """Whether rewards differ in a group, yet in float32 every turn's advantage is 0."""
     kept = [(one, *scale) for one, scale in zip(statistics, scales, strict=True) if scale]
     sizes = (abs(g - b) / by for one, of, by in kept for g, b in zip(one.turns, of, strict=True))
     groups = grouped([one for one, *_ in kept], attrgetter("group")).values()
@@ -260,8 +260,8 @@ def rloo(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfi
 
 
 def turns(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfig) -> Scales:
-    """For each turn its mean in the other samples of the group; the turns' deviation from it, which
-    scales the gradient of each group on its own, as the deviation of `grpo` does."""
+    """The mean of each turn over the other samples of the group; the turns' deviation from it,
+    which scales each group's gradient separately, like the deviation of `grpo`."""
 
     def scales(group: list[SampleStatistics]) -> Scales:
         divisor = turn_std(group) + algorithm.advantage_eps
@@ -272,12 +272,13 @@ def turns(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConf
 
 def turn_baselines(group: Statistics, index: int) -> tuple[float, ...]:
     """A baseline for each turn of a sample: the mean return of this turn over the group's other
-    samples, or their mean if none of them has so many turns.
+    samples, or the mean of these samples if none has that turn.
 
-    A turn's baseline does not depend on the sample itself, so it leaves the gradient unbiased; the
-    divisor of `turns`, which does, weighs groups of little deviation more. With the sample
-    included, a turn that n samples have would train at (n - 1) / n of its weight: a late turn,
-    which few games reach, at less than an early one, and one that a single game reaches not at all.
+    A turn's baseline does not depend on the sample itself, so the gradient stays unbiased; the
+    divisor of `turns` does depend on it and gives groups with little deviation more weight. With
+    the sample included, a turn that n samples reach would train at (n - 1) / n of its weight: a
+    late turn, reached by few games, less than an early one, and one reached by a single game not at
+    all.
     """
     others = [one for i, one in enumerate(group) if i != index] or group
     baselines = []
@@ -289,7 +290,7 @@ def turn_baselines(group: Statistics, index: int) -> tuple[float, ...]:
 
 def turn_std(group: Statistics) -> float:
     """The root mean square of the turns' returns around their baselines. Every sample has equal
-    weight, whatever its number of turns; differences between turns do not count."""
+    weight, whatever its number of turns; differences between turns are ignored."""
     gaps = [
         [value - baseline for value, baseline in zip(one.turns, baselines, strict=True)]
         for i, one in enumerate(group)
@@ -308,22 +309,23 @@ def reinforce_pp(
 
 
 def ema(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfig) -> Scales:
-    """The moving average of the seating (role-conditioned advantage, SPIRAL, arXiv 2506.24119).
+    """The moving average of each (seat, partner) pair (role-conditioned advantage, SPIRAL, arXiv
+    2506.24119).
 
-    The baselines are of earlier steps only, because this step's rewards would bias the gradient;
-    the first step has no others. The averages are the state: EMA_DECAY * old + (1 - EMA_DECAY) *
-    mean, at first the mean itself.
+    The baselines come from earlier steps only, because this step's rewards would bias the gradient;
+    only the first step has no others. The averages are the state: EMA_DECAY * old +
+    (1 - EMA_DECAY) * mean, starting at the mean itself.
     """
     baselines = {}
-    for seating, alike in grouped(samples, attrgetter("seating")).items():
-        mean = _mean(alike)
+    for seating, same in grouped(samples, attrgetter("seating")).items():
+        mean = _mean(same)
         baselines[seating] = old = state.get(seating, mean)
         state[seating] = EMA_DECAY * old + (1.0 - EMA_DECAY) * mean if seating in state else mean
     return [(baselines[one.seating], 1.0) for one in samples]
 
 
 def ppo(samples: Statistics, state: dict[str, float], algorithm: AlgorithmConfig) -> Scales:
-    """No baseline: in the update the critic's values give other advantages (`methods/ppo.py`)."""
+    """No baseline: the update computes advantages from the critic's values (`methods/ppo.py`)."""
     return [(0.0, 1.0)] * len(samples)
 
 
@@ -345,8 +347,8 @@ def _per_group(
     *,
     deviation: Callable[[Statistics], float] = group_std,
 ) -> Scales:
-    """Each sample's baseline and divisor, which `scales_of` gives for a group at a time; None in a
-    group whose `deviation` is 0, which has no gradient."""
+    """Each sample's baseline and divisor, computed group by group with `scales_of`; None in a group
+    whose `deviation` is 0, which has no gradient."""
     scales: dict[str, tuple[float | Sequence[float], float] | None] = {}
     for group in grouped(samples, attrgetter("group")).values():
         equal = deviation(group) < ZERO_VARIANCE
@@ -359,8 +361,8 @@ def leave_one_out(means_G: Sequence[float]) -> list[float]:
     """The mean of the other samples as each one's baseline.
 
     It does not depend on the sample itself, so the gradient stays unbiased. The only sample of a
-    group is its own baseline. (r - baseline) is G / (G - 1) times that to the group's mean if all
-    of a sample's returns are equal, as they are without rewards of moves.
+    group is its own baseline. (r - baseline) is G / (G - 1) times (r - group mean) if all of a
+    sample's returns are equal, as they are without rewards for single moves.
     """
     if len(means_G) == 1:
         return list(means_G)
@@ -369,8 +371,8 @@ def leave_one_out(means_G: Sequence[float]) -> list[float]:
 
 
 def batch_moments(batch: Statistics) -> tuple[float, float]:
-    """Mean and standard deviation of the returns of all tokens of a batch, with equal weight for
-    every token."""
+    """Mean and standard deviation of the returns of all tokens of a batch; every token has equal
+    weight."""
     num_tokens = sum(one.num_tokens for one in batch)
     mean = sum(one.num_tokens * one.mean for one in batch) / num_tokens
     squares = [one.num_tokens * ((one.mean - mean) ** 2 + one.variance) for one in batch]
@@ -381,7 +383,7 @@ def batch_moments(batch: Statistics) -> tuple[float, float]:
 
 
 def imitation_samples(episodes: Sequence[Episode]) -> list[Sample]:
-    """The seats' transcripts as samples to imitate, without refused turns."""
+    """The seats' transcripts as samples to imitate, without invalid moves."""
     return [
         imitated(sample.name, sample.ids, mask, sample.starts)
         for episode in episodes
@@ -393,7 +395,7 @@ def imitation_samples(episodes: Sequence[Episode]) -> list[Sample]:
 
 def imitated(name: str, ids: list[int], mask: list[int], starts: Sequence[int]) -> Sample:
     """A sample to imitate: every token of the mask has advantage 1."""
-    # Not float(trained), which makes an object for each token.
+    # Not float(trained), which creates an object per token.
     advantages = [1.0 if trained else 0.0 for trained in mask]
     return Sample(name, ids, mask, [0.0] * len(ids), advantages, starts=tuple(starts))
 

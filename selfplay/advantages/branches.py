@@ -1,8 +1,8 @@
 """Samples of branch points: sibling turns, and the games after them.
 
 Each sibling turn is one sample, rewarded with the mean of its continuations, and the siblings form
-a group. The continuations share a state as the games of an instance do, so they form groups too,
-seat by seat; they train the turns after the sibling. A token is trained in at most one sample.
+a group. Continuations share a state like the games of an instance, so they also form groups, one
+per seat, which train the turns after the sibling. A token is trained in at most one sample.
 """
 
 from __future__ import annotations
@@ -38,13 +38,7 @@ def branch_samples(episodes: Sequence[Episode], *, reward: RewardConfig) -> list
         for point in episode.branches:
             for sibling, continuations in enumerate(siblings_of(episode, point)):
                 sibling_name = f"turn {point.turn} sibling {sibling}"
-                turn = _turn_sample(continuations, point, reward)
-                turn = replace(
-                    turn,
-                    name=f"{name_of(episode)} {sibling_name}",
-                    group=f"turn {point.turn} of {name_of(episode)}",
-                )
-                samples.append(turn)
+                samples.append(_turn_sample(continuations, point, sibling_name, reward))
                 for number, continuation in enumerate(continuations):
                     if continuation is not episode:
                         name = f"{sibling_name} continuation {number}"
@@ -53,9 +47,9 @@ def branch_samples(episodes: Sequence[Episode], *, reward: RewardConfig) -> list
 
 
 def _turn_sample(
-    continuations: Sequence[Episode], point: BranchPoint, config: RewardConfig
+    continuations: Sequence[Episode], point: BranchPoint, name: str, config: RewardConfig
 ) -> Sample:
-    """The turn alone, rewarded with the mean reward of its continuations."""
+    """The sample of one turn, rewarded with the mean reward of its continuations."""
     episode, seat = continuations[0], point.seat
     span = spans_until(episode, seat, point.turn + 1)[-1]
     start, end = span.start, span.end
@@ -66,6 +60,8 @@ def _turn_sample(
     value -= sum(reward for number, reward in before if number < point.turn)
     return replace(
         sample,
+        name=f"{name_of(episode)} {name}",
+        group=f"turn {point.turn} of {name_of(episode)}",
         ids=sample.ids[:end],  # tokens after the last trained one are not needed
         mask=[0] * start + sample.mask[start:end],
         old_logprobs=sample.old_logprobs[:end],
@@ -77,7 +73,7 @@ def _turn_sample(
 
 
 def _after(episode: Episode, point: BranchPoint, name: str, config: RewardConfig) -> list[Sample]:
-    """The turns after the sibling turn, one sample for each seat that had any."""
+    """The turns after the sibling turn, one sample per seat that has any."""
     samples = []
     for seat in trained_seats(episode):
         sample = seat_sample(episode, seat)

@@ -1,9 +1,9 @@
 """From episodes to samples with rewards: one seat's game is a sample.
 
-The final reward is at a sample's last trained token, the reward of a single move at the last token
-that the seat sampled up to this move. A token's return is the final reward plus the moves' rewards
-from this token on. Rewards before the seat's first token are left out. Turns at branch points train
-elsewhere (`branches.py`).
+The final reward is at a sample's last trained token, a single move's reward at the last token that
+the seat sampled up to this move. A token's return is the final reward plus the moves' rewards from
+this token on. Rewards before the seat's first token are left out. Turns at branch points train
+separately (`branches.py`).
 
 Shapes: T tokens of a sample.
 """
@@ -30,7 +30,7 @@ UNACCEPTED = 0.5  # with `regret`, the fraction of its value that an unaccepted 
 
 
 def episode_samples(episodes: Sequence[Episode], *, reward: RewardConfig) -> list[Sample]:
-    """One sample with rewards for each seat of each game, without its turns at branch points."""
+    """One sample with rewards per seat and game, without its turns at branch points."""
     samples = []
     for episode in episodes:
         for seat in trained_seats(episode):
@@ -49,7 +49,7 @@ def episode_samples(episodes: Sequence[Episode], *, reward: RewardConfig) -> lis
 
 # --- the rewards of a game: functions for `reward.function` ---------------------------------------
 
-# Of each seat at the end of the game, and of each seat for each turn, () for none.
+# Per seat at the end of the game, and per seat for each turn, () for none.
 Rewards = tuple[Sequence[float], Sequence[Sequence[float]]]
 
 
@@ -59,13 +59,13 @@ def score_norm(episode: Episode) -> Rewards:
 
 
 def accept(episode: Episode) -> Rewards:
-    """1 for any agreement; none of the game's own rewards."""
+    """1 for any agreement, instead of the game's own rewards."""
     return [float(episode.outcome.agreed)] * len(episode.outcome.rewards), ()
 
 
 def regret(episode: Episode) -> Rewards:
-    """The game's own rewards after an agreement, else half of what the last proposal would have
-    given all seats. So to accept it gives more, where the game pays all seats its score."""
+    """The game's own rewards after an agreement, else half the score that the last proposal would
+    have given all seats. So accepting it gives more if the game pays all seats its score."""
     rewards, moves = score_norm(episode)
     if not episode.outcome.agreed:
         rewards = [UNACCEPTED * episode.outcome.proposal_norm] * len(rewards)
@@ -73,21 +73,21 @@ def regret(episode: Episode) -> Rewards:
 
 
 def message_credit(episode: Episode) -> Rewards:
-    """The game's own rewards, and for each turn how much it raised what the others can reach.
+    """The game's own rewards, and for each turn how much it raised the score the others can reach.
 
-    A seat's potential is the mean of what the other seats can reach (`Game.reach`); a turn earns it
-    the potential after it minus the one before it. So a lie and the truth after it, or a
-    repetition, earn nothing in sum, and a game pays at most what was left to be told. A true
-    message that makes a worse plan look best is charged until others set it right. Unlike in a
-    potential-based shaping (Ng, Harada, Russell 1999) the end does not take this back, which would
-    leave a baseline and no credit (docs/notes/methods.md).
+    A seat's potential is the mean score that the other seats can reach (`Game.reach`); a turn earns
+    it the potential after minus the potential before. So a lie followed by the truth, or a
+    repetition, earns nothing in sum, and a game pays at most the information left to share. A true
+    message that makes a worse plan look best costs until others correct it. Unlike potential-based
+    shaping (Ng, Harada, Russell 1999) the end does not subtract the potential, which would leave a
+    baseline and no credit assignment (docs/notes/methods.md).
     """
     rewards, moves = score_norm(episode)
     reach = episode.game.reach() if episode.game is not None else []
     if not reach:
         raise SettingsError(
-            "reward.function message_credit needs a game that tells what can be reached (`reach` "
-            f"in dialop/game.py), got one that does not ({name_of(episode)})"
+            "reward.function message_credit needs a game that implements `reach` of "
+            f"dialop/game.py, got one that does not ({name_of(episode)})"
         )
     of_moves = [[(sum(of) - own) / (len(of) - 1) for own in of] for of in reach]
     num_legal = accumulate((turn.action is not None for turn in episode.turns), initial=0)
@@ -99,10 +99,10 @@ def message_credit(episode: Episode) -> Rewards:
 
 
 def with_rewards(episodes: Sequence[Episode], config: RewardConfig) -> list[Episode]:
-    """The games with what `reward.function` pays, which trains, where it is not known yet; so too
-    the continuations of branch points.
+    """The games, and the continuations of their branch points, with the rewards of
+    `reward.function`, which train; games that already have them are unchanged.
 
-    Raises OwnFault if the function does not give one usable number a seat.
+    Raises OwnFault if the function does not give one usable number per seat.
     """
     function = function_of("reward.function", config.function)
     if "options" in signature(function).parameters:
@@ -114,7 +114,7 @@ def with_rewards(episodes: Sequence[Episode], config: RewardConfig) -> list[Epis
 
 
 def _reading(function: Callable[[Episode], T], episode: Episode) -> T:
-    """What the function gives. Raises OwnFault if it changes the episode."""
+    """The function's result. Raises OwnFault if it changes the episode."""
 
     def written() -> list[Any]:
         transcripts = [(t.ids[:], t.mask[:], t.logprobs[:]) for t in episode.transcripts if t]
@@ -143,13 +143,13 @@ def _with_rewards(episode: Episode, function: Callable[..., Any]) -> Episode:
         right = len(moves) == len(episode.turns) and all(
             len(of_seats) == num and all_usable([*of_seats]) for of_seats in lists
         )
-    except (TypeError, ValueError):  # no pair, or a number in place of a list
+    except (TypeError, ValueError):  # not a pair, or a number instead of a list
         right = False
     if not right:
         raise OwnFault(
-            f"must return (rewards, turn rewards), {num} finite numbers, one a seat, and () or "
-            f"{len(episode.turns)} lists, one a turn, each () or {num} finite numbers, none beyond "
-            f"{LARGEST:g}, got {given!r:.300} ({name_of(episode)})"
+            f"must return (rewards, turn rewards): {num} finite numbers, one per seat, and () or "
+            f"{len(episode.turns)} lists, one per turn, each () or {num} finite numbers, none "
+            f"beyond {LARGEST:g}, got {given!r:.300} ({name_of(episode)})"
         )
     paid = tuple(rewards), tuple(map(tuple, moves))
     branches = episode.changed_branches(partial(_with_rewards, function=function))
@@ -160,17 +160,17 @@ def _with_rewards(episode: Episode, function: Callable[..., Any]) -> Episode:
 
 
 def seat_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:
-    """The seat's reward for the game: the final one and those of single moves, of any sign."""
+    """The seat's reward for the game: the final reward plus those of single moves, of any sign."""
     moves = move_rewards(episode, seat)
     return final_reward(episode, seat, config=config) + sum(moves.values())
 
 
 def final_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:
-    """The seat's reward at the end of the game, minus the cost of what it wrote and the penalties
-    of all its refused moves.
+    """The seat's reward at the end of the game, minus the cost of its text and the penalties of its
+    invalid moves.
 
-    The cost is min(1, token_cost * tokens + message_cost * words): of all tokens that the seat
-    sampled, refused turns included (Wu et al., CollabLLM, arXiv 2502.00640, section 3), and of the
+    The cost is min(1, token_cost * tokens + message_cost * words), over all tokens that the seat
+    sampled, including invalid moves (Wu et al., CollabLLM, arXiv 2502.00640, section 3), and the
     words of its messages, without tags and private reasoning.
     """
     num_tokens = sum(turn.num_tokens for turn in episode.turns if turn.seat == seat)
@@ -183,7 +183,7 @@ def final_reward(episode: Episode, seat: int, *, config: RewardConfig) -> float:
 
 
 def move_rewards(episode: Episode, seat: int) -> dict[int, float]:
-    """The seat's rewards of single moves, by the number of turns before it."""
+    """The seat's rewards for single moves, by the number of turns before the move."""
     _, moves = episode.paid or episode.own_rewards
     return {number: of[seat] for number, of in enumerate(moves) if of and of[seat]}
 
@@ -207,7 +207,7 @@ def seat_sample(episode: Episode, seat: int) -> Sample:
 
 
 def legal_mask(episode: Episode, seat: int) -> list[int]:
-    """The mask of the seat's transcript without its refused turns."""
+    """The mask of the seat's transcript without its invalid moves."""
     transcript = episode.transcripts[seat]
     assert transcript is not None
     mask = list(transcript.mask)
@@ -224,15 +224,15 @@ def trained_seats(episode: Episode) -> list[int]:
 
 
 def seating_of(episode: Episode, seat: int) -> str:
-    """The seat and, if there is one, the partner. Groups and moving averages are kept by it."""
+    """The seat and its partner, if any: part of the key of groups and moving averages."""
     players = zip(episode.players, episode.transcripts, strict=True)
     partners = [player for player, transcript in players if transcript is None]
     return " beside ".join([f"seat {seat}", *partners])
 
 
 def rewarded(sample: Sample, episode: Episode, seat: int, config: RewardConfig) -> Sample:
-    """The sample with the seat's returns, the only place that sums them. No reward is clamped at
-    0."""
+    """The sample with the seat's returns; the only place that sums them. Rewards may be negative:
+    none is clamped."""
     returns_T = [final_reward(episode, seat, config=config)] * len(sample.ids)
     for number, reward in move_rewards(episode, seat).items():
         for span in spans_until(episode, seat, number + 1)[-1:]:
@@ -241,7 +241,7 @@ def rewarded(sample: Sample, episode: Episode, seat: int, config: RewardConfig) 
 
 
 def spans_until(episode: Episode, seat: int, num: int) -> list[Span]:
-    """The tokens of each of the seat's turns among the first `num` turns of the game."""
+    """The token spans of the seat's turns among the first `num` turns of the game."""
     transcript = episode.transcripts[seat]
     assert transcript is not None
     return transcript.spans[: sum(turn.seat == seat for turn in episode.turns[:num])]

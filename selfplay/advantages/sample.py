@@ -1,4 +1,5 @@
-"""A transcript with a reward and an advantage for each token: what credit hands to the learner."""
+"""A transcript with a return and an advantage per token, which credit assignment hands to the
+learner."""
 
 from __future__ import annotations
 
@@ -9,21 +10,21 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One seat's transcript, ready for the update. A list has one entry per token, or is empty
-    where nothing is known.
+    """One seat's transcript, ready for the update. A list has one entry per token, or is empty if
+    nothing is known.
 
     - `name` is unique within a step.
     - `old_logprobs` are the engine's log-probs at the sampling temperature.
     - `advantages` are 0 where the mask is 0.
-    - `returns` are what the seat is paid from each token on, without discount: the final reward,
-      and that of a single move up to the last token that the seat sampled before it took effect.
-    - `group` is the key of the samples it is compared with; `seating` that of its moving average:
-      the seat and, if there is one, the partner ("seat 0 beside NAME"). Imitation samples have no
+    - `returns` are the seat's undiscounted returns from each token on: the final reward, plus a
+      single move's reward up to the last token that the seat sampled before the move took effect.
+    - `group` is the key of the samples it is compared with; `seating` is the key of its moving
+      average: the seat and its partner, if any ("seat 0 beside NAME"). Imitation samples have no
       group, no seating and no returns.
-    - `starts` are the positions after 0 where a separate sequence begins (`Transcript.starts`).
-      Each sequence has its own context; credit and loss treat the sample as one.
-    - `policy` names the policy that sampled it, "" the only one.
-    - `columns` are what methods know of each token, by name; a micro-batch has them as tensors.
+    - `starts` are the positions after 0 where a separate sequence starts (`Transcript.starts`).
+      Each sequence has its own context; credit assignment and loss treat the sample as one.
+    - `policy` names the policy that sampled it; "" is the only one.
+    - `columns` are per-token values that methods add, by name; a micro-batch has them as tensors.
     """
 
     name: str
@@ -46,9 +47,8 @@ class Sample:
         )
 
     def sequences(self) -> list[tuple[int, int]]:
-        """The ranges [start, end) of the sequences that have a trained token, each up to its last
-        one, since nothing depends on what follows. A sample of one sequence without any is
-        complete."""
+        """The ranges [start, end) of the sequences with a trained token, each up to its last one,
+        since nothing depends on later tokens. A single sequence without any is whole."""
         flags = bytes(self.mask)
         bounds = pairwise((0, *self.starts, len(flags)))
         ranges = [(start, flags.rfind(1, start, end) + 1) for start, end in bounds]
@@ -57,7 +57,7 @@ class Sample:
 
     @property
     def num_read(self) -> int:
-        """The number of tokens of its sequences."""
+        """The total number of tokens of `sequences`."""
         return sum(end - start for start, end in self.sequences())
 
     @property
@@ -67,7 +67,7 @@ class Sample:
 
     @property
     def total_reward(self) -> float:
-        """The seat's reward for the game: the final one and those of single moves."""
+        """The seat's reward for the game: the final reward plus those of single moves."""
         return self.returns[0] if self.returns else 0.0
 
 

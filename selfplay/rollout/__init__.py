@@ -1,5 +1,5 @@
 """Playing games: players, one game turn by turn, branches, all games of a step at once.
 
-Speaks of seats, turns and episodes, which carry the game's own rewards. Never sees torch, samples
+Works with seats, turns and episodes, which carry the game's own rewards. Never sees torch, samples
 or advantages.
 """

@@ -1,9 +1,9 @@
-"""Branch points: sibling turns from one state of a game, each played on to the end.
+"""Branch points: sibling turns from one state of a game, each continued to the end.
 
-Before chosen turns a running game is forked. The forks are played in the same batches as all other
-games. Draws of a fork are named (..., episode, "branch", turn, sibling, continuation), so the game
-itself is exactly what it would be without branches. Whether a turn becomes a branch point never
-depends on what follows it; otherwise the siblings would not be fair samples of the policy.
+A running game is forked before chosen turns, and the forks are played in the same batches as all
+other games. Draws of a fork are named (..., episode, "branch", turn, sibling, continuation), so the
+game itself is exactly what it would be without branches. Whether a turn becomes a branch point
+never depends on what follows it; otherwise the siblings would be biased samples of the policy.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from selfplay.engines.base import Generate
 from selfplay.rollout.episode import VOID, BranchPoint, Episode, Position, play_turns
 from selfplay.rollout.options import BranchConfig
 
-PLAIN = BranchConfig()
+DEFAULTS = BranchConfig()
 
 
 async def play_branched(
-    position: Position, generate: Generate, branch: BranchConfig = PLAIN
+    position: Position, generate: Generate, branch: BranchConfig = DEFAULTS
 ) -> Episode:
-    """Play a game to its end, and its branches to theirs.
+    """Play a game and its branches to their ends.
 
     Sibling 0 of a branch point is the turn that the game itself took, and its continuation 0 is the
     game itself. A turn that ends the game has no other continuation.
@@ -37,21 +37,21 @@ async def play_branched(
                     await position.turn(generate)
     except BaseExceptionGroup as errors:  # of this game or of one of its branches
         raise errors.exceptions[0] from None
-    # Drop branch points whose seat had no tokens left for a turn.
+    # Drop branch points where the seat had no tokens left for a turn.
     taken = tuple(point for point in points if point.turn < len(position.turns))
     return replace(position.episode(), branches=taken)
 
 
 @dataclass(frozen=True, slots=True)
 class _Branches:
-    """The forks of one game, each played in a task."""
+    """The forks of one game, each played in its own task."""
 
     branch: BranchConfig
     generate: Generate
     tasks: asyncio.TaskGroup
 
     async def take_turn(self, position: Position) -> BranchPoint:
-        """Start the siblings of the next turn, take the turn, and start its other continuations."""
+        """Start the siblings of the next turn, take the turn, then start its continuations."""
         seat = position.setup.game.seat_to_move
         assert seat is not None
         point = BranchPoint(turn=len(position.turns), seat=seat)
@@ -66,7 +66,7 @@ class _Branches:
         return point
 
     async def _play_sibling(self, twin: Position, point: BranchPoint, sibling: int) -> None:
-        """A sibling turn from the same state, then its continuations."""
+        """Play a sibling turn from the same state, then its continuations."""
         await twin.turn(self.generate)
         if twin.ended is None:
             for number in range(1, self.branch.continuations):
@@ -78,7 +78,7 @@ class _Branches:
     async def _play_on(self, twin: Position, point: BranchPoint, key: tuple[int, int]) -> None:
         """Play a forked game to its end and keep it at `point.continuations[key]`."""
         episode = await play_turns(twin, self.generate)
-        if episode.ended != VOID:  # a void game has no score to average
+        if episode.ended != VOID:  # an aborted game has no score to average
             point.continuations[key] = episode
 
 
@@ -97,8 +97,8 @@ def _is_branch_point(position: Position, branch: BranchConfig, num_points: int) 
 
 
 def siblings_of(episode: Episode, point: BranchPoint) -> list[list[Episode]]:
-    """The continuations of each sibling turn, those of the game's own turn first."""
-    siblings: dict[int, list[Episode]] = {0: [episode]}
-    for (sibling, _), continuation in sorted(point.continuations.items(), key=lambda item: item[0]):
-        siblings.setdefault(sibling, []).append(continuation)
-    return [siblings[sibling] for sibling in sorted(siblings)]
+    """The continuations of each sibling turn; the game's own turn is first."""
+    siblings = {0: [episode]}
+    for key in sorted(point.continuations):
+        siblings.setdefault(key[0], []).append(point.continuations[key])
+    return [*siblings.values()]

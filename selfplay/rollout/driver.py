@@ -15,14 +15,14 @@ from selfplay.errors import EngineFault
 from selfplay.rollout.episode import VOID, Episode, GameSetup, Limits, Position, play_turns
 from selfplay.rollout.play import Play
 
-# Of each policy in training, by its requests' model: the step of its last push, None for any.
+# The step of the last push of each policy in training, by its requests' model; None allows any.
 Versions = Mapping[str, int | None]
 ANY_VERSION: Versions = {"": None}
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutStats:
-    """Tokens of one rollout, the seconds of its games, and how many of them ended void."""
+    """Tokens of one rollout, the seconds of its games, and how many of them were aborted."""
 
     num_prompt_tokens: int
     num_generated_tokens: int
@@ -30,17 +30,17 @@ class RolloutStats:
     num_void: int = 0
 
     def __add__(self, other: RolloutStats) -> RolloutStats:
-        """The statistics of two rollouts, one after the other."""
+        """The statistics of two consecutive rollouts."""
         return RolloutStats(*map(operator.add, astuple(self), astuple(other)))
 
 
 @dataclass(slots=True)
 class FinishedGames:
-    """The games of a rollout that have ended with their tokens, by their index in `setups`, and the
+    """The finished games of a rollout with their token counts, by their index in `setups`, and the
     engine's seconds.
 
-    A supervised engine that fails plays all games again: those that have ended return at once, the
-    others begin anew.
+    After a failure a supervised engine runs all games again: finished ones return at once, the
+    others restart.
     """
 
     games: dict[int, tuple[Episode, _Counting]] = field(default_factory=dict)
@@ -48,12 +48,12 @@ class FinishedGames:
 
     @property
     def episodes(self) -> dict[int, Episode]:
-        """The games by their index, in order, without void ones."""
+        """The games by their index, in order, without aborted ones."""
         games = sorted((index, episode) for index, (episode, _) in self.games.items())
         return {index: episode for index, episode in games if episode.ended != VOID}
 
     def result(self) -> tuple[list[Episode], RolloutStats]:
-        """The episodes in order, without void ones, and the statistics of all games."""
+        """The episodes in order, without aborted ones, and the statistics of all games."""
         episodes, counted = [*self.episodes.values()], [tokens for _, tokens in self.games.values()]
         return episodes, RolloutStats(
             num_prompt_tokens=sum(tokens.num_prompt_tokens for tokens in counted),
@@ -65,7 +65,7 @@ class FinishedGames:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """This rank's games of a step, and the rollout's tokens and seconds."""
+    """This rank's games of a step and their statistics."""
 
     episodes: list[Episode]
     stats: RolloutStats
@@ -85,21 +85,21 @@ def play_games(
     versions: Versions = ANY_VERSION,
     finished: FinishedGames | None = None,
 ) -> tuple[list[Episode], RolloutStats]:
-    """Play all games to their end, each by `play`; returns the episodes in the order of `setups`.
+    """Play all games to their end with `play`; returns the episodes in the order of `setups`.
 
-    Void games (a partner gave no answer) are left out, so that they are never scored; the
+    Aborted games (a partner gave no answer) are left out, so that they are never scored; the
     statistics count them. `on_end` is called each time a game ends. `versions` are the steps of the
-    pushes that the policies' completions must be stamped with. Each game that ends is added to
-    `finished`, and those in it are not played.
+    pushes that must be stamped on the policies' completions. Each game that ends is added to
+    `finished`; games already in it are not played.
 
     Every rank must call if `runner` is supervised; one that shares another rank's engine has no
-    setups. Raises what `runner` raises; in a game EngineFault if the policy's engine gives an
-    invalid completion (`_check_completion`), and RuntimeError for one of a partner's engine.
+    setups. Raises what `runner` raises; inside a game EngineFault for an invalid completion from
+    the policy's engine (`_check_completion`), RuntimeError for one from a partner's engine.
     """
     finished = FinishedGames() if finished is None else finished
 
     async def play_game(index: int, generate: Generate) -> None:
-        if index in finished.games:  # before the engine failed
+        if index in finished.games:  # it ended before the engine failed
             return
         setup, counting = setups[index].copy(), _Counting(generate, versions)
         episode = await play(Position(setup, limits), counting.generate)
@@ -107,17 +107,17 @@ def play_games(
         if on_end is not None:
             on_end()
 
-    began_s = time.perf_counter()
+    start_s = time.perf_counter()
     try:
         with runner.rollout():
             runner.run_games([partial(play_game, index) for index in range(len(setups))], sampling)
     finally:
-        finished.engine_s += time.perf_counter() - began_s
+        finished.engine_s += time.perf_counter() - start_s
     return finished.result()
 
 
 class _Counting:
-    """Checks a game's completions and counts its tokens, those of its branches included."""
+    """Checks a game's completions and counts its tokens, including those of its branches."""
 
     def __init__(self, generate: Generate, versions: Versions) -> None:
         self._generate, self._versions = generate, versions
@@ -133,11 +133,11 @@ class _Counting:
 
 def _check_completion(request: Request, completion: Completion, versions: Versions) -> None:
     """Refuse a completion that no correct engine returns: no ids or too many, a different number of
-    log-probs, a log-prob that is not finite or is above 0 by more than rounding, or the stamp of
-    another push, which the trainer gives it (`Completion.version`).
+    log-probs, a log-prob that is not finite or exceeds 0 by more than rounding, or the trainer's
+    stamp of another push (`Completion.version`).
 
-    Raises EngineFault if it is a policy's, which `versions` has, RuntimeError if it is a partner's.
-    Completions of text requests have no ids to check.
+    Raises EngineFault for a policy in `versions`, RuntimeError for a partner. Completions of text
+    requests have no ids to check.
     """
     if request.messages:
         return
@@ -162,7 +162,7 @@ def play_scripted(setups: Sequence[GameSetup], *, limits: Limits) -> list[Episod
     """
 
     async def no_engine(request: Request) -> Completion:
-        raise ValueError("a player asked for an engine in a scripted game")
+        raise ValueError("a player requested a completion in a scripted game")
 
     episodes = []
     for setup in setups:
@@ -178,8 +178,8 @@ def first_turns(
 ) -> list[tuple[list[int], list[int]]]:
     """The first turns of at most `num` seats of the policy, drawn by `seed` from the full rollout.
 
-    Each is (ids up to the end of the turn, mask that is 1 where the policy sampled the id). First
-    turns have the shortest contexts.
+    Each is (ids up to the end of the turn, mask, 1 where the policy sampled the id). First turns
+    have the shortest contexts.
     """
     every = (t for e in episodes for t in e.transcripts if t is not None and t.policy == policy)
     transcripts = [transcript for transcript in every if transcript.spans]

@@ -1,4 +1,4 @@
-"""One game: its records, and how it is played turn by turn. `branches` plays its branch points."""
+"""One game: its records, and its play turn by turn. `branches` plays its branch points."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ VOID = "void"  # `ended` of a game in which a partner gave no answer; it is not 
 class GameSetup:
     """A game that is ready to be played.
 
-    `instance` is the key of its instance, `index` its place among the instance's games, `partner`
-    the name of who plays with the policy.
+    `instance` is the key of its instance, `index` its number among the instance's games, `partner`
+    the name of the policy's partner.
     """
 
     game: Game
@@ -54,8 +54,8 @@ class GameSetup:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many legal moves a game may have, all seats together, and how many refused tries in a row
-    before it ends. A move that keeps the turn, such as a tool call, counts as a legal move."""
+    """How many legal moves a game may have over all seats, and how many invalid moves in a row it
+    survives. A move that keeps the turn, such as a tool call, counts as a legal move."""
 
     max_turns: int
     max_retries: int
@@ -67,9 +67,9 @@ def limits_of(rollout: RolloutConfig) -> Limits:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One try at a move: the seat, its text, the legal action or the error, each seat's observation
-    and each seat's reward for it (empty: none). A try with an error is refused. One with neither
-    action nor error ended with its seat's last tokens."""
+    """One try at a move: the seat, its text, the legal action or the error of an invalid move, each
+    seat's observation and each seat's reward for it (empty: none). A turn with neither action nor
+    error was cut off by the seat's token limit for the game."""
 
     seat: int
     text: str
@@ -81,20 +81,20 @@ class Turn:
     rewards: tuple[float, ...] = ()
 
 
-# What each seat is paid at the end, and for each turn, () for nothing.
+# Each seat's reward at the end, and for each turn (() if the turn has none).
 Paid = tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
     """One played game. `ended` is "finished" (a regular end), the limit that ended it ("turns",
-    "retries", "tokens") or "void".
+    "retries", "tokens") or "void" (aborted).
 
-    Transcripts are None for partners, and `partner` names who plays with the policy. `counted` are
-    the seats whose score and moves count, as `counting` sets them; without any the policy's or, if
-    it has no seat, all. `measures` are the game's own counts of their moves. `judge` is the answer
-    of a judge. `paid` is what `reward.function` gives, which trains; None before, and where it is
-    not asked: the game's own. `game` is the final game state; None if only its texts are known.
+    Transcripts are None for partners; `partner` names the policy's partner. `counted` are the seats
+    whose score and moves count, set by `counting`; if empty, the policy's seats or, if it has none,
+    all. `measures` are the game's own counts of their moves. `judge` is a judge's answer. `paid` is
+    the result of `reward.function`, which trains; None if it was not called, which means the game's
+    own rewards. `game` is the final game state; None if only its texts are known.
     """
 
     instance: str
@@ -123,7 +123,7 @@ class Episode:
 
     @property
     def own_rewards(self) -> Paid:
-        """What the game itself pays."""
+        """The rewards that the game itself gives."""
         return self.outcome.rewards, tuple(turn.rewards for turn in self.turns)
 
     @property
@@ -137,7 +137,7 @@ class Episode:
         return [*self.counted] or self.policy_seats or [*range(len(self.players))]
 
     def counting(self, seats: Iterable[int]) -> Episode:
-        """The same game with the score and the measures of these seats."""
+        """The same game, with the score and the measures of these seats."""
         assert self.game is not None
         seats = tuple(sorted(seats))
         return replace(self, counted=seats, measures=measures_of(self.game, seats, self.instance))
@@ -150,7 +150,7 @@ class Episode:
     def changed_branches(
         self, change: Callable[[Episode], Episode | None]
     ) -> tuple[BranchPoint, ...]:
-        """The branch points with each continuation changed, without those that become None."""
+        """The branch points with `change` applied to each continuation; None removes it."""
         points = []
         for point in self.branches:
             games = {key: change(game) for key, game in point.continuations.items()}
@@ -159,8 +159,8 @@ class Episode:
         return tuple(points)
 
     def messages(self, seats: Collection[int]) -> list[str]:
-        """The texts of the messages that these seats sent, without the tag and without private
-        reasoning before it."""
+        """The texts of the messages these seats sent, without the tag and any private reasoning
+        before it."""
         sent = [t.text for t in self.turns if t.action == "message" and t.seat in seats]
         return [split_message(text)[1] for text in sent]
 
@@ -170,10 +170,10 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class BranchPoint:
-    """Sibling turns sampled from one state. `turn` is the number of tries before it.
+    """Sibling turns sampled from one state. `turn` is the number of turns before it.
 
-    `continuations[sibling, number]` is the full episode that followed. Sibling 0 is the played
-    game's own turn, so (0, 0) would be the played game and is left out. The dict is filled as games
+    `continuations[sibling, number]` is the full episode of a continuation. Sibling 0 is the played
+    game's own turn, so (0, 0) would be the played game and is left out. The dict fills as games
     end.
     """
 
@@ -185,7 +185,7 @@ class BranchPoint:
 class Position:
     """A running game: its turns, each seat's unread observations, and why it ended.
 
-    `num_legal` counts its legal moves, `num_refused` the refused tries since the last of them.
+    `num_legal` counts its legal moves, `num_refused` the invalid moves since the last legal one.
     `ended` is None while the game runs. `fork` copies the game and its transcripts at this turn, so
     nothing is rendered or sampled twice.
     """
@@ -215,13 +215,13 @@ class Position:
         self._close()
 
     async def turn(self, generate: Generate) -> None:
-        """One try at a move. `generate` answers the player if a model moves.
+        """One try at a move. `generate` answers the requests of a player that is a model.
 
-        A move that its token limit cut off, or that ends within a thought, is refused and never
-        reaches the game; of a partner's, the game reads what follows its thoughts. A move that the
-        seat's limit for the game cut off is not refused, because no tokens are left to be shorter:
-        it ends the game. An exception gets a note that names the game. Raises GameError for a text
-        that no tokenizer takes.
+        A move cut off by its token limit, or inside a thought, is refused and never reaches the
+        game; a partner's thoughts are removed before the game reads its move. A move cut off by the
+        seat's token limit for the game is not refused, because the seat has no tokens left for a
+        shorter one: it ends the game. An exception gets a note that names the game. Raises
+        GameError for a text that is too long for any tokenizer.
         """
         setup, game = self.setup, self.setup.game
         seat = game.seat_to_move
@@ -230,7 +230,7 @@ class Position:
         num = len(prompt.system) + len(prompt.user) + len(self.unread[seat])
         if num > MAX_TEXT:
             raise GameError(
-                f"{type(game).__name__}: what seat {seat} reads must have at most {MAX_TEXT} "
+                f"{type(game).__name__}: the text for seat {seat} must have at most {MAX_TEXT} "
                 f"characters, got {num} (instance {setup.instance})"
             )
         try:
@@ -240,7 +240,7 @@ class Position:
             if not isinstance(move, Move | None):
                 raise OwnFault(f"rollout.player: move must give a Move or None, got {move!r}")
             sampled = 0 if transcript is None else transcript.join(number)
-            if sampled:  # without a move a thought took its tokens
+            if sampled:  # without a move: a thought took all tokens
                 move = move or Move("", complete=False, num_tokens=0, used_up=True)
                 move = replace(move, num_tokens=sampled)
             if move is None or move.void is not None:
@@ -266,8 +266,8 @@ class Position:
         return twin
 
     def episode(self) -> Episode:
-        """The record of the game so far. Raises GameError for an outcome or measures that no mean
-        or interval could tell."""
+        """The record of the game so far. Raises GameError for an outcome or measures that cannot
+        enter a mean or an interval."""
         setup, game = self.setup, self.setup.game
         outcome = checked_outcome(game, setup.instance, self.turns, self.ended)
         transcripts = tuple(p.transcript for p in setup.players)
@@ -288,7 +288,7 @@ class Position:
         )
 
     def _take(self, turn: Turn) -> None:
-        """Add a turn: its seat reads its error next, and each seat what it observes."""
+        """Add a turn: its seat reads its error next, and each seat its observation."""
         self.turns.append(turn)
         self.unread[turn.seat] = turn.error or ""
         for seat, text in enumerate(turn.observations):
@@ -310,22 +310,22 @@ class Position:
 
 
 async def play_turns(position: Position, generate: Generate) -> Episode:
-    """Turn by turn, each as the seat's player moves."""
+    """Play turn by turn to the end, each seat by its player."""
     while position.ended is None:
         await position.turn(generate)
     return position.episode()
 
 
 def check_game(game: Game, method: str, problem: str, instance: str) -> None:
-    """Raise GameError, with the file and line of the game's method, if there is a problem."""
+    """Raise GameError with the file and line of the game's method if `problem` is not empty."""
     if problem:
         where = f"(instance {instance}){line_of(getattr(game, method))}"
         raise GameError(f"{type(game).__name__}.{method}() {problem} {where}")
 
 
 def checked_outcome(game: Game, instance: str, turns: Sequence[Turn], ended: str | None) -> Outcome:
-    """The outcome of a game after these tries: that of a forfeit if a limit ended it and its last
-    try was no legal move. Raises GameError for one that no mean or interval could tell."""
+    """The outcome of a game after these turns: a forfeit's if a limit ended it and its last turn
+    was not a legal move. Raises GameError for one that cannot enter a mean or an interval."""
     forfeited = ended in ("retries", "tokens") and turns and turns[-1].action is None
     outcome = game.outcome_of_forfeit(turns[-1].seat) if forfeited else game.outcome()
     method = "outcome_of_forfeit" if forfeited else "outcome"
@@ -334,14 +334,14 @@ def checked_outcome(game: Game, instance: str, turns: Sequence[Turn], ended: str
 
 
 def measures_of(game: Game, seats: Collection[int], instance: str) -> dict[str, float]:
-    """The game's own counts of these seats. Raises GameError for what no mean could tell."""
+    """The game's own counts for these seats. Raises GameError for one that cannot enter a mean."""
     measures = game.measures(seats)
     check_game(game, "measures", wrong_measures(measures), instance)
     return measures
 
 
 def _try_move(game: Game, seat: int, move: Move, instance: str, *, partner: bool) -> Turn:
-    """Apply one try at a move to the game. A `partner`'s has at most `MAX_MOVE` characters."""
+    """Apply one try at a move to the game. A `partner`'s move is cut at `MAX_MOVE` characters."""
     said = after_thought(move.text) if partner else move.text
     too_long = partner and len(said) > MAX_MOVE
     if too_long:

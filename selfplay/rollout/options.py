@@ -1,4 +1,4 @@
-"""The settings of the built-in plays of `rollout.play`, which stand in `rollout.options`."""
+"""The settings in `rollout.options` of the built-in values of `rollout.play`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BranchConfig:
 
     @property
     def compares_turns(self) -> bool:
-        """Whether all groups are of turns, so that none are of games."""
+        """Whether all groups are groups of turns, none of games."""
         return self.turns == "all"
 
     def check(self, config: Config) -> None:

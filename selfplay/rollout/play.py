@@ -1,6 +1,6 @@
-"""How a game is played from a position to its end: what `rollout.play` names.
+"""The function of `rollout.play`, which plays a game from a position to its end.
 
-docs/doors.md describes a function of one's own, such as a search inside a game.
+docs/doors.md describes a custom one, such as a search inside a game.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Play = Callable[[Position, Generate], Coroutine[Any, Any, Episode]]
 
 
 def play_of(config: Config) -> Play:
-    """How the games of a training step are played."""
+    """The function that plays the games of a training step."""
     name = config.rollout.play
     if (branch := config.play_options) is not None:
         return partial(play_branched, branch=branch)
@@ -31,7 +31,7 @@ def play_of(config: Config) -> Play:
 
 
 def _checked(play: Play, name: str) -> Play:
-    """The same play of one's own. Raises OwnFault for what is no finished game of its position."""
+    """A custom play whose result is checked: OwnFault unless it is its position's finished game."""
 
     async def checked(position: Position, generate: Generate) -> Episode:
         setup, episode = position.setup, await play(position, generate)

@@ -1,8 +1,8 @@
 """The players of a seat: the policy, a frozen policy, a scripted player, and a teacher whose moves
 are imitated.
 
-A policy awaits its turns from an engine; a scripted player awaits nothing. Sampled ids go into the
-transcript as they are: text is decoded from them for the game and is never tokenized again.
+A policy awaits its turns from an engine; a scripted player awaits nothing. Sampled ids enter the
+transcript unchanged: text is decoded from them for the game and is never tokenized again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Move:
     """One try at a move: its text, whether it is complete (not cut off), how many tokens were
     sampled.
 
-    `void` is the reason why a partner has no move (a failed endpoint). The game is then void and
-    not scored. `used_up` says that the seat's last tokens ended before the move did.
+    `void` is the reason why a partner has no move (a failed endpoint); the game is then aborted and
+    not scored. `used_up` means that the seat's last tokens ended before the move did.
     """
 
     text: str
@@ -46,7 +46,7 @@ class Player(Protocol):
     async def move(
         self, game: Game, seat: int, observation: str, generate: Generate
     ) -> Move | None:
-        """Try a move after reading `observation`; None when the seat has no tokens left.
+        """Try a move after reading `observation`; None if the seat has no tokens left.
         `generate` answers the requests of a model."""
         ...
 
@@ -56,16 +56,16 @@ class Player(Protocol):
 
     def fork(self, *names: object) -> Player:
         """An independent copy; `names` are added to the names of its random draws. Without names
-        it draws what the original draws."""
+        its draws equal the original's."""
         ...
 
 
 class _SeatText:
     """What a seat has read and said, as exact tokens; `answers` are its own turns as texts.
 
-    If the chat template rewrites old turns, each turn is a separate sequence of the transcript: its
-    prompt is the template's rendering of the conversation so far. So is a turn after one that ended
-    with another token than the template's.
+    If the chat template rewrites old turns, each turn is a separate sequence of the transcript,
+    with the template's rendering of the conversation so far as its prompt. So is a turn after one
+    that did not end with the template's end-of-turn token.
     """
 
     def __init__(self, rendering: Rendering, policy: str = "") -> None:
@@ -73,8 +73,8 @@ class _SeatText:
         self._system, self._users, self.answers = "", list[str](), list[str]()
 
     def read(self, game: Game, seat: int, observation: str) -> None:
-        """Append what the seat reads before its next turn: the opening prompt, or what happened
-        since its last turn."""
+        """Append what the seat reads before its next turn: the opening prompt, or the events since
+        its last turn."""
         transcript, rendering = self.transcript, self._rendering
         if not transcript.ids:
             prompt = game.prompt(seat)
@@ -102,12 +102,12 @@ class _SeatText:
 
 
 def opening_ids(rendering: Rendering, prompt: Prompt, observation: str = "") -> list[int]:
-    """The ids of a seat's first prompt of a game, demonstration games included."""
+    """The ids of a seat's first prompt of a game, including demonstration games."""
     return rendering.conversation(prompt.system, *prompt.read(observation))
 
 
 class PolicyPlayer:
-    """The model being trained. It keeps the seat's exact tokens and requests each turn from the
+    """The policy in training. It keeps the seat's exact tokens and requests each turn from the
     engine."""
 
     name = "policy"
@@ -138,7 +138,7 @@ class PolicyPlayer:
             return None
         seed = named_seed(*self._seed_names, seat, self._num_requests)
         self._num_requests += 1
-        # The prompt is a copy: the transcript grows later, the request must not.
+        # The prompt is a copy: the transcript grows later, the request must not change.
         completion = await generate(
             Request(prompt_ids=prompt_ids, max_new_tokens=room, seed=seed, model=self._model)
         )
@@ -154,7 +154,7 @@ class PolicyPlayer:
         )
 
     def refused(self) -> None:
-        """Do nothing: refused moves stay in the loss, so that the policy learns to avoid them."""
+        """Do nothing: invalid moves stay in the loss, so that the policy learns to avoid them."""
 
     def fork(self, *names: object) -> PolicyPlayer:
         twin = copy.copy(self)
@@ -230,7 +230,7 @@ class Teacher:
         return Move(text=lesson.text, complete=True, num_tokens=len(ids))
 
     def refused(self) -> None:
-        """Exclude the refused move from imitation; it stays as context for its correction."""
+        """Exclude the invalid move from imitation; it stays as context for its correction."""
         self.transcript.mark_untrained(len(self.transcript.spans) - 1)
 
     def fork(self, *names: object) -> Teacher:
@@ -242,5 +242,5 @@ class Teacher:
 
 
 def _reseeded(script: Script, names: tuple[object, ...]) -> Script:
-    """The script with a seed of its own for these names; itself without names."""
+    """The script with its own seed for these names; unchanged without names."""
     return script.reseeded(named_seed(script.seed, *names)) if names else script

@@ -1,4 +1,4 @@
-"""The seats that the policy can have, and the checks of players and partners before a run."""
+"""The seats that the policy can play, and the checks of players and partners before a run."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from selfplay.errors import SettingsError
 
 
 def chosen_seats(game: GameConfig, rollout: RolloutConfig) -> tuple[int, ...] | None:
-    """The seats that the policy has in every game, fewer than all; None if it can have all. They
-    are those of `rollout.policy_seats`, or else the game's `POLICY_SEATS`.
+    """The seats that the policy has in every game if they are fewer than all; None if it can have
+    all. They come from `rollout.policy_seats`, else from the game's `POLICY_SEATS`.
 
     Raises SettingsError for roles that the game lacks.
     """
@@ -37,15 +37,15 @@ def chosen_seats(game: GameConfig, rollout: RolloutConfig) -> tuple[int, ...] | 
 
 
 def able_seats(game: GameConfig, rollout: RolloutConfig) -> list[int]:
-    """The seats that the policy has learnt: those of the game, and those that the run names."""
+    """The seats that the policy has learned: the game's, and those set by the run."""
     kit = game.kit
     roles = enumerate(kit.ROLES)
     return [s for s, role in roles if s in kit.POLICY_SEATS or role in rollout.policy_seats]
 
 
 def who_plays(game: GameConfig, rollout: RolloutConfig) -> str | None:
-    """Who has which role with each of `rollout.partners`, in words; None where all roles are equal
-    or the policy plays only with itself."""
+    """Who has which role with each of `rollout.partners`, in words; None if all roles are equal or
+    the policy plays only with itself."""
     kit, chosen = game.kit, chosen_seats(game, rollout)
     specs = [spec for spec, _ in parse_shares(rollout.partners)]
     everywhere = tuple(range(len(kit.ROLES)))
@@ -67,7 +67,7 @@ def who_plays(game: GameConfig, rollout: RolloutConfig) -> str | None:
 def read_spec(text: str, game: GameConfig, rollout: RolloutConfig, *, what: str) -> Spec:
     """Parse a partner spec.
 
-    Raises SettingsError, which begins with `what`, for an invalid spec, a script that the game does
+    Raises SettingsError, which starts with `what`, for an invalid spec, a script that the game does
     not have, or a partner that can play none of the other seats.
     """
     kit, seats = game.kit, chosen_seats(game, rollout)
@@ -83,23 +83,23 @@ def read_spec(text: str, game: GameConfig, rollout: RolloutConfig, *, what: str)
     limited = not set(others) & set(kit.POLICY_SEATS)
     names = ", ".join(f"{seat} ({kit.ROLES[seat]})" for seat in others)
     if spec.kind == SELF or (spec.kind == POOL and limited):
-        such_as = f", {what}=[{able}] who else plays" if (able := _script_for(kit, others)) else ""
+        such_as = f", {what}=[{able}] the others" if (able := _script_for(kit, others)) else ""
         raise SettingsError(
             f"{what} must not be the policy in {game.name} for seat {names}, which it does not "
-            f"play, got {text!r}; rollout.policy_seats names the roles that it plays{such_as}"
+            f"play, got {text!r}; rollout.policy_seats sets the roles it plays{such_as}"
         )
     if spec.kind == SCRIPTED:
         seated = kit.seated(spec.argument)
         if all(seated[seat] != spec.argument for seat in others):
             instead = f"; nearest is {able}" if (able := _script_for(kit, others)) else ""
             raise SettingsError(
-                f"{what}: partner {text!r} cannot have seat {names} of {game.name}{instead}"
+                f"{what}: partner {text!r} cannot play seat {names} of {game.name}{instead}"
             )
     return spec
 
 
 def _script_for(kit: Kit, seats: Sequence[int]) -> str:
-    """The first scripted player that can have the first of these seats, "" if none can."""
+    """The first scripted player that can play the first of these seats, "" if none can."""
     able = (name for name in kit.SCRIPT_NAMES if kit.seated(name)[seats[0]] == name)
     return next((f"{SCRIPTED}:{name}" for name in able), "")
 
@@ -120,18 +120,18 @@ def check_players(config: Config) -> None:
 
 
 def _check_groups(size: int, method: str, *, num_seats: int) -> None:
-    """Raise SettingsError unless the policy can have each seat in equally many games of a group."""
+    """Raise SettingsError unless the policy can have each seat in as many games of an instance."""
     most = "half" if num_seats == 2 else f"1 of {num_seats}"
     if size % num_seats:
         rule = "even" if num_seats == 2 else f"a multiple of {num_seats}"
         raise SettingsError(
-            f"rollout.group_size must be {rule} with another partner than self (the policy plays "
+            f"rollout.group_size must be {rule} with a partner other than self (the policy plays "
             f"each seat in {most} of the games), got {size}; nearest: "
             f"{size + num_seats - size % num_seats}"
         )
     if method in COMPARED_IN_GROUPS and size < 2 * num_seats:
         raise SettingsError(
-            f"rollout.group_size must be at least {2 * num_seats} for {method} with another "
-            f"partner than self ({most} of the games form the group of each seat), got {size}; "
+            f"rollout.group_size must be at least {2 * num_seats} for {method} with a partner "
+            f"other than self ({most} of the games form the group of each seat), got {size}; "
             f"nearest: {2 * num_seats}"
         )

@@ -1,7 +1,7 @@
-"""Which players sit in which game: self-play, evaluation and scripted games.
+"""The players of each seat and game: self-play, evaluation and scripted games.
 
 Every random draw of a game has a name (run seed, purpose, step, instance, episode), so any single
-game can be played again.
+game can be replayed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MakePlayer = Callable[[tuple[object, ...], int], Player]
 
 @dataclass(frozen=True, slots=True)
 class Partner:
-    """Who plays with the policy. `make_player(names, seat)` makes the player; `names` seed the
-    game's random draws.
+    """The policy's partner. `make_player(names, seat)` makes the player; `names` seed the game's
+    random draws.
 
     Without `make_player` the policy plays with itself.
     """
@@ -51,9 +51,9 @@ def self_play_games(
 ) -> list[GameSetup]:
     """`rollout.group_size` games of each instance.
 
-    The first policy of `renderings` has all seats, or with a partner those of `policy_seats_in`.
-    `partners` are (partner, share of the instances). All games of an instance have the same
-    partner, so the games of a group differ only in what was sampled.
+    The first policy of `renderings` has all seats, or with a partner the seats of
+    `policy_seats_in`. `partners` are (partner, share of the instances). All games of an instance
+    have the same partner, so the games of a group differ only in the sampled tokens.
     """
     setups = []
     (policy, rendering), *_ = renderings.items()
@@ -78,7 +78,7 @@ def seat_players(
     rendering: Rendering,
     policy: str = "",
 ) -> tuple[Player, ...]:
-    """The player of each seat: the policy where `policy_seats_in` says so, else the partner."""
+    """The player of each seat: the policy in the seats of `policy_seats_in`, else the partner."""
     seats = policy_seats_in(game, rollout, partner=partner, index=index)
     return tuple(
         policy_player(names, rollout, rendering, policy)
@@ -91,10 +91,10 @@ def seat_players(
 def policy_seats_in(
     game: GameConfig, rollout: RolloutConfig, *, partner: Partner, index: int
 ) -> tuple[int, ...]:
-    """The seats of the policy in the game `index` of its group.
+    """The seats of the policy in game number `index` of its instance.
 
-    In self-play these are all seats. With a partner they are those of `rollout.policy_seats` or
-    those that the game allows the policy; if it allows every seat, one seat a game, in turn.
+    In self-play these are all seats. With a partner they are the seats of `rollout.policy_seats`,
+    else those the game allows the policy; if it allows all, one seat per game, in turn.
     """
     num_seats = len(game.kit.ROLES)
     if partner.make_player is None:
@@ -104,17 +104,17 @@ def policy_seats_in(
 
 
 def seat_in_turn(number: int, num_seats: int) -> int:
-    """The seat of a player that changes seats from game to game: 0, 1, 1, 0 of two seats, again
-    and again. Where the instances let the seats begin in turn, it has each seat as often while it
-    begins as while another seat does."""
+    """The seat of a player that changes seats from game to game: 0, 1, 1, 0 of two seats, repeated.
+    If the starting seat alternates over the instances, the player has each seat as often when it
+    starts as when another seat does."""
     return (number + number // num_seats) % num_seats
 
 
 def policy_player(
     names: tuple[object, ...], rollout: RolloutConfig, rendering: Rendering, policy: str = ""
 ) -> PolicyPlayer:
-    """A policy in training, as `rollout.player` plays it; `names` seed the game's draws."""
-    named = {"model": policy} if policy else {}  # a player of one's own may take no model
+    """A `rollout.player` that plays for a policy in training; `names` seed the game's draws."""
+    named = {"model": policy} if policy else {}  # a custom player may take no model
     player: PolicyPlayer = function_of("rollout.player", rollout.player)(
         rendering,
         seed_names=names,
@@ -132,8 +132,8 @@ def _choose_partners(
     step: int,
     seed: int,
 ) -> list[Partner]:
-    """A partner for each instance, by systematic sampling: a partner's number of instances is its
-    share of them, rounded up or down, and on average exactly its share."""
+    """A partner for each instance, by systematic sampling: the number of a partner's instances is
+    its share of them, rounded up or down, and equals its share on average."""
     if not instances:
         return []
     offset = named_seed(seed, PARTNER_SEED, step, instances[0].key) / 2**63
@@ -159,8 +159,8 @@ def evaluation_games(
     rendering: Rendering,
     seat: int | None = None,
 ) -> list[GameSetup]:
-    """One game of each instance. With a partner the policy has `seat`, or else
-    those of `seat_in_turn`."""
+    """One game of each instance. With a partner the policy has seat `seat`, or the seats of
+    `seat_in_turn` if it is None."""
     setups = []
     for number, instance in enumerate(instances):
         names = ("evaluation", instance.key)
@@ -176,7 +176,7 @@ def scripted_games(
     instances: Sequence[Instance], *, spec: str, game: GameConfig, other: str | None = None
 ) -> list[GameSetup]:
     """One game of each instance between scripted players: `spec` in each seat that it can play and
-    the game's own players in the others, or `spec` in seat 0 and `other` in seat 1."""
+    the game's choice in the others, or `spec` in seat 0 and `other` in seat 1."""
     seated = game.kit.seated(spec) if other is None else (spec, other)
     return [
         game_setup(
@@ -194,7 +194,7 @@ def scripted_games(
 def scripted_partner(
     spec: str, names: tuple[object, ...], seat: int, game: GameConfig
 ) -> ScriptedPartner:
-    """A scripted player such as "honest:tell=top", seeded by game and seat. For a seat that it
+    """A scripted player such as "honest:tell=top", seeded by game and seat. In a seat that it
     cannot play, the game chooses another scripted player."""
     kit = game.kit
     spec = kit.seated(spec)[seat]

@@ -1,6 +1,6 @@
 """Partners that exchange text instead of token ids: a chat endpoint and a person at the terminal.
 
-They have no transcript, so nothing of theirs trains. They read the same game texts as any seat.
+They have no transcript, so none of their text trains. They read the same game texts as any seat.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class EndpointPlayer(PartnerPlayer):
     """A chat model: the game's texts are its system and user messages, its own moves the assistant
     messages.
 
-    If the endpoint gives no answer, the game is void.
+    If the endpoint gives no answer, the game is aborted.
     """
 
     def __init__(self, *, name: str, seed_names: tuple[object, ...], max_new_tokens: int) -> None:
@@ -63,11 +63,11 @@ class EndpointPlayer(PartnerPlayer):
 
 class PersonPlayer(PartnerPlayer):
     """A person at a terminal, who reads the seat's texts and types moves. `called` names the seat,
-    "" where it needs no name. `beside("")` is shown before each move; `beside(move)` warns of one,
-    which is then sent only if it is typed again.
+    "" if it needs no name. `advice("")` is shown before each move; `advice(move)` warns about a
+    move, which is then sent only if it is typed again.
 
-    A line is a move; `[propose]`, and `[message]` alone, continue up to a blank line. When the
-    input ends, this game and all later ones are void.
+    A line is a move; `[propose]`, and a line with only `[message]`, continue up to a blank line.
+    When the input ends, this game and all later ones are aborted.
     """
 
     def __init__(
@@ -77,10 +77,10 @@ class PersonPlayer(PartnerPlayer):
         called: str,
         lines_in: TextIO,
         lines_out: TextIO,
-        beside: Callable[[str], str] = lambda move: "",
+        advice: Callable[[str], str] = lambda move: "",
     ) -> None:
         self.name, self._called, self._in, self._out = name, called, lines_in, lines_out
-        self._opened, self._beside = False, beside
+        self._opened, self._advice = False, advice
 
     async def move(self, game: Game, seat: int, observation: str, generate: Generate) -> Move:
         texts = [observation]
@@ -88,10 +88,10 @@ class PersonPlayer(PartnerPlayer):
             prompt, self._opened = game.prompt(seat), True
             welcome = _WELCOME.format(called=self._called and f"; you are {self._called}")
             texts = [welcome, prompt.system, prompt.user, observation]
-        texts.append(self._beside(""))
+        texts.append(self._advice(""))
         self._print("\n\n".join(text for text in texts if text))
         text, before = self._read(), None
-        while text is not None and text != before and (warning := self._beside(text)):
+        while text is not None and text != before and (warning := self._advice(text)):
             self._print(f"{warning} Write another move, or this one again to send it.")
             text, before = self._read(), text
         if text is None:
@@ -106,22 +106,17 @@ class PersonPlayer(PartnerPlayer):
         """One move; None at the end of the input."""
         self._print("> ", end="")
         lines: list[str] = []
-        while True:
-            line = self._in.readline()
-            if not line:
-                return "\n".join(lines) or None
-            line = line.rstrip("\r\n")
+        while (line := self._in.readline()) and (line.strip() or not lines):
             if not line.strip():
-                if lines:
-                    return "\n".join(lines)
                 continue
-            lines.append(line)
-            begun = lines[0].strip().lower()
-            if not begun.startswith("[propose") and begun != "[message]":
-                return line
+            lines.append(line.rstrip("\r\n"))
+            first = lines[0].strip().lower()
+            if not first.startswith("[propose") and first != "[message]":
+                break
             if len(lines) == 1:
-                what = "message" if begun == "[message]" else "proposal"
-                self._print(f"(go on; a blank line ends the {what})")
+                what = "message" if first == "[message]" else "proposal"
+                self._print(f"(continue; a blank line ends the {what})")
+        return "\n".join(lines) or None
 
     def _print(self, text: str, *, end: str = "\n") -> None:
         print(printable(text), end=end, file=self._out, flush=True)

@@ -429,7 +429,7 @@ def test_advantages_of_ones_own_that_are_all_0_are_told(
     ("given", "rule"),
     [
         ("[1e308, -1e308], ()", r"none beyond 1e\+15, got \(\[1e\+308, -1e\+308\]"),
-        ("[1.0, 1.0], [[0.0, float('nan')]] * 2", "2 lists, one a turn"),
+        ("[1.0, 1.0], [[0.0, float('nan')]] * 2", "2 lists, one per turn"),
         ("[1j, 1.0], ()", "2 finite numbers"),
         ("episode.measures.update(a=1.0) or [1.0, 1.0], ()", "it must not change the episode"),
         ("episode.transcripts[0].mask.reverse() or [1.0, 1.0], ()", "it must not change the epi"),

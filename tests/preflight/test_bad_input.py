@@ -390,7 +390,7 @@ SETTINGS: list[Row] = [
     ((*ROOMS, GUESSER, "rollout.group_size=3"), "at least 6"),
     (
         (*ROOMS, GUESSER, CLERK),
-        "cannot have seat 0 (caller), 1 (caller) of …nearest is scripted:ca",
+        "cannot play seat 0 (caller), 1 (caller) of …nearest is scripted:ca",
     ),
     ((*ROOMS, "rollout.partners=['scripted:gesser']"), "unknown scripted player"),
 ]

@@ -104,15 +104,15 @@ REFUSED = [
             ),
         },
         "reward.function": {
-            "return [1.0], ()": r"2 finite numbers, one a seat, and .*got \(\[1.0\], ",
-            "return [float('inf')] * 2, ()": "2 finite numbers, one a seat",
+            "return [1.0], ()": r"2 finite numbers, one per seat, and .*got \(\[1.0\], ",
+            "return [float('inf')] * 2, ()": "2 finite numbers, one per seat",
             "return [1.0, 1.0], [[0.5, 0.5]]": (
-                r"or [2-9] lists, one a turn, .*, got \(\[1.0, 1.0\], \[\[0.5, 0.5\]\]\)"
+                r"or [2-9] lists, one per turn, .*, got \(\[1.0, 1.0\], \[\[0.5, 0.5\]\]\)"
             ),
             "return [1.0, 1.0]": (
-                r"mine: must return \(rewards, turn rewards\), .*, got \[1.0, 1.0\] \("
+                r"mine: must return \(rewards, turn rewards\): .*, got \[1.0, 1.0\] \("
             ),
-            "return 0.5": r"mine: must return \(rewards, turn rewards\), .*, got 0.5 \(",
+            "return 0.5": r"mine: must return \(rewards, turn rewards\): .*, got 0.5 \(",
             "return [1.0, 1.0], [0.0 for _ in episode.turns]": (
                 r"must return .*, got \(\[1.0, 1.0\], \[0.0, 0"
             ),

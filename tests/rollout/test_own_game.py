@@ -117,7 +117,7 @@ def test_a_text_that_no_tokenizer_takes_ends_the_run_with_one_line(
 ) -> None:
     """A prompt, here 21 characters, and what others said, 30 with the second prompt."""
     monkeypatch.setattr("selfplay.rollout.episode.MAX_TEXT", most)
-    rule = rf"^ThreeRooms: what seat {seat} reads must have at most {most} characters, got .*three"
+    rule = rf"^ThreeRooms: the text for seat {seat} must have at most {most} characters, .*three"
     with nullcontext() if seat is None else pytest.raises(GameError, match=rule):
         assert play(rendering, RIGHT).ended == "finished"
 
@@ -254,7 +254,7 @@ def test_a_game_that_leaves_a_seat_to_others_gives_it_to_a_run_that_names_it(
     partner, roles = "rollout.partners=['scripted:user']", "rollout.policy_seats=[user,assistant]"
     small = ["game.name=collab", "warm_start.teachers=[ask]", "rollout.max_game_tokens=1000"]
     alone, both = (load_config(None, ["model.scratch={}", *small, w]) for w in (partner, roles))
-    with pytest.raises(SettingsError, match=r"self'; rollout.policy_seats names the roles"):
+    with pytest.raises(SettingsError, match=r"self'; rollout.policy_seats sets the roles"):
         check_players(replace(both, rollout=replace(both.rollout, policy_seats=())))
     for config, imitated in ((alone, [False, True]), (both, [True, True])):
         check_players(config)

@@ -49,7 +49,7 @@ End the input to leave.
 You move first.
 > Error: line 1 has no tag; start with [message] or [propose]
 > Partner: [message] I see 7 and 1
-> (go on; a blank line ends the proposal)
+> (continue; a blank line ends the proposal)
 """
 
 

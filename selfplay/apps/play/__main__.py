@@ -247,7 +247,7 @@ def play_here(session: Session, out: Path) -> int:
     name, about, roles = session.opponent.name, session.introduction(), session.game.kit.ROLES
     running: list[Position] = []
 
-    def beside(text: str) -> str:
+    def advice(text: str) -> str:
         if text:
             words, ends = session.taken(running[-1], text)
             return words if ends else ""
@@ -267,7 +267,7 @@ def play_here(session: Session, out: Path) -> int:
             called="" if len(set(roles)) < len(roles) == 2 else the(seat_names(roles)[seat]),
             lines_in=sys.stdin,
             lines_out=sys.stdout,
-            beside=beside,
+            advice=advice,
         )
         begin = lambda game, seat, rules, limits=limits: print(  # noqa: E731
             f"\nYou play {about['title']} with {name}. {about['understands']}",
