@@ -145,9 +145,7 @@ def _scripted_games(
                 raise ValueError(f"a script's partner must be a script, got {text}")
             game.kit.make_script(spec.argument, seed=0)
             names.append(spec.argument)
-        found = find_games(
-            plan.games, plan.num, game=game, data=settings.data, eval_settings=settings.eval
-        )
+        found = find_games(plan.games, plan.num, settings)
     other = names[1] if plan.partner else None
     setups = scripted_games(found.instances, spec=names[0], game=game, other=other)
     episodes = play_scripted(setups, limits=limits_of(settings.rollout))
@@ -203,9 +201,7 @@ class _Evaluation:
             self.games = find_games(
                 plan.games,
                 plan.num,
-                game=config.game,
-                data=config.data,
-                eval_settings=config.eval,
+                config,
                 start=find_start(plan.start),
                 imitated=imitated_boards(sources),
             )
@@ -290,13 +286,8 @@ def _find_policies(
                     f"{weights} is a {described.model_type}, which engine.kind=hf cannot play: "
                     f"{why}; engine.kind=sglang may support it"
                 )
-        check_room(
-            games.instances,
-            rendering=rendering,
-            game=config.game,
-            rollout=config.rollout,
-            max_positions=max_positions(described),
-        )
+        positions = max_positions(described)
+        check_room(games.instances, rendering, config, max_positions=positions)
         policies[player.label] = config, rendering
         if world.rank == 0:
             print(f"weights: {weights}" + (f" ({player.label})" if matches.rows else ""))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -88,7 +88,12 @@ def typed_engine(given: Any, base: Any, info: ValidationInfo) -> Any:
             )
     if isinstance(given, Mapping):
         own = {field.name for field in fields(kind)}
-        others = {field.name: field for field in _of_engines() if field.name not in own}
+        others = {
+            field.name: field
+            for each in PLUGINS[ENGINE].built_in
+            for field in fields(options_class(ENGINE, each))
+            if field.name not in own
+        }
         for key in given.keys() & others.keys():
             is_on = given[key] is True or isinstance(given[key], str)
             if is_on and given[key] != (default := others[key].default):
@@ -101,36 +106,27 @@ def typed_engine(given: Any, base: Any, info: ValidationInfo) -> Any:
     return typed(kind, "engine", given, context)
 
 
-def _of_engines() -> list[Any]:
-    """The fields of each built-in engine's settings."""
-    kinds = (options_class(ENGINE, name) for name in PLUGINS[ENGINE].built_in)
-    return [field for kind in kinds for field in fields(kind)]
-
-
 def all_described(config: Any) -> list[Described]:
     """Every key of the settings as text: of `config` with the features' sections, of each built-in
     method and play, and of each engine kind alone."""
     entries = []
     for entry in described(config):
-        kind = section_class(entry.name) if entry.name in SECTIONS else None
-        entries.append(replace(entry, sentence=_sentence(kind)) if kind else entry)
-        entries += described(kind, entry.name) if kind else []
+        name = entry.name
+        entries += _section(name, section_class(name), name) if name in SECTIONS else [entry]
     for name in PLUGINS[METHODS].built_in:
-        kind, home = options_class(METHODS, name), f"{METHODS}.{name}"
-        entries.append(Described(home, None, "", (), _sentence(kind)))
-        entries += described(kind, home)
+        home = f"{METHODS}.{name}"
+        entries += _section(home, options_class(METHODS, name), home)
     for name in PLUGINS[ENGINE].built_in:
         kind = options_class(ENGINE, name)
-        common = {field.name for field in fields(kind.__base__)}
-        entries.append(Described(f"{ENGINE} {name}", None, "", (), _sentence(kind)))
-        own = described(kind, "engine")
-        entries += [each for each in own if each.name.removeprefix("engine.") not in common]
+        common = {f"engine.{field.name}" for field in fields(kind.__base__)}
+        own = _section(f"{ENGINE} {name}", kind, "engine")
+        entries += [each for each in own if each.name not in common]
     for name in filter(partial(has_options, PLAY), PLUGINS[PLAY].built_in):
-        kind = options_class(PLAY, name)
-        entries.append(Described(f"{PLAY} {name}", None, "", (), _sentence(kind)))
-        entries += described(kind, "rollout.options")
+        entries += _section(f"{PLAY} {name}", options_class(PLAY, name), "rollout.options")
     return entries
 
 
-def _sentence(kind: Any) -> str:
-    return " ".join(kind.__doc__.split())
+def _section(title: str, kind: Any, home: str) -> list[Described]:
+    """The class of a section's settings as text: its title and sentence, then its keys."""
+    sentence = " ".join(kind.__doc__.split())
+    return [Described(title, None, "", (), sentence), *described(kind, home)]

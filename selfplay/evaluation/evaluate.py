@@ -239,10 +239,9 @@ def play_matches(
 
 def check_room(
     instances: Iterable[Instance],
-    *,
     rendering: Rendering,
-    game: GameConfig,
-    rollout: RolloutConfig,
+    config: Config,
+    *,
     max_positions: int | None,
 ) -> None:
     """Refuse, before any game, instances whose first prompt leaves no room for a reply.
@@ -252,7 +251,7 @@ def check_room(
     Raises:
         ValueError: names the longest prompt, the limit and a value that works.
     """
-    limit = rollout.max_game_tokens
+    game, limit = config.game, config.rollout.max_game_tokens
     if max_positions is not None and limit > max_positions:
         raise ValueError(
             f"rollout.max_game_tokens must be at most {max_positions}, the model's positions, "

@@ -14,7 +14,7 @@ from typing import Any
 
 from dialop.rows import read_records
 from dialop.starts import Entries, checked_entries
-from selfplay.config import DataConfig, EvalConfig, GameConfig
+from selfplay.config import Config
 from selfplay.config.play import check_num_games
 from selfplay.data.instances import GENERATED, HELD_OUT, continued, evaluation_instances
 from selfplay.metrics.run_folder import IMITATED_BOARDS
@@ -34,10 +34,8 @@ class Games:
 def find_games(
     games: str,
     num: int | None,
+    config: Config,
     *,
-    game: GameConfig,
-    data: DataConfig,
-    eval_settings: EvalConfig,
     start: Entries | None = None,
     imitated: Collection[str] = (),
 ) -> Games:
@@ -56,15 +54,17 @@ def find_games(
     if games == GENERATED and start:
         raise ValueError("--start needs --games FILE.jsonl with recorded games, got generated")
     if games == GENERATED:
-        num = num or eval_settings.final_games
-        return Games(evaluation_instances(HELD_OUT, num=num, game=game, data=data), [])
+        num = num or config.eval.final_games
+        return Games(
+            evaluation_instances(HELD_OUT, num=num, game=config.game, data=config.data), []
+        )
     path = Path(games)
     if not path.is_file():
         rule = f"--games must be '{GENERATED}' or a .parquet or .jsonl file, got {games}"
         if path.suffix in _SUFFIXES and not path.exists():
             rule = f"--games {games} does not exist"
         raise ValueError(rule + nearest_beside(path, lambda p: p.suffix in _SUFFIXES, GENERATED))
-    kit = game.kit
+    kit = config.game.kit
     try:
         instances = kit.read(path)
     except (OSError, ValueError) as error:

@@ -106,13 +106,7 @@ def no_room(described: PretrainedConfig, rendering: Rendering, config: Config) -
             found = read_file(game, f"data.{name}", source)
             instances += found[:: max(1, len(found) // MOST_INSTANCES)]
     try:
-        check_room(
-            instances,
-            rendering=rendering,
-            game=config.game,
-            rollout=config.rollout,
-            max_positions=max_positions(described),
-        )
+        check_room(instances, rendering, config, max_positions=max_positions(described))
     except ValueError as error:
         return str(error)
     return None

@@ -97,7 +97,4 @@ def test_a_start_that_cannot_be_played_is_told(file: Path) -> None:
     with pytest.raises(ValueError, match="--start: a start must be a number of entries"):
         find_start("half")
     with pytest.raises(ValueError, match="--start needs --games FILE"):
-        config = config_of(file)
-        find_games(
-            "generated", 1, game=config.game, data=config.data, eval_settings=config.eval, start=2
-        )
+        find_games("generated", 1, config_of(file), start=2)

@@ -193,13 +193,7 @@ def test_a_file_of_instances_is_played_in_its_order(run: Path, tmp_path: Path) -
     config = load_config(run / "config.yaml")
     instances = generated(HELD_OUT, game=config.game, seed=config.seed, start=0, num=5)
     write_instances(tmp_path / "some.parquet", instances)
-    games = find_games(
-        str(tmp_path / "some.parquet"),
-        3,
-        game=config.game,
-        data=config.data,
-        eval_settings=config.eval,
-    )
+    games = find_games(str(tmp_path / "some.parquet"), 3, config)
     assert games.instances == read_instances(tmp_path / "some.parquet")[:3] == instances[:3]
     assert games.records == []
 

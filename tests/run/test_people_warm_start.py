@@ -91,17 +91,11 @@ def test_an_evaluation_leaves_out_what_the_warm_start_imitated(file: Path, tmp_p
     copy.mkdir()
     (copy / IMITATED_BOARDS).write_text(json.dumps(half))
     assert imitated_boards([Source(copy, copy, copy / "selfplay.yaml", hub="me/pair")]) == imitated
-    found = find_games(
-        str(file), None, game=config.game, data=config.data, eval_settings=config.eval,
-        imitated=imitated,
-    )  # fmt: skip
+    found = find_games(str(file), None, config, imitated=imitated)
     kept = [config.game.kit.digest(board) for board in found.instances]
     assert len(kept) == len(found.records) == 8 - len(half) and not set(kept) & imitated
     assert [record["table"] for record in found.records] == [
         [list(row) for row in board.table] for board in found.instances
     ]
     with pytest.raises(ValueError, match=f"at most {len(kept)}, .*did not imitate"):
-        find_games(
-            str(file), 8, game=config.game, data=config.data, eval_settings=config.eval,
-            imitated=imitated,
-        )  # fmt: skip
+        find_games(str(file), 8, config, imitated=imitated)

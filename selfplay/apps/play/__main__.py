@@ -190,18 +190,10 @@ def main(words: Sequence[str] | None = None) -> int:
             num = args.num
             if num is None and args.games == "generated":
                 num = NUM_GAMES
-            games = find_games(
-                args.games, num, game=config.game, data=config.data, eval_settings=config.eval
-            )
+            games = find_games(args.games, num, config)
             opponent = find_opponent(spec, config, source, cleanup=cleanup, watched=args.watch)
             if opponent.rendering is not None:
-                check_room(
-                    games.instances,
-                    rendering=opponent.rendering,
-                    game=config.game,
-                    rollout=config.rollout,
-                    max_positions=None,
-                )
+                check_room(games.instances, opponent.rendering, config, max_positions=None)
             seats = seats_for_a_person(config.game, config.rollout, opponent)
             if args.seat is not None:
                 names = [*map(str, seats), *(config.game.kit.ROLES[seat] for seat in seats)]

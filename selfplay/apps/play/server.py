@@ -51,17 +51,18 @@ def make_app(table: Table, *, token: str, port: int, facts: Mapping[str, str]) -
     hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
     cookie, owner = f"selfplay-{port}", ""  # a cookie belongs to all ports of a host
 
-    def check(request: Request, given: str, *, changes: bool) -> None:
-        host = request.headers.get("host", "")
+    def check(request: Request) -> None:
+        host, path = request.headers.get("host", ""), request.url.path
         if host not in hosts:
             raise Refused(421, "this page is only for 127.0.0.1")
+        in_header = request.headers.get(TOKEN_HEADER, "")
+        given = request.query_params.get("token", "") if path == "/" else in_header
         if not secrets.compare_digest(given.encode(), token.encode()):
             raise Refused(403, "the address must have the token that was printed at the start")
-        if changes and request.headers.get("origin") != f"http://{host}":
+        if path in ("/start", "/move") and request.headers.get("origin") != f"http://{host}":
             raise Refused(403, "a move must come from this page")
 
     async def index(request: Request, visitor: str) -> Response:
-        check(request, request.query_params.get("token", ""), changes=False)
         return HTMLResponse(play_page(token=token, facts=facts))
 
     def shown(visitor: str) -> Response:
@@ -71,25 +72,23 @@ def make_app(table: Table, *, token: str, port: int, facts: Mapping[str, str]) -
             state = {"version": state["version"], "game": 0, "phase": phase}
         return JSONResponse(state)
 
-    def check_owner(visitor: str) -> None:
+    async def owners_body(request: Request, visitor: str) -> dict[str, Any]:
+        body = await read_body(request)
         if visitor != owner:
             raise NotNow("this game belongs to another visitor")
+        return body
 
     async def state(request: Request, visitor: str) -> Response:
-        check(request, request.headers.get(TOKEN_HEADER, ""), changes=False)
         return shown(visitor)
 
     async def start(request: Request, visitor: str) -> Response:
         nonlocal owner
-        check(request, request.headers.get(TOKEN_HEADER, ""), changes=True)
         table.start()
         owner = visitor
         return shown(visitor)
 
     async def move(request: Request, visitor: str) -> Response:
-        check(request, request.headers.get(TOKEN_HEADER, ""), changes=True)
-        body = await read_body(request)
-        check_owner(visitor)
+        body = await owners_body(request, visitor)
         if body.get("leave") is True:
             table.leave()
         else:
@@ -97,10 +96,7 @@ def make_app(table: Table, *, token: str, port: int, facts: Mapping[str, str]) -
         return shown(visitor)
 
     async def taken(request: Request, visitor: str) -> Response:
-        check(request, request.headers.get(TOKEN_HEADER, ""), changes=False)
-        body = await read_body(request)
-        check_owner(visitor)
-        words, ends = table.taken(move_text(body))
+        words, ends = table.taken(move_text(await owners_body(request, visitor)))
         return JSONResponse({"words": words, "ends": ends})
 
     def guarded(
@@ -110,6 +106,7 @@ def make_app(table: Table, *, token: str, port: int, facts: Mapping[str, str]) -
             known = request.cookies.get(cookie, "")
             visitor = known or secrets.token_urlsafe(24)
             try:
+                check(request)
                 response = await handle(request, visitor)
                 # Not for the page itself: a link from another site sends no cookie.
                 if not known and request.url.path != "/":

@@ -38,6 +38,8 @@ _STYLE: Any = {
     "xtick.color": _INK,
     "ytick.color": _INK,
     "grid.color": _GRID,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 2.6,
 }
 _INCHES = (4.8, 2.5)
 _TICKS = (1, 2, 2.5, 5, 10)
@@ -116,15 +118,7 @@ def line_chart(
             if line.points:
                 x, y = zip(*thinned(line.points), strict=True)
                 dots = "o" if len(x) == 1 or (len(x) <= MAX_DOTTED and line.band) else ""
-                axes.plot(
-                    x,
-                    y,
-                    color=line.colour,
-                    linestyle=style,
-                    linewidth=1.6,
-                    marker=dots,
-                    markersize=2.6,
-                )
+                axes.plot(x, y, color=line.colour, linestyle=style, marker=dots)
         if not any(line.band for line in lines):
             note = "; ".join(filter(None, (note, _cut_off_far(axes, lines))))
         return _chart(title, figure, axes, lines, levels, note)
