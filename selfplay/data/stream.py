@@ -12,6 +12,7 @@ import signal
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import lru_cache
 from multiprocessing import parent_process
 from threading import Thread
 from typing import Any
@@ -73,7 +74,6 @@ class TrainStream:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._shuffled: tuple[int, list[int]] = (-1, [])
         self._file: Sequence[Instance] | None = None
         self._prefetcher: Prefetcher | None = None
         if config.data.train_file:
@@ -108,25 +108,20 @@ class TrainStream:
     def _of_file(self, file: Sequence[Instance], step: int, number: int) -> Instance:
         """The file's instance for this number; for recorded games, with the moves that `data.start`
         replays."""
-        batch = self._config.rollout.instances
+        batch, seed = self._config.rollout.instances, self._config.seed
         epoch, step_of_epoch = divmod(step, len(file) // batch)
-        index = self._order(epoch)[(step_of_epoch * batch + number) % len(file)]
+        index = _order(len(file), seed, epoch)[(step_of_epoch * batch + number) % len(file)]
         if not self._recorded:
             return file[index]
         entries = checked_entries(self._config.data.start)
-        instance: Instance = continued(
-            self._recorded[index], entries, self._config.seed, step, index
-        )
+        instance: Instance = continued(self._recorded[index], entries, seed, step, index)
         return instance
 
-    def _order(self, epoch: int) -> list[int]:
-        """The file's indices in an epoch's shuffled order; caches the last epoch."""
-        assert self._file is not None
-        if self._shuffled[0] != epoch:
-            indices, seed = range(len(self._file)), self._config.seed
-            order = sorted(indices, key=lambda i: named_seed("order", seed, epoch, i))
-            self._shuffled = epoch, order
-        return self._shuffled[1]
+
+@lru_cache(maxsize=2)
+def _order(num: int, seed: int, epoch: int) -> Sequence[int]:
+    """The indices 0..num-1 in an epoch's shuffled order."""
+    return sorted(range(num), key=lambda i: named_seed("order", seed, epoch, i))
 
 
 def read_train_file(config: Config) -> Sequence[Instance]:

@@ -284,11 +284,11 @@ def _check_reward(reward: Callable[..., Any], config: Config) -> Iterator[str]:
     for name in chain(*(getattr(of, "MEASURES", ()) for of in config.methods.values())):
         for number, each in enumerate((silent, *episodes)):
             each.measures[name] = number / len(episodes)
-    slip = dataclasses.replace(
+    invalid = dataclasses.replace(
         episodes[0].turns[0], action=None, error="Error: no", error_kind="no", rewards=()
     )
-    refused = dataclasses.replace(episodes[0], turns=(slip, *episodes[0].turns))
-    episodes += [refused, silent]
+    repaired = dataclasses.replace(episodes[0], turns=(invalid, *episodes[0].turns))
+    episodes += [repaired, silent]
     every = with_rewards(episodes, config.reward)
     paid = every[: len(games)]
     of_turns = [of for episode in paid if episode.paid for of in episode.paid[1]]
@@ -489,9 +489,9 @@ def _check_instances(_: Callable[..., Any], config: Config) -> Iterator[str]:
         kit.new_game(instance, config.game.options).prompt(0)
     yield f"shapes: {len(numbers)} instances of {config.game.name}, each of which starts a game"
     again = [made_instances(config, step, numbers) for step in steps]
-    alone = [[*chain(*(made_instances(config, s, [n]) for n in numbers))] for s in steps]
+    single = [[*chain(*(made_instances(config, s, [n]) for n in numbers))] for s in steps]
     _require(
-        made == again == alone,
+        made == again == single,
         "its instances must depend only on the step and their numbers, got different ones in a "
         "second call, or one by one",
     )

@@ -148,12 +148,12 @@ def check_copy(config: PretrainedConfig, *, engine: bool) -> str | None:
     with tempfile.TemporaryDirectory() as name, torch.random.fork_rng(devices=[]):
         try:
             plain = _plain_copy(config, Path(name))
-            alone = [eager_logprobs(plain, ids, last=len(ids) - 1) for ids in texts]
+            eager = [eager_logprobs(plain, ids, last=len(ids) - 1) for ids in texts]
         except Exception as error:  # noqa: BLE001 — the reason is printed
             why = error_line(error)
             print(f"start check: cannot make a small copy of {config.model_type} ({why})")
             return None
-        return _compared(Path(name), plain, texts, alone, engine=engine)
+        return _compared(Path(name), plain, texts, eager, engine=engine)
 
 
 def _plain_copy(config: PretrainedConfig, folder: Path) -> PreTrainedModel:
@@ -172,13 +172,13 @@ def _compared(
     folder: Path,
     plain: PreTrainedModel,
     texts: Sequence[list[int]],
-    alone: Sequence[Tensor],
+    eager: Sequence[Tensor],
     *,
     engine: bool,
 ) -> str | None:
-    expected = torch.cat(list(alone))
+    expected = torch.cat(list(eager))
     moved = eager_logprobs(_rounded(plain), texts[1], last=TEXTS[1] - 1)
-    bound = min(max(BOUND, NOISES * _largest(moved - alone[1])), MOST)
+    bound = min(max(BOUND, NOISES * _largest(moved - eager[1])), MOST)
     ways = {"the trainer's packed rows": whole_copy, "weights read in shards": in_shards}
     for what, read in ways.items():
         try:

@@ -38,9 +38,9 @@ def dry_run(config: Config, rendering: Rendering, *, gpu_gb: float | None) -> No
     print(dump(config), flush=True)
     if config.model.path is None:
         # One process: generating 500 instances is faster than starting more processes.
-        alone = replace(config, data=replace(config.data, processes=1))
+        single = replace(config, data=replace(config.data, processes=1))
         rendering = make_rendering(
-            scratch_tokenizer(alone), template_kwargs=config.model.chat_template
+            scratch_tokenizer(single), template_kwargs=config.model.chat_template
         )
     print(first_prompts(config.game, config.data, rendering))
     if config.warm_start.chats is not None:

@@ -1,4 +1,4 @@
-// The page of play: asks for the state, shows the seat's view, sends moves.
+// The play page: requests the state, shows the seat's view, sends moves.
 const token = document.querySelector("meta[name=play-token]").content;
 const play = { state: null, chosen: new Map(), form: 0, picked: -1, drawn: -1, weighing: 0 };
 
@@ -29,7 +29,7 @@ async function poll() {
 }
 
 function show(state) {
-  if (state.version < play.drawn) return; // an older answer that came late
+  if (state.version < play.drawn) return; // an older response that arrived late
   const fresh = !play.state || state.game !== play.state.game;
   play.state = state;
   if (state.version === play.drawn) return;
@@ -38,12 +38,12 @@ function show(state) {
   const playing = state.game > 0 && state.phase !== "over" && state.phase !== "idle";
   find("welcome").hidden = playing;
   find("playing").hidden = !playing;
-  find("start").disabled = state.phase === "taken"; // by another visitor; the own last game stays in view
+  find("start").disabled = state.phase === "taken"; // by another visitor; one's last game stays in view
   find("status").textContent = { idle: "", yours: "Your move", over: "The game is over", taken: "Somebody else plays here; you can start when that game is over" }[state.phase] ?? `${partners(state)} thinking …`;
   if (!state.game) return;
   find("ending").hidden = state.phase !== "over";
   find("about").hidden = state.phase === "over";
-  // Where the seat's own part is short, what it needs is in the rules.
+  // If the seat's own part is short, the rules have what it needs.
   if (fresh && playing) document.querySelector(".rules").open = !state.board && state.prompt.user.length < 200;
   if (playing) drawPlaying(state);
   if (state.phase === "over") drawEnding(state);
@@ -51,7 +51,7 @@ function show(state) {
 
 const partners = (state) => (state.names.length > 2 ? "The others are" : "Your partner is");
 const nameOf = (state, seat) => state.called[seat];
-// What the person is, "" where the two players are equal.
+// The person's role, "" if both players have the same role.
 const roleOf = (state) => (state.called.includes("your partner") ? "" : `you are ${/\d$/.test(state.names[state.seat]) ? "" : "the "}${state.names[state.seat]}`);
 
 function drawPlaying(state) {
@@ -93,7 +93,7 @@ function drawText(state) {
     make("pre", {}, prose(state.prompt.user)));
 }
 
-// The moves of the moment: a button, a text, or one choice of each list. A board has its own builder.
+// The possible moves: a button, a text, or one choice from each list. A board has its own builder.
 const typed = (state) => state.forms.filter((form) => !form.button && !form.grid);
 function drawForms(state) {
   const written = typed(state), buttons = state.forms.filter((form) => form.button);
@@ -121,7 +121,7 @@ function drawForms(state) {
 
 const picked = () => [...find("picks").querySelectorAll("select")].map((select) => select.value);
 
-// What is chosen in one list cannot be chosen in another, and only a full choice can be sent.
+// A choice in one list is disabled in the others, and only a full choice can be sent.
 function offer(form) {
   const chosen = picked();
   if (form.distinct) [...find("picks").querySelectorAll("select")].forEach((select, i) => {
@@ -137,13 +137,13 @@ function written() {
   return form && words.trim() && !picked().includes("") ? form.before + words + form.after : "";
 }
 
-// Tell, before a move is sent, what it takes of the tokens that a model can still read.
+// Before a move is sent, show how many of the tokens that a model can still read it takes.
 function weigh(text) {
   clearTimeout(play.weighing);
   const told = find("taken");
   if (!text) told.hidden = true;
   else play.weighing = setTimeout(async () => {
-    const { words, ends } = await ask("taken", { text }).catch(() => ({ words: "" })); // a move that is sent meets its own trouble
+    const { words, ends } = await ask("taken", { text }).catch(() => ({ words: "" })); // sending the move reports the error
     told.textContent = words;
     told.className = ends ? "problem" : "key";
     told.hidden = !words || play.state.phase !== "yours";
@@ -152,8 +152,8 @@ function weigh(text) {
 
 const send = (text) => call("move", { text });
 
-// The own table is the builder: each column's choice is a cell. A row or a column that has one already
-// loses it where no choice may be made twice, so no two can clash.
+// The person's table is the builder: each column's choice is a cell. If choices must be distinct, a
+// new one removes the row's and the column's earlier choices, so none conflict.
 const builder = (state) => state.forms.find((form) => form.grid);
 
 function drawBoard(state) {
@@ -204,7 +204,7 @@ function drawBuilder(state, form) {
       make("button", { type: "button", id: "clear", disabled: !form || !chosen.length, on: { click: () => { play.chosen.clear(); drawBoard(play.state); } } }, "Clear")));
 }
 
-// What a scripted player would do in this seat, filled into the form that makes such a move.
+// A scripted player's move in this seat, filled into the form for such a move.
 function suggest() {
   const { suggestion, forms } = play.state;
   const written = forms.filter((form) => !form.button), fits = written.filter((form) => suggestion.startsWith(form.before.trim()));
@@ -242,7 +242,7 @@ function drawEnding(state) {
     seat.player = place === state.seat ? "" : `played by ${seat.player === "policy" ? "the policy" : seat.player}`;
   });
   find("heading").textContent = "How it ended";
-  // Where the seats' scores differ, there is no common one.
+  // If the seats' scores differ, there is no common one.
   const scores = game.seat_scores || [], differ = scores.some((one) => one !== scores[0]);
   const each = scores.map((one, place) => `${nameOf(state, place)} ${(100 * one).toFixed(0)} %`).join(", ");
   find("before").replaceChildren(make("span", { class: "big-score" }, differ ? `${each[0].toUpperCase()}${each.slice(1)} of what was possible` : game.agreed ? `${(100 * game.score_norm).toFixed(0)} % of what was possible` : "No agreement"),

@@ -1,5 +1,5 @@
 "use strict";
-// What the pages of a run and of play share: elements, themes, tips, and the drawing of one game.
+// Shared by the run's page and the play page: elements, themes, tips, and the drawing of one game.
 // Every text of a game is set as text; nothing here parses HTML.
 const find = (id) => document.getElementById(id);
 
@@ -55,13 +55,13 @@ function prose(text) {
 
 const proposalsOf = (game) => game.turns.map((turn, number) => ({ ...turn.proposal, seat: turn.seat, number })).filter((turn) => turn.cells);
 const among = (cells, r, c) => cells.some(([row, column]) => row === r && column === c);
-// A note of a turn: texts, and what is wrong in it.
+// A note of a turn: texts, and its errors.
 const note = (pieces) => pieces.map((piece) => (typeof piece === "string" ? piece : make("span", { class: "wrong" }, piece.wrong)));
 
 // The tables, the private views and the talk of a game; `picked` is the proposal on the table.
 function gamePanels(game, texts, picked, pick) {
   const panels = views(game, texts);
-  // Three short views, those of the brief style, stand side by side.
+  // Three short views, as in the brief style, are side by side.
   const narrow = panels.length > 2 && !game.seats.some((seat) => texts[seat.system]);
   if (!game.board) return [make("div", { class: `views ${narrow ? "small" : "texts"}` }, panels), talk(game, picked, pick)];
   const both = pooled(game, picked, pick);
@@ -140,8 +140,8 @@ function talk(game, picked, pick) {
   }), game.turns.length ? null : make("p", { class: "quiet" }, "Nobody moved.")));
 }
 
-// What a game without tables tells the mover (a tool's answer, for one), and who reads the move where
-// not all do.
+// What a game without tables shows the mover (such as a tool's answer), and who reads the move if not
+// everybody does.
 function readers(game, turn) {
   const own = !game.board && turn.read[turn.seat], others = turn.read.map((text, seat) => [seat, text]).filter(([seat, text]) => seat !== turn.seat && text);
   const parts = [];
@@ -160,7 +160,7 @@ function branch(point) {
 }
 
 // A part of a turn's text as its sampled tokens, each with its log-prob. A thought is the `first`
-// such text of the turn, a move the last. A record holds the first tokens of a long turn alone.
+// such text of the turn, a move the last. A record has only the first tokens of a long turn.
 function spelled(turn, part, first) {
   if (!turn.tokens) return part;
   const whole = turn.tokens.map(([piece]) => piece).join("");

@@ -93,7 +93,7 @@ function pick(place) {
 }
 const nameOf = (game) => [sourceOf(game), game.step, game.instance, game.episode].join("/");
 
-// The game that the page's address names, whatever the filters.
+// The game in the page's address, regardless of the filters.
 function openLinked() {
   if (!location.hash.startsWith("#game=") || !find("list")) return;
   let name = "";
@@ -129,7 +129,7 @@ function open(place) {
   for (const item of list.children) {
     const here = Number(item.dataset.place) === place;
     item.setAttribute("aria-current", here);
-    // Scrolls the list alone, not the page.
+    // Scrolls only the list, not the page.
     if (here) list.scrollTop = Math.max(Math.min(list.scrollTop, item.offsetTop), item.offsetTop + item.offsetHeight - list.clientHeight);
   }
   draw();
@@ -147,13 +147,13 @@ function draw() {
   const game = games[state.current];
   const choose = (number) => { state.proposal = number; draw(); };
   find("game").replaceChildren(headline(game), ...group(game), ...gamePanels(game, data.texts, state.proposal, choose));
-  // Scrolls the group alone, not the page.
+  // Scrolls only the group, not the page.
   const strip = document.querySelector(".group"), card = strip?.querySelector("[aria-current=true]");
   if (card) strip.scrollLeft = card.offsetLeft - (strip.clientWidth - card.clientWidth) / 2;
 }
 
-// All games of the instance in this step, side by side: what each seat got, what that was worth to
-// the update, and the talk in short.
+// All games of the instance in this step, side by side: each seat's reward, return and advantage, and
+// the talk in short.
 function group(game) {
   const places = groupOf(game);
   if (places.length < 2) return [];
@@ -174,7 +174,7 @@ function group(game) {
             worth(one.seats[seat].advantage)))),
         one.turns.map((turn) => make("div", { class: `line ${seatClass(turn.seat)} ${turn.error ? "refused" : ""}`, title: turn.text }, turn.text || "(nothing)")));
     })),
-    make("p", { class: "key" }, "Return: mean over the seat's sampled tokens of what was still to come. Advantage: mean over the same tokens; – where the seat's games here all returned the same and train nothing, or where a critic gives it."))];
+    make("p", { class: "key" }, "Return: mean over the seat's sampled tokens of the rewards still to come. Advantage: mean over the same tokens; – if all games of the seat here have the same return and train nothing, or if a critic computes it."))];
 }
 
 function worth(advantage) {
@@ -231,7 +231,7 @@ if (find("list")) {
 openLinked();
 addEventListener("hashchange", openLinked);
 
-// --- a page of a run that goes on: how old it is, and the next one as soon as nobody reads this one
+// --- the page of a running run: its age, and the next page as soon as nobody reads this one
 const opened = Date.now();
 let touched = 0;
 for (const event of ["pointermove", "keydown", "wheel", "touchstart"]) addEventListener(event, () => { touched = Date.now(); }, { passive: true });
