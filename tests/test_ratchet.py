@@ -23,11 +23,11 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13258, "a method's own check before a start"),
-    "selfplay": Limit(21136, "a method's own check before a start"),
+    "core": Limit(13250, "a method's own check before a start"),
+    "selfplay": Limit(21095, "a method's own check before a start"),
     "extras": Limit(1326, "taken out of the core and the games"),
     "dialop": Limit(7754),
-    "tests": Limit(29495, "a method's own check before a start"),
+    "tests": Limit(29482, "a method's own check before a start"),
     "bench": Limit(3150, "mutants of the lines of a step; the tools of the docs, from tests"),
     "settings": Limit(95),
 }
@@ -41,7 +41,7 @@ STEP = {
     "frames to a move": Limit(12),
     "frames to weights": Limit(8),
 }
-DOCSTRING_LINES = 2.736  # a function: the least
+DOCSTRING_LINES = 2.737  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 

@@ -193,7 +193,7 @@ def test_what_changes_nothing_is_read_and_named(form: str, tmp_path: Path) -> No
     assert chat.unread == passed | {"source", "weight"}
     check_shown([chat], ())
     for key in PASSED:
-        with pytest.raises(SettingsError, match=rf"^warm_start\.chats: .* must have no {key}, "):
+        with pytest.raises(SettingsError, match=rf"^warm_start\.chats: .* must not have {key}, "):
             check_shown([chat], (key,))
 
 

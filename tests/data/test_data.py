@@ -79,7 +79,7 @@ def test_held_out_games_that_training_plays_are_told(tmp_path: Path) -> None:
     keys = ("data.validation", "data.test")
     config = config_of(train, *(f"{key}={tmp_path}/both.parquet" for key in keys))
     for key, warning in zip(keys, trained_on(config.game, config.data), strict=True):
-        assert warning.startswith(f"2 of the 6 instances of {key} {tmp_path}/both.parquet are in ")
+        assert warning.startswith(f"2 of the 6 instances of {key} {tmp_path}/both.parquet are also")
 
 
 def test_purposes_never_share_an_instance() -> None:

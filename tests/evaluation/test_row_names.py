@@ -157,7 +157,9 @@ def test_an_old_file_without_the_policys_first_row_is_refused_in_one_line(
 ) -> None:
     old = in_old_form(run, tmp_path / "old", *NAMES)
     assert read_run(old).row("after", "sampled") is None
-    with pytest.raises(SettingsError, match=r"held_out_before.json .*script named sampled stands"):
+    with pytest.raises(
+        SettingsError, match=r"held_out_before.json .*script named sampled replaces"
+    ):
         read_results(old)
     assert compare([str(old)]) == 2
     assert "a script named sampled replaces the policy" in capsys.readouterr().err

@@ -198,7 +198,7 @@ def test_a_bad_rule_is_refused_with_an_example(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", ["stop if score < 1e400", "warn if score falls 1e999 over 3"])
 def test_a_rules_bound_is_finite(rule: str) -> None:
-    with pytest.raises(ValueError, match=f"^monitors: a rule must have a finite number .*'{rule}'"):
+    with pytest.raises(ValueError, match=f"^monitors: a rule's bound must be .*'{rule}'"):
         parse_rule(rule)
 
 

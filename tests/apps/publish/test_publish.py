@@ -218,7 +218,7 @@ def test_what_a_model_wrote_stays_text(run: Path) -> None:
     [
         ("{run} tiny", "ORG/NAME must be a hub name"),
         ("{run} me/pair --push", "--push needs a token"),
-        ("{run}/final me/pair", "RUN must be a run folder with config.yaml"),
+        ("{run}/final me/pair", "RUN must be a run folder with a config.yaml"),
         ("{run} me/pair --out {run}/final", "--out must be a new folder"),
         ("{unfinished} me/pair", "RUN must be finished"),
         ("{own} me/pair", "use a module"),
