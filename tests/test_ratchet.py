@@ -26,7 +26,7 @@ WEIGHT = {
     "core": Limit(13250, "a method's own check before a start"),
     "selfplay": Limit(21095, "a method's own check before a start"),
     "extras": Limit(1326, "taken out of the core and the games"),
-    "dialop": Limit(7754),
+    "dialop": Limit(7681),
     "tests": Limit(29482, "a method's own check before a start"),
     "bench": Limit(3150, "mutants of the lines of a step; the tools of the docs, from tests"),
     "settings": Limit(95),

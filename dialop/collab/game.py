@@ -6,10 +6,10 @@ The user (seat 0) knows the goal and has made a request before the first move, s
 
     R(t | g) = accuracy * R_task(t, g) + interactivity * R_interactivity(t)
 
-and the user's its first term, each without the costs of tokens and words, which the game does not
-know. R_task is the answer's grade in [0, 1], 0 without an answer. R_interactivity in [0, 1] is the
-judge's rating, else that of a fixed rule. Source: Wu et al., CollabLLM, arXiv 2502.00640,
-section 3; the user's reward is this project's.
+and the user's reward is the first term, each without the costs of tokens and words, which the game
+does not know. R_task is the answer's grade in [0, 1], 0 without an answer. R_interactivity in
+[0, 1] is the judge's rating, or otherwise the rating by a fixed rule. Source: Wu et al., CollabLLM,
+arXiv 2502.00640, section 3; this project adds the user's reward.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _OWNER = {ANSWER: ASSISTANT, END: USER}
 class CollabGame(LoggedGame):
     """One conversation about one task.
 
-    Error kinds: empty, not_yours, not_your_turn, over, and solved for a user's message with the
-    result of a math task.
+    Error kinds: empty, not_yours, not_your_turn, over, and solved (a user's message with the result
+    of a math task).
     """
 
     name = "collab"
@@ -51,13 +51,13 @@ class CollabGame(LoggedGame):
     over_error = "the conversation is over"
     past_heading = "The conversation so far:"
     played = ("to_move", "rating")
-    rating: float | None = None  # a judge's
+    rating: float | None = None  # by a judge
 
     def __init__(self, instance: CollabInstance, options: CollabOptions) -> None:
         super().__init__(instance, options, first=ASSISTANT)
 
     def prompt(self, seat: int) -> Prompt:
-        """The user reads its role and the goal; the assistant reads its role and the request."""
+        """The user's role and goal, or the assistant's role and the request."""
         inst = self.instance
         past = texts.history(self.log[: self._num_opening], self._checked(seat))
         if seat == ASSISTANT:
@@ -100,7 +100,7 @@ class CollabGame(LoggedGame):
         )
 
     def measures(self, seats: Collection[int]) -> dict[str, float]:
-        """Questions of these seats, the user's words, and the rating of interactivity."""
+        """Questions by these seats, the user's words, and the rating of interactivity."""
         log = self.log[self._num_opening :]
         said = [move.text for move in log if move.kind == "message" and move.seat in seats]
         user = [move.text for move in log if move.seat == USER]
@@ -132,8 +132,8 @@ class CollabGame(LoggedGame):
         """Parse a seat's text as a legal move. Raises PlayerError for any other text.
 
         A line that starts with a closing tag ends the game. The text after the tag is the move's
-        content. The lines before an answer are reasoning and are dropped; those before a user's end
-        are its last words. Any other text is a message.
+        content. The lines before an answer are reasoning and are dropped; the lines before a user's
+        end are its last words. Any other text is a message.
         """
         self._check_turn(seat)
         if self.options.private_reasoning:
@@ -158,6 +158,6 @@ class CollabGame(LoggedGame):
 
 
 def _said(text: str) -> str:
-    """The content of a message. Other games need a [message] tag; here it has no effect."""
+    """The content of a message. A [message] tag, which other games need, has no effect here."""
     split = split_move(text)
     return split[1] if split is not None and split[0] == "message" else text.strip()

@@ -1,7 +1,7 @@
 """Grades answers in [0, 1]: equality of numbers, similarity of texts, or passing tests.
 
-Grades are pure functions of instance and answer. Only the grade of code runs anything, in the
-sandbox of the module CODE_GRADER. That is found by its name, because games import no trainer.
+Grades are pure functions of instance and answer. Only code answers are run, in the sandbox of the
+module CODE_GRADER, which is imported by name, because games do not import the trainer.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def grade(instance: CollabInstance, answer: str) -> float:
 
 
 def check_tasks(placed: Iterable[tuple[str, CollabInstance]]) -> None:
-    """Check that the tasks can be graded, each with its place in a file.
+    """Check that the tasks, each with its place in a file, can be graded.
 
     Raises:
-        ValueError: for the first math task whose target holds no value, the first writing task
-            without a text, and the first code task whose tests check nothing
-            (`check_tests` of CODE_GRADER).
+        ValueError: for the first math task whose target has no value, the first writing task
+            without a text, or the first code task whose tests check nothing (`check_tests` of
+            CODE_GRADER).
     """
     tests = []
     for place, task in placed:
@@ -58,22 +58,21 @@ def check_tasks(placed: Iterable[tuple[str, CollabInstance]]) -> None:
             except ValueError as error:
                 raise ValueError(f"{place}: {error}") from None
         elif is_missing(task.target):
-            raise ValueError(
-                f"{place}: the target of a writing task must be a text, got {task.target!r}"
-            )
+            rule = "the target of a writing task must be a text"
+            raise ValueError(f"{place}: {rule}, got {task.target!r}")
     if tests:
         _sandbox().check_tests(tests)
 
 
 def _sandbox() -> Any:
-    """What runs code: `grade` and `check_tests`."""
+    """The module that runs code, with `grade` and `check_tests`."""
     return importlib.import_module(CODE_GRADER)
 
 
 def solved(instance: CollabInstance, text: str) -> bool:
-    """Whether a user's text has the number, without its sign, that a math task asks for, though the
-    goal does not have it. An assistant could learn to be told it, for example by a wrong guess, and
-    a user that learns to tell it. A number in words is not recognized."""
+    """Whether a user's text has the result of a math task (a number, ignoring its sign) that the
+    goal does not contain. Otherwise a user could learn to state it, and an assistant to elicit it,
+    for example by a wrong guess. A number in words is not recognized."""
     number = instance.target.strip().lstrip("-")
     if instance.task != "math" or not re.fullmatch(r"\d+(?:\.\d+)?", number):
         return False
@@ -82,21 +81,21 @@ def solved(instance: CollabInstance, text: str) -> bool:
 
 
 def interactivity(instance: CollabInstance, log: Sequence[Move]) -> float:
-    """The share of the assistant's messages that ask a question and are told something in reply.
+    """The share of the assistant's messages that ask a question and get new information in reply.
 
-    In [0, 1]; 0 without a message. A reply, or last words before the user's end, tells something if
-    it has a number, or a word that the request lacks, of the goal's other sentences that nobody has
-    said before.
+    In [0, 1]; 0 without a message. A reply, or last words before the user's end, is informative if
+    it has a number, or a word that the request lacks, from the goal's other sentences that neither
+    seat has said before.
     """
     asked = content_words(instance.request)
     facts = content_words(instance.goal.replace(instance.request, ""))
     facts = {word for word in facts if word.isdigit() or word not in asked}
-    num_told = 0
+    num_replies = 0
     for place, move in enumerate(log):
         new = content_words(move.text) & facts
-        num_told += move.seat == USER and place > 0 and "?" in log[place - 1].text and bool(new)
+        num_replies += move.seat == USER and place > 0 and "?" in log[place - 1].text and bool(new)
         facts -= new
-    return num_told / max(1, sum((move.seat, move.kind) == MESSAGE for move in log))
+    return num_replies / max(1, sum((move.seat, move.kind) == MESSAGE for move in log))
 
 
 def bleu(text: str, reference: str) -> float:
@@ -110,13 +109,11 @@ def bleu(text: str, reference: str) -> float:
     words, reference_words = _words(text), _words(reference)
     if not words or not reference_words:
         return 0.0
-    log_sum = 0.0
-    max_order = min(_MAX_ORDER, len(reference_words))
+    log_sum, max_order = 0.0, min(_MAX_ORDER, len(reference_words))
     for order in range(1, max_order + 1):
-        ngrams, reference_ngrams = _ngrams(words, order), _ngrams(reference_words, order)
-        num_matches = sum(min(count, reference_ngrams[ngram]) for ngram, count in ngrams.items())
         smoothing = int(order > 1)
-        num_matches += smoothing
+        matches = _ngrams(words, order) & _ngrams(reference_words, order)
+        num_matches = matches.total() + smoothing
         num_ngrams = max(0, len(words) - order + 1) + smoothing
         if num_matches == 0:
             return 0.0

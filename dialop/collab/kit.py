@@ -1,4 +1,4 @@
-"""The collab game as `dialop.kit` describes a game. Generated instances are hidden-number tasks."""
+"""The kit of collab (`dialop.kit`). Generated instances are hidden-number tasks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,7 @@ from dialop import people, rows
 from dialop.collab import numbers, script, texts
 from dialop.collab.game import CollabGame
 from dialop.collab.grading import check_tasks
-from dialop.collab.task import (
-    ANSWER,
-    ASSISTANT,
-    END,
-    NAMES,
-    USER,
-    CollabInstance,
-    CollabOptions,
-)
+from dialop.collab.task import ANSWER, ASSISTANT, END, NAMES, USER, CollabInstance, CollabOptions
 from dialop.forms import Form
 from dialop.game import Prompt
 from dialop.kit import check_options, option
@@ -30,7 +22,7 @@ from dialop.values import parsed
 
 TITLE = "collaborative simulation"
 ROLES: tuple[str, ...] = NAMES
-ANSWERS = False  # there are no proposals
+ANSWERS = False  # no proposals
 POLICY_SEATS: tuple[int, ...] = (ASSISTANT,)
 SCRIPT_NAMES: tuple[str, ...] = tuple(script.ScriptedCollab.OPTIONS)
 BASELINES: tuple[str, ...] = ("ask", "guess")
@@ -38,7 +30,7 @@ BASELINES: tuple[str, ...] = ("ask", "guess")
 make_script = script.make_scripted
 restore = CollabGame.from_state
 
-# How a chat model rates a conversation; its rating replaces that of `grading.interactivity`.
+# The prompt with which a chat model rates a conversation, instead of `grading.interactivity`.
 _RULES = """\
 You mark how well an assistant worked together with a user who had not said all that was needed. \
 You read what the user wanted and the whole conversation. Consider three things, each from 0 to 1:
@@ -65,12 +57,12 @@ def generate_instance(options: Options, *, seed: int, index: int) -> CollabInsta
 
 
 def new_game(instance: CollabInstance, options: Options) -> CollabGame:
-    """A new conversation about a task."""
+    """A new conversation about this task."""
     return CollabGame(instance, part_of(options, CollabOptions))
 
 
 def digest(instance: CollabInstance) -> str:
-    """A digest of the task as it reads, independent of the file."""
+    """A digest of the task's visible text, independent of the file."""
     return people.digest(people.as_read(instance.goal))
 
 
@@ -150,6 +142,6 @@ def judge_prompt(game: CollabGame) -> Prompt:
 
 
 def judged(game: CollabGame, answer: str) -> CollabGame | None:
-    """A copy of the game with the rating of a judge's answer; None if it holds none."""
+    """A copy of the game with the rating of a judge's answer; None without a rating."""
     rating = read_mark(answer, "interactivity")
     return None if rating is None else game.rated(rating)

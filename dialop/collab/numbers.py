@@ -1,7 +1,7 @@
 """Generated instances: "Add 3 to my number.", where only the user knows the number.
 
 Each is a pure function of (seed, index). A guess is right about once in `max_value` times; an
-assistant that asks for the number is always right. It is the smallest task in which asking pays.
+assistant that asks for the number is always right. This is the smallest task in which asking pays.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dialop.collab.task import CollabInstance
 
 HIDDEN = "My number is {}."
 REQUESTS = ("Add {} to my number.", "Take {} from my number.")
-# Longer numbers are not read: a model can write any length, and Python refuses very long numbers.
+# Longer numbers are not read: a model can write any length, and Python rejects very long numbers.
 _ADD = re.compile(r"Add (\d{1,18}) to my number\.")
 _TAKE = re.compile(r"Take (\d{1,18}) from my number\.")
 _HIDDEN = re.compile(r"My number is (-?\d{1,18})\.")
@@ -37,7 +37,7 @@ def hidden_number(*, seed: int, index: int, max_value: int) -> CollabInstance:
 
 
 def change(request: str) -> int | None:
-    """The number that the request adds to the hidden one; None for a request of another kind."""
+    """The number that the request adds to the hidden number; None for another kind of request."""
     if match := _ADD.search(request):
         return int(match[1])
     if match := _TAKE.search(request):
@@ -46,12 +46,12 @@ def change(request: str) -> int | None:
 
 
 def solve(request: str, replies: str) -> int | None:
-    """The answer; None for a request of another kind, or if `replies` do not state the number."""
+    """The answer; None for another kind of request, or if `replies` do not state the number."""
     by, number = change(request), _HIDDEN.search(replies)
     return None if by is None or number is None else int(number[1]) + by
 
 
 def phrases() -> list[str]:
-    """The fixed phrases of the requests and the fact, which a tokenizer can make single tokens."""
+    """The fixed phrases of the requests and the fact; a tokenizer can make each one token."""
     parts = [part for text in (HIDDEN, *REQUESTS) for part in text.split("{}")]
     return [part for part in parts if len(part) > 1]

@@ -44,7 +44,7 @@ class ScriptedCollab(ScriptedBase):
     """One scripted player.
 
     For a user, `patience` is the number of messages after which it ends the conversation. For an
-    assistant, `slip` is the probability that it first sends an invalid, empty answer.
+    assistant, `slip` is the probability of an injected error: an invalid, empty answer first.
     """
 
     OPTIONS: ClassVar = {
@@ -61,11 +61,11 @@ class ScriptedCollab(ScriptedBase):
         return USER if self.name == USER_SCRIPT else ASSISTANT
 
     def lesson(self, view: CollabView) -> Lesson:
-        """The next move as an example to imitate. `view` must be of this player's seat."""
+        """The next move as an example to imitate. `view` must belong to this player's seat."""
         self.check_turn(view)
         if self.seat == USER:
             return Lesson(_act_user(self, view))
-        again = " again" * view.num_errors_this_turn  # a slip must not decide what follows it
+        again = " again" * view.num_errors_this_turn  # an injected error must not decide the repair
         draw = random.Random(f"{self.seed} {len(view.log)}{again}")
         if self.slip and not view.num_errors_this_turn and draw.random() < self.slip:
             return Lesson(f"[{ANSWER}]")
@@ -81,7 +81,7 @@ def sentences(text: str) -> list[str]:
 
 
 def content_words(text: str) -> set[str]:
-    """The words of a text without function words, in lower case and without a final s."""
+    """The words of a text except function words, in lower case and without a final s."""
     words = set(_WORD.findall(text.lower())) - _EMPTY
     return {word.removesuffix("s") if len(word) > 3 else word for word in words}
 
@@ -95,8 +95,8 @@ def untold(view: CollabView) -> list[str]:
 def _act_user(player: ScriptedCollab, view: CollabView) -> str:
     """Answer the assistant's last message with one fact of the goal.
 
-    This is the fact that shares the most words with the question, or the next fact if the question
-    is an open one.
+    It is the fact that shares the most words with the question, or the next fact for an open
+    question.
     """
     if len(view.texts_of(USER)) >= player.patience:
         return f"[{END}]"
@@ -115,8 +115,8 @@ def _act_user(player: ScriptedCollab, view: CollabView) -> str:
 
 
 def _act_assistant(player: ScriptedCollab, view: CollabView, draw: random.Random) -> str:
-    """Ask until the user has nothing more to say ("ask"), make small talk once ("chat"), or answer
-    at once ("guess"). As soon as the texts determine the answer, give it."""
+    """Ask until the user has no more information ("ask"), make small talk once ("chat"), or answer
+    at once ("guess"). Answer as soon as the texts determine the answer."""
     replies = view.texts_of(USER)
     solved = numbers.solve(view.request, "\n".join(replies))
     if solved is not None:

@@ -24,10 +24,10 @@ class CollabInstance:
     """One task.
 
     `request` is the user's first message, which the assistant reads. `goal` is the full task, which
-    only the user knows. `target` is the number for a math task, a reference text for a writing
-    task, and a solution for human readers for a code task. Code is graded by `tests`, Python
-    statements that raise if the code is wrong. If `entry_point` is set, they are a unittest module
-    that tests the object of that name.
+    only the user knows. `target` is the number of a math task, the reference text of a writing
+    task, or the solution of a code task for human readers. Code is graded by `tests`, Python
+    statements that raise an error if the code is wrong. If `entry_point` is set, they are a
+    unittest module that tests the object with that name.
     """
 
     key: Text
@@ -45,17 +45,17 @@ class CollabInstance:
             if not getattr(self, name).strip():
                 raise ValueError(f"{name} must not be empty in {self.key!r}")
         if self.task == "code" and not self.tests.strip():
-            raise ValueError(f"a code task needs tests, {self.key!r} has none")
+            raise ValueError(f"a code task needs tests, but {self.key!r} has none")
         if self.task != "code" and not self.target.strip():
-            raise ValueError(f"a {self.task} task needs a target, {self.key!r} has none")
+            raise ValueError(f"a {self.task} task needs a target, but {self.key!r} has none")
 
 
 @dataclass(frozen=True, slots=True)
 class CollabOptions:
-    """How a collaboration is played.
+    """The rules of a collaboration.
 
-    `brief` leaves the rules out of the prompts, for small models. `private_reasoning` allows text
-    up to `</think>`, which is hidden from the other seat. `accuracy` and `interactivity` weight the
+    `brief` omits the rules from the prompts, for small models. `private_reasoning` allows text up
+    to `</think>`, which is hidden from the other seat. `accuracy` and `interactivity` weight the
     two parts of the reward.
     """
 
@@ -75,7 +75,7 @@ class CollabOptions:
 
 @dataclass(frozen=True, slots=True)
 class CollabView(View):
-    """What one seat may know. `goal` is None for the assistant."""
+    """One seat's knowledge. `goal` is None for the assistant."""
 
     task: Task
     request: str

@@ -35,8 +35,8 @@ differs from what you know. When the talk leads nowhere, end it with a line that
 
 _USER_OPENING = "You have asked an assistant for help."
 
-# With each message of the assistant, and without the request: a model of 0.5B parameters forgets
-# what it plays, and a question that it reads it tries to answer (docs/notes/log.md).
+# With each message of the assistant, and without the request: a 0.5B model forgets its role and
+# tries to answer any question that it reads (docs/notes/log.md).
 _USER_TURN = """\
 You know: {facts}
 
@@ -49,7 +49,7 @@ NOTHING_MORE = "That is all I know."
 GO_ON = "Please go on."
 EMPTY_REPLIES = (DO_NOT_KNOW, NOTHING_MORE, GO_ON)
 
-# The first words of the game's own lines. Its other lines begin with a bracket.
+# The first words of the game's own lines; its other lines start with a bracket.
 _WORDS = ("user", "assistant", "you", "your", "error", "the conversation so far")
 
 
@@ -64,27 +64,27 @@ def user_rules() -> str:
 
 
 def user_opening(instance: CollabInstance, *, brief: bool) -> str:
-    """The user's first text. In the brief style it has the goal and the request that it made."""
+    """The user's first text. In the brief style it has the goal and the user's request."""
     return f"{instance.goal}\nYou: {instance.request}" if brief else _USER_OPENING
 
 
 def user_turn(instance: CollabInstance, move: Move) -> str:
-    """What the simulated user reads of the assistant's message in the full style: with it the goal
-    without the request, if that leaves anything."""
+    """The simulated user's text about the assistant's message in the full style: the goal without
+    the request (the whole goal if nothing remains) and the message."""
     facts = instance.goal.replace(instance.request, "").strip()
     return _USER_TURN.format(message=partner_text(move), facts=facts or instance.goal)
 
 
 def partner_text(move: Move) -> str:
-    """What the other seat reads of a move."""
+    """The other seat's text about a move."""
     if move.kind == "message":
         return indent_lookalikes(move.text, _WORDS)
     return f"[{move.kind}] {indent_further(move.text)}".rstrip()
 
 
 def history(log: Sequence[Move], seat: int) -> str:
-    """Moves made before the game was restored, as `seat` reads them. All lines of a message but its
-    first are indented."""
+    """Moves made before the game was restored, as `seat` reads them. The lines of a message after
+    the first are indented."""
     other = "User" if seat == ASSISTANT else "Assistant"
     return "\n".join(
         f"{'You' if move.seat == seat else other}: {indent_further(move.text)}" for move in log

@@ -1,8 +1,8 @@
 """Whether two answers to a mathematics task have the same value.
 
-A policy learns what a grader lets pass, so nothing is deleted between two characters: what carries
-no value becomes a blank, and numbers that a blank or a word separates stay separate. No expression
-is evaluated. docs/notes/log.md compares this with math-verify.
+A policy exploits whatever a grader accepts, so nothing is deleted between two characters: text
+without value becomes a blank, and numbers separated by a blank or a word stay separate. Expressions
+are not evaluated. docs/notes/log.md compares this with math-verify.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNIT = re.compile(
     rf"(?:°|\^ ?(?:\{{ ?)?\\circ(?: ?\}})?|{_TEXT.pattern}(?: ?\^ ?\{{?[23]\}}?)?) ?\Z"
 )
 _WORD_UNIT = re.compile(r"(?<=[\d%])(?: [a-z]{2,12}){1,3}\Z")
-# Words that change a value, or begin another one.
+# Words that change a value or start another one.
 _NO_UNIT = re.compile(
     r"\d|\b(?:and|or|not|to|than|[eixyz]|pi|squared|cubed|factorial|percent|dozen|hundred|thousand"
     r"|\w*illion|half|halves|third|quarter|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)th)"
@@ -37,7 +37,7 @@ _FRACTION = re.compile(rf"(?:(?<![\w.,/])(\d+) ?)?\\[dt]?frac{_PART}{_PART}")
 _MIXED = re.compile(r"(?<![\w.,/])(\d+) (\d+) ?/ ?(\d+)(?![\w.,/(])")  # 2 1/2
 _GROUPED = re.compile(r"(?<![\w.,])[1-9]\d{0,2}(?:,\d{3})+(?![\w,])")  # 1,234
 _BRACKET = re.compile(r"(?<!\w)[({\[]")
-# Blanks that separate nothing: not beside words or numbers, or before a variable (2 x is 2x).
+# Blanks that separate nothing: not next to words or numbers, or before a variable (2 x is 2x).
 _BLANK = re.compile(r"(?<![\w.]) | (?![\w.])|(?<![a-z][a-z]) (?=[a-z](?![a-z\d]))")
 _ALONE = re.compile(r"(?<![\w)}])\((-?\d+(?:\.\d+)?|[a-z])\)(?![\w({.])")
 _SUPERSCRIPTS = re.compile("[⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+")
@@ -54,12 +54,12 @@ _SENTENCE = re.compile(r"[A-Za-z]{2,} [A-Za-z]{2,} (?=.*\d)(?=.*[A-Za-z]{2})")  
 def equal_values(answer: str, target: str) -> bool:
     """Whether two answers have the same value.
 
-    Numbers must be equal. A fraction that no decimal equals may be rounded by at most 1e-6 of 1, or
-    of itself if that is less. Other texts must be equal after decoration is removed (LaTeX spacing,
-    dollar signs, thousands separators, a final dot, case, parentheses around a single letter). One
-    of them may lack the unit, or a percent sign where the number is above 1. If a text contains
-    `\\boxed{...}`, `####` or "the answer is", as published solutions do, only what is in the last
-    box or follows counts.
+    Numbers must be equal. A fraction that no decimal equals may be rounded by at most 1e-6, times
+    its size if that is below 1. Other texts must be equal after decoration is removed (LaTeX
+    spacing, dollar signs, thousands separators, a final dot, case, parentheses around a single
+    letter). One of them may lack the unit, or a percent sign if the number is above 1. If a text
+    contains `\\boxed{...}`, `####` or "the answer is", as published solutions do, only the content
+    of the last box or the text after it counts.
     """
     (one, unit), (other, other_unit) = _read(answer), _read(target)
     if unit and other_unit and unit != other_unit:
@@ -84,7 +84,7 @@ def equal_values(answer: str, target: str) -> bool:
 
 
 def _without_words(text: str) -> tuple[str, str]:
-    """A number without the words after it, and these if they are a unit ("" if not)."""
+    """A number without the words after it, and the words if they are a unit ("" otherwise)."""
     words = _WORD_UNIT.search(text)
     if words is None or _NO_UNIT.search(words[0]):
         return text, ""
@@ -93,7 +93,7 @@ def _without_words(text: str) -> tuple[str, str]:
 
 
 def is_missing(target: str) -> bool:
-    """Whether a target only says that there is none, such as N/A."""
+    """Whether a target only says that it is missing, such as N/A."""
     return _MISSING.fullmatch(target.strip().lower().removesuffix(".")) is not None
 
 
@@ -108,7 +108,7 @@ def is_boxed(text: str) -> bool:
 
 
 def check_target(target: str) -> None:
-    """Raise ValueError if a target holds no value, so that every answer would be wrong."""
+    """Raise ValueError if a target has no value, so that every answer would be wrong."""
     value, plain = _read(target)[0], _TEXT.sub("", target).strip()
     prose = len(value) > _MAX_TARGET or "\n" in plain or _SENTENCE.match(plain)
     if not value or is_missing(value) or (prose and not is_boxed(target) and not is_number(target)):
@@ -143,7 +143,7 @@ def _read(text: str) -> tuple[str, str]:
 
 
 def _plain_characters(text: str) -> str:
-    """Digits, fractions, exponents and dashes of other writing as plain ones: ５, ½, ², –."""
+    """Unicode digits, fractions, exponents and dashes as plain characters: ５, ½, ², –."""
     if text.isascii():
         return text
     text = _SUPERSCRIPTS.sub(lambda m: "^{" + unicodedata.normalize("NFKC", m[0]) + "}", text)
@@ -161,7 +161,7 @@ def _plain_characters(text: str) -> str:
 
 
 def _improper(whole: str, above: str, below: str) -> str:
-    """The fraction of a mixed number; of other parts, their quotient as written."""
+    """The fraction of a mixed number; for other parts, their quotient as written."""
     digits = (whole, above.strip(), below.strip())
     if whole and all(part.isdecimal() and len(part) <= _MAX_DIGITS for part in digits):
         above, whole = str(int(whole) * int(digits[2]) + int(digits[1])), ""
@@ -179,14 +179,14 @@ def _braced(text: str, start: int) -> str:
 
 
 def _result(text: str) -> str:
-    """The last part of "x=5" or "2+3=5"; all of a text that lists several or contradicts itself."""
+    """The last part of "x=5" or "2+3=5"; the whole text if it lists several or is contradictory."""
     *parts, last = _EQUAL.split(text)
     several = any(map(_SEVERAL.search, parts))
     return text if several or set(map(_number, parts)) - {None, _number(last)} else last
 
 
 def _close(a: Fraction | None, b: Fraction | None) -> bool:
-    """Whether two numbers are equal, or a decimal is a fraction that no decimal equals, rounded."""
+    """Whether two numbers are equal, or one is the rounded decimal of a non-decimal fraction."""
     if a is None or b is None or a == b or _is_decimal(a) == _is_decimal(b):
         return a is not None and a == b
     return abs(a - b) <= _TOLERANCE * min(Fraction(1), max(abs(a), abs(b)))

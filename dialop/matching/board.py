@@ -1,9 +1,8 @@
 """The records of a matching game: instance, options, public actions, a seat's view; and the best
 matchings of a board.
 
-Values are integers from 0 up to `max_value` (exclusive). Tables are indexed [reviewer][paper];
-masks and scales are indexed by seat first. The bounds hold for what comes from files
-(`dialop.values.parsed`).
+Values are integers from 0 to `max_value` (exclusive). Tables are indexed [reviewer][paper]; masks
+and scales are indexed by seat first. The bounds apply to data from files (`dialop.values.parsed`).
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ Displayed = tuple[tuple[int | None, ...], ...]
 
 MAX_VALUE = 100
 MAX_MAX_VALUE = 10_000  # tables are drawn as 8- or 16-bit numbers
-# Displayed values have at most six digits, because `statements` reads no more.
+# Displayed values have at most six digits, the most that `statements` reads.
 _MAX_SHOWN = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class MatchingInstance:
-    """One board and what each seat sees of it.
+    """One board and each seat's part of it.
 
-    `table[reviewer][paper]` holds the scored values, in which cells that neither seat sees are
-    already replaced by the unknown value. `masks[seat][reviewer][paper]` is 1 where the seat sees
-    the cell and `scales[seat]` multiplies the values that the seat sees. `best` is the value of the
-    maximum-weight matching; `solo[seat]` is the true value of the best plan from that seat's cells
-    alone; `referenced` computes both. `opening` holds moves made before play starts, taken from a
+    `table[reviewer][paper]` holds the scored values; cells that neither seat sees already have the
+    unknown value. `masks[seat][reviewer][paper]` is 1 where the seat sees the cell, and
+    `scales[seat]` multiplies the values that the seat sees. `best` is the value of the
+    maximum-weight matching; `solo[seat]` is the true value of the plan that is best given only that
+    seat's cells; `referenced` computes both. `opening` holds moves made before play starts, from a
     recorded human game.
     """
 
@@ -73,13 +72,13 @@ class MatchingInstance:
         """Raise ValueError if the reference values are wrong.
 
         `best` is recomputed. A seat may have several equally good solo plans with different true
-        values, so `solo` is only checked to lie between 0 and `best`.
+        values, so `solo` must only be between 0 and `best`.
         """
         self.check_board()
         where, best = f"in {short(self.key)}", best_value(self.table)
         if self.best != best:
             raise ValueError(
-                f"best {where} must be {best}, the best value of its table, got {self.best}"
+                f"best {where} must be {best}, computed from its table, got {self.best}"
             )
         if not all(0 <= solo <= best for solo in self.solo):
             raise ValueError(f"solo {where} must be 0 to {best}, got {self.solo}")
@@ -93,10 +92,9 @@ class MatchingInstance:
                 if not 0 <= cell < self.max_value or not (seen or cell == self.unknown):
                     raise ValueError(
                         f"table[{r}][{p}] {where} must be 0 to {self.max_value - 1}, and the "
-                        f"unknown value {self.unknown} where neither seat sees it, got {cell}"
+                        f"unknown value {self.unknown} if neither seat sees it, got {cell}"
                     )
-        if max(self.scales) > _MAX_SHOWN / self.max_value:
-            most = _MAX_SHOWN / self.max_value
+        if max(self.scales) > (most := _MAX_SHOWN / self.max_value):
             raise ValueError(f"scales {where} must be at most {most:g}, got {self.scales}")
         if (self.reviewers, self.papers) != (REVIEWERS[: self.size], PAPERS[: self.size]):
             _check_names(self.reviewers, self.papers, size=self.size)
@@ -108,7 +106,7 @@ class MatchingInstance:
 
     @property
     def public_unknown(self) -> int | None:
-        """The unknown value on unscaled boards, where the seats may know it; None on others."""
+        """The unknown value on unscaled boards, where the seats may know it; None otherwise."""
         return self.unknown if self.scales == (1.0, 1.0) else None
 
     def displayed(self, seat: int) -> Displayed:
@@ -127,7 +125,7 @@ class MatchingInstance:
         return sum(self.table[reviewer][paper] for reviewer, paper in pairs)
 
     def norm(self, value: float) -> float:
-        """A value as a share of `best`. It is 1 if `best` is 0, as every matching is then best."""
+        """A value as a share of `best`; 1 if `best` is 0, because then every matching is best."""
         return float(value / self.best) if self.best else 1.0
 
 
@@ -143,7 +141,7 @@ class Action(Move):
 
 @dataclass(frozen=True, slots=True)
 class MatchingView(View):
-    """What one seat may know.
+    """One seat's knowledge.
 
     `displayed[reviewer][paper]` is in the seat's own scaled units, None for cells it does not see.
     `public_unknown` is the value of cells that neither seat sees, None on boards with hidden
@@ -170,7 +168,7 @@ def best_pairs(values: ArrayLike) -> Pairs:
 
     By scipy's modified Jonker-Volgenant algorithm (Crouse 2016).
     """
-    from scipy.optimize import linear_sum_assignment  # takes a while, and settings need none
+    from scipy.optimize import linear_sum_assignment  # slow to import; settings do not need it
 
     reviewers, papers = linear_sum_assignment(np.asarray(values), maximize=True)
     return tuple((int(r), int(p)) for r, p in zip(reviewers, papers, strict=True))
@@ -199,8 +197,8 @@ def referenced(board: MatchingInstance) -> MatchingInstance:
 
 
 def _other_form(names: Sequence[str]) -> str:
-    """What to say after an error of names that are not in the Unicode form in which players' words
-    are read, and so may look like another name and differ."""
+    """The end of an error about names that are not in the Unicode form of players' words, and so
+    may look equal but differ."""
     for name in names:
         plain = unicodedata.normalize("NFKC", name)
         if plain != name:
@@ -221,7 +219,7 @@ def _check_names(reviewers: tuple[str, ...], papers: tuple[str, ...], *, size: i
             short_form = normalise(form(name))
             if short_form in name_of_form:
                 raise ValueError(
-                    f"{what} must have different short names, got {short(name)} and "
+                    f"{what} must have unique short names, got {short(name)} and "
                     f"{short(name_of_form[short_form])}{_other_form(names)}"
                 )
             name_of_form[short_form] = name
@@ -231,9 +229,7 @@ def _check_names(reviewers: tuple[str, ...], papers: tuple[str, ...], *, size: i
         try:
             parsed = parse_proposal(text, reviewers, papers=papers, brief=brief)
         except PlayerError as error:
-            other = _other_form((*reviewers, *papers))
-            raise ValueError(
-                f"reviewers and papers cannot be told apart: {error!r}{other}"
-            ) from None
+            found = f"reviewers and papers cannot be distinguished: {error!r}"
+            raise ValueError(f"{found}{_other_form((*reviewers, *papers))}") from None
         if parsed != pairs:
             raise ValueError("a proposal with these reviewers and papers is not parsed correctly")

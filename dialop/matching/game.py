@@ -1,10 +1,10 @@
 """The rules of reviewer-paper matching, the "Optimization" game of DialOp.
 
 Two seats see different, separately scaled parts of one value table and must agree on a perfect
-matching. Values are in the table's units (0 up to `max_value`, exclusive); `score_norm` is the
-share of the best matching. A game that is stopped early has no agreement. Source: Lin, Tomlin,
-Andreas, Eisner, "Decision-Oriented Dialogue for Human-AI Collaboration", TACL 12 (2024); proposals
-are scored by the pairs they name.
+matching. Values are in the table's units (0 to `max_value`, exclusive); `score_norm` is the share
+of the best matching. A game that stops early has no agreement. Source: Lin, Tomlin, Andreas,
+Eisner, "Decision-Oriented Dialogue for Human-AI Collaboration", TACL 12 (2024); proposals are
+scored by the pairs they name.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ import numpy as np
 from dialop.game import Outcome, Prompt
 from dialop.logged import LoggedGame, Rules, filled
 from dialop.matching import texts
-from dialop.matching.board import (
-    Action,
-    MatchingInstance,
-    MatchingView,
-    solo_value,
-)
+from dialop.matching.board import Action, MatchingInstance, MatchingView, solo_value
 from dialop.matching.proposal import parse_proposal, render_proposal
 from dialop.matching.scripted import stated_by
 from dialop.matching.statements import count_true
@@ -67,12 +62,8 @@ class MatchingGame(LoggedGame):
         board = self._boards[self._checked(seat)]
         moves = [(a.seat, a.kind, self._shown(a)) for a in self.log[: self._num_opening]]
         past = texts.history(moves, seat, brief=options.brief)
-        rules = (
-            ""
-            if options.brief
-            else texts.rules(
-                inst.reviewers, inst.papers, unknown=inst.public_unknown, messages=options.messages
-            )
+        rules = texts.rules(
+            inst.reviewers, inst.papers, unknown=inst.public_unknown, messages=options.messages
         )
         prompt = self._prompt(seat, rules, board, past, says_turn=True)
         return replace(prompt, earlier=self._earlier, between=self._between)
@@ -94,8 +85,7 @@ class MatchingGame(LoggedGame):
 
     def measures(self, seats: Collection[int]) -> dict[str, float]:
         """Proposals, and all and true statements in messages."""
-        names = ("proposals", "statements", "true_statements")
-        sums = dict.fromkeys(names, 0.0)
+        sums = dict.fromkeys(("proposals", "statements", "true_statements"), 0.0)
         views = {seat: self.view(seat) for seat in seats}
         for action in self.log[self._num_opening :]:
             if action.seat in views:
@@ -107,8 +97,8 @@ class MatchingGame(LoggedGame):
         return sums
 
     def reach(self) -> list[tuple[float, ...]]:
-        """As in `Game.reach`; a plan's value is the one in the table, a cell that a seat does not
-        know counts as the unknown value, and of several statements about a cell the last counts."""
+        """As in `Game.reach`. A plan has its value in the table, a cell that a seat does not know
+        has the unknown value, and the last of several statements about a cell counts."""
         inst = self.instance
 
         def known(number: int, seat: int) -> float:
@@ -121,8 +111,8 @@ class MatchingGame(LoggedGame):
         return [(known(number, 0), known(number, 1)) for number in self._times]
 
     def outcome(self) -> Outcome:
-        """The outcome, with the score in the table's units. Both seats' reward is its share of the
-        best score, 0 without an agreement."""
+        """The outcome, with the score in the table's units. Both seats get its share of the best
+        score as reward, 0 without an agreement."""
         inst = self.instance
         solo = {f"solo_{seat}": inst.norm(inst.solo[seat]) for seat in (0, 1)}
         proposed = [action.pairs for action in self.log if action.pairs is not None]
@@ -141,7 +131,7 @@ class MatchingGame(LoggedGame):
             return Action(seat, "message", content)
         reviewers, papers, brief = self.instance.reviewers, self.instance.papers, self.options.brief
         pairs = parse_proposal(content, reviewers, papers=papers, brief=brief)
-        # The log keeps the proposal in its canonical form, not as the proposer spelt it.
+        # The log has the proposal in its canonical form, not in the proposer's spelling.
         shown = render_proposal(pairs, reviewers, papers=papers, brief=brief)
         return Action(seat, "propose", shown, pairs)
 

@@ -1,6 +1,6 @@
 """Random matching instances, each a pure function of (recipe, seed, index). Values in table units.
 
-Tables are drawn until communication pays: a seat that plans alone must miss the value of the best
+Tables are drawn until communication pays: the plan of a seat alone must miss the value of the best
 matching by the hardness factor. Source of the distribution: DialOp's released generator, which
 keeps about one table in 3,000 at 8x8. For speed, tables are drawn in blocks, and most are rejected
 by one seat's plan and a cheap upper bound on the best matching.
@@ -55,10 +55,7 @@ class MatchingRecipe:
         high=10.0,
     )
     hardness: float = option(
-        1.25,
-        "a plan is weak if its value times this is below the best",
-        low=1.0,
-        high=1000.0,
+        1.25, "a plan is weak if its value times this is below the best", low=1.0, high=1000.0
     )
     keep: Literal["both", "exactly_one", "random", "all"] = option(
         "both",
@@ -143,7 +140,7 @@ def _first_kept(recipe: MatchingRecipe, tables: Any, masks: Any, *, num_tested: 
     if recipe.keep == "all":
         return 0
     tables, masks = tables[:num_tested].astype(np.int32), masks[:num_tested]
-    # No matching exceeds the sum of the row maxima, or that of the column maxima.
+    # No matching exceeds the sum of the row maxima, or the sum of the column maxima.
     bound = np.minimum(tables.max(axis=2).sum(axis=1), tables.max(axis=1).sum(axis=1))
     unknown = unknown_value(recipe.max_value)
     known = np.where(masks, tables[:, None], unknown)

@@ -1,4 +1,4 @@
-"""The matching game as `dialop.kit` describes a game: its settings, instances, files, players."""
+"""The kit of matching (`dialop.kit`): settings, files, scripted players, forms, pictures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ SCRIPT_NAMES: tuple[str, ...] = tuple(scripted.ScriptedPlayer.OPTIONS)
 BASELINES: tuple[str, ...] = ("honest", "solo", "random")
 PLAYED_BY_PEOPLE: bool = True
 RECORD_FIELDS = ("table",)
-_DEMONSTRATED = 2**62  # the stream of boards that are demonstrated
+_DEMONSTRATED = 2**62  # the stream of demonstrated boards
 NEW_GAME = "This game is over. A new game begins, with another partner."
 _MOST_MOVES = 100  # of a demonstration
 _PLANS_SHOWN = 3  # in a demonstration
@@ -61,14 +62,14 @@ def easy(options: Options) -> Options:
 
 
 def new_game(instance: MatchingInstance, options: Options) -> MatchingGame:
-    """A game on a board, at its start, with `demonstrations` games in its prompts."""
+    """A new game on a board, with `demonstrations` games in its prompts."""
     rules = part_of(options, Rules)
     return MatchingGame(instance, rules, demonstrations=_demonstrations(options))
 
 
 @lru_cache(maxsize=8)
 def _demonstrations(options: Options) -> tuple[tuple[tuple[str, str], ...], str]:
-    """The demonstration games of these rules, the same for every game of every run."""
+    """The demonstration games under these rules, the same for every game of every run."""
     recipe, rules = easy(options), part_of(options, Rules)
     shown = []
     for index in range(options.demonstrations):
@@ -82,8 +83,8 @@ def _shown_move(seed: int, view: MatchingView) -> str:
     """The move of a player that states all its cells, proposes random plans, and rejects all but
     the third.
 
-    A model copies the plans that it was shown. Where these are several and random, the games of a
-    group propose different plans, which is what their advantages compare.
+    A model copies the plans that it has read. If they are several and random, the games of a group
+    propose different plans, and their advantages compare the plans.
     """
     proposed = sum(action.kind == "propose" for action in view.log)
     if view.pending is not None and proposed < _PLANS_SHOWN:
@@ -94,11 +95,11 @@ def _shown_move(seed: int, view: MatchingView) -> str:
 def demonstrated(
     games: Sequence[tuple[Game, Sequence[Callable[[Any], str]]]],
 ) -> tuple[tuple[tuple[str, str], ...], str]:
-    """`Prompt.earlier` and `Prompt.between` of these new games, each with what its seats' players
-    say to a view.
+    """`Prompt.earlier` and `Prompt.between` from these new games, each with its seats' players as
+    functions from a view to a move.
 
-    The first game is shown from the view of the seat that moves first, the second from that of the
-    other seat, and so on. Raises ValueError if a game does not end or a move is refused.
+    The first game is shown from the view of the seat that moves first, the second from the other
+    seat's view, and so on. Raises ValueError if a game does not end or a move is invalid.
     """
     earlier: list[tuple[str, str]] = []
     between = ""
@@ -115,33 +116,28 @@ def demonstrated(
             text = players[seat](game.view(seat))
             if seat == shown:
                 parts = (between, opening, unread[seat])
-                earlier.append(("\n".join(part for part in parts if part), text))
+                earlier.append(("\n".join(filter(None, parts)), text))
                 between = opening = unread[seat] = ""
             step = game.step(seat, text)
             if step.error is not None:
-                raise ValueError(f"a demonstration must hold legal moves, got {step.error}")
-            for other, heard in enumerate(step.observations):
-                unread[other] = "\n".join(part for part in (unread[other], heard) if part)
+                raise ValueError(f"a demonstration must have legal moves, got {step.error}")
+            new = zip(unread, step.observations, strict=True)
+            unread = ["\n".join(filter(None, pair)) for pair in new]
         else:
             raise ValueError(f"a demonstration must end within {_MOST_MOVES} moves")
-        between = "\n".join(part for part in (unread[shown], NEW_GAME) if part)
+        between = "\n".join(filter(None, (unread[shown], NEW_GAME)))
     return tuple(earlier), between
 
 
 def vary(instance: MatchingInstance, seat: int, *, seed: int) -> MatchingInstance | None:
     """The board with other values in the cells that only this seat sees; None if none changes."""
     mine, other = instance.masks[seat], instance.masks[1 - seat]
-    draw = random.Random(seed)
-    table = tuple(
-        tuple(
-            draw.randrange(instance.max_value) if mine[r][p] and not other[r][p] else value
-            for p, value in enumerate(row)
-        )
-        for r, row in enumerate(instance.table)
-    )
-    if table == instance.table:
-        return None
-    return referenced(replace(instance, table=table))
+    draw, rows = random.Random(seed), [list(row) for row in instance.table]
+    for r, p in product(range(instance.size), repeat=2):
+        if mine[r][p] and not other[r][p]:
+            rows[r][p] = draw.randrange(instance.max_value)
+    table = tuple(map(tuple, rows))
+    return None if table == instance.table else referenced(replace(instance, table=table))
 
 
 def recorded_tally(record: Mapping[str, Any], instance: MatchingInstance) -> dict[str, float]:
@@ -149,7 +145,7 @@ def recorded_tally(record: Mapping[str, Any], instance: MatchingInstance) -> dic
 
     The score is the recorded one, so games whose proposals use another roster are included. Errors
     were not recorded, and the parser of scripted statements finds almost none in people's prose. A
-    note between two moves of one person counts as a message.
+    note between two moves by one person counts as a message.
     """
     agreed = recorded.agreed(record)
     score = instance.norm(float(record["proposal_reward"])) if agreed else None
@@ -165,7 +161,7 @@ def written(action: Action, instance: MatchingInstance) -> str:
 
 
 def digest(instance: MatchingInstance) -> str:
-    """A digest of the table and of the cells that each seat sees, independent of the file."""
+    """A digest of the table and the cells that each seat sees, independent of the file."""
     return people.digest(instance.table, instance.masks)
 
 
@@ -266,7 +262,8 @@ def talk(game: MatchingGame, seat: int) -> list[tuple[int, str, str]]:
 
 
 def picture(game: MatchingGame, num: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The table of a finished game, and what each of its last `num` moves proposes or states."""
+    """The table of a finished game, and the proposal or statements of each of its last `num`
+    moves."""
     instance, log = game.instance, game.view(0).log
     own = [board(game, seat) for seat in (0, 1)]
     sees = instance.masks
@@ -295,15 +292,15 @@ def picture(game: MatchingGame, num: int) -> tuple[dict[str, Any], list[dict[str
 
 
 def lost(instance: MatchingInstance, pairs: Pairs) -> tuple[Pairs, list[int]]:
-    """A best assignment, and what each pair of a proposal loses against it.
+    """A best assignment, and the loss of each pair of a proposal against it.
 
-    The losses belong to the pairs in order: the value that the best assignment has for the same
-    paper minus the pair's own. They add up to the best value minus the proposal's. Of several best
-    assignments the one that shares most pairs with the proposal is taken.
+    A pair's loss is the best assignment's value for the same paper minus the pair's value. The
+    losses, in the order of the pairs, sum to the best value minus the proposal's value. Of several
+    best assignments, the one that shares the most pairs with the proposal is taken.
     """
     chosen, size = dict(pairs), range(instance.size)
     shared = np.array([[float(chosen.get(r) == p) for p in size] for r in size])
-    # Values are whole numbers, so shared pairs, at most `size`, only decide between equal plans.
+    # Values are integers, so shared pairs, at most `size`, only decide between equal plans.
     best = best_pairs(np.asarray(instance.table) * (instance.size + 1.0) + shared)
     reviewer_of = {paper: reviewer for reviewer, paper in best}
     return best, [instance.table[reviewer_of[p]][p] - instance.table[r][p] for r, p in pairs]

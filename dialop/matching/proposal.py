@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
@@ -99,8 +100,8 @@ def normalise(text: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """The pair lines of a proposal. Headers, numbering and lines without a letter or digit are
-    removed."""
+    """The pair lines of a proposal, without headers, numbering and lines without a letter or
+    digit."""
     lines = [_plain(line) for line in _BREAK.split(text)]
     lines = [line.strip() for line in lines if normalise(line)]
     if lines:
@@ -110,7 +111,7 @@ def _lines(text: str) -> list[str]:
 
 
 def _plain(line: str) -> str:
-    """A line with character references decoded and compatibility forms normalised (NFKC).
+    """A line with decoded character references, in the Unicode form NFKC.
 
     A line that is too long to be accepted is returned unchanged, because the time to order
     combining marks grows with the square of their number.
@@ -124,16 +125,15 @@ def _plain(line: str) -> str:
 def _lookup(
     names: tuple[str, ...], forms: Callable[[str], tuple[str, ...]]
 ) -> Callable[[str], set[int]]:
-    """A function from a written name to the indices it may mean.
+    """A function from a written name to the indices that it may mean.
 
     A match with a full name takes precedence over matches with short forms.
     """
-    by_full_name: dict[str, set[int]] = {}
-    by_any_form: dict[str, set[int]] = {}
+    by_full_name, by_any_form = defaultdict[str, set[int]](set), defaultdict[str, set[int]](set)
     for index, name in enumerate(names):
-        by_full_name.setdefault(normalise(name), set()).add(index)
+        by_full_name[normalise(name)].add(index)
         for form in forms(name):
-            by_any_form.setdefault(normalise(form), set()).add(index)
+            by_any_form[normalise(form)].add(index)
 
     def find(text: str) -> set[int]:
         key = normalise(text)

@@ -2,8 +2,8 @@
 
 A record is one JSON object of the published file: `table`, `mask1`, `mask2`, `scale1`, `scale2`,
 `action_log`, `proposal_reward`, `best_assignment_reward`. Values are in the table's units. A game
-that was played here may add `max_value`, `reviewers` and `papers`, which default to those of the
-published games.
+played here may add `max_value`, `reviewers` and `papers`, whose defaults are the published games'
+values.
 """
 
 from __future__ import annotations
@@ -50,14 +50,12 @@ def instance_from_record(record: Mapping[str, Any], *, key: str) -> MatchingInst
     board.check_board()
     instance = referenced(board)
     if record["best_assignment_reward"] != instance.best:
-        raise ValueError(
-            f"best_assignment_reward must be {instance.best}, the best value of its table, got "
-            f"{short(record['best_assignment_reward'])}"
-        )
+        given = short(record["best_assignment_reward"])
+        rule = f"must be {instance.best}, computed from its table"
+        raise ValueError(f"best_assignment_reward {rule}, got {given}")
     if agreed(record):
-        checked_int(
-            record.get("proposal_reward"), "proposal_reward", low=0, high=int(instance.best)
-        )
+        reward = record.get("proposal_reward")
+        checked_int(reward, "proposal_reward", low=0, high=int(instance.best))
     return instance
 
 
@@ -99,8 +97,8 @@ def moves_from_record(record: Mapping[str, Any], instance: MatchingInstance) -> 
 
 
 def record_of(instance: MatchingInstance, log: Sequence[Action]) -> dict[str, Any]:
-    """A played game as a record; `instance_from_record` and `moves_from_record` restore its board
-    and moves. `proposal_reward` is 0 without an agreement."""
+    """A played game as a record, from which `instance_from_record` and `moves_from_record` restore
+    its board and moves. `proposal_reward` is 0 without an agreement."""
     kinds = {"message": "message", "propose": "proposal"}
     entries: list[dict[str, Any]] = []
     for action in log:
@@ -133,7 +131,7 @@ def record_of(instance: MatchingInstance, log: Sequence[Action]) -> dict[str, An
 
 
 def _move(entry: Any, instance: MatchingInstance) -> Action:
-    """One log entry as an action. Raises PlayerError for a proposal of another roster."""
+    """One log entry as an action. Raises PlayerError for a proposal with another roster."""
     action = _entry(entry)
     if action.pairs is not None:
         pairs = parse_proposal(action.text, instance.reviewers, papers=instance.papers)
@@ -143,7 +141,7 @@ def _move(entry: Any, instance: MatchingInstance) -> Action:
 
 
 def rescore(record: Mapping[str, Any], *, key: str) -> Rescored:
-    """Score a record from the text of its accepted proposal. Raises ValueError for a game that
+    """Rescore a record from the text of its accepted proposal. Raises ValueError for a game that
     cannot be scored."""
     instance = instance_from_record(record, key=key)
     moves = moves_from_record(record, instance)
@@ -151,7 +149,7 @@ def rescore(record: Mapping[str, Any], *, key: str) -> Rescored:
         raise ValueError("no accepted proposal at the end of the log")
     pairs = next((move.pairs for move in reversed(moves) if move.pairs is not None), None)
     if pairs is None:
-        raise ValueError("an answer without a proposal")
+        raise ValueError("the log has an answer but no proposal")
     score = instance.value(pairs)
     return Rescored(
         {"score": score, "best": instance.best, "norm": instance.norm(score)},

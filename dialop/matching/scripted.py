@@ -1,8 +1,8 @@
 """Scripted players of the matching game, for imitation, evaluation and tests. They use only a view.
 
-The first part estimates the table from the player's own cells and those that the partner stated,
-whose numbers have another hidden scale: they are first converted to own units by an estimated
-ratio. Random draws are seeded by (seed, moves made, errors this turn).
+The first part estimates the table from the player's own cells and the cells that the partner
+stated, whose values have another hidden scale: they are first converted to own units by an
+estimated ratio. Random draws are seeded by (seed, moves made, errors this turn).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TRUNCATED = 0.5
 
 
 def own_cells(view: MatchingView) -> Cells:
-    """The cells a seat sees, {(reviewer, paper): displayed value}, in table order."""
+    """The cells that a seat sees, {(reviewer, paper): displayed value}, in table order."""
     return {
         (r, p): value
         for r, row in enumerate(view.displayed)
@@ -43,12 +43,8 @@ def own_cells(view: MatchingView) -> Cells:
 
 def stated_by(view: MatchingView, *, seat: int) -> Cells:
     """The cells stated in a seat's messages, in that seat's units. The last statement counts."""
-    stated: Cells = {}
-    for action in view.log:
-        if action.kind == "message" and action.seat == seat:
-            for reviewer, paper, value in stated_cells(action.text, view):
-                stated[reviewer, paper] = value
-    return stated
+    said = [a.text for a in view.log if a.kind == "message" and a.seat == seat]
+    return {(r, p): value for text in said for r, p, value in stated_cells(text, view)}
 
 
 def estimate_top(cells: Mapping[tuple[int, int], int], *, num_cells: int) -> float:
@@ -63,9 +59,9 @@ def estimate_top(cells: Mapping[tuple[int, int], int], *, num_cells: int) -> flo
 
 
 def estimate_ratio(own: Cells, stated: Cells) -> float:
-    """The number of own units in one unit of the partner.
+    """The number of own units per unit of the partner.
 
-    Estimated from the cells that both seats know, or from the two value ranges if there are none.
+    Estimated from the cells that both seats know, or from the two value ranges without such cells.
     """
     shared = [cell for cell in stated if cell in own]
     total_stated = sum(stated[cell] + _TRUNCATED for cell in shared)
@@ -90,7 +86,7 @@ def value_range(view: MatchingView, stated: Cells) -> float:
 def pooled_table(view: MatchingView, stated: Cells) -> NDArray[np.float64]:
     """The estimated table [reviewer, paper] in own units.
 
-    A cell holds the own value if seen, else the stated value, else the middle of the range.
+    A cell has the own value if seen, else the stated value, else the middle of the range.
     """
     own = own_cells(view)
     ratio = 1.0 if view.public_unknown is not None else estimate_ratio(own, stated)
@@ -111,7 +107,7 @@ def partner_top(view: MatchingView, stated: Cells) -> float:
 def levels(table: NDArray[np.float64], top: float) -> NDArray[np.int_]:
     """The table rounded down to tenths of its range [0, top), as integers 0 to 9.
 
-    At 8x8 the best plan of a table rounded like this has 0.996 of the best value.
+    At 8x8 the best plan of such a rounded table has 0.996 of the best value.
     """
     return np.clip(10 * (table / top), 0, 9).astype(int)
 
@@ -126,7 +122,7 @@ def straying_plan(
 ) -> tuple[Pairs, tuple[bool, ...]]:
     """A matching chosen paper by paper, and a flag for each pair that was drawn at random.
 
-    With probability `stray` a paper gets a random free reviewer. Otherwise its pair is that of the
+    With probability `stray` a paper gets a random free reviewer. Otherwise its pair comes from the
     best plan that is still possible after the earlier pairs.
     """
     size, pairs, strays = len(table), list[tuple[int, int]](), list[bool]()
@@ -145,7 +141,7 @@ def straying_plan(
 def highest_first(
     table: NDArray[np.int_], *, stray: float, rng: np.random.Generator
 ) -> tuple[Pairs, tuple[bool, ...]]:
-    """A matching in the order in which it is chosen, and a flag for each pair drawn at random.
+    """A matching in order of choice, and a flag for each pair drawn at random.
 
     The next pair is the highest cell with a free reviewer and a free paper (ties: the first in
     table order), or with probability `stray` a random such cell.
@@ -161,8 +157,8 @@ def highest_first(
 
 
 def swaps(table: NDArray[np.int_], pairs: Pairs) -> list[Pairs]:
-    """The swaps of two papers' reviewers that improve a matching, the best first, repeated until
-    none does. Each swap is its two new pairs, ordered by paper.
+    """The swaps of two papers' reviewers that improve a matching, the best first, until no swap
+    improves it. Each swap is its two new pairs, ordered by paper.
 
     At 8x8 a matching chosen highest first has 0.954 of the best value, and 0.988 after the swaps.
     """
@@ -188,10 +184,10 @@ def plan_value(table: NDArray[np.float64], pairs: Pairs) -> float:
 MOST_TRIALS = 8
 
 _MAX_REJECTIONS = 2
-# A proposal that is at most this share worse than the player's own plan counts as equally good,
-# because both values are noisy estimates.
+# A proposal at most this share worse than the player's own plan counts as equally good, because
+# both values are noisy estimates.
 _CLOSE = 0.03
-# A partner's proposal is valued this many standard deviations (of its unknown cells) higher.
+# A partner's proposal gets a bonus of this many standard deviations of its unknown cells.
 _NUM_DEVIATIONS = 2.0
 
 
@@ -201,22 +197,21 @@ class ScriptedPlayer(ScriptedBase):
 
     - `tell`: the cells that an honest player states: all that it sees ("all"), its best few
       ("top"), or each reviewer's best paper ("rows").
-    - `reply`: what it does if the partner states cells first: propose at once ("propose") or state
-      its own cells too ("tell").
-    - `plan`: the cells that its plans use: all that it knows ("pooled"), its own ("own"), its own
+    - `reply`: the answer to a partner that states cells first: propose at once ("propose") or also
+      state its own cells ("tell").
+    - `plan`: the cells that its plans use: all known cells ("pooled"), its own ("own"), its own
       with new random guesses in the middle half of the range for all others ("guess"), or none, so
       that all plans are equally likely ("random"). Players of the last three kinds know only the
-      protocol of the game: they state cells and write down what the partner states, but do not use
-      it in plans, and accept any proposal.
-    - `think`: its private text before a proposal: nothing ("no"), its estimate of the table in
-      levels 0 to 9 ("levels"), that table and trial plans ("trial"), or small steps ("swaps"): each
-      level beside the value that it comes from, a plan that takes the highest levels first, and the
-      swaps of two papers that improve it. A random player has no estimate and writes only random
-      trial plans.
+      protocol of the game: they state cells and write down the partner's cells, but do not use them
+      in plans, and accept any proposal.
+    - `think`: its private text before a proposal: none ("no"), its estimate of the table in levels
+      0 to 9 ("levels"), that table and trial plans ("trial"), or small steps ("swaps"): each level
+      next to its source value, a plan that takes the highest levels first, and the swaps of two
+      papers that improve it. A random player has no estimate and writes only random trial plans.
     - `trials`: the number of trial plans, separated by empty lines.
-    - `stray`: the probability that a line of a trial plan has a random free reviewer. The next
-      lines continue with the best remaining plan; with "swaps", swaps repair the plan.
-    - `slip`: the probability that it first sends a malformed move and then repairs it.
+    - `stray`: the probability of a random free reviewer in a line of a trial plan. The next lines
+      continue with the best remaining plan; with "swaps", swaps repair the plan.
+    - `slip`: the probability of an injected error: a malformed move first, which it then repairs.
     """
 
     OPTIONS: ClassVar = {
@@ -252,10 +247,9 @@ class ScriptedPlayer(ScriptedBase):
         if self.slip and not view.num_errors_this_turn:
             slips = np.random.default_rng((self.seed, len(view.log), view.num_errors_this_turn, 1))
             if slips.random() < self.slip:
-                text = lesson.text
-                tag_at = text.index("[")  # private text is never malformed
-                malformed = wording.malformed(text[tag_at:], rng=slips)
-                return replace(lesson, text=text[:tag_at] + malformed)
+                private, _, move = lesson.text.partition("[")  # private text is never malformed
+                text = private + wording.malformed(f"[{move}", rng=slips)
+                return replace(lesson, text=text)
         return lesson
 
 
@@ -332,8 +326,8 @@ def _small_steps(
     *,
     rng: np.random.Generator,
 ) -> Lesson:
-    """Choose a plan by highest level first, improve it by swaps and propose it. All these steps are
-    written as private text."""
+    """Choose a plan by highest level first, improve it by swaps and propose it. The private text
+    has all these steps."""
     tops = value_range(view, stated), partner_top(view, stated)
     thought = wording.estimate(levels_RP, view, stated, tops=tops) + "Highest first:\n"
     pairs, strays = highest_first(levels_RP, stray=player.stray, rng=rng)
@@ -359,9 +353,9 @@ def _accepts(view: MatchingView, stated: Cells) -> bool:
     table = pooled_table(view, stated)
     own_plan = best_plan(table)
     difference = plan_value(table, view.pending) - plan_value(table, own_plan)
-    # The partner may know cells that this seat does not. Only unknown cells that are in just one of
-    # the two plans matter. A uniform cell has the standard deviation range / sqrt(12), and the
-    # variances of independent cells add up.
+    # The partner may know cells that this seat does not. Only unknown cells in exactly one of the
+    # two plans matter. A uniform cell has the standard deviation range / sqrt(12), and variances of
+    # independent cells add up.
     known = own_cells(view).keys() | stated.keys()
     num_unsure = len((set(view.pending) ^ set(own_plan)) - known)
     doubt = value_range(view, stated) * math.sqrt(num_unsure / 12)

@@ -2,7 +2,7 @@
 
 Understands lists and sentences that link one number to one reviewer and one paper, in any order:
 "Ava BLEU 87", "Ava on BLEU is 87", "87 for Ava on BLEU", "Ava: BLEU 87, Electra 12", "BLEU: Ava 87,
-Daniel 12". Questions, negations and comparisons state nothing, and neither does a number beside a
+Daniel 12". Questions, negations and comparisons state nothing, and neither does a number next to a
 name that is not on the board. Values are in the displayed units of the seat that wrote the message.
 """
 
@@ -20,13 +20,13 @@ from dialop.matching.board import MatchingView
 from dialop.matching.roster import paper_forms, reviewer_forms
 from dialop.specs import folded
 
-# Longer numbers and negative ones are not values. A dash after a letter is no minus.
+# Longer numbers and negative ones are not values. A dash after a letter is not a minus.
 _NUMBER = re.compile(
     rf"(?<![\w./%^])(?<!\d[,'’])(?<!\W[-‐‑–—−])(?<!\A[-‐‑–—−])(\d{{1,6}}){NUMBER_END}"
 )
-_MARK = "\u0300-\u036f"  # belongs to the letter before it
+_MARK = "\u0300-\u036f"  # combines with the letter before it
 _WORD = re.compile(rf"[^\W\d_][\w{_MARK}]*")
-# Words that are no name: those that stand between a name and a number, and openings of a sentence.
+# Words that are not names: words between a name and a number, and openings of a sentence.
 _PLAIN = re.compile(
     r"(?:a|about|also|alright|an|and|are|as|at|best|but|each|for|from|gave|gets?|gives?|got|had|has"
     r"|have|he|hello|hey|hi|her|here|hers|hes|his|i|im|in|is|it|its|ive|just|like|me|mine|my|of|ok"
@@ -37,7 +37,7 @@ _PLAIN = re.compile(
 
 
 class Names(Protocol):
-    """Anything that has a board's names, such as a view or an instance."""
+    """An object with a board's names, such as a view or an instance."""
 
     @property
     def reviewers(self) -> tuple[str, ...]: ...
@@ -71,11 +71,11 @@ def _stated(
     for end in ends:
         beyond = bisect_left(starts, end, lo=first)
         clause = mentions[first:beyond]
-        apart = _names_another(plain[start:end], mentions=bool(clause), capitals=capitals)
-        if apart:
+        strange = _names_another(plain[start:end], mentions=bool(clause), capitals=capitals)
+        if strange:
             context.clear()
         if clause and not VAGUE.search(plain, start, end):
-            stated += _read_clause(clause, context, apart=apart)
+            stated += _read_clause(clause, context, strict=strange)
         context.update({m.kind: m.value for m in clause if m.kind != "N"})
         start, first = end, beyond
     return tuple(stated)
@@ -92,19 +92,19 @@ def count_true(view: MatchingView, text: str) -> tuple[int, int]:
 
 
 def _names_another(clause: str, *, mentions: bool, capitals: Collection[str]) -> bool:
-    """Whether a clause, whose own names are blanked, has a word that may name someone or something
-    that is not on the board: a capitalised one, or with `mentions` any that is not plain."""
+    """Whether a clause, whose names are blanked, has a word that may name someone or something that
+    is not on the board: a capitalised word, or with `mentions` any word that is not plain."""
     words = [word for word in _WORD.findall(clause) if not _PLAIN.fullmatch(word)]
     return any(mentions or word in capitals for word in words)
 
 
 def _read_clause(
-    clause: Sequence[_Mention], context: dict[str, int], *, apart: bool
+    clause: Sequence[_Mention], context: dict[str, int], *, strict: bool
 ) -> list[tuple[int, int, int]]:
     """The statements of one clause.
 
-    A clause without a reviewer (or paper) refers to the last one named before it. With `apart` each
-    number needs both names beside it.
+    A clause without a reviewer (or paper) refers to the last one named before it. With `strict`
+    each number needs both names next to it.
     """
     signature = "".join([m.kind for m in clause])
     # Only clauses with one consistent order are read; any other order is ambiguous.
@@ -112,7 +112,7 @@ def _read_clause(
         if signature and signature == unit * (len(signature) // 3):
             groups = [clause[i : i + 3] for i in range(0, len(clause), 3)]
             return [_cell(group, {}) for group in groups]
-    if apart:
+    if strict:
         return []
     for unit, needed in (("PN", "R"), ("NP", "R"), ("RN", "P"), ("NR", "P")):
         if needed in context and signature and signature == unit * (len(signature) // 2):
@@ -137,8 +137,8 @@ def _mentions(
 ) -> tuple[list[_Mention], str]:
     """Names and numbers in order of appearance, and the folded text with both blanked.
 
-    All places are in the folded text, because folding may change the length: ß is ss. Names are
-    matched first, so digits inside a name are not read as numbers.
+    All positions are in the folded text, because folding may change the length: ß is ss. Names are
+    matched first, so digits within a name are not read as numbers.
     """
     pattern, owner = _name_pattern(reviewers, papers)
     mentions = []

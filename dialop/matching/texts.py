@@ -38,18 +38,18 @@ _UNSCALED = "A value that neither of you sees counts as {unknown}, the average v
 _MESSAGE_RULE = """\
 [message] anything you want to tell your partner, who reads all lines but the first indented
 """
-# The first words of the brief style's own lines. Its other lines begin with a bracket.
+# The first words of the brief style's own lines; its other lines start with a bracket.
 _BRIEF_WORDS = ("partner", "you", "your", "error")
 
 
 def brief_phrases(
     reviewers: Sequence[str], papers: Sequence[str], *, split_lines: bool
 ) -> list[str]:
-    """Phrases that the brief style repeats; a tokenizer trained for it can make each one token.
+    """Recurring phrases of the brief style; its tokenizer can make each one token.
 
-    A cell's two names form one phrase. A line of a proposal is one phrase, or two if `split_lines`:
-    the paper's and the reviewer's. Split lines let a model see a reviewer that is already taken as
-    an earlier occurrence of the same token.
+    A cell's two names form one phrase. A line of a proposal is one phrase, or with `split_lines`
+    two: the paper and the reviewer. With split lines a model can see from an earlier occurrence of
+    the same token that a reviewer is taken.
     """
     names, titles = display_names(reviewers, papers, brief=True)
     pairs = [(name, title) for name in names for title in titles]
@@ -114,9 +114,9 @@ def move_text(kind: str, content: str) -> str:
 
 
 def partner_text(kind: str, content: str, *, brief: bool) -> str:
-    """What the other seat reads of a move.
+    """The other seat's text about a move.
 
-    In the brief style a message begins on a new line, so that its cells look like those of a table.
+    In the brief style a message starts on a new line, so that its cells look like a table's cells.
     """
     text = _attributed("Partner", kind, content, brief=brief)
     if kind == "propose" and not brief:
@@ -125,7 +125,7 @@ def partner_text(kind: str, content: str, *, brief: bool) -> str:
 
 
 def mover_text(kind: str, *, brief: bool) -> str:
-    """What the mover reads after its own move: nothing, unless it rejected and moves again."""
+    """The mover's text after its own move: "" unless it rejected and moves again."""
     if kind != "reject":
         return ""
     return "Your move." if brief else "You rejected the proposal. It is your move again."

@@ -1,6 +1,7 @@
-"""The wording of scripted players' moves: several phrasings in the full style, one in the brief.
+"""The wording of scripted players' moves: several phrasings in the full style, one in the brief
+style.
 
-`statements.stated_cells` reads every phrasing of cell values back exactly.
+`statements.stated_cells` parses every phrasing of cell values exactly.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _NOTHING_BRIEF = "none"
 
 
 def proposal(pairs: Pairs, view: MatchingView) -> str:
-    """A proposal move in the form that the rules show, its lines in the order of `pairs`."""
+    """A proposal move in the form of the rules, its lines in the order of `pairs`."""
     people, papers, brief = view.reviewers, view.papers, view.options.brief
     text = render_proposal(pairs, people, papers=papers, brief=brief, as_given=True)
     return f"[propose]\n{text}"
@@ -48,7 +49,7 @@ def proposal(pairs: Pairs, view: MatchingView) -> str:
 def message(cells: Mapping[Cell, int], view: MatchingView, *, rng: np.random.Generator) -> str:
     """A message that states cells, {(reviewer, paper): displayed value}."""
     if view.options.brief:
-        # The same lines as in the table, because copying is easier for a small model to learn.
+        # The same lines as in the table, because a small model learns copying more easily.
         lines = [_flat({cell: value}, view, False) for cell, value in cells.items()]
         return "\n".join(["[message]", *(lines or [_NOTHING_BRIEF])])
     if not cells:
@@ -57,9 +58,9 @@ def message(cells: Mapping[Cell, int], view: MatchingView, *, rng: np.random.Gen
     listing = _LISTINGS[rng.integers(len(_LISTINGS))]
     closer = _CLOSERS[rng.integers(len(_CLOSERS))]
     body = listing(cells, view, bool(rng.random() < 0.5))
-    if closer.endswith("?") and body[-1].isdigit():  # a value within a question is not read
+    if closer.endswith("?") and body[-1].isdigit():  # values in a question are not parsed
         body += "."
-    text = " ".join(part for part in (opener, body, closer) if part)
+    text = " ".join(filter(None, (opener, body, closer)))
     return "[message] " + text.replace(" \n", "\n").replace("\n ", "\n").strip()
 
 
@@ -75,29 +76,24 @@ def estimate(
     *,
     tops: tuple[float, float],
 ) -> str:
-    """A table of levels as private lines that show where each level comes from: `Ava BLEU 476=8`,
+    """A table of levels as private lines with the source of each level: `Ava BLEU 476=8`,
     `theirs 476=8` for a stated value, `?=5` for a cell that neither seat has named.
 
-    `tops` are the upper ends of both seats' values, each in its own units; they head the lines,
+    `tops` are the upper ends of both seats' values, each in its own units; the first line has them,
     rounded to tens.
     """
-    rows = []
-    for r, row in enumerate(view.displayed):
-        cells = [
-            str(own) if own is not None else _heard(stated.get((r, p))) for p, own in enumerate(row)
+    source = {cell: f"theirs {value}" for cell, value in stated.items()}
+    rows = [
+        [
+            f"{source.get((r, p), '?') if own is None else own}={table_RP[r, p]}"
+            for p, own in enumerate(row)
         ]
-        rows.append([f"{cell}={table_RP[r, p]}" for p, cell in enumerate(cells)])
+        for r, row in enumerate(view.displayed)
+    ]
     mine, theirs = (10 * round(top / 10) for top in tops)
     heard = f", theirs at {theirs}" if stated else ""
-    return (
-        f"Mine end at {mine}{heard}:\n"
-        + cell_lines(rows, view.reviewers, papers=view.papers)
-        + "\n"
-    )
-
-
-def _heard(value: int | None) -> str:
-    return "?" if value is None else f"theirs {value}"
+    lines = cell_lines(rows, view.reviewers, papers=view.papers)
+    return f"Mine end at {mine}{heard}:\n{lines}\n"
 
 
 def choices(pairs: Pairs, table_RP: NDArray[np.int_], view: MatchingView) -> list[str]:
@@ -112,8 +108,8 @@ def trial(pairs: Pairs, view: MatchingView) -> str:
 
 
 def malformed(text: str, *, rng: np.random.Generator) -> str:
-    """The same move with a mistake that the rules refuse: a missing or wrong tag, or a proposal
-    that is not a matching."""
+    """The same move with an injected error: a missing or wrong tag, or a proposal that is not a
+    matching."""
     tag, _, content = text[1:].partition("]")
     if tag != "propose":
         return content.strip() or tag
@@ -159,7 +155,7 @@ def _by_reviewer(
 
 
 def _lines(cells: Mapping[Cell, int], view: MatchingView, full: bool) -> str:
-    """One line a reviewer: Ava: BLEU 87, Electra 12"""
+    """One line per reviewer: Ava: BLEU 87, Electra 12"""
     rows = _by_reviewer("{p} {v}", ", ", cells, view, full)
     return "\n" + "\n".join(f"{name}: {row}" for name, row in rows) + "\n"
 

@@ -1,11 +1,11 @@
 """The rules of mediation, the group-flight game of DialOp.
 
 Two users (seats 0 and 1) and an agent (seat 2) share one score. Room `i` is the chat of user `i`
-and the agent. Each room has its own turn: the user begins, and a message passes the turn. Users
+and the agent. Each room has its own turn: the user starts, and a message passes the turn. Users
 with the turn move first, user 0 before user 1; the agent moves when it has the turn in both rooms.
-A proposal goes to both rooms; each user answers once, then it is booked or dropped. A game that is
-stopped early has no agreement. Source: Lin, Tomlin, Andreas, Eisner, "Decision-Oriented Dialogue
-for Human-AI Collaboration", TACL 12 (2024); docs/notes/mediation.md lists what differs.
+A proposal goes to both rooms; each user answers once, then it is booked or dropped. A game that
+stops early has no agreement. Source: Lin, Tomlin, Andreas, Eisner, "Decision-Oriented Dialogue for
+Human-AI Collaboration", TACL 12 (2024); docs/notes/mediation.md lists the differences.
 """
 
 from __future__ import annotations
@@ -17,13 +17,7 @@ from functools import partial
 from dialop.game import Outcome, PlayerError, Prompt
 from dialop.logged import LoggedGame, Rules, filled
 from dialop.mediation import texts
-from dialop.mediation.moves import (
-    ALL,
-    TO,
-    parse_proposal,
-    render_proposal,
-    split_recipient,
-)
+from dialop.mediation.moves import ALL, TO, parse_proposal, render_proposal, split_recipient
 from dialop.mediation.records import (
     AGENT,
     NUM_SEATS,
@@ -67,9 +61,9 @@ class MediationGame(LoggedGame):
         self._num_flights = len(users[0].flights), len(users[1].flights)
         self._costs = tuple(tuple(calendar_costs(user).tolist()) for user in users)
         self._conflicts = tuple(tuple(shared_conflicts(user).tolist()) for user in users)
-        # Whether each user has the turn in its room, else the agent has it; of use with messages.
+        # Whether the user, not the agent, has the turn in its room; only used with messages.
         self.to_speak = [True, True]
-        # Each user's answer to the pending proposal, None if it has not answered yet.
+        # Each user's answer to the pending proposal, None if it has not answered.
         self.answers: list[bool | None] = [None, None]
         super().__init__(instance, options, opening=instance.opening)
 
@@ -85,20 +79,17 @@ class MediationGame(LoggedGame):
 
     def prompt(self, seat: int) -> Prompt:
         """Rules and lists (full) or only numbers (brief), then the moves that the seat knows."""
-        view = self.view(seat)
+        view, brief = self.view(seat), self.options.brief
         shown = [self._text_before(seat, act) for act in self.log[: self._num_opening]]
         past = "\n".join(text for text in shown if text)
         if isinstance(view, AgentView):
-            rules, full, brief = texts.agent_rules, texts.agent_board, texts.brief_agent_board
-            return self._prompt(
-                seat, rules(view), (brief if self.options.brief else full)(view), past
-            )
-        brief = self.options.brief
+            own = texts.brief_agent_board(view) if brief else texts.agent_board(view)
+            return self._prompt(seat, texts.agent_rules(view), own, past)
         own = texts.cost_lines(enumerate(self._costs[seat])) if brief else texts.user_board(view)
         return self._prompt(seat, texts.user_rules(view), own, past)
 
     def view(self, seat: int) -> UserView | AgentView:
-        """The seat's knowledge as data: its own lists and the moves of its own rooms."""
+        """The seat's knowledge as data: its lists and the moves of its rooms."""
         inst, brief = self.instance, self.options.brief
         known = self._known(seat) | {
             "log": tuple(seen for act in self.log if (seen := self._seen(seat, act)) is not None),
@@ -116,7 +107,8 @@ class MediationGame(LoggedGame):
                 answer_due=self.pending is not None and self.answers[seat] is None,
             )
         price, arrival = (
-            not brief or bool(b) for b in (inst.max_price_pref, inst.max_arrival_pref)
+            not brief or inst.max_price_pref > 0,
+            not brief or inst.max_arrival_pref > 0,
         )
         shared = (tuple((e.start, e.end) for e in user.events if e.shared) for user in inst.users)
         return AgentView(
@@ -129,17 +121,17 @@ class MediationGame(LoggedGame):
         )
 
     def outcome(self) -> Outcome:
-        """The outcome, with the score in points. All seats' reward is its place between the worst
-        and the best pair, 0 without an agreement."""
+        """The outcome, with the score in points. All seats get its place between the worst and the
+        best pair as reward, 0 without an agreement."""
         inst = self.instance
         proposed = [act.flights for act in self.log if act.flights is not None]
         facts = {"best": float(inst.best), "worst": float(inst.worst)}
-        facts["alone"] = inst.norm(inst.alone)
-        return self._outcome(partial(points_of, inst), proposed, facts)
+        alone = inst.norm(inst.alone)
+        return self._outcome(partial(points_of, inst), proposed, {**facts, "alone": alone})
 
     def reach(self) -> list[tuple[float, ...]]:
-        """As in `Game.reach`, by what the agent sees and what the users stated in messages. Pairs
-        that look equally good count by their mean."""
+        """As in `Game.reach`, given what the agent sees and the users' statements in messages.
+        Pairs that look equally good count by their mean."""
         inst, view = self.instance, self.view(AGENT)
         assert isinstance(view, AgentView)
         scores = pair_scores(inst.users, inst.arrival_pref)
@@ -154,7 +146,7 @@ class MediationGame(LoggedGame):
         return [known(number) for number in self._times]
 
     def _true_part(self, user: int, stated: Stated) -> Stated:
-        """What is true of a user's statements, without the flights that it rejected."""
+        """The true part of a user's statements, without the flights that it rejected."""
         own, events = dict(enumerate(self._costs[user])), self.instance.users[user].events
         spans = [(event.start, event.end, event.importance) for event in events]
         return Stated(
@@ -168,9 +160,10 @@ class MediationGame(LoggedGame):
         )
 
     def measures(self, seats: Collection[int]) -> dict[str, float]:
-        """Counts of these seats' words and moves in this game, openings excluded.
+        """Counts of these seats' words and moves in this game, without the opening.
 
-        Words and questions are counted in all messages, statements in users' (docs/metrics.md).
+        Words and questions are counted in all messages, statements in users' messages
+        (docs/metrics.md).
         """
         names = ("words", "proposals", "rejections", "questions", "statements", "true_statements")
         sums = dict.fromkeys(names, 0.0)
@@ -184,8 +177,8 @@ class MediationGame(LoggedGame):
                 sums["questions"] += "?" in act.text
                 view = self.view(act.seat)
                 if isinstance(view, UserView):
-                    past = [self._seen(act.seat, earlier) for earlier in self.log[:number]]
-                    true, stated = count_true(view, act.text, [a for a in past if a is not None])
+                    seen = (self._seen(act.seat, earlier) for earlier in self.log[:number])
+                    true, stated = count_true(view, act.text, [*filter(None, seen)])
                     sums["statements"] += stated
                     sums["true_statements"] += true
         return sums
@@ -194,8 +187,8 @@ class MediationGame(LoggedGame):
         """Make one move of the opening.
 
         People also wrote out of turn or while a proposal was pending, answered a dropped proposal,
-        and changed an answer. A message out of turn passes its room's turn as usual; the other
-        moves are only logged.
+        or changed an answer. A message out of turn passes its room's turn as usual; the other moves
+        are only logged.
         """
         answers = move.kind in ("accept", "reject")
         if (answers and (self.pending is None or self.answers[move.seat] is not None)) or (
@@ -242,7 +235,7 @@ class MediationGame(LoggedGame):
         if recipient != ALL:
             raise PlayerError("bad_recipient", f"a proposal goes to all; use {valid}")
         pair = parse_proposal(filled(content, tag), self._num_flights)
-        # The log stores the proposal in its canonical form, not in the agent's spelling.
+        # The log has the proposal in its canonical form, not in the agent's spelling.
         return Act(AGENT, "propose", render_proposal(pair), None, pair)
 
     def _agent_moves(self) -> str:
@@ -264,12 +257,12 @@ class MediationGame(LoggedGame):
             self.answers[move.seat] = move.kind == "accept"
             observations[AGENT] = self._text_for(AGENT, move)
             if None not in self.answers:
-                for seat, text in enumerate(self._resolve()):
-                    observations[seat] = "\n".join(t for t in (observations[seat], text) if t)
+                pairs = zip(observations, self._resolve(), strict=True)
+                observations = ["\n".join(filter(None, pair)) for pair in pairs]
         return tuple(observations)
 
     def _resolve(self) -> list[str]:
-        """Book or drop the proposal that both users have answered; return what each seat reads."""
+        """Book or drop the proposal that both users have answered; return each seat's text."""
         brief, messages = self.options.brief, self.options.messages
         if all(self.answers):
             self.agreed, self.pending = self.pending, None
@@ -283,7 +276,7 @@ class MediationGame(LoggedGame):
         return [*read, ""]
 
     def _text_for(self, seat: int, act: Act) -> str:
-        """What a seat reads of a proposal or an answer, "" if it does not learn of it."""
+        """A seat's text about a proposal or an answer, "" if it does not learn about it."""
         brief = self.options.brief
         if act.flights is None:
             return texts.attributed(f"User {act.seat}", act, brief=brief) if seat == AGENT else ""
@@ -303,7 +296,7 @@ class MediationGame(LoggedGame):
         )
 
     def _seen(self, seat: int, act: Act) -> Act | None:
-        """The move as the seat knows it; None for a move in a room that it is not in."""
+        """The move as the seat knows it; None for a move in another room."""
         if seat == AGENT:
             return act
         if act.flights is None:
@@ -314,14 +307,13 @@ class MediationGame(LoggedGame):
         return replace(act, text=f"id {own}", flights=pair, costs=costs)
 
     def _text_before(self, seat: int, act: Act) -> str:
-        """A move made before this game began, as in the seat's prompt; "" if it is not shown."""
+        """A move made before play, as in the seat's prompt; "" if it is not shown."""
         if self._seen(seat, act) is None:
             return ""
+        text = self._text_for(seat, act)
         if act.seat != seat:
-            text = self._text_for(seat, act)
             return text or texts.message_text(act, brief=self.options.brief)
         if act.kind == "propose":
-            text = self._text_for(seat, act)
             return f"You: all: [propose] {act.text}" + (f"\n{text}" if text else "")
         who = f"You to user {act.room}" if seat == AGENT else "You"
         return texts.attributed(who, act, brief=self.options.brief)

@@ -1,6 +1,6 @@
 """Random mediation instances, each a pure function of (recipe, seed, index).
 
-Source of the distribution: DialOp's released generator. Events begin at half hours from 9:00 to
+Source of the distribution: DialOp's released generator. Events start at half hours from 9:00 to
 20:30, each with probability `p_event` unless the previous event still runs, for 30, 60, 120 or 240
 minutes. Flights depart in a uniform minute of the window. A user's flights take about the same
 whole number of hours and cost max(50, normal(m, m)). Flights that overlap no event of their user
@@ -39,7 +39,7 @@ _MAX_DRAWS = 10_000
 
 @dataclass(frozen=True)
 class MediationRecipe:
-    """The distribution of instances. The defaults are those of the released game."""
+    """The distribution of instances. The defaults equal the released game's."""
 
     days: int = option(
         3,
@@ -85,10 +85,10 @@ class MediationRecipe:
 def generate_instance(recipe: MediationRecipe, *, seed: int, index: int) -> MediationInstance:
     """Instance `index` of the stream `seed`, the same in every process and for every batch size.
 
-    Instances in which all pairs of flights score the same are drawn again.
+    An instance whose pairs of flights all score the same is drawn again.
 
     Raises:
-        ValueError: for a negative seed or index, or a recipe that nearly all draws fail.
+        ValueError: for a negative seed or index, or a recipe that almost no draw meets.
     """
     rng = stream_rng(seed, index)
     for _ in range(_MAX_DRAWS):
@@ -129,7 +129,7 @@ def _user(recipe: MediationRecipe, rng: np.random.Generator) -> User | None:
 
 
 def _events(recipe: MediationRecipe, rng: np.random.Generator) -> list[Event]:
-    """A calendar in order of time; empty if there are fewer than `recipe.events` events."""
+    """A calendar in order of time; empty if it has fewer than `recipe.events` events."""
     spans, free_from = [], 0
     end = (recipe.days - 1) * _DAY + _CLOSES
     for time in range(_OPENS, end, 30):
@@ -149,7 +149,7 @@ def _events(recipe: MediationRecipe, rng: np.random.Generator) -> list[Event]:
 
 
 def _flights(recipe: MediationRecipe, mean_price: int, rng: np.random.Generator) -> list[Flight]:
-    """All drawn flights of a user, by arrival."""
+    """All drawn flights of a user, ordered by arrival."""
     end = (recipe.days - 1) * _DAY + _CLOSES
     hours = 60 * int(rng.integers(1, 11))
     num = recipe.flights

@@ -1,4 +1,4 @@
-"""Mediation as `dialop.kit` describes a game: settings, files, scripted players, forms."""
+"""The kit of mediation (`dialop.kit`): settings, files, scripted players, forms, pictures."""
 
 from __future__ import annotations
 
@@ -15,14 +15,7 @@ from dialop.logged import Rules, part_of
 from dialop.mediation import generate, recorded, scripted, texts
 from dialop.mediation.game import MediationGame
 from dialop.mediation.generate import MediationRecipe
-from dialop.mediation.records import (
-    AGENT,
-    MAX_IMPORTANCE,
-    USERS,
-    Act,
-    AgentView,
-    MediationInstance,
-)
+from dialop.mediation.records import AGENT, MAX_IMPORTANCE, USERS, Act, AgentView, MediationInstance
 from dialop.mediation.score import calendar_costs, points_of, referenced
 from dialop.mediation.texts import flight_text
 from dialop.values import parsed, plain
@@ -48,25 +41,19 @@ class Options(MediationRecipe, Rules):
 
 
 def new_game(instance: MediationInstance, options: Rules) -> MediationGame:
-    """A game at its start."""
+    """A new game, after the instance's opening if it has one."""
     return MediationGame(instance, part_of(options, Rules))
 
 
 def vary(instance: MediationInstance, seat: int, *, seed: int) -> MediationInstance | None:
     """The instance with other importances of one user's events, which only that user sees; None for
-    the agent, who sees only what a user sees too."""
+    the agent, who sees only what a user also sees."""
     if seat not in USERS or not instance.users[seat].events:
         return None
-    rng = np.random.default_rng((seed, seat))
-    events = [
-        replace(
-            event,
-            importance=(event.importance - 1 + int(rng.integers(1, MAX_IMPORTANCE)))
-            % MAX_IMPORTANCE
-            + 1,
-        )
-        for event in instance.users[seat].events
-    ]
+    rng, events = np.random.default_rng((seed, seat)), list(instance.users[seat].events)
+    for i, event in enumerate(events):
+        shifted = event.importance - 1 + int(rng.integers(1, MAX_IMPORTANCE))
+        events[i] = replace(event, importance=shifted % MAX_IMPORTANCE + 1)
     users = list(instance.users)
     users[seat] = replace(users[seat], events=tuple(events))
     return referenced(replace(instance, users=(users[0], users[1])))
@@ -144,7 +131,7 @@ def forms(game: MediationGame, seat: int) -> list[Form]:
 
 
 def _flights(view: AgentView, user: int) -> Choices:
-    """The flights of a user, each as a proposal names it and as the page shows it."""
+    """The flights of a user, each as in a proposal and as on the page."""
     texts = [flight_text(flight) for flight in view.flights[user]] if view.flights else None
     return [
         (f"user {user}: id {i}", f"{i}: {texts[i]}" if texts else f"flight {i}")
@@ -153,10 +140,12 @@ def _flights(view: AgentView, user: int) -> Choices:
 
 
 def picture(game: MediationGame, num: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """No table; what each proposal among the last `num` moves is worth."""
-    return worth(
-        game, num, lambda act: points_of(game.instance, act.flights) if act.flights else None
-    )
+    """No table; the value of each proposal among the last `num` moves."""
+
+    def points(act: Act) -> int | None:
+        return points_of(game.instance, act.flights) if act.flights else None
+
+    return worth(game, num, points)
 
 
 def write(path: str | Path, instances: Sequence[MediationInstance]) -> None:
@@ -168,7 +157,7 @@ def write(path: str | Path, instances: Sequence[MediationInstance]) -> None:
 
 
 def read(path: str | Path) -> list[MediationInstance]:
-    """Read the instances of a .parquet file, or those of a .jsonl file of recorded human games.
+    """Read the instances of a .parquet file, or of a .jsonl file of recorded human games.
 
     Raises ValueError and OSError as `rows.read_instances`.
     """
@@ -179,9 +168,7 @@ def _from_row(row: dict[str, Any]) -> MediationInstance:
     instance = parsed(MediationInstance, row)
     right = referenced(instance)
     for name in ("best", "worst", "alone"):
-        if getattr(instance, name) != getattr(right, name):
-            raise ValueError(
-                f"{name} must be {getattr(right, name)}, that of its flights, got "
-                f"{getattr(instance, name)}"
-            )
+        given, own = getattr(instance, name), getattr(right, name)
+        if given != own:
+            raise ValueError(f"{name} must be {own}, computed from its flights, got {given}")
     return instance

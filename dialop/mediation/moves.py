@@ -18,7 +18,7 @@ _CHOICE = re.compile(
     r"user\s*([01])\s*:?\s*(?:flight\s*)?(?:id\s*)?[:#]?\s*([0-9]{1,9})\b", re.IGNORECASE
 )
 _FILLER = re.compile(r"(?:[\s,;.]|\band\b)*", re.IGNORECASE)
-# Before the tag of a line that begins a move of the agent.
+# Before the tag in a line that starts a move of the agent.
 TO = r"(?:to[ \t]+)?(?:user[ \t]*)?(?:[01]|all)[ \t]*:\s*"
 
 

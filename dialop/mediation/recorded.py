@@ -65,23 +65,24 @@ def moves_from_record(record: Mapping[str, Any], instance: MediationInstance) ->
 
 
 def longest(moves: Sequence[Act]) -> int:
-    """The most moves of a start: all but the last, the answer that ends a game."""
+    """The most moves in a start: all but the last, the answer that ends a game."""
     return max(0, len(moves) - 1)
 
 
 def accepted_pair(moves: Sequence[Act]) -> Pair | None:
-    """The agreed pair of the record: the last proposal, if both users' last answers to it accept.
-    None otherwise."""
-    for number in range(len(moves) - 1, -1, -1):
-        if moves[number].flights is not None:
-            last = {act.seat: act.kind for act in moves[number + 1 :] if act.kind != "message"}
-            agreed = all(last.get(user) == "accept" for user in USERS)
-            return moves[number].flights if agreed else None
-    return None
+    """The agreed pair of the record: the last proposal, if both users' last answers accept it; else
+    None."""
+    pair, last = None, dict[int, str]()
+    for act in moves:
+        if act.flights is not None:
+            pair, last = act.flights, {}
+        elif act.kind != "message":
+            last[act.seat] = act.kind
+    return pair if all(last.get(user) == "accept" for user in USERS) else None
 
 
 def rescore(record: Mapping[str, Any], *, key: str) -> Rescored:
-    """Score a record, and compare the terms of each proposal. Raises ValueError for a game that
+    """Rescore a record, and compare the terms of each proposal. Raises ValueError for a game that
     cannot be scored."""
     instance = instance_from_record(record, key=key)
     moves = moves_from_record(record, instance)
@@ -105,7 +106,7 @@ def minute_of(text: Any, name: str) -> int:
             f"{name} must be a time like 2023-06-01T07:19, got {short(text)}"
         ) from None
     if moment.tzinfo is not None or moment.second or moment.microsecond:
-        raise ValueError(f"{name} must be a whole minute without a zone, got {short(text)}")
+        raise ValueError(f"{name} must be a whole minute without a time zone, got {short(text)}")
     days = (moment.date() - FIRST_DAY).days
     return days * 24 * 60 + moment.hour * 60 + moment.minute
 
@@ -113,7 +114,7 @@ def minute_of(text: Any, name: str) -> int:
 def _differences(
     record: Mapping[str, Any], instance: MediationInstance, moves: Sequence[Act]
 ) -> list[str]:
-    """A line for each proposal and user whose recorded terms differ from ours."""
+    """A line for each proposal and user whose recorded terms differ from this game's."""
     lines = []
     for number, act in enumerate(moves):
         if act.flights is None:
@@ -124,10 +125,8 @@ def _differences(
             recorded = tuple(field(cost, term, f"log entry {number}: cost") for term in _TERMS)
             terms = (own.calendar, own.price, own.arrival, own.total)
             if terms != recorded:
-                lines.append(
-                    f"log entry {number}, user {user}: {', '.join(_TERMS)} are {terms}, the "
-                    f"recording says {recorded}"
-                )
+                said = f"{', '.join(_TERMS)} are {terms}, the recording says {recorded}"
+                lines.append(f"log entry {number}, user {user}: {said}")
     return lines
 
 
@@ -162,10 +161,8 @@ def _move(entry: Any, instance: MediationInstance) -> Act:
     kind = field(entry, "type")
     if kind == "proposal":
         flights = checked_list(field(entry, "proposals"), "proposals", low=2, high=MAX_ITEMS)
-        pair = (
-            _flight_id(flights[0], instance.users[0], "user 0"),
-            _flight_id(flights[1], instance.users[1], "user 1"),
-        )
+        first, second = instance.users
+        pair = _flight_id(flights[0], first, "user 0"), _flight_id(flights[1], second, "user 1")
         return Act(AGENT, "propose", render_proposal(pair), None, pair)
     seat = checked_int(field(entry, "player"), "player", low=0, high=AGENT)
     room = checked_int(field(entry, "vroom"), "vroom", low=0, high=1)

@@ -1,4 +1,4 @@
-"""The records of mediation: instance, options, moves, and what each seat may know. Pure data.
+"""The records of mediation: instance, options, moves, and each seat's knowledge. Pure data.
 
 Times are whole minutes from 00:00 of the first day (`FIRST_DAY`). Prices are whole dollars.
 Importances and weights have no unit; costs are negative, in the score's points. Seats 0 and 1 are
@@ -37,7 +37,7 @@ ArrivalPref = Annotated[int, Field(ge=0, le=MAX_ARRIVAL_PREF)]
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A calendar entry [start, end). The agent sees the times of shared events, nothing else."""
+    """A calendar entry [start, end). The agent sees only the times of shared events."""
 
     start: Minute
     end: Minute
@@ -130,10 +130,10 @@ class Act(Move):
 
 @dataclass(frozen=True, slots=True)
 class UserView(View):
-    """What a user may know.
+    """A user's knowledge.
 
     `calendar_costs[flight]` is minus the importance of all own events that overlap the flight.
-    `flights` and `events` are empty in the brief style, whose texts show only those costs. `log`
+    `flights` and `events` are empty in the brief style, whose texts show only these costs. `log`
     has the moves of the user's own room and the proposals.
     """
 
@@ -148,10 +148,10 @@ class UserView(View):
 
 @dataclass(frozen=True, slots=True)
 class AgentView(View):
-    """What the agent may know, by user.
+    """The agent's knowledge, by user.
 
     `conflicts[user][flight]` counts the shared events that overlap the flight; `prices` and
-    `arrivals` are those of the flights. In the brief style a column whose weight has the bound 0 is
+    `arrivals` belong to the flights. In the brief style a column whose weight has the bound 0 is
     all zeros. `flights` and `shared` (only times) are empty in the brief style.
     """
 
@@ -167,4 +167,4 @@ class AgentView(View):
 
 def _check_span(start: int, end: int) -> None:
     if end <= start:
-        raise ValueError(f"start must lie before end, got {start} and {end}")
+        raise ValueError(f"start must be before end, got {start} and {end}")

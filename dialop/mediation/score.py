@@ -35,9 +35,9 @@ MEAN_OF_PRICES = 1.083
 
 
 def overlap(event: tuple[int, int], flight: tuple[int, int]) -> bool:
-    """Whether two time spans overlap: one begins strictly inside the other.
+    """Whether two time spans overlap: one starts strictly inside the other.
 
-    An event that begins in the same minute as the flight does not overlap it, as in the scores of
+    An event that starts in the same minute as the flight does not overlap it, as in the scores of
     the recorded games.
     """
     return event[0] < flight[0] < event[1] or flight[0] < event[0] < flight[1]
@@ -55,7 +55,7 @@ def calendar_costs(user: User) -> Ints:
 
 
 def shared_conflicts(user: User) -> Ints:
-    """How many shared events overlap each flight [F]."""
+    """The number of shared events that overlap each flight [F]."""
     shared = [event for event in user.events if event.shared]
     return clashes(shared, user.flights).sum(axis=1)
 
@@ -129,8 +129,8 @@ def referenced(instance: MediationInstance) -> MediationInstance:
     """The instance with `best`, `worst` and `alone` computed from its users."""
     users = instance.users
     scores = pair_scores(users, instance.arrival_pref)
-    # What the agent believes without messages: of the events it knows only shared times, and the
-    # prices tell a user's mean price.
+    # The agent's beliefs without messages: it knows the times of shared events, and estimates a
+    # user's mean price from the listed prices.
     points = []
     for user in users:
         price_F = np.array([flight.price for flight in user.flights], dtype=np.float64)

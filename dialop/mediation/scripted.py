@@ -1,8 +1,8 @@
 """Scripted players of mediation, for imitation, evaluation and tests. They use only a view.
 
 A player plays any seat: a user states costs and answers proposals, the agent listens and searches.
-The first part has the agent's estimates of both users' costs. Calendar: a stated cost is used as it
-is; stated events give the cost of every flight; otherwise the shared events cost the mean
+The first part has the agent's estimates of both users' costs. Calendar: a stated cost is used
+unchanged; stated events give the cost of every flight; otherwise the shared events cost the mean
 importance each. Prices and the arrival weight: the posterior mean over weights and mean prices,
 given the listed prices and the stated terms.
 """
@@ -31,7 +31,7 @@ from dialop.mediation.score import (
 from dialop.mediation.statements import Span, cost_of_events, read_statements
 from dialop.specs import ScriptedBase, made
 
-# Points that a rejection takes from a flight if the user has not stated its terms.
+# Points that a rejected flight loses if the user has not stated its terms.
 _REJECTED = 15.0
 _LEAST_PRICE = 50
 _TIE = 1e-6  # points; random noise that breaks ties, smaller than any real difference
@@ -40,7 +40,7 @@ _MEANS = np.arange(50, 1000, 10, dtype=np.float64)
 
 @dataclass(slots=True)
 class Stated:
-    """What one user has said and answered so far."""
+    """One user's statements and answers so far."""
 
     costs: dict[int, int] = field(default_factory=dict)
     events: list[Span] = field(default_factory=list)
@@ -72,7 +72,7 @@ def stated_by(view: AgentView, *, listen: bool) -> tuple[Stated, Stated]:
 
 
 def believed_best(view: AgentView, rng: np.random.Generator, *, listen: bool = True) -> Pair:
-    """The pair with the highest believed score, one of them at random if several have it."""
+    """The pair with the highest believed score; ties are broken at random."""
     points = believed_pairs(view, stated_by(view, listen=listen))
     first, second = (rng.uniform(0, _TIE, size=(size,)) for size in points.shape)
     return best_of(points + first[:, None] + second[None, :])
@@ -114,7 +114,7 @@ def _calendar(view: AgentView, user: int, stated: Stated) -> Floats:
         spans = [(flight.start, flight.end) for flight in view.flights[user]]
         points = np.array([cost_of_events(stated.events, span) for span in spans], dtype=np.float64)
     elif stated.costs:
-        # A user that states the costs of only some flights states its best ones.
+        # A user that states only some costs states its best flights.
         points = np.minimum(points, min(stated.costs.values()) - 1.0)
     for flight, cost in stated.costs.items():
         if flight < len(points):
@@ -156,7 +156,7 @@ def price_points(
 
 
 def arrival_weight(stated: Sequence[tuple[int, int]], *, max_weight: int) -> float:
-    """The posterior mean of the arrival weight from (whole hours of gap, term) of proposals."""
+    """The posterior mean of the arrival weight, given (whole hours of gap, term) of proposals."""
     if not max_weight:
         return 0.0
     fitting = [
@@ -170,29 +170,29 @@ def arrival_weight(stated: Sequence[tuple[int, int]], *, max_weight: int) -> flo
 _NUM_TOP = 3
 _MAX_REJECTIONS = 2
 _NEVER = 1000.0  # points
-# In private text: the points of a step, which are half of what an hour between the arrivals costs
-# on average; the most steps of a loss; the points that a price of twice the usual one costs, more
-# than the mean weight of 5.5, because the mean of 1 / m is larger than 1 / the mean of m (on 600
-# games 0.989, with 5.5 points 0.986).
+# In private text: the points of a step, half of the mean cost of an hour between the arrivals; the
+# most steps of a loss; the cost in points of twice the usual price, more than the mean weight of
+# 5.5, because the mean of 1 / m is larger than 1 / the mean of m (score 0.989 on 600 games, 0.986
+# with 5.5 points).
 _STEP, _MOST, _DEAR = 11 / 6, 12, 8.0
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptedPlayer(ScriptedBase):
-    """One scripted player: random (any pair, accepts anything), solo (the agent books from what it
+    """One scripted player: random (any pair, accepts anything), solo (the agent books by what it
     sees, users state nothing) or honest. `OPTIONS` lists the options of each kind.
 
-    - `tell`: what an honest user states first: the calendar cost of all flights ("costs") or of its
-      best few ("top"), or all events with their importance ("calendar"; only in the full style).
+    - `tell`: the first statement of an honest user: the calendar cost of all flights ("costs") or
+      of its best few ("top"), or all events with their importance ("calendar"; full style only).
     - `probe`: the number of proposals that an honest user rejects only to state their terms.
     - `strict`: a user also rejects, at most twice, a flight whose points are at least this much
       below its best calendar cost.
-    - `think`: what is written in private: nothing ("no"), or ("values") by the agent before a
-      proposal the value of each flight and the best pair so far (`_by_values`), and in the full
-      style by a user, before it states its costs, the events that each flight overlaps.
-    - `stray`: with `think` "values", the probability that it proposes a random pair in place of the
+    - `think`: the private text: none ("no"), or "values": before a proposal the agent writes the
+      value of each flight and the best pair so far (`_by_values`), and in the full style a user
+      writes the events that each flight overlaps before it states its costs.
+    - `stray`: with `think` "values", the probability of a proposal of a random pair instead of the
       best one.
-    - `slip`: the probability that it first sends a malformed move and then repairs it.
+    - `slip`: the probability of an injected error: a malformed move first, which it then repairs.
     """
 
     OPTIONS: ClassVar = {
@@ -224,7 +224,7 @@ class ScriptedPlayer(ScriptedBase):
         return Lesson(text)
 
     def _book(self, view: AgentView, rng: np.random.Generator) -> str:
-        """The agent: asks each user that has stated nothing once, then proposes the best pair."""
+        """The agent asks each user that has stated nothing once, then proposes the best pair."""
         if self.name == "random":
             return wording.proposal(_random_pair(view, rng))
         listens = self.name == "honest" and view.options.messages
@@ -242,7 +242,7 @@ class ScriptedPlayer(ScriptedBase):
         return wording.proposal(believed_best(view, rng, listen=listens))
 
     def _travel(self, view: UserView, rng: np.random.Generator) -> str:
-        """A user: answers a pending proposal, otherwise states what it has not stated yet."""
+        """A user answers a pending proposal, otherwise states what it has not stated yet."""
         if view.answer_due:
             return "[reject]" if self._rejects(view) else "[accept]"
         brief = view.options.brief
@@ -281,14 +281,14 @@ def _by_values(view: AgentView, *, listen: bool) -> tuple[list[str], tuple[int, 
     """The lines of private text that value all flights, and the best pair.
 
     The text starts with the usual price of each user, in tens of dollars. Then it has a line for
-    each flight of both users, in order of its hour of arrival. The line begins as in the agent's
-    list, with id, price and hour. Then come the hour of the user's next flight; the believed
-    calendar cost, the loss by price in tens, the hours since the line before, and the loss by both
-    terms; the best flight so far of user 0 and of user 1, each with its loss, which grows with
-    every hour; and the best pair so far with its loss. So each number is copied, or follows from
-    two numbers before it.
+    each flight of both users, ordered by hour of arrival. The line starts with id, price and hour,
+    as in the agent's list. Then come the hour of the user's next flight; the believed calendar
+    cost, the loss by price in tens, the hours since the previous line, and the loss by both terms;
+    the best flight so far of user 0 and of user 1, each with its loss, which grows every hour; and
+    the best pair so far with its loss. So each number is copied, or follows from two earlier
+    numbers.
 
-    A loss is in steps of `_STEP` points, at most `_MOST`. Of equal choices the first one is taken.
+    A loss is in steps of `_STEP` points, at most `_MOST`. Ties go to the first choice.
     """
     brief = view.options.brief
     lines = [wording.usual(user, _usual(view.prices[user]), brief=brief) for user in USERS]

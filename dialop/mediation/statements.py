@@ -40,7 +40,7 @@ class Span(NamedTuple):
 
 
 class Statements(NamedTuple):
-    """What a message states, in order: {flight: calendar cost}, terms, events.
+    """A message's statements, in order: {flight: calendar cost}, terms, events.
 
     A later statement about the same flight replaces an earlier one.
     """
@@ -68,8 +68,8 @@ def read_statements(text: str, brief: bool) -> Statements:
 def count_true(view: UserView, text: str, log: Sequence[Act]) -> tuple[int, int]:
     """The number of true statements in a user's message, and the number of all statements.
 
-    `view` is the user's, `log` has its moves before the message. Costs of flights that do not
-    exist, terms without a proposal, and events that are not in the user's calendar are not true.
+    `view` is the user's view, `log` has the moves before the message that it knows. Costs of
+    missing flights, terms without a proposal, and events outside the user's calendar are not true.
     """
     stated = read_statements(text, view.options.brief)
     own = view.calendar_costs

@@ -73,8 +73,8 @@ _AGENT_MESSAGE = """\
 1: [message] anything you want to tell user 1, who reads all lines but the first indented
 After a message to a user it is that user's turn in this room.
 """
-# The first words of the brief style's own lines. Its other lines begin with a bracket.
-# The last is how the agent's moves begin: whom they are for, and a tag.
+# The first words of the brief style's own lines; its other lines start with a bracket. The last
+# pattern is the start of an agent's move: the recipient and a tag.
 _BRIEF_WORDS = (
     *("user", "agent", "you", "your", "error", "all", "off", "flights"),
     r"(?:(?:to|user|all|\d)[\W_]*)+(?=\[)",
@@ -112,7 +112,7 @@ def agent_rules(view: AgentView) -> str:
 
 
 def user_board(view: UserView) -> str:
-    """The full style's private lists of a user: flights with their ids, then the calendar."""
+    """The full style's private lists of a user: flights with ids, then the calendar."""
     lines = [f"You are user {view.seat}.", "", "Your flights:"]
     lines += [f"id {i} | {flight_text(flight)}" for i, flight in enumerate(view.flights)]
     for shared, heading in (
@@ -157,7 +157,7 @@ def brief_agent_board(view: AgentView) -> str:
 
 
 def cost_lines(costs: Iterable[tuple[int, int]]) -> str:
-    """Lines of ids and calendar costs, as the brief style writes them."""
+    """Lines of ids and calendar costs in the brief style."""
     return "\n".join(f"{flight} {cost}" for flight, cost in costs)
 
 
@@ -196,14 +196,9 @@ def clock(minute: int) -> str:
 
 
 def proposal_for_user(
-    flight_id: int,
-    costs: Costs,
-    *,
-    flight: Flight,
-    in_conflict: Sequence[Event],
-    brief: bool,
+    flight_id: int, costs: Costs, *, flight: Flight, in_conflict: Sequence[Event], brief: bool
 ) -> str:
-    """What a user reads of a proposal: its own flight and points."""
+    """A user's text about a proposal: its own flight and points."""
     if brief:
         return f"Agent: [propose] {flight_id} {costs.calendar} {costs.price} {costs.arrival}"
     events = "; ".join(event_text(event) for event in in_conflict) or "none"
@@ -217,7 +212,7 @@ def proposal_for_user(
 
 
 def proposal_for_agent(flights: tuple[Flight, Flight], pair: tuple[int, int]) -> str:
-    """What the agent reads of its own proposal, in the full style: both flights with their ids."""
+    """The agent's text about its own proposal in the full style: both flights with ids."""
     return "\n".join(
         f"Flight for user {user}: id {i} | {flight_text(flight)}"
         for user, (i, flight) in enumerate(zip(pair, flights, strict=True))
@@ -231,7 +226,7 @@ def move_text(act: Act) -> str:
 
 
 def message_text(act: Act, *, brief: bool) -> str:
-    """What the other seat of the room reads of a message."""
+    """The text about a message for the other seat of the room."""
     who = "Agent" if act.seat == AGENT else f"User {act.seat}"
     return attributed(who, act, brief=brief)
 
@@ -246,7 +241,7 @@ def attributed(who: str, act: Act, *, brief: bool) -> str:
 
 
 def dropped(*, rejected: bool, messages: bool, brief: bool) -> str:
-    """What a user reads when a proposal is dropped; `rejected` says that this user rejected it."""
+    """A user's text about a dropped proposal; `rejected` says whether this user rejected it."""
     if brief:
         return BRIEF_OFF_YOURS if rejected and messages else BRIEF_OFF
     text = "The proposal was rejected and is dropped."
@@ -254,16 +249,16 @@ def dropped(*, rejected: bool, messages: bool, brief: bool) -> str:
 
 
 def booked(*, brief: bool) -> str:
-    """What all seats read when both users have accepted."""
+    """The text for all seats after both users have accepted."""
     return "" if brief else "Both users accepted. The flights are booked."
 
 
 def brief_phrases(most_cost: int, *, num_flights: int, hours: Sequence[int]) -> list[str]:
-    """Phrases that the brief style repeats; a tokenizer trained for it can make each one token.
+    """Recurring phrases of the brief style; its tokenizer can make each one token.
 
-    `most_cost` is the largest calendar cost, `hours` those of arrivals. Ids, hours and numbers
-    below 400 are digits unless there are so many flights that ids have two digits. A price of 319
-    is then ` 31` and `9`, so its tens are one token.
+    `most_cost` is the largest calendar cost, `hours` the hours of arrivals. Ids, hours and numbers
+    below 400 are single digits unless ids have two digits. A price of 319 is then ` 31` and `9`, so
+    its tens are one token.
     """
     if num_flights > 10:
         ids = [f"{start}{i}" for start in ("\n", " id ") for i in range(num_flights)]

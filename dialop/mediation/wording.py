@@ -1,7 +1,7 @@
-"""The wording of scripted players' moves: several phrasings in the full style, one in the brief.
-Private text has one phrasing in each.
+"""The wording of scripted players' moves: several phrasings in the full style, one in the brief
+style. Private text has one phrasing in each style.
 
-`statements.read_statements` reads every phrasing of costs, terms and events back exactly.
+`statements.read_statements` parses every phrasing of costs, terms and events exactly.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def events_message(events: Sequence[Event], rng: np.random.Generator) -> str:
 
 
 def terms_message(costs: Costs, rng: np.random.Generator, *, brief: bool) -> str:
-    """A user's message with the terms of the proposal that it rejected."""
+    """A user's message with the terms of a proposal that it has rejected."""
     if brief:
         return f"[message]\n{costs.calendar} {costs.price} {costs.arrival}"
     terms = f"calendar {costs.calendar}, price {costs.price}, arrival {costs.arrival}"
@@ -68,9 +68,9 @@ def proposal(pair: Pair) -> str:
 
 
 class Row(NamedTuple):
-    """A flight in the agent's private text. `hour` is that of its arrival, `following` that of its
-    user's next flight, None for the last; `conflicts` counts shared events; `cost` is the believed
-    calendar cost in points, `by_price` the loss by price in steps. Rows are ordered by hour."""
+    """A flight in the agent's private text. `hour` is its hour of arrival, `following` the hour of
+    its user's next flight, None for the last; `conflicts` counts shared events; `cost` is the
+    believed calendar cost in points, `by_price` the loss by price in steps. Ordered by hour."""
 
     hour: int
     user: int
@@ -88,7 +88,7 @@ def usual(user: int, tens: int, *, brief: bool) -> str:
 
 
 def valued(row: Row, values: tuple[int, int], so_far: str, found: str, *, brief: bool) -> list[str]:
-    """The agent's private lines about a flight. `values` are the hours since the line before and
+    """The agent's private lines about a flight. `values` are the hours since the previous line and
     the loss by both terms, `so_far` and `found` the best flights and the best pair so far."""
     gap, loss = values
     hour, following = (
@@ -105,8 +105,8 @@ def valued(row: Row, values: tuple[int, int], so_far: str, found: str, *, brief:
 
 
 def overlap_lines(flights: Sequence[Flight], events: Sequence[Event]) -> list[str]:
-    """A user's private lines about its flights: the times of each one, then the importance and the
-    start of each event that it overlaps, with their sum so far. The last sum is its cost."""
+    """A user's private lines about its flights: their times, then the importance and the start of
+    each event that the flight overlaps, with the sum so far. The last sum is the flight's cost."""
     lines = []
     for i, flight in enumerate(flights):
         line, cost = f"id {i} {span_text(flight.start, flight.end)}", 0
@@ -119,8 +119,8 @@ def overlap_lines(flights: Sequence[Flight], events: Sequence[Event]) -> list[st
 
 
 def malformed(text: str, rng: np.random.Generator) -> str:
-    """The same move with a mistake that the rules refuse: a missing or wrong tag, a missing
-    recipient, or a proposal for one user."""
+    """The same move with an injected error: a missing or wrong tag, a missing recipient, or a
+    proposal for one user."""
     if text.startswith("all:"):
         kind = rng.integers(3)
         if kind == 0:

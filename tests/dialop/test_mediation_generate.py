@@ -74,12 +74,12 @@ def test_small_instances_have_the_sizes_asked_for() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("best",), 0, "best must be -3, that of its flights, got 0"),
+        (("best",), 0, "best must be -3, computed from its flights, got 0"),
         (("arrival_pref",), 11, "arrival_pref: .* less than or equal to 10, got 11"),
         (("users",), [], "users.0: Field required"),
         (("users", 0, "flights"), [], "users.0.flights: .* at least 1 item"),
         (("users", 1, "events", 0, "importance"), 0, "users.1.events.0.importance: "),
-        (("users", 1, "flights", 1, "end"), 0, "users.1.flights.1: start must lie before end"),
+        (("users", 1, "flights", 1, "end"), 0, "users.1.flights.1: start must be before end"),
         (("users", 0, "events", 0, "shared"), None, "users.0.events.0.shared: .* valid boolean"),
     ],
 )
