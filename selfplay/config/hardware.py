@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from selfplay.config.plugins import check_name
+from selfplay.config.plugins import function_for
 from selfplay.config.schema import RULES
 
 
@@ -94,7 +94,7 @@ class EngineConfig:
     """The inference engine that generates the policy's turns. Each kind adds its own settings: see
     `selfplay/engines/options.py` for hf and sglang."""
 
-    kind: str = "hf"
+    kind: Annotated[str, function_for("engine.kind")] = "hf"
     """hf generates with transformers in the trainer's process; sglang starts SGLang; or your own
     class as my_file.py:Name"""
     max_batch: int = Field(default=512, ge=1, le=65_536)
@@ -108,11 +108,6 @@ class EngineConfig:
     """largest mean log-prob mismatch |engine - trainer| over the games of a step, in nats per
     token; if it is above this and above the noise measured at the start and in play, the run
     saves its state and stops"""
-
-    @field_validator("kind")
-    @classmethod
-    def _engine(cls, name: str) -> str:
-        return check_name("engine.kind", name)
 
     @property
     def copies(self) -> int:

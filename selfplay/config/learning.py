@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
-from selfplay.config.plugins import PLUGINS, check_name
+from selfplay.config.plugins import PLUGINS, function_for
 from selfplay.config.schema import RULES
 
 # Estimators with the baseline of the sample's own group. Their groups need two members, and
@@ -21,7 +21,7 @@ Aggregation = Literal["token_mean", "sequence_mean"]
 class AlgorithmConfig:
     """How rewards become advantages, and advantages a loss."""
 
-    advantage: str = "grpo"
+    advantage: Annotated[str, function_for("algorithm.advantage")] = "grpo"
     """advantage estimator: grpo (group mean and standard deviation), dr_grpo (group mean), rloo
     (mean of the other group members), turns (for each turn the others' mean at this turn),
     reinforce_pp (batch mean and standard deviation), ema (moving average for each role), ppo
@@ -30,7 +30,7 @@ class AlgorithmConfig:
     advantage_eps: float = Field(default=1e-4, ge=0.0, le=1000.0)
     """added to the standard deviation that divides advantages; a larger value damps groups with
     almost no variance"""
-    loss: str = "clip"
+    loss: Annotated[str, function_for("algorithm.loss")] = "clip"
     """policy loss: clip (PPO's clipped token ratios), gspo (clipped sequence ratios), cispo
     (clipped ratios as constant weights), reinforce (no ratios), or your own function as
     my_file.py:name (docs/your_method.md)"""
@@ -58,11 +58,6 @@ class AlgorithmConfig:
     """passes over each rollout"""
     options: dict[str, object] = Field(default_factory=dict)
     """settings of your own loss or advantage, which reads them as algorithm.options[NAME]"""
-
-    @field_validator("advantage", "loss")
-    @classmethod
-    def _function(cls, name: str, info: ValidationInfo) -> str:
-        return check_name(f"algorithm.{info.field_name}", name)
 
     @property
     def groups(self) -> bool:

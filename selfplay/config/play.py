@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from numbers import Integral, Real
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.dataclasses import dataclass
@@ -13,7 +13,7 @@ from dialop.starts import checked_entries
 from selfplay.config.features import context_of, typed
 from selfplay.config.own_code import is_own_game
 from selfplay.config.player_spec import CHECKPOINT, SCRIPTED, WARM_START, parse_shares, parse_spec
-from selfplay.config.plugins import PLUGINS, check_name, check_options, names_function
+from selfplay.config.plugins import PLUGINS, check_options, function_for, names_function
 from selfplay.config.schema import RULES, Described, described
 
 DEFAULT_GAME = "matching"
@@ -137,14 +137,14 @@ class RolloutConfig:
     partners: tuple[str, ...] = ("self",)
     """partners as 'spec*share' (docs/partners.md); with a partner other than self, the policy
     plays each seat equally often and the partner all others"""
-    opponents: str = "shares"
+    opponents: Annotated[str, function_for("rollout.opponents")] = "shares"
     """which partners play a step: shares, as in `rollout.partners`, with a pool member drawn
     uniformly; or your own class as my_file.py:Name, which may depend on the step and on the results
     so far (docs/doors.md)"""
-    player: str = "policy"
+    player: Annotated[str, function_for("rollout.player")] = "policy"
     """how the policy plays a seat: policy, or your own class as my_file.py:Name, which may change
     what it reads (docs/your_reward.md)"""
-    play: str = "plain"
+    play: Annotated[str, function_for("rollout.play")] = "plain"
     """how a game is played to its end: plain, turn by turn; branches, with sibling turns at branch
     points (docs/branches.md); or your own function as my_file.py:name (docs/doors.md)"""
     policy_seats: tuple[str, ...] = ()
@@ -154,11 +154,6 @@ class RolloutConfig:
     options: dict[str, object] = Field(default_factory=dict)
     """settings of the play branches, or of your own class or function in `rollout`, such as
     opponents"""
-
-    @field_validator("player", "opponents", "play")
-    @classmethod
-    def _function(cls, name: str, info: ValidationInfo) -> str:
-        return check_name(f"rollout.{info.field_name}", name)
 
     @model_validator(mode="after")
     def check(self) -> Self:
@@ -185,7 +180,7 @@ class RolloutConfig:
 class RewardConfig:
     """The reward of an episode."""
 
-    function: str = "score_norm"
+    function: Annotated[str, function_for("reward.function")] = "score_norm"
     """score_norm: the game's own rewards, such as the score divided by the best possible score;
     accept: 1 for any agreement; regret: as score_norm, but without an agreement half the
     score_norm of the last proposal; message_credit: for each message also how much it raised
@@ -200,11 +195,6 @@ class RewardConfig:
     """penalty for each invalid move of the seat, subtracted from its reward"""
     options: dict[str, object] = Field(default_factory=dict)
     """settings of your own reward function that has a parameter `options`"""
-
-    @field_validator("function")
-    @classmethod
-    def _function(cls, name: str) -> str:
-        return check_name("reward.function", name)
 
     @model_validator(mode="after")
     def check(self) -> Self:

@@ -11,10 +11,12 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from operator import attrgetter
 from typing import Any
+
+from pydantic import AfterValidator
 
 from dialop.game import wrong_state
 from dialop.modules import own_module
@@ -140,6 +142,11 @@ def check_name(key: str, name: str) -> str:
             f"or my_file.py:name, got {name!r}{nearest(name, built_in)}"
         )
     return name
+
+
+def function_for(key: str) -> AfterValidator:
+    """The validator of a key's field, as `check_name`."""
+    return AfterValidator(partial(check_name, key))
 
 
 def check_options(section: str, values: Any) -> None:
