@@ -60,9 +60,9 @@ def ended_by_own(error: BaseException, folder: Path) -> int:
 def main(words: list[str] | None = None) -> int:
     """Start or resume a run, take its steps, and finish it. Returns the exit status."""
     try:
-        asked, config = PARSED or parse_train(words or [], __doc__ or "")
-        if asked.dry_run:
-            dry_run(config, check_run(config, here=False), gpu_gb=asked.gpu)
+        args, config = PARSED or parse_train(words or [], __doc__ or "")
+        if args.dry_run:
+            dry_run(config, check_run(config, here=False), gpu_gb=args.gpu)
             return 0
     except (ValueError, OSError) as error:
         return refused("train.py", error)

@@ -38,17 +38,17 @@ def main(words: Sequence[str] | None = None) -> int:
     about = "settings that override the file's"
     add("overrides", nargs="*", default=[], metavar="key=value", help=about)
     try:
-        asked = parser.parse_intermixed_args(words)
-        parser.check_settings(asked.overrides)
-        key = key_of(asked.name)
-        use = as_setting(key, asked.name)
-        config = load(Config, asked.config, [*asked.overrides, use])
-        for line in map(on_one_line, findings(key, asked.name, config)):
+        args = parser.parse_intermixed_args(words)
+        parser.check_settings(args.overrides)
+        key = key_of(args.name)
+        use = as_setting(key, args.name)
+        config = load(Config, args.config, [*args.overrides, use])
+        for line in map(on_one_line, findings(key, args.name, config)):
             print(line if line.startswith(("warning: ", "note: ")) else f"ok  {line}", flush=True)
     except ValueError as error:
         return refused(PROGRAM, error)
-    given = [f"--config {asked.config}"] if asked.config else []
-    print("use it as", *given, shlex.quote(use), *asked.overrides)
+    given = [f"--config {args.config}"] if args.config else []
+    print("use it as", *given, shlex.quote(use), *args.overrides)
     return 0
 
 

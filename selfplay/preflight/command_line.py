@@ -163,20 +163,20 @@ def parse_train(words: Sequence[str], about: str) -> tuple[argparse.Namespace, C
     add("--list", action="store_true", help="list the shipped configs")
     sections = "show the common settings, or every key of a section or of all"
     add("-h", "--help", nargs="?", const="", metavar="SECTION", help=sections)
-    asked, rest = parser.parse_known_intermixed_args(words)
-    if asked.help is not None:
-        about_all = parser.format_help() if asked.help in ("", "all") else ""
-        print(f"{about_all}{help_of(asked.help, asked.config, asked.overrides)}", end="")
+    args, rest = parser.parse_known_intermixed_args(words)
+    if args.help is not None:
+        about_all = parser.format_help() if args.help in ("", "all") else ""
+        print(f"{about_all}{help_of(args.help, args.config, args.overrides)}", end="")
         sys.exit(0)
-    if asked.list:
+    if args.list:
         print(shipped_configs(), end="")
         sys.exit(0)
-    parser.check_settings([*rest, *asked.overrides])
-    if asked.config is None:
+    parser.check_settings([*rest, *args.overrides])
+    if args.config is None:
         raise ValueError("--config FILE is required, e.g. --config tiny; --list shows all")
-    if asked.gpu is not None and not asked.dry_run:
+    if args.gpu is not None and not args.dry_run:
         raise ValueError("--gpu needs --dry-run")
-    return asked, load_config(asked.config, asked.overrides)
+    return args, load_config(args.config, args.overrides)
 
 
 def parse_eval(words: Sequence[str], about: str) -> EvalPlan:

@@ -346,12 +346,12 @@ def _check_player(player: Callable[..., Any], config: Config) -> Iterator[str]:
     while position.ended is None:
         with suppress(StopIteration):
             position.turn(generate).send(None)
-    for each, asked, num in zip(players, prompts, num_sampled, strict=True):
+    for each, read, num in zip(players, prompts, num_sampled, strict=True):
         transcript = each.transcript
         _require(each.name == "policy" and transcript is not None, "it must be a PolicyPlayer")
         _require(sum(transcript.mask) == num, "the loss mask must cover exactly the sampled tokens")
         _require(
-            asked == [transcript.ids[:start] for start, _ in trained_stretches(transcript.mask)],
+            read == [transcript.ids[:start] for start, _ in trained_stretches(transcript.mask)],
             "each prompt must equal the transcript before its turn, or log-probs of engine and "
             "trainer differ",
         )

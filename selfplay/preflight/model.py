@@ -195,9 +195,9 @@ class StartCheck:
         """Sample a few tokens after the text with rank 0's engine, which must be awake. A
         collective call."""
         prompt = text_ids(self.tokenizer, self._length())
-        asked = [Request(prompt, NUM_SAMPLED, seed=0)] if self.world.rank == 0 else []
+        requests = [Request(prompt, NUM_SAMPLED, seed=0)] if self.world.rank == 0 else []
         sampled: Sampled = [], []
-        for answer in engine.generate_batch(asked, Sampling(temperature=1.0, stop_ids=())):
+        for answer in engine.generate_batch(requests, Sampling(temperature=1.0, stop_ids=())):
             sampled = [*prompt, *answer.ids], answer.logprobs
         self._ids, self._engine_logprobs = broadcast_object(sampled, self.world)
 

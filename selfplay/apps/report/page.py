@@ -266,23 +266,21 @@ def reward_lines(run: RunFiles) -> list[Line]:
 def run_charts(run: RunFiles) -> list[Chart]:
     """The charts of one run that have data. If seats have different rewards, scores with fixed
     partners and the seats' rewards come first."""
-    of = "scores of the policy's seats" if run.unequal else "fraction of the best value"
-    note = f"{of}, 95 % intervals; dashed: other players"
-    score = line_chart(
-        "Score", list(score_lines(run, COLOURS[0])), reference_levels(run), note=note
-    )
+    what = "scores of the policy's seats" if run.unequal else "fraction of the best value"
+    note = f"{what}, 95 % intervals; dashed: other players"
+    lines = list(score_lines(run, COLOURS[0]))
+    score = line_chart("Score", lines, reference_levels(run), note=note)
     partners = line_chart("Score with fixed partners", partner_lines(run), note="validation games")
     reward = line_chart("Reward", reward_lines(run), note="of the policy's seats, in training")
-    charts = [partners, reward, score] if run.unequal else [score, partners, reward]
-    num_first = len(charts)
-    for title, metrics, note in _CURVES:
-        charts.append(line_chart(title, metric_lines(run, metrics), note=note))
-    charts[num_first + 2 : num_first + 2] = [
+    first = [partners, reward, score] if run.unequal else [score, partners, reward]
+    curves = [
+        line_chart(title, metric_lines(run, metrics), note=note) for title, metrics, note in _CURVES
+    ]
+    own = [
         line_chart(heading.capitalize(), metric_lines(run, [(name, heading)]), note=meaning)
         for name, heading, meaning in own_measures(run)
     ]
-    kinds = _metrics_with(run, "errors_")
-    every = [
+    by_kind = [
         Line(
             kind.removeprefix("errors_").replace("_", " "),
             smoothed(points := [(step["step"], step.get(kind) or 0.0) for step in run.steps]),
@@ -290,12 +288,13 @@ def run_charts(run: RunFiles) -> list[Chart]:
             tooltip=points,
             dashed=i >= len(COLOURS),
         )
-        for i, kind in enumerate(kinds)
+        for i, kind in enumerate(_metrics_with(run, "errors_"))
     ]
-    charts.insert(num_first + 2, line_chart("Errors by kind", every, note="invalid moves per game"))
+    errors = line_chart("Errors by kind", by_kind, note="invalid moves per game")
     imitated = (("imitation_loss", "all"), ("imitation_loss_chats", "only chats"))
     losses = metric_lines(replace(run, steps=run.imitation), imitated)
-    charts.append(line_chart(_IMITATION, losses, note="nats per token, by optimizer step"))
+    imitation = line_chart(_IMITATION, losses, note="nats per token, by optimizer step")
+    charts = [*first, *curves[:2], errors, *own, *curves[2:], imitation]
     return [chart for chart in charts if chart]
 
 
