@@ -270,7 +270,7 @@ def test_a_run_goes_on_by_its_own_settings_and_by_other_paths_of_the_same_files(
     other = own.with_name(f"{own.stem}_reward.py")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / other.name).write_text("def other(episode):\n    return (0, 0), ()\n")
-    with pytest.raises(ValueError, match=r"reward\.function .* names no other module has"):
+    with pytest.raises(ValueError, match=r"reward\.function .* unique module names"):
         name = f"{tmp_path}/other/{other.name}:other"
         check_run_folder(run, load_config(None, words_of(own, f"reward.function={name}")))
     with pytest.raises(SettingsError, match=r"reward\.function: .*:reward -> .*:another"):

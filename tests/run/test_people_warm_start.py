@@ -75,7 +75,7 @@ def test_boards_of_the_runs_own_evaluations_are_never_imitated(file: Path, tmp_p
     config = config_of(f"data.test={held_out}")
     kit = config.game.kit
     assert people(config, file) == [kit.digest(board) for board in BOARDS[3:]]
-    with pytest.raises(SettingsError, match=r"warm_start\.recorded .* all on those of data\.test"):
+    with pytest.raises(SettingsError, match=r"warm_start\.recorded .* instances of data\.test"):
         people(config_of(f"data.test={file}"), file)
 
 
