@@ -1,10 +1,10 @@
 """Packs samples into micro-batches: one row of tokens without padding, and the trained positions.
 
-A prefix that several sequences share is computed once. Sequences in lexicographic order are read as
-a tree: each one adds a segment to the path of the one before it, after the prefix that both share.
-A segment's tokens stand at the same positions and see the same tokens in every sequence that
-contains them, so their hidden states are the same. This covers the prompt of a group's games, the
-played turns before a branch point, and rules that all games share.
+A prefix that several sequences share is computed once. Sequences in lexicographic order form a
+tree: each one adds a segment to the path of the previous one, after the prefix that both share. A
+segment's tokens have the same positions and see the same tokens in every sequence that contains
+them, so their hidden states are the same. This covers the prompt of a group's games, the played
+turns before a branch point, and rules that all games share.
 
 Shapes: N tokens of the row of S sequences, K tokens of all sequences, M trained tokens. Logits are
 computed only at the positions whose next token is trained.
@@ -28,7 +28,7 @@ from selfplay.advantages.sample import Sample
 from selfplay.distributed import World, all_reduce_max, exchange_objects, gather_objects
 from selfplay.model.attention import PackedRow, Prefixes
 
-# A rank with fewer micro-batches than others makes its last passes on this sample, without a loss,
+# A rank with fewer micro-batches than others runs its last passes on this sample, without a loss,
 # because every rank must join the collectives of each pass.
 DUMMY = Sample(name="", ids=[0, 0], mask=[0, 1], old_logprobs=[0.0, 0.0], advantages=[0.0, 0.0])
 # Sharing must save at least this fraction of the tokens, or gathering keys costs more.
@@ -41,8 +41,8 @@ Ids = Sequence[int]
 class MicroBatch:
     """The input of one forward and backward pass.
 
-    `sample_M` indexes `names`, so an error can name the sample of a bad loss. `columns` are those
-    of the samples [M], by name, 0 where a sample has none; a dummy has every column.
+    `sample_M` indexes `names`, so an error can name the sample of a bad loss. `columns` are the
+    samples' columns [M] by name, 0 where a sample has none; a dummy has every column.
     """
 
     row: PackedRow
@@ -55,8 +55,7 @@ class MicroBatch:
 
     @property
     def is_dummy(self) -> bool:
-        """Whether it stands in for a batch that other ranks have and this one has not; its values
-        count nowhere."""
+        """Whether it only stands in for a batch that other ranks have; its values do not count."""
         return self.names == (DUMMY.name,)
 
 
@@ -65,8 +64,8 @@ def micro_batches(
 ) -> Iterator[tuple[list[int], MicroBatch]]:
     """This rank's micro-batches of at most `budget` computed tokens, with their samples' indices.
 
-    Every rank must call and gets equally many; a rank with fewer gets dummies, without indices.
-    Each is packed when it is asked for, while a GPU still works on the ones before it.
+    Every rank must call and gets the same number, filled up with dummies, which have no indices.
+    Each is packed when it is requested, while a GPU still works on the previous ones.
     """
     sequences = [[s.ids[start:end] for start, end in s.sequences()] for s in samples]
     batches = split(sequences, budget=budget, share_prefixes=share_prefixes)
@@ -81,7 +80,7 @@ def split(
     samples: Sequence[Sequence[Ids]], *, budget: int, share_prefixes: bool = True
 ) -> list[list[int]]:
     """Indices of the samples in each micro-batch of at most `budget` computed tokens. Each sample
-    is given by its sequences, in the order in which they are packed.
+    is given by its sequences, in packing order.
 
     Samples that share a prefix are neighbours. If sharing saves too few tokens (LEAST_SAVED), the
     longest come first: samples of similar length keep the padding inside SDPA attention small. A
@@ -103,7 +102,7 @@ def split(
         num, num_saved = num + lengths[i], num_saved + sum(saved)
         if not batches or num - num_saved * pays_off(num_saved, num) > budget:
             batches.append([])
-            # The first sequence of a batch has none before it.
+            # The first sequence of a batch has no previous one.
             num, num_saved = lengths[i], sum(saved[1:])
         batches[-1].append(i)
     return batches
@@ -115,7 +114,7 @@ def pack(
     """One micro-batch of these samples, back to back. Each sequence of a sample is packed like a
     separate sample; sequences without a trained token are left out.
 
-    With `share_prefixes`, a prefix that a sample shares with the one before it is computed once.
+    With `share_prefixes`, a prefix that a sample shares with the previous one is computed once.
     Raises ValueError for a sample whose first token is trained.
     """
     ranges = [(i, start, end) for i, s in enumerate(samples) for start, end in s.sequences()]
@@ -165,34 +164,31 @@ def _packed_row(
     shared: Layout | None,
     device: torch.device,
 ) -> PackedRow:
-    """The row of sequences of these lengths, in which the tokens `trained_M` are trained."""
+    """The row of sequences of these lengths, where the tokens `trained_M` are trained."""
     bounds_S1 = _bounds(lengths_S)
     positions_K = np.arange(len(ids_K)) - np.repeat(bounds_S1[:-1], lengths_S)
     sequences_S1 = _on_device(bounds_S1.astype(np.int32), device)
-    longest = int(lengths_S.max())
-    if shared is None:
-        return PackedRow(
-            _on_device(ids_K, device),
-            _on_device(positions_K, device),
-            sequences_S1,
-            longest,
-            _on_device(trained_M - 1, device),
-        )
-    tokens_K, new_S = shared.tokens_K, np.array(shared.new)
-    first_N = np.unique(tokens_K, return_index=True)[1]
+    longest, predict_M, prefixes = int(lengths_S.max()), trained_M - 1, None
+    if shared is not None:
+        tokens_K, new_S = shared.tokens_K, np.array(shared.new)
+        prefixes = Prefixes(_on_device(tokens_K, device), sequences_S1, longest)
+        first_N = np.unique(tokens_K, return_index=True)[1]
+        ids_K, positions_K = ids_K[first_N], positions_K[first_N]
+        sequences_S1 = _on_device(_bounds(new_S).astype(np.int32), device)
+        longest, predict_M = int(new_S.max()), tokens_K[predict_M]
     return PackedRow(
-        _on_device(ids_K[first_N], device),
-        _on_device(positions_K[first_N], device),
-        _on_device(_bounds(new_S).astype(np.int32), device),
-        int(new_S.max()),
-        _on_device(tokens_K[trained_M - 1], device),
-        Prefixes(_on_device(tokens_K, device), sequences_S1, longest),
+        _on_device(ids_K, device),
+        _on_device(positions_K, device),
+        sequences_S1,
+        longest,
+        _on_device(predict_M, device),
+        prefixes,
     )
 
 
 def _on_device(values: NDArray[Any], device: torch.device) -> Tensor:
     tensor = torch.from_numpy(values)
-    # From pinned memory a copy to a GPU does not wait for the passes before it.
+    # From pinned memory a copy to a GPU does not wait for earlier passes.
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -213,7 +209,7 @@ def num_trained_tokens(samples: Sequence[Sample]) -> int:
 class Layout:
     """The positions of sequences in a row.
 
-    `new[i]` is the length of sequence i's own segment. `tokens_K` are the row indices of every
+    `new[i]` is the length of sequence i's own segment. `tokens_K` are the row indices of each
     sequence's tokens, sequence after sequence.
     """
 
@@ -237,14 +233,14 @@ def layout(sequences: Sequence[Ids]) -> Layout | None:
 
 
 def pays_off(num_shared: int, num_tokens: int) -> bool:
-    """Whether a row of this many tokens is computed without those that are shared."""
+    """Whether sharing saves enough of a row's tokens to be worth it."""
     return num_shared >= LEAST_SAVED * num_tokens
 
 
 def shared_lengths(sequences: Sequence[Ids]) -> list[int]:
-    """How many tokens each sequence shares with the one before it; 0 for the first.
+    """How many tokens each sequence shares with the previous one; 0 for the first.
 
-    At least one token of each sequence is its own, so no segment is empty.
+    At least one token of each sequence is never shared, so no segment is empty.
     """
     arrays = [np.fromiter(sequence, np.int64, len(sequence)) for sequence in sequences]
     shared = [0] * min(1, len(arrays))
@@ -259,11 +255,11 @@ def shared_lengths(sequences: Sequence[Ids]) -> list[int]:
 
 
 def balance_tokens(samples: Sequence[Sample], world: World) -> list[Sample]:
-    """The samples that this rank trains on, so that all data-parallel ranks have about as many
+    """The samples that this rank trains on; all data-parallel ranks get about the same number of
     tokens.
 
     Most samples stay on the rank that played them. The ranks of one tensor-parallel group get the
-    same samples. A single process keeps its own, in order.
+    same samples. A single process keeps its samples, in order.
     """
     if world.world_size == 1:
         return list(samples)
@@ -279,9 +275,9 @@ def balance_tokens(samples: Sequence[Sample], world: World) -> list[Sample]:
 def deal(sizes: Sequence[Sequence[int]], *, tp: int) -> list[list[tuple[int, int]]]:
     """The samples that each group of `tp` neighbouring ranks trains on, as sorted (rank, index).
 
-    `sizes` are the numbers of tokens of each rank's samples. Every sample starts in its own rank's
-    group. Then, as long as there is one, the largest sample of at most half the difference moves
-    from the group with the most tokens to the one with the fewest.
+    `sizes` has the token counts of each rank's samples. Every sample starts in its rank's group.
+    Then the largest sample of at most half the difference moves from the group with the most tokens
+    to the one with the fewest, until there is none.
     """
     groups = [
         sorted((size, rank, i) for rank in range(a, a + tp) for i, size in enumerate(sizes[rank]))

@@ -18,32 +18,21 @@ from transformers import PreTrainedModel
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
 from selfplay.config.player_spec import Spec
-from selfplay.distributed import (
-    World,
-    all_reduce_max,
-    all_reduce_sum,
-    gather_objects,
-    local_part,
-)
+from selfplay.distributed import World, all_reduce_max, all_reduce_sum, gather_objects, local_part
 from selfplay.errors import SettingsError
 from selfplay.learner.batch import MicroBatch
 from selfplay.learner.method import Ask, Method, Parts, Trained, make_methods
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.model.lora import Adapters, without_adapters
-from selfplay.model.policy import (
-    DTYPES,
-    liger_is_here,
-    load_sharded,
-    policy_logprobs,
-)
+from selfplay.model.policy import DTYPES, liger_is_here, load_sharded, policy_logprobs
 
-# Of how many layers one is recomputed in the backward pass, by parallel.checkpointing.
+# Every n-th layer is recomputed in the backward pass, by parallel.checkpointing.
 RECOMPUTED = {"none": 0, "half": 2, "full": 1}
 
 
 @dataclass(slots=True)
 class Learner:
-    """What an update changes (model, optimizer, what methods train) and what it only reads.
+    """What an update changes (model, optimizer, modules of methods) and what it only reads.
 
     The reference of a model with adapters is the model itself, run without them.
     """
@@ -57,7 +46,7 @@ class Learner:
     methods: Sequence[Method] = ()
 
     def further(self) -> Iterator[tuple[str, Trained]]:
-        """What methods train beside the policy, by name."""
+        """The modules that methods train along with the policy, by name."""
         for method in self.methods:
             yield from method.trained.items()
 
@@ -74,9 +63,9 @@ def make_learner(
     reader: Callable[[Spec], Ask] | None = None,
 ) -> Learner:
     """The sharded policy, its optimizer, a reference for the KL and the methods of the settings.
-    With adapters only they are trained, and the reference is the same model without them. For
-    `imitation` with this optimizer there is neither reference nor method; without `adapters` all
-    weights are trained. `as_engine` makes the models compute as the engine does.
+    With adapters only they are trained, and the reference is the same model without them.
+    `imitation` names the optimizer of a warm start, which has neither reference nor methods.
+    Without `adapters` all weights are trained. `as_engine` makes models compute as the engine does.
     """
     lora = config.model.lora if adapters else None
     load = partial(
@@ -110,7 +99,7 @@ def make_learner(
 
 
 def check_finite(model: PreTrainedModel, weights: Path, world: World) -> None:
-    """Raise SettingsError on every rank, with a parameter's name, if one is not finite."""
+    """Raise SettingsError on every rank, with the parameter's name, if one is not finite."""
     names = (n for n, p in model.named_parameters() if not local_part(p).isfinite().all())
     found = list(filter(None, gather_objects(next(names, ""), world)))
     if found:
@@ -147,8 +136,8 @@ def reference_logprobs(learner: Learner, batch: MicroBatch, *, temperature: floa
 
 
 def autocast(learner: Learner) -> torch.autocast:
-    """Computes in `compute_dtype` in a single CPU process, the only one without a mesh; with a mesh
-    FSDP's mixed precision does."""
+    """Autocast to `compute_dtype` in a single CPU process, the only one without a mesh; with a mesh
+    FSDP's mixed precision does that."""
     enabled = learner.world.mesh is None and learner.compute_dtype != torch.float32
     return torch.autocast(learner.world.device.type, learner.compute_dtype, enabled=enabled)
 
@@ -158,13 +147,13 @@ class TokenMeans:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        # Sums stay on the device, because reading one would synchronize host and device.
+        # Sums stay on the device, because reading one synchronizes host and device.
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, float] = {}
         self._largest: dict[str, Tensor] = {}
 
     def add(self, values: dict[str, Tensor], batch: MicroBatch) -> None:
-        """Add values [M] under their names; those of a dummy batch count as no value. Of a name
+        """Add values [M] under their names; the values of a dummy batch do not count. For a name
         that ends with _max the largest value is kept, at least 0."""
         for name, values_M in values.items():
             if name.endswith("_max"):
@@ -174,12 +163,12 @@ class TokenMeans:
                 continue
             total = values_M.detach().sum().double() * (not batch.is_dummy)
             num = 0 if batch.is_dummy else values_M.numel()
-            self._sums[name] = self._sums[name] + total if name in self._sums else total
+            self._sums[name] = self._sums.get(name, 0.0) + total
             self._counts[name] = self._counts.get(name, 0.0) + num
 
     def means(self) -> dict[str, float]:
         """Means and largest values by name. Every rank must call."""
-        # A loss of one's own may give a metric in some of its calls alone.
+        # A custom loss may return a metric in only some of its calls.
         had = gather_objects((list(self._sums), list(self._largest)), self._world)
         names, of_largest = (sorted({*chain(*of_ranks)}) for of_ranks in zip(*had, strict=True))
         sums = all_reduce_sum([float(self._sums.get(n, 0.0)) for n in names], self._world)

@@ -2,15 +2,15 @@
 
 Every function returns per-token values [M]; the caller weighs them (`aggregation`), sums them and
 divides by one denominator that all micro-batches and ranks agreed on before the first backward
-pass, so the gradient does not depend on how the batch was cut.
+pass, so the gradient does not depend on how the batch is split.
 
-A policy loss is a function (logprobs_M, batch, algorithm), found by `algorithm.loss`, that returns
-per-token losses and metrics: the ratios it worked with, and a 0/1 mask of tokens whose gradient it
-removed. pi is the policy being trained, pi_old the one that sampled, r = pi / pi_old, A a token's
-advantage. Shapes: M trained tokens of S samples; `sample_M` numbers the sample of each token, and
-no sample is cut in two.
+A policy loss is a function (logprobs_M, batch, algorithm), named by `algorithm.loss`, that returns
+per-token losses and metrics: its ratios, and a 0/1 mask of the tokens whose gradient it removes. pi
+is the policy being trained, pi_old the one that sampled, r = pi / pi_old, A a token's advantage.
+Shapes: M trained tokens of S samples; `sample_M` is the index of each token's sample, and a sample
+is never split.
 
-Log-ratios are clamped to [-LARGEST_LOG, LARGEST_LOG] before `exp`; a token beyond has the ratio of
+Log-ratios are clamped to [-LARGEST_LOG, LARGEST_LOG] before `exp`; a token beyond gets the ratio at
 the bound and no gradient. Without the clamp a log-ratio of +99 is an infinite ratio and a NaN
 gradient.
 """
@@ -32,17 +32,17 @@ from selfplay.errors import OwnFault
 from selfplay.learner.batch import MicroBatch
 
 Losses = tuple[Tensor, dict[str, Tensor]]  # losses [M], metrics [M] by name
-OF_LOSSES = ("ratio_mean", "clip_share")  # metrics that the built-in losses give
+OF_LOSSES = ("ratio_mean", "clip_share")  # metrics of the built-in losses
 LARGEST_LOG = 20.0  # nats; exp(20) is 4.9e8. verl clamps log-ratios to the same range
 
 
 def checked_losses(
     loss: Callable[..., Any], logprobs_M: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig
 ) -> Losses:
-    """What a policy loss gives. Raises OwnFault for what no step can use."""
+    """The result of a policy loss. Raises OwnFault if it is invalid."""
     before = [*_tensors([logprobs_M, batch])]
-    versions = [each._version for each in before]  # which each change in place raises
-    own = loss.__module__ != __name__  # `.data` and numpy change a tensor without a version
+    versions = [each._version for each in before]  # each change in place increments them
+    own = loss.__module__ != __name__  # `.data` and numpy change a tensor but not its version
     copies = [each.detach().clone() for each in before] if own else before
     switches = torch_switches()
     result = loss(logprobs_M, batch, algorithm)
@@ -58,7 +58,7 @@ def checked_losses(
         if values_M.device != logprobs_M.device:
             raise OwnFault(f"{name} must be on {logprobs_M.device}, got {values_M.device}")
         if name != "losses_M" and name not in OF_LOSSES and (is_taken(name) or name == "words"):
-            raise OwnFault(f"metrics must have names of their own, got {name!r}, a run's own")
+            raise OwnFault(f"metrics must have new names, got {name!r}, which a run uses already")
     after = [*_tensors([logprobs_M, batch])]
     same = [*map(id, after)] == [*map(id, before)] and versions == [t._version for t in after]
     pairs = zip(after, copies, strict=True) if same and own else ()
@@ -90,9 +90,9 @@ def clipped_surrogate(logprobs_M: Tensor, batch: MicroBatch, algorithm: Algorith
     """PPO's clipped objective, negated: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
 
     arXiv 1707.06347 eq. 7, with separate bounds as in arXiv 2503.14476 eq. 10. With `dual_clip` c
-    above 1 the loss of a token with A < 0 is never more than -c A (dual clip, arXiv 1912.09729), so
-    a token that became far more likely cannot outweigh the batch; 0 turns dual clip off. At ratio 1
-    the gradient is REINFORCE's: -A times the gradient of the log-prob.
+    above 1 the loss of a token with A < 0 is at most -c A (dual clip, arXiv 1912.09729), so a token
+    that became far more likely cannot outweigh the batch; 0 turns dual clip off. At ratio 1 the
+    gradient is REINFORCE's: -A times the gradient of the log-prob.
     """
     ratios_M = ratio(logprobs_M - batch.old_logprobs_M)
     return _clipped(ratios_M, batch.advantages_M, algorithm)
@@ -101,10 +101,10 @@ def clipped_surrogate(logprobs_M: Tensor, batch: MicroBatch, algorithm: Algorith
 def gspo(logprobs_M: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig) -> Losses:
     """The same clip with one ratio per sequence, s = (product of r over its tokens)^(1 / tokens).
 
-    arXiv 2507.18071 in its token form, eq. 13 and 14: a token's ratio has the value s and the
-    gradient s times that of its own log-prob. Where the tokens of a sequence share an advantage,
-    loss and gradient are those of the sequence form (eq. 5 and 7); otherwise each token keeps its
-    own. A sequence holds all tokens of one seat in a game.
+    arXiv 2507.18071 in its token form, eq. 13 and 14: a token's ratio has the value s, and its
+    gradient is s times the gradient of the token's log-prob. If the tokens of a sequence share an
+    advantage, loss and gradient equal the sequence form (eq. 5 and 7); otherwise each token keeps
+    its own. A sequence holds all tokens of one seat in a game.
     """
     sample_M = batch.sample_M
     num_M = torch.bincount(sample_M)[sample_M]
@@ -130,7 +130,7 @@ def _clipped(ratios_M: Tensor, advantages_M: Tensor, algorithm: AlgorithmConfig)
 def cispo(logprobs_M: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig) -> Losses:
     """REINFORCE with a clipped ratio as a constant weight: -clip(r, 1 - low, 1 + high) A log pi.
 
-    arXiv 2506.13585 eq. 4 and 5. Every token keeps its gradient; the mask marks those whose weight
+    arXiv 2506.13585 eq. 4 and 5. Every token keeps its gradient; the mask marks tokens whose weight
     was clipped. The paper has no lower bound, which is `clip_low` 1.
     """
     advantages_M = batch.advantages_M
@@ -164,7 +164,7 @@ def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, *, estimator: 
     k3 clamps d to [-LARGEST_LOG, LARGEST_LOG], so it is at most exp(20) - 21 = 4.9e8. verl also
     clamps k3 itself to [-10, 10], which removes the gradient of every token that is more than 13
     times as likely under the reference (d above 2.6), where the KL is largest. Here these tokens
-    keep their gradient, and `optim.max_grad_norm` bounds the step.
+    keep their gradient, and `optim.max_grad_norm` limits the step.
     """
     d_M = reference_logprobs_M - logprobs_M
     if estimator == "k1":
@@ -193,8 +193,8 @@ def aggregation_weights(sample_M: Tensor, aggregation: Aggregation | int) -> Ten
     """The weight of each token's loss [M], before the sum is divided by the global denominator.
 
     token_mean: 1, over the number of tokens (arXiv 2503.14476 eq. 8). sequence_mean: 1 / tokens of
-    its sample, over the number of samples (arXiv 2402.03300 eq. 3). A number: 1 / it,
-    over the number of samples (Dr. GRPO, arXiv 2503.20783, section 3).
+    the sample, over the number of samples (arXiv 2402.03300 eq. 3). A number n: 1 / n, over the
+    number of samples (Dr. GRPO, arXiv 2503.20783, section 3).
     """
     if aggregation == "sequence_mean":
         return 1.0 / torch.bincount(sample_M)[sample_M]

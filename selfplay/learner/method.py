@@ -1,6 +1,6 @@
-"""What a method adds to a training step: the hooks of `Method`, its loss terms, its own modules.
+"""What a method adds to a training step: the hooks of `Method`, loss terms, trained modules.
 
-A step asks its methods in the order of the settings (docs/your_method.md).
+A step calls its methods in the order of the settings (docs/your_method.md).
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ if TYPE_CHECKING:
 # A micro-batch's token losses [M] and metrics [M] by name.
 Objective = Callable[["Learner", MicroBatch], tuple[Tensor, dict[str, Tensor]]]
 
-# Plays so many further instances of the step over all ranks, each of which must call; gives this
-# rank's games.
+# Plays this many further instances of the step over all ranks and returns this rank's games. Every
+# rank must call.
 More = Callable[[int], Rollout]
-
 
 # Answers chats outside games, in order.
 Ask = Callable[[Sequence[Request]], list[Completion]]
@@ -45,10 +44,10 @@ Ask = Callable[[Sequence[Request]], list[Completion]]
 class LossTerm:
     """One term of an optimizer step's loss: samples, their objective, its weight.
 
-    `name` is what a message calls the loss. The term's sum is divided by its number of trained
-    tokens, or with `by_sample` by that of its samples. Without `trains_policy` it leaves the policy
-    as it is. `faults` are those of code of one's own in the objective, which ends the step after
-    its last pass, because the passes involve the other ranks.
+    `name` is the loss's name in messages. The term's sum is divided by its number of trained
+    tokens, or with `by_sample` of samples. Without `trains_policy` it leaves the policy unchanged.
+    `faults` are the faults of custom code in the objective. They end the step after its last pass,
+    because the passes involve the other ranks.
     """
 
     samples: Sequence[Sample]
@@ -62,8 +61,8 @@ class LossTerm:
 
 @dataclass(slots=True)
 class Trained:
-    """A module that a method trains beside the policy, and its optimizer. It is offloaded, clipped,
-    stepped and saved as the policy is; its parameters are sharded already."""
+    """A module that a method trains along with the policy, and its optimizer. It is offloaded,
+    clipped, stepped and saved like the policy; its parameters are already sharded."""
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
@@ -71,9 +70,9 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a method is made of: the run's settings, the learner with its ranks (`learner.world`),
-    `load`, which gives a further model with the policy's first weights, sharded as the policy is,
-    the run's exact texts, and `reader`, which gives the answers of a chat model by its spec."""
+    """The inputs of a method: the run's settings, the learner with its ranks (`learner.world`),
+    `load`, which returns another model with the policy's first weights, sharded like the policy,
+    the run's exact texts, and `reader`, which answers chats with the model of a spec."""
 
     config: Config
     learner: Learner
@@ -83,13 +82,13 @@ class Parts:
 
 
 class Method:
-    """A method: six hooks, each of which does nothing here. Every rank calls each at the same point
-    of a step, in the order below.
+    """A method: six hooks, which do nothing by default. Every rank calls each at the same point of
+    a step, in the order below.
 
-    `Options` is the class of its settings, a dataclass, whose `check(config)` may raise ValueError
-    for other settings that do not fit. With `more_instances` of it the method may play as many
-    instances more in a step. `trained` are the modules that it trains, by the names that
-    checkpoints and metrics give them.
+    `Options` is the dataclass of its settings; its `check(config)` may raise ValueError for other
+    settings that do not fit. Its `more_instances` is the number of instances that the method may
+    add to a step. `trained` are the modules that it trains, by their names in checkpoints and
+    metrics.
     """
 
     Options: type = NoOptions
@@ -104,51 +103,50 @@ class Method:
         anything. With `ask`, on the first rank, it may also ask a model."""
 
     def after_play(self, rollout: Rollout, more: More, *, config: Config) -> Rollout:
-        """This rank's games that the step uses, those of `more` among them, as the methods before
-        this one leave them. What `reward.function` pays comes later (`with_rewards` asks it here).
+        """This rank's games that the step uses, including games of `more`; `rollout` has passed the
+        earlier methods. `reward.function` is applied later (`with_rewards` applies it here).
 
-        Every rank must ask for equally many further instances, together at most `more_instances` of
-        the settings; else `more` raises OwnFault.
+        Every rank must request equally many further instances, in total at most `more_instances` of
+        the settings; otherwise `more` raises OwnFault.
         """
         return rollout
 
     def samples(self, samples: list[Sample], episodes: Sequence[Episode]) -> list[Sample]:
         """The samples of this rank's games, with rewards, before they are compared in groups.
 
-        A sample's `group` is the key of those that it is compared with. One that is left out trains
-        nowhere, but its group's numbers are counted with it.
+        A sample is compared with the samples of the same `group`. A sample that is left out is not
+        trained on, but still counts in the statistics of its group.
         """
         return samples
 
     def prepare(
         self, samples: Sequence[Sample], *, step: int, config: Config
     ) -> tuple[Sequence[Sample], dict[str, float]]:
-        """This rank's samples with advantages, with columns or advantages of its own, and metrics
-        over all ranks; before any weight changes. `config` is the step's."""
+        """This rank's samples with advantages, perhaps with new columns or advantages, and metrics
+        over all ranks; called before any weight changes. `config` is the step's."""
         return samples, {}
 
     def terms(
         self, terms: Sequence[LossTerm], minibatch: Sequence[Sample], *, step: int
     ) -> Sequence[LossTerm]:
-        """The loss terms of an optimizer step: those given, and others or fewer.
+        """The loss terms of an optimizer step: the given terms, with additions or removals.
 
-        The first is the policy's loss on the samples of `minibatch`, unless a method before this
-        one has taken it out. Every rank must give equally many terms, in one order. A term's loss
-        is divided by its own number of tokens over all ranks.
+        The first is the policy's loss on the samples of `minibatch`, unless an earlier method has
+        removed it. Every rank must return the same number of terms, in the same order. A term's
+        loss is divided by its own number of tokens over all ranks.
         """
         return terms
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds of it beside `trained`, as plain values of JSON, equal on every
-        rank.
+        """Its state in a checkpoint besides `trained`, as plain JSON values, equal on every rank.
 
-        It is asked before a step, too, and written if the step fails: give copies of what a step
-        changes.
+        It is also called before a step, and written if the step fails: return copies of anything
+        that a step changes.
         """
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from this state; {} in a new run.
+        """Continue from this state; {} in a new run.
 
         Called once, after `trained` has been filled from the checkpoint and before the first step.
         """
@@ -164,8 +162,8 @@ def check_methods(config: Config, *, ask: bool) -> None:
 def make_methods(parts: Parts) -> list[Method]:
     """The methods of the settings, in their order, each with its name there.
 
-    Raises SettingsError for two of one class name, or that train modules of one name, and OwnFault
-    for one of one's own that cannot be made.
+    Raises SettingsError for two methods with the same class name or the same name of a trained
+    module, and OwnFault for a custom method that cannot be created.
     """
     methods = []
     for name, kind, options in methods_of(parts.config):
@@ -175,14 +173,14 @@ def make_methods(parts: Parts) -> list[Method]:
     names = [type(method).__name__ for method in methods]
     names += [name for method in methods for name in method.trained]
     for name in (name for i, name in enumerate(names) if name in names[:i]):
-        raise SettingsError(f"methods must have names of their own, got {name} twice")
+        raise SettingsError(f"methods must have different names, got {name} twice")
     return methods
 
 
 @contextmanager
 def asking(method: Method, world: World) -> Iterator[None]:
-    """Around a call of a hook: what goes wrong in a method of one's own is an OwnFault of one line,
-    on every rank. A hook that gathers must not fail on one rank alone, or the others wait for it.
+    """Wraps a call of a hook: an error in a custom method becomes an OwnFault of one line on every
+    rank. A hook that gathers must not fail on one rank only, or the others wait for it.
     """
     with raise_on_all_ranks(world), own_call("methods", method.name):
         yield

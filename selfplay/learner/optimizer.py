@@ -1,11 +1,11 @@
 """The optimizers, AdamW and Muon.
 
 bf16 weights are rounded stochastically, so that small updates are not lost: a step at lr 1e-6 moves
-a weight near 1 by 1/4,000 of the distance between two bf16 numbers, and rounding to the nearest
-would lose every such step. Rounded up with a probability equal to the fraction of that distance, a
-weight moves by the right amount on average. The moments stay in fp32: 12 bytes a weight with its
-gradient, while fp32 weights take 16 and a bf16 copy for computation. Every draw has a named seed,
-so a run resumes bit for bit.
+a weight near 1 by 1/4,000 of the distance between two bf16 numbers, and rounding to nearest would
+lose every such step. Rounded up with a probability equal to the fraction of that distance, a weight
+moves by the right amount on average. The moments stay in fp32. A weight with its gradient and
+moments takes 12 bytes; an fp32 weight takes 16, plus a bf16 copy for computation. Every draw has a
+named seed, so a run resumes bit for bit.
 
 Shapes: B matrices of one shape, R rows, C columns.
 """
@@ -29,12 +29,13 @@ from selfplay.distributed import box_at, gather_flat, local_part, shard_index, s
 
 BETAS = (0.9, 0.95)  # AdamW's
 EPS = 1e-8  # torch's default
+MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's, by torch's names
 MOMENTUM = 0.95  # Muon's
 # Jordan et al.'s quintic iteration; five iterations bring singular values of 0.01 to 1 close to 1.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NUM_ITERATIONS = 5
 ADAMW_RMS = 0.2  # the usual RMS of AdamW's step, in learning rates (Liu et al. 2025)
-MOST_AT_ONCE = 2**28  # elements of full matrices that a rank holds at a time
+MOST_AT_ONCE = 2**28  # elements of full matrices that a rank holds at once
 
 
 def make_optimizer(
@@ -45,10 +46,10 @@ def make_optimizer(
     seed: int = 0,
     kind: str = "adamw",
 ) -> torch.optim.Optimizer:
-    """AdamW, or Muon, over the parameters that are not frozen, without weight decay.
+    """AdamW or Muon over the parameters that are not frozen, without weight decay.
 
-    With `kind="muon"`, for a language model, the matrices other than embedding and output layer
-    take Muon's steps and the rest AdamW's. `lr` replaces the settings' rate. `seed` seeds the
+    With `kind="muon"`, for a language model, matrices other than embedding and output layer take
+    Muon's steps, all other weights AdamW's. `lr` overrides the settings. `seed` seeds the
     stochastic rounding of bf16 weights.
     """
     trained = (p for p in model.parameters() if p.requires_grad)
@@ -76,8 +77,8 @@ def matrices_inside(model: PreTrainedModel) -> list[nn.Parameter]:
 
 
 class RoundedAdamW(torch.optim.Optimizer):
-    """AdamW without weight decay (Loshchilov & Hutter 2019, algorithm 2), in fp32, on fp32 or bf16
-    weights.
+    """AdamW without weight decay (Loshchilov & Hutter 2019, algorithm 2), computed in fp32, on fp32
+    or bf16 weights.
 
     A step rounds bf16 weights stochastically. The draws are seeded by `seed`, the step, the
     weight's number and the shard's index, so ranks with the same values round them equally.
@@ -106,7 +107,7 @@ class RoundedAdamW(torch.optim.Optimizer):
                     self._step_one(weight, weight.grad, group, number)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Like torch's, but moments stay in fp32; torch casts them to the dtype of their weight."""
+        """As torch's, but moments stay in fp32; torch casts them to the dtype of their weight."""
         super().load_state_dict(state_dict)
         weights = [w for group in self.param_groups for w in group["params"]]
         keys = [key for group in state_dict["param_groups"] for key in group["params"]]
@@ -114,12 +115,18 @@ class RoundedAdamW(torch.optim.Optimizer):
             for name, value in state_dict["state"].get(key, {}).items():
                 self.state[weight][name] = value.detach().clone()
 
-    def _step_one(self, weight: Tensor, grad: Tensor, group: dict[str, Any], number: int) -> None:
+    def _state_of(
+        self, weight: Tensor, *names: str, device: torch.device | None = None
+    ) -> dict[str, Any]:
+        """The weight's state; at first step 0, on `device`, and fp32 zeros under these names."""
         state = self.state[weight]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
-            for name in ("exp_avg", "exp_avg_sq"):
-                state[name] = torch.zeros_like(weight, dtype=torch.float32)
+            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+            state |= {name: torch.zeros_like(weight, dtype=torch.float32) for name in names}
+        return state
+
+    def _step_one(self, weight: Tensor, grad: Tensor, group: dict[str, Any], number: int) -> None:
+        state = self._state_of(weight, *MOMENTS)
         state["step"] += 1
         step = int(state["step"])
         (beta1, beta2), lr = group["betas"], group["lr"]
@@ -133,7 +140,7 @@ class RoundedAdamW(torch.optim.Optimizer):
         self._store(weight, moved, number)
 
     def _store(self, weight: Tensor, moved: Tensor, number: int) -> None:
-        """Write this rank's fp32 values of a weight after its step, rounded if it is bf16."""
+        """Write this rank's fp32 values of a weight after its step, rounded for bf16."""
         if weight.dtype == torch.bfloat16:
             step = int(self.state[weight]["step"])
             seed = named_seed("rounding", self._seed, step, number, shard_index(weight))
@@ -142,7 +149,7 @@ class RoundedAdamW(torch.optim.Optimizer):
 
 
 def rounded(exact: Tensor, *, seed: int) -> Tensor:
-    """fp32 to bf16 by stochastic rounding, whose mean is the exact value.
+    """fp32 to bf16 by stochastic rounding; the expected result is the exact value.
 
     A bf16 number is an fp32 number without its last 16 bits. Adding 16 random bits carries into the
     upper bits with probability (last 16 bits) / 2^16. Infinities and numbers that bf16 can
@@ -158,12 +165,12 @@ def rounded(exact: Tensor, *, seed: int) -> Tensor:
 
 
 class Muon(RoundedAdamW):
-    """Muon on the weights of the groups with `orthogonal: True`, AdamW on those of the others.
+    """Muon on the weights of groups with `orthogonal: True`, AdamW on all others.
 
     The momentum of a matrix is replaced by the nearest matrix whose singular values are all about
     one, so that rare directions of the gradient get as large a step as frequent ones (Jordan et al.
-    2024, "Muon: An optimizer for hidden layers in neural networks"). Its length is that of AdamW's
-    usual step (Liu et al. 2025, "Muon is scalable for LLM training", eq. 4), so that both share a
+    2024, "Muon: An optimizer for hidden layers in neural networks"). The step is scaled to AdamW's
+    usual RMS (Liu et al. 2025, "Muon is scalable for LLM training", eq. 4), so that both share a
     learning rate.
 
     The momentum of a sharded matrix is gathered; every rank computes the full step and applies its
@@ -198,13 +205,7 @@ class Muon(RoundedAdamW):
                 self._step_one(weight, weight.grad, group, number)
         if not exact:
             return
-        for weight in exact:
-            state = self.state[weight]
-            if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
-                for name in ("exp_avg", "exp_avg_sq"):
-                    state[name] = torch.zeros_like(weight)
-        held = [self.state[weight] for weight in exact]
+        held = [self._state_of(weight, *MOMENTS, device=weight.device) for weight in exact]
         adamw(
             [local_part(weight) for weight in exact],
             [local_part(weight.grad) for weight in exact if weight.grad is not None],
@@ -234,29 +235,26 @@ class Muon(RoundedAdamW):
             for weight, step_RC in zip(weights, steps_BRC, strict=True)
         ]
         local = [local_part(weight) for weight in weights]
-        moved = [values.float() for values in local]  # fp32 values themselves, a copy of bf16
+        moved = [values.float() for values in local]  # copies bf16 values, not fp32 ones
         torch._foreach_add_(moved, steps, alpha=-lr * ADAMW_RMS * max(rows, columns) ** 0.5)
         if weights[0].dtype != torch.float32:
             for (number, weight), exact in zip(entries, moved, strict=True):
                 self._store(weight, exact, number)
 
     def _directions(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        """Nesterov's momentum of each gradient, sharded as its weight is."""
-        for weight in weights:
-            state = self.state[weight]
-            if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32)
-                state["momentum"] = torch.zeros_like(weight, dtype=torch.float32)
+        """Nesterov's momentum of each gradient, sharded like its weight."""
+        states = [self._state_of(weight, "momentum") for weight in weights]
+        for state in states:
             state["step"] += 1
         grads = [local_part(weight.grad).float() for weight in weights if weight.grad is not None]
-        momenta = [local_part(self.state[weight]["momentum"]) for weight in weights]
+        momenta = [local_part(state["momentum"]) for state in states]
         torch._foreach_lerp_(momenta, grads, 1 - MOMENTUM)
         directions = torch._foreach_lerp(grads, momenta, MOMENTUM)
         return [sharded_as(*pair) for pair in zip(directions, weights, strict=True)]
 
 
 def orthogonalized(matrices_BRC: Tensor) -> Tensor:
-    """Approximately U V' for each matrix U S V': singular values above 1/100 of its Frobenius norm
+    """Approximately U V' for each matrix U S V': singular values above 1/100 of the Frobenius norm
     become 0.68 to 1.21. A zero matrix stays zero."""
     a, b, c = COEFFICIENTS
     tall = matrices_BRC.shape[1] > matrices_BRC.shape[2]

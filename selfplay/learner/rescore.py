@@ -1,9 +1,9 @@
-"""What the trainer computes over a rollout before any weight changes: values of each token, such as
-its own log-probs, and the mismatch of engine and trainer.
+"""Computations over a rollout before any weight changes: per-token values, such as the trainer's
+own log-probs, and the mismatch of engine and trainer.
 
-The engine samples from its own probabilities. With other kernels, another precision or stale
-weights they differ from the trainer's, and importance weights correct for it. Shapes: M trained
-tokens of a micro-batch, K trained tokens of one sample or of this rank. Log-probs in nats.
+The engine samples from its own probabilities. Other kernels, another precision or stale weights
+make them differ from the trainer's, which importance weights correct. Shapes: M trained tokens of a
+micro-batch. Log-probs in nats.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def token_values(
     *,
     optim: OptimConfig,
 ) -> list[list[float]]:
-    """The values of `function`, [M] for a micro-batch, as one float for each token of each sample.
+    """The values of `function`, [M] for a micro-batch, as one float per token of each sample.
 
     Untrained tokens have 0. Computes no gradients. Every rank must call; `function` is called
-    equally often on each.
+    equally often on each rank.
     """
     values: list[list[float]] = [[] for _ in samples]
     for indices, batch in micro_batches(
@@ -56,14 +56,14 @@ def at_trained_tokens(values: Iterable[float], sample: Sample) -> list[float]:
 
 
 class Watched:
-    """What the update first sees of the samples of these names: `seen` has by name each trained
-    token's advantage and, while no weight has changed, the trainer's log-prob of it.
+    """Records the update's first look at the samples of these names: `seen` has, by name, each
+    trained token's advantage and, if no weight has changed yet, the trainer's log-prob of it.
 
-    It reads a loss's tensors to the host, so it should watch few: those of logged games.
+    It copies a loss's tensors to the host, so it should watch few samples, as of logged games.
     """
 
     def __init__(self, names: Collection[str]) -> None:
-        """Every rank gives the same names; those that it does not train are never seen here."""
+        """Every rank passes the same names; it only sees the samples that it trains."""
         self._names, self.changed = names, False
         self.seen: dict[str, tuple[list[float], list[float]]] = {}
 
@@ -80,7 +80,7 @@ class Watched:
 
 
 def mismatch_values(trainer_M: Tensor, engine_M: Tensor) -> dict[str, Tensor]:
-    """The per-token values whose means (and largest) `with_ess` takes, each [M].
+    """The per-token values, each [M], whose means (and maximum) `with_ess` takes.
 
     They are |log-ratio|, Schulman's k3 estimate of KL(engine || trainer) from the engine's samples,
     and the importance weight with its square.
@@ -99,7 +99,7 @@ def mismatch_values(trainer_M: Tensor, engine_M: Tensor) -> dict[str, Tensor]:
 def with_ess(means: Mapping[str, float]) -> dict[str, float]:
     """The means, with the two moments of the weights replaced by `mismatch_ess`.
 
-    That is the effective share of tokens, (mean of w)^2 / mean of w^2 (Kong 1992): 1 if engine and
+    This is the effective share of tokens, (mean of w)^2 / mean of w^2 (Kong 1992): 1 if engine and
     trainer agree.
     """
     metrics = dict(means)
@@ -110,24 +110,24 @@ def with_ess(means: Mapping[str, float]) -> dict[str, float]:
 
 
 def check_mismatch(metrics: Mapping[str, float], bound: float) -> None:
-    """Check the mean log-prob mismatch of a rollout's samples (`update_policy` says which), before
-    any weight moves.
+    """Check the mean log-prob mismatch of a rollout's samples (`update_policy` says which) before
+    any weight changes.
 
-    Raises EngineDisagrees if it is above `bound` (`SyncCheck.bound`), in nats a token. The
+    Raises EngineDisagrees if it is above `bound` (`SyncCheck.bound`), in nats per token. The
     standard deviation of a token's difference is near 0.05 in bf16, so the standard error over
     10,000 tokens is 0.0005: a healthy mean of 0.02 is 60 standard errors below a bound of 0.05. A
     model with more noise raises the bound, in the first step by the noise that the start check
-    measures, later by that of its turns.
+    measures, later by the noise of its turns.
     """
     mismatch = metrics.get("mismatch_mean", 0.0)
     if not mismatch <= bound:  # also true for NaN
         if bound == 0.0:
             raise EngineDisagrees(
-                f"engine.exact: log-probs of engine and trainer differ in this step's games, by "
-                f"{metrics['mismatch_max']:.2g} nats at most; engine.exact=false goes on"
+                "engine.exact: log-probs of engine and trainer differ in this step's games, by up "
+                f"to {metrics['mismatch_max']:.2g} nats; engine.exact=false continues the run"
             )
         raise EngineDisagrees(
-            f"the mean log-prob mismatch of this step's games is {mismatch:.4f} nats a token, "
-            f"above {bound:.4g}, the larger of engine.max_mismatch and what the measured noise "
-            "allows: the engine's weights are not the trainer's"
+            f"the mean log-prob mismatch of this step's games is {mismatch:.4f} nats per token, "
+            f"above {bound:.4g}, the larger of engine.max_mismatch and the bound from measured "
+            "noise: the engine's weights are not the trainer's"
         )

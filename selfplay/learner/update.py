@@ -1,9 +1,9 @@
 """The policy update of one rollout, top to bottom: epochs and minibatches, optimizer steps, losses.
 
-The loss of a step has one or more terms: the surrogate on self-play, and those of methods. A term's
-loss is a sum over its trained tokens, divided by one number of tokens or samples over all ranks and
-micro-batches, which is known before the first backward pass. So the gradient does not depend on how
-the samples are cut into micro-batches.
+The loss of a step has one or more terms: the surrogate on self-play, and the terms of methods. A
+term's loss is a sum over its trained tokens, divided by a number of tokens or samples over all
+ranks and micro-batches that is known before the first backward pass. So the gradient does not
+depend on how the samples are split into micro-batches.
 
 Shapes: M trained tokens of a micro-batch.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -31,18 +30,8 @@ from selfplay.distributed import (
 )
 from selfplay.errors import OwnFault, RunEnds, SettingsError
 from selfplay.learner.batch import MicroBatch, micro_batches, num_trained_tokens
-from selfplay.learner.learner import (
-    Learner,
-    TokenMeans,
-    batch_logprobs,
-    reference_logprobs,
-)
-from selfplay.learner.loss import (
-    aggregation_weights,
-    checked_losses,
-    kl_estimate,
-    kl_losses,
-)
+from selfplay.learner.learner import Learner, TokenMeans, batch_logprobs, reference_logprobs
+from selfplay.learner.loss import aggregation_weights, checked_losses, kl_estimate, kl_losses
 from selfplay.learner.method import LossTerm, asking
 from selfplay.learner.rescore import (
     MISMATCH_METRICS,
@@ -54,7 +43,7 @@ from selfplay.learner.rescore import (
 
 
 class NonFinite(RunEnds):
-    """A loss or a gradient is not finite; this optimizer step has changed no weight."""
+    """A loss or a gradient is not finite; this optimizer step changed no weight."""
 
 
 def update_policy(
@@ -70,10 +59,10 @@ def update_policy(
 
     Returns metrics averaged over the optimizer steps, and why steps were skipped (a loss or
     gradient that is not finite). The log-prob mismatch of engine and trainer is measured before any
-    weight changes: on all samples by a method that recomputes them, else on the first optimizer
-    step's (`minibatches`: 1 has all in it). If its mean is above `max_mismatch`, in nats per token,
-    this raises EngineDisagrees and no weight changes, as none does at an OwnFault; a SettingsError
-    of a loss of one's own comes after some have. Every rank must call.
+    weight changes: on all samples if a method recomputes log-probs, otherwise on the samples of the
+    first optimizer step (all of them with `minibatches`: 1). A mean above `max_mismatch`, in nats
+    per token, raises EngineDisagrees. That and an OwnFault leave all weights unchanged; a fault in
+    custom code after some weights have changed raises SettingsError. Every rank must call.
     """
     rollout_metrics: dict[str, float] = {}
     for method in learner.methods:
@@ -125,8 +114,8 @@ def update_policy(
 def learning_rate(
     step: int, *, peak: float, num_steps: int, warmup_steps: int, schedule: str, final_share: float
 ) -> float:
-    """The rate of a step from 0 to num_steps - 1: linear warm-up to `peak`, then constant, or a
-    linear or cosine decay to `final_share` of the peak."""
+    """The learning rate of a step from 0 to num_steps - 1: linear warm-up to `peak`, then constant,
+    or a linear or cosine decay to `final_share` of the peak."""
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     done = (step - warmup_steps) / max(1, num_steps - warmup_steps)
@@ -163,7 +152,7 @@ def optimizer_step(
     zero-variance groups) it takes no step and returns {}. Raises, on every rank and before any
     weight changes, NonFinite for a gradient or a loss (with its sample's name) that is not finite,
     EngineDisagrees for a mean mismatch above `max_mismatch` (None: no check), and the first of the
-    terms' faults. The policy steps if a term trains it.
+    terms' faults. The policy's weights change only if a term trains it.
     """
     num_tokens, denominators = _global_sizes(terms, learner.world)
     if not any(num_tokens):
@@ -188,7 +177,7 @@ def optimizer_step(
 
 
 def _global_sizes(terms: Sequence[LossTerm], world: World) -> tuple[list[float], list[float]]:
-    """Each term's number of trained tokens, and the divisor of its summed loss, over all ranks."""
+    """Each term's number of trained tokens and the divisor of its summed loss, over all ranks."""
     num_tokens = [float(num_trained_tokens(term.samples)) for term in terms]
     sizes = [denominator(term) for term in terms]
     # The ranks of a tensor-parallel group hold the same tokens.
@@ -210,7 +199,7 @@ def _backward(
     *,
     config: Config,
 ) -> dict[str, float]:
-    """Add up the gradients of all micro-batches; returns the metrics of the losses, means over the
+    """Accumulate the gradients of all micro-batches; returns the losses' metrics as means over the
     trained tokens of all ranks. Raises NonFinite on every rank for a loss that is not finite."""
     world, optim = learner.world, config.optim
     token_means, losses = TokenMeans(world), list[tuple[str, MicroBatch, Tensor]]()
@@ -227,7 +216,7 @@ def _backward(
             token_means.add(metrics_M, batch)
             losses_M = losses_M * (not batch.is_dummy)  # its advantages are 0, but its KL is not
             losses.append((term.name, batch, losses_M.detach()))
-            # Also of a loss that is not finite: its collectives involve the other ranks.
+            # Even if the loss is not finite: its collectives involve the other ranks.
             (losses_M.sum() * (term.weight / size)).backward()
     with raise_on_all_ranks(world):
         for fault in (fault for term in terms for fault in term.faults):
@@ -240,18 +229,14 @@ def _backward(
 
 
 def _not_finite(losses: Sequence[tuple[str, MicroBatch, Tensor]]) -> list[str]:
-    """A sentence with the sample's name for each micro-batch (its term's name, itself, its token
-    losses [M]) with a loss that is not finite.
+    """A sentence with a sample's name for each micro-batch with a loss that is not finite, given
+    its term's name, the micro-batch and its token losses [M].
 
-    Reading a loss waits for the GPU, so this belongs after the last pass is launched.
+    Reading a loss waits for the GPU, so call this after the last pass is launched.
     """
-    if not losses:
-        return []
     sentences = []
-    finite = torch.stack([torch.isfinite(losses_M).all() for _, _, losses_M in losses]).tolist()
-    for all_finite, (term, batch, losses_M) in zip(finite, losses, strict=True):
-        if not all_finite:
-            bad = int((~torch.isfinite(losses_M)).nonzero()[0, 0])
+    for term, batch, losses_M in losses:
+        for bad in (~losses_M.isfinite()).nonzero()[:1, 0].tolist():
             name = batch.names[int(batch.sample_M[bad])]
             sentences.append(f"the {term} loss of {name} is {losses_M[bad].item()}")
     return sentences
@@ -260,7 +245,7 @@ def _not_finite(losses: Sequence[tuple[str, MicroBatch, Tensor]]) -> list[str]:
 def _clip_and_step(
     learner: Learner, *, lr: float, max_norm: float, train_policy: bool
 ) -> dict[str, float]:
-    """Clip the gradients and step; returns the norms before clipping."""
+    """Clip the gradients and step; returns the gradient norms before clipping."""
     world = learner.world
     norms = {"grad_norm": clip_grad_norm(learner.model, max_norm, world)}
     for name, further in learner.further():
@@ -284,8 +269,8 @@ def imitation(
     learner: Learner, batch: MicroBatch, *, chats: frozenset[str] = frozenset()
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Cross-entropy: a teacher's tokens have advantage 1. They were not sampled, so the rollout's
-    temperature does not apply. The mean loss of the samples named in `chats` is a metric of its
-    own."""
+    temperature does not apply. The mean loss of the samples named in `chats` is a separate
+    metric."""
     logprobs_M, _ = batch_logprobs(learner, learner.model, batch, temperature=1.0)
     losses_M = -batch.advantages_M * logprobs_M
     metrics = {"imitation_loss": losses_M}
@@ -296,7 +281,7 @@ def imitation(
 
 
 def imitation_term(samples: Sequence[Sample], world: World, weight: float) -> LossTerm:
-    """The imitation loss of samples that every rank has; this rank's part."""
+    """This rank's part of the imitation loss of samples that every rank has."""
     own = samples[world.dp_rank :: world.dp_size]
     return LossTerm(own, imitation, weight, "imitation")
 
@@ -308,58 +293,42 @@ def surrogate_term(
     mismatch: bool = True,
     watched: Watched | None = None,
 ) -> LossTerm:
-    """The policy's loss on these samples, `algorithm.loss` with its KL and entropy terms. With
-    `mismatch` its metrics have that of the policy and the samples' log-probs."""
-    faults = list[OwnFault]()
-    return LossTerm(
-        samples,
-        partial(_surrogate, config=config, mismatch=mismatch, faults=faults, watched=watched),
-        name="surrogate",
-        by_sample=config.algorithm.aggregation != "token_mean",
-        faults=faults,
-    )
-
-
-def _surrogate(
-    learner: Learner,
-    batch: MicroBatch,
-    *,
-    config: Config,
-    mismatch: bool,
-    faults: list[OwnFault],
-    watched: Watched | None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The policy loss, times importance weights if a method gives them, plus KL and entropy terms;
-    all of it times the aggregation weights [M]."""
+    """The policy's loss on these samples: `algorithm.loss`, times importance weights if a method
+    gives them, plus KL and entropy terms, all times the aggregation weights. With `mismatch` its
+    metrics include the mismatch of the policy's and the samples' log-probs."""
     algorithm, temperature = config.algorithm, config.rollout.temperature
-    logprobs_M, entropies_M = batch_logprobs(
-        learner,
-        learner.model,
-        batch,
-        temperature=temperature,
-        entropy_grad=algorithm.entropy > 0,
-    )
-    if watched is not None:
-        watched.see(logprobs_M, batch)
-    try:
-        with own_call("algorithm.loss", algorithm.loss):
-            policy_loss = function_of("algorithm.loss", algorithm.loss)
-            losses_M, metrics = checked_losses(policy_loss, logprobs_M, batch, algorithm)
-    except OwnFault as fault:
-        faults.append(fault)
-        losses_M, metrics = 0.0 * logprobs_M, {}
-    if "importance" in batch.columns:
-        losses_M = losses_M * batch.columns["importance"]
-    metrics = {**metrics, "policy_loss": losses_M, "entropy": entropies_M}
-    if mismatch:
-        metrics |= mismatch_values(logprobs_M, batch.old_logprobs_M)
-    if learner.reference is not None:
-        reference_M = reference_logprobs(learner, batch, temperature=temperature)
-        losses_M = losses_M + algorithm.kl * kl_losses(logprobs_M, reference_M, batch, algorithm)
-        metrics["kl_reference"] = kl_estimate(logprobs_M, reference_M, estimator="k3")
-    if algorithm.entropy:
-        losses_M = losses_M - algorithm.entropy * entropies_M
-    return losses_M * aggregation_weights(batch.sample_M, algorithm.aggregation), metrics
+    faults = list[OwnFault]()
+
+    def surrogate(learner: Learner, batch: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        entropy_grad = algorithm.entropy > 0
+        logprobs_M, entropies_M = batch_logprobs(
+            learner, learner.model, batch, temperature=temperature, entropy_grad=entropy_grad
+        )
+        if watched is not None:
+            watched.see(logprobs_M, batch)
+        try:
+            with own_call("algorithm.loss", algorithm.loss):
+                policy_loss = function_of("algorithm.loss", algorithm.loss)
+                losses_M, metrics = checked_losses(policy_loss, logprobs_M, batch, algorithm)
+        except OwnFault as fault:
+            faults.append(fault)
+            losses_M, metrics = 0.0 * logprobs_M, {}
+        if "importance" in batch.columns:
+            losses_M = losses_M * batch.columns["importance"]
+        metrics = {**metrics, "policy_loss": losses_M, "entropy": entropies_M}
+        if mismatch:
+            metrics |= mismatch_values(logprobs_M, batch.old_logprobs_M)
+        if learner.reference is not None:
+            reference_M = reference_logprobs(learner, batch, temperature=temperature)
+            kl_M = kl_losses(logprobs_M, reference_M, batch, algorithm)
+            losses_M = losses_M + algorithm.kl * kl_M
+            metrics["kl_reference"] = kl_estimate(logprobs_M, reference_M, estimator="k3")
+        if algorithm.entropy:
+            losses_M = losses_M - algorithm.entropy * entropies_M
+        return losses_M * aggregation_weights(batch.sample_M, algorithm.aggregation), metrics
+
+    by_sample = algorithm.aggregation != "token_mean"
+    return LossTerm(samples, surrogate, name="surrogate", by_sample=by_sample, faults=faults)
 
 
 # --- helpers --------------------------------------------------------------------------------------
@@ -368,7 +337,7 @@ def _surrogate(
 def _over_steps(
     per_step: Sequence[dict[str, float]], *, num_skipped: int, epochs: int
 ) -> dict[str, float]:
-    """Means over the optimizer steps; the mismatch of the first one; counts."""
+    """Means over the optimizer steps, the mismatch of the first one, and counts."""
     metrics = step_means(per_step)
     for of_step in per_step[:1]:
         metrics |= {name: of_step[name] for name in MISMATCH_METRICS if name in of_step}
@@ -388,7 +357,7 @@ def step_means(steps: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _set_training(learner: Learner, training: bool) -> None:
-    """Dropout acts only in updates."""
+    """Only updates run in training mode, which gradient checkpointing needs."""
     learner.model.train(training)
     for _, further in learner.further():
         further.module.train(training)

@@ -48,7 +48,7 @@ REFUSED = [
     for key, rows in {
         "algorithm.loss": {
             f"return {LOSS_OF}logprobs_M, {{'grad_norm': logprobs_M.detach()}}": (
-                "metrics must have names of their own, got 'grad_norm'"
+                "metrics must have new names, got 'grad_norm'"
             ),
             f"return {LOSS_OF}logprobs_M, {{'proposals': logprobs_M.detach()}}": (
                 "metrics must not reuse the game's names, got proposals"
