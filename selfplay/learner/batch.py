@@ -187,18 +187,20 @@ def _packed_row(
 
 
 def _on_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    """The values as a tensor. From pinned memory the copy to a GPU does not wait for passes."""
     tensor = torch.from_numpy(values)
-    # From pinned memory a copy to a GPU does not wait for earlier passes.
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
 def _bounds(lengths_S: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The start of each segment, and the end of the last one [S + 1]."""
     return np.concatenate([[0], lengths_S.cumsum()])
 
 
 def num_trained_tokens(samples: Sequence[Sample]) -> int:
+    """The number of tokens with mask 1."""
     return sum(sum(s.mask) for s in samples)
 
 

@@ -116,6 +116,7 @@ def gspo(logprobs_M: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig) -> L
 
 
 def _clipped(ratios_M: Tensor, advantages_M: Tensor, algorithm: AlgorithmConfig) -> Losses:
+    """The clipped objective with dual clip of `clipped_surrogate`, for given ratios [M]."""
     low, high, dual_clip = algorithm.clip_low, algorithm.clip_high, algorithm.dual_clip
     clipped_M = ratios_M.clamp(1.0 - low, 1.0 + high)
     losses_M = torch.maximum(-advantages_M * ratios_M, -advantages_M * clipped_M)
@@ -150,6 +151,7 @@ def reinforce(logprobs_M: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig)
 
 
 def _metrics(ratios_M: Tensor, cut_M: Tensor) -> dict[str, Tensor]:
+    """The metrics of OF_LOSSES [M]; `cut_M` marks tokens whose gradient or weight is clipped."""
     return {"ratio_mean": ratios_M.detach(), "clip_share": cut_M.float()}
 
 

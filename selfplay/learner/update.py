@@ -357,13 +357,15 @@ def step_means(steps: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _set_training(learner: Learner, training: bool) -> None:
-    """Only updates run in training mode, which gradient checkpointing needs."""
+    """Set the mode of all trained modules. Only updates run in training mode, which gradient
+    checkpointing needs."""
     learner.model.train(training)
     for _, further in learner.further():
         further.module.train(training)
 
 
 def _drop_gradients(learner: Learner) -> None:
+    """Free the gradients of all trained modules."""
     learner.optimizer.zero_grad(set_to_none=True)
     for _, further in learner.further():
         further.optimizer.zero_grad(set_to_none=True)
