@@ -28,17 +28,16 @@ LEGEND = (
     "steps: score, eval (validation), reward ± spread (of each seat), agreement, messages, errors, "
     "entropy, mismatch, times"
 )
-_WINDOW = 20  # steps whose mean pace foretells the rest
+_WINDOW = 20  # steps whose mean time predicts the rest
 _STAGES = ("play_s", "credit_s", "update_s", "push_s", "eval_s", "save_s")
 
 
 class Console(Observer):
-    """Prints each step's line on rank 0, and before the first one what it means."""
+    """Prints each step's line on rank 0, and a legend before the first one."""
 
     def __init__(self, config: Config, world: World) -> None:
-        """Foretells the rest of `config.steps` from the steps since the start or the resume."""
+        """Predicts the time left of `config.steps` from the steps since the start or the resume."""
         super().__init__(config, world)
-        self._begun = False
         self._steps: deque[float] = deque(maxlen=_WINDOW)  # seconds without validation and saving
         self._rare_s, self._num_steps = 0.0, 0
 
@@ -46,15 +45,15 @@ class Console(Observer):
         """Print the line of metrics.jsonl, shortened."""
         if self.world.rank:
             return
-        if not self._begun:
+        if not self._num_steps:
             print(LEGEND)
-        self._begun, num = True, self.config.steps
+        num = self.config.steps
         remaining_s = self.remaining_s(num - step.number, step.metrics)
         print(step_line(step.metrics, num_steps=num, remaining_s=remaining_s), flush=True)
 
     def remaining_s(self, num_steps: int, newest: Mapping[str, float]) -> float:
-        """The seconds of `num_steps` steps at the mean pace of the last ones, with validation and
-        saving as often as so far; `newest` has the seconds of one more."""
+        """The predicted seconds of `num_steps` steps at the mean pace of the last ones, with
+        validation and saving as often as so far; `newest` is the newest step's metrics."""
         rare_s = newest.get("eval_s", 0.0) + newest.get("save_s", 0.0)
         self._steps.append(newest["step_s"] - rare_s)
         self._rare_s, self._num_steps = self._rare_s + rare_s, self._num_steps + 1
@@ -67,7 +66,7 @@ def step_line(
 ) -> str:
     """The metrics of a step as one line of at most 120 columns.
 
-    Usual numbers have the same width, so the lines of a run stand in columns. Missing metrics are
+    Usual numbers have the same width, so the lines of a run align in columns. Missing metrics are
     left out, and so are stages that took less than 5% of the step's time. A line that is too long
     loses its last parts.
     """
@@ -100,7 +99,7 @@ def step_line(
 
 def _reward(metrics: Mapping[str, Any]) -> str:
     """The reward's mean and standard deviation, as in "reward 0.652±0.20 (0.72 0.58)": in brackets
-    the mean of each seat, where they differ."""
+    the mean of each seat if they differ."""
     seats = [f"{m:.2f}" for name, m in metrics.items() if name.startswith("reward/")]
     text = f"reward {metrics['reward']:.3f}±{metrics['reward_std']:.2f}"
     return f"{text} ({' '.join(seats)})" if len(set(seats)) > 1 else text
@@ -120,7 +119,7 @@ def progress(
     items: Iterable[Any] | int, label: str, *, rank: int = 0, at_once: bool = False
 ) -> tqdm[Any]:
     """A progress bar with the remaining time, on standard error; ranks above 0 show none. Items
-    that are done `at_once` end together, so no time is foretold from the first ones.
+    processed `at_once` end together, so the first ones do not predict the remaining time.
 
     Iterate over it, or pass a count as `items` and call `bar.update(k)` inside
     `with progress(count, …) as bar:`. Without a terminal it prints a line at most every ten

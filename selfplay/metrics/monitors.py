@@ -1,4 +1,4 @@
-"""Monitors: rules over the numbers of metrics.jsonl that warn of a run or stop it.
+"""Monitors: rules over the numbers of metrics.jsonl that warn about a run or stop it.
 
 docs/monitors.md lists the rules that are on by default, and the noise of healthy runs.
 """
@@ -24,10 +24,10 @@ class MonitorStop(RunEnds):
 
 @dataclass(slots=True)
 class _Series:
-    """What one rule has read of one metric. The lists have at most the rule's window of values."""
+    """The values of one metric that a rule has read; the lists hold at most the rule's window."""
 
     values: list[float] = field(default_factory=list)
-    rising: list[float] = field(default_factory=list)  # of the metric that must rise, if any
+    rising: list[float] = field(default_factory=list)  # values of the metric that must rise, if any
     first: float | None = None  # the first mean over a full window
     best: float | None = None  # the largest such mean
     rising_at_best: float = 0.0
@@ -35,7 +35,7 @@ class _Series:
 
 
 class Monitors(Observer):
-    """The rules of a run. Every rank calls with the same metrics and gets the same verdict."""
+    """The rules of a run. Every rank calls with the same metrics and gets the same result."""
 
     key = "monitors"
 
@@ -49,17 +49,17 @@ class Monitors(Observer):
         self._rank, self._say = rank, say or _print_warning
 
     def on_step(self, step: Step) -> None:
-        """Read the line of a step whose push and validation games did not fail."""
+        """Read the line of a step unless its push or validation games failed."""
         if step.complete:
             self.check(step.number, step.metrics, step.skipped)
 
     def check(self, step: int, metrics: Mapping[str, float], skipped: Sequence[str] = ()) -> None:
         """Read the metrics after `step` steps. `skipped` says why optimizer steps were skipped.
 
-        A rule that warns prints a line when it begins to hold. Raises MonitorStop, after reading
+        A rule that warns prints a line when it starts to hold. Raises MonitorStop, after reading
         all metrics, for the first rule that holds and stops.
         """
-        metrics = {"num_skipped_steps": 0.0, **metrics}  # which is logged only where it is above 0
+        metrics = {"num_skipped_steps": 0.0, **metrics}  # it is logged only if it is above 0
         self._warn_of_unmatched(metrics)
         stops = []
         for rule in self._rules:
@@ -77,18 +77,18 @@ class Monitors(Observer):
                 else:
                     self._warn(f"monitor '{rule.text}', step {step}: {problem}")
         if stops:
-            raise MonitorStop(f"{stops[0]}; `monitors` without this rule goes on")
+            raise MonitorStop(f"{stops[0]}; to continue, remove this rule from `monitors`")
 
     def state(self) -> dict[str, Any]:
-        """The part of the trainer state that `restore` takes, as plain values."""
+        """The monitors' part of the trainer state, as plain values for `restore`."""
         return {"series": [[*key, asdict(series)] for key, series in self._series.items()]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`. Rules that were not in it begin without values."""
+        """Continue from `state()`. Rules that are not in it start without values."""
         self._series = {(rule, n): _Series(**saved) for rule, n, saved in state.get("series", [])}
 
     def _read(self, rule: Rule, name: str, metrics: Mapping[str, float]) -> str:
-        """Add the metric's value to the rule's series; what to report now, "" for nothing."""
+        """Add the metric's value to the rule's series and return a new problem, "" for none."""
         value, rising = metrics[name], metrics.get(rule.rising or name, math.nan)
         if not (math.isfinite(value) and math.isfinite(rising)):
             return ""
@@ -115,8 +115,8 @@ class Monitors(Observer):
         return problem
 
     def _warn_of_unmatched(self, metrics: Mapping[str, float]) -> None:
-        """Warn once of a rule of the user's that names no metric of the run. Metrics of evaluations
-        are looked for at the first evaluation."""
+        """Warn once about a user's rule that matches no metric of the run. Metrics of evaluations
+        are checked at the first evaluation."""
         for rule in list(self._unmatched):
             if rule.metric.startswith("eval_") and "eval_score" not in metrics:
                 continue
@@ -136,7 +136,7 @@ def _print_warning(text: str) -> None:
 
 
 def warnings_of(rules: Sequence[str], steps: Iterable[Mapping[str, float]]) -> list[str]:
-    """What the rules warn of in the lines of a run's metrics.jsonl, until one stops the run."""
+    """The rules' warnings for the lines of a run's metrics.jsonl, until one stops the run."""
     said: list[str] = []
     monitors = Monitors(rules, rank=0, say=said.append)
     for line in steps:

@@ -1,4 +1,4 @@
-"""A finished step, and what an observer of it has.
+"""A finished step and the base class of its observers.
 
 A program that only draws a page imports this room, so it imports no torch.
 """
@@ -22,9 +22,9 @@ if TYPE_CHECKING:  # they import torch, which a program that draws a page does n
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """The trained tokens of a sample, each list in their order: ids, the engine's log-probs in nats
-    at the rollout's temperature, advantages as the loss had them, and `mismatch`, trainer minus
-    engine, before any weight changed; empty for a sample of a later mini-batch."""
+    """The trained tokens of a sample, in order: ids, the engine's log-probs in nats at the sampling
+    temperature, advantages as used in the loss, and `mismatch`, trainer minus engine before any
+    weight changed; it is empty for a sample of a later mini-batch."""
 
     ids: list[int]
     logprobs: list[float]
@@ -34,10 +34,10 @@ class TokenRecord:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A finished step, whose `number` counts from 1: this rank's games, the samples that it trained
-    on with their advantages, the line of metrics.jsonl, which is over all ranks, and what credit
-    counted. `advantages` are each sample's mean one by its name, over all ranks; none with a
-    critic, which gives them in the update only."""
+    """A finished step; `number` counts from 1. It has this rank's games, the samples it trained on
+    with their advantages, the line of metrics.jsonl, which is over all ranks, and the statistics of
+    credit assignment. `advantages` has each sample's mean advantage by name, over all ranks; it is
+    empty with a critic, which computes them only in the update."""
 
     number: int
     episodes: list[Episode]
@@ -45,10 +45,10 @@ class Step:
     metrics: dict[str, Any]
     stats: CreditStats
     advantages: dict[str, float]
-    skipped: list[str] = field(default_factory=list)  # why optimizer steps were
+    skipped: list[str] = field(default_factory=list)  # why optimizer steps were skipped
     complete: bool = True  # False if the push or the validation games end the run
     tokens: dict[str, TokenRecord] = field(default_factory=dict)
-    """of all ranks' games that games.jsonl has, each trained sample's, by its name"""
+    """the tokens of each trained sample of the games in games.jsonl, by name, over all ranks"""
 
     def __repr__(self) -> str:
         """One line, without the games and the tokens."""
@@ -61,18 +61,18 @@ class Step:
 
     @property
     def groups(self) -> list[dict[str, Any]]:
-        """This rank's games by instance, with each seat's reward, return and advantage, as the
-        lines of groups.jsonl."""
+        """This rank's games by instance, with each seat's reward, return and advantage, in the
+        format of groups.jsonl."""
         return group_records(self.episodes, self.stats, self.advantages, step=self.number)
 
 
 class Observer:
-    """Reads each finished step, on every rank; each method does nothing by default. One of your own
-    is a subclass in a file, which `observers` names as my_file.py:Name.
+    """Reads each finished step, on every rank; each method does nothing by default. A custom one is
+    a subclass in a file, listed in `observers` as my_file.py:Name.
 
-    It is made once a run, when it starts or resumes, with the settings and the ranks; an `Options`
-    dataclass in the class declares settings of its own, which `self.options` has. It must hold no
-    part of the run: a closed run is free at once.
+    It is created once when a run starts or resumes, with the settings and the ranks; an `Options`
+    dataclass in the class declares its own settings, found in `self.options`. It must not hold a
+    part of the run: a closed run must free its memory at once.
     """
 
     Options: type | None = None
@@ -83,16 +83,16 @@ class Observer:
         self.config, self.world, self.options = config, world, options
 
     def on_step(self, step: Step) -> Mapping[str, float] | None:
-        """Called after the push and the validation games. The numbers that rank 0's call returns
-        are in the step's line of metrics.jsonl as observed/NAME, and on the page. What it raises as
-        RunEnds ends the run, after all observers have read the step and the step is saved."""
+        """Called after the push and the validation games. The numbers returned on rank 0 enter the
+        step's line of metrics.jsonl as observed/NAME, and the page. A RunEnds that it raises ends
+        the run after all observers have read the step and the step is saved."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold of it, as plain values."""
+        """Its state for a checkpoint, as plain values."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`; {} at the start of a run."""
+        """Continue from `state()`; {} at the start of a run."""
 
     def close(self) -> None:
         """Called after the last step, when the run is finished or closed."""

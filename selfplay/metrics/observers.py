@@ -1,8 +1,8 @@
-"""The observers of a run, in their order: what reads each finished step.
+"""The observers of a run, in order; each reads each finished step.
 
-Those of one's own may end the run and give numbers; what is built in only reads. Each is called in
-a block of its own (`Ending.after_weights_changed`), so that one that ends the run keeps no other
-from the step.
+Custom ones may end the run and return numbers; built-in ones only read. Each is called in a
+separate block (`Ending.after_weights_changed`), so that one that ends the run does not keep the
+step from the others.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from selfplay.metrics.step_log import Journal
 
 
 class Groups(Observer):
-    """Writes the games of all ranks to groups.jsonl, in step 1 and every `log_groups_every`-th step
+    """Writes the games of all ranks to groups.jsonl, in step 1 and every `log_groups_every` steps
     from there."""
 
     def __init__(self, config: Config, world: World, journal: Journal, pieces: Pieces) -> None:
-        """`pieces` spells the tokens of the branch points' turns."""
+        """`pieces` renders the policy's tokens."""
         super().__init__(config, world)
         self._journal, self._pieces = journal, pieces
 
@@ -43,11 +43,11 @@ class Groups(Observer):
 
 
 class _Own(Observer):
-    """An observer of one's own: an error in it ends the run in one line, on every rank."""
+    """A custom observer: an error in it ends the run with one line, on every rank."""
 
     def __init__(self, name: str, options: Mapping[str, Any], config: Config, world: World) -> None:
-        """`name` is what `observers` has, `options` what it has for this name. Raises OwnFault for
-        options that the class does not declare."""
+        """`name` and `options` are an entry of `observers`. Raises OwnFault for options that the
+        class does not declare."""
         kind = function_of("observers", name)
         self._name, self.world = name, world
         self.key = f"observer {name.rpartition(':')[2]}"
@@ -57,32 +57,32 @@ class _Own(Observer):
     def on_step(self, step: Step) -> None:
         """Add rank 0's numbers to the line, on every rank.
 
-        Monitors decide on every rank, so all must read the same line: what other ranks return is
-        dropped.
+        Monitors decide on every rank, so all must read the same line: the numbers of other ranks
+        are dropped.
         """
         with raise_on_all_ranks(self.world), own_call("observers", self._name):
             given = checked_numbers(self._observer.on_step(step))
         step.metrics.update(broadcast_object(given, self.world))
 
     def state(self) -> dict[str, Any]:
-        """What its own `state` returns. Raises OwnFault for what JSON cannot hold."""
+        """The result of its `state`. Raises OwnFault for one that JSON cannot hold."""
         return dict(plain_state("observers", self._name, self._observer.state))
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """A run that began without it begins it with {}."""
+        """Starts from {} if the run started without it."""
         with own_call("observers", self._name):
             self._observer.restore(state)
 
     def close(self) -> None:
-        """Its error is the run's, though all steps are done."""
+        """An error here fails the run, although all steps are done."""
         with own_call("observers", self._name):
             self._observer.close()
 
 
 def own_options(kind: Any, given: Mapping[str, Any]) -> Any:
-    """The options of a class of one's own, None if it declares none. Raises OwnFault for others."""
+    """The options of a custom class, None if it declares none. Raises OwnFault for others."""
     if kind.Options is None and given:
-        raise OwnFault(f"it must be given alone, because it declares no Options, got {given}")
+        raise OwnFault(f"it must have no options, because it declares no Options, got {given}")
     try:
         return kind.Options and typed_options(kind.Options, given, what="options")
     except ValueError as error:
@@ -90,22 +90,23 @@ def own_options(kind: Any, given: Mapping[str, Any]) -> Any:
 
 
 def checked_numbers(given: Any) -> dict[str, float]:
-    """What `on_step` returned, by the names of metrics.jsonl: each begins with `OBSERVED`, so that
-    none of the trainer's is replaced. Numbers may be of numpy or of torch's `item()`, also NaN,
-    which the file holds as null. None is no number.
+    """The numbers returned by `on_step` under their names in metrics.jsonl: the prefix `OBSERVED`
+    keeps the trainer's names free. Numbers may be of any real type, such as numpy's, and NaN, which
+    the file holds as null. None stands for no numbers.
 
     Raises OwnFault for anything else.
     """
     if not isinstance(given, Mapping | None) or not all(
         isinstance(name, str) and isinstance(number, Real) for name, number in (given or {}).items()
     ):
-        raise OwnFault(f"on_step must return numbers by their names, or None, got {given!r}")
+        raise OwnFault(f"on_step must return numbers by name, or None, got {given!r}")
     return {f"{OBSERVED}{name}": float(number) for name, number in (given or {}).items()}
 
 
 def make_observers(config: Config, world: World, *records: Observer) -> list[Observer]:
-    """A run's observers: first those of one's own, so that all others read their numbers; then
-    `records`, what every run has; then those that are built in, which read what these write."""
+    """A run's observers: first the custom ones, so that all others read their numbers; then
+    `records`, which every run has; then the built-in ones of `observers`, which read the records'
+    files."""
     own: list[Observer] = []
     built_in: list[Observer] = []
     for name, options in map(named, config.observers):

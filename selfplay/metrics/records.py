@@ -1,9 +1,8 @@
-"""The records of played games: one game, for games.jsonl; an instance's, for groups.jsonl."""
+"""The records of played games: one game for games.jsonl, an instance's games for groups.jsonl."""
 
 from __future__ import annotations
 
 import textwrap
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +18,17 @@ if TYPE_CHECKING:  # it imports torch, which a program that draws a page does no
     from selfplay.advantages.advantages import CreditStats
 
 Pieces = Callable[[Sequence[int]], list[str]]  # the text of each token
-OBSERVED = "observed/"  # begins the names of numbers that observers of one's own give
+OBSERVED = "observed/"  # prefix of the numbers that custom observers return
 MAX_PIECES = 400  # tokens of a turn that a record keeps
-_WIDTH = 100  # characters of a game as text
-_NAME = 60  # of them for a player's name, which stands before each of its turns
+_WIDTH = 100  # characters per line of a game as text
+_NAME = 60  # of them for a player's name before each of its turns
 
 
 def game_record(episode: Episode, *, step: int, pieces: Pieces | None = None) -> dict[str, Any]:
-    """One complete game, with all seats' prompts, as written to games.jsonl.
+    """One complete game with all seats' prompts, in the format of games.jsonl.
 
-    With `pieces` each turn of the policy has its first MAX_PIECES tokens as [text, log-prob in
-    nats], as sampled. `state` is the game's own record, from which its module restores the game.
+    With `pieces` each turn of the policy has its first MAX_PIECES sampled tokens as [text, log-prob
+    in nats]. `state` is the game's own record, from which its module restores the game.
     """
     tokens = _turn_tokens(episode, pieces) if pieces else [None] * len(episode.turns)
     return {
@@ -76,7 +75,7 @@ def logged_games(
 
 def logged(episodes: Sequence[Episode], step: int, every: int) -> list[Episode]:
     """This rank's games of step number `step` that are logged: one of each `every` games of the
-    run, a drawn one, since instances and seats come in turn."""
+    run, drawn at random, since instances and seats alternate."""
     first = (step - 1) * len(episodes)
     return [
         episode
@@ -86,7 +85,7 @@ def logged(episodes: Sequence[Episode], step: int, every: int) -> list[Episode]:
 
 
 def checked_state(episode: Episode) -> Any:
-    """The state of the finished game. Raises GameError for one that no file holds."""
+    """The state of the finished game. Raises GameError for one that a file cannot hold."""
     assert episode.game is not None
     state = episode.game.state()
     check_game(episode.game, "state", wrong_state(state), episode.instance)
@@ -95,15 +94,14 @@ def checked_state(episode: Episode) -> Any:
 
 def _turn_tokens(episode: Episode, pieces: Pieces) -> list[list[list[Any]] | None]:
     """Each turn's tokens with their log-probs; None for a partner's turn."""
-    num_turns: Counter[int] = Counter()
+    spans = [iter(() if t is None else t.spans) for t in episode.transcripts]
     tokens: list[list[list[Any]] | None] = []
     for turn in episode.turns:
-        transcript, number = episode.transcripts[turn.seat], num_turns[turn.seat]
-        num_turns[turn.seat] += 1
+        transcript = episode.transcripts[turn.seat]
         if transcript is None:
             tokens.append(None)
             continue
-        span = transcript.spans[number]
+        span = next(spans[turn.seat])
         first = slice(span.start, min(span.end, span.start + MAX_PIECES))
         texts = pieces(transcript.ids[first])
         nats = [round(logprob, 3) for logprob in transcript.logprobs[first]]
@@ -112,9 +110,9 @@ def _turn_tokens(episode: Episode, pieces: Pieces) -> list[list[list[Any]] | Non
 
 
 def branch_records(episode: Episode) -> list[dict[str, Any]]:
-    """The branch points of one game as they are written to games.jsonl.
+    """The branch points of one game, in the format of games.jsonl.
 
-    Sibling 0 is the turn that the played game took, and its first score is that game's.
+    Sibling 0 is the played game's own turn, and its first score is that of the played game.
     """
     records = []
     for point in episode.branches:
@@ -149,10 +147,10 @@ def group_records(
 ) -> list[dict[str, Any]]:
     """The games of each instance side by side: {"step", "instance", "games"}, in order.
 
-    A game is a record as in games.jsonl whose trained seats also have their `reward`, the total of
-    the game; their `return`, the mean over the seat's trained tokens of the reward that is still to
-    come; and the mean `advantage` of these tokens. That is None where no sample trains: all returns
-    of the group are equal, or a critic gives the advantages later.
+    A game is a record as in games.jsonl whose trained seats also have their `reward` (the total of
+    the game), their mean `return` over the seat's trained tokens, and the mean `advantage` of these
+    tokens. The advantage is None if the sample does not train, because all returns of the group are
+    equal, or if a critic computes advantages later.
     """
     records: dict[str, dict[str, Any]] = {}
     for episode in episodes:
@@ -175,8 +173,8 @@ def game_text(game: Mapping[str, Any] | Episode) -> str:
     """One game, or its record in games.jsonl, as text in lines of at most _WIDTH characters: rules,
     private views, turns, outcome.
 
-    A refused move is marked with ✗ and followed by its error. Control characters, which could act
-    on a terminal, show as `·`.
+    An invalid move is marked with ✗ and followed by its error. Control characters, which could
+    affect a terminal, show as `·`.
     """
     record = game_record(game, step=0) if isinstance(game, Episode) else game
     seats = record["seats"]
@@ -207,8 +205,8 @@ def _rule(title: str) -> str:
 
 
 def _wrapped(text: str, width: int = _WIDTH) -> list[str]:
-    """Lines of at most `width` columns, with the text's own line breaks, without control characters
-    and without the character of `_rule`."""
+    """Lines of at most `width` columns with the text's own line breaks, without control characters
+    and the character of `_rule`."""
     lines = printable(text).replace("─", "-").split("\n")
     return [part for line in lines for part in textwrap.wrap(line, width) or [""]]
 

@@ -47,13 +47,13 @@ from selfplay.config.own_code import (
 from selfplay.config.text import difference, dump
 from selfplay.errors import RunEnds, SettingsError
 
-# Settings that may change when a run resumes: first those of its length and logs.
+# Settings that may change when a run resumes. First: its length and logs.
 _LENGTH = (
     *("out", "steps", "save_every", "keep_checkpoints", "log_games_every", "log_groups_every"),
     *("eval", "monitors", "track", "observers"),
 )
-# Settings of where and how things are computed. Results stay equal up to rounding or, with SGLang,
-# in distribution.
+# Second: where and how the run is computed. Results stay equal up to rounding or, with SGLang, in
+# distribution.
 _WHERE = (
     *("device", "threads", "parallel", "engine", "model.liger", "data.processes"),
     *("optim.tokens_per_microbatch", "optim.share_prefixes"),
@@ -62,7 +62,7 @@ _WHERE = (
 # The files that a start creates before training, and those that show that training began.
 _PREPARED = ("tokenizer", "random_start", "warm_start_progress")
 _TRAINED = ("warm_start", "warm_start_progress/checkpoints", "held_out_before.json", "checkpoints")
-# What a run writes in its folder; it leaves all else there as it is.
+# The files and folders that a run writes in its folder; it leaves all others unchanged.
 FILES = (
     *(".lock", "config.yaml", "code.txt", "metrics.jsonl", "games.jsonl", "groups.jsonl"),
     *("error.txt", "warm_start.jsonl", "held_out_before.json", "held_out_after.json"),
@@ -73,7 +73,7 @@ FOLDERS = (
     *("checkpoints", "final", "final_adapters", "tensorboard", "wandb", CODE),
 )
 _BROUGHT = ("tokenizer", "random_start", "warm_start")  # may come from another run
-_SHOWN = 12  # settings that a refusal lists
+_SHOWN = 12  # settings listed by a refusal
 IMITATED_BOARDS = "imitated_boards.json"  # digests of the recorded boards that were imitated
 _PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "pyarrow"),
@@ -83,26 +83,22 @@ _PACKAGES = (
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a start has left its record here: its lock, or its lines of code.txt."""
-    for name, begins in ((".lock", b"pid "), ("code.txt", b"started ")):
-        if (folder / name).is_file():
-            with (folder / name).open("rb") as file:
-                if file.read(len(begins)) == begins:
-                    return True
-    return False
+    """Whether a run has started here and left its lock or its lines in code.txt."""
+    starts = ((folder / ".lock", b"pid "), (folder / "code.txt", b"started "))
+    return any(path.is_file() and path.read_bytes().startswith(start) for path, start in starts)
 
 
 def check_names(folder: Path) -> None:
-    """Raise SettingsError where the names that a run writes are taken in its folder: by something
-    else than a file or a folder, or, where `holds_run` is false, by what no run wrote there. The
-    first weights may come from another run."""
+    """Raise SettingsError if a name that a run writes is taken in its folder by another kind of
+    file, or, unless `holds_run`, by anything that no run wrote there. The first weights may come
+    from another run."""
     kinds = dict.fromkeys(FILES, Path.is_file) | dict.fromkeys(FOLDERS, Path.is_dir)
     there = {name: is_kind for name, is_kind in kinds.items() if os.path.lexists(folder / name)}
     move = "move it, or use another folder with out=FOLDER"
     for name, is_kind in there.items():
         if not is_kind(folder / name):
             kind = "file" if name in FILES else "folder"
-            raise SettingsError(f"out: {folder / name} must be a {kind} where it exists; {move}")
+            raise SettingsError(f"out: {folder / name} must be a {kind} if it exists; {move}")
     if holds_run(folder):
         return
     brought = {name for name in _BROUGHT if (folder / name / MANIFEST).is_file()}
@@ -111,16 +107,16 @@ def check_names(folder: Path) -> None:
     for name in there:
         if name not in brought and (name != ".lock" or (folder / name).stat().st_size):
             raise SettingsError(
-                f"out: {folder} must be new or hold a run with its code.txt, got {name}, which a "
-                f"run would write and none wrote there; {move}"
+                f"out: {folder} must be new or hold a run with its code.txt, got {name}, which "
+                f"a run would overwrite and no run wrote; {move}"
             )
 
 
 def lock_run(folder: Path) -> TextIO:
     """Lock the folder against a second trainer until the returned file is closed.
 
-    The operating system releases the lock when the process ends, however it ends. The file `.lock`
-    names the process that holds it. Reading the folder, as eval.py does, needs no lock.
+    The operating system releases the lock when the process ends, even after a crash. The file
+    `.lock` names the process that holds it. Reading the folder, as eval.py does, needs no lock.
 
     Raises SettingsError if another process holds the lock or the storage does not support locks.
     """
@@ -143,7 +139,7 @@ def lock_run(folder: Path) -> TextIO:
 
 
 def hold_run(folder: Path, locked: TextIO | None = None) -> TextIO:
-    """Create the folder, `lock_run` it unless it is `locked`, and name this process in the lock."""
+    """Create the folder, lock it unless it is `locked`, and write this process into the lock."""
     folder.mkdir(parents=True, exist_ok=True)
     file = locked or lock_run(folder)
     file.truncate(0)
@@ -153,10 +149,10 @@ def hold_run(folder: Path, locked: TextIO | None = None) -> TextIO:
 
 
 def check_lock(folder: Path, held: TextIO) -> None:
-    """Raise RunEnds if the folder has moved away, or if its lock was removed and another trainer,
-    which has made a new one, may write there."""
+    """Raise RunEnds if the folder was moved, or if its lock was replaced, so that another trainer
+    may write there."""
     if not folder.is_dir():
-        raise RunEnds(f"{folder} must stay where it is while its run goes on, got no such folder")
+        raise RunEnds(f"{folder} must stay in place during its run, got no such folder")
     lock = folder / ".lock"
     if lock.exists() and not os.path.samestat(lock.stat(), os.fstat(held.fileno())):
         raise RunEnds(
@@ -179,9 +175,9 @@ def is_held(folder: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What `check_run_folder` found: the user's own code, the saved names of its files, how the
-    settings differ from the saved ones, what was trained. `anew` says that nothing was, under other
-    settings: what was prepared for them is deleted."""
+    """The findings of `check_run_folder`: the user's code, the saved names of its files, how the
+    settings differ from the saved ones, what was trained. `anew` means that other settings were
+    saved but nothing was trained: the files prepared for them are deleted."""
 
     folder: Path
     config: Config
@@ -194,18 +190,18 @@ class Opening:
 
 
 def check_run_folder(folder: Path, config: Config) -> Opening:
-    """Check that these settings may begin a run in the folder or go on with the one there. Only
-    rank 0 calls this. Changes nothing.
+    """Check that these settings may start a run in the folder or continue the one there. Only rank
+    0 calls this. Changes nothing.
 
-    If nothing was trained yet, any settings are accepted. Otherwise only settings of the run's
-    length, its logs and where things are computed may change. Raises SettingsError if others differ
-    or the saved ones are gone.
+    If nothing was trained yet, any settings are accepted. Otherwise only the run's length, its logs
+    and where things are computed may change. Raises SettingsError if other settings differ or the
+    saved ones are missing.
     """
     saved, code, copies = folder / "config.yaml", own_code(own_names(config)), folder / CODE
     if code.files and copies.exists() and kept_in(copies) is None:
         raise SettingsError(
-            f"{copies} must be free for copies of files of your own, got one that no run wrote; "
-            "move it, or use another folder with out=FOLDER"
+            f"{copies} must be free for copies of your own files, got one that no run wrote; move "
+            "it, or use another folder with out=FOLDER"
         )
     changed, names = _compared(saved, config, code) if saved.exists() else ([], {})
     moved = [line for line in changed if _among(_WHERE, line)]
@@ -213,7 +209,7 @@ def check_run_folder(folder: Path, config: Config) -> Opening:
     trained = {name for name in _TRAINED if (folder / name).exists()}
     if trained - {"warm_start"} and not saved.exists():  # a warm start may come from another run
         raise SettingsError(
-            f"{saved} must hold the settings of the run that began here, got no such file; restore "
+            f"{saved} must hold the settings of the run started here, got no such file; restore "
             "it, or use another folder with out=FOLDER"
         )
     if refused and trained:
@@ -222,17 +218,17 @@ def check_run_folder(folder: Path, config: Config) -> Opening:
         shown = refused[:_SHOWN] + [f"{more} more"] * (more > 0)
         raise SettingsError(
             f"{folder} holds a run with other settings (saved -> given): {'; '.join(shown)}; "
-            "give the saved ones, or another folder with out=FOLDER"
+            "use the saved ones, or another folder with out=FOLDER"
         )
     return Opening(folder, config, code, names, changed, moved, trained, anew=bool(refused))
 
 
 def open_run(opening: Opening) -> None:
-    """Create the run's folder, or open an existing run to resume it. Only rank 0 calls this, when
-    nothing can refuse the start any more.
+    """Create the run's folder, or open an existing run to resume it. Only rank 0 calls this, after
+    the last check that can refuse the start.
 
-    Writes `config.yaml`, which loads back to equal settings, and appends to `code.txt` what code
-    runs, with the digests of the user's own files; says what differs from the last start.
+    Writes `config.yaml`, which loads back to equal settings, and appends the versions of the code
+    and the digests of the user's files to `code.txt`; prints what differs from the last start.
     """
     folder, config, trained = opening.folder, opening.config, opening.trained
     saved, code, names = folder / "config.yaml", opening.code, opening.names
@@ -240,9 +236,9 @@ def open_run(opening: Opening) -> None:
         for line in opening.changed:
             if line.startswith("steps:"):
                 print(
-                    f"{folder} goes on with another length ({line}): optim.schedule="
-                    f"{config.optim.schedule} is that of the new length from here on, so the "
-                    "learning rate differs from a run that had it from the start",
+                    f"{folder} continues with another length ({line}): optim.schedule="
+                    f"{config.optim.schedule} now follows the new length, so the learning rate "
+                    "differs from a run that had this length from the start",
                     flush=True,
                 )
     if opening.anew:
@@ -250,9 +246,9 @@ def open_run(opening: Opening) -> None:
             shutil.rmtree(folder / name, ignore_errors=True)
     elif opening.moved and trained:
         print(
-            f"{folder} goes on, computed in another way (saved -> given): "
-            f"{'; '.join(opening.moved)}; its results are no longer bit for bit those of an "
-            "unbroken run",
+            f"{folder} continues with another way of computing (saved -> given): "
+            f"{'; '.join(opening.moved)}; its results no longer match an uninterrupted run bit for "
+            "bit",
             flush=True,
         )
     own, versions = _own_files(config, code, names), _versions()
@@ -274,20 +270,20 @@ def open_run(opening: Opening) -> None:
         before = dict(line.rpartition(" sha256 ")[::2] for line in lines)
         for what, digest in own.items():
             if trained and before.get(what, digest) != digest:
-                print(f"{folder} goes on with a changed {what}", flush=True)
+                print(f"{folder} continues with a changed {what}", flush=True)
         had = [line for line in lines if line.startswith("selfplay ")]
         if trained and had and (others := _other_versions(had[-1], versions)):
-            print(f"{folder} goes on with other versions (before -> now): {others}", flush=True)
+            print(f"{folder} continues with other versions (before -> now): {others}", flush=True)
         digests = [f"{what} sha256 {digest}" for what, digest in own.items()]
         file.write("\n".join([*_describe_start(), versions, *digests, "", ""]))
 
 
 def keep_code(opening: Opening) -> None:
-    """Copy the files of the user's own that the settings name, and the modules that they import,
-    into the run's `code/`. Only rank 0 calls this, after `open_run`.
+    """Copy the user's files that the settings name, and the modules they import, into the run's
+    `code/`. Only rank 0 calls this, after `open_run`.
 
-    A run that goes on with others keeps those before as `code/until_step_N`, beside its settings:
-    they are the code of all that was trained up to step N.
+    A run that continues with changed files keeps the earlier ones and their settings as
+    `code/until_step_N`: the code of everything trained up to step N.
     """
     folder, code = opening.folder, opening.code
     home = folder / CODE
@@ -322,9 +318,8 @@ def keep_code(opening: Opening) -> None:
 
 
 def _compared(saved: Path, config: Config, code: OwnCode) -> tuple[list[str], dict[str, str]]:
-    """How the saved settings differ from those given, as `difference`, and the saved name of each
-    file of the user's own that is named anew: by another path with the same content, or as the
-    run's copy."""
+    """How the saved settings differ from the given ones, as `difference`, and the saved name of
+    each user's file whose name changed but not its content: another path, or the run's copy."""
     home = copies_of(saved)
     kept = kept_in(home) if home else None
     lines, words, names = [], [], {}
@@ -357,8 +352,8 @@ def _compared(saved: Path, config: Config, code: OwnCode) -> tuple[list[str], di
 
 
 def _own_files(config: Config, code: OwnCode, names: Mapping[str, str]) -> dict[str, str]:
-    """The digest of each file of the user's own, under the key that names it and its name in the
-    saved settings, or under its name in `code/`."""
+    """The digest of each of the user's files, by the key that names it and its name in the saved
+    settings, or by its name in `code/`."""
     own, digests = dict[str, str](), code.digests
     for key, value in own_names(config):
         digest = digests.get(code.named.get(f"{key} {value}", "")) or digest_of(key, value)
@@ -390,7 +385,7 @@ def _describe_start() -> list[str]:
 
 
 def _versions() -> str:
-    """The line of code.txt that names each package here with its version, joined by commas."""
+    """The line of code.txt with each installed package and its version, joined by commas."""
     versions = [f"selfplay {selfplay.__version__}", f"python {platform.python_version()}"]
     for name in _PACKAGES:
         try:
@@ -401,7 +396,7 @@ def _versions() -> str:
 
 
 def _other_versions(before: str, now: str) -> str:
-    """What differs between two lines of `_versions`, "" if nothing does."""
+    """The differences between two lines of `_versions`, "" if there are none."""
     old, new = (dict(one.rsplit(" ", 1) for one in line.split(", ")) for line in (before, now))
     names = [name for name in old | new if old.get(name) != new.get(name)]
     return "; ".join(f"{n} {old.get(n, 'absent')} -> {new.get(n, 'absent')}" for n in names)

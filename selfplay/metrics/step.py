@@ -1,6 +1,6 @@
 """The metrics of played games and of a step, as plain numbers.
 
-docs/metrics.md gives the formula and the warning signs of each.
+docs/metrics.md has the formula and the warning signs of each.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from selfplay.rollout.driver import RolloutStats
 from selfplay.rollout.episode import BranchPoint, Episode
 
 _REWARD_OF = "reward/"  # prefix of rewards by seat
-_NO_MEANS = ("true_statements", "score_if_agreed")  # sums whose means are not over all games
+_NO_MEANS = ("true_statements", "score_if_agreed")  # sums that are not averaged over all games
 
 
 @dataclass(frozen=True, slots=True)
 class GameSums:
-    """Sums over games; those of several ranks add up by `+`.
+    """Sums over games; sums of several ranks are added with `+`.
 
-    `measures` are by name, `games` and `scores` by partner and the seat that counts. `paid` is what
-    the game itself pays each seat, and `unequal` the number of games that pay seats differently.
+    `measures` are by name, `games` and `scores` by partner and the seat that counts. `paid` has the
+    game's own rewards by seat, `unequal` the number of games that reward seats differently.
     """
 
     measures: dict[str, float] = field(default_factory=dict)
@@ -55,8 +55,8 @@ class GameSums:
         """Means over games; empty without games.
 
         `honesty` is the share of stated cell values that are true in the speaker's own table; it is
-        missing if nothing was stated, and `score_if_agreed` without an agreement. Scores by partner
-        and seat are added if there was a partner, rewards by seat if a game pays seats differently.
+        missing if nothing was stated, `score_if_agreed` without an agreement. Scores by partner and
+        seat are added if there was a partner, rewards by seat if a game rewards seats differently.
         """
         num, sums = self.num, self.measures
         if not num:
@@ -74,8 +74,8 @@ class GameSums:
 
 
 def game_sums(episodes: Sequence[Episode], *, paid: bool = False) -> GameSums:
-    """The sums over these games, with what they pay each seat if `paid`: at the end and for single
-    moves. Words, statements and errors are those of the seats that count."""
+    """The sums over these games, with each seat's own rewards if `paid` (at the end and for single
+    moves). Words, statements and errors are counted for the seats that count."""
     counts = Counter[str]()
     scores, games, of_partner, of_seat = (defaultdict[str, float](float) for _ in range(4))
     own: dict[str, float] = {}
@@ -110,8 +110,8 @@ def game_sums(episodes: Sequence[Episode], *, paid: bool = False) -> GameSums:
 
 
 def _partner_and_seat(episode: Episode) -> str:
-    """ "partner/seat that counts", or "self" where all seats are the policy's or none is; several
-    are joined by +."""
+    """ "partner/seat that counts", or "self" if the policy has all seats or none; several are
+    joined by +."""
     own = episode.counted_seats
     if not 0 < len(episode.policy_seats) < len(episode.players):
         return SELF
@@ -120,13 +120,13 @@ def _partner_and_seat(episode: Episode) -> str:
 
 
 def seat_rewards(episode: Episode) -> list[float]:
-    """What the game itself pays each seat, at the end and for single moves."""
+    """Each seat's total reward from the game itself, at the end and for single moves."""
     paid = [episode.outcome.rewards, *(turn.rewards for turn in episode.turns if turn.rewards)]
     return [sum(of_seat) for of_seat in zip(*paid, strict=True)]
 
 
 def add_up(tallies: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The sums of all tallies, name by name."""
+    """The sums over all tallies, by name."""
     sums: dict[str, float] = {}
     for one in tallies:
         for name, value in one.items():
@@ -138,8 +138,8 @@ def add_up(tallies: Iterable[Mapping[str, float]]) -> dict[str, float]:
 
 
 def reward_tally(episodes: Sequence[Episode], credited: CreditStats) -> dict[str, float]:
-    """Sums over the trained seats of games, as their samples are rewarded, over all of them and
-    seat by seat; `add_up` adds them over ranks."""
+    """Sums of the samples' rewards over the trained seats of games, in total and by seat; `add_up`
+    adds them over ranks."""
     sums: defaultdict[str, float] = defaultdict(float)
     for episode in episodes:
         for seat in episode.policy_seats:
@@ -172,10 +172,10 @@ def step_metrics(
     episodes: Sequence[Episode],
     played: RolloutStats,
     credited: CreditStats,
-    learnt: dict[str, float],
+    learned: dict[str, float],
     world: World,
 ) -> dict[str, float]:
-    """The metrics of one step over all ranks: games, groups, the update (`learnt`), the engine.
+    """The metrics of one step over all ranks: games, groups, the update (`learned`), the engine.
 
     `engine_s` is the mean over replicas. Every rank must call.
     """
@@ -188,14 +188,14 @@ def step_metrics(
         "num_void": float(played.num_void),
         "engine_s": played.engine_s,
     }
-    # Apart, because a game may choose any name.
-    apart = (
+    # Kept separate, because a game may choose any name.
+    separate = (
         game_sums(episodes),
         reward_tally(episodes, credited),
         of_step,
         branch_tally(episodes, credited) if any(one.branches for one in episodes) else {},
     )
-    own, *others = zip(*gather_objects(apart, world), strict=True)
+    own, *others = zip(*gather_objects(separate, world), strict=True)
     games: GameSums = sum(own, GameSums())
     rewards, counts, branches = map(add_up, others)
     engine_s = counts.pop("engine_s") / world.replica.num
@@ -203,7 +203,7 @@ def step_metrics(
     of_games = games.means()
     of_run = {
         **reward_metrics(rewards),
-        **learnt,
+        **learned,
         "zero_variance_groups": num_zero_variance / max(1, counts["num_groups"]),
         "num_games": games.num,
         **counts,
@@ -214,8 +214,8 @@ def step_metrics(
     }
     for name in of_games.keys() & of_run.keys():
         raise GameError(
-            f"Game.measures and algorithm.loss must give names of their own, got {name!r}, which "
-            "both the games' measures and the run's metrics have"
+            "Game.measures and algorithm.loss must use other names than the run's metrics, got "
+            f"{name!r}"
         )
     return of_games | of_run
 
@@ -224,10 +224,10 @@ def step_metrics(
 
 
 def branch_tally(episodes: Sequence[Episode], credited: CreditStats) -> dict[str, float]:
-    """Sums over branch points, which can be added over ranks.
+    """Sums over branch points; `add_up` adds them over ranks.
 
-    `branch_tokens` counts the tokens sampled in sibling turns and in continuations,
-    `branch_continuation_tokens` only those in continuations. Neither counts the played games' own
+    `num_branch_tokens` counts the tokens sampled in sibling turns and in continuations,
+    `num_continuation_tokens` only those in continuations. Neither counts the played games' own
     tokens.
     """
     points = [(episode, point) for episode in episodes for point in episode.branches]
@@ -242,14 +242,14 @@ def branch_tally(episodes: Sequence[Episode], credited: CreditStats) -> dict[str
             later = continuation.turns[point.turn + 1 :]
             num_continuation_tokens += sum(turn.num_tokens for turn in later)
     return {
-        "branch_points": float(len(points)),
-        "branch_games": float(sum(len(point.continuations) for _, point in points)),
-        "branch_tokens": float(num_turn_tokens + num_continuation_tokens),
-        "branch_continuation_tokens": float(num_continuation_tokens),
-        "branch_turns": float(sum(len(values) for values in values_K)),
-        "branch_groups": float(credited.num_branch_groups),
-        "branch_zero_variance_groups": float(credited.num_zero_variance_branch_groups),
-        "branch_squares": sum(
+        "num_branch_points": float(len(points)),
+        "num_branch_games": float(sum(len(point.continuations) for _, point in points)),
+        "num_branch_tokens": float(num_turn_tokens + num_continuation_tokens),
+        "num_continuation_tokens": float(num_continuation_tokens),
+        "turns": float(sum(len(values) for values in values_K)),
+        "groups": float(credited.num_branch_groups),
+        "zero_variance_groups": float(credited.num_zero_variance_branch_groups),
+        "squares": sum(
             sum((value - _mean(values)) ** 2 for value in values) for values in values_K
         ),
     }
@@ -258,12 +258,9 @@ def branch_tally(episodes: Sequence[Episode], credited: CreditStats) -> dict[str
 def branch_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     """The metrics of a step from the sums of all ranks."""
     return {
-        "num_branch_points": sums["branch_points"],
-        "num_branch_games": sums["branch_games"],
-        "num_branch_tokens": sums["branch_tokens"],
-        "num_continuation_tokens": sums["branch_continuation_tokens"],
-        "zero_variance_branches": sums["branch_zero_variance_groups"] / sums["branch_groups"],
-        "branch_variance": sums["branch_squares"] / sums["branch_turns"],
+        **{name: total for name, total in sums.items() if name.startswith("num_")},
+        "zero_variance_branches": sums["zero_variance_groups"] / sums["groups"],
+        "branch_variance": sums["squares"] / sums["turns"],
     }
 
 

@@ -1,4 +1,4 @@
-"""What a run writes at each step: metrics.jsonl, games.jsonl, groups.jsonl.
+"""The files a run writes at each step: metrics.jsonl, games.jsonl, groups.jsonl.
 
 Only rank 0 writes; on other ranks every call does nothing. Times are in seconds and their names end
 in `_s`.
@@ -55,8 +55,8 @@ class Journal(Observer):
     """The open logs of a run.
 
     `after_step` is the step of the checkpoint that the run resumes from, 0 for a new run. One of
-    `log_games_every` games of this rank is written in full to games.jsonl, with the tokens that
-    `pieces` spells. `num_lines` is what an earlier journal's had.
+    `log_games_every` games of this rank is written in full to games.jsonl, with its tokens as
+    rendered by `pieces`. `num_lines` is the `num_lines` saved by an earlier journal.
     """
 
     def __init__(
@@ -86,15 +86,15 @@ class Journal(Observer):
             self._groups.append(record)
 
     def on_step(self, step: Step) -> None:
-        """Write the step's line, and those of its games that are logged."""
+        """Write the step's line and its logged games."""
         self._metrics.append(step.metrics)
         every, pieces = self._log_games_every, self._pieces
         for record in logged_games(step.episodes, step.number, every=every, pieces=pieces):
             self._games.append(record)
 
     def sync(self) -> None:
-        """Flush the lines to disk, so that no checkpoint is of a step without its line. It waits
-        for what else is being written there, so not every step does."""
+        """Flush the lines to disk before a checkpoint, so that its step has its line. This waits
+        for all other writes to the disk, so not every step does it."""
         for log in self._logs:
             log.sync()
 
@@ -104,7 +104,7 @@ class Journal(Observer):
 
 
 def check_logs(folder: Path, *, after_step: int, num_lines: Mapping[str, int]) -> None:
-    """Raise SettingsError where a `Journal` that goes on with these could not."""
+    """Raise SettingsError if a `Journal` could not continue these logs."""
     for name in LOGS:
         _lines_until(folder / name, after_step, num=num_lines.get(name))
 
@@ -114,8 +114,8 @@ class StepLog:
 
     `after_step` is the step of the checkpoint that the run resumes from. Lines of later steps are
     removed, because these steps run again. None starts an empty file. `num` is the `num_lines` at
-    that checkpoint; None if it is older than they are. Raises SettingsError for a file that does
-    not hold these lines.
+    that checkpoint; None if the checkpoint is too old to have it. Raises SettingsError for a file
+    without these lines.
     """
 
     def __init__(
@@ -129,11 +129,11 @@ class StepLog:
         write_atomically(path, "".join(lines))
         if not lines and after_step and (num or path.name == LOGS[0]):
             print(
-                f"warning: {path} holds no line of steps 1 to {after_step}, which are made; the "
-                "run goes on without them",
+                f"warning: {path} holds no line of the finished steps 1 to {after_step}; the run "
+                "continues without them",
                 file=sys.stderr,
             )
-        # Unbuffered, so that a write that fails on a full disk is not retried at exit.
+        # Unbuffered, so that a failed write to a full disk is not retried at exit.
         self._file = path.open("ab", buffering=0)
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -170,9 +170,9 @@ class StepLog:
 def _lines_until(path: Path, step: int | None, *, num: int | None) -> list[str]:
     """The file's complete lines up to and including `step`.
 
-    A last line without a line end is left out: a crash cut it off. Raises SettingsError for any
-    other line that is not JSON with a step, for steps out of order, and unless `num` lines (of
-    metrics.jsonl one a step) or none are found.
+    A last line without a line end, cut off by a crash, is left out. Raises SettingsError for any
+    other line that is not JSON with a step, for steps out of order, and unless `num` lines (in
+    metrics.jsonl one per step) or none are found.
     """
     kept: list[str] = []
     if step is None or not path.exists():
@@ -196,7 +196,7 @@ def _lines_until(path: Path, step: int | None, *, num: int | None) -> list[str]:
                 ) from None
             if line_step < last + each or (each and last and line_step > last + 1):
                 raise SettingsError(
-                    f"{path} line {number} must be of step {last + each}, got step {line_step}; "
+                    f"{path} line {number} must have step {last + each}, got step {line_step}; "
                     "repair or move the file to resume in this folder"
                 )
             last = line_step
@@ -205,15 +205,15 @@ def _lines_until(path: Path, step: int | None, *, num: int | None) -> list[str]:
     expected = step if num is None and each else num
     if kept and expected is not None and len(kept) != expected:
         raise SettingsError(
-            f"{path} must hold {expected} lines of steps 1 to {step}, got {len(kept)}; restore the "
-            "file, or move it to resume in this folder"
+            f"{path} must hold {expected} lines for steps 1 to {step}, got {len(kept)}; restore "
+            "the file, or move it to resume in this folder"
         )
     return kept
 
 
 def plain_json(text: bytes) -> Any:
-    """The value of a JSON text. NaN, infinity and numbers beyond 1e100, with which no mean and no
-    page can calculate, are read as null. Raises ValueError or RecursionError for other text."""
+    """Parse a JSON text. NaN, infinity and numbers beyond 1e100, which no mean and no page can use,
+    become None. Raises ValueError or RecursionError for other text."""
 
     def number(text: str) -> float | int | None:
         value = float(text)

@@ -1,7 +1,7 @@
 """Sends metrics, settings and games to an experiment tracker: W&B or TensorBoard.
 
-A tracker gets the lines of metrics.jsonl under their own names, the settings, and the games of
-games.jsonl as rows of a table. The library that `track` names is imported only here.
+A tracker gets the metrics of metrics.jsonl under the same names, the settings, and the games of
+games.jsonl as rows of a table. The tracker's library is imported only here.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Record = Mapping[str, Any]
 
 
 class Tracker(Observer):
-    """The tracker of the run in `folder`, which continues after step `after_step`; nothing for
-    `track: none` and on ranks above 0. Reads the settings of the run from its config.yaml.
+    """The tracker of the run in `folder`, which continues after step `after_step`; does nothing for
+    `track: none` and on ranks above 0. Reads the run's settings from its config.yaml.
 
     If the tracker fails, one warning is printed and nothing more is sent: it never ends a run.
     """
@@ -57,7 +57,7 @@ class Tracker(Observer):
                 self._run = _Wandb(folder, yaml.safe_load(settings))
 
     def on_step(self, step: Step) -> None:
-        """Send the line of metrics.jsonl, and what games.jsonl has of the step."""
+        """Send the step's line of metrics.jsonl and its games in games.jsonl."""
         if self._run is not None:
             games = logged_games(step.episodes, step.number, every=self._every, pieces=self._pieces)
             self.step(step.number, step.metrics, games)
@@ -69,7 +69,7 @@ class Tracker(Observer):
                 self._run.step(step, metrics, [game_row(game) for game in games])
 
     def close(self) -> None:
-        """Wait until everything is sent or written."""
+        """Wait until everything has been sent or written."""
         if self._run is not None:
             with self._survived():
                 self._run.close()
@@ -81,16 +81,16 @@ class Tracker(Observer):
         except Exception as error:  # noqa: BLE001  whatever the library or its server answers
             self._run = None
             print(
-                f"warning: track {self._track} failed, the run goes on without it: "
+                f"warning: track {self._track} failed, the run continues without it: "
                 f"{error_line(error)}",
                 file=sys.stderr,
             )
 
 
 class _Wandb:
-    """A run of W&B, which refuses earlier steps: steps that a resumed run plays again keep their
-    first values there. `tracker.json` in the run folder has the run's id and last step. W&B's own
-    variable WANDB_PROJECT names the project."""
+    """A W&B run. W&B refuses earlier steps, so steps repeated by a resumed run keep their first
+    values there. `tracker.json` in the run folder has the run's id and last step. W&B's variable
+    WANDB_PROJECT names the project."""
 
     def __init__(self, folder: Path, config: Record) -> None:
         import wandb
@@ -99,7 +99,7 @@ class _Wandb:
         self._saved: dict[str, Any] = {"id": secrets.token_hex(4), "last_step": 0}
         if self._path.exists():
             self._saved = json.loads(self._path.read_text())
-        # The mode is named, because the library may have read its variable before.
+        # The mode is explicit, because the library may already have read its variable.
         online: dict[str, Any] = {"mode": "online", "resume": "allow"}
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "selfplay"),
@@ -125,14 +125,14 @@ class _Wandb:
 
 
 def _wandb_online() -> bool:
-    """Whether W&B's library sends what it gets, as it does unless its own variable says offline."""
+    """Whether W&B's library sends its data, which it does unless its variable says offline."""
     return os.environ.get("WANDB_MODE", "online") == "online"
 
 
 class _TensorBoard:
     """Event files in RUN/tensorboard, written with TensorBoard's own library, without torch.
 
-    A resumed run tells TensorBoard to forget the steps that are played again.
+    A resumed run makes TensorBoard drop the steps that are repeated.
     """
 
     def __init__(self, folder: Path, settings: str, *, after_step: int) -> None:
@@ -168,7 +168,7 @@ class _TensorBoard:
 def check_tracker(track: str, *, here: bool = True) -> None:
     """Raise SettingsError before the run starts if the tracker's package or W&B's key is missing.
 
-    Without `here` the run is for another machine, which may hold the key.
+    Without `here` the run is for another machine, which may have the key.
     """
     if track == "none":
         return
@@ -176,8 +176,8 @@ def check_tracker(track: str, *, here: bool = True) -> None:
         library = importlib.import_module(track)
     except ModuleNotFoundError as error:
         raise SettingsError(
-            f"track must be none where the package {error.name} is not installed, got {track}; "
-            "`pip install -r requirements/track.txt` installs it"
+            f"track must be none without the package {error.name}, got {track}; `pip install -r "
+            "requirements/track.txt` installs it"
         ) from error
     if here and track == "wandb" and _wandb_online():
         try:
@@ -186,8 +186,8 @@ def check_tracker(track: str, *, here: bool = True) -> None:
             why = str(error)
         if why:
             raise SettingsError(
-                "track wandb needs a key (WANDB_API_KEY, or that of wandb's login) that W&B "
-                f"takes, got {why}; or set WANDB_MODE=offline, to send the run by `wandb sync`"
+                "track wandb needs a key (WANDB_API_KEY, or from `wandb login`) that W&B accepts, "
+                f"got {why}; or set WANDB_MODE=offline and send the run later with `wandb sync`"
             )
 
 

@@ -1,5 +1,5 @@
 """Imitation of scripted players, of people and of chats: a scratch model's tokenizer, the warm
-start before self-play, and the auxiliary imitation loss during it.
+start before self-play, and the samples of the auxiliary imitation loss during it.
 
 Games and chats become the same transcripts as self-play and train through the same update.
 """
@@ -54,14 +54,14 @@ from selfplay.warm_start.teachers import teacher_mixture, tokenizer_scripts
 
 WARM_LOG = "warm_start.jsonl"
 LOG_EVERY = 50  # optimizer steps per line of the warm start's log; fewer in a short one
-MIN_LINES = 20  # that a warm start of at least as many optimizer steps logs
-SAVE_EVERY = 200  # optimizer steps between the checkpoints from which it resumes
+MIN_LINES = 20  # lines of a log, if the warm start has at least as many optimizer steps
+SAVE_EVERY = 200  # optimizer steps between the checkpoints of a warm start
 MIN_CHUNK, MAX_CHUNK = 50, 1000  # games that are saved together
 
 
 def scratch_tokenizer(config: Config) -> PreTrainedTokenizerBase:
-    """A byte-level BPE tokenizer trained on what the seats of scripted games read and write; of a
-    game without scripts on what they read first."""
+    """A byte-level BPE tokenizer trained on the text that seats read and write in scripted games;
+    for a game without scripts, on the first prompts only."""
     scratch = config.model.scratch
     assert scratch is not None
     specs = tokenizer_scripts(config)
@@ -85,8 +85,8 @@ def scratch_tokenizer(config: Config) -> PreTrainedTokenizerBase:
 
 
 def _texts(config: Config, specs: Sequence[str], instances: Sequence[Any]) -> Iterator[str]:
-    """What the seats read and write in games of each of these scripted players; without any what
-    they read first."""
+    """The text that seats read and write in games of each of these scripted players; without any,
+    only their first prompts."""
     if not specs:
         for instance in instances:
             game = config.game.kit.new_game(instance, config.game.options)
@@ -112,7 +112,7 @@ def _prompt_texts(prompts: Iterable[Prompt]) -> Iterator[str]:
 
 def tokenizer_folder(model: ModelConfig, folder: Path) -> Path:
     """The folder of the tokenizer: the model's own, downloaded if needed, or `folder`/tokenizer for
-    the scratch model of the run in `folder`."""
+    a scratch model of the run in `folder`."""
     return folder / "tokenizer" if model.path is None else local_folder(model.path)
 
 
@@ -128,7 +128,7 @@ def warm_start(
 
     Writes `warm_start.jsonl` to the run's `folder`. For a restart it saves the games, and a
     checkpoint every SAVE_EVERY optimizer steps, in `progress_folder`. Returns the metrics of the
-    log's last line, each a mean over the optimizer steps since the line before.
+    log's last line, each a mean over the optimizer steps since the previous line.
     """
     warm, world = config.warm_start, learner.world
     stages = saved_samples(config, rendering, folder=folder, world=world)
@@ -143,8 +143,8 @@ def warm_start(
         stages.append(last + files)
     num_samples = sum(map(len, stages))
     counts = {"num_transcripts": num_samples - len(chats), "num_chats": len(chats)}
-    # Beside games the chats' own loss is logged too.
-    apart = frozenset(s.name for s in chats if len(chats) < num_samples)
+    # With games in the mix, the loss of the chats is also logged separately.
+    separate = frozenset(s.name for s in chats if len(chats) < num_samples)
     batches = warm_start_batches(stages, warm, seed=config.seed)
     unfinished = progress_folder(folder)
     first, state = resume(unfinished, learner)
@@ -156,7 +156,7 @@ def warm_start(
     bar = progress(range(first, len(batches)), "warm start", rank=world.rank)
     for step in bar:
         own = batches[step][world.dp_rank :: world.dp_size]
-        term = LossTerm(own, partial(imitation, chats=apart), name="imitation")
+        term = LossTerm(own, partial(imitation, chats=separate), name="imitation")
         lr = learning_rate(
             step,
             peak=warm.lr,
@@ -183,15 +183,15 @@ def warm_start(
 def saved_samples(
     config: Config, rendering: Rendering, *, folder: Path, world: World
 ) -> list[list[Sample]]:
-    """The transcripts of the warm start's first games and of the others, as from `teacher_samples`;
-    an empty list is left out.
+    """The transcripts of the warm start's first games and of its other games, as from
+    `teacher_samples`; an empty list is left out.
 
     The games are played in chunks, which the ranks share and save to the run's `folder`; saved
-    chunks are not played again. With `data.processes` above 1 each rank uses that many processes of
-    one thread. Every rank must call.
+    chunks are not played again. With `data.processes` above 1 each rank uses as many single-thread
+    processes. Every rank must call.
     """
     num_games, num_first = config.warm_start.num_games, config.warm_start.first_games
-    # The same for any number of processes, which may change when a run resumes.
+    # Independent of the number of processes, which may change when a run resumes.
     size = min(MAX_CHUNK, max(MIN_CHUNK, -(-num_games // 64)))
     stages = [
         [range(start, min(start + size, end)) for start in range(begin, end, size)]
@@ -227,7 +227,7 @@ def saved_samples(
 
 
 def chunk_folder(folder: Path, games: range) -> Path:
-    """Where the run in `folder` saves the transcripts of these games of its teachers."""
+    """The folder where the run in `folder` saves the transcripts of these teachers' games."""
     return progress_folder(folder) / f"games_{games.start:08d}_{games.stop:08d}"
 
 
@@ -239,8 +239,7 @@ def _play_job(config: Config, tokenizer: Path, folder: Path, games: range) -> No
 
 
 def _play_and_save(config: Config, rendering: Rendering, folder: Path, games: range) -> None:
-    """Play these games and write what imitation needs of their samples: names, starts, ids and
-    masks."""
+    """Play these games and save their samples for imitation: names, starts, ids and masks."""
     samples = _play(config, rendering, games)
     with atomic_folder(chunk_folder(folder, games)) as partial_folder:
         tensors = {
@@ -266,7 +265,7 @@ def _load(folder: Path) -> list[Sample]:
 
 def _people(config: Config, rendering: Rendering, *, folder: Path, rank: int) -> list[Sample]:
     """The recorded games' transcripts for one pass. Rank 0 writes the digests of their boards to
-    the run's `folder`, where evaluations find them, and prints what was left out."""
+    the run's `folder` for evaluations, and prints how many moves were left out."""
     warm, kit = config.warm_start, config.game.kit
     assert warm.recorded is not None
     played = imitated_people(
@@ -280,7 +279,7 @@ def _people(config: Config, rendering: Rendering, *, folder: Path, rank: int) ->
         print(
             f"warm start: {len(samples)} transcripts of {len(played)} recorded games of "
             f"{len(boards)} instances; {sum(game.left_out for game in played)} of {num_moves} "
-            "moves have no place in the game's turns",
+            "moves do not fit the game's turns and are left out",
             flush=True,
         )
     return samples * warm.recorded_repeats
@@ -291,8 +290,8 @@ def people_samples(
 ) -> list[Sample]:
     """Transcripts of all seats of recorded human games.
 
-    Raises SettingsError if more than 5 % are above `rollout.max_game_tokens`; the others are
-    dropped.
+    Transcripts above `rollout.max_game_tokens` are dropped. Raises SettingsError if these are more
+    than 5 %.
     """
     kit, samples = config.game.kit, []
     for game in played:
@@ -301,7 +300,7 @@ def people_samples(
         )
         new_game = kit.new_game(game.instance, config.game.options)
         setup = GameSetup(new_game, players, game.instance.key, index=0)
-        # The game stops with the recording, which may end before an agreement.
+        # The game ends with the recording, which may stop before an agreement.
         limits = Limits(max_turns=len(game.moves), max_retries=0)
         samples += imitation_samples(play_scripted([setup], limits=limits))
     return _fitting(samples, "the recorded games", limit=config.rollout.max_game_tokens)
@@ -324,29 +323,29 @@ def chat_samples(config: Config, rendering: Rendering, *, rank: int) -> list[Sam
     longest = max(sample.longest for sample in samples)
     if not fitting:
         raise SettingsError(
-            f"rollout.max_game_tokens must hold a chat of {warm.chats}, got {limit}; the longest "
-            f"has {longest} tokens"
+            f"rollout.max_game_tokens must be large enough for a chat of {warm.chats}, got "
+            f"{limit}; the longest has {longest} tokens"
         )
     if rank == 0:
         line = f"warm start: {len(fitting)} chats of {warm.chats}"
         if len(fitting) < len(samples):
             line += (
-                f"; left out for more tokens than rollout.max_game_tokens {limit}: "
-                f"{len(samples) - len(fitting)}, the longest with {longest}"
+                f"; {len(samples) - len(fitting)} left out, longer than rollout.max_game_tokens "
+                f"{limit}, the longest with {longest} tokens"
             )
         if unread := frozenset[str]().union(*(chat.unread for chat in chats)):
-            line += f"; not read: {', '.join(sorted(unread))}"
+            line += f"; ignored: {', '.join(sorted(unread))}"
         print(line, flush=True)
     return fitting
 
 
 def chat_transcript(rendering: Rendering, chat: Chat, roles: Collection[str]) -> Transcript:
-    """A chat as a policy would have read and sampled it; the turns of `roles`, each with its
+    """A chat as if a policy had read and sampled it; the turns of `roles`, each with its
     end-of-turn token, are trained."""
     transcript = Transcript()
 
     def add(ids: list[int], start: int, end: int) -> None:
-        """Append ids, of which those from `start` to `end` are trained."""
+        """Append ids; those from `start` to `end` are trained."""
         untrained = ((0, start), (end, len(ids)))
         transcript.act(ids, logprobs=[0.0] * len(ids), untrained=untrained)
 
@@ -371,7 +370,7 @@ def warm_start_batches(
     stages: Sequence[Sequence[Sample]], warm: WarmStartConfig, *, seed: int
 ) -> list[list[Sample]]:
     """The samples of each optimizer step. Each stage in turn makes `epochs` passes in seeded random
-    order; a pass leaves out a last batch that is too short."""
+    order; a pass drops an incomplete last batch."""
     size = warm.batch_size
     batches = []
     for samples in stages:
@@ -396,8 +395,8 @@ def teacher_games(
     seed: int,
     rendering: Rendering,
 ) -> list[GameSetup]:
-    """One game of each instance between teachers. Each seat's teacher is drawn from those in the
-    warm start's mixture that can play it. If none can, the game chooses the seat's player."""
+    """One game of each instance between teachers. Each seat's teacher is drawn from the mixture's
+    teachers that can play it. If none can, the game chooses the seat's player."""
     mixture = list(zip(*teacher_mixture(teachers, game), strict=True))
     kit, able_to_learn, setups = game.kit, able_seats(game, rollout), []
     for instance in instances:
@@ -421,7 +420,7 @@ def teacher_games(
 
 
 def teacher_samples(config: Config, rendering: Rendering, *, start: int, num: int) -> list[Sample]:
-    """Transcripts of both seats of the teachers' games start..start+num-1, with errors masked out.
+    """Transcripts of both seats of the teachers' games start..start+num-1; errors are masked out.
 
     Transcripts above `rollout.max_game_tokens` are dropped. Raises SettingsError if these are more
     than 5 %.
@@ -458,21 +457,21 @@ def _fitting(samples: Sequence[Sample], whose: str, *, limit: int) -> list[Sampl
     # Rare long games exceed any sensible limit; if many games do, the limit is too low.
     if len(fitting) < 0.95 * len(samples):
         raise SettingsError(
-            f"rollout.max_game_tokens must hold {whose}: {len(samples) - len(fitting)} of "
-            f"{len(samples)} transcripts are longer than {limit}, the longest "
-            f"{max(s.longest for s in samples)}"
+            f"rollout.max_game_tokens must be large enough for {whose}: "
+            f"{len(samples) - len(fitting)} of {len(samples)} transcripts are longer than {limit}, "
+            f"the longest has {max(s.longest for s in samples)}"
         )
     return fitting
 
 
 def first_folder(config: Config, folder: Path) -> Path:
-    """The folder of the weights that self-play starts from: the warm start's result if the run has
-    one, else the model's own or random weights."""
+    """The folder of the weights that self-play starts from: the result of the warm start if there
+    is one, else the model's own or random weights."""
     return folder / "warm_start" if config.warm_start.imitates else _own_folder(config, folder)
 
 
 def _own_folder(config: Config, folder: Path) -> Path:
-    """The model's own folder, or the run's folder of random weights in the scratch shape."""
+    """The model's own folder, or the run's folder of a scratch model's random weights."""
     path = config.model.path
     return folder / "random_start" if path is None else local_folder(path)
 
@@ -496,7 +495,7 @@ def first_weights(
         means = warm_start(learner, config, rendering, folder=folder)
         export_atomically(learner.model, tokenizer, warm, world=world)
         if world.rank == 0:
-            loss = f"with a loss of {means['imitation_loss']:.3f} nats a token"
+            loss = f"with a loss of {means['imitation_loss']:.3f} nats per token"
             print(f"the imitation is finished {loss}; the policy is in {warm}", flush=True)
         on_first_rank(partial(discard, progress_folder(folder)), world)
     return warm

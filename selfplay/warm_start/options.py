@@ -1,4 +1,4 @@
-"""The section `warm_start` of the settings, which is read without torch."""
+"""The section `warm_start` of the settings; read without torch."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from selfplay.config.schema import RULES
 @dataclass(frozen=True, slots=True, config=RULES)
 class WarmStartConfig:
     """Supervised imitation (SFT) of scripted players, of people and of your own chats before
-    self-play; `warm_start: off` turns off what a base file sets."""
+    self-play; `warm_start: off` turns off the warm start of a base file."""
 
     num_games: int = Field(default=0, ge=0, le=10_000_000)
     """scripted games to imitate; 0 without recorded games and chats skips the warm start"""
     teachers: tuple[str, ...] = ("honest",)
     """scripted players as 'name:option=value*weight'; each seat samples one by weight"""
     first_games: int = Field(default=0, ge=0, le=10_000_000)
-    """how many of num_games first_teachers play; all passes over these games come before the
+    """how many of the num_games are played by first_teachers; all passes over them come before the
     other games, as a first lesson on a simpler game"""
     first_teachers: tuple[str, ...] = ()
     """the teachers of the first games"""
     recorded: str | None = None
     """a .jsonl of recorded human games to imitate as well, both seats of each; evaluations
-    leave out the instances that were imitated (docs/recorded_games.md)"""
+    exclude the imitated instances (docs/recorded_games.md)"""
     recorded_share: float = Field(default=0.5, ge=0.01, le=1.0)
-    """share of the recorded instances that are imitated, selected by an instance's digest; the
-    others can be used for evaluation"""
+    """share of the recorded instances to imitate, selected by digest; the others can be used for
+    evaluation"""
     recorded_repeats: int = Field(default=1, ge=1, le=1_000)
-    """how often each pass contains each recorded game; it contains a scripted game once"""
+    """how often a pass contains each recorded game; each scripted game is contained once"""
     chats: str | None = None
-    """your own chats to imitate as well: a .jsonl or .parquet file, or a folder that `datasets`
-    saved, whose rows have `messages` (docs/your_data.md); each pass contains a chat once"""
+    """your own chats to imitate as well: a .jsonl or .parquet file, or a folder saved by
+    `datasets`, with `messages` in each row (docs/your_data.md); a pass contains each chat once"""
     chat_roles: tuple[Literal["assistant", "user"], ...] = Field(
         default=("assistant",), min_length=1
     )
@@ -46,13 +46,13 @@ class WarmStartConfig:
     epochs: int = Field(default=1, ge=1, le=1_000)
     """passes over the transcripts"""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """muon: orthogonal steps for the matrices inside the model, which learn faster from random
+    """muon: orthogonal updates for the matrices inside the model, which learn faster from random
     weights; AdamW for the rest"""
     lora: bool = False
-    """train only adapters like those of model.lora, which are then merged into the weights that
-    self-play starts from; false trains all weights"""
+    """train only adapters as in model.lora and merge them into the weights that self-play starts
+    from; false trains all weights"""
     lr: float = Field(default=1e-3, ge=0.0, le=10.0)
-    """peak rate of the imitation; that of self-play is optim.lr"""
+    """peak learning rate of the imitation; self-play uses optim.lr"""
     warmup_steps: int = Field(default=50, ge=0, le=10_000_000)
     """optimizer steps of linear learning-rate warm-up"""
     keep: Literal["same", "all"] = "same"

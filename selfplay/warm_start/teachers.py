@@ -1,4 +1,4 @@
-"""The scripted players that teach, and the checks of them before a run."""
+"""The scripted players that teach, and their checks before a run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def check_teachers(config: Config) -> None:
 
 
 def tokenizer_scripts(config: Config) -> list[str]:
-    """The scripted players whose games train a scratch model's tokenizer: the teachers; the game's
-    own where a run imitates no scripted game and names none, perhaps none."""
+    """The scripted players whose games train a scratch model's tokenizer: the teachers, or all of
+    the game's scripts, if any, for a run without teachers and scripted games to imitate."""
     warm, names = config.warm_start, config.game.kit.SCRIPT_NAMES
     unused = not (warm.num_games or "auxiliary_imitation" in config.methods)
     if unused and warm.teachers == WarmStartConfig().teachers and not {*warm.teachers} & {*names}:
@@ -49,8 +49,10 @@ def teacher_mixture(
         specs.append(spec)
         weights.append(weight)
     if sum(weights) <= 0:
-        raise SettingsError(f"{key} needs one positive weight, got {list(teachers)}")
+        raise SettingsError(f"{key} needs a positive weight, got {list(teachers)}")
     if not any(kit.seated(spec)[seat] == spec for spec in specs for seat in kit.POLICY_SEATS):
         seats = ", ".join(map(str, kit.POLICY_SEATS))
-        raise SettingsError(f"{key} must play seat {seats}, the policy's, got {list(teachers)}")
+        raise SettingsError(
+            f"{key} must be able to play the policy's seat {seats}, got {list(teachers)}"
+        )
     return specs, weights

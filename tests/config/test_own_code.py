@@ -237,7 +237,7 @@ def test_a_run_that_goes_on_with_other_code_keeps_that_of_its_steps_before(
     assert sorted(path.name for path in (run / "code").glob("until*")) == []
     go_on("third", 40)
     open_run(check_run_folder(run, config))
-    assert f"goes on with a changed methods.judge.rubric {rubric}" in capsys.readouterr().out
+    assert f"continues with a changed methods.judge.rubric {rubric}" in capsys.readouterr().out
     go_on("fourth", 0)  # of what the third has made nothing is left
     go_on("fifth", 60)
     parts = ("warm_start", "checkpoints/step_000020", "checkpoints/step_000040/hf")

@@ -112,7 +112,7 @@ def test_where_a_run_is_computed_may_change_and_is_printed(
     begin(tmp_path, moved)
     assert load(Config, tmp_path / "config.yaml") == moved
     (line,) = capsys.readouterr().out.splitlines()
-    assert "parallel.tp: 1 -> 2; " in line and "no longer bit for bit" in line
+    assert "parallel.tp: 1 -> 2; " in line and "no longer match" in line
     assert set(re.findall(r" ([\w.]+): \S+ -> ", line)) == {word.split("=")[0] for word in WHERE}
     plain = [word for word in WHERE if "graphs" not in word and "attention" not in word]
     begin(tmp_path, load(Config, None, [*SCRATCH, *plain]))
@@ -155,7 +155,7 @@ def test_other_versions_of_packages_are_told(
     begin(tmp_path, load(Config, None, SCRATCH))
     numpy = metadata.version("numpy")
     assert capsys.readouterr().out == (
-        f"{tmp_path} goes on with other versions (before -> now): torch 2.0 -> {here}; "
+        f"{tmp_path} continues with other versions (before -> now): torch 2.0 -> {here}; "
         f"numba {numpy} -> absent; numpy absent -> {numpy}\n"
     )
     begin(tmp_path, load(Config, None, SCRATCH))
@@ -259,7 +259,7 @@ def test_a_name_of_a_run_that_is_no_file_or_no_folder_is_refused(kind: str, tmp_
         folder.mkdir(exist_ok=True)
         other = Path.mkdir if name in FILES else Path.touch
         {"pipe": os.mkfifo, "other": other, "link": lambda p: p.symlink_to("gone")}[kind](place)
-        rule = f"out: {place} must be a {what} where it exists; move"
+        rule = f"out: {place} must be a {what} if it exists; move"
         with pytest.raises(SettingsError, match=re.escape(rule)):
             check_names(folder)
 
@@ -385,7 +385,7 @@ def test_either_record_of_a_start_tells_a_run(record: str, tmp_path: Path) -> No
         (tmp_path / name).unlink()
     check_names(tmp_path)
     (tmp_path / record).write_text("mine")
-    with pytest.raises(SettingsError, match="which a run would write and none wrote there"):
+    with pytest.raises(SettingsError, match="which a run would overwrite and no run wrote"):
         check_names(tmp_path)
 
 
@@ -403,6 +403,6 @@ def test_a_lock_that_is_anothers_and_a_folder_that_moved_end_a_run(tmp_path: Pat
         with hold_run(folder), pytest.raises(RunEnds, match="was removed, and pid"):
             check_lock(folder, held)
         folder.rename(tmp_path / "moved")
-        with pytest.raises(RunEnds, match=f"{folder} must stay where it is while its run goes on"):
+        with pytest.raises(RunEnds, match=f"{folder} must stay in place during its run"):
             check_lock(folder, held)
     assert not folder.exists()

@@ -62,7 +62,7 @@ def test_a_log_holds_each_line_of_the_steps_before_once_in_order(
     check_logs(tmp_path, after_step=4, num_lines=counts)
     path.write_text("".join(HARMS[harm](written[:4])))
     before = path.read_text()
-    with pytest.raises(SettingsError, match=r"must (be of|hold) .*, got .* to resume in this fold"):
+    with pytest.raises(SettingsError, match=r"must (have|hold) .*, got .* to resume in this fold"):
         check_logs(tmp_path, after_step=4, num_lines=counts)
     if name == "metrics.jsonl":  # a line a step needs no count, which old checkpoints lack
         with pytest.raises(SettingsError, match=r"must (be of|hold)"):
@@ -70,7 +70,7 @@ def test_a_log_holds_each_line_of_the_steps_before_once_in_order(
     assert path.read_text() == before
     path.unlink()
     log = StepLog(path, after_step=4, num=4)
-    assert f"{path} holds no line of steps 1 to 4" in capsys.readouterr().err
+    assert f"{path} holds no line of the finished steps 1 to 4" in capsys.readouterr().err
     log.append({"step": 5})
     log.close()
     again = StepLog(path, after_step=5, num=log.num_lines)

@@ -106,7 +106,7 @@ def test_a_tracker_that_fails_warns_once_and_the_run_goes_on(
     (folder / "tracker.json").write_text("[")
     monkeypatch.setenv("WANDB_MODE", "offline")
     play(folder, "wandb", range(1, 3), score=0.0)
-    assert capsys.readouterr().err.count("goes on without it") == 1
+    assert capsys.readouterr().err.count("continues without it") == 1
 
 
 def test_tensorboard_shows_each_step_once_after_a_resume(folder: Path) -> None:

@@ -473,7 +473,7 @@ def test_a_run_with_functions_of_ones_own(
     (folder / "code.txt").write_text(code.replace(digest, "0" * 64))
     assert run_tiny(folder, *words) == 0
     said = capsys.readouterr().out
-    assert f"goes on with a changed rollout.player {files['rollout.player']}\n" in said
+    assert f"continues with a changed rollout.player {files['rollout.player']}\n" in said
 
 
 def test_an_exit_in_a_step_is_an_error_after_a_save(

@@ -146,7 +146,7 @@ def test_a_branch_has_the_exact_tokens_of_the_played_game(
     num_all = sum(len(rendering.action_ids(t)) for t in {**game, **texts}.values())
     num_played = sum(len(rendering.action_ids(text)) for text in game.values())
     sums = branch_tally([episode], CreditStats(0, 0, 1, 0))
-    assert sums["branch_tokens"] == num_all - num_played
+    assert sums["num_branch_tokens"] == num_all - num_played
 
 
 def _seeds_at(turn: int, seat: int) -> list[int]:
@@ -256,7 +256,7 @@ def babble(rendering: Rendering, branch: BranchConfig) -> tuple[list[Episode], B
     episodes, stats = play_all(setups, engine, branch)
     num_played = sum(turn.num_tokens for episode in episodes for turn in episode.turns)
     sums = branch_tally(episodes, CreditStats(0, 0, 1, 0))
-    assert stats.num_generated_tokens == num_played + sums["branch_tokens"]
+    assert stats.num_generated_tokens == num_played + sums["num_branch_tokens"]
     return episodes, engine
 
 

@@ -145,13 +145,13 @@ def test_chats_that_are_too_long_are_counted_once_and_left_out(
     num = sum(length > lengths[10] for length in lengths)
     config = settings(chats, f"rollout.max_game_tokens={lengths[10]}")
     assert len(chat_samples(config, rendering, rank=0)) == 20 - num and 0 < num < 10
-    line = f"{20 - num} chats of {chats}; left out for more tokens than rollout.max_game_tokens "
-    line += f"{lengths[10]}: {num}, the longest with {lengths[-1]}\n"
+    line = f"{20 - num} chats of {chats}; {num} left out, longer than rollout.max_game_tokens "
+    line += f"{lengths[10]}, the longest with {lengths[-1]} tokens\n"
     assert capsys.readouterr().out == f"warm start: {line}"
     chat_samples(config, rendering, rank=1)
     assert capsys.readouterr().out == ""
     none = settings(chats, "rollout.max_game_tokens=20")
-    with pytest.raises(SettingsError, match=r"max_game_tokens must hold a chat of .*, got 20; the"):
+    with pytest.raises(SettingsError, match=r"must be large enough for a chat of .*, got 20; the"):
         chat_samples(none, rendering, rank=0)
 
 
@@ -176,7 +176,7 @@ def test_imitation_alone_says_what_it_made(
     said = capsys.readouterr().out
     lines = [json.loads(line) for line in (run / "warm_start.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 11))
-    loss = f"with a loss of {lines[-1]['imitation_loss']:.3f} nats a token"
+    loss = f"with a loss of {lines[-1]['imitation_loss']:.3f} nats per token"
     assert f"the imitation is finished {loss}; the policy is in {run / 'warm_start'}" in said
     assert "self-play made no step" in said and said.count("playing 2 held-out games") == 1
     digest = hashlib.sha256(chats.read_bytes()).hexdigest()

@@ -190,7 +190,7 @@ def test_a_run_whose_folder_moved_away_ends_by_its_name(tmp_path: Path) -> None:
     with selfplay.start(str(write_tiny(folder)), overrides) as run:
         run.step()
         folder.rename(tmp_path / "moved")
-        with pytest.raises(RunEnds, match=f"{folder} must stay where it is while its run goes on"):
+        with pytest.raises(RunEnds, match=f"{folder} must stay in place during its run"):
             run.step()
     assert not folder.exists()
 
