@@ -63,7 +63,7 @@ class CollabGame(LoggedGame):
         if seat == ASSISTANT:
             return self._prompt(seat, texts.assistant_rules(inst.task), inst.request, past)
         opening = texts.user_opening(inst, brief=self.options.brief)
-        return self._prompt(seat, texts.user_rules(), opening, past)
+        return self._prompt(seat, texts.USER_RULES, opening, past)
 
     def view(self, seat: int) -> CollabView:
         """The seat's knowledge as data."""
@@ -109,12 +109,6 @@ class CollabGame(LoggedGame):
             "user_words": float(sum(len(text.split()) for text in user)),
             "interactivity": self._interactivity(),
         }
-
-    def rated(self, rating: float) -> CollabGame:
-        """A copy of the game with a judge's rating in [0, 1]."""
-        twin = self.clone()
-        twin.rating = rating
-        return twin
 
     def _interactivity(self) -> float:
         rating = self.rating

@@ -143,5 +143,8 @@ def judge_prompt(game: CollabGame) -> Prompt:
 
 def judged(game: CollabGame, answer: str) -> CollabGame | None:
     """A copy of the game with the rating of a judge's answer; None without a rating."""
-    rating = read_mark(answer, "interactivity")
-    return None if rating is None else game.rated(rating)
+    if (rating := read_mark(answer, "interactivity")) is None:
+        return None
+    twin = game.clone()
+    twin.rating = rating
+    return twin

@@ -14,8 +14,7 @@ from dialop.collab.task import CollabInstance
 HIDDEN = "My number is {}."
 REQUESTS = ("Add {} to my number.", "Take {} from my number.")
 # Longer numbers are not read: a model can write any length, and Python rejects very long numbers.
-_ADD = re.compile(r"Add (\d{1,18}) to my number\.")
-_TAKE = re.compile(r"Take (\d{1,18}) from my number\.")
+_CHANGE = re.compile(r"Add (\d{1,18}) to my number\.|Take (\d{1,18}) from my number\.")
 _HIDDEN = re.compile(r"My number is (-?\d{1,18})\.")
 
 
@@ -38,11 +37,8 @@ def hidden_number(*, seed: int, index: int, max_value: int) -> CollabInstance:
 
 def change(request: str) -> int | None:
     """The number that the request adds to the hidden number; None for another kind of request."""
-    if match := _ADD.search(request):
-        return int(match[1])
-    if match := _TAKE.search(request):
-        return -int(match[1])
-    return None
+    match = _CHANGE.search(request)
+    return None if match is None else int(match[1] or f"-{match[2]}")
 
 
 def solve(request: str, replies: str) -> int | None:

@@ -28,7 +28,7 @@ _RESULTS: dict[Task, str] = {
     "code": "the complete Python code, imports included",
 }
 
-_USER = """\
+USER_RULES = """\
 Play a person whom an assistant helps. It asks, and you tell what you know, one fact at a time, in \
 one short sentence. Never work out a result yourself. If you are shown a draft, say what in it \
 differs from what you know. When the talk leads nowhere, end it with a line that says only [end]."""
@@ -56,11 +56,6 @@ _WORDS = ("user", "assistant", "you", "your", "error", "the conversation so far"
 def assistant_rules(task: Task) -> str:
     """The assistant's system prompt."""
     return _ASSISTANT.format(result=_RESULTS[task])
-
-
-def user_rules() -> str:
-    """The simulated user's system prompt."""
-    return _USER
 
 
 def user_opening(instance: CollabInstance, *, brief: bool) -> str:

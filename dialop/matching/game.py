@@ -121,7 +121,8 @@ class MatchingGame(LoggedGame):
     def _read(self, seat: int, text: str) -> Action:
         """Parse a seat's text as a legal move. Raises PlayerError for any other text."""
         self._check_turn(seat)
-        valid = self._valid_tags()
+        valid = "[message] or [propose]" if self.options.messages else "[propose]"
+        valid = "[accept] or [reject]" if self.answer_due else valid
         tag, content = self._split(text, valid)
         if self._answers(tag, valid):
             return Action(seat, tag, "")
@@ -134,11 +135,6 @@ class MatchingGame(LoggedGame):
         # The log has the proposal in its canonical form, not in the proposer's spelling.
         shown = render_proposal(pairs, reviewers, papers=papers, brief=brief)
         return Action(seat, "propose", shown, pairs)
-
-    def _valid_tags(self) -> str:
-        if self.pending is not None:
-            return "[accept] or [reject]"
-        return "[message] or [propose]" if self.options.messages else "[propose]"
 
     def _apply(self, move: Action) -> tuple[str, str]:
         brief = self.options.brief

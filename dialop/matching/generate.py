@@ -78,10 +78,7 @@ def generate_instance(recipe: MatchingRecipe, *, seed: int, index: int) -> Match
     """
     rng = stream_rng(seed, index)
     table, masks = _draw_kept(recipe, rng)
-    scales = (1.0, 1.0)
-    if recipe.scale:
-        draws = rng.uniform(_MIN_SCALE, _MAX_SCALE, size=2)
-        scales = float(draws[0]), float(draws[1])
+    first, second = rng.uniform(_MIN_SCALE, _MAX_SCALE, size=2).tolist() if recipe.scale else (1, 1)
     rows = tuple(tuple(row) for row in table.tolist())
     mask_rows = [tuple(tuple(row) for row in mask.astype(int).tolist()) for mask in masks]
     return referenced(
@@ -90,7 +87,7 @@ def generate_instance(recipe: MatchingRecipe, *, seed: int, index: int) -> Match
             size=recipe.size,
             table=rows,
             masks=(mask_rows[0], mask_rows[1]),
-            scales=scales,
+            scales=(float(first), float(second)),
             first_seat=(seed + index) % 2,
             max_value=recipe.max_value,
         )

@@ -214,7 +214,8 @@ class MediationGame(LoggedGame):
         return Act(seat, "message", filled(content, tag), seat)
 
     def _read_agent(self, text: str) -> Act:
-        valid = self._agent_moves()
+        messages = [f"{room}: [message]" for room in USERS] if self.options.messages else []
+        valid = " or ".join([*messages, "all: [propose]"])
         if self.options.private_reasoning:
             text = drop_reasoning(text, ("message", "propose"), TO)
         recipient, rest = split_recipient(text)
@@ -237,10 +238,6 @@ class MediationGame(LoggedGame):
         pair = parse_proposal(filled(content, tag), self._num_flights)
         # The log has the proposal in its canonical form, not in the agent's spelling.
         return Act(AGENT, "propose", render_proposal(pair), None, pair)
-
-    def _agent_moves(self) -> str:
-        messages = [f"{room}: [message]" for room in USERS] if self.options.messages else []
-        return " or ".join([*messages, "all: [propose]"])
 
     def _apply(self, move: Act) -> tuple[str, ...]:
         observations = [""] * NUM_SEATS

@@ -40,19 +40,14 @@ def instance_from_record(record: Mapping[str, Any], *, key: str) -> MediationIns
     players = checked_list(
         field(record, "player_data", "a recorded game"), "player_data", low=2, high=MAX_ITEMS
     )
-    arrival_prefs = {
-        checked_int(
-            field(player, "arrival_time_pref", f"user {i}"),
-            f"user {i}: arrival_time_pref",
-            low=0,
-            high=MAX_ARRIVAL_PREF,
-        )
-        for i, player in enumerate(players[:2])
-    }
-    if len(arrival_prefs) != 1:
-        raise ValueError(f"both users must have one arrival_time_pref, got {sorted(arrival_prefs)}")
+    name, prefs = "arrival_time_pref", set[int]()
+    for i, player in enumerate(players[:2]):
+        pref = field(player, name, f"user {i}")
+        prefs.add(checked_int(pref, f"user {i}: {name}", low=0, high=MAX_ARRIVAL_PREF))
+    if len(prefs) != 1:
+        raise ValueError(f"both users must have the same {name}, got {sorted(prefs)}")
     users = _user(players[0], "user 0"), _user(players[1], "user 1")
-    return referenced(MediationInstance(key, users, arrival_prefs.pop()))
+    return referenced(MediationInstance(key, users, prefs.pop()))
 
 
 def moves_from_record(record: Mapping[str, Any], instance: MediationInstance) -> list[Act]:

@@ -80,7 +80,15 @@ def believed_best(view: AgentView, rng: np.random.Generator, *, listen: bool = T
 
 def believed_pairs(view: AgentView, stated: tuple[Stated, Stated]) -> Floats:
     """The believed score of each pair of flights [F0, F1]."""
-    first, second = (calendar + price for calendar, price in believed_points(view, stated))
+    first, second = (
+        _calendar(view, user, stated[user])
+        + price_points(
+            view.prices[user],
+            [(view.prices[user][pair[user]], term.price) for pair, term in stated[user].terms],
+            max_weight=view.max_price_pref,
+        )
+        for user in USERS
+    )
     gaps = [
         (abs(view.arrivals[0][pair[0]] - view.arrivals[1][pair[1]]) // 60, terms.arrival)
         for user in USERS
@@ -88,23 +96,6 @@ def believed_pairs(view: AgentView, stated: tuple[Stated, Stated]) -> Floats:
     ]
     weight = arrival_weight(gaps, max_weight=view.max_arrival_pref)
     return pair_points((first, second), view.arrivals, arrival_weight=weight)
-
-
-def believed_points(
-    view: AgentView, stated: tuple[Stated, Stated]
-) -> tuple[tuple[Floats, Floats], ...]:
-    """For each user the believed calendar cost and price term of each flight [F]."""
-    return tuple(
-        (
-            _calendar(view, user, stated[user]),
-            price_points(
-                view.prices[user],
-                [(view.prices[user][pair[user]], term.price) for pair, term in stated[user].terms],
-                max_weight=view.max_price_pref,
-            ),
-        )
-        for user in USERS
-    )
 
 
 def _calendar(view: AgentView, user: int, stated: Stated) -> Floats:
@@ -314,7 +305,8 @@ def _by_values(view: AgentView, *, listen: bool) -> tuple[list[str], tuple[int, 
 
 
 def _rows(view: AgentView, *, listen: bool) -> Iterator[wording.Row]:
-    for user, (calendar, _) in enumerate(believed_points(view, stated_by(view, listen=listen))):
+    for user, stated in enumerate(stated_by(view, listen=listen)):
+        calendar = _calendar(view, user, stated)
         hours = [arrival // 60 for arrival in view.arrivals[user]]
         following = [*hours[1:], None]
         for i, price in enumerate(view.prices[user]):

@@ -62,7 +62,7 @@ def read_statements(text: str, brief: bool) -> Statements:
         )
     costs = {int(flight): int(cost) * (1 if brief else -1) for flight, cost in pairs}
     spans = tuple(span for event in events if (span := _span(event)) is not None)
-    return Statements(costs, _costs(terms[-1]) if terms else None, spans)
+    return Statements(costs, Costs(*map(int, terms[-1])) if terms else None, spans)
 
 
 def count_true(view: UserView, text: str, log: Sequence[Act]) -> tuple[int, int]:
@@ -85,10 +85,6 @@ def count_true(view: UserView, text: str, log: Sequence[Act]) -> tuple[int, int]
 def cost_of_events(events: Sequence[Span], flight: tuple[int, int]) -> int:
     """The calendar cost that these events give a flight (departure, arrival)."""
     return -sum(e.importance for e in events if overlap((e.start, e.end), flight))
-
-
-def _costs(numbers: Sequence[str]) -> Costs:
-    return Costs(int(numbers[0]), int(numbers[1]), int(numbers[2]))
 
 
 def _span(match: tuple[str, ...]) -> Span | None:

@@ -195,11 +195,10 @@ class PlanningGame(LoggedGame):
     def _valid_tags(self, seat: int) -> str:
         if self.pending is not None:
             return "[accept] or [reject]"
-        tags = ["[message]"] if self.options.messages else []
-        if seat == AGENT:
-            tags += ["[tool]"] if self.options.search else []
-            tags.append("[propose]")
-        return " or ".join(tags)
+        options, is_agent = self.options, seat == AGENT
+        tags = {"message": options.messages, "tool": is_agent and options.search}
+        tags["propose"] = is_agent
+        return " or ".join(f"[{tag}]" for tag, allowed in tags.items() if allowed)
 
     def _apply(self, move: Action) -> tuple[str, str]:
         brief = self.options.brief

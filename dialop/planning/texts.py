@@ -135,15 +135,10 @@ def read_by(
     if action.plan is None or sheet is None or seat == AGENT:
         return text
     write = _brief_sheet if brief else _full_sheet
-    lines = [text, *write(action.plan, instance, sheet)]
-    if not brief:
-        full = None not in action.plan
-        lines.append(
-            "You can only answer [accept] or [reject]."
-            if full
-            else "This plan has an empty slot. Answer with a [message]."
-        )
-    return "\n".join(lines)
+    lines, ending = write(action.plan, instance, sheet), "You can only answer [accept] or [reject]."
+    if None in action.plan:
+        ending = "This plan has an empty slot. Answer with a [message]."
+    return "\n".join([text, *lines] if brief else [text, *lines, ending])
 
 
 def reject_text(*, brief: bool) -> str:
