@@ -98,7 +98,7 @@ def read_run(folder: Path) -> Run:
     config = load_config(paths[0])
     before, after = (read_rows(json.loads(path.read_text("utf-8"))) for path in paths[1:3])
     if "sampled" not in before or "sampled" not in after:
-        raise ValueError(f"{folder}: a script named sampled stands in the policy's place")
+        raise ValueError(f"{folder}: a script named sampled replaces the policy")
     lines = paths[3].read_text(encoding="utf-8").split("\n")
     code = folder / "code.txt"
     told = code.read_text("utf-8").splitlines() if code.exists() else []
@@ -265,7 +265,7 @@ def results_table(runs: Sequence[Run]) -> str:
 
 def _greedy(runs: Sequence[Run]) -> tuple[list[float], list[float]]:
     """The greedy scores after self-play, and the agreement there; of old files in which a script
-    named greedy stands in the policy's place, none."""
+    named greedy replaces the policy, none."""
     rows = [run.after["greedy"] for run in runs if "greedy" in run.after]
     return [r.interval[0] for r in rows], [r.measures["agreement"] for r in rows]
 

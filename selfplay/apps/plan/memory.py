@@ -331,13 +331,14 @@ def remedy(demand: Demand) -> list[str]:
     host. Overrides that the settings refuse are skipped.
     """
     engine, tokens = demand.engine, demand.config.optim.tokens_per_microbatch
-    steps: list[tuple[str, Any]] = [
-        ("parallel.checkpointing", "full"),
-        ("optim.tokens_per_microbatch", max(_LEAST_TOKENS, min(tokens, 8192))),
-        ("optim.master_dtype", "bfloat16"),
-        ("parallel.offload", "optimizer"),
-        ("parallel.offload", "all"),
-    ]
+    steps: tuple[dict[str, Any], ...] = (
+        {},
+        {"parallel.checkpointing": "full"},
+        {"optim.tokens_per_microbatch": max(_LEAST_TOKENS, min(tokens, 8192))},
+        {"optim.master_dtype": "bfloat16"},
+        {"parallel.offload": "optimizer"},
+        {"parallel.offload": "all"},
+    )
 
     def fraction(words: Mapping[str, Any]) -> float | None:
         for share in _fractions(engine):
@@ -348,10 +349,9 @@ def remedy(demand: Demand) -> list[str]:
         return None
 
     chosen: dict[str, Any] = {}
-    for step in (None, *steps):
-        if step is not None:
-            further = {**chosen, step[0]: step[1]}
-            chosen = chosen if _changed(demand, further) in (None, demand) else further
+    for step in steps:
+        if _changed(demand, chosen | step) not in (None, demand):
+            chosen |= step
         if fraction(chosen) is None:
             continue
         for key in list(chosen):  # drop overrides that a later one makes unnecessary

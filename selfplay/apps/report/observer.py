@@ -23,6 +23,7 @@ class Page(Observer):
         """For the run in `config.out`; only rank 0 draws."""
         super().__init__(config, world)
         self._folder, self._drawing = Path(config.out), Thread()
+        self._drawing.start()  # does nothing; it can be joined
 
     def on_step(self, step: Step) -> None:
         """Start to draw, unless the page is younger than `MIN_AGE_S`."""
@@ -33,13 +34,11 @@ class Page(Observer):
         """Wait for the page. Draw it again if the run has its last held-out games."""
         if (self._folder / "held_out_after.json").exists():
             self._draw()
-        if self._drawing.ident is not None:
-            self._drawing.join()
+        self._drawing.join()
 
     def _draw(self, *, min_age_s: float = 0.0) -> None:
         """Draw after the previous page is complete."""
-        if self._drawing.ident is not None:
-            self._drawing.join()
+        self._drawing.join()
         words = {"rank": self.world.rank, "min_age_s": min_age_s}
         self._drawing = Thread(target=refresh_report, args=(self._folder,), kwargs=words)
         self._drawing.start()
