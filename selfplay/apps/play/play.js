@@ -80,7 +80,7 @@ function drawPlaying(state) {
 function turnNode(state, turn) {
   if (turn.seat === undefined) return make("div", { class: "turn" }, make("div", { class: "read" }, prose(turn.note)));
   return make("div", { class: `turn ${seatClass(turn.seat)} ${turn.seat === state.seat ? "own" : ""} ${turn.error ? "refused" : ""}` },
-    make("div", { class: "who" }, nameOf(state, turn.seat), turn.error ? make("span", { class: "tag wrong" }, "refused") : turn.kind ? make("span", { class: "tag" }, turn.kind) : null),
+    make("div", { class: "who" }, nameOf(state, turn.seat), turn.error ? make("span", { class: "tag wrong" }, "invalid") : turn.kind ? make("span", { class: "tag" }, turn.kind) : null),
     turn.text ? make("div", { class: "text" }, turn.text) : null,
     !turn.error && /\[\w+\]/.test(turn.text) ? make("div", { class: "told" }, "A [tag] within the words makes no move.") : null,
     turn.note ? make("div", { class: "read" }, prose(turn.note)) : null,

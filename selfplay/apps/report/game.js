@@ -128,10 +128,10 @@ function talk(game, picked, pick) {
     const tag = /^\s*(?:\w{1,8}\s*:\s*)?\[([^\[\]\n]{0,40})\]\s*/.exec(turn.text);
     const body = !turn.error && tag && tag[1].trim().toLowerCase() === turn.action ? turn.text.slice(tag[0].length) : turn.text;
     const node = make("div", { class: `turn ${seatClass(turn.seat)} ${turn.action ? "" : "refused"} ${at >= 0 ? "pick" : ""}` },
-      make("div", { class: "who" }, seatName(game, turn.seat), turn.error ? make("span", { class: "tag wrong" }, `refused: ${(turn.error_kind || "error").replaceAll("_", " ")}`) : make("span", { class: turn.action ? "tag" : "tag wrong" }, turn.action || "cut off: no tokens left")),
+      make("div", { class: "who" }, seatName(game, turn.seat), turn.error ? make("span", { class: "tag wrong" }, `invalid: ${(turn.error_kind || "error").replaceAll("_", " ")}`) : make("span", { class: turn.action ? "tag" : "tag wrong" }, turn.action || "cut off: no tokens left")),
       turn.thought ? make("div", { class: "thought" }, spelled(turn, turn.thought, true)) : null,
       body || turn.error ? make("div", { class: "text" }, body ? spelled(turn, body) : "(nothing)") : null,
-      turn.error ? make("div", { class: "told" }, `It was told: ${turn.error}`) : null,
+      turn.error ? make("div", { class: "told" }, `It read: ${turn.error}`) : null,
       (turn.notes || []).map((pieces) => make("div", { class: "note" }, note(pieces))),
       readers(game, turn),
       turn.branch ? branch(turn.branch) : null);
