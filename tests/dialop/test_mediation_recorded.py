@@ -112,7 +112,7 @@ def test_damaged_records_say_what_is_wrong(records: list[dict[str, Any]]) -> Non
     assert "both users accepted" in error(lambda r: r["action_log"].pop())
     assert "user 1.mean_price" in error(lambda r: r["player_data"][1].update(mean_price=0))
     assert "a time like" in error(lambda r: r["player_data"][0]["flights"][0].update(start="noon"))
-    assert "one arrival_time_pref" in error(
+    assert "same arrival_time_pref" in error(
         lambda r: r["player_data"][0].update(arrival_time_pref=9)
     )
     assert "unshared" in error(lambda r: r["player_data"][0]["shared_calendar"].pop())
