@@ -166,7 +166,7 @@ def set_up(
         engine,
         config=chosen,
         start_bound=start_bound,
-        token_budget=config.optim.tokens_per_microbatch,
+        optim=config.optim,
         offloaded=config.parallel.offload == "all",
     )
     sync_check.restore(of_policy.get("sync_check", {}))

@@ -1,7 +1,7 @@
 """Processes, meshes and shards: one model spread over ranks, and values exchanged between ranks.
 
-This room speaks of ranks, device meshes, parameter shards (FSDP2, tensor parallel) and collectives.
-Outside it only checkpoints, the weight sync and Muon's shards use `torch.distributed` directly.
+This room handles ranks, device meshes, parameter shards (FSDP2, tensor parallel) and collectives.
+Elsewhere only checkpoints, weight sync and Muon's shards use `torch.distributed` directly.
 """
 
 from selfplay.distributed.gather import box_at, gather_flat, local_part, shard_index, sharded_as

@@ -1,8 +1,9 @@
 """Gathers the full values of many sharded parameters with one collective.
 
-`full_tensor()` needs one collective for each parameter, and most are too small to use a link's
-bandwidth. Here every rank packs its pieces of all parameters into one row, one all-gather sends all
-rows to all ranks, and each piece is copied into its tensor. Exact: bytes are moved, never added.
+`full_tensor()` needs one collective per parameter, and most parameters are too small to use a
+link's bandwidth. Here every rank packs its pieces of all parameters into one row, one all-gather
+sends all rows to all ranks, and each piece is copied into its tensor. Exact: bytes are moved, never
+added.
 
 Shapes: N elements of a flat buffer, R ranks, L elements of a rank's row of pieces.
 """
@@ -31,8 +32,8 @@ def gather_flat(
 
     Sharded parameters are cast before they are sent. Parameters that this rank holds in full are
     only copied. Every rank of the default process group must call this with the same parameters,
-    sharded over all ranks or over one dimension of their mesh. On CUDA the values are final only
-    after the current stream is synchronized.
+    sharded over all ranks or over one mesh dimension. On CUDA the values are final only after the
+    current stream is synchronized.
     """
     flat_N = torch.empty(sum(p.numel() for p in parameters), dtype=dtype, device=device)
     parts = flat_N.split([p.numel() for p in parameters])
@@ -55,8 +56,8 @@ def _gather(
 ) -> None:
     """Fill each full tensor from the pieces of all ranks, with one all-gather."""
     num_ranks = dist.get_world_size()
-    # Each piece gets as much space as the first rank's, which is the largest, so that all ranks'
-    # rows have the same layout.
+    # Each piece gets as much space as the first rank's piece, which is the largest, so that all
+    # ranks' rows have the same layout.
     boxes = [
         _boxes_of(tuple(parameter.shape), parameter.placements, parameter.device_mesh)
         for parameter, _ in sharded
@@ -86,9 +87,9 @@ def _gather(
 def box_at(parameter: DTensor, coordinate: Sequence[int]) -> Box:
     """The box of the full tensor that the rank at `coordinate` of the parameter's mesh holds.
 
-    The mesh's last dimension (tensor parallel) divides the tensor first, the one before it (FSDP)
-    divides the rest, as `shard` does. Each division is torch.chunk's, so where the rows do not
-    divide evenly the last ranks get fewer rows, or none.
+    As in `shard`, the mesh's last dimension (tensor parallel) splits the tensor first, the previous
+    one (FSDP) splits each part. Each split is torch.chunk's: if the rows do not divide evenly, the
+    last ranks get fewer rows, or none.
     """
     mesh_shape = parameter.device_mesh.shape
     return _box(parameter.shape, parameter.placements, mesh_shape, coordinate)
@@ -140,8 +141,8 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def sharded_as(local: Tensor, like: Tensor) -> Tensor:
-    """A tensor with the shape and sharding of `like` and this rank's part `local`; `local` itself
-    if `like` is not sharded. Nothing is sent."""
+    """A tensor with the shape and sharding of `like` and `local` as this rank's part; `local`
+    itself if `like` is not sharded. Nothing is sent."""
     if not isinstance(like, DTensor):
         return local
     return DTensor.from_local(
@@ -155,8 +156,8 @@ def sharded_as(local: Tensor, like: Tensor) -> Tensor:
 
 
 def shard_index(tensor: Tensor) -> tuple[int, ...]:
-    """This rank's coordinate in those dimensions of the tensor's mesh that divide it; () for a
-    tensor that is not sharded.
+    """This rank's coordinate in the mesh dimensions that split the tensor; () for a tensor that is
+    not sharded.
 
     Ranks at the same coordinate hold the same values.
     """

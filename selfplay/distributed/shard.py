@@ -32,9 +32,8 @@ T = TypeVar("T")
 M = TypeVar("M", bound=nn.Module)
 P = ParamSpec("P")
 
-# A model of at most this many bytes in its compute dtype is one FSDP unit. The hooks around each
-# layer's pass take more CPU time than a small layer's kernels take on a GPU, and there is little
-# memory to save.
+# A model of at most this many bytes in its compute dtype is one FSDP unit. The hooks around a small
+# layer take more CPU time than its kernels take on a GPU, and there is little memory to save.
 ONE_UNIT = 2**30
 
 
@@ -48,9 +47,10 @@ def shard(
     """Shard the model over the mesh, in place: parameters become DTensors on `world.device`.
 
     Parameters keep their dtype (the master copy). Layers compute in `compute_dtype`, and gradients
-    are summed over ranks in float32. The backward pass recomputes the activations of one layer in
-    `recompute` (0: of none). A model on the meta device takes no memory until `fill_shards`. A
-    single CPU process shards nothing. Raises ValueError for a model that `divide` refuses.
+    are summed over ranks in float32. The backward pass recomputes the activations of every
+    `recompute`-th layer (0: of none). A model on the meta device takes no memory until
+    `fill_shards`. A single CPU process shards nothing. Raises ValueError for a model that `divide`
+    refuses.
     """
     if recompute:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -62,14 +62,14 @@ def shard(
         divide(model, world.mesh["tp"])
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     mesh = world.mesh["dp"]
-    # One rank gathers nothing: a copy in another dtype is kept for the backward pass instead of
-    # casting twice. A copy in the same dtype costs little time, and a model's weights of memory.
+    # A single rank gathers nothing. A copy in another dtype is kept for the backward pass, to avoid
+    # casting twice. A copy in the same dtype would save little time and cost the weights' memory.
     keep = world.dp_size == 1 and model.dtype != compute_dtype
     num_bytes = sum(local_part(p).numel() for p in model.parameters()) * compute_dtype.itemsize
     for layer in model.base_model.layers if num_bytes > ONE_UNIT else ():
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep)
     # The root holds the embeddings, the last norm and the head. Both ends of a pass need them, so
-    # they stay gathered between forward and backward.
+    # they stay gathered between forward and backward pass.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     _sum_gradients(model)
     for module in model.modules():
@@ -99,8 +99,8 @@ def _sum_gradients(model: nn.Module) -> None:
 
 
 def as_forward(function: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T]:
-    """The function of a model and other arguments, run as FSDP runs `forward`: FSDP gathers the
-    parameters around the call and reduces their gradients. Without FSDP it is a plain call."""
+    """A function of a model, run as FSDP runs `forward`: FSDP gathers the parameters around the
+    call and reduces their gradients. Without FSDP it is a plain call."""
 
     @wraps(function)
     def run(model: M, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -112,21 +112,21 @@ def as_forward(function: Callable[Concatenate[M, P], T]) -> Callable[Concatenate
             register_fsdp_forward_method(model, name)
         result: T = getattr(model, name)(*args, **kwargs)
         if not torch.is_grad_enabled():
-            reshard(model)  # no backward pass reshards, and gathered values are stale after a step
+            reshard(model)  # without a backward pass, gathered values would be stale after a step
         return result
 
     return run
 
 
 def reshard(model: nn.Module) -> None:
-    """Free gathered parameters, so that the model's parameters are its shards again."""
+    """Free gathered parameters; the model's parameters are its shards again."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def vocab_shard(weight_VD: torch.Tensor) -> tuple[torch.Tensor, VocabShard | None]:
-    """The head's local rows [V local, D], with a VocabShard if the vocabulary is divided."""
+    """The head's local rows [V local, D], with a VocabShard if the vocabulary is split."""
     if not isinstance(weight_VD, DTensor):
         return weight_VD, None
     local_VD, mesh = weight_VD.to_local(), weight_VD.device_mesh
@@ -146,7 +146,7 @@ def vocab_shard(weight_VD: torch.Tensor) -> tuple[torch.Tensor, VocabShard | Non
 
 
 def clip_grad_norm(model: nn.Module, max_norm: float, world: World) -> float:
-    """Finish the gradients' reduction, clip them to `max_norm`, return the norm before clipping.
+    """Finish the reduction of the gradients, clip them to `max_norm`, return the norm before that.
 
     Call exactly once between the last backward pass and the optimizer's step. The norm covers the
     full gradient, over all shards of both mesh dimensions. `max_norm` 0 clips nothing. If the norm
@@ -183,8 +183,8 @@ def _sum_of_squares(tensors: list[torch.Tensor], world: World) -> torch.Tensor:
 
 
 def _divided_over_tp(parameter: torch.Tensor) -> bool:
-    """Whether each tensor-parallel rank has a part. The bias of a rowwise layer lies on the tp mesh
-    too, in full on every rank."""
+    """Whether each tensor-parallel rank has a part. The bias of a rowwise layer is also on the tp
+    mesh, but in full on every rank."""
     names = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else None
     if names is None or "tp" not in names:
         return False
@@ -208,7 +208,7 @@ def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
 def plus_product(
     base: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, scale: float
 ) -> torch.Tensor:
-    """base + scale * left @ right, computed in fp32; dtype and sharding are those of `base`.
+    """base + scale * left @ right, computed in fp32, with the dtype and sharding of `base`.
 
     Sharded tensors must be split by rows. All ranks must call this, because it gathers `right`,
     which should be small.
@@ -226,7 +226,7 @@ def fill_shards(
     read: Callable[[str, tuple[slice, ...]], torch.Tensor],
     device: torch.device,
 ) -> None:
-    """Allocate and fill a model that was sharded on the meta device; existing buffers keep values.
+    """Allocate and fill a model that was sharded on the meta device; existing buffers are kept.
 
     `read(name, box)` returns a box of the full tensor of that name, on any device.
     """
@@ -254,9 +254,9 @@ def fill_shards(
 
 @dataclass(frozen=True, slots=True)
 class VocabShard:
-    """This rank's part of a vocabulary that is divided over tensor-parallel ranks.
+    """This rank's part of a vocabulary that is split over tensor-parallel ranks.
 
-    `start` is the id of its first row. `all_gather` stacks a tensor of every rank on a new first
+    `start` is the id of its first row. `all_gather` stacks every rank's tensor on a new first
     dimension. `all_reduce` returns the sum over the ranks.
     """
 

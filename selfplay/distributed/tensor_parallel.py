@@ -35,11 +35,11 @@ LAYER = "layers.*."
 
 
 def divide(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Divide the backbone by the plan, and embeddings and head by vocabulary, in place.
+    """Split the backbone by the plan, and embeddings and head by vocabulary, in place.
 
-    The vocabulary is divided even if the plan would gather logits: log-probs then need only three
-    numbers from each rank and position instead of full rows, and a tied embedding is divided in the
-    same way. Raises ValueError for an untested model family and for sizes that do not divide.
+    The vocabulary is split even if the plan would gather logits: log-probs then need only three
+    numbers per rank and position instead of full rows, and a tied embedding is split in the same
+    way. Raises ValueError for an untested model family and for sizes that do not divide evenly.
     """
     reason = why_undivided(model.config, mesh.size())
     if reason is not None:
@@ -50,8 +50,8 @@ def divide(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     backbone = model.base_model
     group = mesh.get_group()
     forwards = {"colwise": _colwise, "rowwise": _rowwise(group)}
-    # The gradient of the hidden states is summed over ranks once for each block, not separately for
-    # q, k and v, or gate and up.
+    # The gradient of the hidden states is summed over ranks once per block, not separately for q, k
+    # and v, or gate and up.
     blocks = sorted({name.rpartition(".")[0] for name, kind in plan.items() if kind == "colwise"})
     for layer in backbone.layers:
         for name, kind in plan.items():
@@ -67,7 +67,7 @@ def divide(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     }
     parallelize_module(backbone, mesh, embedding, src_data_rank=None)
     # The collective returns a wrapper that has no memory until a torch operator uses it. A kernel
-    # that takes a raw address (as liger's Triton kernels do) would read invalid memory instead.
+    # that takes a raw address (as liger's Triton kernels do) would read invalid memory.
     backbone.embed_tokens.register_forward_hook(lambda _module, _ids, rows: rows.clone())
     if model.config.tie_word_embeddings:
         model.get_output_embeddings().weight = backbone.embed_tokens.weight
@@ -89,7 +89,7 @@ def partial_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
 
 def _distribute(linear: nn.Module, mesh: DeviceMesh, *, rows: bool) -> None:
     """Make the parameters DTensors over the mesh, each rank's part from its own values: weight and
-    bias by rows, or the weight by columns, with the bias on each rank."""
+    bias split by rows, or the weight by columns, with the full bias on each rank."""
     for name, parameter in list(linear.named_parameters(recurse=False)):
         placement = Shard(0) if rows else Shard(1) if name == "weight" else Replicate()
         part = distribute_tensor(parameter.data, mesh, [placement], src_data_rank=None)
@@ -103,7 +103,7 @@ def _colwise(linear: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def _rowwise(group: dist.ProcessGroup) -> Callable[[nn.Linear, torch.Tensor], torch.Tensor]:
-    """The forward pass of a layer that gets this rank's columns; every rank returns the sum."""
+    """The forward pass of a layer whose input is this rank's columns; all ranks return the sum."""
 
     def forward(linear: nn.Linear, part: torch.Tensor) -> torch.Tensor:
         total: torch.Tensor = _Sum.apply(F.linear(part, local_part(linear.weight)), group)
@@ -113,7 +113,7 @@ def _rowwise(group: dist.ProcessGroup) -> Callable[[nn.Linear, torch.Tensor], to
 
 
 class _Sum(torch.autograd.Function):
-    """The sum of the ranks' tensors, in place; each rank's gradient is that of the sum."""
+    """The sum of the ranks' tensors, in place; each rank's gradient is the gradient of the sum."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -127,7 +127,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _SumGradient(torch.autograd.Function):
-    """The same tensor, whose gradient is the sum of the ranks' gradients."""
+    """The unchanged tensor; its gradient is the sum of the ranks' gradients."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

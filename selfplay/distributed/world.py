@@ -1,9 +1,9 @@
 """Joins the processes into a device mesh and exchanges small values between ranks.
 
 One mesh has both kinds of parallelism: FSDP shards every parameter over "dp"; tensor parallelism
-divides heads, MLP and vocabulary over "tp". The ranks of one "tp" group are neighbours and process
-the same tokens. A replica is a group of neighbouring ranks that share one engine; the first of
-them, its leader, owns the engine and plays the replica's games.
+splits heads, MLP and vocabulary over "tp". The ranks of one "tp" group are neighbours and process
+the same tokens. A replica is a group of neighbouring ranks that share one engine; its first rank,
+the leader, owns the engine and plays the replica's games.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from selfplay.errors import EngineFault, EnginesFailed, OwnFault, own_fault
+from selfplay.errors import EngineFault, EnginesFailed, OwnFault, RunEnds, own_fault
 
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """This rank's replica: number `index` of `num`, of `size` ranks; `leads` marks its leader.
+    """This rank's replica: number `index` of `num`, with `size` ranks; `leads` marks its leader.
 
     `group` is the replica's gloo group in the engine's rank order, None for a single rank.
     """
@@ -50,21 +50,21 @@ class Replica:
 def check_size(size: int, *, host_size: int) -> None:
     """Raise ValueError unless `size` divides the `host_size` ranks of each host.
 
-    One process starts an engine, on GPUs that this process can see.
+    A single process starts an engine, on GPUs that it can see.
     """
     if size < 1 or host_size % size:
         nearest = max(n for n in range(1, max(1, size) + 1) if host_size % n == 0)
         raise ValueError(
-            f"engine.tp_size must divide the {host_size} processes of a host, since an engine "
-            f"cannot cross hosts, got {size}; the nearest is {nearest}"
+            f"engine.tp_size must divide the {host_size} processes of each host, since an engine "
+            f"cannot span hosts, got {size}; the nearest is {nearest}"
         )
 
 
 def make_replica(
     rank: int, world_size: int, size: int, *, timeout: timedelta = timedelta(minutes=30)
 ) -> Replica:
-    """Split the ranks into replicas of `size` ranks, a size that passes `check_size`; `timeout` is
-    that of their collectives.
+    """Split the ranks into replicas of `size` ranks, which must pass `check_size`; `timeout` limits
+    their collectives.
 
     Every rank must call this, because creating process groups is collective.
     """
@@ -80,10 +80,10 @@ def make_replica(
 
 
 T = TypeVar("T")
-# Long enough for an engine to start between two collectives, short enough to end the run soon when
-# a rank is lost. `patience_s` is added to it.
+# Long enough for an engine to start between two collectives, short enough to end the run soon if a
+# rank is lost. `patience_s` is added to it.
 TIMEOUT_S = 1800.0
-WAIT_TOLD_S = 20.0  # after which a rank says that it waits for others to start
+WAIT_TOLD_S = 20.0  # after which a rank prints that it waits for others to start
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +117,10 @@ def init_world(
     """Read torchrun's environment and join the process groups.
 
     `fsdp` defaults to the number of processes divided by `tp`. `engine_tp` neighbouring ranks of
-    one host share one engine. `device` is "cuda" or "cpu" (default: cuda where there is one). A
-    single CPU process joins no group. A single GPU gets a mesh of one rank, so that FSDP's mixed
-    precision applies to it too. Raises ValueError when `tp` * `fsdp` is not the number of
-    processes, or `engine_tp` does not divide the processes of a host.
+    one host share one engine. `device` is "cuda" or "cpu" (default: cuda if available). A single
+    CPU process joins no group. A single GPU gets a mesh of one rank, so that FSDP's mixed precision
+    applies to it too. Raises ValueError if `tp` * `fsdp` is not the number of processes, or if
+    `engine_tp` does not divide the processes of a host.
     """
     world_size = _number("WORLD_SIZE", 1, low=1)
     rank = _number("RANK", 0, below=world_size)
@@ -169,9 +169,10 @@ def init_world(
 
 
 def _tell_of_waiting(rank: int, world_size: int) -> None:
+    """Print which ranks have not started yet."""
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    missing = [0]  # it has the store, unless the launcher has
-    # A connection of its own: the process waits in that of the rendezvous.
+    missing = [0]  # rank 0 has the store, unless the launcher has it
+    # A separate connection, because the process is blocked in the rendezvous.
     with suppress(RuntimeError, ValueError):
         store = dist.TCPStore(host, int(port), timeout=timedelta(seconds=2), wait_for_workers=False)
         first = 0 if "TORCHELASTIC_USE_AGENT_STORE" in os.environ else 1
@@ -179,15 +180,15 @@ def _tell_of_waiting(rank: int, world_size: int) -> None:
     others = [each for each in missing if each != rank]
     print(
         f"rank {rank} waits at {host}:{port} until all {world_size} ranks of WORLD_SIZE have "
-        f"started, {TIMEOUT_S / 60:g} minutes at most, missing: {', '.join(map(str, others))}; "
-        "without other ranks unset WORLD_SIZE",
+        f"started, at most {TIMEOUT_S / 60:g} minutes; missing: {', '.join(map(str, others))}; "
+        "to run a single process, unset WORLD_SIZE",
         file=sys.stderr,
         flush=True,
     )
 
 
 def _started(rank: int) -> str:
-    """The store's key that says that a rank has come, in this start of a launcher."""
+    """The store's key that marks a rank as started, in this start of the launcher."""
     return f"started {os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)} {rank}"
 
 
@@ -195,7 +196,7 @@ _worlds = count()
 
 
 def _own_keys(timeout: timedelta) -> dist.Store:
-    """The launcher's store, with keys that no earlier world of these processes has written."""
+    """The launcher's store, with a prefix that no earlier world of these processes has used."""
     store = _launchers_store()
     store.set_timeout(timeout)
     return dist.PrefixStore(f"world_{next(_worlds)}", store)
@@ -212,7 +213,7 @@ def _launchers_store() -> dist.Store:
 def data_parallel_size(world_size: int, tp: int, fsdp: int | None) -> int:
     """The number of data-parallel ranks.
 
-    Raises ValueError when `tp` * `fsdp` is not `world_size`, or `tp` does not divide it.
+    Raises ValueError if `tp` * `fsdp` is not `world_size`, or if `tp` does not divide it.
     """
     if tp < 1 or world_size % tp:
         divisors = [n for n in range(1, world_size + 1) if world_size % n == 0]
@@ -230,15 +231,15 @@ def data_parallel_size(world_size: int, tp: int, fsdp: int | None) -> int:
 
 
 def _number(variable: str, default: int, *, low: int = 0, below: int = 1_000_000) -> int:
-    """The integer value of a launcher's environment variable.
+    """The integer value of an environment variable set by a launcher.
 
-    Raises ValueError, which names the variable, unless it lies in [low, below).
+    Raises ValueError, which names the variable, unless it is in [low, below).
     """
     text = os.environ.get(variable, str(default))
     if not (text.isascii() and text.isdigit() and len(text) < 8 and low <= int(text) < below):
         raise ValueError(
-            f"{variable} must be a whole number from {low} to {below - 1}, got {text!r}; torchrun "
-            "sets it"
+            f"{variable} must be an integer from {low} to {below - 1}, got {text!r}; torchrun sets "
+            "it"
         )
     return int(text)
 
@@ -247,7 +248,7 @@ def close_world(world: World) -> None:
     """Leave the process groups; a single CPU process has none."""
     if world.mesh is not None:
         # A gloo thread frees the tensors of its last collective shortly after the collective
-        # returns, and needs the GIL for that. Exiting before then aborts the process ("terminate
+        # returns, and needs the GIL for that. Exiting earlier aborts the process ("terminate
         # called without an active exception"), so release the GIL here for a moment.
         time.sleep(0.1)
         dist.destroy_process_group()
@@ -293,7 +294,7 @@ def gather_objects(value: T, world: World) -> list[T]:
     sizes = torch.zeros(world.world_size, dtype=torch.int64)
     sizes[world.rank] = len(pickled)
     dist.all_reduce(sizes, group=world.control)
-    # Broadcasts instead of an all-gather, in which gloo of torch 2.13 has freed memory twice.
+    # Broadcasts instead of an all-gather: gloo's in torch 2.13 has caused double frees.
     values = []
     for rank, size in enumerate(sizes.tolist()):
         data = pickled if rank == world.rank else torch.empty(size, dtype=torch.uint8)
@@ -326,13 +327,13 @@ def exchange_objects(outgoing: Sequence[T], world: World) -> list[T]:
 
 
 def on_first_rank(action: Callable[[], T], world: World) -> T:
-    """Rank 0's value of `action`, on every rank; the others wait, and its ValueError or OSError is
-    raised on all."""
+    """Rank 0's result of `action`, on every rank; the others wait, and its ValueError, OSError or
+    RunEnds is raised on all."""
     found: tuple[Any, Exception | None] = None, None
     if world.rank == 0:
         try:
             found = action(), None
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RunEnds) as error:
             found = None, error
     value, failure = broadcast_object(found, world)
     if failure is not None:
@@ -341,7 +342,7 @@ def on_first_rank(action: Callable[[], T], world: World) -> T:
 
 
 def torch_switches() -> dict[str, Any]:
-    """What decides how this process computes, by the functions that change it."""
+    """The global PyTorch settings that affect results, by the functions that change them."""
     return {
         "torch.set_default_dtype": torch.get_default_dtype(),
         "torch.set_default_device": torch.get_default_device(),
@@ -352,23 +353,23 @@ def torch_switches() -> dict[str, Any]:
 
 
 def check_switches(before: Mapping[str, Any]) -> None:
-    """Set a switch that differs from before back, and raise OwnFault."""
+    """Restore a switch that has changed, and raise OwnFault."""
     now = torch_switches()
     for name, value in before.items():
         if now[name] != value:
             getattr(torch, name.removeprefix("torch."))(value)
-            raise OwnFault(f"own code must leave {name} as it was, {value}, got {now[name]}")
+            raise OwnFault(f"custom code must not change {name} from {value}, got {now[name]}")
 
 
 @contextmanager
 def raise_on_all_ranks(world: World) -> Iterator[None]:
-    """Raise on every rank what this block raises on any: an OwnFault if code of one's own fails,
-    else EnginesFailed for each EngineFault.
+    """Raise a fault of this block on every rank: an OwnFault if custom code fails, otherwise
+    EnginesFailed for each EngineFault.
 
-    A switch of PyTorch that the block leaves changed is a fault too: other numbers would follow in
-    silence. Every rank must enter it. A rank keeps its fault until the end of the block: if it left
-    a collective with an error of its own, the other ranks would wait for it. A block may hold
-    others of its kind, and no other collective.
+    A changed PyTorch switch is a fault too, because it would silently change results. Every rank
+    must enter the block. A rank keeps its fault until the end of the block: if it raised inside a
+    collective, the other ranks would wait for it. Such blocks may be nested, but must not contain
+    other collectives.
     """
     fault: EngineFault | OwnFault | None = None
     cause: BaseException | None = None
@@ -381,9 +382,9 @@ def raise_on_all_ranks(world: World) -> Iterator[None]:
         if fault is None or getattr(fault, "everywhere", False):
             raise
     own = isinstance(fault, OwnFault)
-    # The other ranks of a replica only repeat their leader's fault of the engine.
-    told = fault is not None and (own or world.replica.leads)
-    found = gather_objects((own, str(fault)) if told else None, world)
+    # For the engine's faults, the other ranks of a replica only repeat their leader.
+    reports = fault is not None and (own or world.replica.leads)
+    found = gather_objects((own, str(fault)) if reports else None, world)
     faults = {rank: one for rank, one in enumerate(found) if one is not None}
     for of_own_code, text in faults.values():
         if of_own_code:

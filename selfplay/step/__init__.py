@@ -1,6 +1,6 @@
 """One training step, verb by verb: play, credit, update, measure, push.
 
-`take_step` calls them in this order. The table of docs/design.md names the files that each opens.
+`take_step` calls them in this order. The table in docs/design.md lists the files that each uses.
 Every rank must call each.
 """
 
@@ -37,19 +37,19 @@ from selfplay.step.run import Batch, Learnt, Policy, Run
 
 
 def take_step(run: Run, step: int) -> Step:
-    """Take the step after `step` finished ones: alternate play and update by GRPO (arXiv
-    2402.03300) with differences:
+    """Take the step after `step` finished ones: play, then update by GRPO (arXiv 2402.03300) with
+    these differences:
 
     - All seats of the policy share one set of weights. A group is (instance, seat, partner): the
       seats of one game are never each other's baseline.
     - Advantages are per token, so single turns can be rewarded or compared (branch points).
-    - Groups without variance are dropped before the update, if the baseline is the group's.
+    - Groups without variance are dropped before the update if the baseline is the group's mean.
     - By default the loss is a mean over all trained tokens of all ranks (token_mean), not over
       sequences; the ratio's denominator is the engine's own log-prob of each sampled token; and the
       KL term is off.
 
     Raises RunEnds, on every rank, for a check that fails, after the trainer's state is saved: the
-    state before the step if no weight has changed, else the step is finished and logged first.
+    state before the step if no weight has changed; otherwise the step is finished and logged first.
     """
     config, ending = run.config, Ending(run, step)
     with ending.before_weights_change():
@@ -97,7 +97,7 @@ def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
     """Play `rollout.group_size` games of each of the step's instances with these numbers."""
     config, partners = run.config, run.partners.for_step(step, run.opponents)
     first = run.policies[0]
-    # `raise_on_all_ranks` waits for the last rank's games, so that this time is play's.
+    # `raise_on_all_ranks` waits for the last rank's games, so that time counts as play.
     with run.timed("play"), raise_on_all_ranks(run.world):
         setups = self_play_games(
             run.stream.step(step, numbers),
@@ -122,8 +122,8 @@ def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
 def after_play(
     run: Run, step: int, rollout: Rollout, methods: Sequence[Method], further: list[int]
 ) -> Rollout:
-    """The games as these methods leave them, one after the other. `further` are the numbers of the
-    instances that they may play besides; those that are played are taken out."""
+    """The games after these methods, which run in order. `further` are the numbers of additional
+    instances that they may play; each is removed when it is played."""
     for number, method in enumerate(methods):
         more = partial(play_more, run, step, methods[:number], further)
         with asking(method, run.world):
@@ -134,12 +134,12 @@ def after_play(
 def play_more(
     run: Run, step: int, before: Sequence[Method], further: list[int], num: int
 ) -> Rollout:
-    """Play this many of the `further` instances of the step, over all ranks, which the methods
-    `before` are asked about. Raises OwnFault for more than are left."""
+    """Play this many of the step's `further` instances over all ranks, and pass the games to the
+    methods `before`. Raises OwnFault for more than remain."""
     if not 0 <= num <= len(further):
         raise OwnFault(
-            f"it may play {len(further)} instances more in this step, which more_instances of its "
-            f"settings says, got {num}"
+            f"it may play {len(further)} more instances in this step, by more_instances of its "
+            f"settings, got {num}"
         )
     numbers, further[:] = further[:num], further[num:]
     rollout = play(run, step, [numbers[i] for i in run.world.replica.share(num)])
@@ -149,7 +149,7 @@ def play_more(
 def credit(run: Run, rollout: Rollout) -> Batch:
     """Turn the games into samples with rewards, and rewards into advantages over all ranks' groups.
 
-    Samples move between ranks until all have about as many tokens. Updates each policy's
+    Samples move between ranks until all have about the same number of tokens. Updates each policy's
     `baselines`, the state of `algorithm.advantage`.
     """
     compared, config = dict[str, list[Sample]](), run.config
@@ -171,7 +171,7 @@ def credit(run: Run, rollout: Rollout) -> Batch:
 
 
 def update(run: Run, rollout: Rollout, batch: Batch, step: int) -> Learnt:
-    """Put the engines to sleep, then make the step's optimizer steps of each policy.
+    """Put the engines to sleep, then take each policy's optimizer steps.
 
     `update_policy` raises EngineDisagrees, before any weight of the policy changes, if the
     log-probs of engine and trainer differ by more than noise.
@@ -180,7 +180,7 @@ def update(run: Run, rollout: Rollout, batch: Batch, step: int) -> Learnt:
     for policy in run.policies:
         with run.timed("sync_check"):
             check, seed = policy.sync_check, named_seed(run.config.seed, "sync check", step)
-            check.keep_turns(  # whose log-probs are compared after the push
+            check.keep_turns(  # their log-probs are compared after the push
                 first_turns(rollout.episodes, check.num_turns, seed=seed, policy=policy.name)
             )
         with run.timed("sleep"):
@@ -203,8 +203,8 @@ def update(run: Run, rollout: Rollout, batch: Batch, step: int) -> Learnt:
 
 
 def logged_samples(run: Run, rollout: Rollout, step: int) -> set[str]:
-    """The names of the samples of all ranks' games that games.jsonl gets. Raises OwnFault, on every
-    rank, for a game that no file holds."""
+    """The names of the samples of all ranks' games that go to games.jsonl. Raises OwnFault, on
+    every rank, for a game that cannot be written."""
     games = logged(rollout.episodes, step + 1, run.config.log_games_every)
     with raise_on_all_ranks(run.world):
         for game in games:
@@ -216,8 +216,8 @@ def logged_samples(run: Run, rollout: Rollout, step: int) -> set[str]:
 def token_records(
     samples: Sequence[Sample], watched: Watched, world: World
 ) -> dict[str, TokenRecord]:
-    """What the update saw of the watched samples, over all ranks, by name. A sample's log-probs are
-    the engine's, also where a method has replaced them in the update."""
+    """The records of the watched samples over all ranks, by name. Their log-probs are the engine's,
+    even if a method has replaced them in the update."""
     own = {}
     for sample in samples:
         if sample.name in watched.seen:
@@ -232,7 +232,7 @@ def token_records(
 def measure(run: Run, rollout: Rollout, batch: Batch, learnt: Learnt) -> dict[str, float]:
     """The metrics of the step over all ranks: games, groups, update, endpoints' usage.
 
-    Restarts are counted since the last call, those of the last push and evaluation included."""
+    Restarts are counted since the last call, including the last push and evaluation."""
     counted = learnt.metrics | run.partners.take_usage()
     metrics = step_metrics(rollout.episodes, rollout.stats, batch.stats, counted, run.world)
     num_restarts = sum(policy.engine.take_num_restarts() for policy in run.policies)
@@ -240,8 +240,8 @@ def measure(run: Run, rollout: Rollout, batch: Batch, learnt: Learnt) -> dict[st
 
 
 def advantages_of(run: Run, samples: Sequence[Sample]) -> dict[str, float]:
-    """Each sample's mean advantage, by its name; samples may have moved to other ranks. The critic
-    of ppo gives advantages in the update only."""
+    """Each sample's mean advantage by name, over all ranks, since samples move between ranks. Empty
+    with ppo, whose critic computes advantages in the update."""
     own = {} if run.config.algorithm.advantage == "ppo" else mean_advantages(samples)
     return {name: mean for rank in gather_objects(own, run.world) for name, mean in rank.items()}
 
@@ -261,12 +261,12 @@ def push(run: Run, version: int) -> dict[str, float]:
 
 
 def named(metrics: Mapping[str, float], policy: Policy) -> dict[str, float]:
-    """The policy's numbers by their names in metrics.jsonl: entropy/NAME, of the only one
-    entropy."""
+    """The policy's metrics by their names in metrics.jsonl: entropy/NAME, or entropy for a single
+    policy."""
     return {f"{key}/{policy.name}" if policy.name else key: n for key, n in metrics.items()}
 
 
 def evaluate(run: Run) -> dict[str, float]:
-    """Play the validation games, and once more with each of `eval.partners`."""
+    """Play the validation games, and again with each of `eval.partners`."""
     with run.timed("eval"):
         return validation(run.evaluation, run.fixed_partners)

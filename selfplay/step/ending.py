@@ -1,7 +1,7 @@
-"""How a step ends: what is saved, and when a check that failed ends the run.
+"""The end of a step: what is saved, and when a failed check ends the run.
 
-A checkpoint is begun while the engine sleeps and finished when the step is recorded, so it needs no
-further push and holds all that the step has changed.
+A checkpoint is started while the engine sleeps and finished once the step is recorded, so it needs
+no further push and holds everything that the step has changed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint
 from selfplay.config import Config
 from selfplay.config.plugins import plain_state
-from selfplay.distributed import broadcast_object, raise_on_all_ranks
+from selfplay.distributed import on_first_rank, raise_on_all_ranks
 from selfplay.errors import RunEnds, with_step
 from selfplay.metrics.run_folder import check_lock
 from selfplay.partners.opponents import opponents_state
@@ -24,11 +24,11 @@ class Ending:
     """The two phases of the step after `step` finished ones. Every rank must enter each.
 
     A check that fails before the weights change ends the run at once, with the state before the
-    step. One that fails after that ends it in `finish`, when the step is recorded and saved.
+    step. A check that fails later ends it in `finish`, once the step is recorded and saved.
     """
 
     def __init__(self, run: Run, step: int) -> None:
-        """Raises RunEnds, with nothing saved, if the run's folder is no longer this trainer's."""
+        """Raises RunEnds, without a save, if the run's folder no longer belongs to this trainer."""
         check_place(run)
         self._run, self._step = run, step
         self._before = trainer_state(run)  # credit changes the baselines
@@ -45,7 +45,7 @@ class Ending:
             raise with_step(error, self._step) from error
 
     def begin_save(self) -> None:
-        """Write the learner, if it is due, while the engine still sleeps."""
+        """Write the learner, if a save is due, while the engine still sleeps."""
         if saves_after(self._run.config, self._step + 1):
             self._checkpoint = save_learner(self._run, self._step + 1)
 
@@ -58,7 +58,7 @@ class Ending:
             self.failed = self.failed or error
 
     def finish(self) -> None:
-        """Save what the step and its observers have changed, then raise what failed."""
+        """Save what the step and its observers have changed, then raise the first failure."""
         run, num_done = self._run, self._step + 1
         if self._checkpoint is not None:
             finish_checkpoint(run, self._checkpoint, trainer_state(run))
@@ -74,15 +74,13 @@ def saves_after(config: Config, num_done: int) -> bool:
 
 
 def check_place(run: Run) -> None:
-    """Raise RunEnds, on every rank, if the run's folder is no longer this trainer's alone."""
-    failed: RunEnds | None = None
-    try:
+    """Raise RunEnds, on every rank, if the run's folder no longer belongs to this trainer."""
+
+    def check() -> None:
         if run.lock is not None:
             check_lock(run.folder, run.lock)
-    except RunEnds as error:
-        failed = error
-    if (failed := broadcast_object(failed, run.world)) is not None:
-        raise failed
+
+    on_first_rank(check, run.world)
 
 
 def save_learner(run: Run, num_done: int) -> OpenCheckpoint:
@@ -94,7 +92,7 @@ def save_learner(run: Run, num_done: int) -> OpenCheckpoint:
 
 
 def finish_checkpoint(run: Run, checkpoint: OpenCheckpoint, state: Mapping[str, Any]) -> None:
-    """Complete the checkpoint. Its seconds are in the next line, as that of its step is written."""
+    """Complete the checkpoint. Its time counts in the next step, as this one's line is written."""
     with run.timed("save"):
         run.journal.sync()
         checkpoint.finish(state, keep=run.config.keep_checkpoints)
@@ -108,8 +106,8 @@ def save_and_sleep(run: Run, num_done: int, state: Mapping[str, Any]) -> None:
 
 
 def trainer_state(run: Run) -> dict[str, Any]:
-    """The state, beside the learners', that a checkpoint must hold to resume; plain values. Raises
-    OwnFault, on every rank, for a state of one's own that is none."""
+    """The state besides the learners' that a checkpoint must hold to resume, as plain values.
+    Raises OwnFault, on every rank, for an invalid state of custom code."""
     with raise_on_all_ranks(run.world):
         return {
             "policies": {policy.name: policy_state(policy) for policy in run.policies},
@@ -120,7 +118,7 @@ def trainer_state(run: Run) -> dict[str, Any]:
 
 
 def policy_state(policy: Policy) -> dict[str, Any]:
-    """The part of it that is the policy's own."""
+    """The part of the trainer state that belongs to one policy."""
     methods = policy.learner.methods
     states = {type(m).__name__: plain_state("methods", m.name, m.state) for m in methods}
     return {

@@ -1,6 +1,6 @@
-"""The parts of a run, and what a step hands from verb to verb: `Rollout`, `Batch`.
+"""The parts of a run, and the values passed from verb to verb of a step: `Batch`, `Learnt`.
 
-Each is of this rank, unless it says otherwise.
+Everything belongs to this rank unless noted otherwise.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from selfplay.weight_sync.sync_check import SyncCheck
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Policy:
-    """A policy in training, and what a step does for it alone. The step goes through `Run.policies`
-    in order. `name` is that of its requests, its samples and its files: "" of the only one."""
+    """A policy in training, with its own parts of a run. A step goes through `Run.policies` in
+    order. `name` marks its requests, samples and files: "" for a single policy."""
 
     name: str
     config: Config
     tokenizer: PreTrainedTokenizerBase
     rendering: Rendering  # texts as exact tokens
-    engine: SupervisedPolicy  # plays games, takes weights; restarts what fails, or ends the run
+    engine: SupervisedPolicy  # plays games, takes weights; restarts after failures
     baselines: dict[str, float]  # the state of `algorithm.advantage` after the finished steps
     learner: Learner  # the policy, sharded, and its optimizer
     sync_check: SyncCheck  # the log-probs of engine and trainer after a push
@@ -45,23 +45,23 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Run:
-    """The parts of a run, which `setup.set_up` makes, in the order in which a step uses them."""
+    """The parts of a run, made by `setup.set_up`, in the order in which a step uses them."""
 
     config: Config
     folder: Path
     world: World  # the ranks: processes, their device, the engine's replica
     stream: TrainStream  # the instances of each step
     partners: Partners  # who else plays, and the policy pool
-    opponents: Opponents  # which of them play a step
-    policies: list[Policy]  # those in training: one; the first one's engine runs the games
+    opponents: Opponents  # chooses the partners of a step
+    policies: list[Policy]  # in training, one today; the first one's engine runs the games
     evaluation: EvaluationContext
     fixed_partners: list[Partner]  # of `eval.partners`
     lock: TextIO | None  # on rank 0
     observers: list[Observer]  # of each finished step, in this order
-    journal: Journal  # one of them, whose lines a checkpoint counts
-    timed: Stopwatch  # the seconds of the step's stages
+    journal: Journal  # one of the observers, whose lines a checkpoint counts
+    timed: Stopwatch  # duration of the step's stages
     first_step: int
-    changed: dict[str, float] = field(default_factory=dict)  # numbers that this step alone has
+    changed: dict[str, float] = field(default_factory=dict)  # metrics of this step only
 
     @property
     def learner(self) -> Learner:
@@ -79,7 +79,7 @@ class Run:
 @dataclass(frozen=True, slots=True)
 class Batch:
     """This rank's samples of a step with their advantages, by the name of the policy that sampled
-    them, and what credit counted."""
+    them, and the statistics of credit assignment."""
 
     samples: dict[str, list[Sample]]
     stats: CreditStats
@@ -87,8 +87,8 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """The update's metrics over all ranks, why optimizer steps were skipped, and what the update
-    saw of logged games."""
+    """The update's metrics over all ranks, why optimizer steps were skipped, and the token records
+    of logged games."""
 
     metrics: dict[str, float] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)

@@ -2,7 +2,8 @@
 engine uses the GPU.
 
 A tensor's storage is emptied in place and filled again, so objects that hold the tensor (FSDP, the
-optimizer) need no change. Copies run on the current stream. Sizes in bytes. On a CPU nothing moves.
+optimizer) need no change. Copies run on the current stream. Sizes in bytes. On a CPU nothing is
+moved.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class HostStore:
 
     def offload(self, tensors: Iterable[Tensor]) -> None:
         """Copy to the host and empty the storages; a shared storage is copied once. Does nothing if
-        something is offloaded already."""
+        something is already offloaded."""
         if self._offloaded:
             return
         storages = self._storages(tensors)
@@ -60,7 +61,7 @@ class HostStore:
         self._offloaded = []
 
     def _storages(self, tensors: Iterable[Tensor]) -> list[Tensor]:
-        """Each distinct storage that is not empty, as a tensor of bytes."""
+        """Each distinct non-empty storage as a tensor of bytes."""
         storages: dict[int, Tensor] = {}
         for tensor in tensors:
             local = local_part(tensor)
@@ -76,7 +77,7 @@ class HostStore:
 
 
 class Offload:
-    """Offloads the parts of a learner that the settings name, and onloads them before an update."""
+    """Offloads the parts of a learner selected by the settings; onloads them before an update."""
 
     def __init__(self, learner: Learner, config: ParallelConfig) -> None:
         self._learner, self._config = learner, config

@@ -1,4 +1,4 @@
-"""Start this rank's engine with the weights of a folder."""
+"""Chooses and starts this rank's engine, with the weights of a folder."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from selfplay.model.policy import DTYPES, load_model
 def choose_engine(
     config: Config, weights: Path, world: World, *, rewritten: str, notes: Path | None = None
 ) -> tuple[Config, EngineConfig]:
-    """The settings with an engine whose `auto` is replaced for these weights, and that engine.
+    """The settings with each `auto` of the engine replaced for these weights, and that section.
 
-    `rewritten` is that of the rendering. Every rank must call. Rank 0 prints what was chosen, and
-    appends it to the file `notes`.
+    `rewritten` comes from the rendering. Every rank must call. Rank 0 prints the choice and appends
+    it to the file `notes`.
     """
     kind = engine_kind(config.engine.kind)
     num_weights = kind.num_weights(weights)
@@ -61,8 +61,8 @@ def load_engine(
 ) -> Engine:
     """An engine with the weights of this folder. Every rank must call.
 
-    `config` is that of `choose_engine`. `cleanup` closes the engine. With `load_format` "dummy"
-    the folder needs only a config. Raises EngineLost if none starts.
+    `config` comes from `choose_engine`. `cleanup` closes the engine. With `load_format` "dummy"
+    the folder needs only a config. Raises EngineLost if the engine does not start.
     """
     kind = engine_kind(config.engine.kind)
     if kind.needs_merged(config.engine):
@@ -73,8 +73,8 @@ def load_engine(
 
 
 def load_partner_engine(config: Config, weights: Path, world: World) -> Engine | None:
-    """An engine for a frozen partner with the weights of this folder (`Kind.start_partner`). Every
-    rank must call."""
+    """An engine for a frozen partner with the weights of this folder (`Engine.start_partner`).
+    Every rank must call."""
     weights = merged_folder(weights, world, config.optim)
     return engine_kind(config.engine.kind).start_partner(config, weights, world)
 
@@ -85,15 +85,15 @@ def load_whole(
     """The unsharded model of a folder, on this rank's device or split by `engine.device_map`."""
     if config.engine.device_map is None:
         return load_model(str(weights), device=world.device, dtype=dtype)
-    weights = merged_folder(weights, world, config.optim)  # transformers splits no adapters
+    weights = merged_folder(weights, world, config.optim)  # transformers cannot split adapters
     return load_model(str(weights), device=config.engine.device_map, dtype=dtype)
 
 
 def merged_folder(weights: Path, world: World, optim: OptimConfig) -> Path:
     """A folder that SGLang can read: the folder itself, or `merged/` in a folder of adapters.
 
-    `merged/` holds the policy as `finish` exports it and is written here if it is missing. Every
-    rank calls.
+    `merged/` holds the policy as a finished run exports it, and is written if it is missing. Every
+    rank must call.
     """
     if described_in(weights) == weights:
         return weights

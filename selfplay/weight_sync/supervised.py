@@ -4,10 +4,10 @@ Engine and trainer take turns on the GPU, so only the larger of the two has to f
 
     play → sleep → update → push weights (wake weights, load, compare, wake cache) → play
 
-An engine that fails is killed and started again, and its work is repeated: unfinished games are
-played again from their start, a push is sent again. The seeds of a game are the same; SGLang uses
-them only with `engine.deterministic`, and else samples other turns. Every rank must call
-each method, because the ranks meet in collectives and learn of a failure at the same point.
+An engine that fails is killed and restarted, and its work is repeated: unfinished games are played
+again from their start, a push is sent again. The seeds of a game are the same; SGLang uses them
+only with `engine.deterministic`, and otherwise samples other turns. Every rank must call each
+method, because the ranks meet in collectives and learn about a failure at the same point.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
 
@@ -43,12 +42,12 @@ T = TypeVar("T")
 MAX_FAILURES = 3  # in a row; the last of them ends the run
 
 
-class Supervised:
-    """An engine that keeps the weights of its folder, restarted when it fails.
+class Supervised(GameRunner):
+    """An engine that keeps the weights of its folder and is restarted if it fails.
 
-    `runner` plays the games: a router over this engine and the partners' (`Partners.routed`), or
-    the engine itself. It is a runner of games itself, so that whoever plays knows of no failure: it
-    answers, or it raises EngineLost on every rank.
+    `runner` plays the games: a router over this engine and the partners' engines
+    (`Partners.routed`), or the engine itself. A caller never sees a failure: this runner answers,
+    or it raises EngineLost on every rank. Each attempt of `run_games` is a rollout.
     """
 
     def __init__(self, engine: Engine, world: World, *, runner: GameRunner | None = None) -> None:
@@ -60,9 +59,9 @@ class Supervised:
     def run_games(
         self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
-        """Run one coroutine for each game; results in order. If any rank's engine fails, all ranks
-        run their games again, so a game that has ended must return at once. Raises EngineLost after
-        the last failure in a row."""
+        """Run one coroutine per game; results in order. If any rank's engine fails, all ranks run
+        their games again, so a game that has ended must return at once. Raises EngineLost after the
+        last failure in a row."""
         games, number = list(games), 0
         while True:
             try:
@@ -73,31 +72,27 @@ class Supervised:
                 self._restart(failed, number)
                 self._load_last()
 
-    def rollout(self) -> AbstractContextManager[None]:
-        """Does nothing: each attempt of `run_games` is a rollout of its own."""
-        return nullcontext()
-
     def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Answer this rank's requests, in order. Raises as `run_games` does."""
         return self.run_games([partial(one_turn, request) for request in requests], sampling)
 
     def score(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
-        """As the engine's. One that fails is left out, with no scores; the next rollout restarts
-        it. The only method that no other rank waits for."""
+        """As `Engine.score`, without scores if the engine fails; the next rollout restarts it. This
+        is the only method that no other rank waits for."""
         wait = _or_none(partial(self.engine.score, texts))
         return list if wait is None else lambda: _or_none(wait) or []
 
     def take_num_restarts(self) -> float:
-        """Restarts of all ranks' engines since the last call."""
+        """The number of restarts of all ranks' engines since the last call."""
         num, self._num_restarts = self._num_restarts, 0
         return float(num)
 
     def _restart(self, failed: EnginesFailed, number: int) -> None:
         """Print what failed and restart this rank's engine if it failed. After the last failure in
-        a row close it instead, which frees memory that saving may need, and raise EngineLost."""
+        a row, close it instead, which frees memory that saving may need, and raise EngineLost."""
         world, last = self._world, number == MAX_FAILURES
         if world.rank == 0:
-            end = "" if last else ": it is restarted"
+            end = "" if last else "; restarting"
             text = f"engine failure {number} of {MAX_FAILURES} in a row, {failed}{end}"
             print(text, file=sys.stderr, flush=True)
         self._num_restarts += 0 if last else len(failed.causes)
@@ -111,7 +106,7 @@ class Supervised:
             raise EngineLost(f"an engine failed {number} times in a row; last error, {failed}")
 
     def _restart_own(self) -> None:
-        """Restart this rank's engine, in the memory that the trainer's allocator only caches."""
+        """Restart this rank's engine, after freeing memory that the trainer only caches."""
         if self._world.device.type == "cuda":
             gc.collect()
             torch.cuda.empty_cache()  # the engine's memory is a share of the free memory
@@ -121,7 +116,7 @@ class Supervised:
             print(f"engine restart: {error_text(error)}", file=sys.stderr, flush=True)
 
     def sleep(self) -> None:
-        """Does nothing: this engine shares its memory with no trainer."""
+        """Does nothing: this engine shares its GPU with no trainer."""
 
     def _load_last(self) -> None:
         """Does nothing: a restarted engine has its folder's weights."""
@@ -139,20 +134,20 @@ class SupervisedPolicy(Supervised):
         *,
         runner: GameRunner | None = None,
     ) -> None:
-        """The engine sleeps; it holds no weights, or the learner's first. `offload` moves what
-        `parallel.offload` names to the host while games are played, and back before an update."""
+        """The engine sleeps and holds no weights, or the learner's first. `offload` moves the parts
+        selected by `parallel.offload` to the host during play, and back before an update."""
         super().__init__(engine, learner.world, runner=runner)
         self._learner, self._offload = learner, offload
         self._version = 0  # of the last push
 
     def sleep(self) -> None:
-        """Put every engine to sleep, then onload what was offloaded, for an update or a save."""
+        """Put every engine to sleep, then onload everything, for an update or a save."""
         sleep_or_close(self.engine)
         barrier(self._world)
         self._offload.onload()
 
     def push(self, version: int) -> None:
-        """Wake the engine with the learner's weights as `version`, some compared bit for bit.
+        """Wake the engine with the learner's weights as `version`, and compare some bit for bit.
 
         A failed engine is restarted first. Raises EngineLost after the last failure in a row, with
         every engine asleep and nothing offloaded, and EngineDisagrees if the engine's weights still
@@ -169,7 +164,7 @@ class SupervisedPolicy(Supervised):
         _check_equal(num_different, version)
 
     def push_again(self, version: int) -> bool:
-        """Push and compare all weights. False if an engine failed, which was restarted with them.
+        """Push and compare all weights. False if an engine failed and was restarted with them.
         Raises EngineDisagrees on every rank if any differs."""
         try:
             num_different = self._load_and_compare(version, None)
@@ -185,12 +180,12 @@ class SupervisedPolicy(Supervised):
             print(f"weight sync: {message}", file=sys.stderr, flush=True)
 
     def _load_last(self) -> None:
-        """All ranks' engines get the weights again, from their sleep."""
+        """Wake all ranks' engines with the last weights."""
         self.push(self._version)
 
     def _wake_with_weights(self, version: int) -> int:
-        """One attempt of `push`, from an engine asleep: how many elements differ at its end. The
-        engine is awake and the offload complete also after a difference."""
+        """One attempt of `push` to a sleeping engine; returns how many elements still differ. Even
+        then the engine is awake and the offload complete."""
         self._offload.offload_state()
         self._wake("weights")
         num_different = self._load_and_compare(version, compared_names(self._learner, version))
@@ -207,25 +202,21 @@ class SupervisedPolicy(Supervised):
             self.engine.wake(what)
 
     def _load_and_compare(self, version: int, names: Collection[str] | None) -> int:
-        """Push all weights, then compare those of these names, or all."""
+        """Push all weights, then compare the ones with these names (None: all). Returns how many of
+        their elements differ in any rank's engine or were not compared."""
         weights = Weights(self._learner.model, self.engine.dtype)
         with raise_on_all_ranks(self._world), weights.all_taken():
             self.engine.load(weights, version)
-        return self._num_different(Weights(self._learner.model, self.engine.dtype, names=names))
-
-    def _num_different(self, weights: Weights) -> int:
-        """The number of elements of these weights whose bits differ in any rank's engine. Those
-        that an engine did not compare count as different."""
+        weights = Weights(self._learner.model, self.engine.dtype, names=names)
         with raise_on_all_ranks(self._world), weights.all_taken():
             own = self.engine.compare(weights)
-        counts = map(float, (own.num_elements, own.num_different, self.engine.num_copies))
-        summed = map(int, all_reduce_sum([*counts], self._world))
-        num_compared, num_different, num_copies = summed
+        counts: list[float] = [own.num_elements, own.num_different, self.engine.num_copies]
+        num_compared, num_different, num_copies = map(int, all_reduce_sum(counts, self._world))
         expected = num_copies * weights.num_elements
         if num_compared < expected:
             self.warn(
                 f"the engine compared {num_compared} of {expected} elements of its weights; its "
-                "loader for this model writes them in an unknown way"
+                "loader for this model writes the others in an unknown way"
             )
         return num_different + max(0, expected - num_compared)
 
@@ -233,10 +224,10 @@ class SupervisedPolicy(Supervised):
 def compared_names(learner: Learner, version: int) -> set[str]:
     """Two parameters to compare after the push of `version`.
 
-    One is a matrix, which detects every missed push: an AdamW step at 1e-6 moves 1 in 100
-    elements of size 0.02 to the next bf16 number. Of a model with adapters it is one that has
-    some. The other is each parameter in turn. Correctly pushed weights are equal bit for bit,
-    so there are no false alarms.
+    One is a matrix, which detects every missed push: an AdamW step at 1e-6 moves 1 in 100 elements
+    of size 0.02 to the next bf16 number. In a model with adapters it is a matrix that has some. The
+    other cycles through all parameters. Correctly pushed weights are equal bit for bit, so there
+    are no false alarms.
     """
     weights = plain_weights(learner.model)
     matrices = [name for name, weight in weights.items() if weight.base.dim() > 1]
@@ -245,17 +236,17 @@ def compared_names(learner: Learner, version: int) -> set[str]:
 
 
 def sleep_or_close(engine: Engine) -> None:
-    """Put the engine to sleep. If that fails, close it, which frees its memory too; the next push
+    """Put the engine to sleep. If that fails, close it, which also frees its memory; the next push
     restarts it."""
     try:
         engine.sleep()
     except EngineFault as fault:
-        print(f"engine ended instead of put to sleep: {fault}", file=sys.stderr, flush=True)
+        print(f"engine closed, because it cannot sleep: {fault}", file=sys.stderr, flush=True)
         engine.close()
 
 
 def _or_none(score: Callable[[], T]) -> T | None:
-    """What it returns; None, with a line, if the engine fails."""
+    """The result of `score`; None, with a printed line, if the engine fails."""
     try:
         return score()
     except EngineFault as fault:

@@ -1,10 +1,10 @@
 """The sync check: compares engine and trainer log-probs of the policy's turns after each push.
 
-The bits of the weights are compared with each push. This check finds what equal weights cannot
-show: a stale cache, a wrong kernel, a wrong buffer. It scores a few turns of each engine. If
-they are suspicious, it scores more, other turns. If these are suspicious too, it pushes again,
-compares all weights and scores a third set. The run ends only if that set is suspicious and its
-mismatch is above `engine.max_mismatch` and the start check's bound.
+The bits of the weights are compared with each push. This check finds faults that equal weights do
+not exclude: a stale cache, a wrong kernel, a wrong buffer. It scores a few turns of each engine. If
+they are suspicious, it scores other turns, more of them. If these are suspicious too, it pushes
+again, compares all weights and scores a third set. The run ends only if that set is suspicious and
+its mismatch is above `engine.max_mismatch` and the start check's bound.
 
 **What is compared.** Engine and trainer score the same sampled turns after their true prefixes. A
 turn's mismatch is the mean of |engine - trainer| over the tokens that the policy sampled, in nats.
@@ -13,7 +13,7 @@ in nats fits all models: a healthy run's mismatch lies anywhere from 1e-6 (fp32)
 
 **The noise floor** is the mismatches of the latest `WINDOW_TURNS` turns that were scored with equal
 weights. It is first measured in the first step, between play and update, and every healthy
-comparison refines it. Checkpoints hold it, so a resumed run has the bounds of an uninterrupted one.
+comparison updates it. Checkpoints hold it, so a resumed run has the bounds of an uninterrupted one.
 
 **The test.** n new turns of one engine are suspicious if at least three quarters of them each lie
 above `FACTOR` times the largest mismatch of the floor. A NaN lies above everything.
@@ -28,13 +28,14 @@ are new, which has a probability of at most C(n, m) / C(N + n, m). FACTOR only l
 | first, each step | 4 | 3 | 5.6e-4 | 8.0e-5 |
 | second, other turns | 16 | 12 | 2.6e-8 | 2.8e-11 |
 
-The first comparison costs little and only decides whether the second is made. The second alone
-bounds the rate at which equal weights are suspected: below 2.6e-8 a step and engine, below 1e-5 a
-step with up to 380 engines. A run ends only after a third comparison, which follows a new push.
+The first comparison costs little and only decides whether the second is needed. The second alone
+bounds the rate at which equal weights are suspected: below 2.6e-8 per step and engine, below 1e-5
+per step with up to 380 engines. A run ends only after a third comparison, which follows a new push.
 
 **Limits.** The noise changes with the policy. The floor adapts over WINDOW_TURNS turns, and FACTOR
-covers the change of a step. Noise that grows by more than FACTOR in one step is suspected although
-the weights are equal. The weights are then compared bit for bit, and the floor is measured again.
+covers the change in one step. Noise that grows by more than FACTOR in one step is suspected
+although the weights are equal. The weights are then compared bit for bit, and the floor is measured
+again.
 """
 
 from __future__ import annotations
@@ -42,17 +43,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import compress
 from typing import Any
 
-import torch
-
 from selfplay.advantages.sample import Sample
-from selfplay.config import EngineConfig
+from selfplay.config import EngineConfig, OptimConfig
 from selfplay.distributed import gather_objects
 from selfplay.errors import EngineDisagrees
-from selfplay.learner.batch import micro_batches
 from selfplay.learner.learner import Learner, batch_logprobs
+from selfplay.learner.rescore import token_values
 from selfplay.weight_sync.supervised import SupervisedPolicy
 
 WINDOW_TURNS = 64
@@ -69,10 +69,10 @@ class SyncCheck:
     """The comparison after each push, with its noise floor.
 
     It is off with the hf engine, whose parameters are the policy's own or a copy that is compared
-    bit for bit, and with `offloaded` parameters, which cannot score. `start_bound` is the start
-    check's, from the noise that it measured. `token_budget` is that of a micro-batch. Every rank
-    must call each method. `turns` are this rank's, at most `num_turns`. Each of an engine's
-    processes scores its own turns and is compared like an engine.
+    bit for bit, and with `offloaded` parameters, which cannot score. `start_bound` is the bound
+    from the noise that the start check measured. `optim` has the sizes of micro-batches. Every rank
+    must call each method. `turns` are this rank's, at most `num_turns`. Each process of an engine
+    scores its own turns and is compared like an engine.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class SyncCheck:
         *,
         config: EngineConfig,
         start_bound: float,
-        token_budget: int,
+        optim: OptimConfig,
         offloaded: bool,
     ) -> None:
         self._learner, self._engine = learner, engine
         self._exact = bool(config.kernels)
         self._least = 0.0 if config.kernels else max(config.max_mismatch, start_bound)
-        self._token_budget, self._off = token_budget, offloaded or not engine.engine.scores
+        self._optim, self._off = optim, offloaded or not engine.engine.scores
         self._num_processes = config.copies
         self.num_turns = (FIRST_TURNS + RECHECK_TURNS + RECHECK_TURNS) * self._num_processes
         self._floor = NoiseFloor()
@@ -97,9 +97,9 @@ class SyncCheck:
 
     @property
     def bound(self) -> float:
-        """The largest accepted mean mismatch of a rollout, in nats per token: the largest of the
-        setting, the start check's bound and, once a comparison has been healthy, the noise
-        floor's. 0 with the engine's `kernels`."""
+        """The largest accepted mean mismatch of a rollout, in nats per token: the maximum of the
+        setting, the start check's bound and, after the first healthy comparison, the noise floor's
+        bound. 0 with the engine's `kernels`."""
         if self._exact:
             return 0.0
         return max(self._least, self._floor.bound if self._healthy else 0.0)
@@ -109,13 +109,13 @@ class SyncCheck:
         return {"floor": self._floor.mismatches, "healthy": self._healthy}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on with the noise floor of `state()`."""
+        """Continue with the noise floor of `state()`."""
         self._floor.add(state.get("floor", []))
         self._healthy = bool(state.get("healthy", False))
 
     def keep_turns(self, turns: Sequence[ScoredTurn]) -> None:
-        """Keep a step's turns, which `after_push` scores with the new weights. Measure the noise
-        floor on them, unless it is known: engine and trainer have equal weights."""
+        """Keep a step's turns, which `after_push` scores with the new weights. Engine and trainer
+        still have equal weights: measure the noise floor on them if there is none."""
         self._turns = turns
         if not self._off and not self._floor.mismatches:
             self._add_to_floor(self._mismatches(self._turns[:MIN_TURNS]))
@@ -158,11 +158,11 @@ class SyncCheck:
         if worst > self._least:
             raise EngineDisagrees(
                 f"sync check failed: with equal weights the log-prob mismatch is {worst:.4f} nats "
-                f"a token, above {self._least:.4g}, the larger of engine.max_mismatch and the "
+                f"per token, above {self._least:.4g}, the larger of engine.max_mismatch and the "
                 "start check's bound, and above the noise floor, whose largest turn has "
                 f"{self._floor.largest:.4f}"
             )
-        self._engine.warn(f"the noise floor has risen to {worst:.4f} nats a token")
+        self._engine.warn(f"the noise floor has risen to {worst:.4f} nats per token")
         self._floor.forget()
         self._add_to_floor(third)
 
@@ -171,8 +171,8 @@ class SyncCheck:
             self._floor.add(of_engine)
 
     def _mismatches(self, turns: Sequence[ScoredTurn]) -> dict[int, list[float]]:
-        """The turns' mismatches by the process that scored them; processes are numbered over all
-        ranks' engines. Equal on every rank. Engine and trainer score at the same time."""
+        """The turns' mismatches by the process that scored them, numbered over all ranks' engines;
+        equal on every rank. Engine and trainer score concurrently."""
         world = self._learner.world
         samples = [
             Sample(f"{world.rank}/{number}", [*ids], [*mask], old_logprobs=[], advantages=[])
@@ -180,7 +180,7 @@ class SyncCheck:
         ]
         await_scores = self._engine.score([sample.ids for sample in samples])
         by_trainer = self._trainer_logprobs(samples)
-        scores = await_scores()  # none of an engine that failed
+        scores = await_scores()  # empty if the engine failed
         by_engine = {
             sample.name: list(compress(logprobs, sample.mask[1:]))
             for sample, logprobs in zip(samples, scores, strict=bool(scores))
@@ -200,27 +200,20 @@ class SyncCheck:
         learner, world = self._learner, self._learner.world
         everyone = [sample for of_rank in gather_objects(samples, world) for sample in of_rank]
         own = everyone[world.dp_rank :: world.dp_size]
-        by_name: dict[str, list[float]] = {sample.name: [] for sample in own}
-        for _, batch in micro_batches(own, world, budget=self._token_budget):
-            with torch.no_grad():
-                logprobs_M, _ = batch_logprobs(learner, learner.model, batch, temperature=1.0)
-            if not batch.is_dummy:
-                for index, logprob in zip(
-                    batch.sample_M.tolist(), logprobs_M.tolist(), strict=True
-                ):
-                    by_name[batch.names[index]].append(logprob)
-        return by_name
+        score = partial(batch_logprobs, learner, learner.model, temperature=1.0)
+        values = token_values(learner, own, lambda batch: score(batch)[0], optim=self._optim)
+        return {one.name: [*compress(of, one.mask)] for one, of in zip(own, values, strict=True)}
 
 
 def turn_mismatch(engine_T: Sequence[float], trainer_T: Sequence[float]) -> float:
     """Mean |difference| of the two log-probs of a turn's tokens, in nats; infinite for a NaN.
 
-    Raises ValueError unless both have equally many log-probs, at least one.
+    Raises ValueError unless both have the same number of log-probs, at least one.
     """
     if not engine_T or len(engine_T) != len(trainer_T):
         raise ValueError(
-            f"a turn's mismatch needs equally many log-probs, at least 1, got {len(engine_T)} "
-            f"from the engine and {len(trainer_T)} from the trainer"
+            f"a turn's mismatch needs the same number of log-probs, at least 1, got {len(engine_T)}"
+            f" from the engine and {len(trainer_T)} from the trainer"
         )
     mean = sum(abs(e - t) for e, t in zip(engine_T, trainer_T, strict=True)) / len(engine_T)
     return math.inf if math.isnan(mean) else mean
@@ -239,7 +232,7 @@ class NoiseFloor:
 
     @property
     def known(self) -> bool:
-        """Whether it has enough turns to compare others with."""
+        """Whether it has enough turns for a comparison."""
         return len(self._mismatches) >= MIN_TURNS
 
     @property
@@ -249,11 +242,11 @@ class NoiseFloor:
 
     @property
     def bound(self) -> float:
-        """An upper bound for the mean over many turns with equal weights; 0 before enough turns."""
+        """An upper bound for the mean over many turns with equal weights; 0 while not `known`."""
         return FACTOR * self.largest if self.known else 0.0
 
     def add(self, mismatches: Sequence[float]) -> None:
-        """Add mismatches of turns scored with equal weights; infinite ones are left out."""
+        """Add mismatches of turns scored with equal weights, except infinite ones."""
         self._mismatches.extend(filter(math.isfinite, mismatches))
 
     def forget(self) -> None:
@@ -263,14 +256,11 @@ class NoiseFloor:
     def suspects(self, mismatches: Mapping[int, Sequence[float]], *, fewest: int) -> bool:
         """Whether the turns of any engine are suspicious.
 
-        `mismatches` has each engine process's by its number. An engine with fewer than `fewest`
-        turns is never suspicious, and no engine is before the floor has enough turns.
+        `mismatches` are keyed by the number of the engine process. An engine with fewer than
+        `fewest` turns is never suspicious, nor is any engine before the floor is `known`.
         """
+        bound = FACTOR * self.largest
         return self.known and any(
-            len(of_engine) >= fewest and 4 * self._num_above(of_engine) >= 3 * len(of_engine)
-            for of_engine in mismatches.values()
+            len(turns) >= fewest and 4 * sum(turn > bound for turn in turns) >= 3 * len(turns)
+            for turns in mismatches.values()
         )
-
-    def _num_above(self, mismatches: Sequence[float]) -> int:
-        """How many lie above FACTOR times the largest of the floor."""
-        return sum(mismatch > FACTOR * self.largest for mismatch in mismatches)

@@ -368,7 +368,7 @@ ADVANTAGES_IN_A_STEP = {
     "state['all'] = [1.0]": "its state must be numbers by name",
     "sys.exit(0)": r"own_\w+\.py:6 advantage: SystemExit: 0",
     "1 / 0": r"own_\w+\.py:6 advantage: ZeroDivisionError",
-    "torch.set_default_dtype(torch.float64)": "own code must leave torch.set_default_d",
+    "torch.set_default_dtype(torch.float64)": "custom code must not change torch.set_default_d",
 }
 
 

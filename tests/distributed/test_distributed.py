@@ -164,7 +164,7 @@ def test_a_rank_that_waits_for_others_says_so(
             init_world(device="cpu")
     said = capsys.readouterr().err
     assert f"rank 0 waits at 127.0.0.1:{port} until all 2 ranks of WORLD_SIZE have started" in said
-    assert "0.01 minutes at most, missing: 1; without" in said
+    assert "at most 0.01 minutes; missing: 1; to run" in said
 
 
 COMING = """

@@ -169,8 +169,8 @@ IN_A_STEP = {
     "metrics['words'] = logprobs_M": "metrics must have new names, got 'words'",
     "sys.exit(0)": r"own.*\.py:\d+ loss: SystemExit: 0",
     "metrics = algorithm.options['x']": r"own.*\.py:\d+ loss: KeyError: 'x'",
-    "torch.set_default_dtype(torch.float64)": "own code must leave torch.set_default_d",
-    "torch.set_grad_enabled(False)": "own code must leave torch.set_grad_enabled as it was",
+    "torch.set_default_dtype(torch.float64)": "custom code must not change torch.set_default_d",
+    "torch.set_grad_enabled(False)": "custom code must not change torch.set_grad_enabled",
 }
 
 

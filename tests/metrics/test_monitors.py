@@ -234,7 +234,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_after_a_save(
         assert run_tiny(folder) == 1
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert "stopped the run after step 3: the mean of num_skipped_steps is 1 (the surr" in line
-    assert "is nan" in line and "goes on with step 4" in line
+    assert "is nan" in line and "continues with step 4" in line
     assert checkpoints(folder)[-1].name == "step_000003"
     assert same_weights(*(c / "hf" for c in checkpoints(folder)[-2:]))
     assert run_tiny(folder) == 0

@@ -92,7 +92,7 @@ def test_one_that_fails_ends_the_run_in_one_line_after_the_step_is_saved(
     begin_warm(folder)
     assert run_tiny(folder, f"observers=[{file}:{name}]", "save_every=100", *SHORT) == 1
     line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "observers" in line and name in line and f"goes on with step {steps + 1}" in line
+    assert "observers" in line and name in line and f"continues with step {steps + 1}" in line
     assert len(metrics_of(folder)) == steps
     assert [each.name for each in checkpoints(folder)] == [f"step_{steps:06d}"]
 

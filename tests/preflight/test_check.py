@@ -500,9 +500,8 @@ def test_an_exit_in_a_step_is_an_error_after_a_save(
     assert run_tiny(Path("run"), *words) == 1
     said = capsys.readouterr().err
     place = rf"{own}:reward: leaves.py:9 reward: SystemExit: 0 \(in instance .* episode \d+\)"
-    end = (
-        "the state after step 1 is saved, and the same command goes on with step 2; the trace.* is"
-    )
+    saved = "the state after step 1 is saved, and the same command continues with step 2"
+    end = f"{saved}; the trace.* is"
     (line,) = [line for line in said.splitlines() if line.startswith("train.py: ")]
     assert re.match(rf"train.py: reward.function {place}; {end} in {tmp_path}/run/error.txt$", line)
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_000001"]

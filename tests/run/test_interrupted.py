@@ -69,7 +69,7 @@ ENDS = {
     ),
     "monitor": End(
         nullcontext, 1, 3,
-        "'stop if entropy < 50 over 1' stopped the run after step 3: … goes on with step 4",
+        "'stop if entropy < 50 over 1' stopped the run after step 3: … continues with step 4",
         ("monitors=[stop if entropy < 50 over 1]",),
     ),
     "Ctrl-C in the export": End(lambda: stopped(export_final), KeyboardInterrupt, 4),

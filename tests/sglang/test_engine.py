@@ -180,7 +180,7 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
         SupervisedPolicy(learner, engine, offload),
         config=ChosenEngine(kind="sglang"),
         start_bound=0.0,
-        token_budget=config.optim.tokens_per_microbatch,
+        optim=config.optim,
         offloaded=False,
     )
     check.keep_turns(turns)

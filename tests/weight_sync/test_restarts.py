@@ -242,7 +242,7 @@ def test_the_third_failure_in_a_row_ends_the_run_after_a_save(
     assert run_tiny(folder, *QUICK) == 1
     told = capsys.readouterr().err.strip().splitlines()[-1]
     assert told.startswith("train.py: an engine failed 3 times in a row") and DEATH in told
-    assert f"goes on with step {step}" in told
+    assert f"continues with step {step}" in told
     assert checkpoints(folder)[-1].name == f"step_{step - 1:06d}"
     assert faulty.faults.num_restarts == MAX_FAILURES - 1
     faulty.faults = Faults()

@@ -169,7 +169,7 @@ def checked(
         policy_engine,
         config=ChosenEngine(kind="sglang", exact=exact),
         start_bound=start_bound,
-        token_budget=config.optim.tokens_per_microbatch,
+        optim=config.optim,
         offloaded=False,
     )
     check.keep_turns(spoken(model, MIN_TURNS, seed=0))
