@@ -1,8 +1,8 @@
 """Files and folders that are written completely or not at all.
 
-A folder is filled under a hidden name and synced to disk; a manifest with the size and the digest
-of each file is written last, then the folder takes its name. So a folder with its own name was
-complete when it was written, and one that lost or changed a byte later is found by `damage`.
+A folder is filled under a hidden name and synced to disk; a manifest with the size and digest of
+each file is written last, then the folder gets its name. So a folder with its final name was
+complete when it was written, and `damage` finds any byte that was lost or changed later.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-if TYPE_CHECKING:  # it imports torch, which one process does not need here
+if TYPE_CHECKING:  # it imports torch, which a single process does not need here
     from selfplay.distributed import World
 
 MANIFEST = "manifest.json"
 T = TypeVar("T")
-_Sealed = dict[str, tuple[int, str]]  # the size and the digest of each file
-_DIGEST = "sha1"  # against accidents: two thirds of sha256's time
-# Hidden names beside a folder: the one being filled or deleted, and the one being replaced.
+_Sealed = dict[str, tuple[int, str]]  # the size and digest of each file
+_DIGEST = "sha1"  # against accidents only; takes two thirds of sha256's time
+# Hidden names next to a folder: the one being filled or deleted, and the one being replaced.
 PARTIAL, OLD = ".partial-", ".old-"
-# What a file system answers when it takes no more: full, over a quota, too large, broken, locked,
-# a file that this user may not write, a folder in a file's place, a file in a folder's.
+# The errors of a file system that refuses to write: full, over quota, file too large, broken,
+# read-only, no permission, a folder in place of a file, a file in place of a folder.
 REFUSALS = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS),
     *(errno.EACCES, errno.EPERM, errno.EISDIR, errno.ENOTDIR),
@@ -57,8 +57,8 @@ def write_atomically(path: Path, text: str) -> None:
 def atomic_folder(folder: Path, world: World | None = None) -> Iterator[Path]:
     """A hidden folder to fill, which replaces `folder` at the end.
 
-    With `world` every rank must enter, and leaves when `folder` is complete; without it one process
-    writes alone. Raises as `filled` and `take_name` do.
+    With `world` every rank must enter, and leaves once `folder` is complete; without it a single
+    process writes. Raises as `filled` and `take_name` do.
     """
     with filled(folder, world) as partial:
         yield partial
@@ -69,7 +69,7 @@ def atomic_folder(folder: Path, world: World | None = None) -> Iterator[Path]:
 def filled(folder: Path, world: World | None = None) -> Iterator[Path]:
     """An empty hidden folder, `hidden(folder)`, to fill; `take_name` then makes it `folder`.
 
-    Raises OSError, on every rank of `world`, if the file system takes no more (a full disk), and
+    Raises OSError, on every rank of `world`, if the file system refuses to write (a full disk), and
     deletes the hidden folder.
     """
     partial = hidden(folder)
@@ -92,7 +92,7 @@ def filled(folder: Path, world: World | None = None) -> Iterator[Path]:
 
 
 def _agreed(own: T | OSError, partial: Path, world: World | None) -> list[T]:
-    """Every rank's value. Raises the OSError of any on all, and deletes the hidden folder."""
+    """Every rank's value. Raises any rank's OSError on all, after deleting the hidden folder."""
     every = [own]
     if world is not None:
         from selfplay.distributed import gather_objects
@@ -105,10 +105,10 @@ def _agreed(own: T | OSError, partial: Path, world: World | None) -> list[T]:
 
 
 def take_name(folder: Path, world: World | None = None) -> None:
-    """Sync what was filled to disk, write its manifest, and give it its name in place of what had
-    it. Every rank of `world` calls and reads the files that it wrote; without it one process does
-    all. Raises OSError, on every rank, if the file system takes no more: `folder` is then what it
-    was before, and nothing is left beside it."""
+    """Sync the filled folder to disk, write its manifest, and rename it to `folder`, which it
+    replaces. Every rank of `world` must call and digests the files that it wrote; without it one
+    process does everything. Raises OSError, on every rank, if the file system refuses to write:
+    `folder` is then unchanged, and nothing is left next to it."""
     partial, old = hidden(folder), folder.with_name(OLD + folder.name)
     own: _Sealed | OSError
     try:
@@ -136,19 +136,18 @@ def take_name(folder: Path, world: World | None = None) -> None:
 
 
 def hidden(folder: Path) -> Path:
-    """Where a folder is filled before it takes its name."""
+    """Where a folder is filled before it gets its name."""
     return folder.with_name(PARTIAL + folder.name)
 
 
 def stands(folder: Path) -> bool:
-    """Whether a folder is there, or was moved away by a process that was killed before it had put
-    another in its place."""
+    """Whether a folder exists, or was moved away by a process that was killed before it put the
+    replacement in place."""
     return folder.exists() or folder.with_name(OLD + folder.name).exists()
 
 
 def discard(folder: Path) -> None:
-    """Delete a folder, if it is there. Stopped in between, it leaves only what `clear_leftovers`
-    deletes."""
+    """Delete a folder if it exists. An interruption leaves only what `clear_leftovers` deletes."""
     if folder.exists():
         partial = hidden(folder)
         shutil.rmtree(partial, ignore_errors=True)
@@ -157,9 +156,9 @@ def discard(folder: Path) -> None:
 
 
 def clear_leftovers(homes: Iterable[Path], names: Iterable[str] = ("*",)) -> None:
-    """Delete what a killed process left in these folders; put back a folder that it was replacing.
+    """Delete a killed process's leftovers in these folders; restore a folder that it was replacing.
 
-    Only what it wrote under `names`, which may be patterns. No other process may write there.
+    Only entries with these `names`, which may be patterns. No other process may write there.
     """
     for home, name in product(homes, names):
         for unfilled in home.glob(f"{PARTIAL}{name}"):
@@ -175,10 +174,10 @@ def clear_leftovers(homes: Iterable[Path], names: Iterable[str] = ("*",)) -> Non
 
 
 def damage(folder: Path, part: str = "") -> str | None:
-    """Which file of a folder is missing or not as it was written, in words; None if there is none.
+    """Which file of a folder is missing or has changed since it was written, in words; else None.
 
-    Files that the manifest does not name are ignored, and those whose names do not begin with
-    `part`. Manifests of older runs have sizes alone.
+    Files that are not in the manifest are ignored, and so are files whose names do not start with
+    `part`. Manifests of older runs have only sizes.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
@@ -204,7 +203,7 @@ def damage(folder: Path, part: str = "") -> str | None:
 
 
 def _digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """The digest of each file, of several at once: 0.74 s of a core for 1 GB with OpenSSL 3.0."""
+    """The digest of each file, computed in threads: 0.74 core seconds per GB with OpenSSL 3.0."""
 
     def digest(name: str) -> tuple[str, str]:
         with (folder / name).open("rb") as file:
@@ -216,7 +215,7 @@ def _digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def altered(folder: Path) -> str | None:
-    """As `damage`, and also which file is there that was not written with the others."""
+    """As `damage`; also reports a file that was not written with the others."""
     if (found := damage(folder)) is not None:
         return found
     named = {MANIFEST, *json.loads((folder / MANIFEST).read_bytes())["sizes"]}
@@ -226,9 +225,9 @@ def altered(folder: Path) -> str | None:
 
 
 def _sealed(folder: Path, world: World | None) -> _Sealed:
-    """Have the disk hold the files that this rank wrote; the size and the digest of each.
+    """Sync the files that this rank wrote to disk; returns the size and digest of each.
 
-    torch.distributed.checkpoint begins a rank's files with `__RANK_`; rank 0 wrote the others.
+    In torch.distributed.checkpoint a rank's files start with `__RANK_`; rank 0 wrote the others.
     """
     paths = (p for p in sorted(folder.rglob("*")) if p.is_file() and p.name != MANIFEST)
     names = [str(path.relative_to(folder)) for path in paths]
@@ -236,7 +235,7 @@ def _sealed(folder: Path, world: World | None) -> _Sealed:
         ranks = {name: re.match(r"__(\d+)_", Path(name).name) for name in names}
         names = [name for name, r in ranks.items() if world.rank == (int(r[1]) if r else 0)]
     for file in (folder / name for name in names):
-        with suppress(OSError):  # safetensors lets only the owner read; some shares have no modes
+        with suppress(OSError):  # safetensors' files are private; some shares have no modes
             file.chmod(folder.stat().st_mode & 0o666)
         _sync(file)
     found = _digests(folder, names)
@@ -244,7 +243,7 @@ def _sealed(folder: Path, world: World | None) -> _Sealed:
 
 
 def _write_manifest(folder: Path, sealed: _Sealed) -> None:
-    """Write what all ranks sealed, and have the disk hold it and every name of the folder."""
+    """Write the manifest of all ranks' files; sync it and all folder entries to disk."""
     sizes, digests = ({name: both[i] for name, both in sealed.items()} for i in (0, 1))
     text = json.dumps({"sizes": sizes, _DIGEST: digests}, indent=1)
     (folder / MANIFEST).write_text(text, encoding="utf-8")
@@ -253,7 +252,7 @@ def _write_manifest(folder: Path, sealed: _Sealed) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Have the disk hold a file, or the names in a folder where the storage can."""
+    """Sync a file to disk, or the entries of a folder if the storage supports that."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -265,10 +264,10 @@ def _sync(path: Path) -> None:
 
 
 def _refusal(error: BaseException | None, path: Path) -> OSError | None:
-    """The error as an OSError about `path` if the file system refused to take more, else None.
+    """The error as an OSError about `path` if the file system refused to write, else None.
 
-    safetensors and tokenizers give the system's number in their text, torch.distributed.checkpoint
-    a mapping of ranks to (error, traceback).
+    safetensors and tokenizers have the errno in their message, torch.distributed.checkpoint has a
+    mapping of ranks to (error, traceback).
     """
     while error is not None:
         text = re.search(r"os error (\d+)", str(error))

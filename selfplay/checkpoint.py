@@ -1,11 +1,11 @@
 """Saves the state of a run, repairs its folder, resumes it, exports the policy.
 
-A checkpoint folder `checkpoints/step_N` holds `state/` (model, optimizer and what methods train,
-sharded like the run and readable on any mesh), `hf/` (a Hugging Face folder) and `progress.json`.
-Of several policies `policies/NAME` holds the first two of each.
-With adapters `state/` and `hf/` hold the adapters alone: `hf/` is in peft's format and names the
-folder and the digest of the base weights. A folder gets its final name only when it is complete;
-one that is damaged is never resumed from.
+A checkpoint folder `checkpoints/step_N` holds `state/` (model, optimizer and the modules of
+methods, sharded like the run and readable on any mesh), `hf/` (a Hugging Face folder) and
+`progress.json`. With several policies the first two of each are in `policies/NAME`. With adapters
+`state/` and `hf/` hold only the adapters: `hf/` is in peft's format and names the folder and the
+digest of the base weights. A folder gets its final name only when it is complete; a damaged one is
+never resumed from.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 from torch.distributed.checkpoint.state_dict import (
@@ -35,7 +34,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.checkpoint.storage import WriteResult
-from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from dialop.shown import error_line
@@ -52,15 +50,16 @@ from selfplay.atomic import (
 from selfplay.distributed import World, broadcast_object, gather_objects, on_first_rank
 from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
+from selfplay.learner.method import Trained
 from selfplay.metrics.run_folder import FILES, FOLDERS
 from selfplay.metrics.step_log import check_logs
 from selfplay.model.hub import check_base
 from selfplay.model.lora import export_adapters, is_adapter
 from selfplay.model.policy import export
 
-NUM_PARTS, PART_BYTES = 4, 2**26  # files of a rank's state that are written at once
+NUM_PARTS, PART_BYTES = 4, 2**26  # files of a rank's state that are written concurrently
 
-# A run in one process sets `no_dist` on purpose.
+# A run in one process intentionally sets `no_dist`.
 warnings.filterwarnings(
     "ignore", r"torch\.distributed is disabled, .* to (save|load) in a single process", UserWarning
 )
@@ -68,8 +67,8 @@ warnings.filterwarnings(
 
 @dataclass(frozen=True, slots=True)
 class OpenCheckpoint:
-    """A checkpoint whose learner is written and whose trainer state is still to come. Until
-    `finish` its folder is a hidden one, which no run resumes from."""
+    """A checkpoint with the learner but not yet the trainer state. Until `finish` its folder is
+    hidden, and no run resumes from it."""
 
     run: Path
     step: int
@@ -80,9 +79,9 @@ class OpenCheckpoint:
         return self.run / "checkpoints" / f"step_{self.step:06d}"
 
     def finish(self, state: Mapping[str, Any], *, keep: int) -> Path:
-        """Add the trainer state that the next step needs in addition to the learner: plain JSON
-        values, the same on every rank. Then delete all but the newest `keep` checkpoints. Every
-        rank must call."""
+        """Add the trainer state that the next step needs besides the learner: plain JSON values,
+        the same on every rank. Then delete all but the newest `keep` checkpoints. Every rank must
+        call."""
         progress = {"step": self.step, "ranks": self.world.world_size, "state": state}
 
         def write() -> None:
@@ -100,8 +99,8 @@ def begin_checkpoint(
     *,
     step: int,
 ) -> OpenCheckpoint:
-    """Write the learners after `step` finished steps, by the names of their policies; their tensors
-    must not be offloaded. Neither needs nor changes the engine. Every rank must call.
+    """Write the learners, by policy name, after `step` finished steps; their tensors must not be
+    offloaded. The engine is neither needed nor changed. Every rank must call.
 
     Without a tokenizer there is no `hf/`, and only `resume` can read the checkpoint.
     """
@@ -124,13 +123,13 @@ def begin_checkpoint(
 
 
 def home_of(checkpoint: Path, policy: str) -> Path:
-    """Where a checkpoint holds the policy of this name; the only one has none."""
+    """The place of a policy in a checkpoint; a single policy has the name ""."""
     return checkpoint / "policies" / policy if policy else checkpoint
 
 
 class _PartsWriter(dcp.FileSystemWriter):
-    """Writes a rank's state as up to NUM_PARTS files at once, of at least PART_BYTES each: a disk
-    takes several faster than one. Threads of dcp's own writer would lose their errors."""
+    """Writes a rank's state as up to NUM_PARTS files concurrently, of at least PART_BYTES each,
+    which is faster than one file. The threads of dcp's own writer would lose errors."""
 
     def write_data(
         self, plan: SavePlan, planner: SavePlanner
@@ -165,22 +164,22 @@ class _PartsWriter(dcp.FileSystemWriter):
 
 
 def _num_bytes(item: WriteItem) -> int:
-    """What a rank writes of a tensor; 0 for what is no tensor."""
+    """The size in bytes of a rank's part of a tensor; 0 for other items."""
     if (tensor := item.tensor_data) is None:
         return 0
     return math.prod(tensor.chunk.sizes) * tensor.properties.dtype.itemsize
 
 
 def keep_newest(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints of a run. One process calls."""
+    """Delete all but the newest `keep` checkpoints of a run. Only one process may call."""
     for old in checkpoints(folder)[:-keep]:
         discard(old)
 
 
 def damaged_saves(folder: Path, *, imitation: Path) -> dict[Path, str]:
-    """The damaged checkpoints that `repair_folder` sets aside in the folder of a run, and what is
-    damaged. `imitation` is the folder of an unfinished warm start in it, which has checkpoints of
-    its own. Changes nothing.
+    """The damaged checkpoints that `repair_folder` will rename in the folder of a run, with the
+    damage. `imitation` is the folder of an unfinished warm start in it, which has its own
+    checkpoints. Changes nothing.
 
     Raises SettingsError, which says what to do, for damage that cannot be repaired.
     """
@@ -197,28 +196,28 @@ def damaged_saves(folder: Path, *, imitation: Path) -> dict[Path, str]:
         _check_record(folder / record)
     if _lost_checkpoints(folder) and stands(folder / "final"):
         raise SettingsError(
-            f"{folder} holds the policy of a finished run in final/ and no checkpoint to go on "
-            f"from; begin another run with out=FOLDER (model.path={folder / 'final'} begins "
-            "with this policy), or delete final/ to make the run again"
+            f"{folder} holds the policy of a finished run in final/ but no checkpoint to continue "
+            f"from; start a new run with out=FOLDER (model.path={folder / 'final'} starts from "
+            "this policy), or delete final/ to repeat the run"
         )
     for made in (folder / "tokenizer", folder / "random_start", folder / "warm_start"):
         found = damage(made) if made.exists() else None
         if found is not None:
             raise SettingsError(
-                f"{made} must be undamaged, got {found}; delete it and the run makes it again, "
+                f"{made} must be undamaged, got {found}; delete it, and the run creates it again, "
                 "or restore a copy"
             )
     return damaged
 
 
 def state_of(checkpoint: Path) -> dict[str, Any]:
-    """The trainer state that a checkpoint holds; {} for one without any."""
+    """The trainer state of a checkpoint; {} if it has none."""
     state = _progress(checkpoint / "progress.json").get("state")
     return state if isinstance(state, dict) else {}
 
 
 def _check_record(path: Path) -> None:
-    """Raise SettingsError for a file of held-out games that does not hold rows."""
+    """Raise SettingsError if a file of held-out games does not hold rows."""
     try:
         rows = json.loads(path.read_bytes()) if path.exists() else {"": {}}
         if not any(isinstance(row, dict) for row in rows.values()):
@@ -226,18 +225,19 @@ def _check_record(path: Path) -> None:
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise SettingsError(
             f"{path} must hold the rows of held-out games: {error!r}; restore the file, or delete "
-            "it to go on without them"
+            "it to continue without them"
         ) from None
 
 
 def _lost_checkpoints(folder: Path) -> bool:
-    """Whether a run has made steps of which no checkpoint is left."""
+    """Whether a run has finished steps but no longer has any checkpoint."""
     log = folder / "metrics.jsonl"
     return not checkpoints(folder) and log.exists() and log.stat().st_size > 0
 
 
 def _damaged(folder: Path) -> dict[Path, str]:
-    """Checkpoints newer than the newest undamaged one. Raises SettingsError if all are damaged."""
+    """The checkpoints newer than the newest undamaged one, with their damage. Raises SettingsError
+    if all are damaged."""
     saved, damaged = checkpoints(folder), dict[Path, str]()
     while saved and (found := damage(saved[-1])) is not None:
         damaged[saved.pop()] = found
@@ -255,8 +255,8 @@ def _all_damaged(folder: Path, damaged: Mapping[Path, str]) -> SettingsError:
 
 
 def repair_folder(folder: Path, damaged: Mapping[Path, str], *, imitation: Path) -> None:
-    """Make the folder of a run ready to resume: delete what killed processes left, and rename each
-    of `damaged_saves` to `damaged_step_N`, and print it. One process calls."""
+    """Make the folder of a run ready to resume: delete leftovers of killed processes, and rename
+    each of `damaged_saves` to `damaged_step_N`, with a warning. Only one process may call."""
     clear_leftovers((folder,), (*FILES, *FOLDERS))
     clear_leftovers((folder / "checkpoints", folder / "policy_pool", imitation / "checkpoints"))
     if (folder / "warm_start").exists():
@@ -265,28 +265,28 @@ def repair_folder(folder: Path, damaged: Mapping[Path, str], *, imitation: Path)
         set_aside(path, found)
     if _lost_checkpoints(folder):
         print(
-            f"warning: {folder / 'checkpoints'} holds no checkpoint: the run begins with its first "
-            "step again",
+            f"warning: {folder / 'checkpoints'} holds no checkpoint: the run starts again from its "
+            "first step",
             file=sys.stderr,
         )
 
 
 def set_aside(checkpoint: Path, found: str) -> None:
-    """Rename a damaged checkpoint to `damaged_step_N`, and print it."""
+    """Rename a damaged checkpoint to `damaged_step_N`, with a warning."""
     aside = checkpoint.with_name(f"damaged_{checkpoint.name}")
     shutil.rmtree(aside, ignore_errors=True)
     checkpoint.rename(aside)
     print(
         f"warning: checkpoint {checkpoint} is damaged: {found}; it is now {aside.name}, and the "
-        "run goes on from the one before",
+        "run continues from the previous one",
         file=sys.stderr,
     )
 
 
 def resume(folder: Path, learner: Learner, policy: str = "") -> tuple[int, dict[str, Any]]:
     """Load the newest checkpoint into the learner of a policy, in place. `repair_folder` has
-    checked it; one that cannot be loaded all the same is set aside like a damaged one. Every rank
-    must call.
+    checked it; if it still cannot be loaded, it is renamed like a damaged one. Every rank must
+    call.
 
     Returns the number of finished steps and the trainer state; (0, {}) without a checkpoint. Raises
     SettingsError if none can be loaded, and for adapters that were trained on other base weights
@@ -303,7 +303,7 @@ def resume(folder: Path, learner: Learner, policy: str = "") -> tuple[int, dict[
             loaded = _load(newest, learner, policy)
         except (torch.OutOfMemoryError, MemoryError):
             raise
-        except (Exception, CheckpointException) as error:  # noqa: BLE001 (of damage, anything)
+        except (Exception, CheckpointException) as error:  # noqa: BLE001 (damage raises anything)
             causes = [cause for cause, _ in getattr(error, "failures", {}).values()]
             failed = f"it cannot be loaded ({error_line((causes or [error])[0])[:200]})"
         failures = filter(None, gather_objects(failed, learner.world))
@@ -318,24 +318,18 @@ def resume(folder: Path, learner: Learner, policy: str = "") -> tuple[int, dict[
 
 
 def _load(checkpoint: Path, learner: Learner, policy: str) -> tuple[int, dict[str, Any]]:
-    """Fill the learner from a checkpoint. Raises whatever a damaged file causes; the learner then
-    holds part of it."""
+    """Fill the learner from a checkpoint. Raises any error that a damaged file causes; the learner
+    is then partly filled."""
     state, home = learner_state(learner), home_of(checkpoint, policy)
     with _stopped():
         dcp.load(state, checkpoint_id=home / "state", no_dist=learner.world.mesh is None)
-    set_state_dict(
-        learner.model,
-        learner.optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-        options=_options(learner),
-    )
-    for name, further in learner.further():
+    for weights, moments, part, options in _parts(learner):
         set_state_dict(
-            further.module,
-            further.optimizer,
-            model_state_dict=state[name],
-            optim_state_dict=state[f"{name}_optimizer"],
+            part.module,
+            part.optimizer,
+            model_state_dict=state[weights],
+            optim_state_dict=state[moments],
+            options=options,
         )
     progress = _progress(checkpoint / "progress.json")
     trainer = progress["state"]
@@ -345,22 +339,22 @@ def _load(checkpoint: Path, learner: Learner, policy: str) -> tuple[int, dict[st
     ranks = learner.world.world_size
     if learner.world.rank == 0 and progress.get("ranks", ranks) != ranks:
         print(
-            f"{checkpoint} goes on over another number of ranks ({progress['ranks']} -> {ranks}); "
-            "results are no longer bit for bit those of an unbroken run",
+            f"{checkpoint} continues on another number of ranks ({progress['ranks']} -> {ranks}); "
+            "results no longer equal an uninterrupted run bit for bit",
             flush=True,
         )
     return progress["step"], trainer
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """A run's checkpoints, oldest first. They may be damaged."""
+    """A run's checkpoints, oldest first, including damaged ones."""
     saved = (folder / "checkpoints").glob("step_*")
     return sorted((p for p in saved if p.name[5:].isdecimal()), key=lambda p: int(p.name[5:]))
 
 
 def check_name(checkpoint: Path) -> None:
-    """Raise SettingsError if the checkpoint is not of the step that its folder's name says, as
-    after a renaming. One without progress.json passes: `damage` finds it."""
+    """Raise SettingsError if the checkpoint's step differs from its folder's name, as after a
+    renaming. One without progress.json passes: `damage` finds it."""
     record = checkpoint / "progress.json"
     if record.exists() and (step := _progress(record)["step"]) != int(checkpoint.name[5:]):
         raise SettingsError(
@@ -374,7 +368,7 @@ def policies(folder: Path) -> list[Path]:
     They may not exist.
 
     A run that continues after its end keeps the earlier `final/`, so `final/` comes first only if
-    no checkpoint is of a later step. Raises SettingsError for a renamed checkpoint.
+    no checkpoint has a later step. Raises SettingsError for a renamed checkpoint.
     """
     saved = checkpoints(folder)[::-1]
     for checkpoint in saved:
@@ -385,7 +379,7 @@ def policies(folder: Path) -> list[Path]:
 
 
 def served_by(final: Path) -> list[str]:
-    """What a server of a final export must know, a line each."""
+    """The notes for a server of a final export, one line each."""
     return [str(line) for line in _progress(final / "progress.json").get("served", ())]
 
 
@@ -397,7 +391,7 @@ def step_of(final: Path) -> int:
 
 
 def _progress(path: Path) -> dict[str, Any]:
-    """A record of finished steps, {"step": an integer, …}. Raises SettingsError for another."""
+    """A record of finished steps, {"step": an integer, …}. Raises SettingsError if invalid."""
     try:
         progress = json.loads(path.read_bytes())
         if type(progress["step"]) is not int:
@@ -417,9 +411,9 @@ def export_final(
     step: int,
     served: Sequence[str] = (),
 ) -> None:
-    """Export the policy after `step` steps, with what a server of it must know, to the Hugging Face
-    folder `final/`, adapters merged; with adapters also to `final_adapters/`, in peft's format.
-    Every rank must call.
+    """Export the policy after `step` steps, with notes for its server, to the Hugging Face folder
+    `final/`, adapters merged; with adapters also to `final_adapters/`, in peft's format. Every rank
+    must call.
 
     Replaces earlier exports once the new ones are complete.
     """
@@ -436,14 +430,14 @@ def export_atomically(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, world: World
 ) -> None:
     """Write a Hugging Face folder that replaces an older one only when it is complete. Every rank
-    must call and returns when the folder exists."""
+    must call, and returns once the folder exists."""
     with atomic_folder(folder, world) as partial:
         export(model, tokenizer, partial, world=world)
 
 
 def export_once(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a Hugging Face folder from one process. If several processes write the same folder, the
-    first one that finishes wins, and a folder that an engine may be reading is never replaced."""
+    first to finish wins: a folder that an engine may be reading is never replaced."""
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}", dir=folder.parent) as home:
         partial = Path(home) / folder.name
         export(model, tokenizer, partial)
@@ -456,8 +450,8 @@ def export_once(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
 
 @contextmanager
 def _stopped() -> Iterator[None]:
-    """Raises what ends the program, SIGTERM's exit or Ctrl-C, as such: dcp wraps all errors in its
-    own, and a writer that is left half-way raises another one in between."""
+    """Unwraps what ends the program, SIGTERM's exit or Ctrl-C: dcp wraps all errors in its own, and
+    an interrupted writer raises another one in between."""
     try:
         yield
     except CheckpointException as wrapped:
@@ -470,37 +464,40 @@ def _stopped() -> Iterator[None]:
         raise
 
 
-def _options(learner: Learner) -> StateDictOptions:
-    """Options that, with adapters, leave out the frozen base weights, which are in the folder that
-    the run started from."""
+def _parts(learner: Learner) -> Iterator[tuple[str, str, Trained, StateDictOptions]]:
+    """Each trained module: the names of its weights and moments in a state, itself, its options.
+
+    With adapters the options leave out the frozen base weights, which are in the folder that the
+    run started from.
+    """
     adapted = learner.adapters is not None
-    return StateDictOptions(ignore_frozen_params=adapted, strict=not adapted)
+    options = StateDictOptions(ignore_frozen_params=adapted, strict=not adapted)
+    yield "model", "optimizer", Trained(learner.model, learner.optimizer), options
+    for name, further in learner.further():
+        yield name, f"{name}_optimizer", further, StateDictOptions()
 
 
 def learner_state(learner: Learner) -> dict[str, Any]:
-    """Weights and moments of the policy and of what methods train: what a checkpoint writes, and
-    the tensors that reading one fills."""
-    _begin_moments(learner.model, learner.optimizer, _options(learner))
-    model_state, optimizer_state = get_state_dict(
-        learner.model, learner.optimizer, options=_options(learner)
-    )
+    """The weights and moments of the policy and of the modules of methods: the content of a
+    checkpoint, and the tensors that reading one fills."""
+    state = dict[str, Any]()
+    for weights, moments, part, options in _parts(learner):
+        _begin_moments(part, options)
+        state[weights], state[moments] = get_state_dict(
+            part.module, part.optimizer, options=options
+        )
     if learner.adapters is not None:  # drop the second name of a tied head, which torch keeps
-        model_state = {n: value for n, value in model_state.items() if is_adapter(n)}
-    state = {"model": model_state, "optimizer": optimizer_state}
-    for name, further in learner.further():
-        _begin_moments(further.module, further.optimizer, StateDictOptions())
-        module_state, optimizer_state = get_state_dict(further.module, further.optimizer)
-        state |= {name: module_state, f"{name}_optimizer": optimizer_state}
+        state["model"] = {n: value for n, value in state["model"].items() if is_adapter(n)}
     return state
 
 
-def _begin_moments(model: nn.Module, optimizer: Optimizer, options: StateDictOptions) -> None:
-    """Make the state of an optimizer that has made no step, with step 0 and moments of 0.
+def _begin_moments(part: Trained, options: StateDictOptions) -> None:
+    """Create the state of an optimizer that has taken no step, with step 0 and moments of 0.
 
-    torch makes it by a step with gradients of 0, which counts as one: the moments' bias correction
-    would then be that of a second step, and a run would depend on when it is saved.
+    torch creates it by a step with gradients of 0, and counts that step: the bias correction of the
+    moments would then be one step ahead, and a run would depend on when it is saved.
     """
-    if not optimizer.state:
-        get_state_dict(model, optimizer, options=options)
-        for state in optimizer.state.values():
+    if not part.optimizer.state:
+        get_state_dict(part.module, part.optimizer, options=options)
+        for state in part.optimizer.state.values():
             state["step"] = 0 * state["step"]

@@ -1,7 +1,7 @@
 """From settings to the parts of a run: tokenizer, first weights, engine, learner, partners.
 
-GPU memory decides the order: the engine starts first and takes its share of what is free, then
-sleeps while the learner is made.
+GPU memory determines the order: the engine starts first and takes its share of the free memory,
+then sleeps while the learner is created.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ from selfplay.weight_sync.sync_check import SyncCheck
 
 
 def open_world(config: Config, cleanup: ExitStack | None = None) -> World:
-    """Set the thread count, until `cleanup` if it is given, and join the process groups. Raises
+    """Set the number of threads, until `cleanup` if given, and join the process groups. Raises
     ValueError as `init_world` does."""
     if config.threads:
         if cleanup is not None:
@@ -97,14 +97,14 @@ def open_world(config: Config, cleanup: ExitStack | None = None) -> World:
 def set_up(
     config: Config, world: World, cleanup: ExitStack, checked: Rendering | None = None
 ) -> Run:
-    """Make or resume the run in `config.out`: warm start, engine, learner, held-out games before
-    the first step. `cleanup` closes what is started here. `checked` is what `check_run` returned;
-    without it the model's tokenizer is read here. Every rank must call.
+    """Create or resume the run in `config.out`: warm start, engine, learner, held-out games before
+    the first step. `cleanup` closes everything that is started here. `checked` is the result of
+    `check_run`; without it the model's tokenizer is read here. Every rank must call.
 
     Raises SettingsError for a folder, a model or a template that cannot be used.
     """
-    # A step's games and samples stay until its end. Python collects garbage after 700 new objects
-    # by default, which is nearly half of the time of credit and advantages.
+    # A step's games and samples stay until its end. By default Python collects garbage after 700
+    # new objects, which takes nearly half of the time of credit assignment.
     cleanup.callback(gc.set_threshold, *gc.get_threshold())
     gc.set_threshold(20_000, 20, 20)
     signals = Signals()
@@ -116,10 +116,10 @@ def set_up(
     folder = home.path
     on_first_rank(home.check, world)
     check_shared(folder, world)
-    # Where it is, should code of one's own change folders.
+    # An absolute path, in case custom code changes the working directory.
     config = replace(config, out=str(folder))
     stream = cleanup.enter_context(closing(TrainStream(config)))
-    if config.model.path is None:  # what was checked is a stand-in
+    if config.model.path is None:  # `checked` is a stand-in
         trained = on_first_rank(home.tokenizer, world)
         checked = make_rendering(trained, template_kwargs=config.model.chat_template)
     elif checked is None:
@@ -128,7 +128,7 @@ def set_up(
     on_first_rank(partial(check_methods, config, ask=True), world)
     on_first_rank(partial(try_endpoints, config), world)
     start_check = check_model(config, tokenizer, rendering, world)
-    on_first_rank(home.make_ready, world)  # it is the first that writes in the folder
+    on_first_rank(home.make_ready, world)  # nothing is written to the folder before this
     if config.model.path is None:
         tokenizer = make_tokenizer(config, folder, world, tokenizer)
         rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
@@ -153,7 +153,7 @@ def set_up(
     engine = SupervisedPolicy(learner, own, offload, runner=partners.routed(own))
     evaluation = EvaluationContext(config, engine, rendering, world, partners.held_out_partner())
     first_step, state = resume(folder, learner)
-    # Before 2026-11-29 what a policy has of its own was beside the others, and so was `best`.
+    # Before 2026-11-29 a policy's state was not in `policies`, and `best` not in its method's.
     of_policy = state.get("policies", {"": state})[""]
     on_first_rank(partial(keep_newest, folder, config.keep_checkpoints), world)
     of_methods = of_policy.get("methods", {"BestGames": {"best": of_policy.get("best", [])}})
@@ -183,8 +183,8 @@ def set_up(
     engine.push(first_step)
     if first_step >= max(config.steps, 1) and world.rank == 0:
         print(
-            f"{folder} has made {first_step} steps, and steps is {config.steps}: nothing to train; "
-            "raise steps, or begin another run with out=FOLDER",
+            f"{folder} already has {first_step} of {config.steps} steps; increase steps to "
+            "continue, or start a new run with out=FOLDER",
             flush=True,
         )
     held_out_at_start(first_step, config.steps, evaluation, eval_partners, folder=folder)
@@ -233,8 +233,8 @@ def set_up(
 
 @dataclass(slots=True)
 class _RunFolder:
-    """A run's folder at its start, on rank 0: first checked, which changes nothing, then made
-    ready. Its `lock` is held until `cleanup`."""
+    """A run's folder at the start, on rank 0: first `check`, which changes nothing, then
+    `make_ready`. Its `lock` is held until `cleanup`."""
 
     path: Path
     config: Config
@@ -261,18 +261,18 @@ class _RunFolder:
                 check_base(saved[-1] / "hf", base)
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The scratch model's tokenizer that is there or will be."""
+        """The scratch model's tokenizer: the saved one, or a new one."""
         saved = tokenizer_folder(self.config.model, self.path)
         kept = saved.exists() and not self.opening.anew
         return load_tokenizer(saved) if kept else scratch_tokenizer(self.config)
 
     def make_ready(self) -> None:
-        """Write the settings and what code runs, and repair what a kill left. Raises SettingsError
-        if another process has begun a run there since `check`."""
+        """Write the settings and the code that runs, and repair leftovers of killed processes.
+        Raises SettingsError if another process has started a run there since `check`."""
         if self.lock is None and (self.path / ".lock").exists():
             raise SettingsError(
-                f"out: {self.path} was new, and another process has begun a run there since; use "
-                "another folder with out=FOLDER, or start again to go on with that run"
+                f"out: {self.path} was new, but another process has since started a run there; use "
+                "another folder with out=FOLDER, or start again to continue that run"
             )
         self.lock = hold_run(self.path, self.lock)
         self.cleanup.callback(self.lock.close)
@@ -290,30 +290,28 @@ def _start_models(
     cleanup: ExitStack,
     reader: Callable[[Spec], Ask],
 ) -> tuple[Engine, Learner, float]:
-    """This rank's engine, asleep, and the learner, both with the first weights and checked, and the
+    """This rank's sleeping engine and the learner, both with the first weights and checked, and the
     start check's bound on their mismatch."""
     kind = engine_kind(config.engine.kind)
+    make = partial(make_learner, config, weights, world, rendering=rendering, reader=reader)
     if kind.shares(world):
-        learner = make_learner(config, weights, world, rendering=rendering, reader=reader)
+        learner = make()
         engine = kind.around(learner.model, config.engine)
     else:
-        # The engine starts before the learner because its memory is a share of the free memory.
+        # The engine starts before the learner, because it takes a share of the free memory.
         engine = load_engine(config, weights, world, cleanup=cleanup)
         start_check.sample(Supervised(engine, world))
         sleep_or_close(engine)
         kernels = config.engine.kernels
-        as_engine = import_module(kernels).compute_as_engine if kernels else None
-        learner = make_learner(
-            config, weights, world, as_engine=as_engine, rendering=rendering, reader=reader
-        )
+        learner = make(as_engine=import_module(kernels).compute_as_engine if kernels else None)
     return engine, learner, start_check.compare(learner, engine, weights)
 
 
 def check_shared(folder: Path, world: World) -> None:
-    """Check that every rank has rank 0's run folder, which passes weights between ranks. For that a
-    file stands there for a moment, or above a folder that does not exist yet.
+    """Check that every rank sees rank 0's run folder, which passes weights between ranks. Rank 0
+    briefly creates a file there, or in the nearest parent if the folder does not exist yet.
 
-    Raises SettingsError on every rank if any host lacks the folder or has another of that name.
+    Raises SettingsError on every rank if a host lacks the folder or has another one of that name.
     """
     if world.world_size == 1:
         return
@@ -330,8 +328,8 @@ def check_shared(folder: Path, world: World) -> None:
     ranks_without = [rank for rank, sees in enumerate(seen) if not sees]
     if ranks_without:
         raise SettingsError(
-            f"out must be a folder on storage that all hosts share, got {folder}: ranks "
-            f"{ranks_without} do not see what rank 0 wrote there"
+            f"out must be a folder on storage that all hosts share, got {folder}, where ranks "
+            f"{ranks_without} do not see a file of rank 0"
         )
 
 
@@ -341,8 +339,8 @@ def make_tokenizer(
     world: World,
     trained: PreTrainedTokenizerBase | None = None,
 ) -> PreTrainedTokenizerBase:
-    """A scratch model's tokenizer, which is trained once, here if it is not yet, and saved in the
-    run folder."""
+    """A scratch model's tokenizer from the run folder, where it is saved (`trained`, or trained
+    here) if it is missing."""
     saved = tokenizer_folder(config.model, folder)
 
     def make() -> None:
@@ -355,13 +353,13 @@ def make_tokenizer(
 
 
 def warn_of_template(rendering: Rendering, name: str, world: World) -> None:
-    """Rank 0 says if the chat template of `name` makes each turn a sequence of its own, and warns
-    of turn markers that any player can type and of arguments that the template does not read."""
+    """Rank 0 prints if the chat template of `name` makes each turn a separate sequence, and warns
+    about turn markers that any player can type and arguments that the template does not read."""
     if world.rank:
         return
     if rendering.rewritten:
         print(
-            f"{name}: each turn is a sequence of its own, with the template's rendering of the "
+            f"{name}: each turn is a separate sequence, with the template's rendering of the "
             f"conversation as its prompt (docs/chat_templates.md): {rendering.rewritten}",
             flush=True,
         )
@@ -375,7 +373,7 @@ def warn_of_template(rendering: Rendering, name: str, world: World) -> None:
         )
     if rendering.unread:
         print(
-            f"warning: model.chat_template has what the template of {name} does not read: "
-            f"{rendering.unread}",
+            f"warning: model.chat_template has arguments that the template of {name} does not "
+            f"read: {rendering.unread}",
             file=sys.stderr,
         )

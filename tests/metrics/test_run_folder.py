@@ -360,7 +360,7 @@ def test_a_new_folder_in_which_another_run_has_begun_meanwhile_is_left_to_it(
         words = ["--config", str(write_tiny(folder)), f"out={folder}", partners]
         assert train.main(words) == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and f"out: {folder} was new, and another process" in said
+    assert said.count("\n") == 1 and f"out: {folder} was new, but another process" in said
     assert list(folder.iterdir()) == [folder / ".lock"]
 
 

@@ -73,7 +73,7 @@ def test_a_finished_run_started_again_is_unchanged(
     times = {p: p.stat().st_mtime_ns for p in (folder / "checkpoints").rglob("*") if p.is_file()}
     assert run_tiny(folder) == 0
     said = capsys.readouterr().out
-    assert "has made 4 steps, and steps is 4: nothing to train" in said
+    assert "already has 4 of 4 steps; increase steps" in said
     last = said.splitlines()[-1]
     assert last.startswith(f"the policy is in {folder}/final, the page is {folder}/report.html; ")
     assert last.endswith(f"{sys.orig_argv[0]} -m selfplay.apps.play {folder}")

@@ -203,12 +203,12 @@ def test_a_finished_policy_is_not_trained_over(
     weights, log = (run / "final" / "model.safetensors").read_bytes(), metrics_of(run)
     assert run_tiny(run, "steps=2") == 2
     said = capsys.readouterr().err
-    assert said.count("\n") == 1 and f"model.path={run / 'final'} begins with this policy" in said
+    assert said.count("\n") == 1 and f"model.path={run / 'final'} starts from this policy" in said
     assert (run / "final" / "model.safetensors").read_bytes() == weights and metrics_of(run) == log
     shutil.rmtree(run / "final")
     assert run_tiny(run, "steps=2") == 0 and len(metrics_of(run)) == 2
     assert (
-        "holds no checkpoint: the run begins with its first step again" in capsys.readouterr().err
+        "holds no checkpoint: the run starts again from its first step" in capsys.readouterr().err
     )
 
 
