@@ -69,7 +69,7 @@ soak: $(VENV)/.dev  ## kill a tiny run 25 times, show that it ends as an unbroke
 
 test-sglang: $(VENV_SGLANG)/.dev $(SMOLLM2)  ## the engine adapter on the real SGLang, without a GPU (ARGS="-m nightly": real weights)
 	$(TEST_ENV) PYTHONPATH=$(CURDIR)/tests/sglang/stand_ins:$(CURDIR) SGLANG_USE_CPU_ENGINE=1 \
-		$(VENV_SGLANG)/bin/python -m pytest -q -n 2 --dist loadfile tests/sglang -m "not nightly" $(ARGS)
+		$(VENV_SGLANG)/bin/python -m pytest -q -n 2 --dist loadgroup tests/sglang -m "not nightly" $(ARGS)
 
 test-gpu: python  ## what needs GPUs; PYTHON has torch for CUDA and requirements/gpu.txt
 	PYTHONPATH=$(CURDIR):$(PYTHONPATH) $(PYTHON) -m pytest -q tests/gpu $(ARGS)

@@ -109,20 +109,35 @@ def test_an_installed_copy_finds_its_settings_by_name(installed: Path, tmp_path:
     assert done.stderr.strip().endswith("tinny.yaml: no such file; nearest shipped file is tiny")
 
 
+# The two commands in one process.
+TRAIN_AND_EVALUATE = """
+import sys
+import selfplay
+from selfplay.preflight import command_line
+place, words = sys.argv.index("--"), sys.argv[:]
+for command, own in (("train", words[1:place]), ("evaluate", words[place + 1:])):
+    sys.argv[1:] = own
+    try:
+        getattr(command_line, command)()
+    except SystemExit as left:
+        if left.code:
+            raise
+    if command == "train":
+        print(selfplay.train.__module__, len(selfplay.load_run("runs/tiny").metrics))
+"""
+
+
 @pytest.mark.slow
 def test_an_installed_copy_trains_and_evaluates_from_another_folder(
     installed: Path, tmp_path: Path
 ) -> None:
     small = ["steps=1", "warm_start.num_games=32", "warm_start.epochs=1", "eval.final_games=2"]
     small += ["rollout.instances=2", "rollout.group_size=2", "eval.every=0", "data.processes=1"]
-    command = "from selfplay.preflight import command_line; command_line.{}()"
-    train = run_in(tmp_path, installed, command.format("train"), "--config", "tiny", *small)
-    assert train.returncode == 0, train.stderr
-    said = "import selfplay as s; print(s.train.__module__, len(s.load_run('runs/tiny').metrics))"
-    words = ("runs/tiny", "--games", "generated", "--num", "2")
-    done = run_in(tmp_path, installed, f"{said}; {command.format('evaluate')}", *words)
-    assert done.returncode == 0 and done.stdout.startswith("selfplay.api.run 1\n"), done.stderr
-    assert "policy" in done.stdout
+    evaluate = ["--", "runs/tiny", "--games", "generated", "--num", "2"]
+    done = run_in(tmp_path, installed, TRAIN_AND_EVALUATE, "--config", "tiny", *small, *evaluate)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.partition("\nselfplay.api.run 1\n")[2]
+    assert "policy" in said
     for name in ("final/model.safetensors", "report.html"):
         assert (tmp_path / "runs/tiny" / name).exists()
     assert "commit unknown" in (tmp_path / "runs/tiny/code.txt").read_text()

@@ -18,7 +18,6 @@ import torch
 import yaml
 
 import selfplay
-import train as program
 from selfplay.step import measure
 from tests.helpers.interrupted import stopped
 from tests.helpers.tiny_run import (
@@ -50,17 +49,6 @@ def test_train_makes_the_run_of_the_command_line(warm: Path) -> None:
     assert run.before and run.after and {"sampled", "greedy"} <= run.after.keys()
     assert run.games == selfplay.load_run(of_the_command).games
     assert run.policy == run.folder / "final" and run.config.steps == 4
-
-
-@pytest.mark.slow
-def test_a_shipped_config_makes_the_run_of_the_command_line(tmp_path: Path) -> None:
-    less = {"warm_start.num_games": 160, "eval.final_games": 8, "rollout.instances": 2}
-    words = [f"{name}={value}" for name, value in less.items()]
-    out = [f"out={tmp_path / 'command'}", "steps=2"]
-    assert program.main(["--config", "configs/tiny.yaml", *words, *out]) == 0
-    run = selfplay.train("tiny", less, steps=2, out=tmp_path / "api")
-    assert_same_run(tmp_path / "command", run.folder)
-    assert not same_weights(run.policy, run.folder / "warm_start"), "nothing was learnt"
 
 
 def test_a_step_has_what_the_update_saw_of_each_token_of_the_logged_games(warm: Path) -> None:

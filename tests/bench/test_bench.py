@@ -4,7 +4,7 @@ import functools
 import importlib
 import json
 import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -18,23 +18,23 @@ from selfplay.chat.rendering import make_rendering
 from selfplay.config import load_config
 from selfplay.warm_start.imitation import scratch_tokenizer
 from tests.helpers.chat_families import TEMPLATES
-from tests.helpers.processes import HANG_S
+from tests.helpers.processes import HANG_S, fork
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run_bench(name: str, *arguments: str, dry_run: bool = True) -> str:
     """What `python -m bench.NAME --dry-run …` prints."""
-    done = subprocess.run(
-        [sys.executable, "-m", f"bench.{name}", *["--dry-run"] * dry_run, *arguments],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout
+
+    def bench() -> None:
+        os.chdir(ROOT)
+        sys.argv[1:] = [*["--dry-run"] * dry_run, *arguments]
+        runpy.run_module(f"bench.{name}", run_name="__main__", alter_sys=True)
+
+    process = fork(bench)
+    said, _ = process.communicate(timeout=HANG_S)
+    assert process.returncode == 0, said[-4000:]
+    return said
 
 
 @pytest.mark.slow

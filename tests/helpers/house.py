@@ -1,4 +1,5 @@
-"""What the code weighs and how long a training step is: `python -m tests.helpers.house` prints it.
+"""What the code weighs and how long a training step is: `python -m tests.helpers.house` prints the
+weights, with `--step` the step.
 
 Code lines are without docstrings, comments and blank lines.
 """
@@ -14,10 +15,9 @@ import sys
 import tempfile
 import threading
 import tokenize
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 # The rooms of docs/design.md's table in its order, and those that it calls the core.
@@ -36,7 +36,8 @@ STEP: dict[str, Any] = {
     "save_every": 3,
     "device": "cpu",
     "model.scratch.layers": 1,
-    "warm_start.num_games": 640,
+    "warm_start.num_games": 160,
+    "warm_start.epochs": 4,
     "rollout.instances": 4,
     "rollout.group_size": 8,
     "eval.every": 0,
@@ -49,29 +50,53 @@ STEP: dict[str, Any] = {
 # that the engine's copy of the weights, takes.
 DEPTHS = {"PolicyPlayer.move": "frames to a move", "HFEngine.update_weights": "frames to weights"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 DOCUMENTED = (ast.Module, ast.ClassDef, *FUNCTIONS)
 
 
-def documented(tree: ast.AST) -> Iterator[ast.Expr]:
-    """The docstrings of a module, also those below the fields of a class."""
-    for node in ast.walk(tree):
-        for statement in node.body if isinstance(node, DOCUMENTED) else []:
-            match statement:
-                case ast.Expr(value=ast.Constant(value=str())):
-                    yield statement
+class File(NamedTuple):
+    """What a file of Python holds, by the numbers of lines."""
+
+    code: set[int]
+    """The lines that are code."""
+    num_docs: int
+    """Lines of docstrings, also of those below the fields of a class."""
+    functions: list[tuple[int, int]]
+    """The first line of each function, decorators included, and its last."""
 
 
-def code_lines(path: Path) -> set[int]:
-    """The numbers of the lines that are code."""
+def read(path: Path) -> File:
     text = path.read_text(encoding="utf-8")
+    functions: list[tuple[int, int]] = []
+    docs: set[int] = set()
+    blocks: list[ast.AST] = [ast.parse(text)]
+    while blocks:
+        block = blocks.pop()
+        if isinstance(block, FUNCTIONS):
+            first = min([block.lineno, *(each.lineno for each in block.decorator_list)])
+            functions.append((first, block.end_lineno or 0))
+        if isinstance(block, DOCUMENTED):
+            for statement in block.body:
+                match statement:
+                    case ast.Expr(value=ast.Constant(value=str())):
+                        docs.update(range(statement.lineno, (statement.end_lineno or 0) + 1))
+        for part in BLOCKS:  # a function stands in one of these, in no expression
+            blocks += getattr(block, part, ())
+    return File(_code_lines(text, docs), len(docs), functions)
+
+
+def _code_lines(text: str, docs: set[int]) -> set[int]:
+    """The lines that no docstring, comment or blank line is."""
+    rest = [(n, line.strip()) for n, line in enumerate(text.split("\n"), 1) if n not in docs]
+    if not any(line.endswith("\\") or '"""' in line or "'''" in line for _, line in rest):
+        return {n for n, line in rest if line and line[0] != "#"}
+    # A text of several lines, in which a blank line or one with a # counts.
     silent = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type not in (*silent, tokenize.ENDMARKER):
             lines.update(range(token.start[0], token.end[0] + 1))
-    for statement in documented(ast.parse(text)):
-        lines.difference_update(range(statement.lineno, (statement.end_lineno or 0) + 1))
-    return lines
+    return lines - docs
 
 
 def of(folder: str) -> list[Path]:
@@ -89,12 +114,12 @@ def weight() -> dict[str, float]:
     for path in of("selfplay") + of("dialop"):
         parts = path.relative_to(ROOT).with_suffix("").parts
         room = parts[1] if parts[0] == "selfplay" and len(parts) > 1 else parts[0]
-        by_room[room] = by_room.get(room, 0) + len(code_lines(path))
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        num_docs += sum((s.end_lineno or 0) - s.lineno + 1 for s in documented(tree))
-        num_functions += sum(isinstance(node, FUNCTIONS) for node in ast.walk(tree))
-    tests = sum(len(code_lines(path)) for path in of("tests"))
-    tools = sum(len(code_lines(path)) for name in TOOLS for path in of(name))
+        file = read(path)
+        by_room[room] = by_room.get(room, 0) + len(file.code)
+        num_docs += file.num_docs
+        num_functions += len(file.functions)
+    tests = sum(len(read(path).code) for path in of("tests"))
+    tools = sum(len(read(path).code) for name in TOOLS for path in of(name))
     names = names_of(Config)
     leaves = [name for name in names if not any(n.startswith(f"{name}.") for n in names)]
     trainer = {room: num for room, num in by_room.items() if room != "dialop"}
@@ -144,16 +169,13 @@ def step() -> dict[str, float]:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]
     num_lines = num_functions = 0
-    for file in {file for file, _ in ran}:
-        code = code_lines(Path(file))
-        lines: set[int] = set()
-        for node in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8"))):
-            if isinstance(node, FUNCTIONS):
-                first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-                if (file, first) in ran:
-                    num_functions += 1
-                    lines.update(range(first, (node.end_lineno or 0) + 1))
-        num_lines += len(lines & code)
+    for name in {file for file, _ in ran}:
+        file, lines = read(Path(name)), set()
+        for first, last in file.functions:
+            if (name, first) in ran:
+                num_functions += 1
+                lines.update(range(first, last + 1))
+        num_lines += len(lines & file.code)
     return {
         "files of a step": len({file for file, _ in ran}),
         "functions of a step": num_functions,
@@ -163,5 +185,5 @@ def step() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    found = weight() | (step() if sys.argv[1:] == ["--step"] else {})
+    found = step() if sys.argv[1:] == ["--step"] else weight()
     sys.stdout.write(json.dumps(found, indent=1) + "\n")

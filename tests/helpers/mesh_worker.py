@@ -306,9 +306,9 @@ def measured(
     return report
 
 
-def on_mesh(tp: str, device: str = "cpu", *, folder: Path) -> dict[str, object]:
-    """All cases on a mesh of these ranks, of which `tp` divide each layer."""
+def on_mesh(tp: str, device: str, *cases: str, folder: Path) -> dict[str, object]:
+    """These cases, or all, on a mesh of these ranks, of which `tp` divide each layer."""
     world = init_world(int(tp), device=device)
-    report = measured(world, folder)
+    report = measured(world, folder, lambda case: not cases or case in cases)
     close_world(world)
     return report

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pathlib
 import re
 import resource
 import socket
+import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
@@ -26,6 +29,40 @@ TESTS = pathlib.Path(__file__).resolve().parents[1]
 RANKS = TESTS / "helpers" / "ranks.py"
 
 
+def fork(body: Callable[[], object]) -> subprocess.Popen[str]:
+    """A process that runs `body` and exits with what it returns, or raises SystemExit with: a fork
+    of this one, in which all is imported already."""
+
+    def run() -> None:  # where Popen would start a program
+        for pipe in range(3, 1024):  # Popen waits until one of them is closed
+            with suppress(OSError):
+                if stat.S_ISFIFO(os.fstat(pipe).st_mode):
+                    os.close(pipe)
+        gc.enable()
+        status: object = 1
+        try:
+            sys.stdout = sys.stderr = os.fdopen(1, "w", 1)
+            status = body()
+        except SystemExit as left:
+            status = left.code
+        except BaseException:  # noqa: BLE001  whatever a program would end with
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(status if isinstance(status, int) else status is not None)
+
+    return subprocess.Popen(
+        ["a fork"], preexec_fn=run, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def on_ranks(num: int, body: Callable[[], object]) -> subprocess.Popen[str]:
+    """A process that runs `body` on that many ranks, all forks of this one."""
+    from tests.helpers import ranks  # imports the trainer
+
+    return fork(lambda: ranks.main(num, body))
+
+
 def start(
     script: pathlib.Path,
     *arguments: str,
@@ -35,10 +72,14 @@ def start(
     output: int | IO[str] = subprocess.PIPE,
 ) -> subprocess.Popen[str]:
     """Run a script, able to import the project, `path` and the tests: once, as that many ranks of
-    `torchrun`, or as ranks `forked` from one process, which start faster."""
+    `torchrun`, or as ranks `forked` from one process: this one, but for a script with a path."""
     launcher: list[str] = []
     if torchrun:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={torchrun}"]
+    elif forked and not path:
+        from tests.helpers import ranks
+
+        return on_ranks(forked, lambda: ranks.run(str(script), *arguments))
     elif forked:
         launcher = [str(RANKS), str(forked)]
     command = [sys.executable, *launcher, str(script), *arguments]

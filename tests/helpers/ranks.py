@@ -11,6 +11,7 @@ import os
 import runpy
 import signal
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -31,7 +32,8 @@ def run(place: str, *words: str) -> None:
         (Path(folder) / "report.json").write_text(json.dumps(report, indent=1))
 
 
-def main(num: int, *words: str) -> int:
+def main(num: int, body: Callable[[], object]) -> int:
+    """Run `body` on that many ranks; 0, or 1 after one that failed."""
     faulthandler.enable()  # a crash in native code tells where each thread was
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(num), "LOCAL_WORLD_SIZE": str(num)}
     ranks = set()
@@ -40,8 +42,7 @@ def main(num: int, *words: str) -> int:
             child = os.fork()
             if child == 0:
                 os.environ |= {"MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                run(*words)
-                sys.exit()
+                sys.exit(body())  # type: ignore[call-overload]
             ranks.add(child)
         while ranks:
             child, status = os.wait()
@@ -57,4 +58,4 @@ if __name__ == "__main__":
     if "RANK" in os.environ:
         run(*sys.argv[2:])
     else:
-        sys.exit(main(int(sys.argv[1]), *sys.argv[2:]))
+        sys.exit(main(int(sys.argv[1]), lambda: run(*sys.argv[2:])))

@@ -1,4 +1,5 @@
-"""Released weights take real steps: SmolLM2-135M-Instruct, its own tokenizer and template."""
+"""Released weights take real steps: SmolLM2-135M-Instruct, its own tokenizer and template. So do
+random weights with a released template, in seconds."""
 
 import json
 from pathlib import Path
@@ -7,6 +8,8 @@ import pytest
 
 import train
 from dialop.cli import main as dialop
+from tests.helpers.chat_families import tokenizer_of
+from tests.helpers.family_models import random_folder
 from tests.helpers.real_models import check_two_steps, smollm2, two_steps
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,12 +28,19 @@ def test_smollm2_takes_two_steps_on_the_transformers_engine(tmp_path: Path) -> N
 )
 def test_an_instruct_model_learns_a_game_of_ones_own(name: str, tmp_path: Path) -> None:
     """The commands of docs/your_model.md: a new game, and the shipped settings with the words that
-    make them small enough for a CPU."""
+    make them small enough for a CPU. Adapters on the released model, all of a random one's weights
+    without."""
     game, run = tmp_path / f"{name}_test.py", tmp_path / "run"
+    if name == "own_game":
+        tokenizer, model = tokenizer_of("qwen2.5"), tmp_path / "model"
+        random_folder("llama", model, vocab_size=len(tokenizer), max_position_embeddings=4096)
+        tokenizer.save_pretrained(model)
+    else:
+        model = smollm2()
     assert dialop(["new", str(game)]) == 0
     words = [
         *("--config", str(ROOT / "configs" / f"{name}.yaml"), f"out={run}", f"game.name={game}"),
-        *(f"model.path={smollm2()}", "model.dtype=float32", "optim.master_dtype=float32"),
+        *(f"model.path={model}", "model.dtype=float32", "optim.master_dtype=float32"),
         *("device=cpu", "engine={kind: hf, sessions: false, burst_share: 0}", "steps=1"),
         *("warm_start.num_games=2", "warm_start.batch_size=2", "warm_start.warmup_steps=0"),
         *("methods.auxiliary_imitation.weight=1", "methods.auxiliary_imitation.games=1"),

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.processes import HANG_S, free_port
+import train
+from tests.helpers.processes import HANG_S, free_port, on_ranks, start
 from tests.helpers.tiny_run import (
     RUN_GAP,
     RUN_STEP,
@@ -56,6 +57,10 @@ MESHES = (
 )
 
 
+def words_of(folder: Path, settings: tuple[str, ...]) -> list[str]:
+    return ["--config", str(write_tiny(folder)), f"out={folder}", *settings]
+
+
 def launch(
     folder: Path,
     where: list[str],
@@ -63,10 +68,9 @@ def launch(
     *,
     launcher: str = "torch.distributed.run",
 ) -> subprocess.Popen[str]:
-    """`torchrun WHERE train.py …` without a page, or the same by another launcher."""
-    command = [sys.executable, "-m", launcher, *where, "tests/helpers/train_ranks.py", "none"]
+    """`torchrun WHERE train.py …`, or the same by another launcher."""
     return subprocess.Popen(
-        [*command, "--config", str(write_tiny(folder)), f"out={folder}", *settings],
+        [sys.executable, "-m", launcher, *where, "train.py", *words_of(folder, settings)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -80,14 +84,14 @@ def ended(launched: subprocess.Popen[str]) -> tuple[int, str]:
     try:
         output, _ = launched.communicate(timeout=HANG_S)
     finally:
-        launched.terminate()  # also ends the ranks of a launch that hangs
+        launched.terminate()  # also ends the ranks of torchrun that hang
     return launched.returncode, output
 
 
 def run_on(num_ranks: int, folder: Path, settings: tuple[str, ...] = SETTINGS) -> str:
-    """What one launch on one host prints."""
-    where = ["--standalone", "--nproc-per-node", str(num_ranks)]
-    returncode, output = ended(launch(folder, where, settings))
+    """What ranks on one host print."""
+    words = words_of(folder, settings)
+    returncode, output = ended(start(ROOT / "train.py", *words, forked=num_ranks))
     assert returncode == 0, output[-40000:]
     return output
 
@@ -147,7 +151,10 @@ def test_accelerate_launches_the_ranks_that_torchrun_launches(tmp_path: Path) ->
     """Two ranks on this CPU; the metrics of all steps and the policy are equal to the last bit."""
     begin_warm(tmp_path / "torchrun", *SETTINGS)
     shutil.copytree(tmp_path / "torchrun", tmp_path / "accelerate")
-    run_on(2, tmp_path / "torchrun")
+    returncode, output = ended(
+        launch(tmp_path / "torchrun", ["--standalone", "--nproc-per-node", "2"])
+    )
+    assert returncode == 0, output[-40000:]
     where = ["launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
     where += ["--mixed_precision", "no", "--dynamo_backend", "no"]
     module = "accelerate.commands.accelerate_cli"
@@ -159,12 +166,13 @@ def test_accelerate_launches_the_ranks_that_torchrun_launches(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_hosts_that_do_not_share_the_run_folder_are_refused(tmp_path: Path) -> None:
-    for number, (returncode, output) in enumerate(
-        run_on_two_hosts([tmp_path / "here", tmp_path / "there"])
-    ):
-        assert returncode != 0
-        place = tmp_path / ("here", "there")[number]
-        assert f"out must be a folder on storage that all hosts share, got {place}" in output
+    def trains() -> int:
+        place = tmp_path / ("here", "there")[int(os.environ["RANK"])]
+        return train.main(words_of(place, SETTINGS))
+
+    returncode, output = ended(on_ranks(2, trains))
+    assert returncode != 0
+    assert "out must be a folder on storage that all hosts share, got " in output
 
 
 def weights_after(run: Path, step: int) -> dict[str, torch.Tensor]:

@@ -38,6 +38,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A process runs whole files; all that share an engine run in one (`--dist loadgroup`)."""
+    shared = {i.path for i in items if "shared_engine" in getattr(i, "fixturenames", ())}
+    for item in items:
+        name = "shared engine" if item.path in shared else item.path.name
+        item.add_marker(pytest.mark.xdist_group(name))
     if config.getoption("--plain"):
         for item in items:
             if item.get_closest_marker("fast_engine") is not None:

@@ -1,7 +1,6 @@
 """train.py with an engine that is interrupted: `interrupted.py WORDS`.
 
-SIGSTOP goes to a scheduler as the first update begins, SIGKILL to one in the second step's games,
-once some have ended. It says when each update begins.
+SIGSTOP goes to a scheduler as the first update begins. It says when each update begins.
 """
 
 from __future__ import annotations
@@ -23,18 +22,17 @@ from selfplay.weight_sync.supervised import Supervised
 from tests.helpers.processes import say
 
 HANG_S = 5.0  # what the trainer waits for the stopped scheduler; for any other answer 600 s
-loops: list[EngineLoop] = []  # of the engine that plays
 STEP, NUM_ENDED = 1, 3  # the version of the weights, and how many of that step's games have ended
 
 
-def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
+def kill_in_play(number: signal.Signals) -> None:
+    """A signal goes to a scheduler in the second step's games, once some have ended."""
     send, play = RequestSender.send, step_verbs.play_games
     restart = Supervised._restart
     games: list[driver.FinishedGames] = []  # of each rollout, and one more at the kill
     num_games: list[int] = []
 
     async def sent(self: RequestSender, *words: Any, **named: Any) -> Any:
-        loops[:] = [self._loop]
         if len(games) == STEP + 1 and len(games[-1].games) >= NUM_ENDED:
             games.append(driver.FinishedGames())
             pid, *_ = (p.pid for p in self._loop.children if "scheduler" in title(p.pid))
@@ -59,7 +57,12 @@ def kill_in_play(number: signal.Signals = signal.SIGKILL) -> None:
 
 def stop_in_update() -> None:
     """Say when an update begins; in the first one SIGSTOP goes to the scheduler."""
-    update = step_verbs.update_policy
+    update, send = step_verbs.update_policy, RequestSender.send
+    loops: list[EngineLoop] = []  # of the engine that plays
+
+    async def sent(self: RequestSender, *words: Any, **named: Any) -> Any:
+        loops[:] = [self._loop]
+        return await send(self, *words, **named)
 
     def updated(*words: Any, step: int, **named: Any) -> Any:
         if step == 0:
@@ -69,6 +72,7 @@ def stop_in_update() -> None:
         say("update", step=step)
         return update(*words, step=step, **named)
 
+    RequestSender.send = sent  # type: ignore[method-assign]
     step_verbs.update_policy = updated
 
 
@@ -77,6 +81,5 @@ def title(pid: int) -> str:
 
 
 if __name__ == "__main__":
-    kill_in_play()
     stop_in_update()
     sys.exit(train.main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Run by test_ranks.py: `torchrun … ranks_script.py MODEL_FOLDER OUT`, two ranks on gloo.
+"""Run by test_ranks.py: `ranks_script.py MODEL_FOLDER OUT`, two ranks on gloo.
 
 The model has FSDP2 shards. The ranks share an engine that rank 0 leads; then rank 1 fails while
 rank 0 waits in a barrier. test_train.py has ranks with an engine each.

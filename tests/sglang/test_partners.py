@@ -6,7 +6,9 @@ Frozen models answer from a thread, an endpoint over the network, while the engi
 
 from __future__ import annotations
 
+import os
 import pathlib
+import signal
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -22,15 +24,17 @@ from selfplay.weight_sync.supervised import Supervised
 from tests.helpers import processes
 from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.tiny_run import begin_warm, metrics_of, write_tiny
-from tests.sglang.tiny import STOP, build, save, start
+from tests.sglang.tiny import STOP, build, save, scheduler, start
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAND_INS = pathlib.Path(__file__).resolve().parent / "stand_ins"
 
 
-def test_a_partner_s_engine_that_dies_in_a_game_is_started_again(tmp_path: pathlib.Path) -> None:
+def test_a_partner_s_engine_that_dies_in_a_game_is_started_again_and_a_hang_ends_at_the_time_out(
+    tmp_path: pathlib.Path,
+) -> None:
     """The partner has the weights of the policy, which plays in transformers: so its greedy answer
-    is the policy's."""
+    is the policy's. Then it stops, and is closed with requests that it never read."""
     policy, own = HFEngine(build()), Request([5, 6, 7, 8], 6, 0)
     with closing(start(save(tmp_path))) as partner:
         router = EngineRouter(policy, frozen={"x": Frozen(partner, (STOP,))}, endpoints={})
@@ -46,6 +50,12 @@ def test_a_partner_s_engine_that_dies_in_a_game_is_started_again(tmp_path: pathl
 
         ((before, after, policy_s),) = supervised.run_games([game], Sampling(0.0, (STOP,)))
         assert before.ids == after.ids == policy_s.ids and not partner.lost
+
+        partner._loop.timeout_s = 3.0
+        os.kill(scheduler(partner), signal.SIGSTOP)
+        for told in (r"no answer within 3 s .*: 3 requests", "silent for 3 s"):
+            with pytest.raises(RuntimeError, match=told):
+                partner.generate_batch([own] * 3, Sampling(1.0, ()))
 
 
 @pytest.mark.nightly

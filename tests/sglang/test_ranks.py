@@ -30,7 +30,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = tmp_path_factory.mktemp("ranks")
     arguments = [tiny.save(folder / "model"), str(folder)]
     path = (HERE, HERE / "stand_ins")
-    process = processes.start(HERE / "ranks_script.py", *arguments, torchrun=2, path=path)
+    process = processes.start(HERE / "ranks_script.py", *arguments, forked=2, path=path)
     output = processes.read_until(process, "MARK failing")
     everyone = processes.tree(process)[1:]
     left = processes.left(everyone)
@@ -74,5 +74,5 @@ def test_a_push_of_another_model_is_refused_on_every_rank(ran: Ran, rank: int) -
 
 
 def test_an_exception_in_one_rank_ends_them_all(ran: Ran) -> None:
-    """Takes 6 s on an idle machine: two interpreters exit one after the other."""
+    """Rank 0 waits in a barrier and is killed; its engine's processes end with it."""
     assert ran.returncode != 0 and ran.left == []

@@ -52,6 +52,14 @@ def start(
     )
 
 
+def scheduler(engine: SGLangEngine) -> int:
+    """The pid of the engine's scheduler, found by its process title."""
+    pids = [p.pid for p in engine._loop.children if p.pid is not None]
+    return next(
+        pid for pid in pids if b"scheduler" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+
+
 def kind(fast: bool = ENGINE["fast"]) -> type[SGLangEngine]:
     """The class of engine with `engine.fast`, or without."""
     return FastEngine if fast else PlainEngine
