@@ -23,7 +23,7 @@ SAMPLED = Sampling(1.0, ())
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[selfplay.Run, str]]:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[selfplay.OpenRun, str]]:
     """A run of two steps whose SGLang lacks a name, still open, and what it said."""
     folder = tmp_path_factory.mktemp("plain") / "run"
     begin_warm(folder)
@@ -38,14 +38,14 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[selfplay.Run
 
 
 @pytest.fixture(scope="module")
-def engine(ran: tuple[selfplay.Run, str]) -> PlainEngine:
+def engine(ran: tuple[selfplay.OpenRun, str]) -> PlainEngine:
     engine = ran[0].parts.policies[0].engine.engine
     assert isinstance(engine, PlainEngine)
     return engine
 
 
 @pytest.fixture(scope="module")
-def model(ran: tuple[selfplay.Run, str]) -> PreTrainedModel:
+def model(ran: tuple[selfplay.OpenRun, str]) -> PreTrainedModel:
     """Other weights of its shape."""
     start = AutoModelForCausalLM.from_pretrained(ran[0].folder / "warm_start")
     return tiny.moved(start.eval(), seed=1)
@@ -56,7 +56,7 @@ def test_every_private_name_is_in_the_sglang_that_is_pinned() -> None:
 
 
 def test_a_run_of_an_sglang_that_lacks_a_name_goes_on_by_its_public_calls(
-    ran: tuple[selfplay.Run, str],
+    ran: tuple[selfplay.OpenRun, str],
 ) -> None:
     run, said = ran
     assert said.count("lacks sglang.srt.managers.scheduler.gone_since; engine.fast is off") == 1
