@@ -26,7 +26,7 @@ from selfplay.rollout.text_players import PersonPlayer
 from tests.helpers.chat_server import Answer, chat_server
 from tests.helpers.dialop_boards import FULL, SMALL, play
 from tests.helpers.run_folders import record, turn
-from tests.helpers.tiny_run import run_tiny
+from tests.helpers.tiny_run import begin_warm, run_tiny
 
 # Clear the screen (also in 8 bits), overwrite the line, reverse the text, ring a bell, set a title.
 STEERING = "\x1b[2J\x9b2J\rover\u202eback\u2066\x07\x1b]0;title\x07\x7f\u2028\x85\ud800"
@@ -55,12 +55,6 @@ def test_what_is_no_printed_character_is_a_dot() -> None:
     assert printable("a\x1b[2J\tb\r\nc\u202ed\n") == "a·[2J    b\nc·d\n"
     assert on_one_line("a\nb\x07") == "a b·"
     assert printable("Zoë, 李, 😀 – «é»") == "Zoë, 李, 😀 – «é»"
-
-
-def test_an_error_is_one_line_of_at_most_500_characters() -> None:
-    assert error_line(KeyError("no\n  such key")) == "KeyError: 'no\\n such key'"
-    assert error_line(ValueError("one\n\ttwo")) == "ValueError: one two"
-    assert len(error_line(ValueError("x" * 999))) == 500
 
 
 def test_an_error_steers_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,8 +190,9 @@ def test_a_run_beside_an_endpoint_keeps_its_key_nowhere(
         words = [
             f"rollout.partners=['endpoint:small@{server.url}']",
             *("endpoint.key_variable=PLANTED_KEY", "endpoint.retries=0", "steps=1"),
-            *("save_every=1", "warm_start.num_games=64"),
+            "save_every=1",
         ]
+        begin_warm(tmp_path / "run", *words)
         assert run_tiny(tmp_path / "run", *words) == 2
         assert run_tiny(tmp_path / "run", *words) == 0
     assert server.headers and KEY in server.headers[0]["authorization"]

@@ -64,15 +64,6 @@ def test_the_report_of_several_runs(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert figures == {"t_score.svg", "t_messages.svg"}
 
 
-def test_a_figure_leaves_out_what_is_no_number_and_holds_intervals() -> None:
-    rows = [{"step": 0, "x": 0.0}, {"step": 1, "x": None}, {"step": 2, "x": float("nan")}]
-    rows += [{"step": 3, "x": 0.5, "x_low": 0.1, "x_high": 0.9}]
-    svg = compare_runs.curves_svg({"a": rows, "empty": rows[1:3]}, y="x", title="t")
-    assert "empty" not in svg and ">0.8<" in svg
-    bare = compare_runs.curves_svg({"a": [rows[0], {"step": 3, "x": 0.5}]}, y="x", title="t")
-    assert ">0.8<" not in bare
-
-
 def test_methods_are_not_averaged_and_are_compared_seed_by_seed(tmp_path: Path) -> None:
     """A run of the first one's seed that begins from its warm start, and one of another seed."""
     folders = [made(tmp_path / "default", "seed=3")]

@@ -3,7 +3,7 @@
 import ast
 from collections import Counter
 
-from bench.mutants import NEXT, ROOT, drawn, named, nearest, table
+from bench.mutants import NEXT, ROOT, drawn, named, nearest
 from tests.helpers.house import CORE
 
 FILE = "selfplay/learner/loss.py"
@@ -31,10 +31,3 @@ def test_every_room_of_the_core_has_tests_that_run_first() -> None:
     """A path that is not there would end pytest, and count as a mutant that is caught."""
     paths = [path for room in sorted(CORE) for path in nearest(f"selfplay/{room}.py")]
     assert [path for path in (*paths, *NEXT) if not (ROOT / path).exists()] == []
-
-
-def test_the_table_begins_with_survivors_and_ends_with_the_share() -> None:
-    row = {"kind": "number", "where": "a.py:1", "change": "1 → 2", "seconds": 3}
-    found = table([row | {"name": "a", "caught_by": "t"}, row | {"name": "b", "caught_by": ""}])
-    assert "**survives**" in found.splitlines()[2]
-    assert found.endswith("caught 1 of 2, 50.0%; survivors: number 1")

@@ -119,20 +119,12 @@ def test_a_checkpoint_answers_chats(rendering: Rendering) -> None:
     assert read([chat("a")])[0].text == short.text
 
 
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [
-        (Answer("0.5"), 'must answer with {"mark": 0.6}, from 0 to 1, on a line of its own, got'),
-        (Answer(body=b"", status=401), "answer; its games are void: HTTP 401: Unauthorized"),
-    ],
-)
 def test_a_judge_without_a_mark_stops_the_run_after_its_first_step(
-    answer: Answer,
-    why: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """16 games are played, and no token is trained. Why is said once."""
+    answer = Answer("0.5")
+    why = 'must answer with {"mark": 0.6}, from 0 to 1, on a line of its own, got'
     (tmp_path / "rubric.md").write_text(RUBRIC)
     begin_warm(tmp_path / "run")
     tried = Answer('{"mark": 0.5}')  # the first, before the run

@@ -23,7 +23,7 @@ from selfplay.evaluation.held_out import check_fixed_partners
 from selfplay.metrics.step import game_sums
 from selfplay.partners.checkpoints import check_partners
 from selfplay.partners.frozen import snapshot_weights
-from selfplay.partners.pool import joined, snapshot_folder
+from selfplay.partners.pool import snapshot_folder
 from selfplay.partners.router import EngineRouter, Frozen
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import GameSetup, Position
@@ -291,16 +291,6 @@ def test_a_fork_of_a_frozen_player_is_independent(rendering: Rendering) -> None:
 
 
 # --- the pool -----------------------------------------------------------------------------------
-
-
-def test_the_pool_keeps_its_first_and_newest_members() -> None:
-    pool: list[int] = []
-    for step in (0, 20, 40, 60, 80):
-        pool = joined(pool, step, size=3)
-    assert pool == [0, 60, 80]
-    assert joined([0, 20], 40, size=0) == [0, 20, 40]
-    assert joined([0, 20], 40, size=1) == [40]
-    assert joined([0, 20], 20, size=3) == [0, 20]
 
 
 def test_a_snapshot_replaces_an_older_one_and_is_read_back(tmp_path: Path) -> None:

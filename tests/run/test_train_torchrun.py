@@ -1,5 +1,4 @@
-"""Under `torchrun` two processes, on one host or on two, play the same games and take the same step
-as one."""
+"""Two processes, on one host or on two, play the same games and take the same step as one."""
 
 import json
 import os
@@ -62,15 +61,11 @@ def words_of(folder: Path, settings: tuple[str, ...]) -> list[str]:
 
 
 def launch(
-    folder: Path,
-    where: list[str],
-    settings: tuple[str, ...] = SETTINGS,
-    *,
-    launcher: str = "torch.distributed.run",
+    folder: Path, where: list[str], *, launcher: str = "torch.distributed.run"
 ) -> subprocess.Popen[str]:
     """`torchrun WHERE train.py …`, or the same by another launcher."""
     return subprocess.Popen(
-        [sys.executable, "-m", launcher, *where, "train.py", *words_of(folder, settings)],
+        [sys.executable, "-m", launcher, *where, "train.py", *words_of(folder, SETTINGS)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
@@ -96,13 +91,15 @@ def run_on(num_ranks: int, folder: Path, settings: tuple[str, ...] = SETTINGS) -
     return output
 
 
-def run_on_two_hosts(folders: list[Path]) -> list[tuple[int, str]]:
-    """Two launches that find each other at a port, one rank each."""
-    shape = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "two"]
-    with free_port() as port:
-        where = [*shape, "--rdzv-endpoint", f"127.0.0.1:{port}"]
-        hosts = [launch(folder, where) for folder in folders]
-        return [ended(host) for host in hosts]
+def run_on_two_hosts(folders: list[Path]) -> tuple[int, str]:
+    """Two ranks of which each sees a host of its own, as torchrun would tell it."""
+
+    def trains() -> int:
+        folder = folders[int(os.environ["RANK"])]
+        os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        return train.main(words_of(folder, SETTINGS))
+
+    return ended(on_ranks(2, trains))
 
 
 @pytest.mark.slow
@@ -114,8 +111,8 @@ def test_two_ranks_take_the_step_of_one_and_so_do_two_hosts(tmp_path: Path) -> N
         begin_warm(folder)
     assert run_tiny(one, *SETTINGS) == 0
     run_on(2, two)
-    for returncode, output in run_on_two_hosts([hosts, hosts]):
-        assert returncode == 0, output[-40000:]
+    returncode, output = run_on_two_hosts([hosts, hosts])
+    assert returncode == 0, output[-40000:]
     assert metrics_of(hosts) == metrics_of(two)
 
     alone, shared = metrics_of(one), metrics_of(two)
@@ -147,30 +144,29 @@ def test_two_ranks_take_the_step_of_one_and_so_do_two_hosts(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_accelerate_launches_the_ranks_that_torchrun_launches(tmp_path: Path) -> None:
-    """Two ranks on this CPU; the metrics of all steps and the policy are equal to the last bit."""
+def test_accelerate_and_torchrun_launch_the_same_ranks(tmp_path: Path) -> None:
+    """Two ranks on this CPU, by torchrun on two hosts; the metrics of all steps and the policy are
+    equal to the last bit."""
     begin_warm(tmp_path / "torchrun", *SETTINGS)
     shutil.copytree(tmp_path / "torchrun", tmp_path / "accelerate")
-    returncode, output = ended(
-        launch(tmp_path / "torchrun", ["--standalone", "--nproc-per-node", "2"])
-    )
-    assert returncode == 0, output[-40000:]
+    shape = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "two"]
+    with free_port() as port:
+        where = [*shape, "--rdzv-endpoint", f"127.0.0.1:{port}"]
+        hosts = [launch(tmp_path / "torchrun", where) for _ in range(2)]
+        launched = [ended(host) for host in hosts]
     where = ["launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
     where += ["--mixed_precision", "no", "--dynamo_backend", "no"]
     module = "accelerate.commands.accelerate_cli"
-    returncode, output = ended(launch(tmp_path / "accelerate", where, launcher=module))
-    assert returncode == 0, output[-40000:]
+    launched.append(ended(launch(tmp_path / "accelerate", where, launcher=module)))
+    for returncode, output in launched:
+        assert returncode == 0, output[-40000:]
     assert metrics_of(tmp_path / "accelerate") == metrics_of(tmp_path / "torchrun")
     assert same_weights(tmp_path / "torchrun/final", tmp_path / "accelerate/final")
 
 
 @pytest.mark.slow
 def test_hosts_that_do_not_share_the_run_folder_are_refused(tmp_path: Path) -> None:
-    def trains() -> int:
-        place = tmp_path / ("here", "there")[int(os.environ["RANK"])]
-        return train.main(words_of(place, SETTINGS))
-
-    returncode, output = ended(on_ranks(2, trains))
+    returncode, output = run_on_two_hosts([tmp_path / "here", tmp_path / "there"])
     assert returncode != 0
     assert "out must be a folder on storage that all hosts share, got " in output
 
