@@ -60,10 +60,6 @@ def zeroed(path: Path) -> None:
     manifest.write_text(json.dumps({"sizes": json.loads(manifest.read_text())["sizes"]}))
 
 
-def of_another_step(path: Path) -> None:
-    shutil.copy(checkpoints(path.parents[3])[0] / STATE, path)
-
-
 def without_state(path: Path) -> None:
     text = json.dumps({"step": 4, "state": []})
     path.write_text(text)
@@ -76,14 +72,7 @@ def without_state(path: Path) -> None:
         (STATE, flipped, f"{STATE} has other bytes than were written"),
         ("progress.json", cut, "progress.json has "),
         (STATE, zeroed, "it cannot be loaded (UnpicklingError: "),
-        pytest.param(STATE, cut, f"{STATE} has ", marks=pytest.mark.slow),
-        pytest.param(STATE, of_another_step, f"{STATE} has other", marks=pytest.mark.slow),
-        pytest.param(
-            "progress.json",
-            without_state,
-            "it cannot be loaded (AttributeError",
-            marks=pytest.mark.slow,
-        ),
+        ("progress.json", without_state, "it cannot be loaded (AttributeError"),
     ],
 )
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
