@@ -23,8 +23,8 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13155, "a method's own check before a start"),
-    "selfplay": Limit(21000, "a method's own check before a start"),
+    "core": Limit(13152, "a method's own check before a start"),
+    "selfplay": Limit(20997, "a method's own check before a start"),
     "extras": Limit(1326, "taken out of the core and the games"),
     "dialop": Limit(7648),
     "tests": Limit(29480, "a method's own check before a start"),
@@ -41,7 +41,7 @@ STEP = {
     "frames to a move": Limit(12),
     "frames to weights": Limit(8),
 }
-DOCSTRING_LINES = 2.75  # a function: the least
+DOCSTRING_LINES = 2.752  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 

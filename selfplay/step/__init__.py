@@ -68,7 +68,8 @@ def take_step(run: Run, step: int) -> Step:
     with ending.after_weights_changed():
         metrics |= push(run, num_done)
         if evaluates_after(config, num_done):
-            metrics |= evaluate(run)
+            with run.timed("eval"):  # the validation games, also with each of `eval.partners`
+                metrics |= validation(run.evaluation, run.fixed_partners)
     samples = [*chain(*batch.samples.values())]
     done = Step(
         num_done,
@@ -264,9 +265,3 @@ def named(metrics: Mapping[str, float], policy: Policy) -> dict[str, float]:
     """The policy's metrics by their names in metrics.jsonl: entropy/NAME, or entropy for a single
     policy."""
     return {f"{key}/{policy.name}" if policy.name else key: n for key, n in metrics.items()}
-
-
-def evaluate(run: Run) -> dict[str, float]:
-    """Play the validation games, and again with each of `eval.partners`."""
-    with run.timed("eval"):
-        return validation(run.evaluation, run.fixed_partners)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, TextIO, cast
 
 from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint
 from selfplay.config import Config
@@ -75,12 +76,8 @@ def saves_after(config: Config, num_done: int) -> bool:
 
 def check_place(run: Run) -> None:
     """Raise RunEnds, on every rank, if the run's folder no longer belongs to this trainer."""
-
-    def check() -> None:
-        if run.lock is not None:
-            check_lock(run.folder, run.lock)
-
-    on_first_rank(check, run.world)
+    held = cast("TextIO", run.lock)  # None only on other ranks
+    on_first_rank(partial(check_lock, run.folder, held), run.world)
 
 
 def save_learner(run: Run, num_done: int) -> OpenCheckpoint:
