@@ -385,7 +385,7 @@ SETTINGS: list[Row] = [
     ((*ROOMS, "game.max_value=3"), "unknown key game.max_value"),
     ((*ROOMS, "game.name=three_room"), "must be one of"),
     ((*ROOMS, "rollout.policy_seats=[clerc]"), "nearest is clerk"),
-    ((*ROOMS, CLERK), "the policy …, rollout.partners=[scripted:caller] who"),
+    ((*ROOMS, CLERK), "the policy …, rollout.partners=[scripted:caller] the others"),
     ((*ROOMS, GUESSER), "a multiple of 3"),
     ((*ROOMS, GUESSER, "rollout.group_size=3"), "at least 6"),
     (
