@@ -39,7 +39,7 @@ from selfplay.evaluation.rows import SCRIPT, Row
 from selfplay.metrics.records import game_record
 from selfplay.model.families import max_positions
 from selfplay.model.hub import described_in
-from selfplay.partners.checkpoints import tell_code
+from selfplay.partners.checkpoints import print_code
 from selfplay.partners.endpoint import check_endpoint
 from selfplay.preflight.command_line import Parser
 from selfplay.preflight.run import check_folder, check_machine, read_rendering
@@ -212,7 +212,7 @@ class _Evaluation:
             self._policies = _find_policies(matches, plan.overrides, self.games, self.world)
             self.code = own_code(played_names(config)).digests  # now: it may change during play
             if self.world.rank == 0:
-                tell_code(config, None if matches.rows else matches.players[0].source)
+                print_code(config, None if matches.rows else matches.players[0].source)
 
     def play(self, *, num_shown: int = NUM_SHOWN) -> dict[str, Row]:
         """The rows of the matches, each with its first `num_shown` games in full."""

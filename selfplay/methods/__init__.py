@@ -1,1 +1,1 @@
-"""Methods beside GRPO, through the hooks that a method of one's own has (`learner/method.py`)."""
+"""Methods added to GRPO, through the hooks that custom methods also use (`learner/method.py`)."""

@@ -1,4 +1,4 @@
-"""An imitation loss on new games of the teachers beside each update of self-play."""
+"""An imitation loss on new games of the teachers, added to each update of self-play."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from selfplay.warm_start.imitation import teacher_samples
 
 
 class AuxiliaryImitation(Method):
-    """Each step's games are further ones of the mixture of `warm_start.teachers`."""
+    """Each step's games are new ones, played by the mixture of `warm_start.teachers`."""
 
     Options = AuxiliaryImitationOptions
 
     def prepare(
         self, samples: Sequence[Sample], *, step: int, config: Config
     ) -> tuple[Sequence[Sample], dict[str, float]]:
-        """The samples as they are; the teachers play."""
+        """Let the teachers play; the samples are unchanged."""
         assert self.parts.rendering is not None
         num = self.options.games
         start = config.warm_start.num_games + step * num
@@ -31,5 +31,5 @@ class AuxiliaryImitation(Method):
     def terms(
         self, terms: Sequence[LossTerm], minibatch: Sequence[Sample], *, step: int
     ) -> list[LossTerm]:
-        """The terms and this step's lesson."""
+        """The terms and the imitation loss of this step's games."""
         return [*terms, self.term]

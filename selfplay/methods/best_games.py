@@ -22,12 +22,12 @@ class BestGames(Method):
     Options = BestGamesOptions
 
     def __init__(self, options: BestGamesOptions, parts: Parts) -> None:
-        """No game is imitated at first."""
+        """Starts without games."""
         super().__init__(options, parts)
         self.best: list[list[Sample]] = []
 
     def samples(self, samples: list[Sample], episodes: Sequence[Episode]) -> list[Sample]:
-        """The samples as they are; the best games of this step join those of earlier ones."""
+        """Add the best games of this step to those of earlier steps; the samples are unchanged."""
         own = [imitation_samples([game]) for game in best_games(episodes)]
         every = gather_objects(own, self.parts.learner.world)
         new = [game for of_rank in every for game in of_rank if game]
@@ -38,25 +38,25 @@ class BestGames(Method):
     def terms(
         self, terms: Sequence[LossTerm], minibatch: Sequence[Sample], *, step: int
     ) -> list[LossTerm]:
-        """The terms and the imitation loss of this rank's part of the best games."""
+        """The terms and the imitation loss of this rank's share of the best games."""
         samples = [sample for game in self.best for sample in game]
         world = self.parts.learner.world
         return [*terms, imitation_term(samples, world, self.options.weight)]
 
     def state(self) -> dict[str, Any]:
-        """The ids, the masks and the sequences of the best games' samples."""
+        """The names, ids, masks and sequence starts of the best games' samples."""
         return {"best": [[(s.name, s.ids, s.mask, s.starts) for s in game] for game in self.best]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """The games of a checkpoint; older ones hold the same under `best` of their own."""
+        """The games of a checkpoint; older checkpoints hold them under their own key `best`."""
         self.best = [[imitated(*sample) for sample in game] for game in state.get("best", [])]
 
 
 def best_games(episodes: Sequence[Episode]) -> list[Episode]:
-    """Of each instance, and each choice of the policy's seats, the game with the highest score of
-    those that ended in an agreement, if its score is above the mean of these games.
+    """For each instance and choice of the policy's seats: the game with the highest score among
+    those that ended in an agreement, if its score is above the mean of all these games.
 
-    These are the games that rejection sampling imitates (RAFT, arXiv 2304.06767, the best of n).
+    These are the games imitated by rejection sampling (RAFT, arXiv 2304.06767, the best of n).
     """
     best = []
     for games in grouped(episodes, lambda game: (game.instance, *game.policy_seats)).values():

@@ -1,7 +1,7 @@
 """The judge: a chat model that rates each finished game.
 
-With a rubric of one's own it rates games of any kind. Otherwise the game's kit says what the judge
-reads and how its answer changes the game's outcome.
+With a custom rubric it rates games of any kind. Otherwise the game's kit defines the judge's prompt
+and how its answer changes the game's outcome.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ JSON such as {"mark": 0.6}, from 0 to 1, and no other JSON."""
 
 
 class Judge(Method):
-    """Gives each game a rating. One of the game's own rubric changes its outcome, before
-    `reward.function` pays it; the mark of a `rubric` of one's own, else None, is paid beside that.
-    `warned` says whether an answer without a mark was printed."""
+    """Rates each game. A rating by the game's own rubric changes its outcome before
+    `reward.function` runs; a mark by a custom `rubric` (None without one) is added to its rewards.
+    `warned` is True once an answer without a mark was printed."""
 
     Options = JudgeOptions
 
     def __init__(self, options: JudgeOptions, parts: Parts) -> None:
-        """Raises SettingsError for a checkpoint or an API key that is missing."""
+        """Raises SettingsError for a missing checkpoint or API key."""
         super().__init__(options, parts)
         path = options.rubric
         self.kit = parts.config.game.kit
@@ -58,7 +58,7 @@ class Judge(Method):
 
     @classmethod
     def ready(cls, options: JudgeOptions, config: Config, *, ask: bool) -> None:
-        """Raise SettingsError for a model or a rubric that is missing or cannot be read and, with
+        """Raise SettingsError for a model or a rubric that is missing or unreadable and, with
         `ask`, for an endpoint that does not answer with a mark."""
         if ask:
             return _try_judge(options, config)
@@ -76,7 +76,7 @@ class Judge(Method):
             raise SettingsError(line) from None
 
     def after_play(self, rollout: Rollout, more: More, *, config: Config) -> Rollout:
-        """The games with their ratings; one without a rubric's mark is void."""
+        """The games with their ratings; a game without a rubric's mark is aborted."""
         rated = [game for game in judge_games(rollout.episodes, self) if game is not None]
         if self.rubric is not None:
             paid = with_rewards(rated, config.reward)
@@ -86,11 +86,11 @@ class Judge(Method):
 
 
 def _try_judge(options: JudgeOptions, config: Config) -> None:
-    """Let an endpoint that judges rate a game of scripted players, before a new run trains. Raises
-    SettingsError if it gives no answer, or none with a rubric's mark."""
+    """Let a judging endpoint rate a game of scripted players before a new run trains. Raises
+    SettingsError if it gives no answer, or an answer without a rubric's mark."""
     kit, name = config.game.kit, options.model
-    begun = (Path(config.out) / "metrics.jsonl").exists()
-    if begun or not name.startswith(f"{ENDPOINT}:") or not kit.BASELINES:
+    started = (Path(config.out) / "metrics.jsonl").exists()
+    if started or not name.startswith(f"{ENDPOINT}:") or not kit.BASELINES:
         return
     instances = kit.generate(kit.easy(config.game.options), seed=0, num=1)
     setups = scripted_games(instances, spec=kit.BASELINES[0], game=config.game)
@@ -112,15 +112,15 @@ def _try_judge(options: JudgeOptions, config: Config) -> None:
         _warn_of_unmarked(judge, answer)
         return
     mark = "" if judge.rubric is None else f" with the mark {rated.measures['mark']:g}"
-    print(f"judge: {name} answers for a game of {kit.BASELINES[0]}{mark}", flush=True)
+    print(f"judge: {name} rates a game of {kit.BASELINES[0]}{mark}", flush=True)
 
 
 def judge_games(episodes: Sequence[Episode], judge: Judge) -> list[Episode | None]:
     """The games with the judge's ratings in their outcomes and measures, and its answers, including
     the continuations of branch points. All requests are sent at once.
 
-    The first answer without a rating is printed. With a rubric of one's own such a game is None,
-    and a continuation is left out; else the game's own rule stands.
+    The first answer without a rating is printed. With a custom rubric such a game is None, and such
+    a continuation is left out; without one the game keeps its own rating.
     """
     continuations = [
         game
@@ -152,7 +152,7 @@ def _rated(episode: Episode, completion: Completion, judge: Judge) -> Episode | 
             return replace(episode, measures=episode.measures | {"judged": 0.0})
         if not isinstance(game, Game):
             raise GameError(
-                f"judged of game {judge.kit.name} must give a game or None, got {game!r}"
+                f"judged of game {judge.kit.name} must return a game or None, got {game!r}"
             )
         seats, key = episode.policy_seats or range(game.num_seats), episode.instance
         measures = measures_of(game, seats, key) | {"judged": 1.0}
@@ -171,7 +171,7 @@ def _rated(episode: Episode, completion: Completion, judge: Judge) -> Episode | 
 
 
 def _with_mark(episode: Episode, weight: float) -> Episode:
-    """The game that pays `weight` times its mark beside what `reward.function` pays."""
+    """The game with `weight` times its mark added to the rewards of `reward.function`."""
     assert episode.paid is not None
     rewards, moves = episode.paid
     more = weight * episode.measures["mark"]
@@ -180,21 +180,22 @@ def _with_mark(episode: Episode, weight: float) -> Episode:
 
 
 def _warn_of_unmarked(judge: Judge, answer: Completion) -> None:
-    """Print a run's first answer without a mark. Of an endpoint without an answer its own line
-    says why."""
+    """Print a run's first answer without a mark. For an endpoint without an answer, its own line
+    already gives the reason."""
     if judge.warned or answer.finish == "void":
         return
     judge.warned = True
-    then = "keep the game's own rating (judged)" if judge.rubric is None else "are void (num_void)"
+    own = judge.rubric is None
+    then = "keep the game's own rating (judged)" if own else "are aborted (num_void)"
     print(f"{_unmarked(judge, answer)}; such games {then}", file=sys.stderr, flush=True)
 
 
 def _unmarked(judge: Judge, answer: Completion) -> str:
-    """What is wrong with an answer without a mark."""
-    cut = f" and {_MAX_NEW_TOKENS} tokens" if answer.finish == "length" else ""
-    rule = 'with {"mark": 0.6}, from 0 to 1, on a line of its own'
+    """The message about an answer without a mark."""
+    cut = f", cut off at {_MAX_NEW_TOKENS} tokens" if answer.finish == "length" else ""
+    rule = 'with {"mark": 0.6}, from 0 to 1, on a separate line'
     if judge.rubric is None:
-        rule = f"as {judge.kit.name} asks it to"
+        rule = f"in the form that {judge.kit.name} asks for"
     return f"methods.judge.model must answer {rule}, got {answer.text[:200]!r}{cut}"
 
 
@@ -213,7 +214,7 @@ def _request(episode: Episode, judge: Judge) -> Request:
 
 
 def _shown(episode: Episode, roles: Sequence[str]) -> str:
-    """What each seat alone was told, and every try at a move, one that was refused with why."""
+    """Each seat's private prompt and all tries at a move, invalid ones with their errors."""
     told = [
         f"Seat {seat} ({role}) was told:\n{prompt.user}"
         for seat, (role, prompt) in enumerate(zip(roles, episode.prompts, strict=True))

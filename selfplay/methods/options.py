@@ -1,6 +1,6 @@
-"""The settings of the methods here, and what contradicts them. Read without torch.
+"""The settings of the methods here, and their checks. Read without torch.
 
-A method is on if `methods` names it; `check` raises ValueError for other settings that do not fit.
+A method is on if `methods` lists it; `check` raises ValueError if other settings do not fit.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from selfplay.config.schema import RULES
 
 @dataclass(frozen=True, slots=True, config=RULES)
 class RecomputeOptions:
-    """The trainer's log-probs in place of the engine's in the ratio, and importance weights."""
+    """The trainer's log-probs instead of the engine's in the ratio, and importance weights."""
 
     importance: Literal["none", "token", "sequence"] = "none"
     """weight the loss by the importance ratio trainer / engine to correct the log-prob mismatch:
@@ -27,7 +27,7 @@ class RecomputeOptions:
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        """Raise ValueError for a cap of weights that there are not."""
+        """Raise ValueError for a cap without importance weights."""
         if self.importance == "none" and self.cap != 2.0:
             raise ValueError(
                 "methods.recompute.cap needs methods.recompute.importance token or sequence, got "
@@ -38,20 +38,20 @@ class RecomputeOptions:
 
 @dataclass(frozen=True, slots=True, config=RULES)
 class PPOOptions:
-    """PPO's value function, and the advantages computed from it; on with algorithm.advantage ppo
-    alone."""
+    """PPO's value function, and the advantages computed from it; only with algorithm.advantage
+    ppo."""
 
     lam: float = Field(default=0.95, ge=0.0, le=1.0)
     """GAE's lambda: 0 relies on the critic (one-step TD), 1 on the observed return"""
     clip: float = Field(default=0.2, ge=0.0, le=1e6)
-    """value clip range: largest change of a value within one rollout; 0 turns clipping off"""
+    """value clip range: the largest change of a value within one rollout; 0 turns clipping off"""
     lr: float = Field(default=1e-4, ge=0.0, le=10.0)
     """constant learning rate of the critic's own AdamW"""
     warmup_steps: int = Field(default=0, ge=0, le=10_000_000)
     """self-play steps at the start that train only the critic"""
 
     def check(self, config: Config) -> None:
-        """Raise ValueError without `algorithm.advantage` ppo, and for tensor parallel."""
+        """Raise ValueError without `algorithm.advantage` ppo or with tensor parallelism."""
         if config.algorithm.advantage != "ppo":
             raise ValueError(
                 f"methods.ppo needs algorithm.advantage ppo, got {config.algorithm.advantage}"
@@ -59,7 +59,7 @@ class PPOOptions:
         if config.parallel.tp > 1:
             raise ValueError(
                 f"parallel.tp must be 1 with algorithm.advantage ppo, got {config.parallel.tp}: "
-                "critics do not support tensor parallel; use parallel.fsdp"
+                "critics do not support tensor parallelism; use parallel.fsdp"
             )
 
 
@@ -76,7 +76,7 @@ class AuxiliaryImitationOptions:
 @dataclass(frozen=True, slots=True, config=RULES)
 class BestGamesOptions:
     """An imitation loss on the policy's own best games: the newest rollout.instances games that
-    ended in an agreement, scored best of their instance and above its mean (rejection sampling)."""
+    ended in an agreement with their instance's best score, above its mean (rejection sampling)."""
 
     weight: float = Field(default=0.2, ge=0.0, le=1000.0)
     """weight of the loss"""
@@ -84,23 +84,23 @@ class BestGamesOptions:
 
 @dataclass(frozen=True, slots=True, config=RULES)
 class ResampleOptions:
-    """Dynamic sampling: a step plays more instances for those whose groups all had zero variance
-    (DAPO)."""
+    """Dynamic sampling: a step plays more instances to replace those whose groups have zero
+    variance (DAPO)."""
 
     instances: int = Field(default=16, ge=1, le=100_000)
     """replacement instances that a step may draw"""
 
     @property
     def more_instances(self) -> int:
-        """How many instances a step may play beside `rollout.instances`."""
+        """How many instances a step may play in addition to `rollout.instances`."""
         return self.instances
 
     def check(self, config: Config) -> None:
-        """Raise ValueError where no group of games is dropped."""
+        """Raise ValueError if no group of games can be dropped."""
         if config.compares_turns:
             raise ValueError(
                 "methods.resample must be left out with rollout.options.turns all, got "
-                f"{self.instances}: it replaces groups of games, and these are groups of turns; "
+                f"{self.instances}: it replaces groups of games, but these are groups of turns; "
                 "nearest: decisions"
             )
         if not config.algorithm.groups:
@@ -118,20 +118,20 @@ class JudgeOptions:
     MEASURES: ClassVar = ("mark",)
 
     model: str = ""
-    """endpoint:MODEL@URL, which is called with the settings of `endpoint`, or checkpoint:PATH"""
+    """endpoint:MODEL@URL, called with the settings of `endpoint`, or checkpoint:PATH"""
     rubric: str | None = None
-    """a text file that tells the judge how to rate a game of any kind from 0 to 1; null takes the
-    game's own rubric, if it has one"""
+    """a text file that instructs the judge how to rate a game of any kind from 0 to 1; null uses
+    the game's own rubric, if it has one"""
     weight: float = Field(default=1.0, ge=0.0, le=1000.0)
-    """with a rubric, what the judge's mark is multiplied with before it is added to what
-    reward.function pays each seat"""
+    """with a rubric, the factor of the judge's mark, which is added to the reward that
+    reward.function gives each seat"""
 
     def check(self, config: Config) -> None:
-        """Raise ValueError for a text that names no model, without a rubric, and after a method
-        that looks at the rewards."""
+        """Raise ValueError for an invalid model, a missing rubric, or a place after a method that
+        reads rewards."""
         if self.model.strip().partition(":")[0] not in (ENDPOINT, CHECKPOINT):
             raise ValueError(
-                "methods.judge.model must be checkpoint:PATH or endpoint:MODEL@URL, as in "
+                "methods.judge.model must be checkpoint:PATH or endpoint:MODEL@URL, such as "
                 f"endpoint:small@http://127.0.0.1:8000/v1, got {self.model!r}"
             )
         try:
@@ -141,11 +141,11 @@ class JudgeOptions:
         game, names = config.game, [*config.methods]
         if game.is_imported and self.rubric is None and not game.kit.has("judged"):
             raise ValueError(
-                f"methods.judge.rubric must be a text file with game.name {game.name}, which has "
-                "no rubric of its own, got null"
+                f"methods.judge.rubric must be a text file with game.name {game.name}, which does "
+                "not have its own rubric, got null"
             )
         if "resample" in names[: names.index("judge")]:
-            raise ValueError("methods.judge must stand before methods.resample, got it after that")
+            raise ValueError("methods.judge must come before methods.resample, got it after")
 
 
 OPTIONS = {

@@ -1,9 +1,9 @@
-"""PPO: a critic gives each token the return that its seat can expect, and GAE the advantages.
+"""PPO: a critic estimates the expected return at each token, and GAE gives the advantages.
 
-The critic gives the expected return of a seat before each token that it samples. It is a second
-model, which starts from the policy's first weights, with a linear head on its last hidden state at
-the position whose next token is sampled. The head starts at zero, so the first values are 0, and
-computes in fp32 whatever the dtype of the layers.
+The critic estimates a seat's expected return before each token that the seat samples. It is a
+second model, initialised with the policy's first weights, with a linear head on the last hidden
+state at the position whose next token is sampled. The head starts at zero, so the first values are
+0, and computes in fp32 whatever the dtype of the layers.
 
 Shapes: M trained tokens of a micro-batch, K of one sample or of this rank, D width.
 """
@@ -30,7 +30,7 @@ from selfplay.learner.rescore import at_trained_tokens, token_values
 from selfplay.methods.options import PPOOptions
 from selfplay.model.policy import hidden_states
 
-VALUE_WEIGHT = 0.5  # of the value loss, beside the surrogate
+VALUE_WEIGHT = 0.5  # of the value loss, relative to the surrogate
 WHITE_EPS = 1e-8  # added to the variance, so that equal advantages become 0
 
 
@@ -40,8 +40,8 @@ class PPO(Method):
     Options = PPOOptions
 
     def __init__(self, options: PPOOptions, parts: Parts) -> None:
-        """The critic has the policy's first weights, its head zeros; both are sharded as the policy
-        is, and AdamW steps both at the constant rate `lr`."""
+        """The critic starts from the policy's first weights and a zero head; both are sharded like
+        the policy, and AdamW trains both at the constant rate `lr`."""
         super().__init__(options, parts)
         config, learner = parts.config, parts.learner
         self.backbone = parts.load()
@@ -65,7 +65,7 @@ class PPO(Method):
     def prepare(
         self, samples: Sequence[Sample], *, step: int, config: Config
     ) -> tuple[list[Sample], dict[str, float]]:
-        """The samples with values, returns and advantages (GAE), and metrics of the values.
+        """The samples with values, returns and GAE advantages, and metrics of the values.
 
         `explained_variance` is 1 - Var(return - value) / Var(return); it is missing if all returns
         are equal.
@@ -92,14 +92,14 @@ class PPO(Method):
     def terms(
         self, terms: Sequence[LossTerm], minibatch: Sequence[Sample], *, step: int
     ) -> list[LossTerm]:
-        """The terms and the value loss; during the critic's warm-up that alone, so the policy does
-        not change."""
+        """The terms and the value loss; during the critic's warm-up only the value loss, so the
+        policy does not change."""
         value = LossTerm(minibatch, self.loss, VALUE_WEIGHT, "value", trains_policy=False)
         warming_up = step < self.options.warmup_steps
         return [value] if warming_up else [*terms, value]
 
     def loss(self, learner: Learner, batch: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The clipped value loss of each token, and which gradients the clip removed."""
+        """The clipped value loss of each token, and a mask of the gradients removed by the clip."""
         losses_M, cut_M = clipped_value_loss(
             self.values(learner, batch),
             batch.columns["values"],
@@ -121,7 +121,7 @@ def gae(rewards_K: Sequence[float], values_K: Sequence[float], *, lam: float) ->
     One time step is one sampled token. With d_k = r_k + V_{k+1} - V_k, the advantage is the sum
     over l of lam^l d_{k+l}. `values_K` are the values of the states before each token. The state
     after the last token has value 0, because the game is over. Tokens of the other seat and of the
-    game are not steps: the next value is conditioned on them, but lam does not decay over them.
+    game are not time steps: the next value depends on them, but lam does not decay over them.
     """
     advantages_K = [0.0] * len(values_K)
     advantage, next_value = 0.0, 0.0
@@ -139,14 +139,12 @@ def with_gae(sample: Sample, values: Sequence[float], *, lam: float) -> Sample:
     `values` has one entry per token and is read where the mask is 1. A value's target is the
     lambda-return, advantage + value.
     """
-    indices = [i for i, m in enumerate(sample.mask) if m]
+    values_K = [*compress(values, sample.mask)]
     rewards_K = [g - after for g, after in pairwise([*compress(sample.returns, sample.mask), 0.0])]
-    advantages_K = gae(rewards_K, [values[i] for i in indices], lam=lam)
-    advantages, returns = ([0.0] * len(sample.ids) for _ in range(2))
-    for i, advantage in zip(indices, advantages_K, strict=True):
-        advantages[i] = advantage
-        returns[i] = advantage + values[i]
-    columns = {"values": list(values), "returns": returns}
+    advantages_K = gae(rewards_K, values_K, lam=lam)
+    returns_K = (a + v for a, v in zip(advantages_K, values_K, strict=True))
+    columns = {"values": list(values), "returns": at_trained_tokens(returns_K, sample)}
+    advantages = at_trained_tokens(advantages_K, sample)
     return replace(sample, advantages=advantages, columns=sample.columns | columns)
 
 
@@ -163,7 +161,7 @@ def whitened(samples: Sequence[Sample], world: World) -> list[Sample]:
 
 
 def moments(values_K: Sequence[float], world: World) -> tuple[float, float]:
-    """Mean and variance over all ranks; 0 and 0 without any value."""
+    """Mean and variance over all ranks; 0 and 0 without values."""
     total, count = all_reduce_sum([sum(values_K), float(len(values_K))], world)
     mean = total / max(1.0, count)
     squares = all_reduce_sum([sum((value - mean) ** 2 for value in values_K)], world)[0]
@@ -173,11 +171,11 @@ def moments(values_K: Sequence[float], world: World) -> tuple[float, float]:
 def clipped_value_loss(
     values_M: Tensor, old_values_M: Tensor, returns_M: Tensor, *, clip: float
 ) -> tuple[Tensor, Tensor]:
-    """Half the squared error, with the change of the value clipped (as in the PPO of OpenAI
-    Baselines; arXiv 2005.12729, section 3, item 1).
+    """Half the squared error with the change of the value clipped (as in OpenAI Baselines' PPO;
+    arXiv 2005.12729, section 3, item 1).
 
     Returns max((v - R)^2, (v_old + clamp(v - v_old, -clip, clip) - R)^2) / 2 for each token, and a
-    0/1 mask of the tokens whose gradient the clip removed. `clip` 0 turns clipping off.
+    0/1 mask of the tokens whose gradient was removed by the clip. `clip` 0 turns clipping off.
     """
     losses_M = 0.5 * (values_M - returns_M).square()
     if clip == 0.0:

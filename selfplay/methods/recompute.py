@@ -1,4 +1,4 @@
-"""The trainer's log-probs in place of the engine's, and importance weights for their mismatch."""
+"""The trainer's log-probs instead of the engine's, and importance weights for their mismatch."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from selfplay.methods.options import RecomputeOptions
 
 
 class Recompute(Method):
-    """Every rank's samples get the trainer's log-probs as their old ones, before the update."""
+    """Replaces the old log-probs of every rank's samples with the trainer's, before the update."""
 
     Options = RecomputeOptions
 
     def prepare(
         self, samples: Sequence[Sample], *, step: int, config: Config
     ) -> tuple[list[Sample], dict[str, float]]:
-        """The samples with the trainer's log-probs in place of the engine's and, if set, a column
-        `importance`; metrics of the mismatch."""
+        """The samples with the trainer's log-probs and, if set, a column `importance`; metrics of
+        the mismatch."""
         learner = self.parts.learner
         token_means = TokenMeans(learner.world)
 
@@ -53,8 +53,8 @@ def importance_weights(log_ratios_K: Sequence[float], *, level: str, cap: float)
     """The importance weight of each token, from its log pi_trainer - log pi_engine.
 
     w = exp(log-ratio) for each token, or with `level` "sequence" exp(sum of the log-ratios) for all
-    tokens of the sample, truncated at `cap`; the exponent is at most `LARGEST_LOG` (verl's bound,
-    too). Truncated importance sampling: Ionides 2008, and Yao et al. 2025, "Your efficient RL
+    tokens of the sample, truncated at `cap`; the exponent is at most `LARGEST_LOG` (also verl's
+    bound). Truncated importance sampling: Ionides 2008, and Yao et al. 2025, "Your efficient RL
     framework secretly brings you off-policy RL training".
     """
     logs_K = [sum(log_ratios_K)] * len(log_ratios_K) if level == "sequence" else log_ratios_K
@@ -64,7 +64,7 @@ def importance_weights(log_ratios_K: Sequence[float], *, level: str, cap: float)
 def _importance(
     sample: Sample, by_trainer: Sequence[float], options: RecomputeOptions
 ) -> dict[str, list[float]]:
-    """An importance weight for each token, 0 where it is not trained; {} without importance."""
+    """A column with each token's importance weight, 0 if it is not trained; {} if off."""
     if options.importance == "none":
         return {}
     pairs = zip(by_trainer, sample.old_logprobs, strict=True)
@@ -74,7 +74,7 @@ def _importance(
 
 
 def _importance_metrics(samples: Sequence[Sample], world: World) -> dict[str, float]:
-    """The mean importance of all ranks' trained tokens; {} without importance."""
+    """The mean importance weight of all ranks' trained tokens; {} if off."""
     weights = [
         weight for s in samples for weight in compress(s.columns.get("importance", ()), s.mask)
     ]

@@ -14,12 +14,12 @@ from selfplay.rollout.driver import Rollout
 
 
 class Resample(Method):
-    """Plays instances in place of those whose groups have zero variance."""
+    """Plays more instances to replace those whose groups have zero variance."""
 
     Options = ResampleOptions
 
     def after_play(self, rollout: Rollout, more: More, *, config: Config) -> Rollout:
-        """The games, and those of more instances, until as many groups have variance as the first
+        """The games, and games of more instances until as many groups have variance as the first
         round has groups. All ranks play the same number of rounds."""
         newest, num = rollout, config.rollout.instances
         num_left = self.options.instances

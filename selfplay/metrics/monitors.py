@@ -70,7 +70,7 @@ class Monitors(Observer):
                 if name == "num_skipped_steps" and skipped:
                     problem += f" ({skipped[0]})"
                 if name in ("num_games", "void_share") and metrics.get("num_void"):
-                    problem += f" ({metrics['num_void']:.0f} are void)"
+                    problem += f" ({metrics['num_void']:.0f} were aborted)"
                 if rule.action == "stop":
                     stops.append(f"monitor '{rule.text}' stopped the run after step {step}: ")
                     stops[-1] += problem

@@ -1,3 +1,3 @@
-"""Who plays with the policy: frozen checkpoints, endpoints, scripted players, the policy pool, and
-the model that judges games.
+"""The policy's partners: frozen checkpoints, endpoints, scripted players, the policy pool; and the
+model that judges games.
 """

@@ -29,7 +29,7 @@ from selfplay.config.player_spec import CHECKPOINT, Spec, parse_shares
 from selfplay.errors import SettingsError
 from selfplay.model.hub import SETTINGS, check_unchanged, check_weights, is_hub_name, local_folder
 
-# Overrides of a run's settings for an evaluation, which may use another number of ranks.
+# Overrides of a run's settings for an evaluation, whose number of ranks may differ.
 ONE_PROCESS = ("parallel.tp=1", "parallel.fsdp=null")
 
 
@@ -47,12 +47,12 @@ class Source:
 
 
 def find_source(checkpoint: Path, *, what: str = "RUN") -> Source:
-    """The policy that a command's RUN, or another argument `what`, names.
+    """The policy named by a command's RUN, or by another argument `what`.
 
-    It can be a run folder (the newest weights of its final export or checkpoints, else its warm
-    start), a part of a run folder, any Hugging Face folder, a .gguf file, or a name on the hub,
-    which is downloaded. Raises SettingsError, which names the most similar folder, for a folder
-    that is missing or holds no model.
+    It can be a run folder (its final export, else the newest checkpoint, else the warm start), a
+    part of a run folder, any Hugging Face folder, a .gguf file, or a name on the hub, which is
+    downloaded. Raises SettingsError, which names the most similar folder, for a folder that is
+    missing or holds no model.
     """
     try:
         checkpoint = checkpoint.expanduser()  # a shell leaves it in checkpoint:~/runs/a
@@ -71,7 +71,7 @@ def find_source(checkpoint: Path, *, what: str = "RUN") -> Source:
     if not checkpoint.is_dir():
         absent = "" if checkpoint.exists() else ", which does not exist here"
         raise SettingsError(
-            f"{what} must be a run folder or a Hugging Face folder, a .gguf file or a name, got "
+            f"{what} must be a run folder, a Hugging Face folder or name, or a .gguf file, got "
             f"{checkpoint}{absent}"
             + (
                 nearest_beside(checkpoint, lambda path: path.is_dir())
@@ -97,14 +97,14 @@ def find_source(checkpoint: Path, *, what: str = "RUN") -> Source:
     check_weights(weights, what=what)
     if (settings := _published(weights)) is not None:
         return Source(weights, checkpoint, settings)
-    for run in (checkpoint.parent, checkpoint.parent.parent, checkpoint.parent.parent.parent):
+    for run in checkpoint.parents[:3]:
         if (run / "config.yaml").exists():
             return Source(weights, run, _settings(run, weights))
     return Source(weights, checkpoint, None)
 
 
 def _settings(run: Path, weights: Path) -> Path:
-    """The settings of a run beside the code with which it trained these weights of its."""
+    """The settings of a run saved with the code that trained these weights of the run."""
     part = weights.parent.name if weights.name == "hf" else weights.name
     step = int(part[5:]) if part[:5] == "step_" and part[5:].isdecimal() else step_of(weights)
     earlier = earlier_code(run / CODE)
@@ -114,7 +114,7 @@ def _settings(run: Path, weights: Path) -> Path:
 
 
 def _published(folder: Path) -> Path | None:
-    """The settings file of a folder that `selfplay.apps.publish` wrote; it may have moved."""
+    """The settings file of a folder written by `selfplay.apps.publish`, which may have moved."""
     settings = folder / SETTINGS
     return settings if settings.is_file() else None
 
@@ -128,9 +128,9 @@ def check_same_game(
     overrides: Sequence[str] = (),
 ) -> None:
     """Raise SettingsError if the policy was trained on another game than `game`, on other texts of
-    it, or with private reasoning where `game` has none.
+    it, or with private reasoning if `game` has none.
 
-    `played` names where `game` was read from. Overrides of the form game.KEY=value apply to both
+    `played` is where `game` was read from. Overrides of the form game.KEY=value apply to both
     sides. Weights outside a run are not checked. Other keys of the run's settings are not read,
     because they may be older than this code.
     """
@@ -147,21 +147,21 @@ def check_same_game(
     trained_on = load(GameConfig, None, [word for word in given if word.startswith("name=")])
     if trained_on.name == game.name:  # else it may lack these options
         trained_on = load(GameConfig, None, given)
-        say_other_code([(GAME, game.name)] * is_own_game(game.name), source)
+        warn_of_other_code([(GAME, game.name)] * is_own_game(game.name), source)
     for key in ("name", *(f"options.{name}" for name in SWITCHES)):
         trained, wanted = (_value(each, key) for each in (trained_on, game))
         # A policy without private reasoning can play in either game.
         either = key == "options.private_reasoning" and trained == "false"
         if trained != wanted and not either:
             raise SettingsError(
-                f"{what}: game.{key} must be the same for all who meet, got {trained} in "
+                f"{what}: game.{key} must be the same for all players, got {trained} in "
                 f"{source.home} and {wanted} in {played}"
             )
 
 
-def tell_code(config: Config, source: Source | None) -> None:
-    """Print which code of one's own plays, and how the files beside a run's copies differ by now;
-    warn where the policy was trained with other code."""
+def print_code(config: Config, source: Source | None) -> None:
+    """Print the custom code that plays, and how the originals of a run's copies have changed; warn
+    if the policy was trained with other code."""
     names = played_names(config)
     if names:
         print(
@@ -170,17 +170,17 @@ def tell_code(config: Config, source: Source | None) -> None:
             sep="\n",
         )
     if source is not None:
-        say_other_code(names, source)
+        warn_of_other_code(names, source)
 
 
-def say_other_code(names: Sequence[tuple[str, str]], source: Source) -> None:
-    """Warn on the first rank if the code of one's own that these keys name, which plays here, is
-    not that with which the policy was trained."""
+def warn_of_other_code(names: Sequence[tuple[str, str]], source: Source) -> None:
+    """Warn on the first rank if the custom code of these keys, which plays here, differs from the
+    code that the policy was trained with."""
     other = other_code(names, source.settings) if names else []
     if other and os.environ.get("RANK", "0") == "0":
         print(
-            f"warning: {', '.join(value for _, value in names)} plays here, and not what "
-            f"{source.home} was trained with, of which {', '.join(other)} differs",
+            f"warning: {', '.join(value for _, value in names)} plays here, not the code that "
+            f"{source.home} was trained with: {', '.join(other)} differs",
             file=sys.stderr,
             flush=True,
         )
@@ -195,14 +195,14 @@ def _value(game: GameConfig, key: str) -> str:
 
 
 def model_words(source: Source) -> tuple[str, str]:
-    """Overrides that make this policy the model of any settings."""
+    """Overrides that set this policy as the model of any settings."""
     path = json.dumps(str(source.weights), ensure_ascii=False)
     return f"model.path={path}", "model.scratch=null"
 
 
 def template_of(source: Source) -> dict[str, Any] | None:
-    """The arguments of the chat template that the policy was trained with; None if no settings of
-    it are known."""
+    """The chat template arguments that the policy was trained with; None if its settings are
+    unknown."""
     if source.settings is None:
         return None
     return _saved(source.settings, "model").get("chat_template")
@@ -219,7 +219,7 @@ def _saved(settings: Path, name: str) -> dict[str, Any]:
 
 
 def part_of_run(source: Source) -> str | None:
-    """The part of its run that holds the weights, such as step_000020 or warm_start; None for
+    """The part of the run that holds the weights, such as step_000020 or warm_start; None for
     final/ and for weights outside a run."""
     part = source.weights.parent.name if source.weights.name == "hf" else source.weights.name
     return None if source.weights == source.home or part == "final" else part
@@ -231,14 +231,14 @@ def _is_model(folder: Path) -> bool:
 
 
 def _runs_in(folder: Path) -> str:
-    """The end of an error text: the first runs in a folder, "" without any."""
+    """The end of an error message: the first runs in a folder, "" without any."""
     runs = sorted(str(path.parent) for path in folder.glob("*/config.yaml"))
     return f"; there are {', '.join(runs[:4])}" if runs else ""
 
 
 def nearest_beside(path: Path, wanted: Callable[[Path], bool], *words: str) -> str:
-    """The end of an error text: the path in `path`'s folder, or the word, whose name is most like
-    its name. Only paths for which `wanted` is true count."""
+    """The end of an error message: the entry of `path`'s folder, or the word, with the most similar
+    name. Only entries for which `wanted` is true count."""
     home = path.parent
     valid = {p.name: str(p) for p in sorted(home.iterdir()) if wanted(p)} if home.is_dir() else {}
     near = closest(path.name, {**valid, **dict(zip(words, words, strict=True))})
@@ -256,8 +256,8 @@ def check_partners(partners: Sequence[str], game: GameConfig, *, out: str) -> No
 
 
 def check_spec(spec: Spec, game: GameConfig, *, out: str, what: str) -> None:
-    """Raise SettingsError, which names the key `what`, for a checkpoint that is missing or was
-    trained on another game."""
+    """Raise SettingsError, naming the key `what`, for a checkpoint that is missing or was trained
+    on another game."""
     if spec.kind == CHECKPOINT:
         what = f"{what}: {spec.text}"
         source = find_source(Path(spec.argument), what=what)

@@ -3,8 +3,8 @@
 Network and server errors never raise, whatever a server sends. A failed request is retried with
 exponential back-off and jitter (M. Brooker, "Exponential Backoff And Jitter", AWS 2015; here the
 jitter factor lies between 0.5 and 1.5). When all retries fail, the completion has finish "void" and
-its text is the reason. A request has `endpoint.timeout_s` seconds for all of its answer, and an
-answer at most `MAX_BYTES`. The API key appears in one header and nowhere else.
+its text is the reason. A complete answer must arrive within `endpoint.timeout_s` seconds and have
+at most `MAX_BYTES`. The API key appears in one header and nowhere else.
 Times in seconds.
 """
 
@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -36,31 +36,22 @@ _RETRIED = (408, 409, 425, 429)
 # Seconds before the first retry; each further wait is twice as long, up to the longest.
 BACKOFF_S, LONGEST_BACKOFF_S = 1.0, 60.0
 MAX_BYTES = 8 * 2**20
-_MAX_TOKENS = 2**31  # a larger count in an answer is no count
-# The `finish_reason` of a whole answer and of one that a limit cut off, as servers name them. With
-# any other ("error", "content_filter", "tool_calls") it is no answer.
+_MAX_TOKENS = 2**31  # a larger count in an answer is invalid
+# Servers' names for the `finish_reason` of a complete answer and of one cut off by a limit. Any
+# other reason ("error", "content_filter", "tool_calls") means that there is no answer.
 _WHOLE = ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "stop_token", "complete")
 _CUT_OFF = (
     *("length", "max_length", "model_length", "context_length", "model_context_window_exceeded"),
     *("max_tokens", "max_new_tokens", "max_output_tokens"),
 )
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning")  # types of the parts of a list
-# After this many consecutive void answers the endpoint counts as dead for LONGEST_BACKOFF_S.
+# After this many failed requests in a row the endpoint counts as dead for LONGEST_BACKOFF_S.
 _DEAD_AFTER = 3
-
-
-@dataclass(slots=True)
-class Usage:
-    """Requests and tokens of all threads since the last `take_usage`."""
-
-    num_requests: int = 0
-    num_retries: int = 0
-    num_prompt_tokens: int = 0
-    num_new_tokens: int = 0
+_USAGE = ("requests", "retries", "prompt_tokens", "tokens")  # of the metrics num_endpoint_*
 
 
 def check_address(url: str, *, what: str) -> None:
-    """Raise SettingsError, which begins with `what`, unless `url` is a usable HTTP address."""
+    """Raise SettingsError, which starts with `what`, unless `url` is a usable HTTP address."""
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, ValueError) as error:
@@ -73,9 +64,9 @@ def check_address(url: str, *, what: str) -> None:
 
 
 def endpoint_key(settings: EndpointConfig) -> str | None:
-    """The API key from the variable that endpoint.key_variable names; None if no name is set.
+    """The API key from the variable named by endpoint.key_variable; None if no name is set.
 
-    Raises SettingsError, which does not show the key, when the variable is not set or its value is
+    Raises SettingsError, which does not show the key, if the variable is not set or its value is
     not valid in a header.
     """
     variable = settings.key_variable
@@ -88,7 +79,7 @@ def endpoint_key(settings: EndpointConfig) -> str | None:
         )
     if not (key.isascii() and key.isprintable() and " " not in key):
         raise SettingsError(
-            f"endpoint.key_variable: the value of {variable} must be printable ASCII without blanks"
+            f"endpoint.key_variable: the value of {variable} must be printable ASCII without spaces"
         )
     return key
 
@@ -111,12 +102,12 @@ class Endpoint:
         self.name = f"{model}@{url}"
         self._model, self._settings = model, settings
         self._key = key
-        self._usage = Usage()
+        self._usage = dict.fromkeys(_USAGE, 0)
         self._lock = threading.Lock()
         self._num_failed_in_a_row, self._dead_until_s = 0, 0.0
-        self._told = ""  # why an answer was first cut off
+        self._first_cut_off = ""  # why the first answer was cut off
         self._loop = asyncio.new_event_loop()
-        self._under_way = asyncio.Semaphore(settings.concurrency)
+        self._free = asyncio.Semaphore(settings.concurrency)
         self._client = httpx.AsyncClient(
             base_url=url,
             headers={"Accept-Encoding": "identity"}
@@ -128,17 +119,17 @@ class Endpoint:
         self._thread.start()
 
     def submit(self, request: Request) -> Future[Completion]:
-        """Send the request as soon as fewer than `concurrency` are under way."""
+        """Send the request as soon as fewer than `concurrency` are running."""
         return asyncio.run_coroutine_threadsafe(self._answer(request), self._loop)
 
-    def take_usage(self) -> Usage:
-        """The usage since the last call; starts a new count."""
+    def take_usage(self) -> dict[str, float]:
+        """Requests and tokens of all threads since the last call, as metrics."""
         with self._lock:
-            usage, self._usage = self._usage, Usage()
-        return usage
+            usage, self._usage = self._usage, dict.fromkeys(_USAGE, 0)
+        return {f"num_endpoint_{name}": count for name, count in usage.items()}
 
     def close(self) -> None:
-        """Give up what is under way, and end the thread."""
+        """Cancel running requests and end the thread."""
 
         async def end() -> None:
             for task in asyncio.all_tasks() - {asyncio.current_task()}:
@@ -151,12 +142,12 @@ class Endpoint:
         self._loop.close()
 
     async def _answer(self, request: Request) -> Completion:
-        async with self._under_way:
+        async with self._free:
             return await self._tried(request)
 
     async def _tried(self, request: Request) -> Completion:
         body = self._body(request)
-        self._count(num_requests=1)
+        self._count(requests=1)
         reason = "it is dead"
         for attempt in range(self._settings.retries + 1):
             if time.monotonic() < self._dead_until_s:
@@ -183,15 +174,15 @@ class Endpoint:
                     retry_after_s = _retry_after_s(response.headers.get("Retry-After"))
                     wait_s = min(max(wait_s, retry_after_s), LONGEST_BACKOFF_S)
             if attempt < self._settings.retries:
-                self._count(num_retries=1)
+                self._count(retries=1)
                 await asyncio.sleep(wait_s)
         return self._void(reason)
 
     async def _ask(self, body: dict[str, Any]) -> tuple[httpx.Response, bytes]:
-        """The answer to one request, and its content.
+        """The response to one request, and its content.
 
-        Raises TimeoutError, httpx's errors, and ValueError for content that is too large or that is
-        compressed, which was not asked for.
+        Raises TimeoutError, httpx's errors, and ValueError for content that is too large or
+        compressed, although identity encoding was requested.
         """
         content = bytearray()
         async with (
@@ -221,18 +212,19 @@ class Endpoint:
         return min(BACKOFF_S * 2**attempt * jitter, LONGEST_BACKOFF_S)
 
     def _completion(self, text: str, cut_off: str, usage: tuple[int, int]) -> Completion:
-        self._count(num_prompt_tokens=usage[0], num_new_tokens=usage[1])
+        self._count(prompt_tokens=usage[0], tokens=usage[1])
         text = self._without_key(text)  # a server may echo its request
         if len(text) > MAX_MOVE:
             text, cut_off = text[:MAX_MOVE], f"the limit of {MAX_MOVE} characters"
         with self._lock:
             self._num_failed_in_a_row = 0
-            first, self._told = not self._told, self._told or cut_off
+            first, self._first_cut_off = not self._first_cut_off, self._first_cut_off or cut_off
         if first and cut_off:
-            limit = f"endpoint.max_new_tokens is {self._settings.max_new_tokens}"
-            message = f"endpoint {self.name}: an answer was cut off, by {cut_off} ({limit})"
             print(
-                f"{message}; such moves are refused (errors_cut_off)", file=sys.stderr, flush=True
+                f"endpoint {self.name}: an answer was cut off by {cut_off} (endpoint.max_new_tokens"
+                f" is {self._settings.max_new_tokens}); such moves are invalid (errors_cut_off)",
+                file=sys.stderr,
+                flush=True,
             )
         finish = "length" if cut_off else "stop"
         return Completion(ids=[], logprobs=[], finish=finish, version=0, text=text)
@@ -244,7 +236,7 @@ class Endpoint:
             if dead and time.monotonic() >= self._dead_until_s:
                 self._dead_until_s = time.monotonic() + LONGEST_BACKOFF_S
         if first:
-            message = f"endpoint {self.name} gave no answer; its games are void: {reason}"
+            message = f"endpoint {self.name} gave no answer; its games are aborted: {reason}"
             print(message, file=sys.stderr, flush=True)
         return Completion(ids=[], logprobs=[], finish="void", version=0, text=reason)
 
@@ -259,15 +251,15 @@ class Endpoint:
     def _count(self, **more: int) -> None:
         with self._lock:
             for name, number in more.items():
-                setattr(self._usage, name, getattr(self._usage, name) + number)
+                self._usage[name] += number
 
 
 def _read(content: bytes) -> tuple[str, str, tuple[int, int]] | str:
-    """Text, what cut it off ("" for a whole one), and (prompt, answer) tokens of a chat completion;
-    for any other content why it is none.
+    """The text of a chat completion after the model's thoughts, what cut it off ("" for a complete
+    one), and its (prompt, answer) tokens; for any other content the reason why it is not one.
 
-    The text is what follows the model's thoughts. An answer that was cut off may have no text, such
-    as one that was still thinking. Half of a surrogate pair becomes a question mark.
+    An answer that was cut off may have no text, for example while thinking. Half of a surrogate
+    pair becomes a question mark.
     """
     try:
         body = json.loads(content)
@@ -280,10 +272,10 @@ def _read(content: bytes) -> tuple[str, str, tuple[int, int]] | str:
         if name not in (*_WHOLE, *_CUT_OFF):
             return f"its answer has finish_reason {finish!r:.80}"
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return "its answer is no chat completion"
+        return "its answer is not a chat completion"
     cut_off = f"finish_reason {finish}" if name in _CUT_OFF else ""
     if in_thought(text) or (thinks and not text):
-        cut_off = cut_off or "the end of the answer within a thought"
+        cut_off = cut_off or "the end of the answer inside a thought"
     elif content is None and not cut_off:
         return "its answer has no text"
     usage = body.get("usage")
@@ -293,7 +285,7 @@ def _read(content: bytes) -> tuple[str, str, tuple[int, int]] | str:
 
 
 def _joined(content: Any) -> tuple[str, bool]:
-    """The text of a message's content, and whether it has parts that are thoughts.
+    """The text of a message's content, and whether some of its parts are thoughts.
 
     Raises TypeError or LookupError for content that is neither null nor text nor a list of parts.
     """
@@ -301,7 +293,7 @@ def _joined(content: Any) -> tuple[str, bool]:
     parts = content if isinstance(content, list) else [whole]
     said = [part for part in parts if part["type"] not in _THOUGHTS]
     if any(part["type"] not in ("text", "output_text") for part in said):
-        raise TypeError("a part is no text")
+        raise TypeError("a part is not text")
     return "".join(part["text"] for part in said), len(said) < len(parts)
 
 
@@ -317,8 +309,6 @@ def _retry_after_s(header: str | None) -> float:
     try:
         return max(0.0, float(header))
     except ValueError:
-        pass
-    try:
-        return max(0.0, (parsedate_to_datetime(header) - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError, OverflowError):
-        return 0.0
+        with suppress(ValueError, TypeError, OverflowError):
+            return max(0.0, (parsedate_to_datetime(header) - datetime.now(UTC)).total_seconds())
+    return 0.0

@@ -1,4 +1,4 @@
-"""Chat endpoints: as partners in games, and as readers of chats outside games."""
+"""Chat endpoints as partners in games, and as readers of chats outside games."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from selfplay.rollout.text_players import EndpointPlayer
 
 
 class Endpoints:
-    """The endpoints of a run by their specs: `clients`, which only a rank that `plays` has."""
+    """The endpoints of a run by their specs: `clients`, held only by ranks that play (`plays`)."""
 
     def __init__(self, settings: EndpointConfig, *, plays: bool = True) -> None:
         self._settings, self._plays = settings, plays
         self.clients: dict[str, Endpoint] = {}
 
     def partner(self, spec: Spec) -> Partner:
-        """Raises SettingsError for an API key that is missing."""
+        """The endpoint as a partner. Raises SettingsError for a missing API key."""
         settings = self._settings
         model, url = spec.address
         key = endpoint_key(settings)
@@ -56,20 +56,9 @@ class Endpoints:
             client.close()
 
 
-def usage_of(client: Endpoint) -> dict[str, float]:
-    """An endpoint's usage since the last call, as metrics."""
-    usage = client.take_usage()
-    return {
-        "num_endpoint_requests": usage.num_requests,
-        "num_endpoint_retries": usage.num_retries,
-        "num_endpoint_prompt_tokens": usage.num_prompt_tokens,
-        "num_endpoint_tokens": usage.num_new_tokens,
-    }
-
-
 def try_endpoints(config: Config) -> None:
-    """Ask the endpoints of `rollout.partners` for a first move, before a new run trains. Raises
-    SettingsError for one that gives no answer."""
+    """Ask the endpoints of `rollout.partners` for a first move before a new run trains. Raises
+    SettingsError if one gives no answer."""
     specs = [spec for spec, _ in parse_shares(config.rollout.partners) if spec.kind == ENDPOINT]
     if not specs or (Path(config.out) / "metrics.jsonl").exists():
         return

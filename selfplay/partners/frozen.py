@@ -1,7 +1,7 @@
-"""Policies that do not train, each in an engine of its own.
+"""Policies that do not train, each in its own engine.
 
-One keeps a complete model in memory on each rank that plays, for the whole run; rank 0 prints its
-size at the start. The pool's, whose weights change, and a checkpoint that reads chats compute in
+Each keeps a complete model in memory on every rank that plays, for the whole run; rank 0 prints its
+size at the start. The pool's engines, whose weights change, and a checkpoint that reads chats use
 transformers.
 """
 
@@ -37,20 +37,20 @@ from selfplay.weight_sync.start import load_partner_engine, load_whole
 
 
 class FrozenPolicies:
-    """The frozen policies of a run. `engines` are this rank's by name; only a rank that plays games
-    has any."""
+    """The frozen policies of a run. `engines` are this rank's engines by name; only ranks that play
+    games have any."""
 
     def __init__(self, config: Config, rendering: Rendering, world: World) -> None:
         """`rendering` is the run's own."""
         self._config, self._rendering, self._world = config, rendering, world
         self._plays = world.replica.leads
         self.engines: dict[str, Frozen] = {}
-        self._here: dict[str, HFEngine] = {}  # those of `engines` that compute in this process
+        self._here: dict[str, HFEngine] = {}  # the engines that compute in this process
         self._loaded: set[str] = set()  # the checkpoints, the same on every rank
 
     def checkpoint(self, spec: Spec, *, own_engine: bool) -> Partner:
-        """A checkpoint, in transformers unless it may have an `own_engine`. Raises SettingsError
-        for one that is missing."""
+        """A checkpoint as a partner, in transformers unless it may have its `own_engine`. Raises
+        SettingsError if it is missing."""
         weights, rendering, max_positions = self._read(spec)
         if spec.text not in self._loaded:
             self._loaded.add(spec.text)
@@ -58,7 +58,7 @@ class FrozenPolicies:
             if own_engine and not engine_kind(self._config.engine.kind).in_trainer:
                 engine = load_partner_engine(self._config, weights, self._world)
                 if engine is not None:
-                    self._tell(spec.text, engine.num_weight_bytes, "in its own engine", weights)
+                    self._report(spec.text, engine.num_weight_bytes, "in its own engine", weights)
             elif self._plays:
                 engine = self._here[spec.text] = self._load(spec.text, weights)
             if engine is not None:
@@ -66,11 +66,11 @@ class FrozenPolicies:
         return self._seated(spec.text, spec.text, rendering, max_positions)
 
     def snapshot(self, name: str, slot: str) -> Partner:
-        """The policy whose weights `hold` has put in this slot."""
+        """The policy whose weights `hold` loaded into this slot."""
         return self._seated(name, slot, self._rendering, None)
 
     def hold(self, slot: str, folder: Path, version: int) -> None:
-        """Give the engine of a slot, which is made for the first, the run's weights in a folder."""
+        """Load the run's weights in a folder into the engine of a slot, created at first use."""
         if not self._plays:
             return
         if slot in self._here:
@@ -80,8 +80,8 @@ class FrozenPolicies:
         self.engines[slot] = Frozen(engine, self._rendering.stop_ids)
 
     def reader(self, spec: Spec) -> Ask:
-        """Answers chats outside games greedily, by a checkpoint that is loaded here unless it plays
-        too. A chat that is too long for it has the finish "void"."""
+        """Answers chats outside games greedily, with a checkpoint that is loaded here unless it
+        also plays. A chat that is too long for it has the finish "void"."""
         weights, rendering, max_positions = self._read(spec)
         own = self._here.get(spec.text)
         if self._plays and own is None:
@@ -94,7 +94,7 @@ class FrozenPolicies:
             fits = [len(each.prompt_ids) + each.max_new_tokens <= limit for each in asked]
             fitting = list(compress(asked, fits))
             answers: Iterator[Completion] = iter(())
-            if fitting:  # never on a rank that plays no games, which loads nothing
+            if fitting:  # never on a rank that plays no games, which loads no model
                 assert frozen is not None
                 sampling = Sampling(0.0, rendering.stop_ids)
                 answers = iter(frozen.generate_batch(fitting, sampling))
@@ -109,7 +109,7 @@ class FrozenPolicies:
             frozen.engine.close()
 
     def _read(self, spec: Spec) -> tuple[Path, Rendering, int | None]:
-        """The weights' folder, the rendering and the largest context of a checkpoint."""
+        """The weights' folder, the rendering and the context length of a checkpoint."""
         source = find_source(Path(spec.argument), what=f"partner {spec.text!r}")
         weights, own = source.weights, template_of(source)
         rendering = make_rendering(
@@ -122,8 +122,8 @@ class FrozenPolicies:
     def _seated(
         self, name: str, model: str, rendering: Rendering, max_positions: int | None
     ) -> Partner:
-        """`model` is its engine's name in the router, `max_positions` the longest transcript that
-        the model can read, in tokens."""
+        """A partner; `model` is its engine's name in the router, `max_positions` the model's
+        longest transcript in tokens."""
         rollout = self._config.rollout
         max_game_tokens = min(rollout.max_game_tokens, max_positions or rollout.max_game_tokens)
 
@@ -144,16 +144,13 @@ class FrozenPolicies:
         dtype = DTYPES[self._config.model.dtype]
         model = load_whole(weights, self._config, self._world, dtype=dtype).requires_grad_(False)
         engine = HFEngine(model, max_batch=self._config.engine.max_batch)
-        self._tell(what, engine.num_weight_bytes, f"on {model.device}", weights)
+        self._report(what, engine.num_weight_bytes, f"on {model.device}", weights)
         return engine
 
-    def _tell(self, what: str, num_bytes: int, place: str, weights: Path) -> None:
+    def _report(self, what: str, num_bytes: int, place: str, weights: Path) -> None:
         if self._world.rank == 0:
-            mib = num_bytes / 2**20
-            print(
-                f"{what}: {mib:.3g} MiB of weights more {place} for the whole run, from {weights}",
-                flush=True,
-            )
+            size = f"{num_bytes / 2**20:.3g} MiB of additional weights"
+            print(f"{what}: {size} {place} for the whole run, from {weights}", flush=True)
 
 
 def _chat_ids(rendering: Rendering, request: Request) -> tuple[int, ...]:
@@ -163,8 +160,8 @@ def _chat_ids(rendering: Rendering, request: Request) -> tuple[int, ...]:
 
 
 def snapshot_weights(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """The weights of a Hugging Face folder as (the model's parameter name, tensor), one at
-    a time."""
+    """The weights of a Hugging Face folder as (the model's parameter name, tensor), read one by
+    one."""
     model = empty_model(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     stored = Stored(folder, model)
     for name, parameter in model.named_parameters():

@@ -1,6 +1,6 @@
-"""Who plays with the policy in each step: what `rollout.opponents` names, and the built-in.
+"""The schedule of the policy's partners over the steps (`rollout.opponents`), and the built-in one.
 
-docs/doors.md describes a class of one's own.
+docs/doors.md describes a custom class.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ POOL_SEED = "past self"  # an older word for the policy pool; it keeps the draws
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A partner's games of a step over all ranks, without void ones: their number, and the mean
-    normalized scores (0 to 1) of the policy's seats and of the partner's. In self-play both are
-    those of all seats."""
+    """A partner's games of a step over all ranks, without aborted ones: their number, and the mean
+    normalized scores (0 to 1) of the policy's and the partner's seats. In self-play both are the
+    mean over all seats."""
 
     games: int
     score: float
@@ -36,10 +36,11 @@ class Result:
 
 
 class Opponents:
-    """Draws the partners of each step. Each rank makes one; what rank 0's draws holds on all.
+    """Draws the partners of each step. Each rank creates one; the draws of rank 0 hold on all.
 
-    A subclass may declare its settings as a frozen dataclass `Options`; `options` is one, made of
-    `rollout.options`. Its `__init__` may raise ValueError for settings that contradict each other.
+    A subclass may declare its settings as a frozen dataclass `Options`; `options` is then an
+    instance made from `rollout.options`. Its `__init__` may raise ValueError for settings that
+    contradict each other.
     """
 
     def __init__(self, config: Config) -> None:
@@ -47,37 +48,37 @@ class Opponents:
         self.options: Any = options_at(KEY, config)
 
     def draw(self, step: int, members: Sequence[str]) -> Mapping[str, float]:
-        """The share of the instances of the step after `step` finished ones that each partner
-        plays. The partners are those of `rollout.partners`, by their specs without shares; `pool`
-        stands for its `members`, such as "pool:20" for the policy after 20 steps, oldest first.
+        """Each partner's share of the instances in the step after `step` finished ones. Partners
+        are named by the specs of `rollout.partners` without shares; `pool` stands for its
+        `members`, such as "pool:20" for the policy after 20 steps, oldest first.
 
         Shares are at least 0, and are divided by their sum. Random draws need named seeds, or a
-        resumed run draws others.
+        resumed run draws other partners.
         """
         raise NotImplementedError
 
     def played(self, step: int, results: Mapping[str, Result]) -> None:
-        """Take the results of the step's games, by the partners that were drawn.
+        """Receive the results of the step's games, by partner.
 
-        It is called once a step, on every rank with the same results, before the weights change. A
-        partner whose games were all void has none.
+        Called once per step, on every rank with the same results, before the weights change. A
+        partner whose games were all aborted has no result.
         """
 
     def state(self) -> Mapping[str, Any]:
-        """What a checkpoint must hold so that a resumed run draws alike, as plain JSON."""
+        """The state that a resumed run needs for the same draws, as plain JSON."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a `state()` that was not empty.
+        """Continue from a `state()` that was not empty.
 
-        A run that goes on with other opponents than before gives the state of those before.
+        A run that changed `rollout.opponents` passes the state of the earlier class.
         """
 
 
 class Shares(Opponents):
-    """The shares of `rollout.partners` in every step; of the pool one member, drawn uniformly.
+    """The shares of `rollout.partners` in every step, with one uniformly drawn member of the pool.
 
-    A schedule may extend it: what `draw` gives in one step does not depend on other steps."""
+    A schedule may extend it: the draw of one step does not depend on other steps."""
 
     def draw(self, step: int, members: Sequence[str]) -> dict[str, float]:
         shares = parse_shares(self.config.rollout.partners)
@@ -89,8 +90,8 @@ class Shares(Opponents):
 
 
 def make_opponents(config: Config, state: Mapping[str, Any]) -> Opponents:
-    """What `rollout.opponents` names, as a checkpoint holds it. Raises OwnFault if a class of
-    one's own fails."""
+    """The instance of `rollout.opponents`, restored to a checkpoint's `state`. Raises OwnFault if a
+    custom class fails."""
     name = config.rollout.opponents
     with own_call(KEY, name):
         opponents: Opponents = function_of(KEY, name)(config)
@@ -102,9 +103,9 @@ def make_opponents(config: Config, state: Mapping[str, Any]) -> Opponents:
 def drawn(
     opponents: Opponents, step: int, members: Sequence[str], world: World
 ) -> list[tuple[str, float]]:
-    """The partners that are drawn for a step, with shares that sum to 1. Every rank must call.
+    """The partners drawn for a step, with shares that sum to 1. Every rank must call.
 
-    Raises OwnFault, on every rank, for an unknown partner or a share that is no number.
+    Raises OwnFault, on every rank, for an unknown partner or an invalid share.
     """
     config = opponents.config
     with raise_on_all_ranks(world), own_call(KEY, config.rollout.opponents):
@@ -113,7 +114,7 @@ def drawn(
 
 
 def partner_names(config: Config, members: Sequence[str]) -> list[str]:
-    """The names that a draw may have: the specs of `rollout.partners`, with the pool's members."""
+    """The names allowed in a draw: the specs of `rollout.partners` and the pool's members."""
     names: list[str] = []
     for spec, _ in parse_shares(config.rollout.partners):
         names += members if spec.kind == POOL else [spec.text]
@@ -121,26 +122,28 @@ def partner_names(config: Config, members: Sequence[str]) -> list[str]:
 
 
 def checked_shares(shares: Any, known: Sequence[str]) -> list[tuple[str, float]]:
-    """The partners of a draw that have a share, with shares that sum to 1. Raises OwnFault for what
-    is no share of a `known` partner."""
+    """The partners of a draw with positive shares, scaled to sum to 1. Raises OwnFault for a
+    partner that is not `known` or an invalid share."""
     if not isinstance(shares, Mapping) or not shares:
         raise OwnFault(f"draw must give a share for each partner, got {shares!r}")
     for name, share in shares.items():
         if name not in known:
-            raise OwnFault(f"draw must name partners of {', '.join(known)}, got {name!r}")
+            raise OwnFault(f"draw must name partners among {', '.join(known)}, got {name!r}")
         number = isinstance(share, int | float) and math.isfinite(share)
         if not number or share < 0:
             raise OwnFault(f"draw must give a share of at least 0, got {share!r} for {name}")
     total = sum(shares.values())
     if total <= 0:
-        raise OwnFault(f"draw must give one positive share, got {dict(shares)}")
+        raise OwnFault(f"draw must give a positive share, got {dict(shares)}")
     return [(name, share / total) for name, share in shares.items() if share > 0]
 
 
-def tell_played(opponents: Opponents, step: int, episodes: Sequence[Episode], world: World) -> None:
-    """Give the opponents the results of all ranks' games. Every rank must call.
+def pass_results(
+    opponents: Opponents, step: int, episodes: Sequence[Episode], world: World
+) -> None:
+    """Pass the results of all ranks' games to the opponents. Every rank must call.
 
-    Raises OwnFault, on every rank, if a class of one's own fails."""
+    Raises OwnFault, on every rank, if a custom class fails."""
     scores: dict[str, list[tuple[float, float]]] = {}
     own = [(each.partner, _both_scores(each)) for each in episodes]
     for partner, both in (each for rank in gather_objects(own, world) for each in rank):
@@ -154,11 +157,11 @@ def tell_played(opponents: Opponents, step: int, episodes: Sequence[Episode], wo
 
 
 def _both_scores(episode: Episode) -> tuple[float, float]:
-    """The scores of the policy's seats and of the others; in self-play twice that of all."""
+    """The scores of the policy's seats and of the others; in self-play the same for both."""
     others = [s for s in range(len(episode.players)) if s not in episode.counted_seats]
     return episode.score, episode.outcome.score_of(others) if others else episode.score
 
 
 def opponents_state(opponents: Opponents) -> dict[str, Any]:
-    """A copy of their state as plain JSON. Raises OwnFault for one that is none."""
+    """A copy of the opponents' state as plain JSON. Raises OwnFault if it is not."""
     return dict(plain_state(KEY, opponents.config.rollout.opponents, opponents.state))

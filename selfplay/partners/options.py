@@ -1,5 +1,5 @@
-"""The settings of partners that are not the policy itself: sections of the run's settings, which
-are read without torch."""
+"""The settings of partners other than the policy itself: sections of the run's settings, read
+without torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PolicyPoolConfig:
     keeps all"""
 
     def check(self, config: Any) -> None:
-        """Raise ValueError where snapshots would find the weights elsewhere."""
+        """Raise ValueError if the weights may be offloaded when a snapshot is due."""
         pool = any(spec.kind == POOL for spec, _ in parse_shares(config.rollout.partners))
         if config.parallel.offload == "all" and pool:
             raise ValueError(
@@ -45,9 +45,9 @@ class EndpointConfig:
     """extra fields of the request's JSON, such as temperature: 0.7 or reasoning_effort: low;
     never a key"""
     timeout_s: float = Field(default=60.0, ge=0.01, le=86400.0)
-    """seconds for a request and all of its answer, after which it fails"""
+    """seconds for a request and its complete answer, after which it fails"""
     retries: int = Field(default=4, ge=0, le=1_000)
-    """retries of a failed request before its game is discarded"""
+    """retries of a failed request before its game is aborted"""
     concurrency: int = Field(default=16, ge=1, le=4_096)
     """largest number of concurrent requests"""
 

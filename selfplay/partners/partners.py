@@ -1,4 +1,4 @@
-"""The partners of a run by the names that settings give them, and the router to their engines.
+"""The partners of a run by their names in the settings, and the router to their engines.
 
 Names and the pool are the same on every rank.
 """
@@ -18,7 +18,7 @@ from selfplay.engines.base import GameRunner
 from selfplay.learner.learner import Learner
 from selfplay.learner.method import Ask
 from selfplay.metrics.step import add_up
-from selfplay.partners.endpoints import Endpoints, usage_of
+from selfplay.partners.endpoints import Endpoints
 from selfplay.partners.frozen import FrozenPolicies
 from selfplay.partners.opponents import Opponents, drawn
 from selfplay.partners.pool import PolicyPool
@@ -30,12 +30,12 @@ from selfplay.rollout.seating import SELF_PLAY, Partner, scripted_partner
 class Partners:
     """The partners of a run or an evaluation. Only ranks that play games hold engines.
 
-    `specs` are those that `opponents` may draw in training. Beside SGLang a checkpoint of them has
-    an engine of its own, which takes half a minute to start and answers many games at once; one
-    that is added later plays in transformers.
+    `specs` are the partners that `opponents` may draw in training. With SGLang each checkpoint
+    among them has its own engine, which takes half a minute to start and answers many games at
+    once; one added later plays in transformers.
 
     Raises:
-        SettingsError: for a checkpoint or an API key that is missing.
+        SettingsError: for a missing checkpoint or API key.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Partners:
         self._drawn: tuple[int, list[tuple[Partner, float]]] | None = None  # the last draw's step
 
     def for_step(self, step: int, opponents: Opponents) -> list[tuple[Partner, float]]:
-        """The partners that are drawn for this step with their shares, once a step; loads the
-        weights of those from the pool. Every rank must call."""
+        """The partners of this step with their shares, drawn once per step; loads the weights of
+        the pool's members. Every rank must call."""
         if self._drawn is None or self._drawn[0] != step:
             members = self._pool.names if self._pool else {}
             shares = drawn(opponents, step, [*members], self._world)
@@ -73,7 +73,7 @@ class Partners:
         return self._partners[name]
 
     def held_out_partner(self) -> Partner:
-        """The partner in held-out games: the policy itself, or the first training partner where the
+        """The partner in held-out games: the policy itself, or the first training partner if the
         policy does not play all seats."""
         if chosen_seats(self._config.game, self._config.rollout) is None:
             return SELF_PLAY
@@ -81,12 +81,12 @@ class Partners:
         return self._partners.get(first.text, SELF_PLAY)
 
     def add(self, spec: Spec) -> Partner:
-        """One more partner, for games outside training; a checkpoint is loaded here."""
+        """Add a partner for games outside training; a checkpoint is loaded here."""
         return self._partner(spec, own_engine=False)
 
     def reader(self, spec: Spec) -> Ask:
-        """Answers chats outside games, by an endpoint or by a checkpoint, which is loaded here.
-        Usage is counted by `take_usage`."""
+        """Answers chats outside games, with an endpoint or a checkpoint, which is loaded here.
+        `take_usage` counts the usage."""
         return (self._endpoints if spec.kind == ENDPOINT else self._frozen).reader(spec)
 
     def routed(self, engine: GameRunner) -> GameRunner:
@@ -111,11 +111,11 @@ class Partners:
 
     def take_usage(self) -> dict[str, float]:
         """All ranks' endpoint usage since the last call, as metrics. Every rank must call."""
-        own = add_up(map(usage_of, self._endpoints.clients.values()))
+        own = add_up(client.take_usage() for client in self._endpoints.clients.values())
         return add_up(gather_objects(own, self._world))
 
     def state(self) -> dict[str, Any]:
-        """The part of the trainer state that `restore` takes, as plain values."""
+        """The partners' part of the trainer state, as plain values for `restore`."""
         return {"pool": self._pool.members if self._pool else []}
 
     def close(self) -> None:

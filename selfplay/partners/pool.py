@@ -1,4 +1,4 @@
-"""The policy pool: the policy after earlier steps, as partners."""
+"""The policy pool: snapshots of the policy after earlier steps, as partners."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from selfplay.rollout.seating import Partner
 
 
 class PolicyPool:
-    """The members by their steps, the same on every rank: each a snapshot in the run's folder, and
+    """The members by step, the same on every rank: each is a snapshot in the run's folder, and has
     an engine of `frozen` while it plays."""
 
     def __init__(self, config: Config, frozen: FrozenPolicies) -> None:
         self._settings, self._folder = config.policy_pool, Path(config.out)
         self._frozen = frozen
         self.members: list[int] = []
-        self._loaded: dict[str, int] = {}  # the member whose weights each slot holds
+        self._loaded: dict[str, int] = {}  # the member held by each slot
 
     @property
     def names(self) -> dict[str, int]:
@@ -35,14 +35,14 @@ class PolicyPool:
     def restore(
         self, members: Sequence[int], learner: Learner, tokenizer: PreTrainedTokenizerBase
     ) -> None:
-        """Go on with these members. At the start of a run the first weights become the first."""
+        """Continue with these members. At the start of a run the initial policy is the first."""
         self.members = list(members)
         if not self.members:
             self.join(0, learner, tokenizer)
 
     def add(self, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Every `policy_pool.every` steps, add the policy after `step` steps. Every rank must
-        call."""
+        """Add the policy after `step` steps if `step` is a multiple of `policy_pool.every`. Every
+        rank must call."""
         if step % self._settings.every == 0:
             self.join(step, learner, tokenizer)
 
@@ -55,8 +55,8 @@ class PolicyPool:
     def load(self, names: Sequence[str]) -> dict[str, Partner]:
         """The members of these names as partners, each with an engine that has its weights.
 
-        Engines of members that play no more get other weights; one more model is loaded only where
-        more members play than in any step before. Raises RunEnds for a snapshot that is gone.
+        Engines of members that no longer play are reused; a further model is loaded only if more
+        members play than in any earlier step. Raises RunEnds for a missing snapshot.
         """
         members = [self.names[name] for name in names]
         for member in members:
@@ -64,7 +64,7 @@ class PolicyPool:
                 continue
             folder = snapshot_folder(self._folder, member)
             if not folder.is_dir():
-                raise RunEnds(f"{folder} must stay while its run goes on, got no such folder")
+                raise RunEnds(f"{folder} must stay in place during its run, got no such folder")
             free = (slot for slot, held in self._loaded.items() if held not in members)
             slot = next(free, f"{POOL} {len(self._loaded) + 1}")
             self._loaded[slot] = member
@@ -77,7 +77,7 @@ class PolicyPool:
 
 
 def snapshot_folder(run: Path, step: int) -> Path:
-    """Where a run keeps the policy after `step` steps. Snapshots stay on disk after they leave the
+    """The folder of a run's policy after `step` steps. Snapshots stay on disk after they leave the
     pool."""
     return run / "policy_pool" / f"step_{step:06d}"
 
@@ -101,4 +101,4 @@ def joined(members: list[int], step: int, *, size: int) -> list[int]:
     pool = sorted({*members, step})
     if size == 0 or len(pool) <= size:
         return pool
-    return [pool[0], *pool[len(pool) - (size - 1) :]] if size > 1 else [pool[-1]]
+    return [pool[0], *pool[1 - size :]] if size > 1 else [pool[-1]]

@@ -1,6 +1,6 @@
-"""Several engines behind one interface: each request goes to the model that it names.
+"""Several engines behind one interface: each request goes to the engine of its model.
 
-Frozen engines answer in waves, endpoints answer each request on its own.
+Frozen engines answer in waves, endpoints answer each request separately.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Frozen:
     stop_ids: tuple[int, ...]
 
     def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """Answer with the rollout's temperature and this model's own stop ids."""
+        """Answer with the temperature of `sampling` and this model's own stop ids."""
         own = replace(sampling, stop_ids=self.stop_ids)
         completions = self.engine.generate_batch(requests, own)
         if len(completions) != len(requests):  # not the fault of the policy's engine
@@ -45,7 +45,7 @@ class Frozen:
 
 
 class EngineRouter:
-    """Passes each request of a game to the policy's engine or to a partner's."""
+    """Passes each request of a game to the policy's engine or a partner's."""
 
     def __init__(
         self, policy: GameRunner, *, frozen: Mapping[str, Frozen], endpoints: Mapping[str, Endpoint]
@@ -55,9 +55,9 @@ class EngineRouter:
     def run_games(
         self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
-        """Run one coroutine for each game with the policy's engine; results in order.
+        """Run one coroutine per game with the policy's engine; results in order.
 
-        Partners answer on the same event loop: frozen engines work in threads.
+        Partners answer on the same event loop; frozen engines work in threads.
         """
         waves = {
             name: WaveScheduler(partial(frozen.generate_batch, sampling=sampling), in_thread=True)
@@ -73,8 +73,8 @@ class EngineRouter:
 
     @contextmanager
     def rollout(self) -> Iterator[None]:
-        """A rollout of the policy's engine and of all frozen ones. A frozen engine that was lost in
-        the last attempt is started again."""
+        """A rollout of the policy's engine and all frozen ones. A frozen engine that was lost in
+        the last attempt is restarted."""
         for frozen in self._frozen.values():
             if frozen.engine.lost:
                 frozen.engine.restart()

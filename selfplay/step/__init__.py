@@ -27,7 +27,7 @@ from selfplay.learner.update import update_policy
 from selfplay.metrics.observer import Step, TokenRecord
 from selfplay.metrics.records import checked_state, logged, mean_advantages
 from selfplay.metrics.step import step_metrics
-from selfplay.partners.opponents import tell_played
+from selfplay.partners.opponents import pass_results
 from selfplay.rollout.driver import Rollout, first_turns, play_games
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.play import play_of
@@ -56,7 +56,7 @@ def take_step(run: Run, step: int) -> Step:
         rollout = play(run, step, run.world.replica.share(config.rollout.instances))
         methods = [method for policy in run.policies for method in policy.learner.methods]
         rollout = after_play(run, step, rollout, methods, [*config.further_instances])
-        tell_played(run.opponents, step, rollout.episodes, run.world)
+        pass_results(run.opponents, step, rollout.episodes, run.world)
         with run.timed("credit"), raise_on_all_ranks(run.world):
             rollout = replace(rollout, episodes=with_rewards(rollout.episodes, config.reward))
         batch = credit(run, rollout)

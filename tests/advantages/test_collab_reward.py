@@ -154,16 +154,16 @@ def test_a_judge_marks_games_and_their_continuations(
     assert unmarked.measures["interactivity"] == 0.0, "the rubric's mark stays"
     assert unmarked.measures["judged"] == 0.0 and unmarked.judge == "I would rather not."
     assert capsys.readouterr().err == (
-        "methods.judge.model must answer as collab asks it to, got 'I would rather not.'; such "
-        "games keep the game's own rating (judged)\n"
+        "methods.judge.model must answer in the form that collab asks for, got 'I would rather "
+        "not.'; such games keep the game's own rating (judged)\n"
     )
 
 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ('Fine.\n{"rating": 0.5}', "must answer as collab asks it to, got 'Fine."),
-        ('Fine.\n{"interactivity": 0.5}', "answers for a game of "),
+        ('Fine.\n{"rating": 0.5}', "must answer in the form that collab asks for, got 'Fine."),
+        ('Fine.\n{"interactivity": 0.5}', "rates a game of "),
     ],
 )
 def test_a_judge_that_collab_cannot_read_is_told_at_the_start(

@@ -22,7 +22,7 @@ from selfplay.config.load import load
 from selfplay.config.own_code import copies_of, kept_in, other_code, own_code, own_names
 from selfplay.errors import SettingsError
 from selfplay.metrics.run_folder import check_run_folder, keep_code, open_run
-from selfplay.partners.checkpoints import check_same_game, find_source, tell_code
+from selfplay.partners.checkpoints import check_same_game, find_source, print_code
 
 ROOT = Path(__file__).resolve().parents[2]
 GAME = """
@@ -207,7 +207,7 @@ def test_a_policy_of_another_version_of_the_game_is_told(
     check_same_game(find_source(other), config.game, what="RUN", played=run)
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and f"{other} was trained with" in told and "_helper.py" in told
-    tell_code(config, find_source(other))
+    print_code(config, find_source(other))
     shown = capsys.readouterr()
     assert shown.out == f"code: {run}/code/{own.name}\n" and shown.err == told
 

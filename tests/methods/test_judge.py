@@ -124,7 +124,7 @@ def test_a_judge_without_a_mark_stops_the_run_after_its_first_step(
 ) -> None:
     """16 games are played, and no token is trained. Why is said once."""
     answer = Answer("0.5")
-    why = 'must answer with {"mark": 0.6}, from 0 to 1, on a line of its own, got'
+    why = 'must answer with {"mark": 0.6}, from 0 to 1, on a separate line, got'
     (tmp_path / "rubric.md").write_text(RUBRIC)
     begin_warm(tmp_path / "run")
     tried = Answer('{"mark": 0.5}')  # the first, before the run
@@ -134,7 +134,7 @@ def test_a_judge_without_a_mark_stops_the_run_after_its_first_step(
         assert run_tiny(tmp_path / "run", *words) == 1
         said = capsys.readouterr()
         assert said.err.count(why) == 1 and "self-play took" not in said.out
-        assert "after step 1: the mean of num_games is 0 (16 are void)" in said.err
+        assert "after step 1: the mean of num_games is 0 (16 were aborted)" in said.err
         (line,) = metrics_of(tmp_path / "run")
         assert line["num_void"] == 16 and line["void_share"] == 1.0
         assert run_tiny(tmp_path / "run", *words, "monitors=[]", "steps=2") == 0
@@ -147,7 +147,7 @@ def test_a_judge_without_a_mark_stops_the_run_after_its_first_step(
     [
         (
             Answer("0.5"),
-            "must answer with {\"mark\": 0.6}, from 0 to 1, on a line of its own, got '0.5'",
+            "must answer with {\"mark\": 0.6}, from 0 to 1, on a separate line, got '0.5'",
         ),
         (Answer(body=b"", status=500), "must answer before the run: endpoint:judge@"),
     ],

@@ -83,7 +83,7 @@ def test_void_games_are_warned_of_and_stop_a_run_where_they_are_most_of_three_st
     void = [HEALTHY | {"void_share": share, "num_void": 16 * share} for share in (0.0, 0.875)]
     assert stopped([void[1], *[void[0]] * 9, void[1], void[0], void[0]], *DEFAULT_MONITORS) is None
     said = capsys.readouterr().err
-    assert said.count("'warn if void_share > 0.1', step ") == said.count("(14 are void)") == 2
+    assert said.count("'warn if void_share > 0.1', step ") == said.count("(14 were aborted)") == 2
     assert stopped([*[void[0]] * 9, *[void[1]] * 9], *DEFAULT_MONITORS) == 11
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from selfplay.config.plugins import function_of
 from selfplay.distributed import init_world
-from selfplay.partners.opponents import Opponents, Result, Shares, tell_played
+from selfplay.partners.opponents import Opponents, Result, Shares, pass_results
 from selfplay.preflight.functions import findings
 from tests.helpers.hand_episodes import episode, said
 from tests.helpers.small_games import config_of, refusal
@@ -88,9 +88,9 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        ("Stranger", "draw must name partners of self, pool:0, got 'scripted:solo'"),
+        ("Stranger", "draw must name partners among self, pool:0, got 'scripted:solo'"),
         ("Negative", "a share of at least 0, got -1.0 for self"),
-        ("Nobody", "one positive share, got {'self': 0.0}"),
+        ("Nobody", "a positive share, got {'self': 0.0}"),
         ("Many", r"a share for each partner, got \['self', 'pool:0'\]"),
         ("Tosses", "draw must be deterministic"),
         ("Forgets", "state must hold all that draw depends on"),
@@ -145,7 +145,7 @@ def test_results_have_the_scores_of_both_sides() -> None:
         game = episode(both, transcripts=(said(1), None))
         outcome = replace(game.outcome, seat_scores=both)
         games.append(replace(game, partner="pool:3", outcome=outcome))
-    tell_played(Told(config_of()), 0, games, init_world(device="cpu"))
+    pass_results(Told(config_of()), 0, games, init_world(device="cpu"))
     assert told == {"pool:3": Result(2, pytest.approx(0.3), 0.8), "self": Result(1, 0.5, 0.5)}
 
 
@@ -191,5 +191,5 @@ def test_a_draw_that_fails_in_a_step_saves_the_step_before(
     begin_warm(tmp_path / "run", *words)
     assert run_tiny(tmp_path / "run", *words) == 1
     said = capsys.readouterr().err
-    assert "draw must name partners of self, pool:0, got 'pool:7'" in said
+    assert "draw must name partners among self, pool:0, got 'pool:7'" in said
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_000001"]

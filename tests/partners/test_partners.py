@@ -334,7 +334,7 @@ def test_a_run_with_a_frozen_checkpoint_and_a_script(
     frozen = f"checkpoint:{folder}/warm_start"
     partners = f"rollout.partners=[self,{frozen},scripted:honest]"
     run_warm(folder, partners, "rollout.instances=6", "steps=2")
-    assert "MiB of weights more on cpu" in capsys.readouterr().out
+    assert "MiB of additional weights on cpu" in capsys.readouterr().out
     for line in metrics_of(folder):
         scores = {name for name in line if name.startswith("score/")}
         assert scores == {

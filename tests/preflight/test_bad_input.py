@@ -362,7 +362,7 @@ SETTINGS: list[Row] = [
     ("methods.judge.rubric=rubric.md", "methods.judge.model must be checkpoint…got ''"),
     (
         "methods={resample: {}, judge: {model: 'checkpoint:a', rubric: b}}",
-        "methods.judge must stand before methods.resample",
+        "methods.judge must come before methods.resample",
     ),
     ("reward.judge=endpoint:small@http://127.0.0.1:8000/v1", "is methods.judge.model now"),
     ((*FILE, "data.start=3", "data.train=generated"), "data.start needs data.train"),

@@ -55,7 +55,7 @@ from selfplay.errors import RunEnds, SettingsError
 from selfplay.evaluation.evaluate import check_room
 from selfplay.evaluation.games import find_games
 from selfplay.evaluation.plan import ITSELF, find_config, find_partner
-from selfplay.partners.checkpoints import ONE_PROCESS, Source, find_source, tell_code
+from selfplay.partners.checkpoints import ONE_PROCESS, Source, find_source, print_code
 from selfplay.partners.endpoint import check_endpoint
 from selfplay.partners.partners import Partners
 from selfplay.preflight.command_line import Parser, refused
@@ -110,11 +110,11 @@ def find_players(args: argparse.Namespace) -> tuple[Spec, Config, Source | None]
             given = "--partner or --watch" if args.config else "no --config FILE"
             raise ValueError(f"{name} needs only --config FILE, with the game's name, got {given}")
         config = load_config(args.config, [*ONE_PROCESS, *args.overrides])
-        tell_code(config, None)
+        print_code(config, None)
         return read_spec(name, config.game, config.rollout, what="RUN"), config, None
     source = find_source(args.run)
     config = find_config(source, args.config, args.overrides)
-    tell_code(config, source)
+    print_code(config, source)
     played = args.config or source.settings or source.home
     # The policy may have any seats here: the person takes one that it leaves.
     spec = ITSELF
