@@ -41,14 +41,15 @@ def main(words: Sequence[str] | None = None) -> int:
         args = parser.parse_intermixed_args(words)
         parser.check_settings(args.overrides)
         key = key_of(args.name)
-        use = as_setting(key, args.name)
-        config = load(Config, args.config, [*args.overrides, use])
+        is_named = any(args.name in word for word in args.overrides)
+        use = [*([] if is_named else [as_setting(key, args.name)]), *args.overrides]
+        config = load(Config, args.config, use)
         for line in map(on_one_line, findings(key, args.name, config)):
             print(line if line.startswith(("warning: ", "note: ")) else f"ok  {line}", flush=True)
     except ValueError as error:
         return refused(PROGRAM, error)
     given = [f"--config {args.config}"] if args.config else []
-    print("use it as", *given, shlex.quote(use), *args.overrides)
+    print("use it as", *given, *map(shlex.quote, use))
     return 0
 
 

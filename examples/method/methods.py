@@ -18,8 +18,9 @@ from selfplay.model.policy import hidden_states
 
 
 class Forecast(Method):
-    """A model beside the policy: it forecasts each seat's reward before each of its tokens, and the
-    advantage is what the game brought above the forecast. On one GPU or a CPU."""
+    """A model next to the policy forecasts each seat's reward before each of its tokens, and the
+    advantage is the reward minus the forecast. It learns from the groups that the advantage keeps;
+    with algorithm.advantage=ema these are all. On one GPU or a CPU."""
 
     @dataclass(frozen=True)
     class Options:
@@ -34,7 +35,7 @@ class Forecast(Method):
         super().__init__(options, parts)
         self.model = parts.load()  # sharded as the policy is, with its first weights
         self.head = nn.Linear(self.model.config.hidden_size, 1, device=parts.learner.world.device)
-        for parameter in self.head.parameters():  # a run draws no number without a seed
+        for parameter in self.head.parameters():  # nn.Linear draws them without a named seed
             nn.init.zeros_(parameter)
         module = nn.ModuleDict({"model": self.model, "head": self.head})
         optimizer = torch.optim.AdamW(module.parameters(), lr=options.lr)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from functools import partial
 from importlib import import_module
@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationInfo, with_config
 from pydantic.dataclasses import is_pydantic_dataclass
 from typing_extensions import TypedDict
 
-from selfplay.config.plugins import PLUGINS, check_name, has_options, options_class
+from selfplay.config.plugins import PLUGINS, NoOptions, check_name, has_options, options_class
 from selfplay.config.schema import RULES, Described, described
 from selfplay.config.text import show
 
@@ -106,18 +106,21 @@ def typed_engine(given: Any, base: Any, info: ValidationInfo) -> Any:
     return typed(kind, "engine", given, context)
 
 
-def all_described(config: Any) -> list[Described]:
+def all_described(
+    config: Any, methods: Iterable[str] = (), engines: Iterable[str] = ()
+) -> list[Described]:
     """Every key of the settings as text: of `config` with the features' sections, of each built-in
-    method and play, and of each engine kind alone."""
+    method and play, and of each engine kind alone. `methods` and `engines` name further ones."""
     entries = []
     for entry in described(config):
         name = entry.name
         entries += _section(name, section_class(name), name) if name in SECTIONS else [entry]
-    for name in PLUGINS[METHODS].built_in:
+    for name in dict.fromkeys((*PLUGINS[METHODS].built_in, *methods)):
         home = f"{METHODS}.{name}"
         entries += _section(home, options_class(METHODS, name), home)
-    for name in PLUGINS[ENGINE].built_in:
-        kind = options_class(ENGINE, name)
+    for name in dict.fromkeys((*PLUGINS[ENGINE].built_in, *engines)):
+        if (kind := options_class(ENGINE, name)) is NoOptions:
+            continue
         common = {f"engine.{field.name}" for field in fields(kind.__base__)}
         own = _section(f"{ENGINE} {name}", kind, "engine")
         entries += [each for each in own if each.name not in common]
@@ -128,5 +131,5 @@ def all_described(config: Any) -> list[Described]:
 
 def _section(title: str, kind: Any, home: str) -> list[Described]:
     """The class of a section's settings as text: its title and sentence, then its keys."""
-    sentence = " ".join(kind.__doc__.split())
+    sentence = " ".join((kind.__doc__ or "").split())
     return [Described(title, None, "", (), sentence), *described(kind, home)]

@@ -152,6 +152,22 @@ class Method:
         """
 
 
+def checked_samples(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """The samples that a hook gives. Raises OwnFault for one without a number per token."""
+    for sample in samples:
+        lists: dict[str, Sequence[float]] = {"mask": sample.mask, **sample.columns}
+        lists["old_logprobs"] = sample.old_logprobs
+        if sample.advantages:
+            lists["advantages"] = sample.advantages
+        for name, values in lists.items():
+            if len(values) != len(sample.ids):
+                raise OwnFault(
+                    f"it must give a number of {name} per token, got {len(values)} for the "
+                    f"{len(sample.ids)} tokens of sample {sample.name}"
+                )
+    return samples
+
+
 def check_methods(config: Config, *, ask: bool) -> None:
     """Ask each method of the settings whether it is `ready`."""
     for name, kind, options in methods_of(config):

@@ -32,7 +32,7 @@ from selfplay.errors import OwnFault, RunEnds, SettingsError
 from selfplay.learner.batch import MicroBatch, micro_batches, num_trained_tokens
 from selfplay.learner.learner import Learner, TokenMeans, batch_logprobs, reference_logprobs
 from selfplay.learner.loss import aggregation_weights, checked_losses, kl_estimate, kl_losses
-from selfplay.learner.method import LossTerm, asking
+from selfplay.learner.method import LossTerm, asking, checked_samples
 from selfplay.learner.rescore import (
     MISMATCH_METRICS,
     Watched,
@@ -68,6 +68,7 @@ def update_policy(
     for method in learner.methods:
         with asking(method, learner.world):
             samples, metrics = method.prepare(samples, step=step, config=config)
+            samples = checked_samples(samples)
         check_mismatch(metrics, max_mismatch)
         rollout_metrics |= metrics
     optim = config.optim

@@ -237,9 +237,11 @@ def split_list(text: str) -> list[str]:
 def help_of(section: str, config: Path | None, overrides: Sequence[str]) -> str:
     """The help text of a section (or key), of "all", or of the common keys ("").
 
-    The section game includes the options of the game that the settings name.
+    The sections game, methods and engine include the options of what the settings name there.
     """
-    entries = all_described(Config)
+    methods, engine = (read_value(config, overrides, key) for key in ("methods", "engine.kind"))
+    methods = methods if isinstance(methods, dict) else {}
+    entries = all_described(Config, methods, [engine] if isinstance(engine, str) else [])
     sections = [entry.name for entry in entries if entry.kind is None and "." not in entry.name]
     if not section:
         common = [entry for entry in entries if entry.name in COMMON]

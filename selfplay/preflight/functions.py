@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import difflib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -410,9 +411,9 @@ def _check_method(kind: Any, config: Config) -> Iterator[str]:
     yield f"hooks: {', '.join(used) or 'none'}"
     options = dataclasses.fields(kind.Options)
     yield f"settings: {', '.join(each.name for each in options) or 'none'}"
-    for name in vars(kind):
-        if name not in (*HOOKS, *vars(Method)) and (near := nearest(name, HOOKS)):
-            yield f"warning: {name} is not a hook{near}"
+    for name in vars(kind).keys() - {*HOOKS, *vars(Method)}:
+        if near := difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8):
+            yield f"warning: {name} is not a hook; nearest is {near[0]}"
 
 
 # --- observers ------------------------------------------------------------------------------------

@@ -254,14 +254,16 @@ class StartCheck:
                 unpacked is None or not _mean_mismatch(unpacked, plain) <= bound
             ):
                 fault = "the trainer's weights or their sharding"
-        elif not mismatches.get("engine", 0.0) <= bound:
-            fault = "the engine"
-        else:
-            return None
-        return (
-            f"model.path must give the same numbers everywhere, {self.described.model_type} does "
-            f"not: {fault}; {summary}"
-        )
+            return (
+                "model.path must give the same numbers everywhere, "
+                f"{self.described.model_type} does not: {fault}; {summary}"
+            )
+        if not mismatches.get("engine", 0.0) <= bound:
+            return (
+                "engine.kind must give the log-probs of the trainer, which it does not for "
+                f"{self.described.model_type}; {summary}"
+            )
+        return None
 
 
 def reachable_vocab_size(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -21,7 +21,7 @@ from selfplay.engines.base import Sampling
 from selfplay.errors import OwnFault
 from selfplay.evaluation.held_out import validation
 from selfplay.learner.batch import balance_tokens
-from selfplay.learner.method import Method, asking
+from selfplay.learner.method import Method, asking, checked_samples
 from selfplay.learner.rescore import Watched
 from selfplay.learner.update import update_policy
 from selfplay.metrics.observer import Step, TokenRecord
@@ -162,7 +162,7 @@ def credit(run: Run, rollout: Rollout) -> Batch:
             own = [sample for sample in samples if sample.policy == policy.name]
             for method in policy.learner.methods:
                 with asking(method, run.world):
-                    own = method.samples(own, rollout.episodes)
+                    own = [*checked_samples(method.samples(own, rollout.episodes))]
             own, baselines = compute_advantages(
                 own, policy.baselines, algorithm=policy.config.algorithm, world=run.world
             )

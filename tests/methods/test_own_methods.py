@@ -82,9 +82,10 @@ def test_the_check_names_the_hooks_and_a_slip_in_one(
     assert "ok  hooks: prepare, terms\n" in capsys.readouterr().out
     own = tmp_path / "own_slips.py"
     head = "from selfplay.learner.method import Method\nclass Mine(Method):\n    def "
-    own.write_text(f"{head}after_plays(self): ...\n")
+    own.write_text(f"{head}after_plays(self): ...\n    def values(self): ...\n")
     assert main([f"{own}:Mine"]) == 0
-    assert "after_plays is not a hook; nearest is after_play" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "after_plays is not a hook; nearest is after_play" in said and "values" not in said
     other = tmp_path / "own_other.py"
     other.write_text(f"{head}terms(self, terms): ...\n")
     assert main([f"{other}:Mine"]) == 2
@@ -96,6 +97,10 @@ def test_the_check_names_the_hooks_and_a_slip_in_one(
     [
         ("samples(self, samples, episodes): return samples[0].nothing", "no attribute 'nothing'"),
         ("after_play(self, rollout, more, *, config): return more(1)", "it may play 0 instances"),
+        (
+            "prepare(self, samples, *, step, config): return samples[0].mask.pop() and samples, {}",
+            "a number of mask per token, got",
+        ),
     ],
 )
 def test_a_hook_that_fails_ends_the_step_in_one_line(tmp_path: Path, hook: str, why: str) -> None:

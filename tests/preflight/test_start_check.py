@@ -81,7 +81,7 @@ def test_an_engine_with_other_weights_is_named(folder: Path) -> None:
     with torch.no_grad():
         other.model.layers[1].mlp.down_proj.weight.flatten()[::100] *= 1.05
     start.sample(HFEngine(other))
-    with pytest.raises(SettingsError, match=r"mistral .*the engine"):
+    with pytest.raises(SettingsError, match=r"engine\.kind .*mistral"):
         start.compare(learner, None, folder)
 
 
