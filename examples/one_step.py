@@ -4,10 +4,10 @@ the optimizer step, the engine's new weights.
     python examples/one_step.py     # a warm start, then three steps: a minute on a CPU core
 
 This is the trainer's step (GRPO) in plain PyTorch: one game, one sequence and one token at a time.
-`tests/test_one_step.py` holds the two equal. One set of weights, the policy, plays all seats. A
-sample is one seat's game as tokens, read and sampled. A group has the samples of one seat in all
-games of an instance. Shapes: T tokens of a sample, K of them trained, V words. Comments name the
-files of `selfplay/` that do a thing in another way. Left out: ranks (distributed/), faults and
+`tests/test_one_step.py` tests that the two are equal. One set of weights, the policy, plays all
+seats. A sample is one seat's game as tokens, read and sampled. A group has the samples of one seat
+in all games of an instance. Shapes: T tokens of a sample, K of them trained, V words. Comments name the
+files of `selfplay/` that work in another way. Left out: ranks (distributed/), faults and
 checks of engines (weight_sync/), and methods added to GRPO, such as a critic (methods/)."""
 
 import random
@@ -34,7 +34,7 @@ from selfplay.data.seeds import named_seed
 
 @dataclass
 class Sample:
-    """One seat's game. Each list has one entry a token [T]."""
+    """One seat's game. Each list has one entry per token [T]."""
 
     name: str
     group: str
@@ -45,14 +45,14 @@ class Sample:
     advantages: list[float] = field(default_factory=list)
 
     def add(self, ids, logprobs=None):
-        """Append tokens that the seat read, or with log-probs, that it sampled."""
+        """Append tokens that the seat read, or, with log-probs, sampled."""
         self.ids += ids
         self.mask += [int(logprobs is not None)] * len(ids)
         self.old_logprobs += logprobs or [0.0] * len(ids)
         self.rewards += [0.0] * len(ids)
 
     def pay(self, reward):
-        """Add a reward at the last token sampled so far, maybe turns ago, if there is one."""
+        """Add a reward at the last token sampled so far, possibly turns ago, if any."""
         if sampled := self.trained(range(len(self.mask))):
             self.rewards[sampled[-1]] += reward
 
@@ -70,7 +70,7 @@ class Position:
     """A game in play. `names` name its random draws, so that any game can be played again."""
 
     game: Game
-    samples: list[Sample]  # one a seat
+    samples: list[Sample]  # one per seat
     names: tuple
     unread: list[str]  # what each seat reads before its next turn
     tries: list[tuple[int, str]] = field(default_factory=list)  # (seat, "legal"|"refused"|"cut")
@@ -101,7 +101,7 @@ def turn(position, engine, rendering, config):
     seed = named_seed(*position.names, seat, sum(seat == other for other, _ in position.tries))
     stop_ids, temperature = rendering.stop_ids, rollout.temperature
     ids, logprobs = generate(engine, sample.ids, room, temperature, stop_ids, seed)
-    sample.add(ids, logprobs)  # refused tries train too, so that the policy learns to avoid them
+    sample.add(ids, logprobs)  # invalid tries train too, so that the policy learns to avoid them
     complete, text = ids[-1] in stop_ids, rendering.decode(ids)
     if not complete and room < rollout.max_new_tokens:  # the game's limit: a retry has no room
         position.tries.append((seat, "cut"))
@@ -140,8 +140,8 @@ def generate(engine, prompt, num, temperature, stop_ids, seed):
 
 
 def pay_outcome(position, reward):
-    """Pay each seat its final reward (others: advantages/rewards.py). Where the last try was
-    refused or cut, its seat forfeits, and the game says what that pays; else it ends as it is."""
+    """Pay each seat its final reward (others: advantages/rewards.py). If the last try was refused
+    or cut, its seat forfeits, and the game gives the outcome; else the outcome is unchanged."""
     game, (last, how) = position.game, (position.tries or [(0, "legal")])[-1]
     outcome = game.outcome() if how == "legal" else game.outcome_of_forfeit(last)
     for number, sample in enumerate(position.samples):
@@ -165,9 +165,9 @@ def play(engine, rendering, config, step):
 
 def grpo(samples, algorithm):
     """Samples with advantages, A_t = (R_t - m) / (s + eps): R_t is the return of token t, m and s
-    are the mean and standard deviation of returns in the group, in which samples count alike,
+    are the mean and standard deviation of returns in the group; samples have equal weights,
     whatever their length. Groups of equal returns have no gradient and are dropped. Seats of one
-    game are never compared, for they may share a reward. Others: advantages/advantages.py."""
+    game are never compared, because they may share a reward. Others: advantages/advantages.py."""
     kept, groups = [], {}
     for sample in samples:
         groups.setdefault(sample.group, []).append(sample)
@@ -182,8 +182,8 @@ def grpo(samples, algorithm):
 
 
 def policy_logprobs(model, sample, temperature):
-    """Log-probs of the trained tokens [K]. The trainer packs samples into rows, computes prefixes
-    that they share once (learner/batch.py), and never has all logits (model/logprob.py)."""
+    """Log-probs of the trained tokens [K]. The trainer packs samples into rows, computes shared
+    prefixes once (learner/batch.py), and never has all logits (model/logprob.py)."""
     ids_T, trained_T = torch.tensor(sample.ids), torch.tensor(sample.mask) == 1
     logprobs_TV = (model(ids_T[None]).logits[0, :-1] / temperature).log_softmax(-1)
     return logprobs_TV.gather(1, ids_T[1:, None])[:, 0][trained_T[1:]]
@@ -191,7 +191,7 @@ def policy_logprobs(model, sample, temperature):
 
 def clipped_surrogate(logprobs_K, sample, algorithm):
     """PPO's clipped objective, negated [K]. The ratio's denominator is the engine's own log-prob of
-    the token, so the ratio also corrects what engine and trainer differ by. Other losses:
+    the token, so the ratio also corrects the mismatch of engine and trainer. Other losses:
     learner/loss.py; a KL and an entropy term: learner/update.py."""
     old_K = logprobs_K.new_tensor(sample.trained(sample.old_logprobs))
     advantages_K = logprobs_K.new_tensor(sample.trained(sample.advantages))
@@ -201,8 +201,8 @@ def clipped_surrogate(logprobs_K, sample, algorithm):
 
 
 def update(model, optimizer, samples, config, *, step, lr, loss=clipped_surrogate):
-    """Passes over the samples (epochs), an optimizer step a minibatch (learner/update.py). By
-    default one of each, so every ratio is 1 but for rounding, and nothing is clipped."""
+    """Passes over the samples (epochs), one optimizer step per minibatch (learner/update.py). By
+    default one of each, so every ratio is 1 up to rounding, and nothing is clipped."""
     for epoch in range(config.algorithm.epochs):
         order = [*range(len(samples))]
         random.Random(named_seed(config.seed, "minibatches", step, epoch)).shuffle(order)

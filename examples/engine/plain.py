@@ -1,5 +1,5 @@
-"""An engine of your own: one prompt after the other, each token by a whole forward pass. It is slow
-and short; it shows what an engine must do.
+"""A custom engine: one prompt after the other, each token by a whole forward pass. It is slow and
+short; it shows what an engine must do.
 
     python -m selfplay.check examples/engine/plain.py:PlainEngine
     python train.py --config configs/tiny.yaml out=runs/plain \

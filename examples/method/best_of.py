@@ -1,12 +1,12 @@
-"""A play of your own: before each move of the policy, several moves are tried on copies of the
-game, and the game goes on with the one that a value of your own likes best.
+"""A custom play: before each move of the policy, several moves are tried on copies of the game, and
+the game continues with the move of the highest custom value.
 
     python -m selfplay.check examples/method/best_of.py:play rollout.options.tries=2
     python train.py --config configs/tiny.yaml out=runs/best_of \
         rollout.play=examples/method/best_of.py:play rollout.options.tries=4
 
-The chosen moves train as if they were sampled alone, so the update leans towards what the value
-likes, as imitation of the best moves does.
+The chosen moves train as if they had been sampled alone, so the update favours moves of high value,
+like imitation of the best moves.
 """
 
 from selfplay.engines.base import run_all
@@ -26,6 +26,6 @@ async def play(position, generate, tries: int = 4):
 
 
 def value(position):
-    """Legal moves before refused ones; then the value of the last proposal, best first."""
+    """Legal moves before invalid ones, then by the value of the last proposal."""
     legal = bool(position.turns) and position.turns[-1].error is None
     return legal, position.setup.game.outcome().proposal_norm

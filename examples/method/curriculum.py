@@ -1,4 +1,4 @@
-"""Training instances of your own: of any difficulty at first, then as the game's settings say.
+"""Custom training instances: of any difficulty at first, then by the game's settings.
 
     python -m selfplay.check examples/method/curriculum.py:instances --config configs/tiny.yaml
     python train.py --config configs/tiny.yaml out=runs/curriculum \
@@ -9,7 +9,7 @@ from selfplay.data.seeds import named_seed
 
 
 def instances(step, numbers, config, easy_steps: int = 20):
-    """One instance for each number; a number of a step has the same one on every rank."""
+    """One instance per number; a number of a step has the same instance on every rank."""
     kit, options = config.game.kit, config.game.options
     if step < easy_steps:
         options = kit.easy(options)

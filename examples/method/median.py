@@ -1,5 +1,5 @@
-"""An advantage of your own: the return minus the median of the group, so one lucky game of eight
-does not make the other seven look bad.
+"""A custom advantage: the return minus the median of the group, so one lucky game of eight does not
+make the other seven look bad.
 
     python -m selfplay.check examples/method/median.py:advantage
     python train.py --config configs/tiny.yaml out=runs/median \
@@ -11,7 +11,7 @@ from statistics import median
 
 
 def advantage(samples, state, algorithm):
-    """Each sample's (baseline, divisor): its group's median, and 1; None, which leaves it out, in a
+    """Each sample's (baseline, divisor): its group's median, and 1; None leaves a sample out, in a
     group of equal returns."""
     returns = defaultdict(list)
     for sample in samples:

@@ -1,4 +1,4 @@
-"""Three methods of your own, each a class with some of the six hooks of a method.
+"""Three custom methods, each a class with some of the six hooks of a method.
 
     python -m selfplay.check examples/method/methods.py:Forecast
     python train.py --config configs/tiny.yaml out=runs/forecast \
@@ -33,7 +33,7 @@ class Forecast(Method):
 
     def __init__(self, options, parts):
         super().__init__(options, parts)
-        self.model = parts.load()  # sharded as the policy is, with its first weights
+        self.model = parts.load()  # sharded like the policy, with its first weights
         self.head = nn.Linear(self.model.config.hidden_size, 1, device=parts.learner.world.device)
         for parameter in self.head.parameters():  # nn.Linear draws them without a named seed
             nn.init.zeros_(parameter)
@@ -74,7 +74,7 @@ class UntilOneAgrees(Method):
     @dataclass(frozen=True)
     class Options:
         more_instances: int = 8
-        """how many instances a step may play beside rollout.instances"""
+        """the most instances that a step may play in addition to rollout.instances"""
 
     def after_play(self, rollout, more, *, config):
         left = self.options.more_instances
@@ -84,7 +84,7 @@ class UntilOneAgrees(Method):
         return rollout
 
     def agreements(self, rollout):
-        """Of all ranks, since every rank must ask for equally many instances."""
+        """Over all ranks, because every rank must ask for the same number of instances."""
         own = sum(game.outcome.agreed for game in rollout.episodes)
         return all_reduce_sum([float(own)], self.parts.learner.world)[0]
 

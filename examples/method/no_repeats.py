@@ -1,4 +1,4 @@
-"""A reward of your own: the game's, and less for a seat that says the same thing again.
+"""A custom reward: the game's reward, and less for a seat that repeats itself.
 
     python -m selfplay.check examples/method/no_repeats.py:reward --config configs/tiny.yaml
     python train.py --config configs/tiny.yaml out=runs/no_repeats \
@@ -7,7 +7,7 @@
 
 
 def reward(episode, options=None):
-    """The game's rewards at its end, and -cost for each turn that repeats one of the same seat."""
+    """The game's rewards at its end, and -cost for each turn that repeats an earlier one."""
     cost = (options or {}).get("cost", 0.1)
     said, moves, seats = set(), [], range(len(episode.outcome.rewards))
     for turn in episode.turns:

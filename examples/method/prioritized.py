@@ -1,5 +1,5 @@
-"""Opponents of your own: self-play at first, then half of the games with an earlier policy, drawn
-the more often the worse the policy did with it (prioritized fictitious self-play, as in AlphaStar's
+"""Custom opponents: self-play at first, then half of the games with an earlier policy, drawn more
+often if the policy scored worse against it (prioritized fictitious self-play, as in AlphaStar's
 league, doi.org/10.1038/s41586-019-1724-z).
 
     python -m selfplay.check examples/method/prioritized.py:Prioritized rollout.partners=[self,pool]
@@ -16,7 +16,7 @@ from selfplay.partners.opponents import Opponents
 class Prioritized(Opponents):
     @dataclass(frozen=True)
     class Options:
-        alone: int = 10  # steps of self-play before the first with the pool
+        alone: int = 10  # steps of self-play before the first step with the pool
 
     def __init__(self, config):
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""A player of your own: the policy, told before each turn how many words to use.
+"""A custom player: the policy with a hint about the number of words before each turn.
 
     python -m selfplay.check examples/method/reminded.py:Reminded
     python train.py --config configs/tiny.yaml out=runs/reminded warm_start.num_games=0 \
@@ -11,8 +11,8 @@ HINT = "(Use at most ten words.)"
 
 
 class Reminded(PolicyPlayer):
-    """Reads a hint after each observation; the hint never trains, what the policy samples does."""
+    """Reads a hint after each observation; only the sampled tokens train, never the hint."""
 
     async def move(self, game, seat, observation, generate):
-        told = "\n".join(text for text in (observation, HINT) if text)
-        return await super().move(game, seat, told, generate)
+        read = "\n".join(filter(None, (observation, HINT)))
+        return await super().move(game, seat, read, generate)

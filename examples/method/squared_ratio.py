@@ -1,4 +1,4 @@
-"""A loss of your own: REINFORCE that stays near the policy that sampled.
+"""A custom loss: REINFORCE that stays close to the sampling policy.
 
     python -m selfplay.check examples/method/squared_ratio.py:loss algorithm.options.tau=0.1
     python train.py --config configs/tiny.yaml out=runs/squared_ratio \

@@ -1,5 +1,5 @@
-"""An observer of your own: a number in metrics.jsonl and on the page, here the longest message of
-each step in words, and how many messages are longer than a setting of its own.
+"""A custom observer: numbers in metrics.jsonl and on the page, here the longest message of each
+step in words, and the number of messages longer than its setting.
 
     python -m selfplay.check examples/observer/lengths.py:Lengths
     python train.py --config configs/tiny.yaml out=runs/lengths \
@@ -14,12 +14,12 @@ from selfplay.metrics.observer import Observer
 
 
 class Lengths(Observer):
-    """Words of what the policy's seats write in a turn. A resumed run keeps the record."""
+    """Words that the policy's seats write in a turn. A resumed run keeps the record."""
 
     @dataclass(frozen=True)
     class Options:
         most: int = 10
-        """words of a message that is not long"""
+        """the most words of a message that is not long"""
 
     record = 0
 

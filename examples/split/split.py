@@ -22,7 +22,9 @@ class Options:
 class Instance:
     key: str
     counts: tuple[int, ...]  # of each item
-    values: tuple[tuple[int, ...], ...]  # of one such item to each player; all are worth TOTAL
+    values: tuple[
+        tuple[int, ...], ...
+    ]  # of one item to each player; all items together are worth TOTAL
 
 
 class Split(TurnGame):
@@ -32,7 +34,7 @@ class Split(TurnGame):
         "Split the items; each keeps what its share is worth to it, without a deal nothing. Write "
         "[message] WORDS, [offer] NUMBERS (of each item for yourself), or [accept]."
     )
-    shares = ((), ())  # of the offer on the table, seat by seat
+    shares = ((), ())  # of the pending offer, by seat
     agreed = False
 
     def sees(self, seat):
@@ -93,8 +95,8 @@ def generate_instance(options, *, seed, index):
 
 
 def player(wants):
-    """A player that accepts what is worth at least `wants`, anything after five moves, and offers
-    to keep just that much."""
+    """A player that accepts a share worth at least `wants`, any share after five moves, and offers
+    to keep a share worth just that."""
 
     def move(view, draw):
         own = numbers(view.own)
