@@ -6,9 +6,9 @@ the optimizer step, the engine's new weights.
 This is the trainer's step (GRPO) in plain PyTorch: one game, one sequence and one token at a time.
 `tests/test_one_step.py` tests that the two are equal. One set of weights, the policy, plays all
 seats. A sample is one seat's game as tokens, read and sampled. A group has the samples of one seat
-in all games of an instance. Shapes: T tokens of a sample, K of them trained, V words. Comments name the
-files of `selfplay/` that work in another way. Left out: ranks (distributed/), faults and
-checks of engines (weight_sync/), and methods added to GRPO, such as a critic (methods/)."""
+in all games of an instance. Shapes: T tokens of a sample, K of them trained, V words. Comments name
+the files of `selfplay/` that work in another way. Left out: ranks (distributed/), faults and checks
+of engines (weight_sync/), and methods added to GRPO, such as a critic (methods/)."""
 
 import random
 import sys
