@@ -473,8 +473,8 @@ def _parts(learner: Learner) -> Iterator[tuple[str, str, Trained, StateDictOptio
     adapted = learner.adapters is not None
     options = StateDictOptions(ignore_frozen_params=adapted, strict=not adapted)
     yield "model", "optimizer", Trained(learner.model, learner.optimizer), options
-    for name, further in learner.further():
-        yield name, f"{name}_optimizer", further, StateDictOptions()
+    for name, trained in learner.method_modules():
+        yield name, f"{name}_optimizer", trained, StateDictOptions()
 
 
 def learner_state(learner: Learner) -> dict[str, Any]:

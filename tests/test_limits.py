@@ -24,7 +24,7 @@ from selfplay.engines.weights import plan_buckets
 from selfplay.learner.batch import deal
 from selfplay.metrics.console import step_line
 from selfplay.metrics.records import game_text
-from selfplay.model.attention import _chunks_of_like_length
+from selfplay.model.attention import _chunks_by_length
 from selfplay.partners import endpoint
 from selfplay.partners.pool import joined
 from selfplay.rollout.driver import play_games
@@ -68,7 +68,7 @@ def test_at_most_half_of_a_chunk_s_queries_and_three_quarters_of_its_keys_are_pa
 ) -> None:
     lengths = [(a, a + b) for a, b in zip(own, more, strict=False)]
     segments, sequences = (list(of) for of in zip(*lengths, strict=True))
-    chunks = _chunks_of_like_length(segments, sequences)
+    chunks = _chunks_by_length(segments, sequences)
     assert sorted(i for chunk in chunks for i in chunk) == list(range(len(lengths)))
     for chunk in chunks:
         for of, part in ((segments, 2), (sequences, 4)):

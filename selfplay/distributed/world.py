@@ -83,7 +83,7 @@ T = TypeVar("T")
 # Long enough for an engine to start between two collectives, short enough to end the run soon if a
 # rank is lost. `patience_s` is added to it.
 TIMEOUT_S = 1800.0
-WAIT_TOLD_S = 20.0  # after which a rank prints that it waits for others to start
+WAIT_REPORT_S = 20.0  # after which a rank prints that it waits for others to start
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def init_world(
     control: dist.ProcessGroup | None = None
     timeout = timedelta(seconds=TIMEOUT_S + patience_s)
     if world_size > 1 or kind == "cuda":
-        waiting = Timer(WAIT_TOLD_S, _tell_of_waiting, (rank, world_size))
+        waiting = Timer(WAIT_REPORT_S, _report_waiting, (rank, world_size))
         waiting.daemon = True
         waiting.start()
         try:
@@ -168,7 +168,7 @@ def init_world(
     )
 
 
-def _tell_of_waiting(rank: int, world_size: int) -> None:
+def _report_waiting(rank: int, world_size: int) -> None:
     """Print which ranks have not started yet."""
     host, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
     missing = [0]  # rank 0 has the store, unless the launcher has it

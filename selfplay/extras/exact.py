@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from selfplay.engines.sglang.fast.patches import LEAST_QUERIES
+from selfplay.engines.sglang.fast.patches import MIN_QUERIES
 from selfplay.model.attention import Gather, Span
 from selfplay.model.families import head_width
 from selfplay.model.logprob import fused
@@ -332,7 +332,7 @@ def engine_kernels() -> Kernels:
             v,
             span.queries_S1,
             span.keys_S1,
-            max(span.max_queries, LEAST_QUERIES),
+            max(span.max_queries, MIN_QUERIES),
             span.max_keys,
             softmax_scale=span.scale,
             causal=True,

@@ -32,7 +32,7 @@ from selfplay.model.attention import PackedRow, Prefixes
 # because every rank must join the collectives of each pass.
 DUMMY = Sample(name="", ids=[0, 0], mask=[0, 1], old_logprobs=[0.0, 0.0], advantages=[0.0, 0.0])
 # Sharing must save at least this fraction of the tokens, or gathering keys costs more.
-LEAST_SAVED = 0.1
+MIN_SAVED = 0.1
 
 Ids = Sequence[int]
 
@@ -82,7 +82,7 @@ def split(
     """Indices of the samples in each micro-batch of at most `budget` computed tokens. Each sample
     is given by its sequences, in packing order.
 
-    Samples that share a prefix are neighbours. If sharing saves too few tokens (LEAST_SAVED), the
+    Samples that share a prefix are neighbours. If sharing saves too few tokens (MIN_SAVED), the
     longest come first: samples of similar length keep the padding inside SDPA attention small. A
     sample longer than the budget gets its own micro-batch.
     """
@@ -236,7 +236,7 @@ def layout(sequences: Sequence[Ids]) -> Layout | None:
 
 def pays_off(num_shared: int, num_tokens: int) -> bool:
     """Whether sharing saves enough of a row's tokens to be worth it."""
-    return num_shared >= LEAST_SAVED * num_tokens
+    return num_shared >= MIN_SAVED * num_tokens
 
 
 def shared_lengths(sequences: Sequence[Ids]) -> list[int]:

@@ -45,7 +45,7 @@ class Learner:
     adapters: Adapters | None = None
     methods: Sequence[Method] = ()
 
-    def further(self) -> Iterator[tuple[str, Trained]]:
+    def method_modules(self) -> Iterator[tuple[str, Trained]]:
         """The modules that methods train along with the policy, by name."""
         for method in self.methods:
             yield from method.trained.items()

@@ -10,9 +10,9 @@ is the policy being trained, pi_old the one that sampled, r = pi / pi_old, A a t
 Shapes: M trained tokens of S samples; `sample_M` is the index of each token's sample, and a sample
 is never split.
 
-Log-ratios are clamped to [-LARGEST_LOG, LARGEST_LOG] before `exp`; a token beyond gets the ratio at
-the bound and no gradient. Without the clamp a log-ratio of +99 is an infinite ratio and a NaN
-gradient.
+Log-ratios are clamped to [-MAX_LOG_RATIO, MAX_LOG_RATIO] before `exp`; a token beyond gets
+the ratio at the bound and no gradient. Without the clamp a log-ratio of +99 is an infinite ratio
+and a NaN gradient.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from selfplay.errors import OwnFault
 from selfplay.learner.batch import MicroBatch
 
 Losses = tuple[Tensor, dict[str, Tensor]]  # losses [M], metrics [M] by name
-OF_LOSSES = ("ratio_mean", "clip_share")  # metrics of the built-in losses
-LARGEST_LOG = 20.0  # nats; exp(20) is 4.9e8. verl clamps log-ratios to the same range
+LOSS_METRICS = ("ratio_mean", "clip_share")  # metrics of the built-in losses
+MAX_LOG_RATIO = 20.0  # nats; exp(20) is 4.9e8. verl clamps log-ratios to the same range
 
 
 def checked_losses(
@@ -57,7 +57,7 @@ def checked_losses(
             raise OwnFault(f"{name} must have the shape [M] of logprobs_M, {wanted}, got {shape}")
         if values_M.device != logprobs_M.device:
             raise OwnFault(f"{name} must be on {logprobs_M.device}, got {values_M.device}")
-        if name != "losses_M" and name not in OF_LOSSES and (is_taken(name) or name == "words"):
+        if name != "losses_M" and name not in LOSS_METRICS and (is_taken(name) or name == "words"):
             raise OwnFault(f"metrics must have new names, got {name!r}, which a run uses already")
     after = [*_tensors([logprobs_M, batch])]
     same = [*map(id, after)] == [*map(id, before)] and versions == [t._version for t in after]
@@ -82,8 +82,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def ratio(logs: Tensor) -> Tensor:
-    """exp of log-ratios, clamped to [-LARGEST_LOG, LARGEST_LOG]."""
-    return logs.clamp(-LARGEST_LOG, LARGEST_LOG).exp()
+    """exp of log-ratios, clamped to [-MAX_LOG_RATIO, MAX_LOG_RATIO]."""
+    return logs.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def clipped_surrogate(logprobs_M: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig) -> Losses:
@@ -151,7 +151,7 @@ def reinforce(logprobs_M: Tensor, batch: MicroBatch, algorithm: AlgorithmConfig)
 
 
 def _metrics(ratios_M: Tensor, cut_M: Tensor) -> dict[str, Tensor]:
-    """The metrics of OF_LOSSES [M]; `cut_M` marks tokens whose gradient or weight is clipped."""
+    """The metrics of LOSS_METRICS [M]; `cut_M` marks tokens whose gradient or weight is clipped."""
     return {"ratio_mean": ratios_M.detach(), "clip_share": cut_M.float()}
 
 
@@ -163,7 +163,7 @@ def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, *, estimator: 
     negative. The means of their gradients differ (docs/kl.md): 0 for k1, the gradient of
     KL(policy || reference) for k2 and that of KL(reference || policy) for k3.
 
-    k3 clamps d to [-LARGEST_LOG, LARGEST_LOG], so it is at most exp(20) - 21 = 4.9e8. verl also
+    k3 clamps d to [-MAX_LOG_RATIO, MAX_LOG_RATIO], so it is at most exp(20) - 21 = 4.9e8. verl also
     clamps k3 itself to [-10, 10], which removes the gradient of every token that is more than 13
     times as likely under the reference (d above 2.6), where the KL is largest. Here these tokens
     keep their gradient, and `optim.max_grad_norm` limits the step.
@@ -173,7 +173,7 @@ def kl_estimate(logprobs_M: Tensor, reference_logprobs_M: Tensor, *, estimator: 
         return -d_M
     if estimator == "k2":
         return 0.5 * d_M.square()
-    d_M = d_M.clamp(-LARGEST_LOG, LARGEST_LOG)
+    d_M = d_M.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return d_M.exp() - d_M - 1.0
 
 

@@ -194,7 +194,7 @@ def make_methods(parts: Parts) -> list[Method]:
 
 
 @contextmanager
-def asking(method: Method, world: World) -> Iterator[None]:
+def hook_call(method: Method, world: World) -> Iterator[None]:
     """Wraps a call of a hook: an error in a custom method becomes an OwnFault of one line on every
     rank. A hook that gathers must not fail on one rank only, or the others wait for it.
     """

@@ -35,7 +35,7 @@ MOMENTUM = 0.95  # Muon's
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 NUM_ITERATIONS = 5
 ADAMW_RMS = 0.2  # the usual RMS of AdamW's step, in learning rates (Liu et al. 2025)
-MOST_AT_ONCE = 2**28  # elements of full matrices that a rank holds at once
+MAX_AT_ONCE = 2**28  # elements of full matrices that a rank holds at once
 
 
 def make_optimizer(
@@ -190,7 +190,7 @@ class Muon(RoundedAdamW):
                 continue
             moving.sort(key=lambda entry: tuple(entry[1].shape))
             for shape, same in groupby(moving, key=lambda entry: tuple(entry[1].shape)):
-                entries, size = list(same), max(1, MOST_AT_ONCE // math.prod(shape))
+                entries, size = list(same), max(1, MAX_AT_ONCE // math.prod(shape))
                 for start in range(0, len(entries), size):
                     self._step_matrices(entries[start : start + size], group)
 

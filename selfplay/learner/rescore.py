@@ -18,7 +18,7 @@ from selfplay.config import OptimConfig
 from selfplay.errors import EngineDisagrees
 from selfplay.learner.batch import MicroBatch, micro_batches
 from selfplay.learner.learner import Learner
-from selfplay.learner.loss import LARGEST_LOG
+from selfplay.learner.loss import MAX_LOG_RATIO
 
 MISMATCH_METRICS = ("mismatch_mean", "mismatch_max", "mismatch_kl", "mismatch_ess")
 
@@ -86,11 +86,11 @@ def mismatch_values(trainer_M: Tensor, engine_M: Tensor) -> dict[str, Tensor]:
     and the importance weight with its square.
     """
     logs_M = (trainer_M - engine_M).detach()
-    weights_M = logs_M.clamp(max=LARGEST_LOG).exp()
+    weights_M = logs_M.clamp(max=MAX_LOG_RATIO).exp()
     return {
         "mismatch_mean": logs_M.abs(),
         "mismatch_max": logs_M.abs(),
-        "mismatch_kl": logs_M.clamp(max=LARGEST_LOG).expm1() - logs_M,
+        "mismatch_kl": logs_M.clamp(max=MAX_LOG_RATIO).expm1() - logs_M,
         "mismatch_weight": weights_M,
         "mismatch_weight_square": weights_M.square(),
     }

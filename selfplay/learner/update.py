@@ -32,7 +32,7 @@ from selfplay.errors import OwnFault, RunEnds, SettingsError
 from selfplay.learner.batch import MicroBatch, micro_batches, num_trained_tokens
 from selfplay.learner.learner import Learner, TokenMeans, batch_logprobs, reference_logprobs
 from selfplay.learner.loss import aggregation_weights, checked_losses, kl_estimate, kl_losses
-from selfplay.learner.method import LossTerm, asking, checked_samples
+from selfplay.learner.method import LossTerm, hook_call, checked_samples
 from selfplay.learner.rescore import (
     MISMATCH_METRICS,
     Watched,
@@ -66,7 +66,7 @@ def update_policy(
     """
     rollout_metrics: dict[str, float] = {}
     for method in learner.methods:
-        with asking(method, learner.world):
+        with hook_call(method, learner.world):
             samples, metrics = method.prepare(samples, step=step, config=config)
             samples = checked_samples(samples)
         check_mismatch(metrics, max_mismatch)
@@ -88,7 +88,7 @@ def update_policy(
         ]
         try:
             for method in learner.methods:
-                with asking(method, learner.world):
+                with hook_call(method, learner.world):
                     terms = method.terms(terms, minibatch, step=step)
             metrics = optimizer_step(
                 learner,
@@ -249,8 +249,8 @@ def _clip_and_step(
     """Clip the gradients and step; returns the gradient norms before clipping."""
     world = learner.world
     norms = {"grad_norm": clip_grad_norm(learner.model, max_norm, world)}
-    for name, further in learner.further():
-        norms[f"{name}_grad_norm"] = clip_grad_norm(further.module, max_norm, world)
+    for name, trained in learner.method_modules():
+        norms[f"{name}_grad_norm"] = clip_grad_norm(trained.module, max_norm, world)
     for norm in norms.values():
         if not math.isfinite(norm):
             raise NonFinite(f"the gradient's norm is {norm}; no step was taken")
@@ -258,8 +258,8 @@ def _clip_and_step(
         for group in learner.optimizer.param_groups:
             group["lr"] = lr
         learner.optimizer.step()
-    for _, further in learner.further():
-        further.optimizer.step()
+    for _, trained in learner.method_modules():
+        trained.optimizer.step()
     return norms
 
 
@@ -361,12 +361,12 @@ def _set_training(learner: Learner, training: bool) -> None:
     """Set the mode of all trained modules. Only updates run in training mode, which gradient
     checkpointing needs."""
     learner.model.train(training)
-    for _, further in learner.further():
-        further.module.train(training)
+    for _, trained in learner.method_modules():
+        trained.module.train(training)
 
 
 def _drop_gradients(learner: Learner) -> None:
     """Free the gradients of all trained modules."""
     learner.optimizer.zero_grad(set_to_none=True)
-    for _, further in learner.further():
-        further.optimizer.zero_grad(set_to_none=True)
+    for _, trained in learner.method_modules():
+        trained.optimizer.zero_grad(set_to_none=True)

@@ -14,7 +14,7 @@ from selfplay.config import Config
 from selfplay.distributed import World, all_reduce_sum
 from selfplay.learner.batch import MicroBatch
 from selfplay.learner.learner import TokenMeans, batch_logprobs
-from selfplay.learner.loss import LARGEST_LOG
+from selfplay.learner.loss import MAX_LOG_RATIO
 from selfplay.learner.method import Method
 from selfplay.learner.rescore import at_trained_tokens, mismatch_values, token_values, with_ess
 from selfplay.methods.options import RecomputeOptions
@@ -53,12 +53,12 @@ def importance_weights(log_ratios_K: Sequence[float], *, level: str, cap: float)
     """The importance weight of each token, from its log pi_trainer - log pi_engine.
 
     w = exp(log-ratio) for each token, or with `level` "sequence" exp(sum of the log-ratios) for all
-    tokens of the sample, truncated at `cap`; the exponent is at most `LARGEST_LOG` (also verl's
+    tokens of the sample, truncated at `cap`; the exponent is at most `MAX_LOG_RATIO` (also verl's
     bound). Truncated importance sampling: Ionides 2008, and Yao et al. 2025, "Your efficient RL
     framework secretly brings you off-policy RL training".
     """
     logs_K = [sum(log_ratios_K)] * len(log_ratios_K) if level == "sequence" else log_ratios_K
-    return [min(math.exp(min(log, LARGEST_LOG)), cap) for log in logs_K]
+    return [min(math.exp(min(log, MAX_LOG_RATIO)), cap) for log in logs_K]
 
 
 def _importance(

@@ -62,7 +62,7 @@ HALF_DTYPES = (torch.bfloat16, torch.float16)
 MIN_FILL = 0.5
 # The largest accepted relative error of flash-attn-4 in bf16. On an H100 it is 0.003; a missing
 # window or a wrong mask causes a far larger one.
-MOST_ERROR = 0.02
+MAX_ERROR = 0.02
 KERNELS = Path(HF_HOME) / "selfplay-flash-attn"  # compiled kernels, by version of the package
 
 
@@ -331,7 +331,7 @@ def _flash_fits(heads: _Heads) -> bool:
             warnings.simplefilter("ignore")  # about arguments that its compiler omits
             error = thread.submit(_flash_error, heads).result()
         # NaN counts as a problem.
-        problem = None if error <= MOST_ERROR else f"its relative error is {error:.2g}"
+        problem = None if error <= MAX_ERROR else f"its relative error is {error:.2g}"
     except Exception as error:  # noqa: BLE001 — the reason is printed
         problem = error_line(error)
     if problem is None:
@@ -419,7 +419,7 @@ def _padded(
     queries = _Segments(span.queries_S1)
     keys = queries if span.keys_S1 is span.queries_S1 else _Segments(span.keys_S1)
     out_NW = query_NHD.new_zeros(num_tokens, heads * width)
-    for chunk in _chunks_of_like_length(queries.lengths_S.tolist(), keys.lengths_S.tolist()):
+    for chunk in _chunks_by_length(queries.lengths_S.tolist(), keys.lengths_S.tolist()):
         chunk_C = torch.tensor(chunk, device=device)
         packed_P, padded_P, query_shape = queries.padding(chunk_C)
         query_CHQD = _pad(query_NHD, packed_P, padded_P, query_shape)
@@ -480,7 +480,7 @@ def _pad(
     return padded.view(*shape, -1, x_NHD.shape[2]).transpose(1, 2)
 
 
-def _chunks_of_like_length(segments: list[int], sequences: list[int]) -> list[list[int]]:
+def _chunks_by_length(segments: list[int], sequences: list[int]) -> list[list[int]]:
     """Segment indices, longest first, with a new chunk wherever a segment or its sequence differs
     too much in length from the first of the chunk."""
     chunks: list[list[int]] = []

@@ -21,7 +21,7 @@ from selfplay.engines.base import Sampling
 from selfplay.errors import OwnFault
 from selfplay.evaluation.held_out import validation
 from selfplay.learner.batch import balance_tokens
-from selfplay.learner.method import Method, asking, checked_samples
+from selfplay.learner.method import Method, hook_call, checked_samples
 from selfplay.learner.rescore import Watched
 from selfplay.learner.update import update_policy
 from selfplay.metrics.observer import Step, TokenRecord
@@ -33,7 +33,7 @@ from selfplay.rollout.episode import limits_of
 from selfplay.rollout.play import play_of
 from selfplay.rollout.seating import self_play_games
 from selfplay.step.ending import Ending
-from selfplay.step.run import Batch, Learnt, Policy, Run
+from selfplay.step.run import Batch, Policy, Run, UpdateResult
 
 
 def take_step(run: Run, step: int) -> Step:
@@ -60,11 +60,11 @@ def take_step(run: Run, step: int) -> Step:
         with run.timed("credit"), raise_on_all_ranks(run.world):
             rollout = replace(rollout, episodes=with_rewards(rollout.episodes, config.reward))
         batch = credit(run, rollout)
-        learnt = update(run, rollout, batch, step)
+        updated = update(run, rollout, batch, step)
     num_done = step + 1
     ending.begin_save()  # the engine sleeps until the push
     run.partners.add_to_pool(num_done, run.policies[0].learner, run.policies[0].tokenizer)
-    metrics = measure(run, rollout, batch, learnt)
+    metrics = measure(run, rollout, batch, updated)
     with ending.after_weights_changed():
         metrics |= push(run, num_done)
         if evaluates_after(config, num_done):
@@ -78,9 +78,9 @@ def take_step(run: Run, step: int) -> Step:
         {"step": num_done, **metrics, **run.timed.lap()},
         batch.stats,
         advantages_of(run, samples),
-        skipped=learnt.skipped,
+        skipped=updated.skipped,
         complete=ending.failed is None,
-        tokens=learnt.tokens,
+        tokens=updated.tokens,
     )
     for observer in run.observers:
         with ending.after_weights_changed():
@@ -127,7 +127,7 @@ def after_play(
     instances that they may play; each is removed when it is played."""
     for number, method in enumerate(methods):
         more = partial(play_more, run, step, methods[:number], further)
-        with asking(method, run.world):
+        with hook_call(method, run.world):
             rollout = method.after_play(rollout, more, config=run.config)
     return rollout
 
@@ -161,7 +161,7 @@ def credit(run: Run, rollout: Rollout) -> Batch:
         for policy in run.policies:
             own = [sample for sample in samples if sample.policy == policy.name]
             for method in policy.learner.methods:
-                with asking(method, run.world):
+                with hook_call(method, run.world):
                     own = [*checked_samples(method.samples(own, rollout.episodes))]
             own, baselines = compute_advantages(
                 own, policy.baselines, algorithm=policy.config.algorithm, world=run.world
@@ -171,13 +171,13 @@ def credit(run: Run, rollout: Rollout) -> Batch:
     return Batch(compared, stats)
 
 
-def update(run: Run, rollout: Rollout, batch: Batch, step: int) -> Learnt:
+def update(run: Run, rollout: Rollout, batch: Batch, step: int) -> UpdateResult:
     """Put the engines to sleep, then take each policy's optimizer steps.
 
     `update_policy` raises EngineDisagrees, before any weight of the policy changes, if the
     log-probs of engine and trainer differ by more than noise.
     """
-    logged, learnt = logged_samples(run, rollout, step), Learnt()
+    logged, updated = logged_samples(run, rollout, step), UpdateResult()
     for policy in run.policies:
         with run.timed("sync_check"):
             check, seed = policy.sync_check, named_seed(run.config.seed, "sync check", step)
@@ -197,10 +197,10 @@ def update(run: Run, rollout: Rollout, batch: Batch, step: int) -> Learnt:
                 max_mismatch=policy.sync_check.bound,
                 watched=watched,
             )
-        learnt.metrics.update(named(metrics, policy))
-        learnt.skipped.extend(skipped)
-        learnt.tokens.update(token_records(batch.samples[policy.name], watched, run.world))
-    return learnt
+        updated.metrics.update(named(metrics, policy))
+        updated.skipped.extend(skipped)
+        updated.tokens.update(token_records(batch.samples[policy.name], watched, run.world))
+    return updated
 
 
 def logged_samples(run: Run, rollout: Rollout, step: int) -> set[str]:
@@ -230,11 +230,11 @@ def token_records(
     return {name: one for of_rank in gather_objects(own, world) for name, one in of_rank.items()}
 
 
-def measure(run: Run, rollout: Rollout, batch: Batch, learnt: Learnt) -> dict[str, float]:
+def measure(run: Run, rollout: Rollout, batch: Batch, updated: UpdateResult) -> dict[str, float]:
     """The metrics of the step over all ranks: games, groups, update, endpoints' usage.
 
     Restarts are counted since the last call, including the last push and evaluation."""
-    counted = learnt.metrics | run.partners.take_usage()
+    counted = updated.metrics | run.partners.take_usage()
     metrics = step_metrics(rollout.episodes, rollout.stats, batch.stats, counted, run.world)
     num_restarts = sum(policy.engine.take_num_restarts() for policy in run.policies)
     return metrics | run.changed | {"num_engine_restarts": num_restarts}

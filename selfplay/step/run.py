@@ -1,4 +1,4 @@
-"""The parts of a run, and the values passed from verb to verb of a step: `Batch`, `Learnt`.
+"""The parts of a run, and the values passed from verb to verb of a step: `Batch`, `UpdateResult`.
 
 Everything belongs to this rank unless noted otherwise.
 """
@@ -86,7 +86,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Learnt:
+class UpdateResult:
     """The update's metrics over all ranks, why optimizer steps were skipped, and the token records
     of logged games."""
 

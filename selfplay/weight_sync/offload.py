@@ -88,9 +88,9 @@ class Offload:
         tensors: list[Tensor] = []
         if self._config.offload != "none":
             tensors += _tensors(self._learner.optimizer)
-            for _, further in self._learner.further():
-                tensors += _tensors(further.optimizer)
-                tensors += further.module.parameters()
+            for _, trained in self._learner.method_modules():
+                tensors += _tensors(trained.optimizer)
+                tensors += trained.module.parameters()
         reference = self._learner.reference
         # With adapters the reference is the policy itself.
         if reference is not None and reference is not self._learner.model:

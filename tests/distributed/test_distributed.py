@@ -164,7 +164,7 @@ def test_a_rank_that_waits_for_others_says_so(
         words = {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         for name, value in words.items():
             monkeypatch.setenv(name, str(value))
-        monkeypatch.setattr(world, "WAIT_TOLD_S", 0.05)
+        monkeypatch.setattr(world, "WAIT_REPORT_S", 0.05)
         monkeypatch.setattr(world, "TIMEOUT_S", 0.6)
         with pytest.raises(DistStoreError):
             init_world(device="cpu")
@@ -186,7 +186,7 @@ def test_ranks_that_wait_name_those_that_never_come(
 
     def comes(rank: str) -> None:
         os.environ["RANK"] = rank
-        world.WAIT_TOLD_S, world.TIMEOUT_S = 1.0, 6.0
+        world.WAIT_REPORT_S, world.TIMEOUT_S = 1.0, 6.0
         init_world(device="cpu")
 
     with free_port() as port:

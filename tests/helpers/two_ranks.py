@@ -94,7 +94,7 @@ def held(learner: Learner) -> dict[str, torch.Tensor]:
     """Every full weight and every moment of the optimizers."""
     found = {}
     parts = [("policy", learner.model, learner.optimizer)]
-    parts += [(name, each.module, each.optimizer) for name, each in learner.further()]
+    parts += [(name, each.module, each.optimizer) for name, each in learner.method_modules()]
     for part, module, optimizer in parts:
         for name, parameter in module.named_parameters():
             found[f"{part} {name}"] = mesh_worker.full(parameter).clone()

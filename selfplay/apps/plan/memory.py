@@ -20,7 +20,7 @@ from selfplay.distributed.shard import ONE_UNIT
 from selfplay.engines.kinds import engine_kind
 from selfplay.engines.sglang.choose import load_of
 from selfplay.engines.weights import BUCKET_BYTES
-from selfplay.learner.optimizer import MOST_AT_ONCE
+from selfplay.learner.optimizer import MAX_AT_ONCE
 from selfplay.model.families import cache_width
 from selfplay.model.policy import DTYPES
 
@@ -203,7 +203,7 @@ def estimate(demand: Demand) -> Memory:
             "copies in the compute dtype": copy,
         }
         if muon:  # Muon steps after the pass, when its memory is free
-            step = _MUON_COPIES * 2 * min(MOST_AT_ONCE, shape.matrices) / GIB
+            step = _MUON_COPIES * 2 * min(MAX_AT_ONCE, shape.matrices) / GIB
             passed = imitation["activations"] + imitation["logits"]
             imitation["Muon's step above the pass"] = max(0.0, step - passed)
         phases = {"imitation": imitation, **phases}

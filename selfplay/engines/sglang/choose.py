@@ -13,11 +13,11 @@ from selfplay.engines.options import NEED_FAST, ChosenEngine, SGLangOptions
 
 # Above this model size a decode step takes longer on the GPU than in SGLang's scheduler, whose
 # Python runs on one core: a second process would only share the GPU.
-MOST_SHARED = 0.8e9
+MAX_SHARED = 0.8e9
 # Above this model size a small prefill is no longer bound by the CPU that launches it.
-MOST_LAUNCH_BOUND = 3e9
+MAX_LAUNCH_BOUND = 3e9
 SHORT, LONG = 16, 128  # tokens per turn
-FEWEST_GAMES = 64  # per process
+MIN_GAMES = 64  # per process
 # Before any game, a turn is assumed to have this share of the tokens that it may have.
 TURN_SHARE = 0.25
 
@@ -68,7 +68,7 @@ def choose(config: SGLangOptions, load: Load) -> ChosenEngine:
         "processes": num,
         "burst_share": burst_share(num, load.turn_tokens),
         "sessions": load.continues and not uncached,
-        "prefill_graphs": load.num_weights <= MOST_LAUNCH_BOUND and load.gpu,
+        "prefill_graphs": load.num_weights <= MAX_LAUNCH_BOUND and load.gpu,
     }
     if not config.fast:
         chosen = {name: NEED_FAST[name] for name in chosen}
@@ -78,10 +78,10 @@ def choose(config: SGLangOptions, load: Load) -> ChosenEngine:
 
 def num_processes(load: Load) -> int:
     """The shorter the turns, the more processes; each needs a core in addition to the trainer's."""
-    if load.num_weights > MOST_SHARED:
+    if load.num_weights > MAX_SHARED:
         return 1
     wanted = 3 if load.turn_tokens < SHORT else 2 if load.turn_tokens <= LONG else 1
-    return max(1, min(wanted, load.cores - 1, load.games // FEWEST_GAMES))
+    return max(1, min(wanted, load.cores - 1, load.games // MIN_GAMES))
 
 
 def burst_share(num_processes: int, turn_tokens: float) -> float:

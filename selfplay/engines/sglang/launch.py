@@ -44,7 +44,7 @@ PREFILL_GRAPHS = (4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536
 # The largest output layer, in elements, whose logits a bf16 engine computes in fp32, as the trainer
 # does. bf16 logits are the largest part of the mismatch (docs/notes/log.md), but for fp32 SGLang
 # copies the layer in each step, which is slow for a large vocabulary.
-LARGEST_FP32_HEAD = 2**22
+MAX_FP32_HEAD = 2**22
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def engine_arguments(
     if device == "cpu":  # there SGLang may pack the output layer, which rules out fp32 logits
         arguments["disable_cuda_graph"] = True
     else:
-        fp32_head = dtype == "bfloat16" and head_size(model_path) <= LARGEST_FP32_HEAD
+        fp32_head = dtype == "bfloat16" and head_size(model_path) <= MAX_FP32_HEAD
         if fp32_head and not config.exact:
             arguments["enable_fp32_lm_head"] = True
         arguments["cuda_graph_max_bs_decode"] = config.max_batch

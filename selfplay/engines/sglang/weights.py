@@ -47,7 +47,7 @@ def load(
     the parameters are not exactly the engine's, and EngineFault on every rank if the engine fails.
     """
     wrong = None if expected is None else why_other(weights.shapes, expected)
-    if (wrong := of_leader(wrong, group)) is not None:
+    if (wrong := from_leader(wrong, group)) is not None:
         raise ValueError(wrong)
     _pass_on(weights, group, begin, "")
 
@@ -87,7 +87,7 @@ def _pass_on(weights: Weights, group: dist.ProcessGroup | None, begin: Begin, fo
             if wait is not None:
                 _, fault = _attempt(wait)
             # The other ranks wait here: their buffers must outlive the engine's reads.
-            fault = of_leader(fault, group)
+            fault = from_leader(fault, group)
             on_gpu, held, wait = held.flat_N.is_cuda, None, None
             if on_gpu:  # free IPC buffers that the engine has closed; a push would leak its buckets
                 torch.cuda.ipc_collect()
@@ -109,7 +109,7 @@ def _attempt(call: Callable[[], T]) -> tuple[T | None, str | None]:
         return None, str(fault)
 
 
-def of_leader(message: str | None, group: dist.ProcessGroup | None) -> str | None:
+def from_leader(message: str | None, group: dist.ProcessGroup | None) -> str | None:
     """The message of the replica's leader; every rank of the replica must call."""
     box = [message]
     if group is not None:

@@ -13,7 +13,7 @@ from typing import Any
 from selfplay.engines.sglang.fast.private import VERSION
 
 # FlashAttention 3 uses another kernel for at most 64 queries times the heads that share a key.
-LEAST_QUERIES = 65
+MIN_QUERIES = 65
 
 
 def apply(server_args: Any) -> None:
@@ -82,7 +82,7 @@ def keep_key_blocks() -> None:
 
     def attend_in_same_blocks(*, q: Any, max_seqlen_q: int, **others: Any) -> Any:
         if q.shape[-1] == 64:
-            max_seqlen_q = max(int(max_seqlen_q), LEAST_QUERIES)
+            max_seqlen_q = max(int(max_seqlen_q), MIN_QUERIES)
         return attend(q=q, max_seqlen_q=max_seqlen_q, **others)
 
     def plan_unless_narrow(self: Any, *words: Any, **named: Any) -> Any:
