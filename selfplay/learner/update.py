@@ -32,7 +32,7 @@ from selfplay.errors import OwnFault, RunEnds, SettingsError
 from selfplay.learner.batch import MicroBatch, micro_batches, num_trained_tokens
 from selfplay.learner.learner import Learner, TokenMeans, batch_logprobs, reference_logprobs
 from selfplay.learner.loss import aggregation_weights, checked_losses, kl_estimate, kl_losses
-from selfplay.learner.method import LossTerm, hook_call, checked_samples
+from selfplay.learner.method import LossTerm, checked_samples, hook_call
 from selfplay.learner.rescore import (
     MISMATCH_METRICS,
     Watched,

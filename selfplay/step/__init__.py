@@ -21,7 +21,7 @@ from selfplay.engines.base import Sampling
 from selfplay.errors import OwnFault
 from selfplay.evaluation.held_out import validation
 from selfplay.learner.batch import balance_tokens
-from selfplay.learner.method import Method, hook_call, checked_samples
+from selfplay.learner.method import Method, checked_samples, hook_call
 from selfplay.learner.rescore import Watched
 from selfplay.learner.update import update_policy
 from selfplay.metrics.observer import Step, TokenRecord
