@@ -3,7 +3,7 @@
     python -m bench.chat_templates FOLDER [FOLDER ...] [--names]
 
 Reads every `.jinja` file below the folders, and the chat templates in strings of Python files. A
-file that is no Python 3 is named on stderr and left out. For each template it trains a tokenizer
+file that is not Python 3 is named on stderr and left out. For each template it trains a tokenizer
 that has the template's special tokens. A template is "extended" or "turn by turn" if
 `make_rendering` accepts it and renders a conversation of three turns to the same ids as
 `apply_chat_template`. Otherwise the reason is shown.

@@ -60,18 +60,18 @@ CURVE_OF_TRAINING = (
     *("score", "agreement", "errors", "messages", "words", "honesty", "entropy", "kl_reference"),
     *("play_s", "update_s", "step_s"),
 )
-# The settings that make a method: runs in which they differ are not averaged. The weights at the
-# start are none of them: two methods may begin from one warm start.
+# The settings that define a method: runs with different ones are not averaged. The first weights do
+# not count: two methods may start from one warm start.
 METHOD = (*("steps", "algorithm", "reward", "rollout", "optim", "methods", "policy_pool"),)
-# Measures that the table leaves out; it has all others, a game's own too.
+# Measures that the table leaves out; it has all others, including a game's own.
 NOT_SHOWN = ("agreement", "score_if_agreed", "optimal", "turns", "tokens", "user_words")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """A finished run: settings, held-out results before and after, metrics of each step, and the
-    code that ran, as `code.txt` names it: the commits, and the sha256 of each function of one's
-    own. `label` is the folder's name until `read_runs` names all runs; `method` is that of
+    code that ran according to `code.txt`: the commits, and the sha256 of each custom function.
+    `label` is the folder's name until `read_runs` names all runs; `method` comes from
     `method_of`."""
 
     label: str
@@ -94,7 +94,7 @@ def read_run(folder: Path) -> Run:
     paths = [folder / name for name in names]
     for path in paths:
         if not path.exists():
-            raise ValueError(f"{folder} holds no finished run: it has no {path.name}")
+            raise ValueError(f"{folder} is not a finished run: it has no {path.name}")
     config = load_config(paths[0])
     before, after = (read_rows(json.loads(path.read_text("utf-8"))) for path in paths[1:3])
     if "sampled" not in before or "sampled" not in after:
@@ -132,7 +132,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 def method_of(run: Run, first: Run) -> str:
     """Whether the run has messages, and the settings of its method that differ from the first
-    run's, or the sha256 of a function of one's own that has changed."""
+    run's, or the sha256 of a custom function that has changed."""
     pairs = ((*map(attrgetter(key), (run.config, first.config)), key) for key in METHOD)
     settings = [f"{key}={value}" for pair in pairs for key, _, value in changed(*pair)]
     settings += [
@@ -170,7 +170,7 @@ def changes(runs: Sequence[Run]) -> str:
             apart = {n: after[n] - before[n] for n in after if n in before}
             found.setdefault(run.method, []).append({"score": change[0], **apart})
             shown = [show_change(change), *(f"{n} {each:+.3f}" for n, each in apart.items())]
-            lines.append(f"- {run.label}: {', '.join(shown)} beside {other.label}")
+            lines.append(f"- {run.label}: {', '.join(shown)} next to {other.label}")
     for method, of_seeds in found.items():
         if (num := len(of_seeds)) > 1:
             means = ", ".join(f"{n} {each:+.3f}" for n, each in _means(of_seeds).items())
@@ -209,7 +209,7 @@ def results_table(runs: Sequence[Run]) -> str:
     """One row per run, sampled as in training unless a heading says greedy. Then the mean of each
     column over several runs of each method, and the worst score, agreement and talk effect.
 
-    The rise is paired, game by game; its interval is left out where a game ended void.
+    The rise is paired, game by game; its interval is left out after an aborted game.
     """
     measures = measures_of(runs)
     talk = any(run.after["sampled"].talk for run in runs)
@@ -264,14 +264,14 @@ def results_table(runs: Sequence[Run]) -> str:
 
 
 def _greedy(runs: Sequence[Run]) -> tuple[list[float], list[float]]:
-    """The greedy scores after self-play, and the agreement there; of old files in which a script
-    named greedy replaces the policy, none."""
+    """The greedy scores and agreement after self-play; none for old files in which a script named
+    greedy replaces the policy."""
     rows = [run.after["greedy"] for run in runs if "greedy" in run.after]
     return [r.interval[0] for r in rows], [r.measures["agreement"] for r in rows]
 
 
 def measures_of(runs: Sequence[Run], *, own: bool = False) -> dict[str, str]:
-    """The headings of the measures that the runs have, or of those of the game's `own`, by name."""
+    """The headings of the measures that the runs have, or only of the game's `own`, by name."""
     left_out = {name for name, *_ in COLUMNS} if own else NOT_SHOWN
     columns = columns_of(run.after["sampled"].measures for run in runs)
     return {name: heading for name, heading, _ in columns if name not in left_out}
@@ -353,7 +353,7 @@ def curve_rows(run: Run) -> list[dict[str, Any]]:
 
 
 def curves_svg(runs: Mapping[str, Sequence[Mapping[str, Any]]], *, y: str, title: str) -> str:
-    """Metric `y` against `step`, one line a run, with the intervals of rows that hold `{y}_low` and
+    """Metric `y` against `step`, one line per run, with the intervals of rows with `{y}_low` and
     `{y}_high`. Rows without a finite `y` are left out."""
     with mpl.rc_context(
         {"svg.fonttype": "none", "svg.hashsalt": "selfplay", "text.parse_math": False}
@@ -422,7 +422,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, default=Path("docs/figures"), help="folder for the figures"
     )
-    parser.add_argument("--name", help="draw figures; what their file names begin with")
+    parser.add_argument("--name", help="draw figures; the start of their file names")
     parser.add_argument("--games", type=int, default=1, help="games to print, before and after")
     args = parser.parse_args(words)
     try:

@@ -7,7 +7,7 @@
 
 Runs the trainer's own steps, without its held-out games and checkpoints, from random weights on 8x8
 games in the full style. A policy with random weights never ends a turn and never agrees. Each game
-is therefore a sequence of `--tries` refused moves of `--turn-tokens` tokens by one seat, or with
+is therefore a sequence of `--tries` invalid moves of `--turn-tokens` tokens by one seat, or with
 `--mean` ten turns of two seats whose lengths are drawn from a geometric distribution; its reward is
 drawn at random. The first step is smaller and warms up. The others are timed, and medians are
 reported. Memory is the sampled use of a GPU by all processes, the maximum over GPUs. Seconds end in
@@ -48,11 +48,11 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--fsdp", type=int, help="FSDP ranks of the update")
     add("--engine-tp", type=int, help="default: same as --tp")
     add("--games", type=int, help="games per GPU; default: depends on the shape")
-    add("--tries", type=int, default=4, help="refused moves per game")
+    add("--tries", type=int, default=4, help="invalid moves per game")
     add("--turn-tokens", type=int, default=64, help="tokens sampled per move")
     add("--mean", type=int, help="mean tokens of a turn of natural length")
     add("--steps", type=int, default=2, help="timed steps, after one for warm-up")
-    add("--mem-fraction", type=float, help="default: that of --config, or 0.3")
+    add("--mem-fraction", type=float, help="default: from --config, or 0.3")
     add("--attention", default="auto", help="the engine's attention backend")
     add("--engine", choices=["sglang", "hf"], help="default: hf in a dry run")
     add("--set", nargs="*", default=[], metavar="key=value", help="override any setting")
@@ -302,7 +302,7 @@ def update_work(
     work = operations(shape, batches) * thirds / 3.0
     tokens = float(sum(len(batch.row.ids_N) for batch in batches))
     names = ("num_computed_tokens", "update_operations", "peak_operations")
-    # The ranks of a tensor-parallel row hold the same samples, and each does a part of the work.
+    # The ranks of a tensor-parallel row have the same samples, and each does a part of the work.
     own = [tokens / world.tp, work / world.tp, matmul_peak(world.device)]
     return dict(zip(names, all_reduce_sum(own, world), strict=True))
 

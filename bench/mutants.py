@@ -1,17 +1,17 @@
-"""Which one-line faults in the code of a step the tests notice.
+"""Tests which one-line faults in the code of a step the tests detect.
 
     python -m bench.mutants --jobs 14 --out mutants.jsonl
 
-Each mutant changes one place: eleven by hand (NAMED), and others drawn by a named seed over the
+Each mutant changes one place: eleven by hand (NAMED), and others drawn by a named seed from the
 lines of the core that a training step executes. The kinds are a comparison or its boundary, an
-operator, a number, a statement left out, a condition turned round, two arguments swapped. Each kind
-is drawn equally often, and a line at most once.
+operator, a number, a removed statement, a negated condition, two swapped arguments. Each kind is
+drawn equally often, and a line at most once.
 
-A mutant is written into a copy of the tree. The tests of its room run first, then those that hold a
-step (NEXT), and on what survives both the fast set. Results are lines of `--out`, written one by
-one: the same command goes on where it was stopped. First the fast set runs on the tree as it is; a
-test that fails there is left out of what follows, and told. At the end all results are printed as a
-table, with the share that was caught.
+A mutant is written into a copy of the tree. The tests of its room run first, then the tests of a
+step (NEXT), and the fast set on the survivors. Results are lines of `--out`, written one by one:
+the same command continues where it stopped. First the fast set runs on the unchanged tree; a test
+that fails there is reported and left out. At the end all results are printed as a table, with the
+share of caught mutants.
 
 The tests need what `make test` sets up: its environment, which also runs this, and `models/`.
 """
@@ -154,7 +154,7 @@ NAMED = (
 
 
 def named() -> list[Mutant]:
-    """Those of NAMED whose text the tree has; others are told on stderr."""
+    """The mutants of NAMED whose text the tree has; the others are reported on stderr."""
     found = []
     for name, file, old, new in NAMED:
         text = (ROOT / file).read_text(encoding="utf-8")
@@ -304,7 +304,7 @@ def executed() -> dict[str, set[int]]:
 
 
 def nearest(file: str) -> tuple[str, ...]:
-    """The tests of a file's room, then those that hold a step."""
+    """The tests of a file's room, then the tests of a step."""
     first, second, *_ = Path(file).with_suffix("").parts
     room = second if first == "selfplay" else first
     return TESTS.get(room, (f"tests/{room}",))
@@ -394,10 +394,10 @@ def main(words: Sequence[str] | None = None) -> int:
         prog="bench.mutants", description=(__doc__ or "").split("\n")[0]
     )
     add = parser.add_argument
-    add("--out", type=Path, required=True, help="a .jsonl of results, which is gone on with")
+    add("--out", type=Path, required=True, help="a .jsonl file of results, which is continued")
     add("--jobs", type=int, default=1, help="mutants at once, each in a copy of the tree")
-    add("--num", type=int, default=150, help="drawn mutants, beside those by hand")
-    add("--seed", type=int, default=0, help="of the draw")
+    add("--num", type=int, default=150, help="drawn mutants, in addition to NAMED")
+    add("--seed", type=int, default=0, help="seed of the draw")
     add("--limit", type=float, default=1800.0, help="seconds of a pytest, after which it is caught")
     options = parser.parse_args(words)
     done = [json.loads(line) for line in options.out.open()] if options.out.exists() else []

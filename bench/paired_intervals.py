@@ -1,12 +1,12 @@
-"""How often intervals of paired differences cover the true mean, and how wide they are.
+"""Measures how often intervals of paired differences cover the true mean, and their widths.
 
     python -m bench.paired_intervals [--num 4000] [--games 57 64 128 256 1024]
 
 `--num` samples of each number of games are drawn from distributions of differences. The intervals
 are a percentile bootstrap, `mean_interval` from -1 to 1, and `paired_interval`. Printed are the
-share of samples whose interval holds the true mean, and the mean width in that of the bootstrap.
+share of samples whose interval covers the true mean, and the mean width relative to the bootstrap.
 
-The first five distributions served to choose `paired_interval`, the next four did not. Those of
+The first five distributions served to choose `paired_interval`, the next four did not. The ones of
 matching, planning and mediation are differences of scripted players on held-out games of the full
 sizes, rounded. The last distribution has losses that a sample may not have: no narrow interval
 covers its mean.

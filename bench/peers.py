@@ -1,6 +1,6 @@
 """Compares TRL's GRPOTrainer with this project's update: same transcripts, same GPU, one run.
 
-Transcripts are those of bench.update --groups: groups share a prompt, the parts after it have
+The transcripts equal those of bench.update --groups: groups share a prompt, the parts after it have
 geometric lengths, and every second token of a part is sampled. Both take a full optimizer step of
 GRPO: forward, backward, clipping, AdamW, at learning rate 0. TRL gets the transcripts through its
 `rollout_func` (`env_mask` marks the sampled tokens); its padding and scoring of a rollout are not
@@ -13,10 +13,10 @@ counted. It runs with Liger's layers and its own fused log-probs, with the faste
 
 With --whole both take whole steps on the same instances: one answer of --own tokens to each real
 8x8 prompt, the update, new weights in the engine. TRL generates with transformers on the same GPU,
-as it does without vLLM; this project's step is train.py's loop (bench.loop).
+as without vLLM; this project's step is train.py's loop (bench.loop).
 
-A way of TRL is the attention of its model, as transformers names it. With --whole a colon follows
-and how it generates: "generate" (one padded batch), "continuous" (transformers' continuous
+A way of TRL is the attention of its model, as transformers names it. With --whole a colon and
+the way of generation follow: "generate" (one padded batch), "continuous" (transformers' continuous
 batching: TRL then casts the trained weights to bf16, and CUDA graphs are captured in each step) or
 "eager" (the same without CUDA graphs). A case that fails is a row with its error.
 
@@ -217,7 +217,7 @@ class Trl:
         """Its whole step with its own generation."""
 
         def reward(prompts: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
-            # Continuous batching returns what it has after an error of its own.
+            # Continuous batching returns partial results after its own error.
             assert len(completion_ids) == len(prompts) and all(completion_ids), "no answers"
             return [Random(f"{at} {prompt}").gauss(0.0, 1.0) for at, prompt in enumerate(prompts)]
 
@@ -274,7 +274,7 @@ class Trl:
             model=random_weights(self.shape, dtype, self.world, attention),
             reward_funcs=reward,
             args=settings,
-            # With a name of its own: Dataset.from_list pickles the table to make one, which fails
+            # With an explicit name: Dataset.from_list pickles the table to make one, which fails
             # where dill cannot pickle pyarrow.
             train_dataset=Dataset(table, fingerprint=self.shape),
             processing_class=self.tokenizer,

@@ -2,12 +2,13 @@
 
 Games have 10 alternating turns on real 8x8 prompts in the full style, shared by groups of 8.
 Weights are random, so each turn's length is drawn from a geometric distribution and is the
-request's limit. The ceiling is one batch of as many prompt and new tokens: each seat's first prompt
-and what it hears as one prompt, what it says as one answer; the best of this and earlier variants.
+request's limit. The ceiling is one batch with the same numbers of prompt and new tokens: a seat's
+first prompt and observations as one prompt, its turns as one answer; the best of this and earlier
+variants.
 With --config the model's own stops end a turn, and the plain batch has the games' mean numbers.
-Without a variant the engine's settings are those that a run would choose (`auto`), where a turn may
-have four times its mean. An engine serves all loads and variants that differ in its bursts only.
-Batches and games begin with an empty prefix cache.
+Without a variant the engine has the settings that a run would choose (`auto`) if a turn may have
+four times its mean. One engine serves all loads and the variants that differ only in its bursts.
+Batches and games start with an empty prefix cache.
 Requires a GPU and SGLang; with `--shape tiny --device cpu` the CPU engine.
 
     python -m bench.rollout                                         0.5B, 512 games, five means
@@ -44,7 +45,7 @@ from bench.rows import SHAPES, keep, need_sglang
 
 
 def load(text: str) -> tuple[int, int, int]:
-    """Games, mean tokens of a turn, and repeats (1 if left out)."""
+    """Games, mean tokens of a turn, and repeats (default 1)."""
     games, mean, *repeats = (int(number) for number in text.split("x"))
     if games < 8:
         raise argparse.ArgumentTypeError(f"a load must have 8 games or more, a group, got {text}")
@@ -344,7 +345,7 @@ class Bench:
         watched = Watched(engine, mean)  # type: ignore[abstract]
         served = replace(engine.counters)
         limits = LIMITS if mean else limits_of(config.rollout)
-        engine.flush_cache("the games")  # as in a step, which begins after a push
+        engine.flush_cache("the games")  # as in a step, which starts after a push
         start = time.perf_counter()
         with busy(engine, watched) as figures:
             episodes, stats = play_games(

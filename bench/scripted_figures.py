@@ -5,7 +5,7 @@
     python -m bench.scripted_figures --num 1000 --of city --seed 404
     python -m bench.scripted_figures --num 1000 --of calendar
 
-The score is that of the game, 0 to 1, with its standard error; 0 for a game that is not over after
+The score is the game's, 0 to 1, with its standard error; 0 for a game that is not over after
 MAX_MOVES. Moves, messages, their words, proposals, searches and rejections are means per game.
 """
 

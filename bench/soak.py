@@ -3,7 +3,7 @@
     python -m bench.soak [--kills 25] [--seed 0] [--out FOLDER]
 
 It trains once without a break. Then it starts the same run in another folder, ends it with SIGKILL
-at a random moment of a stage, starts it again, and so on. At the end both folders must hold the
+at a random moment of a stage, starts it again, and so on. At the end both folders must have the
 same files, and weights, logs, games and evaluations must be the same bit for bit, except for times
 in seconds. Every stage is killed at least once if there are as many kills.
 
@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-Goal = tuple[str, int, float]  # a stage, the number of its call, and seconds from its begin
+Goal = tuple[str, int, float]  # a stage, the number of its call, and seconds from its start
 ROOT = Path(__file__).resolve().parents[1]
 WARM_START, LOOP, END = range(3)
 # A stage: its part of the run, its function, and the highest number of a call (per process) at
@@ -144,8 +144,8 @@ def plan(kills: int, rng: random.Random) -> list[str]:
 
 
 def marks_of(folder: Path) -> Path:
-    """The file in which trainers of a folder note their stages: the seconds of each that ended, and
-    the stage in which one is killed."""
+    """The file in which trainers of a folder note their stages: the seconds of each finished stage,
+    and the stage of the kill."""
     return folder.with_suffix(".marks")
 
 

@@ -1,7 +1,7 @@
 """Measures time and memory of the update: log-probs of packed rows, backward, optimizer step.
 
 Uses real Qwen2.5 shapes with random weights, so nothing is downloaded. A row holds sequences of one
-length, all trained; each pass has rows of another length, as a run's have. With --groups the
+length, all trained; each pass has rows of another length, as in a run. With --groups the
 transcripts of a group share a prompt, the parts after it have geometric lengths, and every second
 token of a part is trained; each case is then measured with `optim.share_prefixes` off and on.
 Utilisation counts 6 operations per weight and computed token (for the head, per trained token) plus
@@ -86,7 +86,7 @@ def sequences(num_tokens: int, length: int, vocab: int, world: World) -> list[Sa
 
 
 def transcripts(options: argparse.Namespace, vocab: int) -> list[Sample]:
-    """The groups' samples: a shared prompt, then turns of which every second token is trained."""
+    """The groups' samples: a shared prompt, then turns with every second token trained."""
     draws = random.Random(0)
     samples = []
     for group in range(options.groups):
@@ -222,7 +222,7 @@ def measure(
     try:
         step_s = all_reduce_max(timed(step, device, num=options.steps), world)
     except torch.cuda.OutOfMemoryError:
-        step_s = None  # there is no room for the optimizer's state; report the passes only
+        step_s = None  # no memory for the optimizer's state; report only the passes
     pass_s, forward_s = all_reduce_max(pass_s, world), all_reduce_max(forward_s, world)
     # With random weights, the loss starts near the log of the vocabulary size.
     assert abs(loss - math.log(vocab)) < 1.5, (loss, math.log(vocab))
@@ -259,7 +259,7 @@ def main() -> None:
             f"attention {attention_backend(world.device, compute)}, "
             f"matmul {peak_flops / 1e12:.0f} TFLOP/s"
         )
-    # Those without liger first: its RoPE patch affects every later model.
+    # The cases without liger first: its RoPE patch affects every later model.
     on = sorted({name == "on" for name in options.liger})
     shares = [False, True] if options.groups else [False]
     for liger, name, tokens, checkpointing, share in product(
