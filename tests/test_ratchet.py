@@ -41,7 +41,7 @@ STEP = {
     "frames to a move": Limit(12),
     "frames to weights": Limit(8),
 }
-DOCSTRING_LINES = 2.752  # a function: the least
+DOCSTRING_LINES = 2.753  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 

@@ -1,4 +1,4 @@
-"""A private copy of a tokenizer, in which no text that a player types becomes a marker.
+"""A private copy of a tokenizer, which turns no text typed by a player into a marker.
 
 A marker is a special token, or any added token that the chat template writes. The copy respells
 each marker with a secret. Units: token ids.
@@ -35,7 +35,7 @@ class Markers:
 
     spelling: each marker's secret spelling, by its public one.
     shown: each marker's decoded text, by its secret spelling: U+FFFD for a special token, the
-        public spelling for any other and for THOUGHT.
+        public spelling for any other marker and for THOUGHT.
     pattern: matches the public spelling of any marker.
     """
 
@@ -45,15 +45,17 @@ class Markers:
     pattern: re.Pattern[str]
 
     def hide(self, static: str) -> str:
-        """Template text with its markers in the secret spelling."""
+        """Template text with its markers in their secret spelling."""
         return self.pattern.sub(lambda match: self.spelling[match[0]], static)
 
     def hide_slot(self, slot: Slot) -> Slot:
-        """The slot with the markers of its template text in the secret spelling."""
+        """The slot with the markers of its template text in their secret spelling."""
         return replace(slot, before=self.hide(slot.before))
 
     def encode(self, text: str) -> list[int]:
-        """Ids of text, in which only the secret spellings are markers."""
+        """Ids of a text; only secret spellings become markers.
+
+        Special tokens are never added."""
         # Only the batch call can skip the tokens' character offsets, which is faster.
         (encoded,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
         ids: list[int] = encoded.ids
@@ -62,7 +64,7 @@ class Markers:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, with markers replaced by their `shown` text.
 
-        An id without a token is U+FFFD: a vocabulary may have holes, and a model more rows than it.
+        An id without a token becomes U+FFFD: a vocabulary may have gaps, and a model more rows.
         """
         text = "".join(
             self.backend.decode(list(run), skip_special_tokens=False)
@@ -81,7 +83,7 @@ class Markers:
 def private_markers(tokenizer: PreTrainedTokenizerFast, template: Template) -> Markers:
     """Copy the tokenizer with each marker respelled by a secret; all ids stay the same.
 
-    Raises ValueError for a slow tokenizer, one without markers, and one whose copy changes ids.
+    Raises ValueError for a slow tokenizer, one without markers, or one whose copy changes ids.
     """
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(
@@ -96,8 +98,8 @@ def private_markers(tokenizer: PreTrainedTokenizerFast, template: Template) -> M
         raise ValueError("chat needs a tokenizer with special tokens, got none")
     for token in state["added_tokens"]:
         token["content"] = spelling.get(token["content"], token["content"])
-    # The chat template itself writes the tokens that post-processing would add. Prompts are neither
-    # padded nor truncated.
+    # The chat template itself writes the tokens that post-processing would add. Prompts are not
+    # padded or truncated.
     state["post_processor"] = state["truncation"] = state["padding"] = None
     model = state["model"]
     if isinstance(model["vocab"], dict):
@@ -125,7 +127,7 @@ def private_markers(tokenizer: PreTrainedTokenizerFast, template: Template) -> M
         else _UNREADABLE
         for t in markers
     }
-    # Longest first, as the tokenizer itself matches.
+    # Longest first, as in the tokenizer.
     names = sorted(spelling, key=len, reverse=True)
     return Markers(backend, spelling, shown, re.compile("|".join(re.escape(n) for n in names)))
 
@@ -134,7 +136,7 @@ def _is_marker(token: Mapping[str, Any], template: Template) -> bool:
     """Whether an added token is a marker, which no player may produce by typing.
 
     It is one if it is flagged special, is spelled like a control token, or is written by the
-    template and contains a symbol: a phrase of words and blanks is text that players may type.
+    template and contains a symbol: a phrase of words and spaces is text that players may type.
     """
     name = token["content"]
     if token["special"] or _CONTROL.fullmatch(name):

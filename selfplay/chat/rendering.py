@@ -1,8 +1,8 @@
 """Turns chat text into token ids, exactly as the model's own chat template does, piece by piece.
 
 Earlier ids are never tokenized again: a prompt is the previous prompt, the sampled ids, and
-`following`. Where the template rewrites old turns (it drops thoughts), each prompt is the whole
-conversation as the template renders it. Contents cannot forge markers. A private copy of the
+`following`. If the template rewrites old turns (it drops thoughts), each prompt is the whole
+conversation as the template renders it. Contents cannot forge markers: a private copy of the
 tokenizer (markers.py) spells each marker with a secret, and the template's own text uses that
 spelling. A typed `<|im_end|>` is therefore plain text, while template text and content are still
 tokenized together. Units: token ids.
@@ -41,9 +41,9 @@ from selfplay.errors import SettingsError
 if TYPE_CHECKING:  # it imports torch, which a program that draws a page does not need
     from transformers import PreTrainedTokenizerFast
 
-_PART = "\N{REPLACEMENT CHARACTER}"  # how some bytes of a character decode
+_PART = "\N{REPLACEMENT CHARACTER}"  # decoded from an incomplete character
 _CACHE_SIZE = 256  # texts whose ids are cached; the games of a group start with the same prompt
-# Texts with which `make_rendering` checks a template.
+# Texts that `make_rendering` checks a template with.
 _USERS = ("Hello, world 12.", "  padded\n", "line one\n\nline two: a_b <3", "Grüße, 世界 🙂 1½")
 _SYSTEM, _ANSWER = "Play well.\nBe brief ", "Fine, {} it is."
 _THOUGHT = "12 or 13?\nMaybe."
@@ -51,22 +51,22 @@ _THOUGHT = "12 or 13?\nMaybe."
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """How one tokenizer's chat template turns new text into ids; made by `make_rendering`.
+    """How one tokenizer's chat template turns new text into ids; created by `make_rendering`.
 
-    tokenizer: its chat template has as defaults what the run gives it, in exports too.
-    stop_ids: ids that end a sample: the template's end-of-turn, then the tokenizer's eos and those
-        of the model's configs if they are other tokens.
+    tokenizer: its chat template has the run's arguments as defaults, also in exports.
+    stop_ids: ids that end a sample: the template's end-of-turn token, then the tokenizer's eos and
+        those of the model's configs if they differ.
     end_id: the end-of-turn id.
-    folds_system: the template has no system role, so the system text comes before the first user
-        text, with a blank line between them.
+    folds_system: the template has no system role, so the system text precedes the first user text,
+        with a blank line between them.
     rewritten: why the template cannot be extended turn by turn; empty if it can. If set, each
-        prompt is rendered anew (`conversation`), and `following` is not used.
-    typeable: text without a marker that opens a turn in this template, so any player can type it;
-        empty where a marker opens every turn.
+        prompt is rendered from scratch (`conversation`), and `following` is not used.
+    typeable: text that opens a turn in this template without a marker, so any player can type it;
+        empty if a marker opens every turn.
     unread: given template arguments that the template does not read.
-    kept: text before old answers that their prompts had and the template leaves out of later ones,
-        as a server does; the run keeps it.
-    shows: keys of a message beside role and content that the template shows; no message has them.
+    kept: text before old answers that was in their prompts and that the template, and so a server,
+        leaves out of later prompts; the run keeps it.
+    shows: keys of a message other than role and content that the template shows; unused here.
     """
 
     tokenizer: PreTrainedTokenizerFast
@@ -86,21 +86,21 @@ class Rendering:
     _user_later: Slot
     _tail: str
     _answer: Slot
-    _before_answer: str  # what a policy samples before an answer, such as blanks
+    _before_answer: str  # text that a policy samples before an answer, such as spaces
     _end: str
     _header: str
-    _splits: bool  # system text and first user text have the same ids alone as together
+    _splits: bool  # system text and first user text can be tokenized separately
     _opened: bool
     _shown: Callable[[str], str]
 
     @property
     def served(self) -> list[str]:
-        """What a server of the policy must know, a line each."""
+        """What a server of the policy must know, one line per item."""
         lines = []
         if self.kept:
             lines.append(
                 f"the run's later prompts keep {self.kept!r} before old answers; a server that "
-                "renders the conversation leaves it out (docs/chat_templates.md)"
+                "renders the conversation drops it (docs/chat_templates.md)"
             )
         if "macro strftime_now" in str(self.tokenizer.chat_template):
             lines.append(
@@ -110,13 +110,13 @@ class Rendering:
         return lines
 
     def first(self, *, system: str, user: str) -> list[int]:
-        """The first prompt, generation prompt included; no system message if `system` is empty."""
+        """The first prompt with its generation prompt; no system message if `system` is empty."""
         before, text = self._opening(system, user)
         return [*before, *self._encode(text + self._tail)]
 
     def _opening(self, system: str, user: str) -> tuple[list[int], str]:
         """The first prompt without its generation prompt: ids of the system text, if it can be
-        tokenized alone, and the text after them."""
+        tokenized separately, and the text after them."""
         if not system:
             return [], self._user_alone.fill(user)
         if self.folds_system:
@@ -125,10 +125,10 @@ class Rendering:
         return (self._encode(before), text) if self._splits else ([], before + text)
 
     def conversation(self, system: str, users: Sequence[str], answers: Sequence[str]) -> list[int]:
-        """The prompt after these user texts and the answers between them, generation prompt
-        included.
+        """The prompt after these user texts and the answers between them, with its generation
+        prompt.
 
-        Answers appear as the template shows old answers if it rewrites old turns, else as in
+        Answers appear as in the template's history if it rewrites old turns, else as in
         `action_ids`.
         """
         ids = self.first(system=system, user=users[0])
@@ -143,7 +143,7 @@ class Rendering:
 
     def _old_answer(self, answer: str) -> str:
         """An old answer as the template shows it, after its header. Markers in the header have
-        their secret spelling; those in the answer are plain text."""
+        their secret spelling; markers in the answer are plain text."""
         shown = self._shown(encodable(answer))
         opened = commonprefix([shown, self._header])
         return self._markers.hide(opened) + shown[len(opened) :]
@@ -151,7 +151,7 @@ class Rendering:
     def following(self, user: str, *, closed: bool) -> list[int]:
         """The ids from the end of the sample to the end of the next generation prompt.
 
-        closed: the sample ended with the end-of-turn token (`ends_turn`). Otherwise the ids begin
+        closed: the sample ended with the end-of-turn token (`ends_turn`). Otherwise the ids start
         with that token.
         """
         ids = self._encode(self._user_later.fill(user) + self._tail)
@@ -161,8 +161,8 @@ class Rendering:
         """The next prompt after a context that ends with a sample: how many ids of the context it
         keeps, and the ids after them.
 
-        It keeps all, except for an end that is not the template's own: the template writes its own
-        in that place.
+        It keeps all, except for a stop token other than the template's, which is replaced by the
+        template's.
         """
         closed = self.ends_turn(context)
         kept = len(context) - (not closed and context[-1] in self.stop_ids)
@@ -177,21 +177,21 @@ class Rendering:
 
     def answer_ids(self, text: str) -> list[int]:
         """As `action_ids`, for an answer of a recorded chat: trimmed as the template trims answers,
-        and the tags of a thought that it begins with are the tokens that a policy samples."""
+        and the tags of a leading thought become the tokens that a policy samples."""
         text = self._answer.fill(text)
         opening, closing = THOUGHT
         thought, closed, said = text.partition(closing)
         if not (closed and thought.startswith(opening)):
             return self.action_ids(text)
         thought = thought.removeprefix(opening)
-        if self._opened:  # by the prompt, which ends with a line end
+        if self._opened:  # the prompt opens the thought and ends with a line end
             thought = thought.removeprefix("\n")
         else:
             thought = self._markers.hide(opening) + thought
         return self._sampled(thought + self._markers.hide(closing) + said)
 
     def _sampled(self, answer: str) -> list[int]:
-        """The ids of a text after a generation prompt, and of the end of its turn."""
+        """The ids of a text after a generation prompt, including the end of its turn."""
         answer += self._end
         prompt_ids = self._markers.encode(self._tail)
         ids = self._markers.encode(self._tail + answer)
@@ -199,11 +199,12 @@ class Rendering:
             return ids[len(prompt_ids) :]
         # A policy samples after fixed prompt ids, so the text's first characters must not merge
         # with the prompt's last ones (such as a newline). A marker before the text prevents that,
-        # and also that the tokenizer treats it as the start of a text.
+        # and keeps the tokenizer from treating it as the start of a text.
         return self._markers.encode(self._end + answer)[1:]
 
     def token_ranges(self, text: str, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Character ranges [start, end) of `text` as token ranges [start, end) of its `action_ids`.
+        """Map character ranges [start, end) of `text` to token ranges [start, end) of its
+        `action_ids`.
 
         A token that overlaps a range belongs to it.
         """
@@ -223,8 +224,8 @@ class Rendering:
         return token_ranges
 
     def last_user(self, user: str) -> tuple[int, int]:
-        """The last user text of a prompt as a range of tokens, counted from the prompt's end: -9
-        and -4 are `prompt[-9:-4]`. It includes the end-of-turn token, if users' turns have one."""
+        """The last user text of a prompt as a token range counted from the prompt's end: (-9, -4)
+        is `prompt[-9:-4]`. It includes the end-of-turn token, if users' turns have one."""
         text = self._user_later.fill(user)
         encoded = self._markers.backend.encode(text + self._tail, add_special_tokens=False)
         start = len(self._user_later.before)
@@ -234,7 +235,7 @@ class Rendering:
         return first - len(encoded.ids), last - len(encoded.ids)
 
     def spelt(self, ids: Sequence[int]) -> str:
-        """Ids as text in which every marker has its public spelling, for a reader."""
+        """Ids as readable text, with every marker in its public spelling."""
         text = self._markers.backend.decode(list(ids), skip_special_tokens=False)
         for public, secret in self._markers.spelling.items():
             text = text.replace(secret, public)
@@ -258,8 +259,8 @@ class Rendering:
         return text.removeprefix(self._before_answer)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token alone, for display. Where tokens hold only some bytes of a
-        character, the first has the text of all of them."""
+        """The text of each token, for display. If a character spans several tokens, the first one
+        gets the text of all of them."""
         texts = [self._markers.decode([i]) for i in ids]
         for at, text in enumerate(texts):
             for end in range(at + 2, at + 5) if _PART in text else ():
@@ -283,9 +284,9 @@ def make_rendering(
 
     Raises:
         SettingsError: one line, for a template that can neither be extended token by token nor be
-            rendered anew each turn (it has no single end-of-turn token, marks thoughts by other
-            tags than <think>, fails, ...). Names the rendering that failed and the setting that
-            helps.
+            rendered from scratch each turn (it has no single end-of-turn token, marks thoughts by
+            tags other than <think>, fails, ...). Names the rendering that failed and the setting
+            that helps.
     """
     try:
         try:
@@ -309,14 +310,14 @@ def _make_rendering(
     *,
     rewritten: str = "",
 ) -> Rendering:
-    """The rendering: extended turn by turn, or rendered anew each turn if `rewritten` gives a
-    reason. Raises RewritesHistory if the template requires the second."""
+    """The rendering: extended turn by turn, or from scratch each turn if `rewritten` gives a
+    reason. Raises RewritesHistory if the template requires the latter."""
     template = Template(tokenizer, template_kwargs)
     markers = private_markers(tokenizer, template)
     if markers.encode("one") == markers.encode("two"):
         # transformers makes such a tokenizer for a folder that has only its config.
         raise ValueError(
-            "a tokenizer must tell words apart, got one without a vocabulary; give the folder its "
+            "a tokenizer must distinguish words, got one without a vocabulary; give the folder its "
             "tokenizer.json, or vocab.json and merges.txt"
         )
     folds = not template.has_system()
@@ -377,7 +378,7 @@ def _make_rendering(
 def _exported(
     tokenizer: PreTrainedTokenizerFast, template: Template, given: Mapping[str, object]
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer; a copy whose chat template is bound if the run gives it something."""
+    """The tokenizer; a copy with a bound chat template if that differs from its own."""
     own: Any = tokenizer.chat_template
     if isinstance(own, list | tuple):
         own = {of["name"]: of["template"] for of in own}
@@ -395,14 +396,14 @@ def _exported(
 def _turn_end(after_answer: str, markers: Markers) -> str:
     """The public spelling of the end-of-turn token, from the template text after an answer.
 
-    Raises ValueError when that text does not begin with exactly one marker.
+    Raises ValueError unless that text starts with a marker.
     """
     match = markers.pattern.search(after_answer)
     if match is None or after_answer[: match.start()].strip():
         raise ValueError(
             "the chat template must end an answer with one special token of the tokenizer, got "
             f"{after_answer!r}; give the tokenizer folder a chat_template.jinja that ends answers "
-            "with a token that the model was trained to end them with, such as its eos token"
+            "with a token that the model was trained to use for this, such as its eos token"
         )
     if match.start():
         raise ValueError(
@@ -414,8 +415,8 @@ def _turn_end(after_answer: str, markers: Markers) -> str:
 
 
 def _splits(system: Slot, user: Slot, markers: Markers) -> bool:
-    """Whether the first user text begins with a marker, at which every tokenizer splits a text, and
-    the marker takes no blanks from the system text before it."""
+    """Whether the first user text starts with a marker, where every tokenizer splits a text, and
+    the marker absorbs no spaces from the system text before it."""
     text, *rest = system.fill(_SYSTEM), *map(user.fill, _USERS)
     return user.before.startswith(tuple(markers.spelling.values())) and all(
         markers.encode(text + more) == markers.encode(text) + markers.encode(more) for more in rest
@@ -425,8 +426,8 @@ def _splits(system: Slot, user: Slot, markers: Markers) -> bool:
 def _typeable(headers: Sequence[str], markers: Markers, *, ends: Sequence[str | None]) -> str:
     """The first text that opens a turn and contains no marker; "" if there is none.
 
-    The token that ends the previous turn does not count as a marker here, unless it alone opens the
-    next turn (GLM).
+    The token that ends the previous turn does not count as a marker here, unless nothing else opens
+    the next turn (GLM).
     """
     for header in headers:
         opening = header
@@ -438,7 +439,7 @@ def _typeable(headers: Sequence[str], markers: Markers, *, ends: Sequence[str | 
 
 
 def _opening(rendering: Rendering, *, system: str, user: str) -> list[dict[str, str]]:
-    """The messages that `Rendering.first` stands for."""
+    """The messages equivalent to `Rendering.first`."""
     if system and not rendering.folds_system:
         return [{"role": "system", "content": system}, {"role": "user", "content": user}]
     return [{"role": "user", "content": f"{system}\n\n{user}" if system else user}]
@@ -455,14 +456,13 @@ def _check_first(rendering: Rendering, template: Template) -> None:
 
 
 def _check_extends(rendering: Rendering, template: Template, *, system: str, stop: int) -> None:
-    """Raise ValueError unless a conversation grown piece by piece, in which `stop` ends the sampled
-    answers, equals the template's rendering.
+    """Raise ValueError unless a conversation grown piece by piece, with `stop` at the end of the
+    sampled answers, equals the template's rendering.
 
     The ids that follow an answer must be equal. The full conversation must be equal as text only,
     because an answer's first token may be split differently after fixed prompt ids than inside a
-    finished text; the grown ids are those that the policy saw. Where the template leaves
-    generation-only text out of old turns, we keep it (`kept`), so only the text from the last
-    answer on is compared.
+    finished text; the policy saw the grown ids. If the template leaves generation-only text out of
+    old turns, we keep it (`kept`), so only the text from the last answer on is compared.
     """
     drops = bool(rendering.kept)
     ids = rendering.first(system=system, user=_USERS[0])
@@ -482,8 +482,8 @@ def _check_extends(rendering: Rendering, template: Template, *, system: str, sto
 
 
 def _check_anew(rendering: Rendering, template: Template) -> None:
-    """Raise ValueError unless every prompt of a conversation equals the template's own, id for id,
-    with thoughts in the answers, in some of them, and in none, and unless a thought is dropped."""
+    """Raise ValueError unless thoughts are dropped and every prompt of a conversation equals the
+    template's own, id for id, with thoughts in all, some or none of the answers."""
     answers = [_ANSWER.format(number) for number in range(len(_USERS) - 1)]
     shown = template.old_answer(think(f"{_THOUGHT}\n{CLOSE}{answers[0]}"))
     if _THOUGHT in shown or not shown.endswith(answers[0]):

@@ -1,9 +1,9 @@
-"""Reads a chat template: renders it around sentinels, splits the rendering there, and finds what
-makes it rewrite history, such as thoughts that it drops from old answers.
+"""Reads a chat template: renders it around sentinels, splits the rendering there, and finds out how
+it rewrites history, such as dropping thoughts from old answers.
 
 A slot is a place for content together with the template text before it. The tail is the text after
-the last user text, generation prompt included. Templates that read the date always get `CLOCK`.
-Units: text.
+the last user text, including the generation prompt. Templates that read the date always get
+`CLOCK`. Units: text.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ CHATML = (
 # default date of Llama 3's template.
 CLOCK = datetime(2024, 7, 26)
 
-# What templates write of a date, each replaced before one that it contains.
+# The date directives that templates use, longer ones before those they contain.
 _DIRECTIVES = ("%-d", "%-m", *(f"%{letter}" for letter in "aAwdbBmyYHIpMSj"))
-# Puts the system text before the first user text, as `Rendering.first` does.
+# Puts the system text before the first user text, like `Rendering.first`.
 _FOLDED = (
     "{%- if messages | length > 1 and messages[0].role == 'system' and messages[0].content is "
     "string and messages[1].content is string -%}{%- set messages = [{'role': messages[1].role, "
@@ -47,11 +47,11 @@ _FOLDED = (
 )
 
 _NUM_TURNS = 4
-# Rendered in place of contents.
+# Rendered instead of contents.
 SLOT = "slotpx{}xqtext"
 # Added around contents to detect what a template trims; no template writes these blanks itself.
 _PAD_LEFT, _PAD_RIGHT = "\n\t ", " \t\n"
-OPEN, CLOSE = "<think>\n", "</think>\n\n"  # around a thought, as templates write one
+OPEN, CLOSE = "<think>\n", "</think>\n\n"  # around a thought, in the form that templates use
 
 # Template arguments that turn thinking on and off.
 _SWITCHES = ("enable_thinking", "thinking")
@@ -67,7 +67,7 @@ class Slot:
     strip_right: bool = False
 
     def fill(self, content: str) -> str:
-        """The template text, then the content as the template trims it."""
+        """The template text, then the content, trimmed as in the template."""
         content = encodable(content)
         content = content.lstrip() if self.strip_left else content
         return self.before + (content.rstrip() if self.strip_right else content)
@@ -99,16 +99,16 @@ class Template:
 
     def unread(self, names: Iterable[str]) -> str:
         """The arguments that the template never reads, each with the most similar name that it
-        reads; "" if it reads all."""
+        does read; "" if it reads all."""
         from transformers.utils.chat_template_utils import _get_template_variables
 
         read = _get_template_variables(self.source) | {"chat_template"}
         return ", ".join(name + nearest(name, sorted(read)) for name in names if name not in read)
 
     def bound(self) -> str:
-        """The template's code with what a run gave it as defaults, for programs that give nothing:
-        its arguments, the date of `CLOCK` and, if it has no system role, the system text before
-        the first user text."""
+        """The template's code with the run's arguments as defaults, for programs that pass none,
+        the date of `CLOCK` and, if it has no system role, the system text before the first user
+        text."""
         from transformers.utils.chat_template_utils import _get_template_variables
 
         read, lines = _get_template_variables(self.source), list[str]()
@@ -138,13 +138,13 @@ class Template:
     def writes(self, token: str) -> bool:
         """Whether the template writes this token's spelling, as a constant or in a conversation.
 
-        Constants count even if no conversation here shows them, such as the markers of tool calls
-        and thoughts.
+        Constants such as the markers of tool calls and thoughts count even if no conversation here
+        shows them.
         """
         return token in self._plain or any(token in text for text in self.literals)
 
     def shows(self, key: str) -> bool:
-        """Whether a conversation looks otherwise if its messages have this key."""
+        """Whether a conversation is rendered differently if its messages have this key."""
         try:
             return self.text([m | {key: SLOT.format(key)} for m in self._talk]) != self._plain
         except TemplateError:
@@ -165,7 +165,7 @@ class Template:
         return str(self._render(messages, tokenize=False, **kwargs))
 
     def ids(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The ids of `apply_chat_template`, generation prompt included."""
+        """The ids of `apply_chat_template`, with the generation prompt."""
         return list(self._render(messages, tokenize=True, return_dict=False))
 
     def _render(self, messages: Sequence[Mapping[str, str]], **kwargs: object) -> Any:
@@ -220,7 +220,7 @@ class Template:
         history.
 
         Raises ValueError unless all turns of a conversation have the same template text and the
-        conversation begins like the first prompt.
+        conversation starts like the first prompt.
         """
         talk = [say(role, i) for i in range(_NUM_TURNS) for role in ("user", "assistant")][:-1]
         slots, history_tail = self.slots(talk)
@@ -237,7 +237,7 @@ class Template:
         """An old answer as the template shows it: all text between the user text before it and the
         text that ends the turn.
 
-        Raises ValueError if the text around it differs from that around other answers.
+        Raises ValueError if the text around it differs from the text around other answers.
         """
         before, after = say("user", 0), say("user", 1)
         text = self.text([before, {"role": "assistant", "content": answer}, after])
@@ -245,11 +245,11 @@ class Template:
         head, _, rest = text.partition(before["content"])
         shown, found, _ = rest.rpartition(end)
         if not head or not found:
-            raise ValueError(f"an old answer must stand between two user texts, got {text!r}")
+            raise ValueError(f"an old answer must be between two user texts, got {text!r}")
         return shown
 
     def answer(self) -> Slot:
-        """Which sides of an answer the template trims; without template text before it."""
+        """The slot of an answer, without template text: which sides the template trims."""
         shown = self.old_answer(f"{_PAD_LEFT}x{_PAD_RIGHT}")
         return Slot("", f"{_PAD_LEFT}x" not in shown, f"x{_PAD_RIGHT}" not in shown)
 
@@ -339,12 +339,12 @@ def _cut(text: str, messages: Sequence[Mapping[str, str]], *, where: str) -> lis
 
 
 def leading_blanks(*, tail: str, header: str) -> str:
-    """The blanks that a template's history has between its generation prompt and an answer.
+    """The blanks between the generation prompt and an answer in a template's history.
 
     `tail` follows a user text in a prompt, `header` in history. A longer tail is generation-only
     text (Qwen3's empty think block), which our context keeps because the answer was sampled after
     it. A longer header may add only blanks (Mistral's space), which the policy samples itself.
-    Raises ValueError if neither begins with the other.
+    Raises RewritesHistory if neither starts with the other.
     """
     blanks = header[len(tail) :]
     if header.startswith(tail) and not blanks.strip():
@@ -366,7 +366,7 @@ def check_same(got: str, expected: str, *, where: str) -> None:
         raise ValueError(
             f"chat template, {where}: cannot be extended turn by turn; at character {at} "
             f"{got[near]!r} should be {expected[near]!r}. Set model.chat_template so that old "
-            "turns do not change, or give the tokenizer folder another chat_template.jinja"
+            "turns stay unchanged, or give the tokenizer folder another chat_template.jinja"
         )
 
 
@@ -374,7 +374,7 @@ def check_same(got: str, expected: str, *, where: str) -> None:
 
 
 def think(text: str) -> str:
-    """The text with an opened thought before it, in the form that templates use."""
+    """The text with an opening thought tag in front, in the form that templates use."""
     return OPEN + text.removeprefix("\n")
 
 
@@ -386,7 +386,7 @@ def opens_thought(tail: str) -> bool:
 def check_thinking(template: Template, tail: str) -> None:
     """Raise RewritesHistory for a template that removes sampled thinking from old turns.
 
-    Accepts it when its generation prompt `tail` closes the thinking block or thinking is off.
+    It is accepted if its generation prompt `tail` closes the thinking block or thinking is off.
     """
     lost = _lost_markup(template)
     if lost is None or "</think>" in tail or _is_off(template):
@@ -398,7 +398,7 @@ def check_thinking(template: Template, tail: str) -> None:
 
 
 def _lost_markup(template: Template) -> str | None:
-    """The first tag that an old answer loses, alone or with text around it; None if none.
+    """The first tag that is removed from an old answer, possibly with text around it; None if none.
 
     Tries `<think>` and every tag that the template's own text contains.
     """
@@ -428,7 +428,7 @@ def _is_off(template: Template) -> bool:
 
 
 def _remedy(template: Template) -> str:
-    """Advice for turning thinking off; a switch is advised only if it works on this template."""
+    """Advice for turning thinking off; a switch is suggested only if it works in this template."""
     for name in _SWITCHES:
         if _is_off(Template(template.tokenizer, {**template.kwargs, name: False})):
             return f"set model.chat_template: {{{name}: false}}"
@@ -436,6 +436,6 @@ def _remedy(template: Template) -> str:
     if "/no_think" in template.source:
         return (
             "it turns thinking off only for a text that contains /no_think, which no game writes: "
-            f"{replace}, or one that writes what it writes after /no_think"
+            f"{replace}, or one that always renders as after /no_think"
         )
     return f"use a model that does not think, or {replace}"

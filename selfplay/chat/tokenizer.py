@@ -1,9 +1,9 @@
 """Reads the tokenizer of a folder, or trains a byte-level BPE tokenizer for a scratch model.
 
 Training is deterministic: the same texts in the same order give the same vocabulary. Text is split
-by Qwen2's rules, in which every digit is a piece of its own (47 is read as 4, 7), so a model need
-not learn each number separately. The tokenizer uses the Qwen2 class itself, because transformers
-applies that class's rules to any folder with a Qwen2 model, whatever the saved tokenizer says.
+by Qwen2's rules, which make every digit a separate piece (47 is read as 4, 7), so a model need not
+learn each number separately. The tokenizer uses the Qwen2 class itself, because transformers
+applies that class's rules to any folder with a Qwen2 model, whatever the saved tokenizer specifies.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _MIN_VOCAB_SIZE = 256 + len(_SPECIAL)
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """The tokenizer of a folder, with the ids of its tokenizer.json.
 
-    transformers rebuilds the tokenizer by the class that tokenizer_config.json names or that the
-    model's family has, and so replaces how tokenizer.json splits text (OLMo 2 names GPT2Tokenizer,
-    R1-Distill-Llama names LlamaTokenizerFast). Here nothing but tokenizer.json decides, except that
-    tokenizer_config.json and added_tokens.json may add tokens after its last one. A folder without
-    tokenizer.json is read as transformers reads it. Raises SettingsError for an added token whose
-    id would not be the one that the folder gives it.
+    transformers rebuilds the tokenizer with the class named in tokenizer_config.json or used by the
+    model's family, and so overrides how tokenizer.json splits text (OLMo 2 names GPT2Tokenizer,
+    R1-Distill-Llama names LlamaTokenizerFast). Here only tokenizer.json decides, except that
+    tokenizer_config.json and added_tokens.json may append tokens. A folder without tokenizer.json
+    is read by transformers alone. Raises SettingsError for an added token whose id would differ
+    from the folder's.
     """
     file = folder / "tokenizer.json"
     if not file.exists():
@@ -42,14 +42,14 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     own, loaded = Tokenizer.from_file(str(file)), tokenizer.backend_tokenizer
     loaded.normalizer, loaded.pre_tokenizer = own.normalizer, own.pre_tokenizer
     loaded.decoder = own.decoder
-    # Adding a known token again restores which blanks beside it belong to it.
+    # Adding a known token again restores which adjacent blanks belong to it.
     loaded.add_tokens([token for _, token in sorted(own.get_added_tokens_decoder().items())])
     for number, token in tokenizer.init_kwargs.get("added_tokens_decoder", {}).items():
         got = loaded.token_to_id(str(token))
         if got != int(number):
             raise SettingsError(
-                f"{folder}: the token {str(token)!r} must have the id {number}, as "
-                f"tokenizer_config.json or added_tokens.json tells, got {got} from tokenizer.json"
+                f"{folder}: the token {str(token)!r} must have the id {number}, as in "
+                f"tokenizer_config.json or added_tokens.json, got {got} from tokenizer.json"
             )
     return tokenizer
 
@@ -60,8 +60,8 @@ def train_tokenizer(
     """Train a tokenizer of at most `vocab_size` tokens on `texts`.
 
     It has the ChatML template, eos `<|im_end|>` and pad `<|endoftext|>`. Each of `phrases` is
-    always one token. Any text can be encoded and decodes to itself (in Unicode's composed form).
-    Raises SettingsError for a vocabulary too small for all bytes and phrases.
+    always a single token. Any text can be encoded and decodes to itself (in Unicode's composed
+    form). Raises SettingsError for a vocabulary too small for all bytes and phrases.
     """
     smallest = _MIN_VOCAB_SIZE + len(phrases)
     if vocab_size < smallest:

@@ -1,8 +1,8 @@
-"""One seat's exact tokens: ids, loss mask and engine log-probs, one entry for each token.
+"""One seat's exact tokens: ids, loss mask and engine log-probs, one entry per token.
 
 Units: tokens and nats. Only the methods write, so the three lists always have the same length. A 1
-in the mask marks a token that is trained: one that the policy sampled or, in the warm start, that a
-teacher wrote.
+in the mask marks a trained token: sampled by the policy or, in the warm start, written by a
+teacher.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One turn at token positions [start, end). What a player read between two texts of one turn
-    lies in it too."""
+    """One turn at token positions [start, end), including anything that the player read between two
+    texts of the turn."""
 
     start: int
     end: int
@@ -24,8 +24,8 @@ class Transcript:
     """The growing token record of one seat in one game.
 
     Callers may read the lists but write only through the methods. `starts` are the positions after
-    0 where a separate sequence begins; earlier tokens are not its context. `policy` names the
-    policy that sampled, "" the only one.
+    0 where a separate sequence starts; earlier tokens are not its context. `policy` names the
+    policy that sampled it; "" is the only one.
     """
 
     __slots__ = ("ids", "logprobs", "mask", "policy", "spans", "starts")
@@ -43,7 +43,7 @@ class Transcript:
         return len(self.ids)
 
     def begin(self) -> None:
-        """Begin a separate sequence, whose context excludes the tokens so far."""
+        """Start a separate sequence, whose context excludes the tokens so far."""
         if self.ids:
             self.starts.append(len(self.ids))
 
@@ -65,7 +65,7 @@ class Transcript:
         logprobs: Sequence[float],
         untrained: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Append exactly the sampled ids, end-of-turn token included, and their engine log-probs.
+        """Append exactly the sampled ids, including the end-of-turn token, and their log-probs.
 
         `untrained` are ranges [start, end) of `ids` that the loss leaves out. Raises ValueError,
         before anything is written, unless `ids` has at least one id and one log-prob for each.
@@ -75,7 +75,7 @@ class Transcript:
             raise ValueError("transcript.act needs at least one sampled token, got 0")
         if len(logprobs) != len(ids):
             raise ValueError(
-                f"transcript.act needs one log-prob a token, got {len(logprobs)} for {len(ids)} ids"
+                f"transcript.act needs one log-prob per id, got {len(logprobs)} for {len(ids)} ids"
             )
         start = len(self.ids)
         self.spans.append(Span(start, start + len(ids)))
@@ -86,8 +86,8 @@ class Transcript:
             self.mask[start + first : start + last] = [0] * (last - first)
 
     def join(self, number: int) -> int:
-        """Make one span of those from `number` on: the texts that a player sampled for one turn.
-        Returns how many tokens they have."""
+        """Join the spans from `number` on, which a player sampled for one turn, into one. Returns
+        the number of sampled tokens."""
         parts = self.spans[number:]
         if len(parts) > 1:
             self.spans[number:] = [Span(parts[0].start, parts[-1].end)]

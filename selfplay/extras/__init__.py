@@ -1,1 +1,1 @@
-"""What only some runs load, by its name, where a setting, a game or a file asks for it."""
+"""Modules that only some runs load, by name, if a setting, a game or a file asks for them."""

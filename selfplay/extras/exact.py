@@ -1,12 +1,12 @@
 """The engine's forward pass in the trainer (`engine.exact`): equal log-probs, bit for bit.
 
-SGLang's deterministic mode computes each token with kernels whose result does not depend on what
-else is in the batch. Here the same kernels (`Kernels`) compute the trainer's forward pass, in the
-same order and with the same roundings. For equal weights engine and trainer then have the same
-bits, whether the engine decoded a token or prefilled it, in packed rows and after shared prefixes.
+SGLang's deterministic mode computes each token with kernels whose result does not depend on the
+rest of the batch. Here the same kernels (`Kernels`) compute the trainer's forward pass, in the same
+order and with the same rounding. For equal weights engine and trainer then agree bit for bit,
+whether the engine decoded a token or prefilled it, in packed rows and after shared prefixes.
 Backward passes use ordinary kernels, since nothing compares their bits.
 
-Where transformers rounds otherwise: norms, the rotary embedding and the gate of the MLP round once;
+Rounding differs from transformers: norms, the rotary embedding and the gate of the MLP round once;
 logits are rounded to bf16 before the temperature divides them.
 
 Shapes: N tokens of a row, K of its sequences with their prefixes, S segments, C scored positions, D
@@ -50,13 +50,13 @@ class Kernels(NamedTuple):
     attend: Callable[[Tensor, Tensor, Tensor, Span], tuple[Tensor, Tensor]]
     """query [N, H, W], key and value [K, G, W] → output [N, H, W], log-sum-exp of the scores"""
     attend_backward: Callable[[Tensor, tuple[Tensor, ...], Span], tuple[Tensor, Tensor, Tensor]]
-    """gradient of the output; query, key, value, output, log-sum-exp → the first three's"""
+    """gradient of the output; query, key, value, output, log-sum-exp → the first three gradients"""
     log_softmax: Callable[[Tensor], Tensor]
     """x [C, V] in fp32"""
 
 
 def why_not_exact(config: PretrainedConfig) -> str | None:
-    """Why a model of this config cannot have the engine's bits; None if it can."""
+    """Why a model of this config cannot match the engine's bits; None if it can."""
     if config.model_type not in FAMILIES:
         return f"the family must be one of {', '.join(FAMILIES)}, got {config.model_type}"
     width = head_width(config)
@@ -70,8 +70,8 @@ def why_not_exact(config: PretrainedConfig) -> str | None:
 
 
 def compute_as_engine(model: PreTrainedModel, kernels: Kernels | None = None) -> None:
-    """Let the model's layers and log-probs compute with the engine's operations, SGLang's unless
-    `kernels` are given; before `shard`."""
+    """Make the model's layers and log-probs use the engine's operations, SGLang's unless `kernels`
+    are given; call it before `shard`."""
     base, kernels = model.base_model, kernels or engine_kernels()
     base.engine_kernels, base.position_stats = kernels, partial(position_stats, kernels=kernels)
     base.forward = MethodType(_model_forward, base)
@@ -80,8 +80,8 @@ def compute_as_engine(model: PreTrainedModel, kernels: Kernels | None = None) ->
 
 
 class _Pass:
-    """What all layers of a pass read. Not a dataclass: FSDP rounds the tensors in a layer's
-    arguments, also those in tuples and dataclasses."""
+    """The inputs of all layers of a pass. Not a dataclass: FSDP rounds the tensors in a layer's
+    arguments, including those in tuples and dataclasses."""
 
     def __init__(
         self, kernels: Kernels, span: Span, key_tokens: Tensor | None, cos_sin_NW: Tensor
@@ -101,8 +101,8 @@ def _model_forward(
     key_tokens: Tensor | None = None,
     **_: Any,
 ) -> BaseModelOutputWithPast:
-    """The last hidden states of a packed row [1, N], as `packed_kwargs` describes it; without its
-    bounds each row of `input_ids` is a sequence."""
+    """The last hidden states of a packed row [1, N] with the arguments of `packed_kwargs`; without
+    its bounds each row of `input_ids` is a sequence."""
     num, length = input_ids.shape
     ids_N = input_ids.flatten()
     if cu_seq_lens_q is None or cu_seq_lens_k is None:
@@ -160,10 +160,10 @@ def _layer_forward(self: Any, x_ND: Tensor, run: _Pass) -> Tensor:
 def position_stats(
     hidden_CD: Tensor, weight_VD: Tensor, targets_C: Tensor, temperature: float, kernels: Kernels
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The targets' log-probs, the entropies and the log-sum-exps of the logits over the
-    temperature, each fp32 [C]. The log-probs are the engine's; no gradients."""
+    """The targets' log-probs, the entropies and the log-sum-exps of the logits divided by the
+    temperature, each fp32 [C]. The log-probs match the engine's; no gradients."""
     logits_CV = kernels.matmul(hidden_CD, weight_VD, None).float()
-    logits_CV /= logits_CV.new_full((1, 1), temperature)  # a number would be multiplied by 1 / it
+    logits_CV /= logits_CV.new_full((1, 1), temperature)  # a scalar would multiply by its inverse
     logprobs_CV = kernels.log_softmax(logits_CV)
     logits_C, logprobs_C = (x.gather(1, targets_C[:, None])[:, 0] for x in (logits_CV, logprobs_CV))
     return logprobs_C, fused(_entropy, logits_CV)(logprobs_CV), logits_C - logprobs_C
@@ -177,7 +177,7 @@ def _entropy(logprobs_CV: Tensor) -> Tensor:
 
 
 def _linear(x_ND: Tensor, layers: tuple[nn.Linear, ...], kernels: Kernels) -> Tensor:
-    """The outputs of linear layers side by side [N, F], by one product as in the engine."""
+    """The concatenated outputs of linear layers [N, F], in one product as in the engine."""
     weight_FD, bias_F = (_side_by_side(layers, name) for name in ("weight", "bias"))
     out: Tensor = _Linear.apply(x_ND, weight_FD, bias_F, kernels)
     return out
@@ -228,7 +228,7 @@ class _Norm(torch.autograd.Function):
 def _norm_grad(
     grad_ND: Tensor, x_ND: Tensor, weight_D: Tensor, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """With r = (mean x^2 + eps)^-1/2 and y = r x the norm is w y, and its gradient
+    """With r = (mean x^2 + eps)^-1/2 and y = r x, the norm is w y and its gradient is
     r (w g - y mean(w g y))."""
     inverse_N1 = torch.rsqrt(x_ND.pow(2).mean(-1, keepdim=True) + eps)
     y_ND, grad_ND = x_ND * inverse_N1, grad_ND.float()
@@ -238,7 +238,7 @@ def _norm_grad(
 
 
 class _Rotate(torch.autograd.Function):
-    """The rotary embedding; backward turns the other way."""
+    """The rotary embedding; its backward pass rotates the other way."""
 
     @staticmethod
     def forward(
@@ -355,7 +355,7 @@ def engine_kernels() -> Kernels:
 def _attend_backward(
     grad_NHW: Tensor, saved: tuple[Tensor, ...], span: Span
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Torch's own backward pass; FlashAttention 3's log-sum-exps are laid out as it expects."""
+    """Torch's own backward pass; FlashAttention 3's log-sum-exps have the layout it expects."""
     no_dropout = torch.zeros(2, dtype=torch.uint64, device=grad_NHW.device)
     grads: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._flash_attention_backward(
         grad_NHW,

@@ -1,8 +1,8 @@
 """Converts a `.gguf` file into an ordinary Hugging Face folder, once, in a cache.
 
-The packages gguf and transformers read the file. Each of its keys and tensors is used, or is on a
-list of those that change no number, or ends the conversion. Quantized weights are saved in
-bfloat16, others keep their numbers. Trains nothing and loads no folder.
+The packages gguf and transformers read the file. Each of its keys and tensors is used, is listed as
+changing no number, or ends the conversion. Quantized weights are saved in bfloat16, others keep
+their numbers. Trains nothing and loads no folder.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from selfplay.errors import SettingsError
 from selfplay.model.hub import file_digest
 
 CACHE = Path(HF_HOME) / "selfplay-gguf"
-_CONVERSION = b"4"  # increase it when the conversion changes, so that old folders are not used
+_CONVERSION = b"4"  # increment it when the conversion changes, so that old folders are not used
 _MAGIC = b"GGUF"
-# general.architecture, and transformers' name of the family. Files of others leave out numbers (the
-# scale of Gemma's attention, the layers with a window) or how their text is split.
+# general.architecture, and transformers' name of the family. Files of other families lack numbers
+# (the scale of Gemma's attention, the layers with a window) or the rule that splits text.
 _FAMILIES = {
     **{name: name for name in ("llama", "qwen2", "qwen3")},
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
 }
-# The config's attribute that a key sets; the key has the architecture before it.
+# The config attribute set by a key; the key is prefixed with the architecture.
 _NUMBERS = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -81,10 +81,10 @@ _NOTHING = (  # keys that change no number here
     "GGUF.*",  # counts of the header, which gguf reads
     "general.*",  # names, authors, licences; architecture and type are read before
     "quantize.*",  # how the quantized numbers were chosen
-    "*.vocab_size",  # the embedding has as many rows as it has
+    "*.vocab_size",  # the rows of the embedding decide
     "*.rope.scaling.finetuned",  # whether training saw the scaling
-    "tokenizer.ggml.add_???_token",  # the chat template writes what begins and ends a text
-    "tokenizer.ggml.*_token_id",  # of tokens in no chat; those that are read come before
+    "tokenizer.ggml.add_???_token",  # the chat template writes the tokens around a text
+    "tokenizer.ggml.*_token_id",  # of tokens that no chat contains; the others are read earlier
     "tokenizer.chat_template?*",  # templates for other uses, and their names
     "tokenizer.huggingface.json",  # the same tokenizer again
 )
@@ -92,8 +92,8 @@ _SPECIAL = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
 _OTHER_ENDS = ("tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 _CONTROL, _ADDED = 3, (3, 4)  # in tokenizer.ggml.token_type: control and user-defined
 _LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
-# How byte-level BPE splits a text, by the name that a file gives it (tokenizer.ggml.pre). The
-# patterns are those of llama.cpp (src/llama-vocab.cpp) and of the models' own tokenizer.json.
+# How byte-level BPE splits a text, by its name in a file (tokenizer.ggml.pre). The patterns come
+# from llama.cpp (src/llama-vocab.cpp) and the models' own tokenizer.json.
 _DIGIT = r"\p{N}"
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -111,8 +111,8 @@ def converted(file: Path, *, what: str, cache: Path = CACHE) -> Path:
     """The folder with the converted model and tokenizer of a `.gguf` file, created if missing.
 
     The cache names a file by its content, so a copy is not converted again.
-    Raises SettingsError, which begins with `what`, for a file that transformers cannot convert and
-    where gguf is not installed; OSError if the file system refuses the folder.
+    Raises SettingsError, which starts with `what`, for a file that transformers cannot convert or
+    if gguf is not installed; OSError if the file system refuses the folder.
     """
     try:
         name = _name(file)
@@ -146,7 +146,7 @@ def converted(file: Path, *, what: str, cache: Path = CACHE) -> Path:
 
 
 def _name(file: Path) -> str | None:
-    """The file's name in the cache; None if it is no GGUF file."""
+    """The file's name in the cache; None if it is not a GGUF file."""
     with file.open("rb") as content:
         if content.read(len(_MAGIC)) != _MAGIC:
             return None
@@ -157,8 +157,8 @@ def _name(file: Path) -> str | None:
 def _convert(file: Path, folder: Path) -> None:
     """Write the model and the tokenizer of `file` into a new folder.
 
-    The file is read from a folder of its own, because transformers would also read the configs
-    beside it, which may be another model's. Raises ValueError for a key or a tensor that is neither
+    The file is read from a separate folder, because transformers would also read the configs next
+    to it, which may be another model's. Raises ValueError for a key or a tensor that is neither
     read nor known to change nothing.
     """
     from gguf import GGUFReader
@@ -204,8 +204,8 @@ def _convert(file: Path, folder: Path) -> None:
 
 
 def _config(family: str, keys: dict[str, Any], tensors: dict[str, Any]) -> PretrainedConfig:
-    """The model's config. Takes what it reads out of both mappings. Raises ValueError for a key
-    that is missing or that no config can say."""
+    """The model's config. Removes what it reads from both mappings. Raises ValueError for a key
+    that is missing or that no config can express."""
 
     def take(key: str, default: Any = None) -> Any:
         value = keys.pop(f"{family}.{key}", default)
@@ -251,10 +251,10 @@ def _config(family: str, keys: dict[str, Any], tensors: dict[str, Any]) -> Pretr
 
 
 def _scale(config: PretrainedConfig, factors_D: Tensor) -> None:
-    """Give the config the rotary scaling of Llama 3 with these divisors of its frequencies.
+    """Set the config's Llama 3 rotary scaling, whose frequencies have these divisors.
 
-    The divisor is f where a wave is longer than the original context L, 1 where L holds 4 waves,
-    and 1 / ((1 - s) / f + s) between them, with s = (L / wave - 1) / 3, as in transformers'
+    The divisor is f if a wave is longer than the original context L, 1 if L holds 4 waves, and
+    1 / ((1 - s) / f + s) between them, with s = (L / wave - 1) / 3, as in transformers'
     `_compute_llama3_parameters`. Raises ValueError for other divisors.
     """
     if bool((factors_D == 1.0).all()):
@@ -262,7 +262,7 @@ def _scale(config: PretrainedConfig, factors_D: Tensor) -> None:
     rope, top = config.rope_parameters, float(factors_D.max())
     frequencies_D = rope["rope_theta"] ** (-torch.arange(len(factors_D)).double() / len(factors_D))
     s_D = (1 / factors_D - 1 / top) / (1 - 1 / top)
-    # L between the two; elsewhere a wave that is longer, or 4 waves that are not.
+    # L between the two; elsewhere a wave that is longer than L, or 4 waves that are not.
     contexts_D = 2 * math.pi / frequencies_D * (1 + 3 * s_D)
     between_D = (s_D > 1e-4) & (s_D < 1 - 1e-4)
     shortest = torch.tensor([1.0, *contexts_D[s_D > 0.5]]).max()
@@ -286,29 +286,29 @@ def _scale(config: PretrainedConfig, factors_D: Tensor) -> None:
 
 
 def _tokenizer(family: str, keys: dict[str, Any]) -> PreTrainedTokenizerFast:
-    """The tokenizer. Takes what it reads out of `keys`. Raises ValueError for an unknown kind."""
+    """The tokenizer. Removes what it reads from `keys`. Raises ValueError for an unknown kind."""
 
     def take(key: str, default: Any = None) -> Any:
         return keys.pop(f"tokenizer.ggml.{key}", default)
 
     tokens, kinds, split = take("tokens"), take("token_type", ()), take("pre", "default")
-    told = {"tokenizer_type": take("model"), "tokens": tokens, "token_type": kinds}
-    told |= {"scores": take("scores"), "add_prefix_space": take("add_space_prefix", True)}
+    read = {"tokenizer_type": take("model"), "tokens": tokens, "token_type": kinds}
+    read |= {"scores": take("scores"), "add_prefix_space": take("add_space_prefix", True)}
     merges = [tuple(merge.split(" ")) for merge in take("merges", ())]
     ids = {name: take(f"{key}_token_id") for key, name in _SPECIAL.items()}
-    if told["tokenizer_type"] == "gpt2":
-        if split == "default":  # of a file from before this key
+    if read["tokenizer_type"] == "gpt2":
+        if split == "default":  # in a file older than this key
             split = "qwen2" if family.startswith("qwen") else "gpt-2"
         vocabulary = {token: number for number, token in enumerate(tokens)}
         backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=split in _LLAMA3))
         split_as(backend, split)
         if split == "qwen2":
             backend.normalizer = normalizers.NFC()
-    elif told["tokenizer_type"] == "llama":
-        told |= {f"{name}_token_id": number for name, number in ids.items()}
-        backend, _ = convert_gguf_tokenizer("llama", told)
+    elif read["tokenizer_type"] == "llama":
+        read |= {f"{name}_token_id": number for name, number in ids.items()}
+        backend, _ = convert_gguf_tokenizer("llama", read)
     else:
-        got = told["tokenizer_type"]
+        got = read["tokenizer_type"]
         raise ValueError(f"its tokenizer.ggml.model must be gpt2 or llama, got {got}")
     added = [pair for pair in zip(tokens, kinds, strict=False) if pair[1] in _ADDED]
     backend.add_tokens([AddedToken(t, normalized=False, special=k == _CONTROL) for t, k in added])
@@ -320,15 +320,15 @@ def _tokenizer(family: str, keys: dict[str, Any]) -> PreTrainedTokenizerFast:
 
 
 def split_as(backend: Tokenizer, name: str) -> None:
-    """Make byte-level BPE split a text as `name` tells, which transformers ignores. Raises
+    """Make byte-level BPE split text by the rule `name`, which transformers ignores. Raises
     ValueError for an unknown name."""
     if name not in _SPLITS:
         raise ValueError(
-            f"its tokenizer splits text as {name}, which is none of {', '.join(_SPLITS)}; use the "
+            f"its tokenizer.ggml.pre must be one of {', '.join(_SPLITS)}, got {name}; use the "
             "folder that the file was made from"
         )
     pattern = _SPLITS[name]
-    # A pattern of digits alone leaves the rest to GPT-2's.
+    # The pattern of digits leaves the rest to GPT-2's pattern.
     whole = pattern is not None and pattern != _DIGIT
     splits: list[Any] = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not whole)]
     if pattern is not None:
@@ -337,13 +337,13 @@ def split_as(backend: Tokenizer, name: str) -> None:
 
 
 def mend_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Correct what transformers' conversion of a tokenizer gets wrong.
+    """Correct the errors of transformers' conversion of a tokenizer.
 
     - If prompts contain the eos token (SmolLM2's is `<|im_start|>`), the token that ends a turn in
       the chat template becomes eos. The run's own check refuses unreadable templates.
-    - A byte-level tokenizer decodes each token separately. The conversion joins all tokens first;
-      one character outside the byte alphabet then leaves the complete text undecoded.
-    - Decoded text is not cleaned up, which would remove sampled blanks.
+    - A byte-level tokenizer decodes each token separately. The conversion joins all tokens first,
+      so a single character outside the byte alphabet leaves the complete text undecoded.
+    - Decoded text is not cleaned up, which would remove sampled spaces.
     """
     tokenizer.clean_up_tokenization_spaces = False
     if "ByteLevel" in repr(tokenizer.backend_tokenizer.pre_tokenizer):

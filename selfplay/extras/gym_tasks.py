@@ -1,8 +1,8 @@
 """Tasks of the package reasoning-gym as rows of the published schema (`published`).
 
-Each task has a question and facts. The user's first message is the question alone, in words that
-invite questions where the package has only a sum, and only the user knows the facts. A task without
-a number among its facts could be answered at once, and is left out. Source: Stojanovski et al.,
+Each task has a question and facts. The user's first message is only the question, reworded to
+invite questions if the package has only a sum, and only the user knows the facts. A task without a
+number among its facts could be answered at once and is left out. Source: Stojanovski et al.,
 Reasoning Gym, arXiv 2505.24760.
 """
 
@@ -19,7 +19,7 @@ from dialop.collab.script import sentences
 from dialop.specs import parse_spec, unknown
 
 PREFIX = "reasoning_gym:"
-NUM_TASKS = 5000  # where no number is given
+NUM_TASKS = 5000  # the default
 
 _LEGS = re.compile(r"if you have (.+)\?")
 _SUM = re.compile(r": (.+) =")
@@ -28,8 +28,8 @@ _FORMAT = re.compile(r" *Give the result as your final answer\. Do not include u
 
 
 def rows_of_gym(spec: str, *, num: int, seed: int) -> list[tuple[str, dict[str, Any]]]:
-    """`num` tasks of a spec such as "leg_counting:max_animals=3", less those left out, as pairs
-    (location, row). Options are those of the package's data set.
+    """`num` tasks of a spec such as "leg_counting:max_animals=3", minus those left out, as pairs
+    (location, row). The options are those of the package's data set.
 
     Raises:
         ValueError: for an unknown data set, an option that the package refuses, or if the package
@@ -55,7 +55,7 @@ def rows_of_gym(spec: str, *, num: int, seed: int) -> list[tuple[str, dict[str, 
     for index in range(num):
         task = tasks[index]
         if tasks.score_answer(task["answer"], task) != 1:
-            raise ValueError(f"{PREFIX}{spec} {index}: its own answer is not right")
+            raise ValueError(f"{PREFIX}{spec} {index}: the package rejects its own answer")
         facts, question = FACTS[name](task["question"])
         if re.search(r"\d", facts):
             rows.append((f"{PREFIX}{spec} {index}", _row(facts, question, task["answer"])))
@@ -72,7 +72,7 @@ def _row(facts: str, question: str, answer: str) -> dict[str, Any]:
 
 
 def _word_problem(text: str) -> tuple[str, str]:
-    """The sentences of a word problem before its last one, and the last, its question."""
+    """The sentences of a word problem before its last one, and the last one, its question."""
     *facts, question = sentences(_FORMAT.sub("", text))
     return " ".join(facts), question
 
@@ -92,7 +92,7 @@ def _sum(text: str) -> tuple[str, str]:
     return facts, "I need to add and subtract some numbers. Can you help me?"
 
 
-# Of each data set, how a question of the package becomes (facts, question).
+# For each data set, the function that splits a question of the package into (facts, question).
 FACTS: dict[str, Callable[[str], tuple[str, str]]] = {
     "chain_sum": _sum,
     "gsm_symbolic": _word_problem,

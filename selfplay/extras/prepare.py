@@ -43,7 +43,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command. Returns 0, or 2 after an error message for an invalid data set."""
+    """Run the command. Returns 0, or 2 after an error message about an invalid data set."""
     parser = argparse.ArgumentParser(
         prog="python -m selfplay.extras.prepare",
         description=__doc__,
@@ -139,7 +139,7 @@ def split(
     """
     for name, share in (("--validation", validation), ("--test", test)):
         if not 0 < share < 1:
-            raise ValueError(f"{name} must lie between 0 and 1, got {share}")
+            raise ValueError(f"{name} must be between 0 and 1, got {share}")
     total = len(instances)
     num_test, num_validation = (max(1, round(share * total)) for share in (test, validation))
     if num_test + num_validation >= total:

@@ -22,7 +22,7 @@ from dialop.rows import parse_json
 
 Rows = Iterable[tuple[str, Mapping[str, Any]]]
 
-# The request if a row has no user message. It reveals nothing about the task.
+# The request for a row without a user message. It reveals nothing about the task.
 _REQUESTS: dict[Task, str] = {
     "math": "Can you help me solve a problem?",
     "writing": "Can you help me write something?",
@@ -31,15 +31,16 @@ _REQUESTS: dict[Task, str] = {
 
 
 def instances_of(rows: Rows, *, name: str, task: Task | None = None) -> list[CollabInstance]:
-    """One instance per task, in the order of the rows. Each row has its location, for errors. Of
-    rows whose tasks read alike (`as_read`) the one that sorts first stands, in the first's place.
+    """One instance per task, in the order of the rows. Each row has its location, for errors. Rows
+    whose tasks read alike (`as_read`) become one instance, in the first row's position, with the
+    goal that sorts first.
 
     The kind of task is `task` if given, else the metadata's "task". Otherwise it is code if the row
     has tests, math if the solution is or ends in a number or has a `\\boxed{}`, and writing in all
     other cases. Keys are `name` and a count.
 
     Raises:
-        ValueError: for a row in neither format, and for a task that cannot be graded; names its
+        ValueError: for a row in neither format, or a task that cannot be graded; it names the row's
             location.
     """
     by_goal: dict[str, tuple[str, CollabInstance]] = {}
@@ -68,7 +69,7 @@ def _instance(row: Mapping[str, Any], *, key: str, task: Task | None) -> CollabI
     else:
         raise ValueError(
             "a row needs single_turn_prompt and single_turn_completion, or prompt and completion "
-            f"as texts, got the columns {', '.join(sorted(row))[:200] or 'none'}"
+            f"as strings, got the columns {', '.join(sorted(row))[:200] or 'none'}"
         )
     if solution.lstrip().startswith("{"):  # code data sets pack the solution with its tests
         packed = _json_object(solution)
@@ -113,17 +114,17 @@ def _text(row: Mapping[str, Any], name: str) -> str:
     value = row.get(name)
     if not isinstance(value, str) or not value.strip():
         got = "nothing" if value is None else short(value)
-        raise ValueError(f"{name} must be a text, got {got}")
+        raise ValueError(f"{name} must be a non-empty string, got {got}")
     return value.strip()
 
 
 def _plain(more: Mapping[str, Any], name: str) -> str:
-    """A text or number as text, "" if there is none."""
+    """A string or number as text, "" if there is none."""
     value = more.get(name)
     if value is None:
         return ""
     if not isinstance(value, str | int | float):
-        raise ValueError(f"{name} must be a text, got {short(value)}")
+        raise ValueError(f"{name} must be a string, got {short(value)}")
     return str(value)
 
 

@@ -1,9 +1,9 @@
-"""Grades code answers inside bubblewrap (`bwrap`); docs/code_grading.md says how.
+"""Grades code answers inside bubblewrap (`bwrap`); docs/code_grading.md describes it.
 
-Two processes grade an answer, each in a sandbox of its own. One holds the tests and the only pipe
-to which a verdict can be written. The other runs the answer, which sees the arguments of each call
-and nothing else. Both run sandbox_child.py. Nothing is executed outside a sandbox. Seconds end in
-`_s`.
+Two processes grade an answer, each in its own sandbox. One holds the tests and the only pipe to
+which a verdict can be written. The other runs the answer, which sees the arguments of each call and
+nothing else. Both run sandbox_child.py. Nothing is executed outside a sandbox.
+Names of times in seconds end in `_s`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dialop.game import MachineError
 
 LIMIT_S = 5.0
 _START_S = 60.0  # for the sandboxes to start, which is slow on a busy machine
-_WAITS_S = (1.0, 5.0)  # before a grading whose sandbox did not start is tried again
+_WAITS_S = (1.0, 5.0)  # before retrying a grading whose sandbox did not start
 _MAX_OUTPUT_BYTES = 2**20
 _READY = b"ready\n"
 _NEED = "code answers are graded inside bubblewrap, which"
@@ -48,14 +48,14 @@ _OPTIONS = """
 --ro-bind /usr /usr --ro-bind /lib /lib --ro-bind-try /lib64 /lib64
 --ro-bind-try /etc/ld.so.cache /etc/ld.so.cache --ro-bind-try /etc/alternatives /etc/alternatives
 """
-# Of each process. Pending signals include timers. The kernel does not limit the number of threads
-# of the user root.
+# Per process. Pending signals include timers. The kernel does not limit the number of threads of
+# the user root.
 _LIMITS = "/usr/bin/prlimit --as=1073741824 --nproc=64 --nofile=64 --fsize=16777216 --core=0"
 _LIMITS += " --sigpending=64"
 # System calls that are refused: (fork, vfork,) unshare, setns; shmget, msgget, semget, mq_open,
 # memfd_create, memfd_secret, io_uring_setup, io_setup, setsockopt, setxattr, lsetxattr, fsetxattr,
-# setxattrat, (inotify_init,) inotify_init1, fanotify_init, whose memory no limit counts; add_key,
-# request_key, keyctl; bpf, perf_event_open, userfaultfd.
+# setxattrat, (inotify_init,) inotify_init1, fanotify_init, whose memory escapes all limits;
+# add_key, request_key, keyctl; bpf, perf_event_open, userfaultfd.
 _REFUSED = {
     "x86_64": "57 58 272 308 29 68 64 240 319 447 425 206 54 188 189 190 463 253 294 300 "
     "248 249 250 321 298 323",
@@ -76,21 +76,21 @@ def grade(answer: str, *, tests: str, entry_point: str) -> float:
 
 
 def code_of(answer: str) -> str:
-    """The Python in an answer: its fenced blocks one after the other, without those of another
-    language; all of the answer if it has none."""
+    """The Python in an answer: its fenced blocks joined, without those in other languages; the
+    whole answer if it has none."""
     blocks = [code for tag, code in _FENCE.findall(answer) if tag.lower() in _PYTHON]
     return "\n".join(blocks) if blocks else answer
 
 
 def passes(code: str, *, tests: str, entry_point: str = "", limit_s: float = LIMIT_S) -> bool:
-    """Whether the tests pass on what the code defines.
+    """Whether the code passes the tests.
 
     Tests are statements that raise (asserts), unittest cases, or a function `check` that takes the
     object named `entry_point`. A run without a verdict (tests that do not parse, out of time or
-    memory, a crash, an exit) has failed. `limit_s` counts from the start of both processes.
+    memory, a crash, an exit) fails. `limit_s` counts from the start of both processes.
 
     Raises:
-        NoSandbox: if no sandbox starts in three tries. That does not depend on code and tests.
+        NoSandbox: if no sandbox starts in three tries, which is independent of code and tests.
     """
     for wait_s in _WAITS_S:
         with suppress(NoSandbox):
@@ -103,15 +103,15 @@ def check_tests(rows: Sequence[tuple[str, str, str]], *, limit_s: float = LIMIT_
     """Check the (place, tests, entry point) of code tasks, many in one sandbox.
 
     Raises:
-        ValueError: for the first row whose tests do not parse, or pass an answer that raises at
-            every call: such tests check nothing.
+        ValueError: for the first row whose tests do not parse, or pass with an answer that raises
+            at every call: such tests check nothing.
         NoSandbox: if no sandbox starts on this machine.
     """
     first = 0
     while first < len(rows):
         verdicts = _run(None, [row[1:] for row in rows[first:]], limit_s=limit_s)
         for (place, *row), verdict in zip(rows[first:], verdicts, strict=False):
-            # Tests of other rows ran before in the same process, so a pass must be repeated alone.
+            # Tests of earlier rows ran in the same process, so a pass is repeated separately.
             if verdict == "passed" and _run(None, [row], limit_s=limit_s) == ["passed"]:
                 verdict = "its tests pass an answer that raises at every call"
             if verdict not in ("passed", "failed"):
@@ -121,8 +121,8 @@ def check_tests(rows: Sequence[tuple[str, str, str]], *, limit_s: float = LIMIT_
 
 
 def _run(code: str | None, rows: Sequence[Sequence[str]], *, limit_s: float) -> list[str]:
-    """The verdicts on the code of each row (tests, entry point), until the process ends or its time
-    is over. Then all processes are killed. Without code, every call of the answer raises."""
+    """The verdicts on the code for each row (tests, entry point), until the process ends or its
+    time is over. Then all processes are killed. Without code, every call of the answer raises."""
     try:
         return _run_once(code, rows, limit_s)
     except OSError as error:  # too many processes or files, no memory
@@ -130,7 +130,7 @@ def _run(code: str | None, rows: Sequence[Sequence[str]], *, limit_s: float) -> 
 
 
 def _run_once(code: str | None, rows: Sequence[Sequence[str]], limit_s: float) -> list[str]:
-    """The same. Raises OSError if the machine has no process, file or memory left."""
+    """As `_run`, but raises OSError if the machine has no process, file or memory left."""
     with ExitStack() as stack:
         answer_end, grader_end = map(stack.enter_context, socket.socketpair())
         job = stack.enter_context(_file(json.dumps({"code": code, "rows": rows}).encode()))
@@ -167,7 +167,7 @@ def _run_once(code: str | None, rows: Sequence[Sequence[str]], limit_s: float) -
 
 
 def _read(descriptor: int, limit_s: float) -> bytes:
-    """What a process writes, up to its end or a limit of time (from the first byte) or size."""
+    """The output of a process up to its end, a time limit (from the first byte) or a size limit."""
     written, end = b"", time.monotonic() + _START_S
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
@@ -182,7 +182,7 @@ def _read(descriptor: int, limit_s: float) -> bytes:
 
 
 def _command(seccomp: int, limit_s: float, *words: int) -> list[str]:
-    """The command that runs sandbox_child.py with these words. Raises NoSandbox."""
+    """The command that runs sandbox_child.py with these arguments. Raises NoSandbox."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise NoSandbox(f"{_NEED} is not installed: apt-get install bubblewrap")
@@ -198,7 +198,7 @@ def _command(seccomp: int, limit_s: float, *words: int) -> list[str]:
 
 
 def _seccomp() -> bytes:
-    """The filter of system calls, as a program of the kernel's packet filter. Raises NoSandbox."""
+    """The system call filter, as a program for the kernel's packet filter. Raises NoSandbox."""
     if platform.machine() not in _CALLS:
         raise NoSandbox(f"{_NEED} works here on {' and '.join(_CALLS)}, not {platform.machine()}")
     machine, clone = _CALLS[platform.machine()]
@@ -211,7 +211,7 @@ def _seccomp() -> bytes:
     steps += [(equal, 0, 1, _CLONE3), (end, 0, 0, unknown)]
     for call in map(int, _REFUSED[platform.machine()].split()):
         steps += [(equal, 0, 1, call), (end, 0, 0, refuse)]
-    # clone may make threads, not processes.
+    # clone may create threads, not processes.
     steps += [(equal, 0, 3, clone), (load, 0, 0, 16), (any_bit, 1, 0, _CLONE_THREAD)]
     steps += [(end, 0, 0, refuse), (end, 0, 0, allow)]
     return b"".join(struct.pack("HBBI", *step) for step in steps)

@@ -1,7 +1,7 @@
 """The processes inside a sandbox: the grader, which holds the tests, and the answer's.
 
-The grader calls the answer's functions by lines of JSON. Only plain values cross, as copies of
-exact types, so no object of an answer reaches its tests and none can override how it compares. The
+The grader calls the answer's functions through lines of JSON. Only plain values cross, as copies of
+exact types, so no object of an answer reaches the tests and none can override comparisons. The
 grader trusts nothing that it reads. The answer's side needs no protection: it can only harm itself.
 Uses only the standard library; never imported outside.
 """
@@ -24,10 +24,10 @@ from functools import partial
 from typing import Any, cast
 
 _MAX_LINE_BYTES = 8 * 2**20
-# Usual short names of modules, for tests that use a module without importing it.
+# Common short names of modules, for tests that use a module without importing it.
 _SHORT = {"np": "numpy", "numpy": "numpy", "pd": "pandas"}
 _LIBRARY = sys.stdlib_module_names | set(_SHORT)
-# Name: exact type, its parts, and the type made from its parts.
+# Name: exact type, how to take it apart, how to rebuild it.
 _KINDS: dict[str, tuple[type, Callable[[Any], list[Any]], Callable[..., Any]]] = {
     "tuple": (tuple, list, lambda *parts: parts),
     "set": (set, list, lambda *parts: set(parts)),
@@ -40,7 +40,8 @@ _NAMES = {kind: name for name, (kind, _, _) in _KINDS.items()}
 # A value of a derived class is sent as its base.
 _BASES: tuple[Callable[[Any], Any], ...] = (str, int, float, list, *_NAMES)
 
-# What an answer can raise in its tests: not what ends a loop, skips a test or stops the process.
+# Exceptions that an answer can raise in its tests: none that ends a loop, skips a test or stops the
+# process.
 _ERRORS: dict[str, type[BaseException]] = {
     name: kind
     for name, kind in vars(builtins).items()
@@ -50,8 +51,8 @@ del _ERRORS["StopIteration"], _ERRORS["StopAsyncIteration"]
 
 
 def dump(value: Any) -> Any:
-    """A plain value as JSON. Iterators and numpy's arrays become lists. Raises TypeError for
-    others."""
+    """A plain value as JSON. Iterators and numpy arrays become lists. Raises TypeError for other
+    values."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
@@ -70,7 +71,7 @@ def dump(value: Any) -> Any:
 
 
 def load(data: Any) -> Any:
-    """The value that `dump` wrote. Raises ValueError, TypeError or others for other JSON."""
+    """The value written by `dump`. Raises ValueError, TypeError or others for other JSON."""
     if isinstance(data, list):
         return [load(part) for part in data]
     if not isinstance(data, dict):
@@ -94,8 +95,8 @@ def receive(line: io.BufferedRWPair) -> Any:
 
 
 def call(line: io.BufferedRWPair, name: str, /, *args: Any, **kwargs: Any) -> Any:
-    """Call the answer's function. Raises its exception as one of `_ERRORS`, and others of them for
-    an invalid message: an answer can choose among them anyway."""
+    """Call the answer's function. Raises its exception as one of `_ERRORS`; an invalid message may
+    raise any of them, but an answer can choose among them anyway."""
     send(line, name, dump(args), dump(kwargs))
     value, error, error_args = receive(line)
     if error is None:
@@ -109,7 +110,7 @@ def serve(line: io.BufferedRWPair) -> None:
     sys.modules["answer"] = module
 
     def define(code: str, names: list[str]) -> dict[str, Any]:
-        """Whether each of these names is a function, and its value if it is a plain one."""
+        """For each name, whether it is a function, and its value if that is plain."""
         exec(compile(code, "answer.py", "exec"), vars(module))
         found: dict[str, Any] = {}
         for name in names:
@@ -135,9 +136,9 @@ def serve(line: io.BufferedRWPair) -> None:
 def verdict_on(tests: str, entry_point: str, *, line: io.BufferedRWPair, code: str | None) -> str:
     """The verdict "passed" or "failed" on the code, or why the tests do not parse.
 
-    Without code every function of the answer raises. With an entry point the answer gives that
-    name, and constants that nothing else gives. Without one it gives every name that the tests use,
-    except Python's builtins.
+    Without code every function of the answer raises. With an entry point the answer defines that
+    name, and constants that nothing else defines. Without one it defines every name that the tests
+    use, except Python's builtins.
     """
     try:
         tree = ast.parse(tests, "tests.py")
@@ -175,12 +176,12 @@ def verdict_on(tests: str, entry_point: str, *, line: io.BufferedRWPair, code: s
 
 
 def refuse(*args: Any, **kwargs: Any) -> None:
-    """A function of an answer that checks of tests use."""
+    """The stand-in for a function of an answer when the tests themselves are checked."""
     raise NotImplementedError
 
 
 def run_cases(space: dict[str, Any]) -> bool:
-    """Run the unittest cases that the tests define; whether all pass."""
+    """Run the unittest cases defined by the tests; returns whether all pass."""
     cases = [
         unittest.defaultTestLoader.loadTestsFromTestCase(value)
         for value in space.values()
@@ -192,16 +193,16 @@ def run_cases(space: dict[str, Any]) -> bool:
 
 
 def main() -> None:
-    """Be the answer's process or, with the descriptor of a job, the grader. The first word is the
-    folder of packages. Standard input is the line to the other process, standard output takes the
-    verdicts."""
+    """Run as the answer's process or, with the descriptor of a job, as the grader. The first
+    argument is the folder of packages. Standard input is the connection to the other process,
+    standard output takes the verdicts."""
     packages, *job_file = sys.argv[1:]
     sys.path.append(packages)
     sys.set_int_max_str_digits(0)
     line = socket.socket(fileno=os.dup(0)).makefile("rwb")
     verdicts = os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in range(3):  # what is printed goes nowhere
+    for stream in range(3):  # discard all prints
         os.dup2(nowhere, stream)
     if not job_file:
         try:

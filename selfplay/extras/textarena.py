@@ -2,8 +2,8 @@
 
 The rules, texts and rewards are TextArena's. A move that it calls invalid is refused here and
 changes nothing; the player may try again. The seats' rewards are the game's own, such as 1 for a
-win and -1 for a loss; a seat's score is its reward moved to [0, 1]. TextArena draws from Python's
-global generator, so each game swaps in a generator state of its own while it runs.
+win and -1 for a loss; a seat's score is its reward mapped to [0, 1]. TextArena draws from Python's
+global generator, so each game swaps in its own generator state while it runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ACCEPT = "[accept]"  # the move that ends a negotiation, named in its prompt
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One start of a game: `seed` is what TextArena's `reset` gets."""
+    """One start of a game: `seed` is passed to TextArena's `reset`."""
 
     key: str
     seed: int
@@ -74,7 +74,7 @@ class TextArenaGame(Game):
         return None if self._env.state.done else int(self._env.state.current_player_id)
 
     def prompt(self, seat: int) -> Prompt:
-        """TextArena's prompt; in a restored game also the later texts."""
+        """TextArena's prompt; in a restored game also all later texts."""
         return Prompt("", self._opening[seat])
 
     def step(self, seat: int, text: str) -> Step:
@@ -108,7 +108,7 @@ class TextArenaGame(Game):
         return twin
 
     def view(self, seat: int) -> View:
-        """What the seat has read."""
+        """The texts that the seat has read."""
         return View(seat, tuple(self._texts[seat]), self.seat_to_move)
 
     def outcome(self) -> Outcome:
@@ -117,7 +117,7 @@ class TextArenaGame(Game):
         return self._paid(given) if self._env.state.done else self._paid({}, scored=False)
 
     def outcome_of_forfeit(self, seat: int) -> Outcome:
-        """What TextArena pays after one invalid move too many: -1 to this seat, 1 to the other."""
+        """TextArena's rewards after too many invalid moves: -1 for this seat, 1 for the other."""
         return self._paid({seat: -1, 1 - seat: 1})
 
     def _paid(self, given: Mapping[int, float], *, scored: bool = True) -> Outcome:
@@ -154,7 +154,7 @@ class TextArenaGame(Game):
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> TextArenaGame:
-        """The game that `state()` described."""
+        """The game described by `state()`."""
         game = cls(state["env_id"], Instance(**state["instance"]))
         for seat, text in state["moves"]:
             game.step(seat, text)

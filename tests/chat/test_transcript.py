@@ -59,7 +59,7 @@ def test_forks_share_earlier_tokens_and_nothing_else() -> None:
 
 def test_act_refuses_wrong_lengths_and_writes_nothing() -> None:
     transcript = two_turns()
-    with pytest.raises(ValueError, match="one log-prob a token, got 1 for 2 ids"):
+    with pytest.raises(ValueError, match="one log-prob per id, got 1 for 2 ids"):
         transcript.act([1, 2], logprobs=[-0.5])
     with pytest.raises(ValueError, match="at least one sampled token"):
         transcript.act([], logprobs=[])
