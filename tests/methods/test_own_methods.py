@@ -96,7 +96,10 @@ def test_the_check_names_the_hooks_and_a_slip_in_one(
     ("hook", "why"),
     [
         ("samples(self, samples, episodes): return samples[0].nothing", "no attribute 'nothing'"),
-        ("after_play(self, rollout, more, *, config): return more(1)", "it may play 0 instances"),
+        (
+            "after_play(self, rollout, more, *, config): return more(1)",
+            "it may play 0 more instances",
+        ),
         (
             "prepare(self, samples, *, step, config): return samples[0].mask.pop() and samples, {}",
             "a number of mask per token, got",
