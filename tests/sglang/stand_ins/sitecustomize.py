@@ -89,16 +89,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Does nothing: the module's class provides its names."""
 
 
-MODELS = {"qwen2", "llama", "registry", "utils"}
-
-
-def leave_models_out() -> None:
-    if (sglang := importlib.util.find_spec("sglang")) is not None and sglang.origin is not None:
-        files = (Path(sglang.origin).parent / "srt" / "models").glob("*.py")
-        others = sorted({file.stem for file in files} - MODELS)
-        os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(others)
-
-
 gc.set_threshold(100_000, 20, 20)
-leave_models_out()
+if (sglang := importlib.util.find_spec("sglang")) is not None and sglang.origin is not None:
+    models = {file.stem for file in (Path(sglang.origin).parent / "srt" / "models").glob("*.py")}
+    others = models - {"qwen2", "llama", "registry", "utils"}
+    os.environ["SGLANG_DISABLED_MODEL_ARCHS"] = ",".join(sorted(others))
 sys.meta_path.insert(0, Finder())
