@@ -23,8 +23,8 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13169, "a hook's samples are checked"),
-    "selfplay": Limit(21004, "a hook's samples are checked"),
+    "core": Limit(13160, "a hook's samples are checked"),
+    "selfplay": Limit(20995, "a hook's samples are checked"),
     "extras": Limit(1326, "taken out of the core and the games"),
     "dialop": Limit(7648),
     "tests": Limit(29484, "a hook's samples are checked"),
@@ -41,7 +41,7 @@ STEP = {
     "frames to a move": Limit(12),
     "frames to weights": Limit(8),
 }
-DOCSTRING_LINES = 2.753  # a function: the least
+DOCSTRING_LINES = 2.755  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 

@@ -106,7 +106,7 @@ class SyncCheck:
 
     def state(self) -> dict[str, Any]:
         """The part of the trainer state that `restore` takes, as plain values."""
-        return {"floor": self._floor.mismatches, "healthy": self._healthy}
+        return {"floor": list(self._floor.mismatches), "healthy": self._healthy}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue with the noise floor of `state()`."""
@@ -163,7 +163,7 @@ class SyncCheck:
                 f"{self._floor.largest:.4f}"
             )
         self._engine.warn(f"the noise floor has risen to {worst:.4f} nats per token")
-        self._floor.forget()
+        self._floor.mismatches.clear()
         self._add_to_floor(third)
 
     def _add_to_floor(self, mismatches: dict[int, list[float]]) -> None:
@@ -220,25 +220,21 @@ def turn_mismatch(engine_T: Sequence[float], trainer_T: Sequence[float]) -> floa
 
 
 class NoiseFloor:
-    """Mismatches, in nats, of turns that engine and trainer scored with equal weights."""
+    """The `mismatches`, in nats, of the latest turns that engine and trainer scored with equal
+    weights, oldest first."""
 
     def __init__(self) -> None:
-        self._mismatches: deque[float] = deque(maxlen=WINDOW_TURNS)
-
-    @property
-    def mismatches(self) -> list[float]:
-        """The mismatches of the latest turns, oldest first."""
-        return list(self._mismatches)
+        self.mismatches: deque[float] = deque(maxlen=WINDOW_TURNS)
 
     @property
     def known(self) -> bool:
         """Whether it has enough turns for a comparison."""
-        return len(self._mismatches) >= MIN_TURNS
+        return len(self.mismatches) >= MIN_TURNS
 
     @property
     def largest(self) -> float:
         """The largest mismatch of its turns; infinite without turns."""
-        return max(self._mismatches, default=math.inf)
+        return max(self.mismatches, default=math.inf)
 
     @property
     def bound(self) -> float:
@@ -247,11 +243,7 @@ class NoiseFloor:
 
     def add(self, mismatches: Sequence[float]) -> None:
         """Add mismatches of turns scored with equal weights, except infinite ones."""
-        self._mismatches.extend(filter(math.isfinite, mismatches))
-
-    def forget(self) -> None:
-        """Drop all turns, after the noise has changed."""
-        self._mismatches.clear()
+        self.mismatches.extend(filter(math.isfinite, mismatches))
 
     def suspects(self, mismatches: Mapping[int, Sequence[float]], *, fewest: int) -> bool:
         """Whether the turns of any engine are suspicious.

@@ -102,7 +102,7 @@ def test_a_floor_suspects_nothing_before_it_is_known_or_after_forget() -> None:
     )  # one engine of two
     assert floor.suspects({0: quiet[:4] + [1.0] * 12}, fewest=RECHECK_TURNS)
     assert not floor.suspects({0: quiet[:5] + [1.0] * 11}, fewest=RECHECK_TURNS)
-    floor.forget()
+    floor.mismatches.clear()
     assert not floor.suspects(wild, fewest=1)
 
 
@@ -242,7 +242,7 @@ def test_noise_raises_the_bound_of_a_rollout_but_not_of_an_exact_engine(
     check.after_push(version=1)
     assert check.bound == after
     again, _ = checked(tiny_model(), **settings)
-    again._floor.forget()
+    again._floor.mismatches.clear()
     again.restore(json.loads(json.dumps(check.state())))  # as a resumed run has it
     assert again.bound == after and again.state() == check.state()
     assert NoiseFloor().bound == 0.0
