@@ -234,7 +234,7 @@ class Rendering:
         first, last = (inside[0], inside[-1] + 1) if inside else (0, 0)
         return first - len(encoded.ids), last - len(encoded.ids)
 
-    def spelt(self, ids: Sequence[int]) -> str:
+    def readable(self, ids: Sequence[int]) -> str:
         """Ids as readable text, with every marker in its public spelling."""
         text = self._markers.backend.decode(list(ids), skip_special_tokens=False)
         for public, secret in self._markers.spelling.items():

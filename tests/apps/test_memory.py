@@ -204,7 +204,7 @@ def test_a_dry_run_prints_settings_prompt_and_memory_and_makes_nothing(
     ids = [int(word) for word in shown.partition("\ntokens: ")[2].splitlines()[0].split()]
     rendering = make_rendering(scratch_tokenizer(config))
     assert f"first prompt, {len(ids)} tokens" in shown
-    assert rendering.spelt(ids) in shown and "<|im_start|>user" in shown
+    assert rendering.readable(ids) in shown and "<|im_start|>user" in shown
     for phase in ("imitation", "play", "update", "push"):
         assert f"\n  {phase} " in shown
     assert shown.rstrip().endswith("it fits")
@@ -250,7 +250,7 @@ def test_a_dry_run_of_a_scratch_model_counts_the_runs_own_tokens_and_refuses_a_p
     config = load_config(tmp_path / "tiny.yaml", words)
     ids = [int(word) for word in shown.partition("\ntokens: ")[2].splitlines()[0].split()]
     assert f"first prompt, {len(ids)} tokens" in shown
-    assert make_rendering(scratch_tokenizer(config)).spelt(ids) in shown
+    assert make_rendering(scratch_tokenizer(config)).readable(ids) in shown
     assert train.main([*command, f"rollout.max_game_tokens={len(ids)}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "rollout.max_game_tokens must be above the longest prompt" in line

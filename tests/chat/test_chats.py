@@ -174,4 +174,4 @@ def test_a_typed_marker_is_text_and_trims_are_the_templates_own() -> None:
 def test_an_empty_user_text_trains_its_end_alone() -> None:
     rendering = make_rendering(make_tokenizer(Family("qwen25", ("<|im_start|>", "<|im_end|>"))))
     got = chat_transcript(rendering, Chat("chat", "", ("", "b"), ("a",)), ("user",))
-    assert rendering.spelt(trained(got)) == "<|im_end|>b<|im_end|>"
+    assert rendering.readable(trained(got)) == "<|im_end|>b<|im_end|>"

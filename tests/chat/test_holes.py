@@ -63,7 +63,7 @@ def test_every_token_above_a_hole_is_read(tmp_path: Path, start: int, size: int)
     said = f"<think>{THOUGHT}</think>{SAID}"
     assert rendering.decode(ids) == said
     assert "".join(rendering.pieces(ids[:-1])) == said
-    assert rendering.spelt(ids).startswith(said)
+    assert rendering.readable(ids).startswith(said)
     assert rendering.ends_turn(ids)
 
 

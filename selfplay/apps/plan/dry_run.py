@@ -84,7 +84,7 @@ def first_prompts(game: GameConfig, data: DataConfig, rendering: Rendering) -> s
         ids = opening_ids(rendering, new_game.prompt(seat))
         shown.append(
             f"first prompt, {len(ids)} tokens (seat {seat}, {roles[seat]}, of instance "
-            f"{instance.key}):\n{rendering.spelt(ids)}\ntokens: {' '.join(map(str, ids))}"
+            f"{instance.key}):\n{rendering.readable(ids)}\ntokens: {' '.join(map(str, ids))}"
         )
     return "\n".join(shown)
 
