@@ -9,6 +9,7 @@ import pytest
 from dialop.kit import load_kit
 from dialop.matching.game import MatchingInstance
 from dialop.matching.generate import MatchingRecipe, generate_instance
+from tests.helpers.dialop_boards import full_boards
 
 generate = load_kit("matching").generate
 
@@ -24,7 +25,7 @@ def brute_best(instance: MatchingInstance) -> int:
 
 
 def test_the_full_game_has_the_specified_figures() -> None:
-    instances = generate(MatchingRecipe(), seed=11, num=40)
+    instances = full_boards()
     best = [float(i.best) for i in instances]
     solo = [i.norm(s) for i in instances for s in i.solo]
     better = [i.norm(max(i.solo)) for i in instances]

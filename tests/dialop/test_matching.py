@@ -85,21 +85,6 @@ def test_private_reasoning_is_allowed_only_on_request_and_never_shown() -> None:
     assert game.step(1, "thinking\n[accept]").error_kind == "nothing_pending"
 
 
-def test_a_restored_game_tells_each_seat_its_past() -> None:
-    game = play(MatchingGame(SMALL, BRIEF), (0, "[message] Ava BLEU 3"), (1, BEST))
-    restored = MatchingGame.from_state(game.state())
-    cells = game.prompt(0).user
-    assert restored.prompt(0).user == (
-        f"{cells}\nYou:\nAva BLEU 3\nPartner: [propose]\nBLEU: Ava\nElectra: Daniel"
-    )
-    assert restored.prompt(1).user.endswith(
-        "\nPartner:\nAva BLEU 3\nYou: [propose]\nBLEU: Ava\nElectra: Daniel"
-    )
-    play(restored, (0, "[reject]"), (0, WORST), (1, "[accept]"))
-    # Moves made after the restoration reach the seats as observations, so the prompt stays.
-    assert "reject" not in restored.prompt(0).user and restored.outcome().score == 8
-
-
 def test_a_board_worth_nothing_scores_one_for_any_agreement() -> None:
     empty = replace(SMALL, table=((0, 0), (0, 0)), best=0, solo=(0.0, 0.0))
     game = play(MatchingGame(empty, FULL), (0, BEST), (1, "[accept]"))

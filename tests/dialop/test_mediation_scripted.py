@@ -35,7 +35,7 @@ from tests.helpers.mediation_games import BRIEF, FULL, SCORES, SILENT, SMALL, pr
 
 generate = load_kit("mediation").generate
 
-INSTANCES = generate(MediationRecipe(), seed=1_000_003, num=60)
+INSTANCES = generate(MediationRecipe(), seed=1_000_003, num=40)
 SPECS = ("random", "solo", "honest", "honest:tell=top", "honest:tell=calendar,probe=1")
 
 
@@ -255,7 +255,7 @@ def test_every_wording_is_read_back(costs: dict[int, int], seed: int) -> None:
         terms = Costs(-seed, seed - 50, -2)
         text = wording.terms_message(terms, rng, brief=brief).removeprefix("[message]").strip()
         assert read_statements(text, brief).terms == terms
-    events = INSTANCES[seed % 60].users[0].events
+    events = INSTANCES[seed % 40].users[0].events
     text = wording.events_message(events, rng).removeprefix("[message]").strip()
     read = read_statements(text, False).events
     assert [tuple(s) for s in read] == [(e.start, e.end, e.importance) for e in events]

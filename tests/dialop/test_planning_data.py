@@ -17,8 +17,8 @@ from dialop.planning.game import PlanningGame
 from dialop.planning.generate import PlanningRecipe, generate_instance
 from dialop.planning.kit import read, write
 from dialop.planning.preferences import meaning, stated_in
-from dialop.planning.recorded import instance_from_record, moves_from_record
-from dialop.planning.score import all_totals, referenced, sheet_of, tenths_between
+from dialop.planning.recorded import instance_from_record
+from dialop.planning.score import referenced, tenths_between
 from tests.helpers.dialop_boards import human_games
 from tests.helpers.planning_cities import HAND
 from tests.helpers.recorded_games import begun
@@ -36,13 +36,13 @@ def records() -> list[dict[str, Any]]:
 
 
 def test_generated_instances_have_the_figures_of_the_recorded_ones() -> None:
-    instances = generate(PlanningRecipe(), seed=11, num=150)
+    instances = generate(PlanningRecipe(), seed=11, num=100)
     ranges = [
         referenced(i.key, i.sites, [p for p in i.preferences if p.name not in DEAD], slots=3)
         for i in instances
     ]
     mean = statistics.fmean
-    # Tolerances are about four standard errors of a sample of 150 (best 13, worst 25 a game).
+    # Tolerances are about four standard errors of a sample of 100 (best 13, worst 25 a game).
     assert mean(r.best for r in ranges) == pytest.approx(31.1, abs=4.5)
     assert mean(r.worst for r in ranges) == pytest.approx(-79.4, abs=8.5)
     random = mean((r.mean - r.worst) / (r.best - r.worst) for r in ranges)
@@ -140,26 +140,6 @@ def test_recorded_games_are_rescored_under_both_rules() -> None:
     mean = statistics.fmean
     assert mean(line["recorded"]["norm"] for line in lines) == pytest.approx(0.890, abs=0.001)
     assert mean(line["norm_here"] for line in lines) == pytest.approx(0.879, abs=0.001)
-
-
-def test_a_repeated_site_would_beat_the_best_plan_of_most_recorded_games() -> None:
-    num_above = 0
-    for record in records():
-        instance = instance_from_record(record, key="x")
-        scored = [p for p in instance.preferences if p.name not in DEAD]
-        totals = all_totals(instance.sites, scored, slots=3)  # also of plans with a repeated site
-        num_above += totals.max() > record["result"]["best"]
-    assert num_above == 53
-
-
-def test_the_odd_game_was_recorded_before_an_unmet_category_cost_points() -> None:
-    (odd,) = [each for each in records() if not replay(each, index=0)["agrees"]]
-    instance = instance_from_record(odd, key="x")
-    lenient = [
-        replace(p, penalised=p.penalised and p.kind != "category") for p in instance.preferences
-    ]
-    last = [move.plan for move in moves_from_record(odd, instance) if move.plan is not None][-1]
-    assert sheet_of(instance.sites, lenient, last).total == odd["result"]["score"] == 5
 
 
 def test_recorded_games_can_be_played_on_from_every_move() -> None:

@@ -25,8 +25,8 @@ from tests.helpers.planning_cities import FULL, HAND, PLAN, PREFERENCES, SILENT,
 generate = load_kit("planning").generate
 
 SIMPLE = PlanningRecipe(sites=6, slots=1, preferences=2, distance=False, simple=True)
-CITIES = generate(PlanningRecipe(), seed=21, num=40)
-SMALL = generate(SIMPLE, seed=21, num=60)
+CITIES = generate(PlanningRecipe(), seed=21, num=30)
+SMALL = generate(SIMPLE, seed=21, num=40)
 
 
 def played(

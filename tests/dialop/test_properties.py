@@ -27,8 +27,7 @@ every_game = pytest.mark.parametrize("name", HAND_GAMES)
 
 
 @every_game
-@pytest.mark.parametrize("brief", [False, True])
-@pytest.mark.parametrize("messages", [True, False])
+@pytest.mark.parametrize(("brief", "messages"), [(False, True), (True, False)])
 def test_a_game_is_played_to_its_end(name: str, brief: bool, messages: bool) -> None:
     """The checks that ship (dialop/checks.py), on a game by hand instead of scripted players."""
     hand, kit = HAND_GAMES[name], load_kit(HAND_GAMES[name].kind.name)
@@ -64,7 +63,7 @@ SETTINGS = ("messages", "brief", "private_reasoning", "search")
 @every_game
 @given(data=st.data())
 @example(data=None)
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_text_raises_and_refusals_change_nothing(name: str, data: Any) -> None:
     hand = HAND_GAMES[name]
     pieces = st.sampled_from([*TAGS, *ODD, *hand.pieces])

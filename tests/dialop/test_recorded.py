@@ -1,6 +1,5 @@
 """Recorded human games: rescored from their text, played on from a cut, read as instances."""
 
-import json
 from itertools import pairwise
 from typing import Any
 
@@ -90,22 +89,6 @@ def test_every_cut_of_every_game_has_the_right_speaker_and_proposal(
         assert games[-1].outcome().score == record["proposal_reward"]
         for before, after in pairwise(games):
             assert len(after.view(0).log) == len(before.view(0).log) + 1
-
-
-def test_a_cut_game_shows_both_sides_of_the_talk_and_is_played_on(
-    records: list[dict[str, Any]],
-) -> None:
-    record = records[0]
-    game = MatchingGame(begun("matching", record, len(record["action_log"]) - 1), FULL)
-    users = [game.prompt(seat).user for seat in (0, 1)]
-    assert "\nPartner: [message] I want to make a case for Joseph being Llama\n" in users[0]
-    assert "\nYou: [message] I want to make a case for Joseph being Llama\n" in users[1]
-    assert "You: [propose]\nProposal:\nBLEU: Noah Wilson\n" in users[0]
-    assert users[1].endswith("It is your move.") and game.seat_to_move == 1
-    state = json.loads(json.dumps(game.state()))
-    for twin in (game.clone(), MatchingGame.from_state(state), game):
-        play(twin, (1, "[accept]"))
-        assert twin.outcome().score == 599
 
 
 def test_damaged_records_say_what_is_wrong(records: list[dict[str, Any]]) -> None:

@@ -21,7 +21,17 @@ from dialop.matching.scripted import (
     straying_plan,
     swaps,
 )
-from tests.helpers.dialop_boards import BEST, BRIEF, FULL, SCALED, SILENT, SMALL, WORST, play
+from tests.helpers.dialop_boards import (
+    BEST,
+    BRIEF,
+    FULL,
+    SCALED,
+    SILENT,
+    SMALL,
+    WORST,
+    full_boards,
+    play,
+)
 
 generate = load_kit("matching").generate
 
@@ -64,16 +74,12 @@ def mean_norm(games: list[Played]) -> float:
 
 
 @pytest.fixture(scope="module")
-def eights() -> list[MatchingInstance]:
-    return generate(MatchingRecipe(), seed=21, num=40)
-
-
-@pytest.fixture(scope="module")
 def twos() -> list[MatchingInstance]:
-    return generate(TINY, seed=22, num=300)
+    return generate(TINY, seed=22, num=200)
 
 
-def test_scores_on_the_full_game(eights: list[MatchingInstance]) -> None:
+def test_scores_on_the_full_game() -> None:
+    eights = full_boards()
     assert mean_norm(play_all(eights, ("random", "random"))) == pytest.approx(0.61, abs=0.05)
     assert mean_norm(play_all(eights, ("solo", "solo"))) == pytest.approx(0.774, abs=0.03)
     honest = play_all(eights, ("honest", "honest"))
@@ -310,7 +316,7 @@ def test_a_player_of_random_plans_writes_the_same_table_and_proposes_each_plan()
 
 
 def test_a_player_that_guesses_the_unseen_cells_proposes_other_plans_that_are_no_worse() -> None:
-    instances = generate(MatchingRecipe(), seed=5, num=24)
+    instances = full_boards()[:24]
     view = MatchingGame(instances[0], SILENT).view(instances[0].first_seat)
     plans = {
         plan: {make_scripted(f"honest:plan={plan}", seed=seed).act(view) for seed in range(8)}

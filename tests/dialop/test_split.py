@@ -49,7 +49,7 @@ def test_each_player_is_paid_what_its_share_is_worth_to_it() -> None:
 
 def test_who_asks_for_more_gets_more() -> None:
     config = load_config(SETTINGS, [f"game.name={GAME}"])
-    instances = config.game.kit.generate(config.game.options, seed=0, num=100)
+    instances = config.game.kit.generate(config.game.options, seed=0, num=50)
     rows = [
         evaluate_scripted(
             instances, spec=one, other=other, game=config.game, rollout=config.rollout

@@ -19,7 +19,7 @@ from dialop.workers import Spawn
 
 print("imported as", __name__, flush=True)
 if __name__ == "__main__":
-    with ProcessPoolExecutor(2, Spawn()) as pool:
+    with ProcessPoolExecutor(1, Spawn()) as pool:
         print(*pool.map(abs, [-1, -2]), __spec__ and __spec__.name, Path(__file__).name)
 """
 

@@ -2,15 +2,18 @@
 
 import json
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 from dialop.game import Game
+from dialop.kit import load_kit
 from dialop.logged import Rules
 from dialop.matching.board import best_pairs
 from dialop.matching.game import MatchingInstance
+from dialop.matching.generate import MatchingRecipe
 from dialop.matching.roster import short_title
 
 # Seat 0 sees the diagonal (3 + 9 = 12), seat 1 the other one (7 + 1 = 8). The best is 12.
@@ -51,6 +54,12 @@ def play(game: G, *moves: tuple[int, str]) -> G:
         step = game.step(seat, text)
         assert step.error is None, step.error
     return game
+
+
+@cache
+def full_boards() -> list[MatchingInstance]:
+    """Forty boards of the full game, which take seconds. Only to read."""
+    return load_kit("matching").generate(MatchingRecipe(), seed=11, num=40)
 
 
 def human_games(game: str = "matching") -> Path:
