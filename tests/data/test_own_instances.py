@@ -63,7 +63,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_instances_that_a_step_cannot_play_are_refused_in_one_line(
     own: Path, name: str, rule: str
 ) -> None:
-    config = config_of(f"data.train={own}:{name}", "rollout.instances=16")
+    config = config_of(f"data.train={own}:{name}", "rollout.instances=16", "game.options.keep=all")
     assert re.search(rule, refusal("data.train", f"{own}:{name}", config))
 
 

@@ -75,18 +75,12 @@ def test_replay_reports_every_game(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_new_game_passes_every_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "a_game_of_my_own.py"
     assert main(["new", str(file)]) == 0
-    told = capsys.readouterr().err
-    assert f"{sys.orig_argv[0]} -m dialop check {file}\n" in told
     config = load_config(file.with_suffix(".yaml"))
-    assert told.endswith(f"{sys.orig_argv[0]} train.py --config {file.with_suffix('.yaml')}\n")
     assert config.game.name == str(file) and config.out == f"runs/{file.stem}"
     check_players(config)
     assert not cut_off(config, baseline_games(config), rendering_of("qwen2.5"))
     assert main(["check", str(file)]) == 0
-    out, counted = capsys.readouterr()
-    lines = out.splitlines()
-    assert len(lines) == 10 and all(line.startswith("ok ") for line in lines)
-    assert counted == f"{file}: 10 ok\n"
+    assert capsys.readouterr().err == f"{file}: 10 ok\n"
     file.write_text(re.sub("def vary.*?numbers\\)\\)\n", "", file.read_text(), flags=re.DOTALL))
     load_kit.cache_clear()
     sys.modules.pop(file.stem)

@@ -269,25 +269,6 @@ def test_small_steps_show_each_level_beside_its_value() -> None:
     assert sum("Better:\nAva BLEU 3\nDaniel Electra 9\n" in text for text in texts) in range(1, 8)
 
 
-def test_several_plans_are_tried_one_after_another_each_with_its_own_strays() -> None:
-    board = generate(MatchingRecipe(size=4), seed=3, num=1)[0]
-    options = Rules(brief=True, private_reasoning=True)
-    view = MatchingGame(board, options).view(board.first_seat)
-    lesson = make_scripted("solo:think=trial,trials=3,stray=0.5", seed=1).lesson(view)
-    thought, _, proposal = lesson.text.partition("[propose]\n")
-    own = make_scripted("solo:think=levels", seed=1).act(view)
-    assert lesson.text.startswith(own.partition("[propose]")[0]) and own.endswith(proposal)
-    tried = thought[len(own.partition("[propose]")[0]) :].split("\n\n")
-    assert len(tried) == 3 and all(len(plan.split()) == 8 for plan in tried)
-    names = {line.split(": ")[1] for line in proposal.split("\n")}
-    assert all(
-        {line.split(": ")[1] for line in plan.strip().split("\n")} == names for plan in tried
-    )
-    strayed = [lesson.text[start:end] for start, end in lesson.detours]
-    assert 2 <= len(strayed) <= 10 and set(strayed) <= names
-    assert all(lesson.text[start - 2 : start] == ": " for start, _ in lesson.detours)
-
-
 def test_a_player_of_the_protocol_writes_what_it_hears_and_plans_with_its_own_cells() -> None:
     game = MatchingGame(SMALL, Rules(brief=True, private_reasoning=True))
     play(game, (0, "[message] Ava BLEU 1, Daniel Electra 1"))
@@ -301,18 +282,6 @@ def test_a_player_of_the_protocol_writes_what_it_hears_and_plans_with_its_own_ce
         make_scripted(f"honest{plan}", seed=0).act(worse.view(1)) for plan in ("", ":plan=own")
     ]
     assert answers == ["[reject]", "[accept]"]
-
-
-def test_a_player_of_random_plans_writes_the_same_table_and_proposes_each_plan() -> None:
-    game = MatchingGame(SMALL, Rules(brief=True, private_reasoning=True))
-    play(game, (0, "[message] Ava BLEU 1, Daniel Electra 1"))
-    own = make_scripted("honest:think=levels,plan=own", seed=0).act(game.view(1))
-    moves = [
-        make_scripted("honest:think=levels,plan=random", seed=seed).act(game.view(1))
-        for seed in range(32)
-    ]
-    assert {move.partition("[propose]")[0] for move in moves} == {own.partition("[propose]")[0]}
-    assert {f"[propose]{move.partition('[propose]')[2]}" for move in moves} == {BEST, WORST}
 
 
 def test_a_player_that_guesses_the_unseen_cells_proposes_other_plans_that_are_no_worse() -> None:

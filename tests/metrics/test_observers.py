@@ -9,6 +9,8 @@ from selfplay.apps.report.page import page_html
 from selfplay.apps.report.run_files import read_run
 from selfplay.checkpoint import checkpoints
 from selfplay.config import load_config
+from selfplay.errors import OwnFault
+from selfplay.metrics.observers import checked_numbers
 from tests.helpers.small_games import refusal
 from tests.helpers.tiny_run import begin_warm, metrics_of, run_tiny
 
@@ -57,9 +59,6 @@ from selfplay.metrics.observer import Observer
 class Failing(Observer):
     def on_step(self, step):
         return {}["missing"] if step.number == 2 else None
-class Text(Observer):
-    def on_step(self, step):
-        return {"word": "a"}
 class Unsaved(Observer):
     seen = 0
     def on_step(self, step):
@@ -83,18 +82,27 @@ def test_a_state_that_no_checkpoint_holds_ends_the_run_in_one_line(
     assert len(metrics_of(folder)) == steps and not checkpoints(folder)
 
 
-@pytest.mark.parametrize(("name", "steps"), [("Failing", 2), ("Text", 1)])
 def test_one_that_fails_ends_the_run_in_one_line_after_the_step_is_saved(
-    name: str, steps: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, file = tmp_path / "run", tmp_path / "failing.py"
     file.write_text(FAILING)
     begin_warm(folder)
-    assert run_tiny(folder, f"observers=[{file}:{name}]", "save_every=100", *SHORT) == 1
+    assert run_tiny(folder, f"observers=[{file}:Failing]", "save_every=100", *SHORT) == 1
     line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "observers" in line and name in line and f"continues with step {steps + 1}" in line
-    assert len(metrics_of(folder)) == steps
-    assert [each.name for each in checkpoints(folder)] == [f"step_{steps:06d}"]
+    assert "observers" in line and "Failing" in line and "step 3" in line
+    assert len(metrics_of(folder)) == 2
+    assert [each.name for each in checkpoints(folder)] == ["step_000002"]
+
+
+@pytest.mark.parametrize("given", [{"word": "a"}, {3: 1.0}, [1.0]])
+def test_what_an_observer_gives_is_numbers_by_name(given: object) -> None:
+    assert checked_numbers({"one": 1, "none": float("nan")}).keys() == {
+        "observed/one",
+        "observed/none",
+    }
+    with pytest.raises(OwnFault, match="on_step must return numbers"):
+        checked_numbers(given)
 
 
 @pytest.mark.parametrize(

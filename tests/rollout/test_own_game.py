@@ -25,7 +25,7 @@ from selfplay.preflight.run import baseline_games, check_state, cut_off
 from selfplay.rollout.driver import Rollout, RolloutStats, play_games, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
 from selfplay.rollout.players import Teacher
-from selfplay.rollout.seat_rules import check_players, who_plays
+from selfplay.rollout.seat_rules import check_players
 from selfplay.rollout.seating import Partner, policy_seats_in, scripted_games, scripted_partner
 from selfplay.step import logged_samples
 from selfplay.warm_start.imitation import scratch_tokenizer, teacher_games
@@ -70,12 +70,9 @@ def test_limits_that_cut_scripted_games_and_moves_off_are_told(rendering: Render
     assert least < longest <= 400
     assert not told(rendering, "rollout.max_turns=3", "rollout.max_new_tokens=400")
     num = sum(length > least for length in lengths)
-    of = "clerk, guesser; the longest takes"
-    assert told(rendering, "rollout.max_turns=2", f"rollout.max_new_tokens={least}") == [
-        f"rollout.max_turns 2 is too low for 32 of 32 games of {of} 3 turns",
-        f"rollout.max_new_tokens {least} is too low for {num} of {len(lengths)} moves of {of} "
-        f"{longest} tokens",
-    ]
+    turns, new = told(rendering, "rollout.max_turns=2", f"rollout.max_new_tokens={least}")
+    assert "rollout.max_turns 2 is" in turns and "32 of 32 games" in turns and "3 turns" in turns
+    assert f"max_new_tokens {least} is" in new and f"{num} of {len(lengths)} moves" in new
 
 
 # --- a game's rooms and tools -------------------------------------------------------------------
@@ -267,26 +264,6 @@ def test_a_game_that_leaves_a_seat_to_others_gives_it_to_a_run_that_names_it(
             rendering=rendering,
         )
         assert [isinstance(player, Teacher) for player in setup.players] == imitated
-
-
-def test_a_run_of_several_roles_says_who_plays_whom() -> None:
-    """Also which script a game puts where the one that is named cannot play."""
-
-    def said(*overrides: str) -> str | None:
-        config = load_config(None, ["model.path=x", "game.name=collab", *overrides])
-        return who_plays(config.game, config.rollout)
-
-    user, both = "rollout.partners=['scripted:user']", "rollout.policy_seats=[user,assistant]"
-    taught = "user scripted:user + assistant policy"
-    turns = f"user policy + assistant scripted:ask, {taught}"
-    assert said(user) == taught
-    assert said(user, both) == f"{turns}; in held-out games the policy has all roles"
-    with_self = said("rollout.partners=[self,'scripted:user']", both)
-    assert with_self and with_self.startswith(f"user policy + assistant policy, {turns}; ")
-    assert (
-        said(both) is None
-        and said("game.name=matching", "rollout.partners=['scripted:solo']") is None
-    )
 
 
 def test_scripts_play_all_seats_and_only_able_teachers_are_imitated(rendering: Rendering) -> None:

@@ -37,6 +37,7 @@ BLEU: Ava
 Electra: Daniel
 
 """
+<<<<<<< HEAD
 SHOWN = """\
 === a new game; you are the guest ===
 A move is one line that starts with its [tag].
@@ -51,6 +52,8 @@ You move first.
 > Partner: [message] I see 7 and 1
 > (continue; a blank line ends the proposal)
 """
+=======
+>>>>>>> 4c96fc14 (Assert keys, values and rules of what programs say, and leave its wording out)
 
 
 def test_a_session_at_the_terminal() -> None:
@@ -60,13 +63,12 @@ def test_a_session_at_the_terminal() -> None:
         name="person", called="the guest", lines_in=io.StringIO(TYPED), lines_out=out
     )
     game = MatchingGame(SMALL, FULL)
-    prompt = game.prompt(0)
     setup = GameSetup(game, (person, Lines("[message] I see 7 and 1", "[accept]")), SMALL.key, 0)
     (episode,) = play_scripted([setup], limits=Limits(max_turns=8, max_retries=2))
     assert (episode.ended, episode.outcome.score_norm) == ("finished", 1.0)
-    board, last = prompt.user.rsplit("\n\n", 1)
-    assert last == "You move first."
-    assert out.getvalue() == SHOWN.format(rules=prompt.system, table=board)
+    shown, prompt = out.getvalue(), game.prompt(0)
+    assert prompt.system in shown and prompt.user in shown and "you are the guest" in shown
+    assert "\n> Error: line 1 has no tag" in shown and "\n> Partner: [message] I see" in shown
     actions = [None, "message", "message", "propose", "accept"]
     assert [turn.action for turn in episode.turns] == actions
 

