@@ -147,10 +147,7 @@ def test_a_group_has_zero_variance_if_all_its_tokens_have_the_same_return() -> N
     one game has 0.5 + 0.25. Those of the first move count for the first token alone, which then has
     0.75 and the second 0.5, around the baseline 0.625."""
     algorithm, reward = AlgorithmConfig(advantage="dr_grpo"), RewardConfig()
-    equal = [
-        moving(0, move=0.25, end=0.5, last=True),
-        moving(1, move=0.5, end=0.25, last=True),
-    ]
+    equal = [moving(0, move=0.25, end=0.5, last=True), moving(1, move=0.5, end=0.25, last=True)]
     samples, stats = credited(equal, algorithm=algorithm, reward=reward)
     assert samples == [] and stats.num_zero_variance_groups == 1
     early = [moving(index, move=0.25, end=0.5, last=False) for index in (0, 1)]

@@ -481,11 +481,7 @@ UNUSABLE: list[tuple[Any, Any, str]] = [
     # The end of a turn is no token of its own.
     (MARKED, CHATML.replace("<|im_end|>", "</turn>"), "one special token"),
     # Contents are changed.
-    (
-        MARKED,
-        CHATML.replace("message.content +", "message.content.replace('12', '13') +"),
-        "token",
-    ),
+    (MARKED, CHATML.replace("message.content +", "message.content.replace('12', '13') +"), "token"),
 ]
 
 

@@ -104,10 +104,7 @@ def test_where_a_template_drops_thoughts_each_answer_follows_the_templates_own_p
     for turn in range(3):
         ids = got.ids[bounds[turn] : bounds[turn + 1]]
         prompt = tokenizer.apply_chat_template(
-            messages(chat)[: 2 + 2 * turn],
-            return_dict=False,
-            add_generation_prompt=True,
-            **kwargs,
+            messages(chat)[: 2 + 2 * turn], return_dict=False, add_generation_prompt=True, **kwargs
         )
         text = str(tokenizer.decode(prompt, skip_special_tokens=False))
         opened = text.rstrip().endswith("<think>")

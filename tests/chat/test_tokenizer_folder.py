@@ -19,18 +19,9 @@ from selfplay.chat.tokenizer import load_tokenizer
 # Classes that released folders of byte-level BPE name: OLMo 2, R1-Distill-Llama and DeepSeek-Coder,
 # Phi, Falcon, StarCoder2, Nemo; and one that does not exist here.
 CLASSES = [
-    "GPT2Tokenizer",
-    "LlamaTokenizerFast",
-    "LlamaTokenizer",
-    "CodeGenTokenizer",
-    "PreTrainedTokenizerFast",
-    "GPTNeoXTokenizerFast",
-    "CohereTokenizerFast",
-    "GemmaTokenizerFast",
-    "BertTokenizer",
-    "Qwen2Tokenizer",
-    "NoSuchTokenizer",
-    None,
+    *("GPT2Tokenizer", "LlamaTokenizerFast", "LlamaTokenizer", "CodeGenTokenizer"),
+    *("PreTrainedTokenizerFast", "GPTNeoXTokenizerFast", "CohereTokenizerFast"),
+    *("GemmaTokenizerFast", "BertTokenizer", "Qwen2Tokenizer", "NoSuchTokenizer", None),
 ]
 FAMILIES = ["olmo2", "llama", "qwen2"]
 TEXTS = [

@@ -9,9 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 from dialop.kit import load_kit
 from dialop.modules import own_files
@@ -23,6 +21,7 @@ from selfplay.config.own_code import copies_of, kept_in, other_code, own_code, o
 from selfplay.errors import SettingsError
 from selfplay.metrics.run_folder import check_run_folder, keep_code, open_run
 from selfplay.partners.checkpoints import check_same_game, find_source, print_code
+from tests.helpers.run_folders import bare_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 GAME = """
@@ -89,13 +88,6 @@ def begun(folder: Path, words: list[str]) -> Path:
     opening = check_run_folder(folder, config)
     open_run(opening)
     keep_code(opening)
-    return folder
-
-
-def weights(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text("{}")
-    save_file({"weight": np.zeros(1)}, folder / "model.safetensors")
     return folder
 
 
@@ -195,7 +187,7 @@ def test_a_policy_of_another_version_of_the_game_is_told(
     own: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = begun(tmp_path / "run", words_of(own))
-    weights(run / "final")
+    bare_weights(run / "final")
     other = shutil.copytree(run, tmp_path / "other")
     config = load_config(run / "config.yaml")
     for folder in (run, other):
@@ -222,7 +214,7 @@ def test_a_run_that_goes_on_with_other_code_keeps_that_of_its_steps_before(
     def go_on(text: str, step: int) -> None:
         rubric.write_text(text)
         if step:
-            weights(run / "checkpoints" / f"step_{step:06d}" / "hf")
+            bare_weights(run / "checkpoints" / f"step_{step:06d}" / "hf")
         keep_code(check_run_folder(run, config))
 
     def used_at(part: str) -> str:
@@ -232,7 +224,7 @@ def test_a_run_that_goes_on_with_other_code_keeps_that_of_its_steps_before(
 
     go_on("first", 0)
     go_on("second", 0)  # nothing was trained
-    weights(run / "warm_start")
+    bare_weights(run / "warm_start")
     go_on("second", 20)
     assert sorted(path.name for path in (run / "code").glob("until*")) == []
     go_on("third", 40)
@@ -243,7 +235,7 @@ def test_a_run_that_goes_on_with_other_code_keeps_that_of_its_steps_before(
     parts = ("warm_start", "checkpoints/step_000020", "checkpoints/step_000040/hf")
     assert [used_at(part) for part in parts] == ["second"] * 3
     assert used_at("checkpoints/step_000060") == "fourth"
-    (weights(run / "final") / "progress.json").write_text('{"step": 70}')
+    (bare_weights(run / "final") / "progress.json").write_text('{"step": 70}')
     assert used_at("final") == "fifth"
     shutil.rmtree(run / "checkpoints" / "step_000060")  # damaged: its steps are made again
     go_on("fifth", 0)

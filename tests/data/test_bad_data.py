@@ -25,6 +25,7 @@ from selfplay.extras import prepare as collab
 from selfplay.metrics.step_log import StepLog
 from tests.helpers.collab_tasks import NUMBER
 from tests.helpers.dialop_boards import RECORD, SCALED, SMALL
+from tests.helpers.run_folders import bare_weights
 
 generate = load_kit("matching").generate
 
@@ -179,11 +180,8 @@ FILES: dict[str, tuple[str, str, Write]] = {
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with settings and two runs; their weights are empty and never read."""
     for name, text in (("matching", SETTINGS), ("collab", COLLAB)):
-        model = tmp_path / name / "final"
-        model.mkdir(parents=True)
+        bare_weights(tmp_path / name / "final")
         (tmp_path / name / "config.yaml").write_text(text)
-        (model / "config.json").write_text("{}")
-        (model / "model.safetensors").write_bytes(b"")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

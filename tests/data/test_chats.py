@@ -108,10 +108,7 @@ BAD: dict[str, tuple[Any, str]] = {
         {"messages": [message("user", [{"type": "text"}])]},
         "the content of message 0 must be text, got [{'type': 'text'}]",
     ),
-    "order": (
-        {"messages": [TALK[0], TALK[1], TALK[1]]},
-        "message 2 must be assistant, got user",
-    ),
+    "order": ({"messages": [TALK[0], TALK[1], TALK[1]]}, "message 2 must be assistant, got user"),
     "late system": ({"messages": [*TALK, TALK[0]]}, "message 5 must be user, got system"),
     "tools": (
         {"messages": [TALK[1], message("assistant", "", tool_calls=[{"id": 1}])]},

@@ -49,17 +49,9 @@ def test_check_needs_an_entry_point_or_a_call() -> None:
 
 def test_interactivity_by_hand() -> None:
     """Of four messages, two get information, one gets an empty reply and one asks nothing."""
-    game = talked(
-        LETTER,
-        "Who is it for?",
-        "Her name is Ines.",
-        "And how old is she?",
-        "I don't know.",
-        "Nice name.",
-        "Please go on.",
-        "Where is the parcel?",
-        "In the shed.",
-    )
+    asked = "Who is it for?", "Her name is Ines.", "And how old is she?", "I don't know."
+    other = "Nice name.", "Please go on.", "Where is the parcel?", "In the shed."
+    game = talked(LETTER, *asked, *other)
     assert game.outcome().facts["interactivity"] == pytest.approx(2 / 4)
 
 

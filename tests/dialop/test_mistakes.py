@@ -127,10 +127,7 @@ ROOMS = [
         "' of seat 2, was refused: Error: eh?",
     ),
     Wrong({"copy.deepcopy(self.play)": "copy.copy(self.play)"}, check="clone: changed the game"),
-    Wrong(
-        SAID | {" score=score,": f" {LESS},"},
-        check="clone: class?): outcome().score, got 0.",
-    ),
+    Wrong(SAID | {" score=score,": f" {LESS},"}, check="clone: class?): outcome().score, got 0."),
     Wrong(
         SAID
         | {" score=score,": f" {LESS} if over else score,", "Play()": "Play(); self.said.clear()"},
@@ -157,8 +154,7 @@ ROOMS = [
         check="views: reads what only seat 0 sees",
     ),
     Wrong(
-        {"right = answer is not None and": 'right = {}["score"] and'},
-        check="outcome: raised own_",
+        {"right = answer is not None and": 'right = {}["score"] and'}, check="outcome: raised own_"
     ),
     Wrong({"score_norm=score": "score_norm=1.5"}, check="outcome: in [0, 1]"),
     Wrong({STEP: STEP + AFTER}, check="outcome: after the end"),

@@ -17,7 +17,7 @@ from selfplay.evaluation.report import Evaluated, lost_together, matrix_text
 from selfplay.evaluation.rows import Row
 from selfplay.partners.checkpoints import Source
 from selfplay.preflight.command_line import split_list
-from tests.helpers.run_folders import evaluated, untrained_run
+from tests.helpers.run_folders import bare_weights, evaluated, untrained_run
 from tests.helpers.tiny_run import finished, warm_started, write_tiny
 
 
@@ -101,10 +101,7 @@ def test_runs_that_learnt_both_roles_of_a_collaboration_meet_in_both(tmp_path: P
     """Others are refused, as a row and in the list, unless an override names the roles for all."""
     both = "rollout.policy_seats=[user,assistant]"
     for name, *words in (("a", both), ("b", both), ("alone",)):
-        final = tmp_path / name / "final"
-        final.mkdir(parents=True)
-        (final / "config.json").write_text("{}")
-        (final / "model.safetensors").touch()
+        bare_weights(tmp_path / name / "final")
         config = load_config(None, ["model.path=x", "game.name=collab", *words])
         (tmp_path / name / "config.yaml").write_text(dump(config))
 

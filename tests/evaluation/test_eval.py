@@ -14,25 +14,19 @@ from dialop.matching.recorded import instance_from_record
 from dialop.rows import read_records
 from eval import main as run_eval
 from selfplay.api.evaluation import _roles_of
-from selfplay.chat.rendering import make_rendering
 from selfplay.config import GameConfig, load_config
 from selfplay.config.text import dump
 from selfplay.data.instances import HELD_OUT, generated
-from selfplay.distributed import init_world
-from selfplay.engines.hf import HFEngine
 from selfplay.evaluation.evaluate import evaluate_people, example_games
 from selfplay.evaluation.games import find_games
 from selfplay.evaluation.held_out import EvaluationContext, held_out
 from selfplay.evaluation.plan import find_config, report_folder
 from selfplay.evaluation.rows import Row
-from selfplay.learner.learner import make_learner
 from selfplay.partners.checkpoints import Source, find_source
-from selfplay.setup import make_tokenizer
-from selfplay.weight_sync.supervised import Supervised
 from tests.helpers.dialop_boards import SMALL, human_games, record_of
 from tests.helpers.family_models import random_folder
 from tests.helpers.processes import largest_file
-from tests.helpers.run_folders import evaluated, untrained_run
+from tests.helpers.run_folders import context_of, evaluated, untrained_run
 
 SETTINGS = """
 threads: 1
@@ -57,14 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def context(run: Path) -> EvaluationContext:
-    """What the run evaluates its final policy with."""
-    config = load_config(run / "config.yaml")
-    world = init_world(device="cpu")
-    tokenizer = make_tokenizer(find_config(find_source(run), None, []), run, world)
-    rendering = make_rendering(tokenizer, template_kwargs={})
-    learner = make_learner(config, run / "final", world)
-    engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
-    return EvaluationContext(config, Supervised(engine, world), rendering, world)
+    return context_of(run)
 
 
 def test_a_damaged_file_of_before_costs_its_sentence_and_not_the_policy(

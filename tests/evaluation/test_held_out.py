@@ -12,11 +12,7 @@ from selfplay.evaluation.held_out import what_changed
 def row(scores: list[float], messages: float = 0.0, **measures: float) -> dict[str, Any]:
     mean = sum(scores) / len(scores)
     interval = [mean, mean - 0.1, mean + 0.1]
-    return {
-        "interval": interval,
-        "scores": scores,
-        "measures": {"messages": messages, **measures},
-    }
+    return {"interval": interval, "scores": scores, "measures": {"messages": messages, **measures}}
 
 
 LOW, HIGH = [0.25, 0.75] * 200, [0.5, 1.0] * 200

@@ -18,20 +18,13 @@ from selfplay.apps.publish.card import card, read_results
 from selfplay.apps.report.games import viewer_data
 from selfplay.apps.report.page import reference_levels, scores_table
 from selfplay.apps.report.run_files import read_run
-from selfplay.chat.rendering import make_rendering
 from selfplay.config import load_config
-from selfplay.distributed import init_world
-from selfplay.engines.hf import HFEngine
 from selfplay.errors import SettingsError
 from selfplay.evaluation.asked import EvalPlan
-from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import held_out, what_changed
 from selfplay.evaluation.plan import find_matches
 from selfplay.evaluation.rows import named_rows
-from selfplay.learner.learner import make_learner
-from selfplay.setup import make_tokenizer
-from selfplay.weight_sync.supervised import Supervised
-from tests.helpers.run_folders import evaluated, untrained_run, write_lines
+from tests.helpers.run_folders import context_of, evaluated, untrained_run, write_lines
 
 SPLIT = Path(__file__).resolve().parents[2] / "examples/split/split.py"
 SETTINGS = """
@@ -57,14 +50,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     players = ", ".join(f'"{name}": player({wants})' for wants, name in enumerate(NAMES, start=2))
     game.write_text(f"{head}SCRIPTS = {{{players}}}\nnew_game, restore = Split, Split.from_state\n")
     folder = untrained_run(home / "run", SETTINGS.format(game=game))
-    config = load_config(folder / "config.yaml")
-    world = init_world(device="cpu")
-    rendering = make_rendering(make_tokenizer(config, folder, world))
-    learner = make_learner(config, folder / "final", world)
-    engine = HFEngine(learner.model, max_batch=config.engine.max_batch)
-    context = EvaluationContext(config, Supervised(engine, world), rendering, world)
     for stage in ("before", "after"):
-        held_out(stage, context, folder=folder)
+        held_out(stage, context_of(folder), folder=folder)
     asked = ["--games", "generated", "--num", "4", "--temperature", "1", "--temperature", "0"]
     assert run_eval([str(folder), *asked, "--out", str(folder / "eval_all")]) == 0
     write_lines(folder / "metrics.jsonl", [{"step": 1, "step_s": 1.0, "num_trained_tokens": 1}])

@@ -42,7 +42,7 @@ from tests.helpers.collab_tasks import NUMBER
 from tests.helpers.dialop_boards import BEST
 from tests.helpers.hand_games import HAND_GAMES
 from tests.helpers.processes import two_ranks
-from tests.helpers.run_folders import make_run
+from tests.helpers.run_folders import bare_weights, make_run
 from tests.helpers.three_rooms import Instance as Rooms
 from tests.helpers.three_rooms import Options as RoomOptions
 from tests.helpers.three_rooms import ThreeRooms
@@ -345,10 +345,7 @@ def test_an_evaluation_measures_it_on_its_first_games() -> None:
 
 
 def test_no_endpoint_is_asked_for_controls_and_a_matrix_has_none(tmp_path: Path) -> None:
-    final = tmp_path / "run" / "final"
-    final.mkdir(parents=True)
-    (final / "config.json").write_text("{}")
-    (final / "model.safetensors").touch()
+    bare_weights(tmp_path / "run" / "final")
     config = load_config(None, ["model.path=x", "eval.talk_games=30"])
     (tmp_path / "run" / "config.yaml").write_text(dump(config))
 

@@ -7,12 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, load_config
 from selfplay.config.text import dump
-from selfplay.evaluation.evaluate import evaluate_scripted
+from selfplay.distributed import init_world
+from selfplay.engines.hf import HFEngine
+from selfplay.evaluation.evaluate import EvaluationContext, evaluate_scripted
 from selfplay.evaluation.report import rows_json
+from selfplay.learner.learner import make_learner
 from selfplay.model.policy import export, scratch_model
+from selfplay.setup import make_tokenizer
 from selfplay.warm_start.imitation import scratch_tokenizer
+from selfplay.weight_sync.supervised import Supervised
 
 SETTINGS = """
 steps: 12
@@ -39,6 +45,22 @@ def untrained_run(folder: Path, text: str) -> Path:
     model = scratch_model(shape, seed=0, vocab_size=len(tokenizer))
     export(model, tokenizer, folder / "final")
     return folder
+
+
+def bare_weights(folder: Path) -> Path:
+    """A new folder that looks like a model's, whose weights are never read."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").touch()
+    return folder
+
+
+def context_of(run: Path) -> EvaluationContext:
+    """What the run evaluates its final policy with."""
+    config, world = load_config(run / "config.yaml"), init_world(device="cpu")
+    rendering = make_rendering(make_tokenizer(config, run, world))
+    engine = HFEngine(make_learner(config, run / "final", world).model)
+    return EvaluationContext(config, Supervised(engine, world), rendering, world)
 
 
 def evaluated(out: Path) -> dict[str, Any]:

@@ -27,10 +27,7 @@ def test_games_of_an_instance_stand_side_by_side_with_what_they_were_worth() -> 
         [[seat[name] for name in ("reward", "return", "advantage")] for seat in game["seats"]]
         for game in first["games"]
     ]
-    assert credit == [
-        [[1.0, 1.0, 0.5], [0.5, 0.5, None]],
-        [[0.0, 0.0, -0.5], [0.5, 0.5, None]],
-    ]
+    assert credit == [[[1.0, 1.0, 0.5], [0.5, 0.5, None]], [[0.0, 0.0, -0.5], [0.5, 0.5, None]]]
     assert second["games"][0]["seats"][0]["advantage"] is None
     json.dumps([first, second])
 

@@ -5,11 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from selfplay.evaluation.tables import (
-    mean_interval,
-    paired_change,
-    paired_interval,
-)
+from selfplay.evaluation.tables import mean_interval, paired_change, paired_interval
 
 # Scores with their numbers of games, rounded to two decimals (changes to one).
 FAILS_ONE_IN_100 = {0.0: 1, 1.0: 99}

@@ -7,12 +7,7 @@ import pytest
 
 from selfplay.advantages.advantages import reward_samples
 from selfplay.config import AlgorithmConfig, RewardConfig
-from selfplay.metrics.step import (
-    add_up,
-    game_sums,
-    reward_metrics,
-    reward_tally,
-)
+from selfplay.metrics.step import add_up, game_sums, reward_metrics, reward_tally
 from selfplay.rollout.episode import Episode
 from tests.helpers.hand_episodes import episode, said
 

@@ -265,10 +265,7 @@ def test_a_name_of_a_run_that_is_no_file_or_no_folder_is_refused(kind: str, tmp_
 
 
 LATE = {
-    "judge": (
-        "methods.judge.model",
-        "methods={judge: {model: 'endpoint:m@URL', rubric: RUBRIC}}",
-    ),
+    "judge": ("methods.judge.model", "methods={judge: {model: 'endpoint:m@URL', rubric: RUBRIC}}"),
     "partner": ("rollout.partners", "rollout.partners=['endpoint:m@URL']"),
     "room": ("rollout.max_game_tokens", "rollout={max_game_tokens: 16, max_new_tokens: 8}"),
     "adapters": ("model.lora.targets", "model.lora.targets=[nothing]"),

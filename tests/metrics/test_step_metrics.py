@@ -10,11 +10,7 @@ from dialop.matching.game import MatchingGame
 from selfplay.advantages.advantages import CreditStats
 from selfplay.distributed import init_world
 from selfplay.metrics.records import game_record
-from selfplay.metrics.step import (
-    GameSums,
-    game_sums,
-    step_metrics,
-)
+from selfplay.metrics.step import GameSums, game_sums, step_metrics
 from selfplay.rollout.driver import RolloutStats, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits
 from tests.helpers.dialop_boards import BEST, BRIEF, SMALL, WORST

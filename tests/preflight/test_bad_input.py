@@ -279,10 +279,7 @@ EVAL: list[Row] = [
     ("--out file", "--out"),
     ("--out .", "--out must name a separate folder, got '.'"),
     ("--out dangling/report", "dangling"),
-    (
-        "--out good",
-        "--out must be a new folder or one with an earlier report, got good, whose",
-    ),
+    ("--out good", "--out must be a new folder or one with an earlier report, got good, whose"),
     ("--start often", "--start"),
     ("--config nowhere.yaml", "nowhere.yaml"),
     ("--nmu 3", "--num"),
@@ -304,9 +301,7 @@ EVAL: list[Row] = [
     (("seed=5", "seed=6"), "seed is given by"),
 ]
 
-PLAY: list[Row] = [
-    ("runs/any --watch --seat=0", "--seat has no effect with --watch; remove one"),
-]
+PLAY: list[Row] = [("runs/any --watch --seat=0", "--seat has no effect with --watch; remove one")]
 
 BASE = ("model.scratch={}", "rollout.max_game_tokens=1000", "game.options.scale=false")
 BRANCH = "rollout={play: branches, options: {turns: decisions}}"
@@ -372,10 +367,7 @@ SETTINGS: list[Row] = [
     ("observers=[consol]", "observers…nearest is console"),
     ("observers=[console, console]", "observers must not repeat an observer, got console twice"),
     ("observers=[one.py:Mine, other.py:Mine]", "observers must not repeat …, got Mine twice"),
-    (
-        "observers=[{console: 3}]",
-        "observers must list NAME or {NAME: {KEY: VALUE}}, got {'co",
-    ),
+    ("observers=[{console: 3}]", "observers must list NAME or {NAME: {KEY: VALUE}}, got {'co"),
     ((*EXACT, "engine.tp_size=2"), "engine.tp_size must be 1"),
     ((*EXACT, "engine.attention=triton"), "engine.attention must be auto or fa3"),
     ((*EXACT, "model.dtype=float32"), "model.dtype must be bfloat16"),

@@ -263,10 +263,7 @@ def babble(rendering: Rendering, branch: BranchConfig) -> tuple[list[Episode], B
 def trained_tokens(episodes: Sequence[Episode]) -> Counter[float]:
     """How often each token is trained, by its log-prob."""
     reward = RewardConfig()
-    samples = [
-        *episode_samples(episodes, reward=reward),
-        *branch_samples(episodes, reward=reward),
-    ]
+    samples = [*episode_samples(episodes, reward=reward), *branch_samples(episodes, reward=reward)]
     assert len({sample.name for sample in samples}) == len(samples)
     return Counter(
         logprob
@@ -300,9 +297,7 @@ def test_waves_and_streams_play_the_same_branches(rendering: Rendering, rule: st
     }
     (one, _), (other, _) = (
         play_all(
-            [hand_setup(rendering, number) for number in range(3)],
-            engine(rendering, texts),
-            branch,
+            [hand_setup(rendering, number) for number in range(3)], engine(rendering, texts), branch
         )
         for engine in (WaveEngine, StreamEngine)
     )

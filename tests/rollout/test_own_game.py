@@ -373,9 +373,7 @@ def test_a_judges_rating_leaves_a_forfeit_one(rendering: Rendering) -> None:
     assert rated.outcome == lost.outcome and rated.outcome.rewards == (-1.0, 1.0)
 
 
-def test_a_partner_that_uses_up_its_tries_loses_also_in_a_copied_game(
-    rendering: Rendering,
-) -> None:
+def test_a_partner_that_uses_up_its_tries_loses_also_in_a_copied_game(rendering: Rendering) -> None:
     game = Duel(scaffold.Instance("duel", (1, 2)), scaffold.Options())
     limits, engine = Limits(max_turns=9, max_retries=1), Proposes(rendering, {})
     engine.text = HI

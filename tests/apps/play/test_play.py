@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 import uvicorn
-from safetensors.numpy import save_file
 
 from dialop.cli import main as dialop
 from dialop.forms import Form
@@ -22,21 +20,12 @@ from dialop.kit import load_kit
 from dialop.matching.board import MatchingInstance
 from dialop.matching.game import MatchingGame
 from dialop.matching.kit import read as read_instances
-from dialop.matching.recorded import (
-    instance_from_record,
-    moves_from_record,
-    record_of,
-)
+from dialop.matching.recorded import instance_from_record, moves_from_record, record_of
 from dialop.scaffold import Instance as SumOfTwo
 from selfplay.apps.play.__main__ import began_at_random, bound, play_here
 from selfplay.apps.play.__main__ import main as play_program
 from selfplay.apps.play.games import Opponent, Session, keep_game, result_of, seats_for_a_person
-from selfplay.apps.play.server import (
-    MAX_BODY,
-    MAX_TEXT,
-    TOKEN_HEADER,
-    make_app,
-)
+from selfplay.apps.play.server import MAX_BODY, MAX_TEXT, TOKEN_HEADER, make_app
 from selfplay.apps.play.table import NotNow, SeatedPerson, Table
 from selfplay.apps.play.talk import own_move, spoken, tags_of
 from selfplay.config import Config, load_config
@@ -45,7 +34,7 @@ from selfplay.rollout.players import ScriptedPartner
 from selfplay.rollout.seating import scripted_partner
 from tests.helpers.dialop_boards import BEST, FULL, SCALED, SMALL, WORST
 from tests.helpers.processes import WAIT_S
-from tests.helpers.run_folders import settings
+from tests.helpers.run_folders import bare_weights, settings
 from tests.helpers.small_games import Lines
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -393,10 +382,7 @@ def test_a_run_that_goes_on_from_random_weights_began_with_them(tmp_path: Path) 
         ("third", [f"model.path={tmp_path / 'second'}"]),
         ("other", ["model.path=ORG/NAME"]),
     ):
-        final = tmp_path / name / "final"
-        final.mkdir(parents=True)
-        (final / "config.json").write_text("{}")
-        save_file({"weight": np.zeros(1)}, final / "model.safetensors")
+        bare_weights(tmp_path / name / "final")
         (tmp_path / name / "config.yaml").write_text(dump(load_config(None, words)))
         assert began_at_random(tmp_path / name / "config.yaml") == (name != "other")
     assert not began_at_random(None)

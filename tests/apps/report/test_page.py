@@ -22,12 +22,7 @@ from selfplay.api.run import load_run
 from selfplay.apps.report import refresh_report
 from selfplay.apps.report.__main__ import main
 from selfplay.apps.report.games import Texts, drawn_game, safe_json, seat_names, viewer_data
-from selfplay.apps.report.page import (
-    compared_charts,
-    page_html,
-    run_charts,
-    scores_table,
-)
+from selfplay.apps.report.page import compared_charts, page_html, run_charts, scores_table
 from selfplay.apps.report.run_files import read_run, with_unique_names
 from selfplay.config import load_config
 from selfplay.evaluation.evaluate import evaluate_scripted
