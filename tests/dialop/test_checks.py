@@ -17,6 +17,7 @@ from dialop.game import Outcome
 from dialop.kit import Kit, games
 from dialop.turns import TurnView
 from tests.helpers import three_rooms
+from tests.helpers.shared_work import slow_except
 from tests.helpers.three_rooms import ThreeRooms, View
 
 
@@ -39,11 +40,18 @@ def broken(game: type[ThreeRooms]) -> dict[str, Any]:
     return {"new_game": game, "restore": restore}
 
 
-@pytest.mark.parametrize(
-    "name", [n if n == "collab" else pytest.param(n, marks=pytest.mark.slow) for n in games()]
-)
+# Small options: with those of the full games the checks take a minute.
+CHECKED = {
+    "collab": "",
+    "matching": "--size 3 --max-value 10",
+    "mediation": "--days 1 --keep-flights 4 --events 3",
+    "planning": "--sites 8 --slots 2 --preferences 4",
+}
+
+
+@pytest.mark.parametrize("name", slow_except(games(), "collab", "matching"))
 def test_the_games_of_this_package_pass(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", name]) == 0, capsys.readouterr().out
+    assert main(["check", name, *CHECKED[name].split()]) == 0, capsys.readouterr().out
 
 
 def test_an_option_that_is_named_as_a_word_of_the_command_keeps_its_default(
