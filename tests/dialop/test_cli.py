@@ -79,6 +79,7 @@ def test_a_new_game_passes_every_check(tmp_path: Path, capsys: pytest.CaptureFix
     assert config.game.name == str(file) and config.out == f"runs/{file.stem}"
     check_players(config)
     assert not cut_off(config, baseline_games(config), rendering_of("qwen2.5"))
+    capsys.readouterr()
     assert main(["check", str(file)]) == 0
     assert capsys.readouterr().err == f"{file}: 10 ok\n"
     file.write_text(re.sub("def vary.*?numbers\\)\\)\n", "", file.read_text(), flags=re.DOTALL))

@@ -7,6 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from safetensors.numpy import save_file
+
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, load_config
 from selfplay.config.text import dump
@@ -48,10 +51,10 @@ def untrained_run(folder: Path, text: str) -> Path:
 
 
 def bare_weights(folder: Path) -> Path:
-    """A new folder that looks like a model's, whose weights are never read."""
+    """A new folder that looks like a model's, with one number."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    (folder / "model.safetensors").touch()
+    save_file({"weight": np.zeros(1)}, folder / "model.safetensors")
     return folder
 
 

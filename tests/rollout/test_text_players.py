@@ -37,23 +37,6 @@ BLEU: Ava
 Electra: Daniel
 
 """
-<<<<<<< HEAD
-SHOWN = """\
-=== a new game; you are the guest ===
-A move is one line that starts with its [tag].
-End the input to leave.
-
-{rules}
-
-{table}
-
-You move first.
-> Error: line 1 has no tag; start with [message] or [propose]
-> Partner: [message] I see 7 and 1
-> (continue; a blank line ends the proposal)
-"""
-=======
->>>>>>> 4c96fc14 (Assert keys, values and rules of what programs say, and leave its wording out)
 
 
 def test_a_session_at_the_terminal() -> None:
