@@ -27,7 +27,7 @@ WEIGHT = {
     "selfplay": Limit(20995, "a hook's samples are checked"),
     "extras": Limit(1326, "taken out of the core and the games"),
     "dialop": Limit(7648),
-    "tests": Limit(29484, "a hook's samples are checked"),
+    "tests": Limit(29177, "a hook's samples are checked"),
     "bench": Limit(3150, "mutants of the lines of a step; the tools of the docs, from tests"),
     "settings": Limit(95),
 }

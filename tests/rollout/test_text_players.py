@@ -91,7 +91,7 @@ def test_an_evaluation_with_a_dead_endpoint_scores_nothing(
     dead = ["--partner", "endpoint:small@http://127.0.0.1:9/v1", "endpoint.retries=0"]
     assert door.main([*words, *dead]) == 1
     output = capsys.readouterr().err
-    assert "ConnectError" in output and "void" in output
+    assert "ConnectError" in output and "all 1 games were aborted" in output
     assert not (tmp_path / "out" / "evaluation.json").exists()
 
 
