@@ -129,11 +129,11 @@ def run_scheduler(*arguments: Any, **keywords: Any) -> None:
     run_scheduler_process(*arguments, **keywords)
 
 
-def run_detokenizer(*arguments: Any, **keywords: Any) -> None:
-    """Target of the detokenizer process, which SGLang starts even without a tokenizer."""
-    from sglang.srt.managers.detokenizer_manager import run_detokenizer_process
-
-    run_detokenizer_process(*arguments, **keywords)
+def run_detokenizer(*_arguments: Any, **_keywords: Any) -> None:
+    """Target of the detokenizer process, which SGLang starts even without a tokenizer. It waits to
+    be killed: with `skip_tokenizer_init` the schedulers send token ids straight to the trainer."""
+    while True:
+        signal.pause()
 
 
 def leave_launch_alone(_signal: int, _frame: FrameType | None) -> None:

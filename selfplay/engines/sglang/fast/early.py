@@ -139,6 +139,8 @@ def handed_over(engine_module: Any) -> Iterator[None]:
             if (early := _waiting.pop(0)).takes(target, args):
                 return early
             early.end()
+        if isinstance(target, processes.ChildOf) and target.body is processes.run_detokenizer:
+            args = ()  # to unpickle them would import SGLang
         return multiprocessing.Process(target=target, args=args, kwargs=kwargs or {})
 
     engine_module.mp = SimpleNamespace(**{**vars(multiprocessing), "Process": process})

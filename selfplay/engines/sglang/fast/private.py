@@ -61,9 +61,6 @@ PRIVATE = (
     # Sessions open without a reply (patches.accept_lists); patches are applied at its start.
     # Without: no sessions, and nothing of patches.py.
     ("managers.scheduler", "Scheduler open_session run_scheduler_process"),
-    # The detokenizer ends with the trainer, even one that is killed while it imports. Without: it
-    # may outlive a trainer that is killed in its first seconds.
-    ("managers.detokenizer_manager", "run_detokenizer_process"),
     # Little Python per running request and token (patches.append_decoded_tokens). Without: a small
     # model's decode step is bound by the scheduler's Python.
     (
