@@ -128,7 +128,8 @@ def _parser(kit: Kit) -> argparse.ArgumentParser:
 
 def _add_options(parser: argparse.ArgumentParser, kit: Kit, *, play: bool = False) -> None:
     """Add the game's options for instances; with `play` also its options of play."""
-    valid = choices(kit.Options)
+    kind: Any = kit.Options
+    valid = choices(kind)
     for each in _offered(kit):
         if each.metadata.get("play") and not play:
             continue

@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from dialop.game import Lesson
@@ -121,6 +122,7 @@ def _check_values(kind: Any, values: Mapping[str, Any]) -> None:
             raise ValueError(f"{each.name} must be {bounds}{said}")
 
 
+@cache
 def choices(kind: Any) -> dict[str, tuple[str, ...]]:
     """The choices of each field with a `Literal` type in a dataclass."""
     hints = get_type_hints(kind).items()

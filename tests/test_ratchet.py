@@ -23,10 +23,10 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13160, "a hook's samples are checked"),
-    "selfplay": Limit(20995, "a hook's samples are checked"),
+    "core": Limit(13161, "doors; a detokenizer that imports nothing"),
+    "selfplay": Limit(20996, "doors; a detokenizer that imports nothing"),
     "extras": Limit(1326, "taken out of the core and the games"),
-    "dialop": Limit(7648),
+    "dialop": Limit(7651, "doors; a detokenizer that imports nothing"),
     "tests": Limit(29177, "a hook's samples are checked"),
     "bench": Limit(3150, "mutants of the lines of a step; the tools of the docs, from tests"),
     "settings": Limit(95),
