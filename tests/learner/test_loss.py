@@ -37,6 +37,15 @@ def test_dual_clip_bounds_the_loss_of_a_negative_advantage() -> None:
     assert cut_M.tolist() == [1, 0, 1]
 
 
+def test_a_token_counts_as_clipped_where_the_clip_takes_its_gradient() -> None:
+    """Above 1.3 with A > 0 and below 0.8 with A < 0; not where the other term is the smaller."""
+    ratios_M = torch.tensor([2.0, 2.0, 0.5, 0.5]).log().requires_grad_()
+    batch = batch_of(torch.zeros(4), torch.tensor([1.0, -1.0, 1.0, -1.0]))
+    losses_M, _, cut_M = loss_of("clip", ratios_M, batch)
+    (grad_M,) = torch.autograd.grad(losses_M.sum(), ratios_M)
+    assert cut_M.tolist() == (grad_M == 0).tolist() == [True, False, False, True]
+
+
 # Two sequences of two and three tokens: log-ratios 0.2, 0.4 and -0.3, 0.0, 0.6.
 SAMPLE = torch.tensor([0, 0, 1, 1, 1])
 LOG_RATIOS = torch.tensor([0.2, 0.4, -0.3, 0.0, 0.6])

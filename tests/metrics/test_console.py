@@ -10,10 +10,10 @@ from selfplay.metrics.console import LEGEND, Console, progress, step_line
 
 
 def test_a_validation_counts_in_the_rest_as_often_as_it_came() -> None:
-    """The last 20 steps take 1 s each; one validation of 60 s in 30 steps is 2 s a step."""
+    """Steps take 1 s each; one validation of 60 s, in the 20th of 30 steps, is 2 s a step."""
     console = Console(Config(), init_world(device="cpu"))
     for step in range(30):
-        rare = {"eval_s": 60.0} if step == 0 else {}
+        rare = {"eval_s": 60.0} if step == 19 else {}
         left_s = console.remaining_s(10, {"step_s": 1.0 + rare.get("eval_s", 0.0), **rare})
     assert left_s == pytest.approx(10 * (1.0 + 2.0))
 

@@ -77,6 +77,12 @@ def test_a_default_rule_fires_on_what_it_is_for(
     assert stopped(steps) is None
 
 
+def test_a_rule_holds_beyond_its_bound_and_not_on_it() -> None:
+    for rule, beyond in (("stop if score < 0.5", 0.25), ("stop if score > 0.5", 0.75)):
+        assert stopped([{"score": 0.5}] * 12, rule) is None
+        assert stopped([{"score": beyond}] * 12, rule) is not None
+
+
 def test_void_games_are_warned_of_and_stop_a_run_where_they_are_most_of_three_steps(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

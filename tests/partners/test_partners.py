@@ -91,6 +91,7 @@ def test_shares_add_up_to_one_and_each_partner_occurs_once() -> None:
         ("scripted:honest:slip=0.1", 0.25),
         ("pool", 0.25),
     ]
+    assert [share for _, share in parse_shares(["self", "pool*0"])] == [1.0, 0.0]
     for bad in (["self*x"], ["self*-1"], ["self*0"], ["self", "self*2"]):
         with pytest.raises(ValueError, match="self"):
             parse_shares(bad)
