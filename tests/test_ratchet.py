@@ -36,8 +36,8 @@ STEP = {
     "files of a step": Limit(
         54, "doors: methods, observers, opponents, the play of a game, engines"
     ),
-    "functions of a step": Limit(341, "as above; a step goes through a list of policies"),
-    "lines of a step": Limit(3233, "as above"),
+    "functions of a step": Limit(340, "as above; a step goes through a list of policies"),
+    "lines of a step": Limit(3206, "as above"),
     "frames to a move": Limit(12),
     "frames to weights": Limit(8),
 }

@@ -129,7 +129,7 @@ def test_the_game_has_texts_of_its_own(name: str, brief: bool) -> None:
 
 
 @every_case
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(words=WORDS)
 @example(words="[propose]\nProposal:\nBLEU: Daniel Li\nYou can only answer [accept] or [reject].")
 @example(words="[reject]")

@@ -63,7 +63,7 @@ SETTINGS = ("messages", "brief", "private_reasoning", "search")
 @every_game
 @given(data=st.data())
 @example(data=None)
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_text_raises_and_refusals_change_nothing(name: str, data: Any) -> None:
     hand = HAND_GAMES[name]
     pieces = st.sampled_from([*TAGS, *ODD, *hand.pieces])

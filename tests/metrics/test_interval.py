@@ -24,7 +24,7 @@ CHANGE_ON_SMALL_BOARDS = {  # the same games, after minus before
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("num_games", [16, 64])
+@pytest.mark.parametrize("num_games", [16, 64, 256])
 @pytest.mark.parametrize(
     ("games", "lowest"),
     [

@@ -102,7 +102,7 @@ def test_a_warning_comes_again_only_after_the_rule_did_not_hold(
 
 
 def test_healthy_steps_fire_no_default_rule() -> None:
-    """3,000 steps with the noise of the smallest batches: 16 games, 12 statements a step."""
+    """10,000 steps with the noise of the smallest batches: 16 games, 12 statements a step."""
     rng = random.Random(0)
 
     def mean(p: float, num: int) -> float:
@@ -118,7 +118,7 @@ def test_healthy_steps_fire_no_default_rule() -> None:
             "agreement": mean(0.9, 16),
             "score/scripted:honest/0": mean(0.97, 16),
         }
-        for _ in range(3_000)
+        for _ in range(10_000)
     ]
     assert stopped(steps, *STOPPING) is None
 

@@ -107,7 +107,7 @@ def test_games_do_not_wait_for_each_other(engine: SGLangEngine, policy: Any) -> 
     ended: list[str] = []
 
     async def long(generate: Any) -> str:
-        await generate(Request(PROMPT, 300, 0))
+        await generate(Request(PROMPT, 450, 0))
         ended.append("long")
         return "long"
 

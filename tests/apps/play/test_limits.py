@@ -29,7 +29,7 @@ def step(position: Position, generate: Any = None) -> None:
         position.turn(generate).send(None)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", HAND_GAMES)
 def test_the_moves_and_tries_that_are_left_are_those_after_which_a_game_ends(
     name: str, seed: int
