@@ -125,7 +125,7 @@ def test_a_crash_fails_pending_and_later_requests_and_sigterm_works_in_a_collect
 def test_a_trainer_killed_while_the_engine_starts_leaves_nothing_behind(
     model: str, start: Start
 ) -> None:
-    process = start("plain", model)
+    process = start("crash", model)
     until_s = time.perf_counter() + processes.HANG_S
     while len(everyone := processes.tree(process)) < 4 and time.perf_counter() < until_s:
         time.sleep(0.05)
