@@ -176,10 +176,12 @@ def weights_after(run: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 def state_after(run: Path, step: int) -> dict[str, Any]:
-    """All saved state that is not in tensors, without the number of ranks."""
+    """All saved state that is not in tensors, without the number of ranks and of logged games, all
+    of which are rank 0's."""
     path = run / "checkpoints" / f"step_{step:06d}" / "progress.json"
     progress = json.loads(path.read_text())
     assert progress.pop("ranks") in (1, 2)
+    assert progress["state"]["num_lines"].pop("games.jsonl") > 0
     return progress
 
 
