@@ -313,7 +313,8 @@ def nearest(file: str) -> tuple[str, ...]:
 def tested(tree: Path, words: Sequence[str], limit_s: float) -> list[str]:
     """The tests among these that fail, or why pytest ended without one."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    environment |= {"PYTHONPATH": str(tree), "TOKENIZERS_PARALLELISM": "false"}
+    path = os.pathsep.join(filter(None, (str(tree), os.environ.get("PYTHONPATH"))))
+    environment |= {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false"}
     flags = ("-q", "-p", "no:cacheprovider", "-m", "not slow and not load")
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", *flags, *words],
