@@ -138,8 +138,12 @@ class _PartsWriter(dcp.FileSystemWriter):
         num = min(NUM_PARTS, sum(sizes.values()) // PART_BYTES)
         if num < 2:
             return super().write_data(plan, planner)
-        by_size = sorted(plan.items, key=lambda item: -sizes[item.index])
-        parts = [by_size[number::num] for number in range(num)]
+        parts: list[list[WriteItem]] = [[] for _ in range(num)]
+        loads = [0] * num
+        for item in sorted(plan.items, key=lambda item: -sizes[item.index]):
+            least = loads.index(min(loads))
+            parts[least].append(item)
+            loads[least] += sizes[item.index]
         write, prefix = super().write_data, plan.storage_data.prefix
         with ThreadPoolExecutor(num) as pool:
             written = [

@@ -122,6 +122,10 @@ class GameRunner(Protocol):
         """
         ...
 
+    def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
+        """Answer all requests, in order. Raises as `run_games` does."""
+        return self.run_games([partial(one_turn, request) for request in requests], sampling)
+
     def rollout(self) -> AbstractContextManager[None]:
         """A context in which requests may reuse the work of earlier ones; none is by default."""
         return nullcontext()
@@ -198,10 +202,6 @@ class Engine(GameRunner):
         """Another engine for a frozen partner, always awake; None on a rank that shares another's.
         Raises as `start`, and SettingsError if too little memory is free."""
         return cls.start(config, weights, world)
-
-    def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """Answer all requests, in order. Raises as `run_games` does."""
-        return self.run_games([partial(one_turn, request) for request in requests], sampling)
 
     @abstractmethod
     def load(self, weights: Weights, version: int) -> None:

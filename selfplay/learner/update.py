@@ -233,11 +233,15 @@ def _not_finite(losses: Sequence[tuple[str, MicroBatch, Tensor]]) -> list[str]:
     """A sentence with a sample's name for each micro-batch with a loss that is not finite, given
     its term's name, the micro-batch and its token losses [M].
 
-    Reading a loss waits for the GPU, so call this after the last pass is launched.
+    Reading a loss waits for the GPU, so this reads once, after the last pass is launched.
     """
+    if not losses:
+        return []
     sentences = []
-    for term, batch, losses_M in losses:
-        for bad in (~losses_M.isfinite()).nonzero()[:1, 0].tolist():
+    finite = torch.stack([losses_M.isfinite().all() for _, _, losses_M in losses]).tolist()
+    for all_finite, (term, batch, losses_M) in zip(finite, losses, strict=True):
+        if not all_finite:
+            bad = int((~losses_M.isfinite()).nonzero()[0, 0])
             name = batch.names[int(batch.sample_M[bad])]
             sentences.append(f"the {term} loss of {name} is {losses_M[bad].item()}")
     return sentences

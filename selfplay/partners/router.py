@@ -44,7 +44,7 @@ class Frozen:
         return completions
 
 
-class EngineRouter:
+class EngineRouter(GameRunner):
     """Passes each request of a game to the policy's engine or a partner's."""
 
     def __init__(

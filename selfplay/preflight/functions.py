@@ -411,7 +411,7 @@ def _check_method(kind: Any, config: Config) -> Iterator[str]:
     yield f"hooks: {', '.join(used) or 'none'}"
     options = dataclasses.fields(kind.Options)
     yield f"settings: {', '.join(each.name for each in options) or 'none'}"
-    for name in vars(kind).keys() - {*HOOKS, *vars(Method)}:
+    for name in (name for name in vars(kind) if name not in (*HOOKS, *vars(Method))):
         if near := difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8):
             yield f"warning: {name} is not a hook; nearest is {near[0]}"
 

@@ -23,14 +23,11 @@ import torch
 from dialop.shown import error_text
 from selfplay.distributed import World, all_reduce_sum, barrier, raise_on_all_ranks
 from selfplay.engines.base import (
-    Completion,
     Engine,
     GameCoroutine,
     GameRunner,
     Generate,
-    Request,
     Sampling,
-    one_turn,
 )
 from selfplay.engines.weights import Weights
 from selfplay.errors import EngineDisagrees, EngineFault, EngineLost, EnginesFailed
@@ -71,10 +68,6 @@ class Supervised(GameRunner):
                 number += 1
                 self._restart(failed, number)
                 self._load_last()
-
-    def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
-        """Answer this rank's requests, in order. Raises as `run_games` does."""
-        return self.run_games([partial(one_turn, request) for request in requests], sampling)
 
     def score(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
         """As `Engine.score`, without scores if the engine fails; the next rollout restarts it. This
