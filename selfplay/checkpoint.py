@@ -486,6 +486,8 @@ def learner_state(learner: Learner) -> dict[str, Any]:
         state[weights], state[moments] = get_state_dict(
             part.module, part.optimizer, options=options
         )
+    if kept := {name: each for method in learner.methods for name, each in method.kept.items()}:
+        state["kept"] = kept
     if learner.adapters is not None:  # drop the second name of a tied head, which torch keeps
         state["model"] = {n: value for n, value in state["model"].items() if is_adapter(n)}
     return state

@@ -23,11 +23,11 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13164, "doors for methods, opponents, instances, play, engines and observers"),
-    "selfplay": Limit(20999, "those doors, SGLang's public calls, refusals before a first write"),
+    "core": Limit(13171, "a reference that moves: what methods keep is saved and offloaded"),
+    "selfplay": Limit(21084, "a reference that moves: what methods keep is saved and offloaded"),
     "extras": Limit(1326, "taken out of the core and the games"),
     "dialop": Limit(7651),
-    "tests": Limit(29199, "the reference step, hand-overs that no test held, tests of the doors"),
+    "tests": Limit(29324, "a reference that moves: what methods keep is saved and offloaded"),
     "bench": Limit(3151, "mutants of the lines of a step; the tools of the docs, from tests"),
     "settings": Limit(95),
 }
@@ -37,11 +37,11 @@ STEP = {
         54, "doors: methods, observers, opponents, the play of a game, engines"
     ),
     "functions of a step": Limit(340, "as above; a step goes through a list of policies"),
-    "lines of a step": Limit(3210, "as above"),
+    "lines of a step": Limit(3214, "as above; tensors that methods keep, for a reference"),
     "frames to a move": Limit(12),
     "frames to weights": Limit(8),
 }
-DOCSTRING_LINES = 2.756  # a function: the least
+DOCSTRING_LINES = 2.757  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 

@@ -192,7 +192,7 @@ class OpenRun(SavedRun):
                     f"{nearest(key, OF_A_STEP)}"
                 )
         given = load(Config, self.folder / "config.yaml", words)
-        if given.algorithm.kl and parts.learner.reference is None:
+        if given.algorithm.kl and not parts.config.algorithm.kl:
             raise SettingsError(
                 "algorithm.kl must be above 0 at the run's start to load a reference, got "
                 f"{parts.config.algorithm.kl:g} there and {given.algorithm.kl:g} in a step"

@@ -81,20 +81,18 @@ def make_learner(
     )
     model = load(lora=lora).eval()
     check_finite(model, weights, world)
-    reference = None
-    if config.algorithm.kl > 0 and not imitation:
-        reference = load().requires_grad_(False) if lora is None else model
     optimizer = make_optimizer(model, config.optim, seed=config.seed, kind=imitation or "adamw")
     learner = Learner(
         model=model,
         optimizer=optimizer,
         world=world,
         compute_dtype=DTYPES[config.model.dtype],
-        reference=reference,
         adapters=None if lora is None else Adapters(lora, weights),
     )
     if not imitation:
         learner.methods = make_methods(Parts(config, learner, load, rendering, reader))
+        if config.algorithm.kl > 0 and not any(each.has_reference for each in learner.methods):
+            learner.reference = load().requires_grad_(False) if lora is None else model
     return learner
 
 
@@ -128,7 +126,9 @@ def batch_logprobs(
 
 def reference_logprobs(learner: Learner, batch: MicroBatch, *, temperature: float) -> Tensor:
     """The reference's log-probs [M], without gradients. For a policy with adapters the reference is
-    its base, the same model without them."""
+    its base, the same model without them; a method may have computed others in `prepare`."""
+    if "reference" in batch.columns:
+        return batch.columns["reference"]
     assert learner.reference is not None
     with torch.no_grad(), without_adapters(learner.reference):
         logprobs_M, _ = batch_logprobs(learner, learner.reference, batch, temperature=temperature)

@@ -88,14 +88,18 @@ class Method:
     `Options` is the dataclass of its settings; its `check(config)` may raise ValueError for other
     settings that do not fit. Its `more_instances` is the number of instances that the method may
     add to a step. `trained` are the modules that it trains, by their names in checkpoints and
-    metrics.
+    metrics; `kept` are tensors that it keeps beside them, sharded like the policy: they are
+    offloaded and saved. One that `has_reference` gives the samples the column `reference`, the
+    log-probs to which `algorithm.kl` holds the policy, and no reference is loaded for it.
     """
 
     Options: type = NoOptions
     name = ""  # in the settings
+    has_reference = False
 
     def __init__(self, options: Any, parts: Parts) -> None:
         self.options, self.parts, self.trained = options, parts, dict[str, Trained]()
+        self.kept = dict[str, Tensor]()
 
     @classmethod
     def ready(cls, options: Any, config: Config, *, ask: bool) -> None:

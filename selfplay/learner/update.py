@@ -323,7 +323,7 @@ def surrogate_term(
         metrics = {**metrics, "policy_loss": losses_M, "entropy": entropies_M}
         if mismatch:
             metrics |= mismatch_values(logprobs_M, batch.old_logprobs_M)
-        if learner.reference is not None:
+        if learner.reference is not None or "reference" in batch.columns:
             reference_M = reference_logprobs(learner, batch, temperature=temperature)
             kl_M = kl_losses(logprobs_M, reference_M, batch, algorithm)
             losses_M = losses_M + algorithm.kl * kl_M

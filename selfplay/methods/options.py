@@ -37,6 +37,34 @@ class RecomputeOptions:
 
 
 @dataclass(frozen=True, slots=True, config=RULES)
+class KLReferenceOptions:
+    """A reference of algorithm.kl that moves towards the policy in training (docs/kl.md)."""
+
+    every: int = Field(default=1, ge=1, le=10_000_000)
+    """steps between two moves"""
+    average: float = Field(default=1.0, ge=1e-6, le=1.0)
+    """share of the way to the policy that the reference moves; 1 makes it the policy"""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        """Raise ValueError for a reference that is the policy before each step."""
+        if self.every == 1 and self.average == 1.0:
+            raise ValueError(
+                "methods.kl_reference must have an every above 1 or an average below 1, got every "
+                "1 and average 1, which is the policy itself; nearest: every 100"
+            )
+        return self
+
+    def check(self, config: Config) -> None:
+        """Raise ValueError without a KL term."""
+        if not config.algorithm.kl:
+            raise ValueError(
+                "methods.kl_reference needs algorithm.kl above 0, the weight of the KL to the "
+                f"reference, got {config.algorithm.kl:g}"
+            )
+
+
+@dataclass(frozen=True, slots=True, config=RULES)
 class PPOOptions:
     """PPO's value function, and the advantages computed from it; only with algorithm.advantage
     ppo."""
@@ -151,6 +179,7 @@ class JudgeOptions:
 OPTIONS = {
     "judge": JudgeOptions,
     "recompute": RecomputeOptions,
+    "kl_reference": KLReferenceOptions,
     "ppo": PPOOptions,
     "auxiliary_imitation": AuxiliaryImitationOptions,
     "best_games": BestGamesOptions,

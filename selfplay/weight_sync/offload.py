@@ -84,7 +84,8 @@ class Offload:
         self._state_store, self._parameter_store = HostStore(), HostStore()
 
     def offload_state(self) -> None:
-        """After the update: offload the reference and, if configured, optimizer and critic."""
+        """After the update: offload the reference, what methods keep and, if configured, the
+        optimizer and the critic."""
         tensors: list[Tensor] = []
         if self._config.offload != "none":
             tensors += _tensors(self._learner.optimizer)
@@ -95,6 +96,8 @@ class Offload:
         # With adapters the reference is the policy itself.
         if reference is not None and reference is not self._learner.model:
             tensors += reference.parameters()
+        for method in self._learner.methods:
+            tensors += method.kept.values()
         self._state_store.offload(tensors)
 
     def offload_parameters(self) -> None:

@@ -25,7 +25,7 @@ def test_the_first_step_after_a_save_is_the_first_step(dtype: str) -> None:
     optimizers = {model: make_optimizer(model, config, seed=1) for model in (plain, saved)}
     learner: Any = SimpleNamespace(model=saved, optimizer=optimizers[saved])
     learner.adapters = learner.reference = None
-    learner.method_modules = list
+    learner.method_modules, learner.methods = list, ()
     moments = learner_state(learner)["optimizer"]["state"]
     assert {float(of_weight["step"]) for of_weight in moments.values()} == {0.0}
     inputs = torch.randn(3, 8, dtype=plain.weight.dtype)

@@ -12,7 +12,10 @@ FAST = ("weights",)
 AMPLIFIED = 3.4445**5
 
 
-@pytest.mark.parametrize("kind", slow_except([*FAST, "muon", "bf16", "critic", "adapters"], *FAST))
+SLOW = ("muon", "bf16", "critic", "reference", "adapters")
+
+
+@pytest.mark.parametrize("kind", slow_except([*FAST, *SLOW], *FAST))
 def test_a_checkpoint_goes_to_other_meshes_and_back(kind: str) -> None:
     """Two FSDP ranks, one process, two tensor-parallel ranks, two FSDP ranks. A critic and adapters
     go without tensor parallel, which they do not support. With bf16 weights only a mesh of ranks

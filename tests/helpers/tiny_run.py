@@ -165,6 +165,16 @@ RUNS: dict[str, tuple[str, ...]] = {
         *("algorithm.advantage=ema", "optim.schedule=constant"),
         *("reward={function: regret, error_penalty: 0.1}", "methods.best_games.weight=0.5"),
     ),
+    # The reference moves before the last step, after which all but the first save are lost.
+    "moving reference": (
+        *("algorithm.kl=0.2", "methods.kl_reference.every=3", "optim.schedule=constant"),
+        *("steps=5", "save_every=4"),
+    ),
+    "averaged adapters": (
+        *LORA,
+        "methods.kl_reference.average=0.25",
+        "optim.schedule=constant",
+    ),
     "critic": PPO_RUN,
     # With a reference and two optimizer steps a rollout.
     "adapters": (*LORA, "methods.recompute=on", "algorithm.minibatches=2"),

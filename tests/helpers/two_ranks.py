@@ -37,6 +37,7 @@ from selfplay.engines.hf import HFEngine
 from selfplay.engines.weights import Weights
 from selfplay.learner.batch import balance_tokens
 from selfplay.learner.learner import Learner
+from selfplay.learner.method import Parts, make_methods
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.learner.update import optimizer_step, surrogate_term
 from selfplay.model.lora import Adapters, full_weights, is_adapter
@@ -102,6 +103,8 @@ def held(learner: Learner) -> dict[str, torch.Tensor]:
                 if moment in optimizer.state.get(parameter, {}):
                     tensor = optimizer.state[parameter][moment]
                     found[f"{part} {name} {moment}"] = mesh_worker.full(tensor).clone()
+    for method in learner.methods:
+        found |= {name: mesh_worker.full(each).clone() for name, each in method.kept.items()}
     return found
 
 
@@ -188,7 +191,8 @@ def adapters(world: World, folder: Path) -> dict[str, float]:
 
 def make_saved(kind: str, world: World, base: Path) -> Learner:
     """A learner of each kind of saved state: all weights beside a reference, bf16 weights, a
-    critic with a backbone of its own, adapters, each under AdamW; all weights under Muon."""
+    critic with a backbone of its own, a reference that moves, adapters, each under AdamW; all
+    weights under Muon."""
     if kind == "critic":
         return make_with_critic(world, plain=False)
     if kind == "adapters":
@@ -201,6 +205,9 @@ def make_saved(kind: str, world: World, base: Path) -> Learner:
     optim = OptimConfig(master_dtype="bfloat16") if bf16 else OptimConfig()
     optimizer = make_optimizer(model, optim, kind="muon" if kind == "muon" else "adamw")
     learner = Learner(model, optimizer, world, torch.float32)
+    if kind == "reference":
+        config = config_of("algorithm.kl=0.1", "methods.kl_reference.average=0.25")
+        learner.methods = make_methods(Parts(config, learner, lambda: model))
     if kind == "weights":
         learner.reference = shard(tiny_model(seed=4), world).requires_grad_(False)
     return learner
@@ -211,7 +218,8 @@ def one_step(learner: Learner) -> None:
     if learner.methods:
         samples = rewarded(samples)
     mine = samples if learner.world.dp_size == 1 else dealt(samples, learner.world)
-    config = config_of("algorithm.kl=0.1") if learner.reference else config_of()
+    holds = learner.reference or any(method.has_reference for method in learner.methods)
+    config = config_of("algorithm.kl=0.1") if holds else config_of()
     terms = [surrogate_term(mine, config)]
     for method in learner.methods:
         mine, _ = method.prepare(mine, step=3, config=config)
@@ -357,7 +365,7 @@ def measured(part: str, *, folder: Path) -> dict[str, object]:
         mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
         pair = replace(world, mesh=mesh, dp_rank=0, dp_size=1, tp=2)
     there_and_back = [world, ALONE, pair, world]
-    for kind in ("weights",) if fast else ("muon", "bf16", "critic", "adapters"):
+    for kind in ("weights",) if fast else ("muon", "bf16", "critic", "reference", "adapters"):
         meshes = [world, ALONE, world] if kind in ("critic", "adapters") else there_and_back
         report[f"moved {kind}"] = moved(kind, world, meshes, folder / f"moved {kind}")
     close_world(world)

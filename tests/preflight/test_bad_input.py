@@ -320,6 +320,8 @@ SETTINGS: list[Row] = [
     ("algorithm.kl_ratio=true", "algorithm.kl_estimator"),
     (("algorithm.kl=0.1", "algorithm.kl_estimator=k1"), "algorithm.kl_estimator"),
     ("methods.recompute.cap=3.0", "methods.recompute.importance"),
+    ("methods.kl_reference.every=9", "methods.kl_reference needs algorithm.kl above 0…got 0"),
+    (("algorithm.kl=0.1", "methods.kl_reference=on"), "an every above 1…got every 1…every 100"),
     ("rollout.group_size=1", "group_size"),
     ((HONEST, "rollout.group_size=2"), "group_size"),
     ((BESIDE, "rollout.group_size=5"), "group_size"),
