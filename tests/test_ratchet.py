@@ -23,13 +23,13 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13171, "a reference that moves: what methods keep is saved and offloaded"),
-    "selfplay": Limit(21084, "a reference that moves: what methods keep is saved and offloaded"),
+    "core": Limit(13309, "several policies in one run, each with its own settings"),
+    "selfplay": Limit(21222, "several policies in one run, each with its own settings"),
     "extras": Limit(1326, "taken out of the core and the games"),
     "dialop": Limit(7651),
-    "tests": Limit(29324, "a reference that moves: what methods keep is saved and offloaded"),
+    "tests": Limit(29393, "several policies in one run, each with its own settings"),
     "bench": Limit(3151, "mutants of the lines of a step; the tools of the docs, from tests"),
-    "settings": Limit(95),
+    "settings": Limit(96, "several policies in one run, each with its own settings"),
 }
 # Of `selfplay/`, in the second step of `configs/talk.yaml` with one layer on the hf engine.
 STEP = {
@@ -41,7 +41,7 @@ STEP = {
     "frames to a move": Limit(12),
     "frames to weights": Limit(8),
 }
-DOCSTRING_LINES = 2.757  # a function: the least
+DOCSTRING_LINES = 2.76  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 

@@ -32,7 +32,9 @@ from selfplay.config.monitors import DEFAULT_MONITORS, parse_rule
 from selfplay.config.options import options_at
 from selfplay.config.play import DataConfig, EvalConfig, GameConfig, RewardConfig, RolloutConfig
 from selfplay.config.plugins import check_name, has_options, named
+from selfplay.config.policies import HOME, check_rests, typed_policies
 from selfplay.config.schema import RULES
+from selfplay.config.text import plain
 from selfplay.errors import SettingsError
 
 
@@ -86,6 +88,9 @@ class Config:
     engine: SerializeAsAny[EngineConfig] = Field(default_factory=dict, validate_default=True)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
+    policies: dict[str, Any] = Field(default_factory=dict, validate_default=True)
+    """several policies that learn in one run, each with its own weights, by name, as policies:
+    {user: {}, agent: {optim: {lr: 1e-5}}} (docs/concepts.md); empty: one for all seats"""
 
     @field_validator(*SECTIONS)
     @classmethod
@@ -103,11 +108,26 @@ class Config:
             return given
         return typed_methods(given, info.data["algorithm"].advantage, info)
 
+    @field_validator(HOME)
+    @classmethod
+    def _options_of_policies(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Each policy's settings as an instance of PolicyConfig."""
+        return typed_policies(given, context_of(info))
+
     @field_validator("engine", mode="plain")
     @classmethod
     def _options_of_engine(cls, given: Any, info: ValidationInfo) -> EngineConfig:
         """The engine's settings as an instance of its kind's class."""
         return typed_engine(given, EngineConfig, info)
+
+    @property
+    def policy_names(self) -> tuple[str, ...]:
+        """The names of the policies, in order; "" for a single one."""
+        return (*self.policies,) or ("",)
+
+    def of_policy(self, name: str) -> Config:
+        """The complete settings of this policy, whose `rollout.partners` are its own."""
+        return load(Config, plain(self), policy=name) if self.policies else self
 
     @property
     def play_options(self) -> Any:
@@ -137,6 +157,7 @@ class Config:
         if twice := [each for each in classes if classes.count(each) > 1]:
             raise ValueError(f"observers must not repeat an observer, got {twice[0]} twice")
         self._check_model()
+        self._check_policies()
         features = (getattr(self, name) for name in SECTIONS)
         for options in (self.engine, self.play_options, *features, *self.methods.values()):
             if (check := getattr(options, "check", None)) is not None:
@@ -167,6 +188,15 @@ class Config:
                 f"{self.model.dtype}: float32 computation gains nothing from bfloat16 weights"
             )
 
+    def _check_policies(self) -> None:
+        if self.policies and (self.rollout.policy_seats or self.rollout.partners != ("self",)):
+            key = "policy_seats" if self.rollout.policy_seats else "partners"
+            raise ValueError(
+                f"rollout.{key} must be left out with policies, got "
+                f"{[*getattr(self.rollout, key)]}; set policies.NAME.{key.removeprefix('policy_')}"
+            )
+        check_rests(self.policies)
+
 
 def load_config(
     given: str | Path | Mapping[str, Any] | None, overrides: Sequence[str] = ()
@@ -178,8 +208,10 @@ def load_config(
     """
     settings = Path(given) if isinstance(given, str) and given else given or None
     config = load(Config, settings, overrides)
-    if (config.model.path is None) == (config.model.scratch is None):
-        raise SettingsError(
-            f"{source_of(settings)}: exactly one of model.path and model.scratch must be set"
-        )
+    each_policy = [load(Config, settings, overrides, policy=name) for name in config.policies]
+    for each in each_policy or [config]:
+        if (each.model.path is None) == (each.model.scratch is None):
+            raise SettingsError(
+                f"{source_of(settings)}: exactly one of model.path and model.scratch must be set"
+            )
     return config

@@ -14,6 +14,7 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from typing_extensions import TypedDict
 
 from selfplay.config.plugins import PLUGINS, NoOptions, check_name, has_options, options_class
+from selfplay.config.policies import PolicyConfig
 from selfplay.config.schema import RULES, Described, described
 from selfplay.config.text import show
 
@@ -115,6 +116,7 @@ def all_described(
     for entry in described(config):
         name = entry.name
         entries += _section(name, section_class(name), name) if name in SECTIONS else [entry]
+    entries += _section("policies.NAME", PolicyConfig, "policies.NAME")
     for name in dict.fromkeys((*PLUGINS[METHODS].built_in, *methods)):
         home = f"{METHODS}.{name}"
         entries += _section(home, options_class(METHODS, name), home)

@@ -23,6 +23,7 @@ from pydantic import TypeAdapter, ValidationError, with_config
 from dialop.specs import nearest
 from selfplay.config.moved import MOVED, migrated
 from selfplay.config.own_code import Code, with_code
+from selfplay.config.policies import HOME, policy_values
 from selfplay.config.schema import RULES, join, names_of
 from selfplay.config.secrets import hidden, names_key
 from selfplay.config.text import Loader, show
@@ -42,8 +43,10 @@ def load(
     overrides: Sequence[str] = (),
     *,
     code: Code = "copies",
+    policy: str = "",
 ) -> C:
-    """Read `given` (None: defaults only), then apply `overrides` in order.
+    """Read `given` (None: defaults only), then apply `overrides` in order. With `policy` the result
+    is that policy's: its own sections merged over the run's.
 
     The settings of a run, RUN/config.yaml, refer to the run's copies of the user's files
     (`own_code`), or to the originals. With `code` "none" no custom game is imported: its options
@@ -53,6 +56,11 @@ def load(
         SettingsError: for unreadable files, unknown keys, invalid values and contradictions.
     """
     values, origins = _read_all(given, overrides, code)
+    home = f"{HOME}.{policy}."
+    owned = {key[len(home) :]: origin for key, origin in origins.items() if key.startswith(home)}
+    if policy:
+        values = _merged({**values, HOME: {}}, policy_values(values, policy))
+        origins = origins | owned
     declared = [(cls, "")]  # a game adds the class of its options and their section
     context = {"declared": declared, "imports": code != "none"}
     try:
@@ -72,6 +80,8 @@ def load(
     else:
         rule = _wrong(name, fault, words)
     where = [origins[each] for each in named if each in origins] or [_origin_of(name, origins)]
+    for key in {each for each in (*named, name) if policy and _origin_of(each, owned)}:
+        rule = re.sub(rf"(?<![\w.]){re.escape(key)}(?![\w.])", home + key, rule)
     raise SettingsError(f"{', '.join(dict.fromkeys(where)) or source_of(given)}: {rule}")
 
 

@@ -19,6 +19,7 @@ from dialop.kit import games
 from dialop.modules import KEPT, imported_digest, is_own, own_files, own_module, sha256_of, texts_in
 from selfplay.config.moved import MOVED
 from selfplay.config.plugins import own_functions
+from selfplay.config.policies import HOME
 from selfplay.errors import SettingsError
 
 CODE = "code"  # the folder of copies in a run
@@ -48,6 +49,8 @@ def played_names(config: Any) -> list[tuple[str, str]]:
 
 def own_names(config: Any) -> Iterator[tuple[str, str]]:
     """Each key that names code or a text of the user, and its value."""
+    for name in config.policies:
+        yield from own_names(config.of_policy(name))
     if is_own_game(config.game.name):
         yield GAME, config.game.name
     yield from own_functions(config)
@@ -219,7 +222,8 @@ def with_code(settings: Path, values: dict[str, Any], code: Code) -> dict[str, A
             file = f"{home}/{name}"
         elif file.endswith(".py") and not Path(file).is_file():  # it was given from another folder
             file = str(kept.files[name][0])
-        put_name(values, key, value, f"{file}{colon}{function}")
+        for own in (values, *(of for of in values.get(HOME, {}).values() if of)):
+            put_name(own, key, value, f"{file}{colon}{function}")
     return values
 
 

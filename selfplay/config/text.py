@@ -70,7 +70,7 @@ def show(value: Any) -> str:
 def difference(a: Any, b: Any, name: str = "") -> list[str]:
     """The dotted keys whose values differ, each as `name: value in a -> value in b`. For different
     engine kinds only the keys of both."""
-    a, b = _plain(a), _plain(b)
+    a, b = plain(a), plain(b)
     if not (isinstance(a, dict) and isinstance(b, dict)):
         return [] if a == b else [f"{name}: {show(a)} -> {show(b)}"]
     same = a.get("kind") == b.get("kind")
@@ -96,10 +96,10 @@ def changed(given: Any, default: Any, name: str = "") -> list[tuple[str, str, st
 
 
 def _yaml(value: Any, **style: Any) -> str:
-    text: str = yaml.dump(_plain(value), Dumper=_Dumper, allow_unicode=True, **style)
+    text: str = yaml.dump(plain(value), Dumper=_Dumper, allow_unicode=True, **style)
     return text
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """The value with every section as a dict, at every depth."""
     return TypeAdapter(Any).dump_python(value)

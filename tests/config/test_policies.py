@@ -1,0 +1,92 @@
+"""Several policies in the settings: sections of their own over the run's, seats, rests, one line
+for each mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from selfplay.config import Config, load_config
+from selfplay.config.text import dump
+from selfplay.errors import SettingsError
+from selfplay.rollout.seat_rules import policy_of_seat
+
+TWO = "policies={user: {}, agent: {optim: {lr: 1e-5}, rest: [2, 1]}}"
+
+
+def read(*words: str) -> Config:
+    return load_config("tiny_mediation", words)
+
+
+def test_a_policy_has_its_own_sections_over_the_runs() -> None:
+    config = read(TWO, "optim.final_share=0.25", "policies.agent.partners=[self, pool]")
+    user, agent = map(config.of_policy, config.policy_names)
+    assert (agent.optim.lr, user.optim.lr) == (1e-5, config.optim.lr)
+    assert agent.optim.final_share == user.optim.final_share == 0.25
+    assert (agent.rollout.partners, user.rollout.partners) == (("self", "pool"), ("self",))
+    assert not agent.policies and agent.of_policy("") is agent
+
+
+def test_a_model_folder_replaces_the_runs_scratch_model_and_the_other_way_around() -> None:
+    config = read("policies={user: {model: {path: a_folder}}, agent: {}}")
+    assert config.of_policy("user").model.scratch is None
+    assert config.of_policy("agent").model.path is None
+
+
+def test_settings_with_policies_load_back_equal(tmp_path: Path) -> None:
+    config = read(TWO)
+    (tmp_path / "config.yaml").write_text(dump(config))
+    assert load_config(tmp_path / "config.yaml") == config
+
+
+def test_a_cycle_of_training_and_rest() -> None:
+    rests = {
+        "[2, 1]": [True, True, False, True, True, False],
+        "[2, 1, 2]": [False, True, True, False, True, True],
+        "[0, 1]": [False] * 6,
+        "[]": [True] * 6,
+    }
+    for rest, steps in rests.items():
+        policy = read(f"policies={{user: {{}}, agent: {{rest: {rest}}}}}").policies["agent"]
+        assert [policy.trains(step) for step in range(6)] == steps
+
+
+def test_seats_follow_the_roles_or_their_numbers() -> None:
+    assert policy_of_seat(read(TWO)) == ("user", "user", "agent")
+    assert policy_of_seat(read()) == ("", "", "")
+    by_number = "policies={a: {seats: [0, agent]}, b: {seats: [1]}}"
+    assert policy_of_seat(read(by_number)) == ("a", "b", "a")
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("{user: {}}", "each seat of mediation to one policy, got none for seat 2 (agent)"),
+        ("{user: {}, agent: {seats: [2, 0]}}", "got user and agent for seat 0 (user)"),
+        ("{user: {}, agnt: {}}", "policies.agnt.seats must be roles of mediation (user, agent)"),
+        ("{user: {}, agent: {seats: [3]}}", "or numbers of seats below 3, got 3"),
+        ("{user: {}, agent: {game: {}}}", "policies.agent.game must be left out: game belongs to"),
+        ("{user: {}, agent: {sets: []}}", "policies.agent.sets; nearest is policies.agent.seats"),
+        ("{user: {}, agent: {optim: {lrr: 1}}}", "unknown key policies.agent.optim.lrr; nearest"),
+        ("{user: {}, agent: {optim: {lr: -1.0}}}", "policies.agent.optim.lr must be at least 0"),
+        ("{user: {rest: [0, 1]}, agent: {rest: [1, 1, 1]}}", "at once, got rest of all in step 1"),
+        ("{user: {rest: [0, 0]}, agent: {}}", "policies.user.rest must be [steps of training, st"),
+        ("{user: {}, agent: {partners: [x]}}", "policies.agent.partners: a partner must be one"),
+        ("{user: {}, 'an agent': {}}", "names of letters, digits and _, got 'an agent'"),
+        (
+            "{user: {}, agent: {model: {dtype: float32}, optim: {master_dtype: bfloat16}}}",
+            "policies.agent.model.dtype must be bfloat16 with policies.agent.optim.master_dtype",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_policys_key(given: str, line: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        policy_of_seat(read(f"policies={given}"))
+    assert line in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("more", ["rollout.policy_seats=[user]", "rollout.partners=[pool]"])
+def test_who_plays_is_set_by_policy(more: str) -> None:
+    with pytest.raises(SettingsError, match=r"must be left out with policies, got .*; set polic"):
+        read(TWO, more)
