@@ -18,9 +18,14 @@ from selfplay.config.player_spec import CHECKPOINT, WARM_START, Spec
 from selfplay.data.instances import HELD_OUT, VALIDATION, evaluation_instances
 from selfplay.distributed import World, on_first_rank
 from selfplay.errors import SettingsError
-from selfplay.evaluation.evaluate import EvaluationContext, evaluate, evaluate_scripted
+from selfplay.evaluation.evaluate import (
+    NUM_SHOWN,
+    EvaluationContext,
+    evaluate,
+    evaluate_scripted,
+)
 from selfplay.evaluation.report import rows_json, table_text
-from selfplay.evaluation.rows import SCRIPT, read_rows
+from selfplay.evaluation.rows import ALL_BEFORE, SCRIPT, read_rows
 from selfplay.evaluation.tables import (
     columns_of,
     paired_change,
@@ -44,7 +49,8 @@ def held_out(
     of the partners `fixed`; write and print the result.
 
     `stage` is "before" or "after". The result goes to `held_out_<stage>.json` in the run's
-    `folder`; a stage whose file exists is not played again.
+    `folder`, and all sampled games before to `ALL_BEFORE` if they are more than the result keeps; a
+    stage whose file exists is not played again.
     """
     path, config = folder / f"held_out_{stage}.json", context.config
     if path.exists():
@@ -61,7 +67,11 @@ def held_out(
         )
     rows = {
         name: evaluate(
-            instances, context, temperature=temperature, talk_games=config.eval.talk_games
+            instances,
+            context,
+            temperature=temperature,
+            talk_games=config.eval.talk_games,
+            num_shown=len(instances) if (stage, name) == ("before", "sampled") else NUM_SHOWN,
         )
         for name, temperature in (("sampled", None), ("greedy", 0.0))
     }
@@ -73,6 +83,10 @@ def held_out(
         rows[f"{SCRIPT}{spec}"] = evaluate_scripted(
             instances, spec=spec, game=config.game, rollout=config.rollout
         )
+    if len(games := rows["sampled"].games) > NUM_SHOWN:  # before: any of them may be compared later
+        lines = "".join(f"{json.dumps(game)}\n" for game in games)
+        write_atomically(folder / ALL_BEFORE, lines)
+        rows["sampled"] = replace(rows["sampled"], games=games[:NUM_SHOWN])
     write_atomically(path, json.dumps(rows_json(rows), indent=1) + "\n")
     print(f"held-out games {stage} self-play ({len(instances)} instances):")
     print(table_text(rows), flush=True)

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, Strict, TypeAdapter
 from selfplay.config.player_spec import SCRIPTED
 
 SCRIPT = f"{SCRIPTED}:"  # prefix of the names of scripts' rows only
+ALL_BEFORE = "held_out_before_games.jsonl"  # of the policy as sampled, in a run's folder
 OTHER = " (the other player)"  # suffix of the name of a partner's row
 
 R = TypeVar("R", bound="Row")

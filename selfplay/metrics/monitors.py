@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any
 
 from dialop.specs import nearest
@@ -63,7 +64,7 @@ class Monitors(Observer):
         self._warn_of_unmatched(metrics)
         stops = []
         for rule in self._rules:
-            for name in (n for n in metrics if fnmatchcase(n, rule.metric)):
+            for name in _matched(rule.metric, tuple(metrics)):
                 problem = self._read(rule, name, metrics)
                 if not problem:
                     continue
@@ -129,6 +130,12 @@ class Monitors(Observer):
     def _warn(self, text: str) -> None:
         if self._rank == 0:
             self._say(text)
+
+
+@lru_cache(maxsize=256)
+def _matched(pattern: str, names: tuple[str, ...]) -> list[str]:
+    """The names that a rule's metric matches; the lines of a run have few sets of names."""
+    return [name for name in names if fnmatchcase(name, pattern)]
 
 
 def _print_warning(text: str) -> None:

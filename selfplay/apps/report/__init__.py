@@ -7,24 +7,22 @@ kit.
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from dialop.shown import on_one_line
 
 REPORT = "report.html"  # the page of a run, in its folder
+PAGE_LOG = "page.jsonl"  # what no other file has for it
 _ROOT = Path(__file__).resolve().parents[3]  # the folder that contains the package
 
 
-def refresh_report(folder: Path, *, rank: int, min_age_s: float = 0.0) -> None:
-    """Write `report.html` into a run's folder, unless it is younger than `min_age_s`; does nothing
-    on other ranks than 0.
+def refresh_report(folder: Path, *, rank: int) -> None:
+    """Write `report.html` into a run's folder; does nothing on other ranks than 0.
 
     A separate process draws the page, because that needs more memory the longer the run is. If it
     fails, one line goes to stderr and the run continues.
     """
-    page = folder / REPORT
-    if rank or (page.exists() and time.time() - page.stat().st_mtime < min_age_s):
+    if rank:
         return
     paths = (str(_ROOT), os.environ.get("PYTHONPATH"))
     command = [sys.executable, "-m", "selfplay.apps.report", str(folder.absolute())]

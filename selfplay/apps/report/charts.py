@@ -16,7 +16,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 # Seven colours that colour-blind readers can distinguish, with contrast to white and to black
 # (after Okabe and Ito, 2008).
@@ -41,7 +41,8 @@ _STYLE: Any = {
     "lines.linewidth": 1.6,
     "lines.markersize": 2.6,
 }
-_INCHES = (4.8, 2.5)
+_INCHES, _SMALL_INCHES = (4.8, 2.5), (1.9, 1.1)
+HEAVY_TAIL = 30.0  # an axis is logarithmic if a value is above this many times the median
 _TICKS = (1, 2, 2.5, 5, 10)
 
 Point = tuple[float, float]
@@ -80,7 +81,7 @@ class Chart:
     """A drawing, and the data for its values under the pointer.
 
     `box` is (left, top, right, bottom) of the axes in the units of the SVG's viewBox; `x` and `y`
-    are the values at its edges.
+    are the values at its edges. `small` is a chart of the row of a run's health.
     """
 
     title: str
@@ -91,18 +92,37 @@ class Chart:
     y: tuple[float, float]
     lines: list[dict[str, Any]] = field(default_factory=list)
     note: str = ""
+    small: bool = False
+
+    @property
+    def label(self) -> str:
+        """The chart in words, for readers who do not see it: axes, and each line's ends."""
+        ends = [
+            f"{line['name']} from {line['points'][0][1]:.4g} to {line['points'][-1][1]:.4g}"
+            for line in self.lines
+        ]
+        steps = [step for line in self.lines for step, _ in line["points"]]
+        return f"{self.title}, steps {min(steps):g} to {max(steps):g}: {'; '.join(ends)}"
 
 
 def line_chart(
-    title: str, lines: Sequence[Line], levels: Sequence[Level] = (), *, note: str = ""
+    title: str,
+    lines: Sequence[Line],
+    levels: Sequence[Level] = (),
+    *,
+    note: str = "",
+    small: bool = False,
+    log: bool = False,
 ) -> Chart | None:
-    """A chart of curves over steps; None if there is nothing to draw. Without intervals, a few
-    outliers do not set the axis; the note counts them."""
+    """A chart of curves over steps; None if there is nothing to draw. Without intervals, a heavy
+    tail does not flatten the rest: the axis is logarithmic, or, where a value is 0 or below, a few
+    outliers do not set it and the note counts them. `log` asks for a logarithmic axis of positive
+    values without a heavy tail, too."""
     lines = [line for line in lines if line.points or line.faint]
     if not lines:
         return None
     with mpl.rc_context(_STYLE):
-        figure, axes = _axes()
+        figure, axes = _axes(small=small)
         for level in levels:
             mean, low, high = level.interval
             axes.axhspan(low, high, color=level.colour, alpha=0.12, linewidth=0)
@@ -120,8 +140,28 @@ def line_chart(
                 dots = "o" if len(x) == 1 or (len(x) <= MAX_DOTTED and line.band) else ""
                 axes.plot(x, y, color=line.colour, linestyle=style, marker=dots)
         if not any(line.band for line in lines):
-            note = "; ".join(filter(None, (note, _cut_off_far(axes, lines))))
-        return _chart(title, figure, axes, lines, levels, note)
+            if is_log := _has_log_axis(lines, least=0.0 if log else HEAVY_TAIL):
+                axes.set_yscale("log")
+                axes.yaxis.set_major_locator(LogLocator(numticks=4 if small else 6))
+                axes.yaxis.set_minor_locator(NullLocator())
+            if is_log or small:
+                axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            low, high = axes.get_ylim()
+            if (
+                small and not is_log and high - low < (least := 2e-3 * abs(high))
+            ):  # it would be 1, 1
+                axes.set_ylim((low + high - least) / 2, (low + high + least) / 2)
+            far = "log axis" if is_log else _cut_off_far(axes, lines)
+            note = "; ".join(filter(None, (note, far)))
+        return _chart(title, figure, axes, lines, levels, note, small=small)
+
+
+def _has_log_axis(lines: Sequence[Line], *, least: float) -> bool:
+    """Whether the values are positive and one is above `least` times the lowest line's median."""
+    values = [[y for _, y in line.steps] for line in lines]
+    lowest = min(float(np.median(own)) for own in values)
+    every = [y for own in values for y in own]
+    return min(every) > 0 and max(every) > least * lowest
 
 
 def _cut_off_far(axes: Axes, lines: Sequence[Line]) -> str:
@@ -168,15 +208,18 @@ def smoothed(points: Sequence[Point]) -> list[Point]:
     return [(x, float(f"{mean:.10g}")) for (x, _), mean in zip(points, means, strict=True)]
 
 
-def _axes() -> tuple[Figure, Axes]:
-    figure = Figure(figsize=_INCHES)
-    figure.subplots_adjust(left=0.1, right=0.99, bottom=0.1, top=0.97)
+def _axes(*, small: bool) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=_SMALL_INCHES if small else _INCHES)
+    if small:
+        figure.subplots_adjust(left=0.25, right=0.97, bottom=0.17, top=0.93)
+    else:
+        figure.subplots_adjust(left=0.1, right=0.99, bottom=0.1, top=0.97)
     axes = figure.add_subplot()
     axes.grid(axis="y", linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.tick_params(length=0, pad=4)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=_TICKS))
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=_TICKS))
+    axes.tick_params(length=0, pad=2 if small else 4)
+    axes.xaxis.set_major_locator(MaxNLocator(2 if small else 6, integer=True, steps=_TICKS))
+    axes.yaxis.set_major_locator(MaxNLocator(3 if small else 5, steps=_TICKS))
     axes.margins(x=0.01)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
@@ -204,12 +247,14 @@ def _chart(
     lines: Sequence[Line],
     levels: Sequence[Level],
     note: str,
+    *,
+    small: bool,
 ) -> Chart:
     svg = svg_of(figure, transparent=True)
     for placeholder, colour in _THEME.items():
         svg = svg.replace(placeholder, colour)
     # Inches to points, the units of the viewBox, whose y axis points down.
-    width, height = _INCHES[0] * 72, _INCHES[1] * 72
+    width, height = (inches * 72 for inches in (_SMALL_INCHES if small else _INCHES))
     place = axes.get_position()
     box = (place.x0 * width, (1 - place.y1) * height, place.x1 * width, (1 - place.y0) * height)
     shown: list[Line | Level] = [*lines, *levels]
@@ -228,4 +273,4 @@ def _chart(
     ]
     low, high = axes.get_xlim()
     bottom, top = axes.get_ylim()
-    return Chart(title, svg, legend, box, (low, high), (bottom, top), under_pointer, note)
+    return Chart(title, svg, legend, box, (low, high), (bottom, top), under_pointer, note, small)

@@ -16,7 +16,7 @@ function make(tag, attributes = {}, ...children) {
 const seatClass = (seat) => `seat${seat % 5}`;
 const seatName = (game, seat) => game.seats[seat].role || `seat ${seat}`;
 const share = (value) => (typeof value === "number" ? value.toFixed(3) : "–");
-const short = (value) => (typeof value !== "number" ? "–" : Number.isInteger(value) ? String(value) : Number(value.toPrecision(4)).toString());
+const short = (value) => (typeof value !== "number" ? "–" : Number.isInteger(value) ? String(value) : Math.abs(value) < 1e-4 ? value.toExponential(1) : Number(value.toPrecision(4)).toString());
 const signed = (value) => (value > 0 ? "+" : "") + value.toFixed(3);
 
 // --- theme and tips
@@ -159,6 +159,23 @@ function branch(point) {
       make("span", { class: one.error ? "wrong" : "" }, (i ? "" : "taken: ") + (one.text || "(nothing)")))));
 }
 
+// What colours tokens: the numbers of a turn's tokens and the scale. The play page uses none.
+const heat = { mode: "", most: 0 };
+const diverging = (less, more) => ({
+  hue: (value) => (value < 0 ? less : more), share: (value) => 70 * Math.abs(value) / (heat.most || 1),
+  low: () => `−${short(heat.most)}`, high: () => `+${short(heat.most)}`,
+  strip: `linear-gradient(to right, color-mix(in srgb, ${less} 70%, transparent), transparent, color-mix(in srgb, ${more} 70%, transparent))`,
+});
+const heats = {
+  "log-prob": {
+    what: "by the engine, in nats", hue: () => "var(--bad)", share: (value) => Math.min(75, 5 - value * 25), low: () => "p = 1", high: () => "p ≤ 0.06",
+    strip: "linear-gradient(to right, color-mix(in srgb, var(--bad) 5%, transparent), color-mix(in srgb, var(--bad) 75%, transparent))",
+  },
+  advantage: { what: "as used in the loss", ...diverging("var(--bad)", "var(--good)") },
+  ratio: { what: "its logarithm: trainer minus engine, in nats, before the step", ...diverging("var(--s1)", "var(--s0)") },
+};
+const valuesOf = (turn, mode) => (mode === "log-prob" ? (turn.tokens || []).map(([, nats]) => nats) : turn[{ advantage: "advantages", ratio: "mismatch" }[mode]] || []);
+
 // A part of a turn's text as its sampled tokens, each with its log-prob. A thought is the `first`
 // such text of the turn, a move the last. A record has only the first tokens of a long turn.
 function spelled(turn, part, first) {
@@ -168,12 +185,20 @@ function spelled(turn, part, first) {
   for (let at = 0; start < 0 && at < whole.length - 8; at++) if (part.startsWith(whole.slice(at))) start = at;
   if (start < 0) return part;
   const spans = [];
+  const values = heat.mode ? valuesOf(turn, heat.mode) : [], scale = heats[heat.mode];
   let at = 0;
-  for (const [piece, nats] of turn.tokens) {
+  for (const [number, [piece, nats]] of turn.tokens.entries()) {
     const from = Math.max(at, start), to = Math.min(at + piece.length, start + part.length);
     if (from < to) {
-      const told = (event) => { event.stopPropagation(); showTip(event, `${JSON.stringify(piece)}  ${nats.toFixed(3)} nats, p ${Math.exp(nats).toPrecision(3)}`); };
-      spans.push(make("span", { class: "token", style: { "--p": Math.min(70, -nats * 25) }, on: { pointermove: told, pointerleave: hideTip } }, whole.slice(from, to)));
+      const advantage = turn.advantages?.[number], apart = turn.mismatch?.[number], value = values[number];
+      const told = (event) => {
+        event.stopPropagation();
+        showTip(event, [`${JSON.stringify(piece)}  ${nats.toFixed(3)} nats, p ${Math.exp(nats).toPrecision(3)}`,
+          typeof advantage === "number" && `advantage ${signed(advantage)}`,
+          typeof apart === "number" && `ratio ${Math.exp(apart).toPrecision(6)}, mismatch ${short(apart)} nats`].filter(Boolean).join("\n"));
+      };
+      const hot = typeof value === "number", style = hot ? { "--hue": scale.hue(value), "--p": scale.share(value) } : {};
+      spans.push(make("span", { class: `token ${hot ? "hot" : heat.mode ? "plain" : ""}`, style, on: { pointermove: told, click: told, pointerleave: hideTip } }, whole.slice(from, to)));
     }
     at += piece.length;
   }

@@ -19,6 +19,7 @@ from selfplay.apps.report.run_files import STAGES, RunFiles
 
 MAX_BYTES = 12_000_000  # of the viewer's data as JSON
 TRAINING = "training"
+TOKEN_NUMBERS = ("advantages", "mismatch")  # of a turn, one for each token
 _CREDIT = ("reward", "return", "advantage")  # of a seat, in the games of groups
 _KEPT = ("episode", "step", "score_norm", "agreed", "ended", "facts", "rewards", "seat_scores")
 
@@ -161,6 +162,7 @@ def _turn(
     text = drop_reasoning(whole, tags) if tags else after_thought(whole)
     thought = whole[: len(whole) - len(text)].strip()
     tokens = [[printable(piece), nats] for piece, nats in turn.get("tokens", ())]
+    seen = {name: turn[name] for name in TOKEN_NUMBERS if turn.get(name)}
     named = {name: on_one_line(turn[name]) for name in ("action", "error_kind") if turn.get(name)}
     return {
         "seat": turn["seat"],
@@ -168,7 +170,7 @@ def _turn(
         "text": text.strip(),
         **({"thought": thought} if thought else {}),
         **({"error": printable(turn["error"])} if turn["error"] else {}),
-        **({"tokens": tokens} if tokens else {}),
+        **({"tokens": tokens, **seen} if tokens else {}),
         "read": [printable(text) for text in turn["observations"]],
         **extra,
     }

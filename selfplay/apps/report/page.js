@@ -4,32 +4,55 @@ const data = JSON.parse(find("data").textContent);
 const nearest = (values, at) => (values.length ? values.reduce((a, b) => (Math.abs(b - at) < Math.abs(a - at) ? b : a)) : undefined);
 
 // --- charts
+// A chart shows the values of a step under the pointer, or, with the keyboard, at the arrow keys.
+const kinds = { training: (game) => game.source === "training" };
+const stepWithGames = (step) => nearest(data.games.filter(kinds.training).map((game) => game.step), step);
 for (const figure of document.querySelectorAll(".chart")) {
-  const chart = data.charts[figure.dataset.chart];
+  const chart = data.charts[figure.dataset.chart], steps = [...new Set(chart.lines.flatMap((line) => line.points.map(([step]) => step)))].sort((a, b) => a - b);
   const plot = figure.querySelector(".plot"), svg = plot.querySelector("svg"), rule = make("div", { class: "rule", hidden: true });
-  const [, , width, height] = svg.getAttribute("viewBox").split(" ").map(Number);
+  const [, , width] = svg.getAttribute("viewBox").split(" ").map(Number), [left, top, right, bottom] = chart.box;
+  let shown;
   plot.append(rule);
+  const leave = () => { shown = undefined; rule.hidden = true; hideTip(); };
   const stepAt = (event) => {
-    const area = svg.getBoundingClientRect(), scale = area.width / width, [left, , right] = chart.box;
+    const area = svg.getBoundingClientRect(), scale = area.width / width;
     const at = chart.x[0] + ((event.clientX - area.left) / scale - left) / (right - left) * (chart.x[1] - chart.x[0]);
-    return at < chart.x[0] || at > chart.x[1] ? undefined : nearest(chart.lines.flatMap((line) => line.points.map((point) => point[0])), at);
+    return at < chart.x[0] || at > chart.x[1] ? undefined : nearest(steps, at);
   };
-  plot.addEventListener("click", (event) => { const step = stepAt(event); if (chart.games && step !== undefined) openStep(step); });
-  plot.addEventListener("pointermove", (event) => {
-    const scale = svg.getBoundingClientRect().width / width, [left, top, right, bottom] = chart.box, step = stepAt(event);
-    if (step === undefined) { rule.hidden = true; hideTip(); return; }
+  const show = (step, event) => {
+    if (step === undefined) return leave();
+    const area = svg.getBoundingClientRect(), scale = area.width / width;
+    const x = (left + (step - chart.x[0]) / (chart.x[1] - chart.x[0]) * (right - left)) * scale;
     const rows = chart.lines.map((line) => {
       const point = line.points.find((p) => p[0] === step), band = line.band.find((p) => p[0] === step);
       return point && `${line.name}  ${short(point[1])}${band ? ` [${short(band[1])}, ${short(band[2])}]` : ""}`;
     }).filter(Boolean);
+    const kept = chart.games ? stepWithGames(step) : undefined;
+    shown = step;
     rule.hidden = false;
-    rule.style.left = `${(left + (step - chart.x[0]) / (chart.x[1] - chart.x[0]) * (right - left)) * scale}px`;
+    rule.style.left = `${x}px`;
     rule.style.top = `${top * scale}px`;
     rule.style.height = `${(bottom - top) * scale}px`;
-    showTip(event, [`step ${step}`, ...rows, chart.games && games.some((game) => game.source === "training") && "click: its games"].filter(Boolean).join("\n"));
+    showTip(event || { clientX: area.left + x, clientY: area.top + top * scale }, [`step ${step}`, ...rows, kept !== undefined && `click: games of step ${kept}`].filter(Boolean).join("\n"));
+  };
+  const follow = (step) => { leave(); if (chart.games && step !== undefined) openStep(step); };
+  plot.addEventListener("click", (event) => {
+    const step = stepAt(event), read = step === shown && !tip.hidden;
+    if (event.pointerType === "touch" && !read) show(step, event);  // the first touch shows the values
+    else follow(step);
   });
-  plot.addEventListener("pointerleave", () => { rule.hidden = true; hideTip(); });
+  plot.addEventListener("pointermove", (event) => { if (event.pointerType !== "touch") show(stepAt(event), event); });
+  plot.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") leave(); });
+  plot.addEventListener("blur", leave);
+  plot.addEventListener("keydown", (event) => {
+    const by = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key], at = steps.indexOf(shown);
+    if (event.key === "Enter" && shown !== undefined) follow(shown);
+    else if (by) show(steps[Math.max(0, Math.min(steps.length - 1, at < 0 ? (by < 0 ? steps.length - 1 : 0) : at + by))]);
+    else return;
+    event.preventDefault();
+  });
 }
+addEventListener("scroll", hideTip, { passive: true });
 
 // --- the list of games
 const games = data.games, state = { shown: [], current: -1, proposal: -1 };
@@ -88,6 +111,7 @@ function refilter(keep) {
 // A game that the reader chose: the page's address leads to it from now on.
 function pick(place) {
   open(place);
+  find("missing").hidden = true;
   history.replaceState(null, "", `#game=${encodeURIComponent(nameOf(games[place]))}`);
   if (innerWidth < 760) find("game").scrollIntoView();
 }
@@ -99,6 +123,8 @@ function openLinked() {
   let name = "";
   try { name = decodeURIComponent(location.hash.slice(6)); } catch { return; }
   const place = games.findIndex((game) => nameOf(game) === name);
+  find("missing").hidden = place >= 0;
+  find("missing").textContent = `The page no longer has the game ${name}: it keeps ${games.filter(kinds.training).length} games of training, from all over the run.`;
   if (place < 0) return;
   find("source").value = sourceOf(games[place]);
   for (const id of ["search", "step"]) find(id).value = "";
@@ -110,7 +136,7 @@ function openLinked() {
 
 // The games of training nearest to a step, from a point of a curve.
 function openStep(step) {
-  const kept = nearest(games.filter((game) => game.source === "training").map((game) => game.step), step);
+  const kept = stepWithGames(step);
   if (kept === undefined) return;
   find("source").value = data.runs.length > 1 ? "all" : "training";
   find("step").value = kept;
@@ -127,7 +153,7 @@ function open(place) {
   state.proposal = proposals.length - 1;
   const list = find("list");
   for (const item of list.children) {
-    const here = Number(item.dataset.place) === place;
+    const here = Number(item.dataset.place) === listed();
     item.setAttribute("aria-current", here);
     // Scrolls only the list, not the page.
     if (here) list.scrollTop = Math.max(Math.min(list.scrollTop, item.offsetTop), item.offsetTop + item.offsetHeight - list.clientHeight);
@@ -135,9 +161,12 @@ function open(place) {
   draw();
 }
 
+// The place of the current game in the list, or of its twin if only that is listed.
+const listed = () => (state.shown.includes(state.current) ? state.current : games[state.current]?.twin);
+
 function move(by) {
   if (!state.shown.length) return;
-  const index = state.shown.indexOf(state.current);
+  const index = state.shown.indexOf(listed());
   const place = state.shown[Math.max(0, Math.min(state.shown.length - 1, index + by))];
   if (place !== state.current) pick(place);
 }
@@ -146,6 +175,8 @@ function move(by) {
 function draw() {
   const game = games[state.current];
   const choose = (number) => { state.proposal = number; draw(); };
+  const values = heat.mode ? game.turns.flatMap((turn) => valuesOf(turn, heat.mode)).filter((n) => typeof n === "number") : [];
+  heat.most = Math.max(0, ...values.map(Math.abs));
   find("game").replaceChildren(headline(game), ...group(game), ...gamePanels(game, data.texts, state.proposal, choose));
   // Scrolls only the group, not the page.
   const strip = document.querySelector(".group"), card = strip?.querySelector("[aria-current=true]");
@@ -197,9 +228,21 @@ function headline(game) {
       make("span", { class: `pill ${good ? "good" : game.agreed ? "" : "bad"}` }, `score ${share(game.score_norm)}`),
       make("h3", {}, game.source === "training" ? `${sourceOf(game)}, step ${game.step}` : `${sourceOf(game)} self-play`.replace(/(: .*) self-play$/, "$1")),
       twin ? make("span", { class: "quiet" }, game.source === "after" ? `was ${share(twin.score_norm)} before` : `becomes ${share(twin.score_norm)} after`) : null,
-      twin ? make("button", { type: "button", id: "twin", on: { click: () => pick(game.twin) } }, game.source === "after" ? "the same instance before" : "the same instance after") : null),
-    make("div", { class: "facts" }, make("span", {}, `instance ${game.instance}`), facts.filter(Boolean).map((fact) => make("span", {}, fact))));
+      twin ? make("button", { type: "button", id: "twin", title: "b", on: { click: () => pick(game.twin) } }, game.source === "after" ? "the same instance before" : "the same instance after") : null),
+    make("div", { class: "facts" }, make("span", {}, `instance ${game.instance}`), facts.filter(Boolean).map((fact) => make("span", {}, fact))), colours(game));
 }
+
+// The buttons that colour the tokens of a game by a number, with the colours' scale.
+const heatsOf = (game) => Object.keys(heats).filter((name) => game.turns.some((turn) => valuesOf(turn, name).length));
+function colours(game) {
+  if (!game.turns.some((turn) => turn.tokens)) return null;
+  const has = heatsOf(game), scale = has.includes(heat.mode) && heats[heat.mode];
+  const why = "only of games of games.jsonl whose tokens trained";
+  return make("div", { class: "heat", role: "group", "aria-label": "colours of tokens" }, "colour tokens by",
+    Object.keys(heats).map((name) => make("button", { type: "button", "aria-pressed": String(heat.mode === name), disabled: !has.includes(name), title: has.includes(name) ? heats[name].what : why, on: { click: () => paint(heat.mode === name ? "" : name) } }, name)),
+    scale ? make("span", { class: "scale" }, scale.low(), make("i", { style: { background: scale.strip } }), scale.high()) : null);
+}
+function paint(mode) { heat.mode = mode; draw(); }
 
 // --- keys
 function cycle(select) {
@@ -210,7 +253,7 @@ const keys = {
   j: () => move(1), k: () => move(-1), f: () => cycle(find("show")), o: () => cycle(find("order")),
   b: () => { const twin = games[state.current]?.twin; if (twin !== undefined) pick(twin); },
   p: () => { const num = state.current < 0 ? 0 : proposalsOf(games[state.current]).length; if (num) { state.proposal = (state.proposal + 1) % num; draw(); } },
-  t: () => find("game").classList.toggle("heatmap"),
+  t: () => { const modes = ["", ...(state.current < 0 ? [] : heatsOf(games[state.current]))]; paint(modes[(modes.indexOf(heat.mode) + 1) % modes.length]); },
   "/": () => find("search").focus(),
 };
 if (find("list")) {

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from selfplay.apps.report.charts import COLOURS, Chart, Level, Line, line_chart, smoothed
 from selfplay.apps.report.games import safe_json, seat_names, viewer_data
-from selfplay.apps.report.run_files import STAGES, RunFiles, RunRow, with_unique_names
+from selfplay.apps.report.run_files import LINKED, STAGES, RunFiles, RunRow, with_unique_names
 from selfplay.atomic import write_atomically
 from selfplay.evaluation.tables import (
     TALK_EFFECT,
@@ -54,14 +56,21 @@ _CURVES = (
     ("Judge", (("mark", "mark"),), "mean over games, 0 to 1"),
     ("Aborted games", (("num_void", "aborted games"),), "per step, without a result"),
     ("Entropy", (("entropy", "entropy"),), "nats per token"),
-    (
-        "Distance",
-        (("kl_reference", "KL to the reference"), ("mismatch_kl", "KL engine to trainer")),
-        "nats per token",
-    ),
+    ("KL to the reference", (("kl_reference", "KL to the reference"),), "nats per token"),
     ("Groups without signal", (("zero_variance_groups", "zero-variance groups"),), "fraction"),
     ("Speed", (("tokens_per_s", "tokens per second"),), "of the engine"),
 )
+# The row of the training's health: title, the metrics with their names, and a unit.
+_HEALTH = (
+    ("Gradient norm", (("grad_norm", "before clipping"),), ""),
+    ("Learning rate", (("lr", "learning rate"),), ""),
+    ("Clip share", (("clip_share", "clip share"),), "of tokens"),
+    ("Ratio", (("ratio_mean", "mean ratio"), ("mismatch_ess", "effective sample size")), ""),
+    ("Mismatch", (("mismatch_mean", "mean"), ("mismatch_max", "largest")), "nats"),
+    ("Tokens", (("tokens_turn", "a turn"), ("tokens_game", "a game")), "sampled"),
+    ("Memory", (("memory_gib", "trainer"), ("device_gib", "device")), "GiB"),
+)
+_NUM_STAGES = 3  # stages of a step with a line of their own
 _IMITATION = "Warm-start loss"  # by optimizer step, which has no games
 # The curves of several runs, one line per run.
 _COMPARED = (
@@ -77,7 +86,7 @@ _COMPARED = (
 
 def write_report(runs: Sequence[RunFiles], out: Path) -> None:
     """Write the page of these runs to `out`, atomically."""
-    write_atomically(out, page_html(runs))
+    write_atomically(out, page_html(runs, out.parent))
 
 
 def is_page(path: Path) -> bool:
@@ -89,10 +98,12 @@ def is_page(path: Path) -> bool:
     return not start or re.search(rb"<title>.* selfplay</title>", start, re.DOTALL) is not None
 
 
-def page_html(runs: Sequence[RunFiles]) -> str:
-    """The page of at least one run as HTML."""
+def page_html(runs: Sequence[RunFiles], home: Path | None = None) -> str:
+    """The page of at least one run as HTML. `home` is the folder that it will be in, from which it
+    links to the runs' files; None leaves these links out."""
     runs = with_unique_names(runs)
-    charts = run_charts(runs[0]) if len(runs) == 1 else compared_charts(runs)
+    health = health_charts(runs[0]) if len(runs) == 1 else []
+    charts = [*health, *(run_charts(runs[0]) if len(runs) == 1 else compared_charts(runs))]
     games = viewer_data(runs)
     drawn = time.time()
     running = [run.redrawn_s for run in runs if run.state == "running"]
@@ -109,7 +120,8 @@ def page_html(runs: Sequence[RunFiles]) -> str:
         styles=[_HERE / "page.css"],
         title=" · ".join(run.name for run in runs),
         runs=runs,
-        tiles=[(run, list(tiles(run))) for run in runs],
+        tiles=[(run, list(tiles(run)), list(links(run, home))) for run in runs],
+        health=health,
         charts=charts,
         svg=Markup,
         table=scores_table(runs),
@@ -137,6 +149,17 @@ def fill(template: Path, *, scripts: Sequence[Path], styles: Sequence[Path], **v
     )
 
 
+def links(run: RunFiles, home: Path | None) -> Iterator[tuple[str, str]]:
+    """(name, address) of the run's page at its tracker, if it has one, and of the files that a
+    reader asks for."""
+    if run.tracker:
+        yield "tracker", run.tracker
+    for name in LINKED if home is not None else ():
+        if (run.folder / name).is_file():
+            path = os.path.relpath((run.folder / name).resolve(), home.resolve())
+            yield name, quote(Path(path).as_posix())
+
+
 def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
     """The numbers at the top of the page: (name, value, explanation)."""
     before, after = run.row("before", "sampled"), run.row("after", "sampled")
@@ -153,7 +176,7 @@ def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
             silent = silent_text(_same_games(run, after), after.talk)
             meaning = "; ".join(filter(None, (meaning, silent)))
             yield "talk effect", f"{was[0]:+.2f} → {now[0]:+.2f}", meaning
-        called = seat_names(run.kit.ROLES) if run.kit else []
+        called = seats_of(run)
         rewards = [(f"reward/{i}", f"reward of {name}") for i, name in enumerate(called)]
         meaning = "before → after"
         for measure, name in (
@@ -163,7 +186,8 @@ def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
         ):
             if measure in before.measures and measure in after.measures:
                 old, new = before.measures[measure], after.measures[measure]
-                yield name, f"{old:.2f} → {new:.2f}", meaning
+                digits = 3 if 0 < max(abs(old), abs(new)) < 0.1 else 2
+                yield name, f"{old:.{digits}f} → {new:.{digits}f}", meaning
     elif before:
         name = "score" if run.config and not run.config.steps else "score before self-play"
         yield name, f"{before.interval[0]:.3f}", show_interval(before.interval)
@@ -223,8 +247,15 @@ def reference_levels(run: RunFiles) -> list[Level]:
 
 
 def metric_lines(run: RunFiles, metrics: Iterable[tuple[str, str]]) -> list[Line]:
-    """A line for each of these (metric, name) that the run has; aborted games only if there are
-    any. Evaluations are few and have many games each, so they are not smoothed."""
+    """A line for each of these (metric, name) that the run has, in a run of several policies one
+    for each of them; aborted games only if there are any. Evaluations are few and have many games
+    each, so they are not smoothed."""
+    policies = [name.removeprefix("entropy/") for name in _metrics_with(run, "entropy/")]
+    metrics = [
+        each
+        for metric, name in metrics
+        for each in ((metric, name), *((f"{metric}/{p}", f"{name}, {p}") for p in policies))
+    ]
     had = [
         (name, points, points if metric.startswith("eval_") else smoothed(points))
         for metric, name in metrics
@@ -255,12 +286,32 @@ def partner_lines(run: RunFiles) -> list[Line]:
 def reward_lines(run: RunFiles) -> list[Line]:
     """The reward of each seat, or of all if there are none by seat; its spread dashed."""
     numbers = _metrics_with(run, "reward/")
-    called = dict(enumerate(seat_names(run.kit.ROLES) if run.kit else ()))
+    called = dict(enumerate(seats_of(run)))
     seats = [(name, int(name.removeprefix("reward/"))) for name in numbers]
     lines = metric_lines(run, [(name, called.get(n, f"seat {n}")) for name, n in seats])
+    if len({tuple(line.steps) for line in lines}) == 1:  # equal lines would hide each other
+        lines = [replace(lines[0], name=", ".join(line.name for line in lines))]
     lines = lines or metric_lines(run, [("reward", "reward")])
     spread = metric_lines(run, [("reward_std", "standard deviation of all")])
     return lines + [replace(line, colour=COLOURS[-1], faint=(), dashed=True) for line in spread]
+
+
+def seats_of(run: RunFiles) -> list[str]:
+    """What the page calls each seat: its role, or its number if all have the same."""
+    roles = run.kit.ROLES if run.kit else ()
+    return seat_names(roles) if len(set(roles)) > 1 else [f"seat {i}" for i in range(len(roles))]
+
+
+def health_charts(run: RunFiles) -> list[Chart]:
+    """Small charts of the training's health and of the longest stages of a step."""
+    charts = [
+        line_chart(title, metric_lines(run, metrics), note=unit, small=True, log=unit == "nats")
+        for title, metrics, unit in _HEALTH
+    ]
+    stages = [(f"{name.replace(' ', '_')}_s", name) for name, *_ in times_table(run)]
+    lines = metric_lines(run, [("step_s", "step"), *stages[:_NUM_STAGES]])
+    charts.append(line_chart("Seconds", lines, note="a step", small=True))
+    return [chart for chart in charts if chart]
 
 
 def run_charts(run: RunFiles) -> list[Chart]:

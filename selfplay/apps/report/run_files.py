@@ -7,25 +7,28 @@ in `problems`.
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dialop.kit import Kit
 from dialop.shown import on_one_line
+from selfplay.apps.report import PAGE_LOG
 from selfplay.config import Config
 from selfplay.config.load import load
 from selfplay.config.own_code import changed_originals, copies_of
 from selfplay.config.text import changed
 from selfplay.errors import SettingsError
-from selfplay.evaluation.rows import OTHER, Row, named_rows, read_row
+from selfplay.evaluation.rows import ALL_BEFORE, OTHER, Row, named_rows, read_row
 from selfplay.metrics.monitors import warnings_of
 from selfplay.metrics.run_folder import is_held
 from selfplay.metrics.step_log import plain_json
 
 MAX_TRAINING_GAMES = 240  # games of games.jsonl on a page, evenly spread over the file
+LINKED = ("metrics.jsonl", "games.jsonl", "code.txt", "error.txt")  # files that the page links
+MEMORY = ("memory_gib", "device_gib")
 MAX_GROUPS = 32  # of groups.jsonl, each with all games of one instance in a step
 STAGES = ("before", "after")
 # Prefixes of the policy's rows in held-out games and in evaluations; a matrix has none.
@@ -65,6 +68,7 @@ class RunFiles:
     rows: list[RunRow]
     games: list[dict[str, Any]]
     problems: list[str] = field(default_factory=list)
+    tracker: str = ""  # the address of the run's page at its tracker
 
     @property
     def kit(self) -> Kit | None:
@@ -84,13 +88,22 @@ class RunFiles:
 
     @property
     def redrawn_s(self) -> float:
-        """Seconds until the page of a running run has certainly been redrawn: three times its usual
-        interval plus two minutes for held-out games, or an hour before that interval is known."""
+        """Seconds until the page of a running run has certainly been redrawn: three times a minute
+        and a step, plus two minutes for held-out games; an hour before a step's time is known."""
         seconds = [line["step_s"] for line in self.steps[-20:] if "step_s" in line]
-        if not (seconds and self.config):
-            return 3600.0
-        steps = min(filter(None, (self.config.eval.every, self.config.save_every)))
-        return 3 * steps * statistics.median(seconds) + 120
+        return 3 * (60 + max(seconds)) + 120 if seconds else 3600.0
+
+    @property
+    def unused(self) -> str:
+        """The share of groups without variance, and the steps that made no update; "" before the
+        first step."""
+        flat = [n for step in self.steps if (n := step.get("zero_variance_groups")) is not None]
+        if not flat:
+            return ""
+        newest = flat[-20:]
+        text = f"{sum(flat) / len(flat):.0%}, {sum(newest) / len(newest):.0%} lately"
+        num = sum(step.get("num_optimizer_steps") == 0 for step in self.steps)
+        return text + f"; {num} of {len(self.steps)} steps made no update" * (num > 0)
 
     def row(self, source: str, name: str) -> RunRow | None:
         return next((r for r in self.rows if (r.source, r.name) == (source, name)), None)
@@ -104,6 +117,9 @@ def read_run(folder: Path) -> RunFiles:
         raise ValueError(f"RUN must be a folder with a config.yaml, got {folder}{hint}")
     problems: list[str] = []
     config = _config(folder / "config.yaml", problems)
+    page_log = {
+        n: line for line in _lines(folder / PAGE_LOG, problems) if _is_number(n := line.get("step"))
+    }
     return RunFiles(
         name=folder.resolve().name,
         folder=folder,
@@ -111,16 +127,26 @@ def read_run(folder: Path) -> RunFiles:
         settings=changed(config, Config()) if config else [],
         about=list(_about(folder, config)),
         state=_state(folder),
-        steps=list(_steps(folder / "metrics.jsonl", problems)),
+        steps=[
+            _derived(step, page_log.get(step["step"], {}))
+            for step in _steps(folder / "metrics.jsonl", problems)
+        ],
         imitation=[
             each
             for each in _steps(folder / "warm_start.jsonl", problems)
             if "imitation_loss" in each
         ],
-        rows=_with_others(list(_rows(folder, problems))),
-        games=list(_training_games(folder, problems)),
+        rows=_with_others(_with_twins(folder, list(_rows(folder, problems)), problems)),
+        games=[_with_numbers(game, page_log) for game in _training_games(folder, problems)],
         problems=problems,
+        tracker=_tracker(folder, problems),
     )
+
+
+def _tracker(folder: Path, problems: list[str]) -> str:
+    """The address in tracker.json, "" without one that a browser may open."""
+    address = str(_json(folder / "tracker.json", problems).get("url"))
+    return address if address.startswith(("https://", "http://")) else ""
 
 
 def with_unique_names(runs: Sequence[RunFiles]) -> list[RunFiles]:
@@ -207,6 +233,48 @@ def _steps(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
             yield numbers
         else:
             problems.append(f"{path.name}: step must be a number, got {line.get('step')!r:.80}")
+
+
+def _derived(step: dict[str, Any], page: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of a step, with sampled tokens a game and a turn, and the memory of its line in
+    page.jsonl."""
+    tokens, games = step.get("num_generated_tokens"), step.get("num_games")
+    own = {name: page[name] for name in MEMORY if _is_number(page.get(name))}
+    if tokens and games:
+        own["tokens_game"] = tokens / games
+        if turns := step.get("turns"):
+            own["tokens_turn"] = tokens / games / turns
+    return step | own
+
+
+def _with_numbers(game: dict[str, Any], page_log: Mapping[Any, Any]) -> dict[str, Any]:
+    """A game whose turns have the advantages and mismatches of their tokens, from page.jsonl."""
+    with suppress(LookupError, TypeError, ValueError):  # damaged: the game is shown without them
+        for own in page_log[game["step"]]["games"]:
+            if (own["instance"], own["episode"]) == (game["instance"], game["episode"]):
+                pairs = zip(game["turns"], own["turns"], strict=True)
+                return game | {"turns": [turn | (numbers or {}) for turn, numbers in pairs]}
+    return game
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _with_twins(folder: Path, rows: list[RunRow], problems: list[str]) -> list[RunRow]:
+    """The rows; the policy's before self-play also has the games of the instances that are examples
+    after it, such as the worst."""
+    before, after = (
+        next((row for row in rows if (row.source, row.name) == (stage, "sampled")), None)
+        for stage in STAGES
+    )
+    if before is None or after is None:
+        return rows
+    wanted = {game.get("instance") for game in after.all_games}
+    wanted -= {game.get("instance") for game in before.all_games}
+    path = folder / ALL_BEFORE
+    twins = [game for game in _lines(path, problems) if game.get("instance") in wanted]
+    return [replace(row, games=(*row.games, *twins)) if row is before else row for row in rows]
 
 
 def _lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:

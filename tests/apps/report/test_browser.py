@@ -1,15 +1,19 @@
 """The page of a run in a real browser: filters, keys, tables, and texts that stay texts."""
 
+import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from matplotlib.image import imread
 from playwright.sync_api import Page, expect
 
 from selfplay.apps.report.page import write_report
-from selfplay.apps.report.run_files import read_run
+from selfplay.apps.report.run_files import STAGES, read_run
 from tests.helpers.browser import one_browser, open_page
-from tests.helpers.run_folders import make_run, write_lines
+from tests.helpers.run_folders import make_run, record, turn, write_lines
 from tests.helpers.tiny_run import RUNS, finished
 
 pytestmark = pytest.mark.slow
@@ -18,7 +22,7 @@ EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31mre
 
 @pytest.fixture(scope="module", autouse=True)
 def browser() -> Iterator[None]:
-    for settings in (RUNS["plain"], RUNS["branches"]):
+    for settings in (RUNS["plain"], RUNS["branches"], ("observers=[page]",)):
         finished(*settings)  # a run needs an event loop of its own
     with one_browser():
         yield
@@ -118,3 +122,148 @@ def test_a_point_of_a_curve_leads_to_its_games_and_a_link_to_one_survives_a_relo
         expect(page.locator(".group .card").first).to_have_attribute("aria-current", "true")
         page.evaluate("location.hash = '#game=nothing%'")
         expect(page.locator(".group .card").first).to_have_attribute("aria-current", "true")
+
+
+def test_a_curve_is_read_with_the_keyboard_and_its_values_leave_with_it(grouped: str) -> None:
+    with open_page(grouped) as page:
+        tip, plot = page.locator("#tip"), page.locator("#curves .plot").first
+        label = plot.get_attribute("aria-label")
+        assert label and label.startswith("Score, steps 1 to 4: training games from 0.")
+        plot.focus()
+        for key, step in (("ArrowRight", 1), ("ArrowRight", 2), ("End", 4), ("ArrowLeft", 3)):
+            page.keyboard.press(key)
+            expect(tip).to_contain_text(f"step {step}\n")
+        page.keyboard.press("Enter")
+        expect(page.locator("#step")).to_have_value("3")
+        expect(tip).to_be_hidden()
+        plot.hover()
+        expect(tip).to_contain_text("click: games of step")
+        plot.click()
+        expect(tip).to_be_hidden()
+        plot.hover()
+        expect(tip).to_be_visible()
+        page.mouse.wheel(0, 300)
+        expect(tip).to_be_hidden()
+
+
+def test_a_link_to_a_game_that_the_page_has_not_is_answered(grouped: str) -> None:
+    with open_page(f"{grouped}#game=training%2F3%2Fgone%2F0") as page:
+        expect(page.locator("#missing")).to_contain_text("no longer has the game training/3/gone/0")
+        page.locator("#list li").first.click()
+        expect(page.locator("#missing")).to_be_hidden()
+
+
+# --- geometry -----------------------------------------------------------------------------------
+
+DESK, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+
+
+@pytest.mark.parametrize(("size", "in_a_row"), [(DESK, 8), (PHONE, 2)])
+def test_the_health_of_a_run_is_one_row_and_nothing_is_wider_than_the_page(
+    size: dict[str, int], in_a_row: int
+) -> None:
+    with open_page((finished("observers=[page]") / "report.html").as_uri(), viewport=size) as page:
+        boxes = [card.bounding_box() for card in page.locator(".health .chart").all()]
+        tops = [round(box["y"]) for box in boxes if box]
+        assert len(tops) == 8 and tops.count(tops[0]) == in_a_row
+        assert page.evaluate("document.documentElement.scrollWidth") == size["width"]
+
+
+def edges(page: Page, box: Any) -> tuple[float, float]:
+    """How bright the left and the right edge of a box are, from 0 to 1, without its border."""
+    picture = imread(io.BytesIO(page.screenshot(clip=box)))[:, :, :3]
+    return float(picture[:, 3:6].mean()), float(picture[:, -6:-3].mean())
+
+
+def test_the_scores_fit_a_desk_and_a_phone_shows_where_they_go_on(grouped: str) -> None:
+    with open_page(grouped, viewport=DESK) as page:
+        width, room = page.evaluate(
+            "(e => [e.scrollWidth, e.clientWidth])(document.querySelector('.scroll'))"
+        )
+        assert width == room
+    with open_page(grouped, viewport=PHONE) as page:
+        table = page.locator("#scores .scroll")
+        table.evaluate("e => e.scrollIntoView({behavior: 'instant', block: 'center'})")
+        left, right = edges(page, table.bounding_box())
+        assert right < left - 0.05, "it goes on to the right"
+        table.evaluate("e => { e.scrollLeft = e.scrollWidth; }")
+        left, right = edges(page, table.bounding_box())
+        assert left < right - 0.05, "it goes on to the left"
+
+
+def test_the_strip_of_a_group_shows_the_card_of_the_open_game(grouped: str) -> None:
+    with open_page(grouped, viewport=PHONE) as page:
+        page.select_option("#source", "training")
+        page.select_option("#order", "group")
+        for number in range(4):
+            page.locator(f"#list li:nth-child({number + 1})").click()
+            strip, card = (
+                page.locator(one).bounding_box() for one in (".group", ".group [aria-current=true]")
+            )
+            assert strip and card
+            assert strip["x"] - 1 <= card["x"]
+            assert card["x"] + card["width"] <= strip["x"] + strip["width"] + 1
+
+
+# --- the games of before, and the tokens ----------------------------------------------------------
+
+
+def test_the_worst_game_has_its_twin_and_b_and_j_keep_their_place(tmp_path: Path) -> None:
+    """The worst after self-play is not among the first games, and its twin before only among all
+    games of before."""
+    folder = make_run(tmp_path / "run", num_games=12)
+    pages = {stage: json.loads((folder / f"held_out_{stage}.json").read_text()) for stage in STAGES}
+    *kept, last = pages["before"]["sampled"]["games"]
+    pages["before"]["sampled"] |= {"games": kept, "examples": {}}
+    *first, worst = pages["after"]["sampled"]["games"]
+    worst["score_norm"] = -0.5
+    pages["after"]["sampled"] |= {"games": first, "examples": {"worst": worst}}
+    for stage, rows in pages.items():
+        (folder / f"held_out_{stage}.json").write_text(json.dumps(rows))
+    write_lines(folder / "held_out_before_games.jsonl", [*kept, last])
+    write_report([read_run(folder)], tmp_path / "twins.html")
+    with open_page((tmp_path / "twins.html").as_uri()) as page:
+        heading, marked = page.locator("#game h3"), page.locator("#list [aria-current=true]")
+        expect(page.locator("#game .pill").first).to_have_text("score -0.500")
+        places = []
+        for key, stage in (("b", "before"), ("b", "after"), ("b", "before"), ("j", "after")):
+            page.keyboard.press(key)
+            expect(heading).to_have_text(f"{stage} self-play")
+            expect(marked).to_have_count(1)
+            places.append(marked.evaluate("e => [...e.parentNode.children].indexOf(e)"))
+        assert places == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("size", [DESK, PHONE])
+def test_tokens_are_coloured_by_what_the_update_saw(tmp_path: Path, size: dict[str, int]) -> None:
+    """Two tokens of advantages 1 and -0.5, of ratios e^0.2 and e^-0.1; the third did not train."""
+    folder = make_run(tmp_path / "run", num_games=2)
+    game = record() | {"step": 1}
+    game["turns"] = [turn(0, "abc") | {"tokens": [["a", -0.1], ["b", -2.0], ["c", 0.0]]}]
+    write_lines(folder / "games.jsonl", [game])
+    seen = {"advantages": [1.0, -0.5, None], "mismatch": [0.2, -0.1, None]}
+    games = [{"instance": game["instance"], "episode": game["episode"], "turns": [seen]}]
+    write_lines(folder / "page.jsonl", [{"step": 1, "memory_gib": 1.5, "games": games}])
+    write_report([read_run(folder)], tmp_path / "tokens.html")
+    with open_page((tmp_path / "tokens.html").as_uri(), viewport=size) as page:
+        page.select_option("#source", "training")
+        tokens = page.locator(".token")
+        tokens.first.hover()
+        for text in ("-0.100 nats", "advantage +1.000", "ratio 1.2214", "mismatch 0.2"):
+            expect(page.locator("#tip")).to_contain_text(text)
+
+        def shares() -> list[tuple[str, str]]:
+            read = "e => [e.style.getPropertyValue('--hue'), e.style.getPropertyValue('--p')]"
+            return [tuple(one.evaluate(read)) for one in tokens.all()]
+
+        assert shares() == [("", "")] * 3
+        page.get_by_role("button", name="advantage").click()
+        assert shares() == [("var(--good)", "70"), ("var(--bad)", "35"), ("", "")]
+        pressed = page.locator(".heat [aria-pressed=true]")
+        expect(pressed).to_have_text("advantage")
+        expect(page.locator(".scale")).to_have_text("−1+1")
+        page.keyboard.press("t")
+        expect(pressed).to_have_text("ratio")
+        assert shares() == [("var(--s0)", "70"), ("var(--s1)", "35"), ("", "")]
+        page.keyboard.press("t")
+        assert pressed.count() == 0 and shares() == [("", "")] * 3

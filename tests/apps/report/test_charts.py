@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from selfplay.apps.report.charts import Line, line_chart, smoothed
+from selfplay.apps.report.charts import Chart, Line, line_chart, smoothed
 
 
 def test_a_far_value_is_marked_above_an_axis_that_the_others_set() -> None:
@@ -20,9 +20,31 @@ def test_a_far_value_is_marked_above_an_axis_that_the_others_set() -> None:
     (low, high), note = drawn(32.0)
     assert note == "nats; ▲ 1 above the axis, up to 32"
     assert high == pytest.approx(1.8505 * 1.05) and low == pytest.approx(-1.8505 * 0.05)
-    assert drawn(32.0, at=0)[1] == "nats", "a loss begins far above"
     (_, high), note = drawn(5.0)
     assert note == "nats" and high > 5.0
+
+
+def test_a_heavy_tail_of_positive_values_has_a_logarithmic_axis() -> None:
+    """1 in all steps but one, of 31: more than 30 medians. The largest of 0.1 nats and the mean of
+    1e-7 are both readable. A value of 0 has no place on such an axis."""
+
+    def drawn(*lines: list[float]) -> Chart:
+        points = [[(float(step), value) for step, value in enumerate(own)] for own in lines]
+        chart = line_chart("t", [Line("a", own, "red", faint=own) for own in points])
+        assert chart is not None
+        return chart
+
+    heavy, even, zero = (
+        drawn([1.0] * 9 + [31.0]),
+        drawn([1.0] * 9 + [29.0]),
+        drawn([0.0, 1.0, 31.0]),
+    )
+    assert [chart.note for chart in (heavy, even)] == ["log axis", ""] != zero.note
+    assert zero.y[0] < 0
+    assert heavy.y[0] > 0.5 and heavy.y[1] < 100
+    apart = drawn([1e-7, 2e-7], [0.1, 0.2])
+    assert apart.note == "log axis" and 1e-8 < apart.y[0] < 1e-7 < 0.2 < apart.y[1] < 1
+    assert apart.label == "t, steps 0 to 1: a from 1e-07 to 2e-07; a from 0.1 to 0.2"
 
 
 def test_the_values_under_the_pointer_are_those_of_the_steps() -> None:
