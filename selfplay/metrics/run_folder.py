@@ -66,8 +66,8 @@ _TRAINED = ("warm_start", "warm_start_progress/checkpoints", "held_out_before.js
 FILES = (
     *(".lock", "config.yaml", "code.txt", "metrics.jsonl", "games.jsonl", "groups.jsonl"),
     *("error.txt", "warm_start.jsonl", "held_out_before.json", "held_out_after.json"),
-    *("held_out_before_games.jsonl", "report.html", "page.jsonl", "imitated_boards.json"),
-    "tracker.json",
+    "held_out_before_games.jsonl",
+    *("report.html", "page.jsonl", "imitated_boards.json", "tracker.json"),
 )
 FOLDERS = (
     *("tokenizer", "random_start", "warm_start_progress", "warm_start", "policy_pool"),

@@ -209,6 +209,7 @@ def smoothed(points: Sequence[Point]) -> list[Point]:
 
 
 def _axes(*, small: bool) -> tuple[Figure, Axes]:
+    """An empty figure with one pair of axes: a grid of values, whole steps, few ticks."""
     figure = Figure(figsize=_SMALL_INCHES if small else _INCHES)
     if small:
         figure.subplots_adjust(left=0.25, right=0.97, bottom=0.17, top=0.93)

@@ -36,12 +36,14 @@ class Texts:
         self._places: dict[str, int] = {}
 
     def number(self, text: str) -> int:
+        """The index of a text, which is added if it is new."""
         if text not in self._places:
             self._places[text] = len(self.all)
             self.all.append(printable(text))
         return self._places[text]
 
     def keep(self, num: int) -> None:
+        """Drop all texts but the first `num`."""
         del self.all[num:]
         self._places = {text: place for text, place in self._places.items() if place < num}
 

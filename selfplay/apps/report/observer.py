@@ -76,6 +76,7 @@ class Page(Observer):
         """Draw in a thread, which sets when the next drawing may start."""
 
         def draw() -> None:
+            """Draw, then wait in proportion."""
             start = time.monotonic()
             refresh_report(self._folder, rank=self.world.rank)
             drawn_s = time.monotonic() - start

@@ -154,8 +154,8 @@ def links(run: RunFiles, home: Path | None) -> Iterator[tuple[str, str]]:
     reader asks for."""
     if run.tracker:
         yield "tracker", run.tracker
-    for name in LINKED if home is not None else ():
-        if (run.folder / name).is_file():
+    for name in LINKED:
+        if home is not None and (run.folder / name).is_file():
             path = os.path.relpath((run.folder / name).resolve(), home.resolve())
             yield name, quote(Path(path).as_posix())
 

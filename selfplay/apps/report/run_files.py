@@ -72,6 +72,7 @@ class RunFiles:
 
     @property
     def kit(self) -> Kit | None:
+        """The game's kit; None if its code cannot be imported."""
         return self.config.game.kit if self.config and self.config.game.is_imported else None
 
     @property
@@ -106,6 +107,7 @@ class RunFiles:
         return text + f"; {num} of {len(self.steps)} steps made no update" * (num > 0)
 
     def row(self, source: str, name: str) -> RunRow | None:
+        """The row of this name in a file; None without one."""
         return next((r for r in self.rows if (r.source, r.name) == (source, name)), None)
 
 
@@ -162,6 +164,10 @@ def with_unique_names(runs: Sequence[RunFiles]) -> list[RunFiles]:
 
 
 def _config(path: Path, problems: list[str]) -> Config | None:
+    """The settings of a run, with its game if its files are unchanged; None if they cannot be read.
+
+    A page imports no copies of code: with changed files the games are shown as text, and `problems`
+    says so."""
     home = copies_of(path)
     try:
         if home is None:
@@ -200,12 +206,16 @@ def _about(folder: Path, config: Config | None) -> Iterator[tuple[str, str]]:
 
 
 def _state(folder: Path) -> str:
+    """Finished if the last held-out games are there; running if a trainer of this machine holds the
+    folder; else stopped. A trainer on another machine is not seen."""
     if (folder / "held_out_after.json").exists():
         return "finished"
     return "running" if is_held(folder) else "stopped"
 
 
 def _json(path: Path, problems: list[str]) -> dict[str, Any]:
+    """The object in a JSON file; {} without one, or with a problem for a file that holds something
+    else."""
     if path.exists() and not path.is_file():  # reading a pipe would block
         problems.append(f"{path.name} must be a file")
         return {}
@@ -258,6 +268,7 @@ def _with_numbers(game: dict[str, Any], page_log: Mapping[Any, Any]) -> dict[str
 
 
 def _is_number(value: Any) -> bool:
+    """Whether a value of JSON is a number; true and false are none."""
     return type(value) in (int, float)
 
 
@@ -287,6 +298,8 @@ def _lines(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _line(line: bytes, where: str, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """The object of a line, if it is complete and holds one; a line that cannot be read is a
+    problem."""
     if not line.endswith(b"\n"):
         return
     try:

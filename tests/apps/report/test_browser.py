@@ -125,7 +125,9 @@ def test_a_point_of_a_curve_leads_to_its_games_and_a_link_to_one_survives_a_relo
 
 
 def test_a_curve_is_read_with_the_keyboard_and_its_values_leave_with_it(grouped: str) -> None:
-    with open_page(grouped) as page:
+    with open_page(
+        grouped, reduced_motion="reduce", viewport={"width": 1440, "height": 2400}
+    ) as page:
         tip, plot = page.locator("#tip"), page.locator("#curves .plot").first
         label = plot.get_attribute("aria-label")
         assert label and label.startswith("Score, steps 1 to 4: training games from 0.")
@@ -136,10 +138,15 @@ def test_a_curve_is_read_with_the_keyboard_and_its_values_leave_with_it(grouped:
         page.keyboard.press("Enter")
         expect(page.locator("#step")).to_have_value("3")
         expect(tip).to_be_hidden()
+        page.evaluate("scrollTo(0, 0)")
+        page.wait_for_function("scrollY === 0")
         plot.hover()
         expect(tip).to_contain_text("click: games of step")
         plot.click()
         expect(tip).to_be_hidden()
+        page.evaluate("scrollTo(0, 0)")
+        page.wait_for_function("scrollY === 0")
+        page.mouse.move(0, 0)
         plot.hover()
         expect(tip).to_be_visible()
         page.mouse.wheel(0, 300)
@@ -147,7 +154,8 @@ def test_a_curve_is_read_with_the_keyboard_and_its_values_leave_with_it(grouped:
 
 
 def test_a_link_to_a_game_that_the_page_has_not_is_answered(grouped: str) -> None:
-    with open_page(f"{grouped}#game=training%2F3%2Fgone%2F0") as page:
+    with open_page(grouped) as page:
+        page.evaluate("location.hash = '#game=training%2F3%2Fgone%2F0'")
         expect(page.locator("#missing")).to_contain_text("no longer has the game training/3/gone/0")
         page.locator("#list li").first.click()
         expect(page.locator("#missing")).to_be_hidden()

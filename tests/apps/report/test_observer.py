@@ -8,6 +8,7 @@ import pytest
 
 import selfplay
 from selfplay.advantages.advantages import CreditStats
+from selfplay.advantages.rewards import sample_name
 from selfplay.apps.report.observer import Page
 from selfplay.apps.report.run_files import read_run
 from selfplay.config import Config
@@ -29,7 +30,7 @@ def test_a_page_is_drawn_at_the_first_step_and_then_once_its_pause_is_over(tmp_p
 
     def drawn_at(number: int) -> bool:
         report.unlink(missing_ok=True)
-        page.on_step(Step(number, [], [], {"step": number}, CreditStats(), {}))
+        page.on_step(Step(number, [], [], {"step": number}, CreditStats(0, 0), {}))
         page._drawing.join()
         return report.exists()
 
@@ -64,9 +65,7 @@ def test_the_page_has_what_the_update_saw_of_each_token_of_a_logged_game(tmp_pat
                 for turn, own in zip(episode.turns, game["turns"], strict=True)
                 if turn.seat == seat and own
             ]
-            record = step.tokens.get(
-                f"instance {episode.instance} episode {episode.index} seat {seat}"
-            )
+            record = step.tokens.get(sample_name(episode, seat))
             if record is None:
                 assert not turns
                 continue
@@ -84,7 +83,6 @@ def test_a_resumed_run_writes_the_lines_of_its_steps_once(tmp_path: Path) -> Non
     run = finished("observers=[page]")
     go_on_from(run, tmp_path / "on", "observers=[page]")
     once, again = (
-        [{**line, "memory_gib": 0} for line in lines_of(folder)]
-        for folder in (run, tmp_path / "on")
+        [{**line, "memory_gib": 0} for line in lines_of(home)] for home in (run, tmp_path / "on")
     )
     assert once == again and [line["step"] for line in once] == [1, 2, 3, 4]
