@@ -27,7 +27,7 @@ WEIGHT = {
     "selfplay": Limit(21437, "a page by time with health and tokens' numbers; rules matched once"),
     "extras": Limit(1326, "taken out of the core and the games"),
     "dialop": Limit(7651),
-    "tests": Limit(29607, "a page by time with health and tokens' numbers; rules matched once"),
+    "tests": Limit(29641, "a loop to copy and examples of parts, each held to the trainer"),
     "bench": Limit(3151, "mutants of the lines of a step; the tools of the docs, from tests"),
     "settings": Limit(96, "several policies in one run, each with its own settings"),
 }
