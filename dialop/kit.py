@@ -99,6 +99,11 @@ class Kit:
         self.name, self._module = name, module
         self.file: str | None = getattr(module, "__file__", None)
         missing = [each for each in _REQUIRED if not hasattr(module, each)]
+        if missing and "site-packages" in Path(self.file or "").parts:
+            raise ValueError(
+                f"game {name} is an installed package, {self.file}, which is no game; for one of "
+                f"your own give its file, such as my_games/{name}.py"
+            )
         if missing:
             raise ValueError(f"game {name} must define {', '.join(missing)} (dialop/kit.py)")
         self.ROLES: tuple[str, ...] = tuple(module.ROLES)

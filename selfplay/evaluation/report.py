@@ -33,6 +33,7 @@ from selfplay.evaluation.tables import (
 from selfplay.metrics.records import game_text
 
 _ERRORS = "errors_"
+MAX_NAME = 30  # columns of a player's name in a terminal
 _HOW_TO_READ = (
     "Score of the row's player with the column's, with a 95 % interval over games. The row's "
     "player has seat 0 in the upper line, seat 1 in the lower one, and both seats with itself."
@@ -98,7 +99,12 @@ def _table(rows: Mapping[str, Row], shown: Callable[[str], str], *, style: str) 
         measure: heading
         for measure, heading, _ in columns_of(row.measures for row in rows.values())
     }
-    named = {shown(name): row for name, row in rows.items()}
+    labels = {name: shown(name) for name in rows}
+    if style == "plain":
+        labels = short_names([*labels.values()])
+        named = {labels[shown(name)]: row for name, row in rows.items()}
+    else:
+        named = {labels[name]: row for name, row in rows.items()}
     return table(*score_table(named, headings), style=style)
 
 
@@ -166,6 +172,20 @@ def _shows(style: str) -> tuple[Callable[[str], str], Callable[[str], str]]:
     return on_one_line, partial(textwrap.fill, width=shutil.get_terminal_size().columns)
 
 
+def short_names(names: Sequence[str]) -> dict[str, str]:
+    """Each name in at most MAX_NAME columns, so that a table in a terminal has room for numbers: a
+    long one keeps its start and its end, with a number if others would look the same."""
+    short: dict[str, str] = {}
+    for name in names:
+        cut = name if len(name) <= MAX_NAME else f"{name[:9]}…{name[10 - MAX_NAME :]}"
+        label, number = cut, 1
+        while label in short.values():
+            number += 1
+            label = f"{cut[: MAX_NAME - 3]} {number}"
+        short[name] = label
+    return short
+
+
 def _fact(value: Any) -> str:
     """A fact as text: the items of a list, or the names of a mapping with their values."""
     if isinstance(value, dict):
@@ -182,9 +202,10 @@ def markdown(report: Evaluated, *, games: bool = True, style: str = "pipe") -> s
     facts = report.facts | {"overrides": " ".join(words), "code": ", ".join(files)}
     rows = with_partners(report.results)
     columns = columns_of(row.measures for row in rows.values())
-    legend = "; ".join(f"*{heading}* {meaning}" for _, heading, meaning in columns)
+    star, hashes = ("*", "## ") if style == "pipe" else ("", "")
+    legend = "; ".join(f"{star}{heading}{star} {meaning}" for _, heading, meaning in columns)
     sections = [
-        f"# {shown(report.title)}",
+        f"{hashes[1:]}{shown(report.title)}",
         "\n".join(filled(f"- {n}: {shown(_fact(v))}") for n, v in facts.items() if v != ""),
         matrix_text(report, style=style),
         _table(rows, shown, style=style),
@@ -203,7 +224,7 @@ def markdown(report: Evaluated, *, games: bool = True, style: str = "pipe") -> s
         filled(f"- {shown(f'{name}: {k}')}") for name, row in rows.items() if (k := _kinds(row))
     ]
     if errors:
-        sections += ["## Errors per game by kind", "\n".join(errors)]
+        sections += [f"{hashes}Errors per game by kind", "\n".join(errors)]
     for name, row in report.results.items():
         if games and report.matrix is None and name.startswith("policy"):
             for label, record in row.examples.items():

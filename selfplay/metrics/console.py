@@ -1,8 +1,9 @@
-"""The output of a run in the terminal: one line per step, and progress bars."""
+"""The output of a run in the terminal: lines of steps, and progress bars."""
 
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,41 +16,80 @@ if TYPE_CHECKING:
     from selfplay.config import Config
     from selfplay.distributed import World
 
-# The columns of a step's line: the metric, its label, the format of the number.
+# The columns of a step's line: heading, width, and the metric with its format; the others are made
+# by `step_line`.
 _COLUMNS = (
-    ("score", "score", ".3f"),
-    ("agreement", "agree", ".2f"),
-    ("messages", "msgs", ".2f"),
-    ("errors", "err", ".3f"),
-    ("entropy", "ent", ".3f"),
-    ("mismatch_mean", "mismatch", ".0e"),
+    ("score", 6, "score", ".3f"),
+    ("eval", 6, "eval_score", ".3f"),
+    ("reward", 12, "", ""),
+    ("agree", 5, "agreement", ".2f"),
+    ("msgs", 5, "messages", ".2f"),
+    ("errors", 6, "errors", ".3f"),
+    ("entropy", 7, "entropy", ".3f"),
+    ("flat", 5, "zero_variance_groups", ".0%"),
+    ("mismatch", 8, "mismatch_mean", ".0e"),
+    ("left", 6, "", ""),
+    ("tok/s", 6, "", ""),
 )
-LEGEND = (
-    "steps: score, eval (validation), reward ± spread (of each seat), agreement, messages, errors, "
-    "entropy, mismatch, times"
-)
+_MISSING, _CLEAR = "-", "\x1b[K"  # the second clears the rest of a terminal's line
+NUM_KEPT = 40  # lines of a run that stay, besides those of validations
+MAX_SILENT_S = 60.0  # a line stays if the last one that did is this old
+HEAD_EVERY = 25  # lines under a head
 _WINDOW = 20  # steps whose mean time predicts the rest
 _STAGES = ("play_s", "credit_s", "update_s", "push_s", "eval_s", "save_s")
 
 
 class Console(Observer):
-    """Prints each step's line on rank 0, and a legend before the first one."""
+    """Prints steps on rank 0, under a head. A terminal shows each step's line until the next one;
+    the lines that stay are every n-th, about NUM_KEPT of a run, the first, the last, those of steps
+    with validation games, and one a minute. At the end it counts the steps without an update."""
+
+    key = "console"
 
     def __init__(self, config: Config, world: World) -> None:
         """Predicts the time left of `config.steps` from the steps since the start or the resume."""
         super().__init__(config, world)
         self._steps: deque[float] = deque(maxlen=_WINDOW)  # seconds without validation and saving
         self._rare_s, self._num_steps = 0.0, 0
+        self._num_kept, self._kept_at = 0, 0.0
+        self._num_idle = self._last = 0
 
     def on_step(self, step: Step) -> None:
         """Print the line of metrics.jsonl, shortened."""
+        self._num_idle += step.metrics.get("num_optimizer_steps") == 0
+        self._last = step.number
         if self.world.rank:
             return
-        if not self._num_steps:
-            print(LEGEND)
         num = self.config.steps
         remaining_s = self.remaining_s(num - step.number, step.metrics)
-        print(step_line(step.metrics, num_steps=num, remaining_s=remaining_s), flush=True)
+        line = step_line(step.metrics, num_steps=num, remaining_s=remaining_s)
+        stays = (
+            self._num_steps == 1
+            or step.number % max(1, num // NUM_KEPT) == 0
+            or step.number == num
+            or "eval_score" in step.metrics
+            or time.monotonic() - self._kept_at >= MAX_SILENT_S
+        )
+        if stays:
+            if self._num_kept % HEAD_EVERY == 0:
+                print(head_line(num_steps=num))
+            self._num_kept, self._kept_at = self._num_kept + 1, time.monotonic()
+            print(f"{_CLEAR * sys.stdout.isatty()}{line}", flush=True)
+        elif sys.stdout.isatty():
+            print(f"{_CLEAR}{line}\r", end="", flush=True)  # what is printed next overwrites it
+
+    def state(self) -> dict[str, Any]:
+        """The number of steps without an update, for the end of a run that is resumed."""
+        return {"num_idle": self._num_idle}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state()`."""
+        self._num_idle = state.get("num_idle", 0)
+
+    def close(self) -> None:
+        """Say how many of all steps made no update, if any."""
+        if self._num_idle and not self.world.rank:
+            print(f"{self._num_idle} of {self._last} steps made no update: all groups were equal")
 
     def remaining_s(self, num_steps: int, newest: Mapping[str, float]) -> float:
         """The predicted seconds of `num_steps` steps at the mean pace of the last ones, with
@@ -61,48 +101,51 @@ class Console(Observer):
         return num_steps * mean_s
 
 
+def head_line(*, num_steps: int) -> str:
+    """The head above the lines of steps."""
+    width = 2 * len(str(num_steps)) + 1
+    return " ".join(["step".rjust(width), *(name.rjust(size) for name, size, *_ in _COLUMNS)])
+
+
 def step_line(
     metrics: Mapping[str, Any], *, num_steps: int, remaining_s: float | None = None
 ) -> str:
-    """The metrics of a step as one line of at most 120 columns.
+    """The metrics of a step as one line of at most 120 columns, under `head_line`.
 
-    Usual numbers have the same width, so the lines of a run align in columns. Missing metrics are
-    left out, and so are stages that took less than 5% of the step's time. A line that is too long
-    loses its last parts.
+    Each number has its place, which is `-` for a missing one. Notes follow as far as they fit:
+    whether there was no update, aborted games, each seat's mean reward if they differ, and the
+    stages that took at least 5% of the step's time.
     """
-    parts = [f"{metrics['step']:>{len(str(num_steps))}}/{num_steps}"]
-    for name, label, form in _COLUMNS:
-        if metrics.get(name) is not None:
-            parts.append(f"{label} {metrics[name]:{form}}")
-        if name == "score" and metrics.get("eval_score") is not None:
-            parts.append(f"eval {metrics['eval_score']:.3f}")
-        if name == "score" and metrics.get("reward") is not None:
-            parts.append(_reward(metrics))
-    if metrics.get("num_optimizer_steps") == 0:
-        equal = metrics.get("zero_variance_groups") == 1
-        parts.append("no update: groups equal" if equal else "no update")
-    if remaining_s is not None:
-        parts.append(f"{clock(remaining_s):>6} left")
+    rate = metrics.get("tokens_per_s")
+    texts = {
+        "reward": _reward(metrics),
+        "left": None if remaining_s is None else clock(remaining_s),
+        "tok/s": None if rate is None else f"{rate / 1000:.1f}k" if rate >= 1000 else f"{rate:.0f}",
+    }
+    cells = [f"{metrics['step']:>{len(str(num_steps))}}/{num_steps}"]
+    for heading, width, metric, form in _COLUMNS:
+        if metric and metrics.get(metric) is not None:
+            texts[heading] = f"{metrics[metric]:{form}}"
+        cells.append((texts.get(heading) or _MISSING).rjust(width))
+    notes = ["no update"] if metrics.get("num_optimizer_steps") == 0 else []
     if metrics.get("num_void"):
-        parts.append(f"void {metrics['num_void']:.0f}")
-    if metrics.get("tokens_per_s") is not None:
-        rate = metrics["tokens_per_s"]
-        parts.append(f"{rate / 1000:5.1f}k tok/s" if rate >= 1000 else f"{rate:6.0f} tok/s")
+        notes.append(f"aborted {metrics['num_void']:.0f}")
+    seats = [f"{mean:.2f}" for name, mean in metrics.items() if name.startswith("reward/")]
+    if len(set(seats)) > 1:
+        notes.append(f"seats {' '.join(seats)}")
     stages = {name.removesuffix("_s"): metrics[name] for name in _STAGES if name in metrics}
     total_s = sum(stages.values())
-    if total_s > 0:
-        parts += [f"{name} {s:.3g}s" for name, s in stages.items() if s >= 0.05 * total_s]
-    while len(" ".join(parts)) > 120:
-        parts.pop()
-    return " ".join(parts)
+    notes += [f"{name} {s:.3g}s" for name, s in stages.items() if total_s and s >= 0.05 * total_s]
+    while notes and len(" ".join([*cells, *notes])) > 120:
+        notes.pop()
+    return " ".join([*cells, *notes])
 
 
-def _reward(metrics: Mapping[str, Any]) -> str:
-    """The reward's mean and standard deviation, as in "reward 0.652±0.20 (0.72 0.58)": in brackets
-    the mean of each seat if they differ."""
-    seats = [f"{m:.2f}" for name, m in metrics.items() if name.startswith("reward/")]
-    text = f"reward {metrics['reward']:.3f}±{metrics['reward_std']:.2f}"
-    return f"{text} ({' '.join(seats)})" if len(set(seats)) > 1 else text
+def _reward(metrics: Mapping[str, Any]) -> str | None:
+    """The reward's mean and standard deviation, as in "0.652±0.20"."""
+    if metrics.get("reward") is None:
+        return None
+    return f"{metrics['reward']:.3f}±{metrics['reward_std']:.2f}"
 
 
 def clock(seconds: float) -> str:

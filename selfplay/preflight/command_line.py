@@ -19,7 +19,7 @@ from selfplay.config import Config, load_config
 from selfplay.config.features import all_described
 from selfplay.config.load import check_once, find_settings, read_value, shipped
 from selfplay.config.play import GameConfig, options_of
-from selfplay.config.schema import Described, chosen, describe
+from selfplay.config.schema import Described, chosen, describe, names_of
 from selfplay.config.secrets import hidden, names_key
 from selfplay.errors import SettingsError
 from selfplay.evaluation.asked import YAML, EvalPlan
@@ -133,7 +133,12 @@ class Parser(argparse.ArgumentParser):
         if self.takes_settings and name.partition(".")[0] in _SECTIONS:
             near = f"; write {name}={'VALUE' if names_key(name) else hidden(value) or 'VALUE'}"
         else:
+            keys = [key for key in names_of(Config) if key.rpartition(".")[2] == name]
+            keys.sort(key=lambda key: key not in COMMON)
+            others = f" (or {', '.join(keys[1:])})" if keys[1:] else ""
             near = nearest(option, self._option_string_actions)
+            if self.takes_settings and keys:
+                near = f"; write {keys[0]}={hidden(value) or 'VALUE'}{others}"
         raise ValueError(f"unknown argument {option!r}{near}{hint}")
 
 
@@ -157,7 +162,7 @@ def parse_train(words: Sequence[str], about: str) -> tuple[argparse.Namespace, C
     add = parser.add_argument
     add("--config", type=Path, help="YAML file with the settings that differ from the defaults")
     add("overrides", nargs="*", metavar="key=value", help="settings that override the file's")
-    nothing = "print settings, the first prompt and memory by phase, without starting a run"
+    nothing = "print whether it fits, memory by phase, the first prompt and settings, without a run"
     add("--dry-run", action="store_true", help=nothing)
     add("--gpu", type=float, metavar="GB", help="with --dry-run: memory of one GPU, such as 80")
     add("--list", action="store_true", help="list the shipped configs")

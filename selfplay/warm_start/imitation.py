@@ -496,7 +496,7 @@ def first_weights(
         export_atomically(learner.model, tokenizer, warm, world=world)
         if world.rank == 0:
             loss = f"with a loss of {means['imitation_loss']:.3f} nats per token"
-            print(f"the imitation is finished {loss}; the policy is in {warm}", flush=True)
+            print(f"the warm start is finished {loss}; the policy is in {warm}", flush=True)
         on_first_rank(partial(discard, progress_folder(folder)), world)
     return warm
 

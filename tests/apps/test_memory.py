@@ -163,7 +163,7 @@ def test_a_warm_start_of_adapters_is_estimated_with_their_gradients_and_moments(
     add_adapters(model, lora.model.lora, seed=0)
     added = model.num_parameters() - added
     of_all, of_adapters = (
-        estimate(Demand.of(config, shape, total=H100)).phases["imitation"]
+        estimate(Demand.of(config, shape, total=H100)).phases["warm start"]
         for config in (full, lora)
     )
     assert of_adapters["gradients"] * GIB == 4 * added < of_all["gradients"] * GIB
@@ -184,7 +184,7 @@ def test_the_warm_start_is_estimated_with_the_moments_that_its_optimizer_holds(k
     for more in ([], beside):
         config = load_config(None, [*words, *more])
         shape = model_shape(model.config, config.model.lora)
-        parts = estimate(Demand.of(config, shape, total=H100)).phases["imitation"]
+        parts = estimate(Demand.of(config, shape, total=H100)).phases["warm start"]
         num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
         assert parts["moments"] * GIB == sum(v.numel() * v.element_size() for v in held)
         assert parts["weights"] * GIB == parts["gradients"] * GIB == num_bytes
@@ -212,9 +212,9 @@ def test_a_dry_run_prints_settings_prompt_and_memory_and_makes_nothing(
     rendering = make_rendering(scratch_tokenizer(config))
     assert f"first prompt, {len(ids)} tokens" in shown
     assert rendering.readable(ids) in shown and "<|im_start|>user" in shown
-    for phase in ("imitation", "play", "update", "push"):
+    for phase in ("warm start", "play", "update", "push"):
         assert f"\n  {phase} " in shown
-    assert shown.rstrip().endswith("it fits")
+    assert shown.startswith("it fits\n")
 
 
 def test_a_dry_run_fetches_no_weights_from_the_hub(
@@ -237,7 +237,7 @@ def test_a_dry_run_fetches_no_weights_from_the_hub(
     monkeypatch.chdir(tmp_path)
     words = ["--config", "tiny.yaml", "model.path=org/name", "model.scratch=null", "out=run"]
     assert train.main([*words, "engine.kind=sglang", "--dry-run", "--gpu", "80"]) == 0
-    assert capsys.readouterr().out.rstrip().endswith("it fits")
+    assert "it fits\n" in capsys.readouterr().out
     assert (fetched / "config.json").exists() and not [*fetched.glob("*.safetensors")]
     assert local_folder("org/name") == fetched and [*fetched.glob("*.safetensors")]
 

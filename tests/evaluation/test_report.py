@@ -1,5 +1,6 @@
 """Recorded games as text."""
 
+from selfplay.evaluation.report import MAX_NAME, short_names
 from selfplay.evaluation.tables import columns_of, measure_cells
 from selfplay.metrics.records import game_text
 from tests.helpers.run_folders import record
@@ -34,3 +35,13 @@ def test_scores_by_seat_have_columns_where_the_policy_has_several_seats() -> Non
     assert columns_of([{"score": 0.5, "score/scripted:a/1": 0.5, "score/self": 0.5}]) == []
     crossed = [{"score": 0.5, f"score/scripted:a/{seat}": 0.5} for seat in (0, 1)]
     assert columns_of(crossed) == [], "each row of a cross-play matrix has one seat"
+
+
+def test_a_long_name_leaves_room_for_the_numbers_of_a_terminal() -> None:
+    """Names keep their start and their end in 30 columns, and stay apart."""
+    paths = [f"sampled with checkpoint:/a/long/path/to/runs/run_{name}/final" for name in "ab"]
+    short = short_names(["sampled", *paths])
+    assert short["sampled"] == "sampled"
+    assert [short[path] for path in paths] == [f"sampled w…/to/runs/run_{n}/final" for n in "ab"]
+    same = short_names([f"{'x' * 20}{n}{'y' * 30}" for n in range(12)])
+    assert len({*same.values()}) == 12 and max(map(len, same.values())) <= MAX_NAME == 30

@@ -214,6 +214,8 @@ TRAIN: list[Row] = [
         "--config run.yaml rollout.partners=[self, pool*2]",
         "unknown argument 'pool*2]'; quote values that contain blanks",
     ),
+    ("--config run.yaml --lr 3", "unknown argument '--lr'; write optim.lr=VALUE"),
+    ("game.name=yaml", "game yaml is an installed package, …which is no game; for one of your own"),
     ("device=cuda", "device"),
     ("--config run.yaml --dry-run --gpu nan", "--gpu must be"),
     ("engine.exact=true", "engine.exact must be false with engine.kind hf, got true"),

@@ -1,4 +1,4 @@
-"""`train.py --dry-run`: the resolved settings, the first prompt and memory by phase, without a run.
+"""`train.py --dry-run`: whether it fits, memory by phase, the first prompt and the settings.
 
 Reads the model's config and tokenizer, never its weights. Writes no files.
 """
@@ -27,28 +27,21 @@ _MOST_GB = 10_000  # of one GPU
 
 
 def dry_run(config: Config, rendering: Rendering, *, gpu_gb: float | None) -> None:
-    """Print the settings, first prompt and memory of a run. `rendering` comes from `check_run`.
-    `gpu_gb` is the nominal size of a GPU in GB; None takes this machine's GPU, if there is one.
+    """Print whether the run fits, then its memory, first prompt and settings. `rendering` comes
+    from `check_run`. `gpu_gb` is the nominal size of a GPU in GB; None takes this machine's GPU, if
+    there is one.
 
     A scratch model's tokenizer is trained as the run would train it. If prompts or memory do not
     fit, raises SettingsError with the settings that would make them fit.
     """
     if gpu_gb is not None and not 1 <= gpu_gb <= _MOST_GB:
         raise SettingsError(f"--gpu must be from 1 to {_MOST_GB} GB, got {gpu_gb:g}")
-    print(dump(config), flush=True)
     if config.model.path is None:
         # One process: generating 500 instances is faster than starting more processes.
         single = replace(config, data=replace(config.data, processes=1))
         rendering = make_rendering(
             scratch_tokenizer(single), template_kwargs=config.model.chat_template
         )
-    print(first_prompts(config.game, config.data, rendering))
-    if config.warm_start.chats is not None:
-        chat_samples(config, rendering, rank=0)  # prints how many there are and are too long
-    for warning in start_warnings(config, rendering):
-        print(f"warning: {warning}")
-    if roles := who_plays(config.game, config.rollout):
-        print(f"who plays in training: {roles}")
     described = described_model(config.model)
     problem = no_room(described, rendering, config)
     if problem is not None:
@@ -56,18 +49,26 @@ def dry_run(config: Config, rendering: Rendering, *, gpu_gb: float | None) -> No
     shape = model_shape(described, config.model.lora)
     total = _gib(gpu_gb)
     demand = Demand.of(config, shape, total=total or 0.0)
+    why = None if total is None else why_not(demand)
+    answer = "it fits" if why is None else f"it does not fit: {why}"
+    print(
+        "no GPU here; to plan its memory, give --gpu GB, e.g. --gpu 80" if total is None else answer
+    )
     of_them = "" if shape.trained == shape.parameters else f", {shape.trained:,} of them trained"
     print(f"{described.model_type}: {shape.parameters:,} weights{of_them}, {demand.ranks} GPU(s)")
-    if total is None:
-        print("no GPU here; to plan its memory, give --gpu GB, e.g. --gpu 80")
-        return
-    print(estimate(demand).table())
-    why = why_not(demand)
+    if total is not None:
+        print(estimate(demand).table())
+    for warning in start_warnings(config, rendering):
+        print(f"warning: {warning}")
+    if roles := who_plays(config.game, config.rollout):
+        print(f"who plays in training: {roles}")
+    if config.warm_start.chats is not None:
+        chat_samples(config, rendering, rank=0)  # prints how many there are and are too long
+    print(f"\n{first_prompts(config.game, config.data, rendering)}\n\n{dump(config)}", flush=True)
     if why is not None:
         words = remedy(demand)
         needs = "it needs more GPUs, adapters (model.lora) or a smaller model"
         raise SettingsError(f"{why}; {'it fits with ' + ' '.join(words) if words else needs}")
-    print("it fits")
 
 
 def first_prompts(game: GameConfig, data: DataConfig, rendering: Rendering) -> str:

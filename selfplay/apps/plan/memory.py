@@ -113,7 +113,7 @@ class Memory:
         lines = [f"memory of one GPU with {self.total:.0f} GiB, estimated in GiB:"]
         for phase, parts in self.phases.items():
             shown = ", ".join(f"{name} {gib:.1f}" for name, gib in parts.items() if gib >= 0.05)
-            lines.append(f"  {phase:<9}{sum(parts.values()):>7.1f}  = {shown}")
+            lines.append(f"  {phase:<11}{sum(parts.values()):>7.1f}  = {shown}")
         return "\n".join(lines)
 
 
@@ -206,7 +206,7 @@ def estimate(demand: Demand) -> Memory:
             step = _MUON_COPIES * 2 * min(MAX_AT_ONCE, shape.matrices) / GIB
             passed = imitation["activations"] + imitation["logits"]
             imitation["Muon's step above the pass"] = max(0.0, step - passed)
-        phases = {"imitation": imitation, **phases}
+        phases = {"warm start": imitation, **phases}
     return Memory(phases, demand.total)
 
 
