@@ -191,6 +191,7 @@ class _Lines(tqdm):  # type: ignore[type-arg, unused-ignore]
     """Progress as separate lines, for an output that is not a terminal."""
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        """Write a line instead of a bar; tqdm calls this when it is time for one."""
         if msg is None:
             self.fp.write(f"{self}\n")
             self.fp.flush()

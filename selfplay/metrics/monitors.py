@@ -128,6 +128,7 @@ class Monitors(Observer):
                     self._warn(f"monitor '{rule.text}': no metric is called {metric}{near}")
 
     def _warn(self, text: str) -> None:
+        """Say a warning on the first rank only."""
         if self._rank == 0:
             self._say(text)
 
@@ -155,6 +156,8 @@ def warnings_of(rules: Sequence[str], steps: Iterable[Mapping[str, float]]) -> l
 
 
 def _holds(rule: Rule, series: _Series, mean: float, rising_mean: float) -> bool:
+    """Whether the rule's relation is true of the window's mean: below or above its bound, or lower by
+    it than the first mean or the best one."""
     if rule.relation == "<":
         return mean < rule.bound
     if rule.relation == ">":

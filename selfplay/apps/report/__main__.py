@@ -27,6 +27,8 @@ from selfplay.preflight.command_line import Parser, refused
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page and print its path; returns the exit status. Problems of a run's files go to
+    standard error, a line each."""
     parser = Parser("selfplay.apps.report", __doc__, takes_settings=False)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders")
     parser.add_argument("--out", type=Path, help="the .html file to write")

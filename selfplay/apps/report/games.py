@@ -32,6 +32,7 @@ class Texts:
     but the first ones."""
 
     def __init__(self) -> None:
+        """No texts yet."""
         self.all: list[str] = []
         self._places: dict[str, int] = {}
 

@@ -156,6 +156,7 @@ def with_unique_names(runs: Sequence[RunFiles]) -> list[RunFiles]:
     paths = {run.folder.resolve().parts for run in runs}
 
     def name(own: tuple[str, ...]) -> str:
+        """The run's name, with as many parent folders as it needs."""
         ends = ({path[-num:] for path in paths - {own}} for num in range(1, len(own)))
         num = next((i for i, other in enumerate(ends, start=1) if own[-i:] not in other), len(own))
         return "/".join(own[-num:])
@@ -316,6 +317,7 @@ def _training_games(folder: Path, problems: list[str]) -> Iterator[dict[str, Any
     seen: set[tuple[str, ...]] = set()
 
     def key(game: Mapping[str, Any]) -> tuple[str, ...]:
+        """What tells a game from the others of its run."""
         return tuple(str(game.get(name)) for name in ("step", "instance", "episode"))
 
     for group in _spread(folder / "groups.jsonl", problems, most=MAX_GROUPS):
