@@ -156,8 +156,8 @@ def warnings_of(rules: Sequence[str], steps: Iterable[Mapping[str, float]]) -> l
 
 
 def _holds(rule: Rule, series: _Series, mean: float, rising_mean: float) -> bool:
-    """Whether the rule's relation is true of the window's mean: below or above its bound, or lower by
-    it than the first mean or the best one."""
+    """Whether the rule holds for the mean of a window: below or above its bound, or lower by it than
+    the first mean or the best one."""
     if rule.relation == "<":
         return mean < rule.bound
     if rule.relation == ">":
