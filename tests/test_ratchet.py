@@ -23,11 +23,11 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13314, "a page by time with health and tokens' numbers; rules matched once"),
-    "selfplay": Limit(21437, "a page by time with health and tokens' numbers; rules matched once"),
+    "core": Limit(13345, "places and every n-th line in a terminal, short names of players"),
+    "selfplay": Limit(21490, "places and every n-th line in a terminal, short names of players"),
     "extras": Limit(1326, "taken out of the core and the games"),
-    "dialop": Limit(7651),
-    "tests": Limit(29641, "a loop to copy and examples of parts, each held to the trainer"),
+    "dialop": Limit(7656, "places and every n-th line in a terminal, short names of players"),
+    "tests": Limit(29683, "places and every n-th line in a terminal, short names of players"),
     "bench": Limit(3151, "mutants of the lines of a step; the tools of the docs, from tests"),
     "settings": Limit(96, "several policies in one run, each with its own settings"),
 }
@@ -41,7 +41,7 @@ STEP = {
     "frames to a move": Limit(12),
     "frames to weights": Limit(8),
 }
-DOCSTRING_LINES = 2.76  # a function: the least
+DOCSTRING_LINES = 2.761  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 

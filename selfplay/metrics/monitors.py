@@ -156,7 +156,7 @@ def warnings_of(rules: Sequence[str], steps: Iterable[Mapping[str, float]]) -> l
 
 
 def _holds(rule: Rule, series: _Series, mean: float, rising_mean: float) -> bool:
-    """Whether the rule holds for the mean of a window: below or above its bound, or lower by it than
+    """Whether a rule holds for the mean of its window: below or above a bound, or lower by it than
     the first mean or the best one."""
     if rule.relation == "<":
         return mean < rule.bound
