@@ -54,8 +54,11 @@ for (const figure of document.querySelectorAll(".chart")) {
 }
 addEventListener("scroll", hideTip, { passive: true });
 
+const whole = document.querySelector("button.all");
+if (whole) whole.addEventListener("click", () => whole.setAttribute("aria-pressed", String(document.querySelector(".beside").classList.toggle("whole"))));
+
 // --- the list of games
-const games = data.games, state = { shown: [], current: -1, proposal: -1 };
+const games = data.games, state = { shown: [], current: -1, proposal: -1, beside: -1 };
 const talkOf = (game) => game.turns.map((turn) => `${turn.thought || ""}\n${turn.text}`).join("\n").toLowerCase();
 const shows = {
   all: () => true,
@@ -177,7 +180,11 @@ function draw() {
   const choose = (number) => { state.proposal = number; draw(); };
   const values = heat.mode ? game.turns.flatMap((turn) => valuesOf(turn, heat.mode)).filter((n) => typeof n === "number") : [];
   heat.most = Math.max(0, ...values.map(Math.abs));
-  find("game").replaceChildren(headline(game), ...group(game), ...gamePanels(game, data.texts, state.proposal, choose));
+  const other = games[rivals(game).find((place) => games[place].run === state.beside)];
+  const panels = [headline(game), ...group(game), ...gamePanels(game, data.texts, state.proposal, choose)];
+  // The same instance in another run, beside it.
+  find("game").replaceChildren(...(other ? [make("div", { class: "pair" }, make("div", {}, panels),
+    make("div", { id: "beside" }, headline(other), ...gamePanels(other, data.texts, proposalsOf(other).length - 1, () => {})))] : panels));
   // Scrolls only the group, not the page.
   const strip = document.querySelector(".group"), card = strip?.querySelector("[aria-current=true]");
   if (card) strip.scrollLeft = card.offsetLeft - (strip.clientWidth - card.clientWidth) / 2;
@@ -229,7 +236,19 @@ function headline(game) {
       make("h3", {}, game.source === "training" ? `${sourceOf(game)}, step ${game.step}` : `${sourceOf(game)} self-play`.replace(/(: .*) self-play$/, "$1")),
       twin ? make("span", { class: "quiet" }, game.source === "after" ? `was ${share(twin.score_norm)} before` : `becomes ${share(twin.score_norm)} after`) : null,
       twin ? make("button", { type: "button", id: "twin", title: "b", on: { click: () => pick(game.twin) } }, game.source === "after" ? "the same instance before" : "the same instance after") : null),
-    make("div", { class: "facts" }, make("span", {}, `instance ${game.instance}`), facts.filter(Boolean).map((fact) => make("span", {}, fact))), colours(game));
+    make("div", { class: "facts" }, make("span", {}, `instance ${game.instance}`), facts.filter(Boolean).map((fact) => make("span", {}, fact))), besides(game), colours(game));
+}
+
+// The games of the same instance in other runs, from the same source, step and place.
+const rivals = (game) => (data.runs.length < 2 ? [] : games.map((_, place) => place).filter((place) => {
+  const other = games[place];
+  return other.run !== game.run && ["instance", "source", "step", "episode"].every((name) => other[name] === game[name]);
+}));
+function besides(game) {
+  const places = state.current >= 0 && games[state.current] === game ? rivals(game) : [];
+  if (!places.length) return null;
+  return make("div", { class: "heat", role: "group", "aria-label": "the same instance in another run" }, "beside",
+    places.map((place) => make("button", { type: "button", "aria-pressed": String(games[place].run === state.beside), on: { click: () => { state.beside = state.beside === games[place].run ? -1 : games[place].run; draw(); } } }, `${data.runs[games[place].run]} ${share(games[place].score_norm)}`)));
 }
 
 // The buttons that colour the tokens of a game by a number, with the colours' scale.

@@ -22,6 +22,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from selfplay.apps.report.charts import COLOURS, Chart, Level, Line, line_chart, smoothed
+from selfplay.apps.report.compare import group_line, group_lines, groups_of, runs_table
 from selfplay.apps.report.games import safe_json, seat_names, viewer_data
 from selfplay.apps.report.run_files import LINKED, STAGES, RunFiles, RunRow, with_unique_names
 from selfplay.atomic import write_atomically
@@ -125,8 +126,9 @@ def page_html(runs: Sequence[RunFiles], home: Path | None = None) -> str:
         charts=charts,
         svg=Markup,
         table=scores_table(runs),
-        times=[(run.name, times_table(run)) for run in runs],
-        settings=settings_table(runs),
+        times=times_of(runs),
+        compared=runs_table(runs) if len(runs) > 1 else [],
+        settings=runs[0].settings,
         num_games=len(games["games"]),
         num_left_out=games["num_left_out"],
         drawn=time.strftime("%Y-%m-%d %H:%M", time.localtime(drawn)),
@@ -367,26 +369,33 @@ def _metrics_with(run: RunFiles, prefix: str) -> list[str]:
 
 
 def compared_charts(runs: Sequence[RunFiles]) -> list[Chart]:
-    """The charts of several runs, one line per run; the score's also has the players that all of
-    them were compared with on the same games."""
+    """The charts of several runs, one line per configuration, a mean with a band if it has several
+    seeds; the score's also has the players that all were compared with on the same games."""
     levels = [reference_levels(run) for run in runs]
     shared = [one for one in levels[0] if all(one in other for other in levels)]
-    colours = [COLOURS[i % len(COLOURS)] for i in range(len(runs))]
+    groups = groups_of(runs)
+    over = "; band: lowest to highest seed" if len(groups) < len(runs) else ""
     scores = [
         line
-        for run, c in zip(runs, colours, strict=True)
-        for line in score_lines(run, c, name=run.name)
+        for group in groups
+        if len(group.runs) == 1
+        for line in score_lines(group.runs[0], group.colour, name=group.name)
     ]
-    note = "validation games if there are any; dashed: other players"
+    evaluated = {run.name: points_of(run, "eval_score") for run in runs}
+    seeds = [group for group in groups if len(group.runs) > 1]
+    scores += [
+        group_line(group, [evaluated[run.name] for run in group.runs], smooth=False)
+        if all(evaluated[run.name] for run in group.runs)
+        else group_line(group, [points_of(run, "score") for run in group.runs])
+        for group in seeds
+        if any(run.steps for run in group.runs)
+    ]
+    note = f"validation games if there are any; dashed: other players{over}"
     charts = [line_chart("Score", scores, shared, note=note)]
     own = {name: heading for run in runs for name, heading, _ in own_measures(run)}
     for metric, title in (*_COMPARED, *((name, own[name].capitalize()) for name in own)):
-        lines = [
-            Line(run.name, smoothed(points), colour, faint=points)
-            for run, colour in zip(runs, colours, strict=True)
-            if (points := points_of(run, metric))
-        ]
-        charts.append(line_chart(title, lines))
+        points = {run.name: points_of(run, metric) for run in runs}
+        charts.append(line_chart(title, list(group_lines(groups, points)), note=over[2:]))
     return [chart for chart in charts if chart]
 
 
@@ -397,6 +406,9 @@ def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
     """All evaluations: intervals, and means per game. `low` and `high` are the ends of the scale
     that the bars of the intervals share."""
     rows = [(run, row) for run in runs for row in run.rows if not _repeated(run, row)]
+    if len(runs) > 1:  # the same players of all runs are neighbours
+        order = list(dict.fromkeys((row.source, row.name) for _, row in rows))
+        rows.sort(key=lambda one: order.index((one[1].source, one[1].name)))
     columns = columns_of(row.measures for _, row in rows)
     low = min((row.interval[1] for _, row in rows), default=0.0)
     high = max((row.interval[2] for _, row in rows), default=1.0)
@@ -458,12 +470,10 @@ def times_table(run: RunFiles) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def settings_table(runs: Sequence[RunFiles]) -> list[tuple[str, str, list[str], bool]]:
-    """(key, default, the runs' values, whether they differ) of settings that differ from the
-    default in any run."""
-    given = [{key: value for key, _, value in run.settings} for run in runs]
-    defaults = {key: default for run in runs for key, default, _ in run.settings}
-    return [
-        (key, default, values := [own.get(key, default) for own in given], len(set(values)) > 1)
-        for key, default in defaults.items()
-    ]
+def times_of(runs: Sequence[RunFiles]) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """A row for each stage, the longest of the first run first: its name and, for each run, mean
+    seconds, share of the step and width of its bar."""
+    tables = [{name: rest for name, *rest in times_table(run)} for run in runs]
+    names = dict.fromkeys(name for table in tables for name in table)
+    none = ("-", "-", "width:0%")
+    return [(name, [tuple(table.get(name, none)) for table in tables]) for name in names]

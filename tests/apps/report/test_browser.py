@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -275,3 +276,39 @@ def test_tokens_are_coloured_by_what_the_update_saw(tmp_path: Path, size: dict[s
         assert shares() == [("var(--s0)", "70"), ("var(--s1)", "35"), ("", "")]
         page.keyboard.press("t")
         assert pressed.count() == 0 and shares() == [("", "")] * 3
+
+
+def test_ten_seeds_fit_a_screen_and_a_game_stands_beside_its_instance_in_another_run(
+    tmp_path: Path,
+) -> None:
+    """The table shows what differs, and the curves begin on the first screen."""
+    make_run(tmp_path / "seed0", num_games=2)
+    for seed in range(1, 10):
+        shutil.copytree(tmp_path / "seed0", tmp_path / f"seed{seed}")
+        config = tmp_path / f"seed{seed}" / "config.yaml"
+        config.write_text(config.read_text().replace("\nseed: 0\n", f"\nseed: {seed}\n"))
+    write_report([read_run(tmp_path / f"seed{n}") for n in range(10)], tmp_path / "ten.html")
+    with open_page((tmp_path / "ten.html").as_uri(), viewport=DESK) as page:
+        fits = (
+            "e => e.scrollWidth <= e.clientWidth && e.getBoundingClientRect().bottom < innerHeight"
+        )
+        assert page.locator("#runs .scroll").evaluate(fits)
+        row = page.locator(".beside tr").filter(has_text="model.scratch.width")
+        expect(row).to_be_hidden()
+        expect(
+            page.locator(".beside tr").filter(has=page.locator("th", has_text="seed"))
+        ).to_have_count(2)
+        page.locator("button.all").click()
+        expect(row).to_be_visible()
+        heading = page.locator("#game h3")
+        first = heading.first.inner_text()
+        page.get_by_role("button", name="seed4").click()
+        expect(heading).to_have_text([first, first.replace("seed0", "seed4")])
+        facts = [one.split(" rewards")[0] for one in page.locator("#game .facts").all_inner_texts()]
+        assert facts[0] == facts[1] and facts[0].startswith("instance ")
+        left, right = (page.locator(".pair > div").nth(n).bounding_box() for n in range(2))
+        assert left and right and left["y"] == right["y"] and left["x"] < right["x"]
+        page.keyboard.press("j")  # the next game keeps its neighbour
+        expect(page.locator("#beside")).to_be_visible()
+        page.get_by_role("button", name="seed4").click()
+        expect(page.locator("#beside")).to_have_count(0)

@@ -21,8 +21,15 @@ from dialop.matching.kit import lost
 from selfplay.api.run import load_run
 from selfplay.apps.report import refresh_report
 from selfplay.apps.report.__main__ import main
+from selfplay.apps.report.compare import runs_table
 from selfplay.apps.report.games import Texts, drawn_game, safe_json, seat_names, viewer_data
-from selfplay.apps.report.page import compared_charts, page_html, run_charts, scores_table
+from selfplay.apps.report.page import (
+    compared_charts,
+    page_html,
+    run_charts,
+    scores_table,
+    times_of,
+)
 from selfplay.apps.report.run_files import read_run, with_unique_names
 from selfplay.config import load_config
 from selfplay.evaluation.evaluate import evaluate_scripted
@@ -323,13 +330,38 @@ def test_several_runs_in_one_page(
     assert main([str(run), str(other), "--out", str(tmp_path / "both.html")]) == 0
     data = data_of((tmp_path / "both.html").read_text())
     assert data["runs"] == ["run", "other"] and {game["run"] for game in data["games"]} == {0, 1}
-    assert [line["name"] for line in data["charts"][0]["lines"]] == ["run", "other"]
+    assert [line["name"] for line in data["charts"][0]["lines"]] == ["run (2 seeds)"]
     (tmp_path / "talk.html").write_text("<title>my talk</title>")
     assert main([str(run), "--out", str(tmp_path / "talk.html")]) == 2
     assert "--out must be a new file or an earlier page" in capsys.readouterr().err
     assert main([str(tmp_path / "nothing")]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "other" in said and not (tmp_path / "nothing").exists()
+
+
+def test_seeds_of_one_configuration_are_a_mean_with_a_band_and_other_runs_lines(
+    tmp_path: Path,
+) -> None:
+    """Entropies of 1 and 3 in two seeds: the mean 2, from the lowest to the highest; a third run
+    with another learning rate has its own line. The table shows that rate and the seeds."""
+    folders = {"a": ("seed=1",), "b": ("seed=2",), "c": ("optim.lr=0.1",)}
+    for name, words in folders.items():
+        make_run(tmp_path / name, *words, num_games=2)
+        lines = [step_line(n) | {"entropy": 3.0 if name == "b" else 1.0} for n in range(1, 13)]
+        write_lines(tmp_path / name / "metrics.jsonl", lines[: 10 if name == "b" else 12])
+    runs = [read_run(tmp_path / name) for name in folders]
+    (entropy,) = (c for c in compared_charts(runs) if c.title.startswith("Entropy"))
+    seeds, alone = entropy.lines
+    assert (seeds["name"], alone["name"]) == ("a (2 seeds)", "c")
+    assert seeds["points"] == [[n, 2.0] for n in range(1, 11)]
+    assert seeds["band"] == [[n, 1.0, 3.0] for n in range(1, 11)] and len(alone["points"]) == 12
+    rows = {name: (cells, differs) for name, cells, differs in runs_table(runs)}
+    assert rows["optim.lr"] == (["1.0e-06", "1.0e-06", "0.1"], True)
+    assert rows["seed"] == (["1", "2", "0"], True)
+    assert rows["state"] == (["finished"] * 3, False) and rows["step"][0] == ["12", "10", "12"]
+    table = [(row["source"], row["name"], row["run"]) for row in scores_table(runs)["rows"]]
+    assert table[:3] == [("before", "sampled", name) for name in folders]
+    assert [name for name, _ in times_of(runs)] == ["play", "update", "other"]
 
 
 def test_a_finished_run_has_its_page(tmp_path: Path) -> None:
