@@ -415,6 +415,7 @@ def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
     width = max(high - low, 1e-9)
 
     def line(run: RunFiles, row: RunRow) -> dict[str, Any]:
+        """A row's cells as text, and the places of its bar and its dot in percent of the scale."""
         mean, start, end = ((value - low) / width * 100 for value in row.interval)
         is_reference = row.kind == "reference"
         return {

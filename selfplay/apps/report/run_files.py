@@ -317,7 +317,8 @@ def _training_games(folder: Path, problems: list[str]) -> Iterator[dict[str, Any
     seen: set[tuple[str, ...]] = set()
 
     def key(game: Mapping[str, Any]) -> tuple[str, ...]:
-        """What tells a game from the others of its run."""
+        """What tells a game from the others of its run: step, instance and number. groups.jsonl and
+        games.jsonl may both have it."""
         return tuple(str(game.get(name)) for name in ("step", "instance", "episode"))
 
     for group in _spread(folder / "groups.jsonl", problems, most=MAX_GROUPS):
