@@ -474,7 +474,7 @@ def times_table(run: RunFiles) -> list[tuple[str, str, str, str]]:
 def times_of(runs: Sequence[RunFiles]) -> list[tuple[str, list[tuple[str, str, str]]]]:
     """A row for each stage, the longest of the first run first: its name and, for each run, mean
     seconds, share of the step and width of its bar."""
-    tables = [{name: rest for name, *rest in times_table(run)} for run in runs]
+    tables = [{name: (s, part, bar) for name, s, part, bar in times_table(run)} for run in runs]
     names = dict.fromkeys(name for table in tables for name in table)
     none = ("-", "-", "width:0%")
-    return [(name, [tuple(table.get(name, none)) for table in tables]) for name in names]
+    return [(name, [table.get(name, none) for table in tables]) for name in names]
