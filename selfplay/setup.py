@@ -54,7 +54,6 @@ from selfplay.metrics.run_folder import (
     open_run,
 )
 from selfplay.metrics.step_log import Journal, Stopwatch
-from selfplay.metrics.tracker import Tracker
 from selfplay.model.hub import check_base
 from selfplay.partners.endpoints import try_endpoints
 from selfplay.partners.opponents import make_opponents
@@ -202,14 +201,6 @@ def set_up(
         Monitors(config.monitors, rank=world.rank),
         Groups(config, world, journal, rendering.pieces),
         journal,
-        Tracker(
-            folder,
-            config.track,
-            after_step=first_step,
-            rank=world.rank,
-            log_games_every=config.log_games_every,
-            pieces=rendering.pieces,
-        ),
     )
     for observer in observers:
         observer.restore(state.get(observer.key, {}))

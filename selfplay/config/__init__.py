@@ -64,13 +64,10 @@ class Config:
     list replaces the default rules (docs/monitors.md)"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto uses a GPU if there is one"""
-    track: Literal["wandb", "tensorboard", "none"] = "none"
-    """tracker for the contents of metrics.jsonl and games.jsonl: Weights & Biases, TensorBoard or
-    none"""
     observers: tuple[Any, ...] = ("console", "page")
-    """what else reads each step: console prints its line, page updates report.html; or your own
-    class as my_file.py:Name, with its settings as {my_file.py:Name: {KEY: VALUE}}
-    (docs/observers.md)"""
+    """what else reads each step: console prints it, page updates report.html, wandb and tensorboard
+    track it; or your own class as my_file.py:Name, with its settings as {my_file.py:Name: {KEY:
+    VALUE}} (docs/observers.md)"""
     game: GameConfig = Field(default_factory=GameConfig)
     data: DataConfig = Field(default_factory=DataConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)

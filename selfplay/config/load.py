@@ -74,7 +74,7 @@ def load(
         rule = str(fault["ctx"]["error"])
         named = re.findall(r"^[a-z_]+(?= )|[a-z_]+(?=\.\*)|[a-z_]+(?:\.\w+)+", rule)
     elif name in MOVED:
-        rule = f"{name} is {MOVED[name]} now (docs/methods.md)"
+        rule = f"{name} is {MOVED[name]} now (CHANGELOG.md)"
     elif fault["type"] == "unexpected_keyword_argument":
         rule = _unknown(name, [each for section in declared for each in names_of(*section)])
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 MOVED = {
+    "track": "a name in observers, as in observers=[console, page, wandb],",
     "reward.judge": "methods.judge.model",
     "reward.rubric": "methods.judge.rubric",
     "reward.judge_weight": "methods.judge.weight",
@@ -28,6 +29,8 @@ MOVED = {
 
 def migrated(values: dict[str, Any]) -> dict[str, Any]:
     """The settings of a run of any version, with the keys of `MOVED` replaced by current ones."""
+    if (tracker := _taken(values, "track")) not in (None, "none"):
+        values["observers"] = [*(values.get("observers") or ("console", "page")), tracker]
     old = {name: value for name in MOVED if (value := _taken(values, name)) is not None}
     if not old:
         return values

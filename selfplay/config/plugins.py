@@ -108,6 +108,8 @@ PLUGINS = {
         {
             "console": "selfplay.metrics.console:Console",
             "page": "selfplay.apps.report.observer:Page",
+            "wandb": "selfplay.apps.trackers:WandB",
+            "tensorboard": "selfplay.apps.trackers:TensorBoard",
         },
         "a subclass of Observer",
     ),

@@ -82,6 +82,11 @@ class Observer:
         """`config` is the run's, with an absolute `out`; `options` an instance of `Options`."""
         self.config, self.world, self.options = config, world, options
 
+    @classmethod
+    def ready(cls, config: Config, *, here: bool = True) -> None:
+        """Raise SettingsError before a start writes anything if a built-in observer lacks what it
+        needs, such as a package; without `here` the run is for another machine."""
+
     def on_step(self, step: Step) -> Mapping[str, float] | None:
         """Called after the push and the validation games. The numbers returned on rank 0 enter the
         step's line of metrics.jsonl as observed/NAME, and the page. A RunEnds that it raises ends

@@ -103,6 +103,15 @@ def checked_numbers(given: Any) -> dict[str, float]:
     return {f"{OBSERVED}{name}": float(number) for name, number in (given or {}).items()}
 
 
+def check_observers(config: Config, *, here: bool) -> None:
+    """Raise SettingsError for a built-in observer that is not `ready`; custom ones have their own
+    checks."""
+    for name, _ in map(named, config.observers):
+        if name in PLUGINS["observers"].built_in:
+            kind: Any = function_of("observers", name)
+            kind.ready(config, here=here)
+
+
 def make_observers(config: Config, world: World, *records: Observer) -> list[Observer]:
     """A run's observers: first the custom ones, so that all others read their numbers; then
     `records`, which every run has; then the built-in ones of `observers`, which read the records'

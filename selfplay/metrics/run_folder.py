@@ -50,7 +50,7 @@ from selfplay.errors import RunEnds, SettingsError
 # Settings that may change when a run resumes. First: its length and logs.
 _LENGTH = (
     *("out", "steps", "save_every", "keep_checkpoints", "log_games_every", "log_groups_every"),
-    *("eval", "monitors", "track", "observers"),
+    *("eval", "monitors", "observers"),
 )
 # Second: where and how the run is computed. Results stay equal up to rounding or, with SGLang, in
 # distribution.

@@ -37,12 +37,12 @@ COMMON = (
     *("reward.function", "algorithm.advantage", "algorithm.loss", "algorithm.kl"),
     *("algorithm.minibatches", "optim.lr", "optim.schedule", "optim.tokens_per_microbatch"),
     *("engine.kind", "engine.mem_fraction", "parallel.tp", "parallel.fsdp"),
-    *("eval.every", "eval.num_games", "eval.final_games", "track"),
+    *("eval.every", "eval.num_games", "eval.final_games", "observers"),
 )
 # Keys and sections that only train.py reads. A key does not declare its readers: add new ones here.
 _OF_TRAINING = {
     *("out", "steps", "save_every", "keep_checkpoints", "log_games_every", "log_groups_every"),
-    *("monitors", "track", "observers"),
+    *("monitors", "observers"),
     *("warm_start", "policy_pool", "reward", "algorithm", "methods", "optim"),
 }
 _DASHES = "-\N{EN DASH}\N{EM DASH}"  # editors turn two hyphens into the other two

@@ -34,8 +34,8 @@ from selfplay.engines.kinds import engine_kind
 from selfplay.errors import SettingsError
 from selfplay.evaluation.held_out import check_fixed_partners
 from selfplay.learner.method import check_methods
+from selfplay.metrics.observers import check_observers
 from selfplay.metrics.run_folder import check_names, holds_run
-from selfplay.metrics.tracker import check_tracker
 from selfplay.model.hub import check_weights, described_in, local_folder
 from selfplay.model.policy import end_ids, scratch_config
 from selfplay.model.stored import check_tensors
@@ -85,7 +85,7 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     engine_kind(config.engine.kind).check(config.engine, here=False)
     if here:
         check_machine(config.device, config.engine)
-    check_tracker(config.track, here=here)
+    check_observers(config, here=here)
     for spec, _ in parse_shares(config.rollout.partners):
         check_endpoint(spec, config.endpoint, what="rollout.partners")
     check_methods(config, ask=False)

@@ -395,7 +395,7 @@ ACCEPTED: list[tuple[str, ...]] = [
     ("algorithm.advantage=ppo", "rollout.group_size=2", HONEST),
     ("rollout.play=branches", "rollout.group_size=1"),
     ("model.lora={}",),
-    ("track=none",),
+    ("observers=[]",),
     ("algorithm.advantage=ema", "rollout.group_size=1"),
     ("engine.kind=sglang", "engine.sessions=true"),
     EXACT,

@@ -4,19 +4,22 @@ import json
 import struct
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from selfplay.advantages.advantages import CreditStats
+from selfplay.apps.trackers import TensorBoard, WandB, game_row
 from selfplay.config import Config
 from selfplay.config.load import load
 from selfplay.config.text import dump
+from selfplay.distributed import init_world
 from selfplay.errors import SettingsError
 from selfplay.metrics.observer import Step
+from selfplay.metrics.observers import check_observers
 from selfplay.metrics.records import game_text
-from selfplay.metrics.tracker import Tracker, check_tracker, game_row
 
 SEATS = [
     {"player": "self", "system": "Rules", "user": "A: 3\n```"},
@@ -38,9 +41,17 @@ GAME = {
 }
 
 
-def play(folder: Path, track: str, steps: range, *, score: float, rank: int = 0) -> None:
+KINDS = {"wandb": WandB, "tensorboard": TensorBoard}
+
+
+def tracker_of(folder: Path, kind: str, *, rank: int = 0) -> WandB | TensorBoard:
+    config = load(Config, folder / "config.yaml", [f"out={folder}"])
+    return KINDS[kind](config, replace(init_world(device="cpu"), rank=rank))
+
+
+def play(folder: Path, kind: str, steps: range, *, score: float, rank: int = 0) -> None:
     """Track these steps as a run does that continues before the first of them."""
-    tracker = Tracker(folder, track, after_step=steps.start - 1, rank=rank)
+    tracker = tracker_of(folder, kind, rank=rank)
     for step in steps:
         games = [GAME] if step == 2 else []
         line = {"step": step, "score": score + step, "score/pool:2/0": 0.5, "lost": float("nan")}
@@ -62,11 +73,20 @@ def test_a_game_is_a_row_with_its_outcome_and_its_text() -> None:
     assert row["game"] == game_text(GAME) and "\x1b" not in row["game"]
 
 
-@pytest.mark.parametrize(("track", "rank"), [("none", 0), ("wandb", 1)])
-def test_none_and_other_ranks_write_nothing(folder: Path, track: str, rank: int) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_ranks_write_nothing(folder: Path, kind: str) -> None:
     before = sorted(folder.iterdir())
-    play(folder, track, range(1, 3), score=0.0, rank=rank)
+    play(folder, kind, range(1, 3), score=0.0, rank=1)
     assert sorted(folder.iterdir()) == before
+
+
+def test_a_run_of_an_earlier_version_has_its_tracker_among_its_observers(folder: Path) -> None:
+    path = folder / "config.yaml"
+    for tracker, added in (("none", ()), ("wandb", ("wandb",))):
+        path.write_text(f"track: {tracker}\nmodel: {{path: x}}\n")
+        assert load(Config, path).observers == ("console", "page", *added)
+    with pytest.raises(SettingsError, match=r"track is a name in observers, as in observers=\["):
+        load(Config, None, ["track=wandb"])
 
 
 @pytest.mark.parametrize("kind", ["wandb", "tensorboard"])
@@ -74,9 +94,10 @@ def test_a_missing_package_is_named(
     kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, kind, None)
-    with pytest.raises(SettingsError, match=f"got {kind}; .*requirements/track.txt"):
-        check_tracker(kind)
-    check_tracker("none")
+    config = load(Config, folder / "config.yaml", [f"observers=[{kind}]"])
+    with pytest.raises(SettingsError, match=f"observers must not have {kind} .*track.txt"):
+        check_observers(config, here=True)
+    check_observers(load(Config, folder / "config.yaml"), here=True)
 
 
 def test_wandb_online_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,22 +105,27 @@ def test_wandb_online_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(SettingsError, match=r"got no key: run `wandb login`.*WANDB_MODE=offline"):
-        check_tracker("wandb")
-    check_tracker("wandb", here=False)
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    check_tracker("wandb")
+        WandB.ready(Config())
+    WandB.ready(Config(), here=False)
+    for mode in ("offline", "disabled"):
+        monkeypatch.setenv("WANDB_MODE", mode)
+        WandB.ready(Config())
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.setenv("WANDB_DISABLED", "true")
+    WandB.ready(Config())
 
 
 def test_a_tracker_that_fails_warns_once_and_the_run_goes_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tracker = Tracker(folder, "tensorboard", after_step=0, rank=0)
+    tracker = tracker_of(folder, "tensorboard")
+    tracker.step(1, {"score": 1.0}, [])
 
     def fail(*_: object) -> None:
         raise OSError("the disk is gone")
 
     monkeypatch.setattr(tracker._run, "_add", fail)
-    for step in (1, 2):
+    for step in (2, 3):
         tracker.step(step, {"score": 1.0}, [])
     tracker.close()
     assert capsys.readouterr().err.count("the disk is gone") == 1
@@ -115,7 +141,7 @@ def test_tensorboard_shows_each_step_once_after_a_resume(folder: Path) -> None:
 
     play(folder, "tensorboard", range(1, 5), score=0.0)
     play(folder, "tensorboard", range(2, 6), score=10.0)
-    tracker = Tracker(folder, "tensorboard", after_step=5, rank=0)
+    tracker = tracker_of(folder, "tensorboard")
     tracker.on_step(Step(6, [], [], {"score": 16.0}, CreditStats(0, 0), {}))
     tracker.close()
     scalars = event_accumulator.EventAccumulator(str(folder / "tensorboard")).Reload()
@@ -163,6 +189,7 @@ def test_wandb_offline_goes_on_in_the_same_run(
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_PROJECT", "own")
+    (folder / "report.html").write_text("the page")
     play(folder, "wandb", range(1, 5), score=0.0)
     saved = json.loads((folder / "tracker.json").read_text())
     play(folder, "wandb", range(3, 6), score=10.0)
@@ -173,6 +200,17 @@ def test_wandb_offline_goes_on_in_the_same_run(
     assert {(run.run_id, run.project, run.display_name) for run in runs} == {
         (saved["id"], "own", "a_run")
     }
+    for name in ("WANDB_PROJECT", "WANDB_MODE"):
+        monkeypatch.delenv(name)
+    assert [*folder.glob("wandb/offline-run-*/files/report.html")], "the page goes with the run"
+    pages = [
+        json.loads(item.value_json)
+        for record in records
+        if record.HasField("summary")
+        for item in record.summary.update
+        if item.key == "page"
+    ]
+    assert set(pages) == {str(folder / "report.html")}
     keys = {item.key: json.loads(item.value_json) for item in runs[0].config.update}
     assert keys["seed"] == 3 and keys["rollout"]["group_size"] > 0
     scores, tables = {}, 0
@@ -189,3 +227,28 @@ def test_wandb_offline_goes_on_in_the_same_run(
     assert [dict(zip(shown["columns"], row, strict=True)) for row in shown["data"]] == [
         game_row(GAME)
     ]
+
+
+@pytest.mark.parametrize("switch", [("WANDB_MODE", "disabled"), ("WANDB_DISABLED", "true")])
+def test_wandb_that_is_switched_off_writes_nothing_of_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, switch: tuple[str, str]
+) -> None:
+    monkeypatch.setenv(*switch)
+    play(folder, "wandb", range(1, 3), score=0.0)
+    assert not [*folder.glob("wandb/*run-*")]
+
+
+def test_wandbs_variables_name_the_run_and_its_folder(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb
+
+    given = {"MODE": "offline", "NAME": "mine", "RUN_ID": "abc", "DIR": str(tmp_path / "else")}
+    for name, value in given.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    (tmp_path / "else").mkdir()
+    play(folder, "wandb", range(1, 2), score=0.0)
+    wandb.teardown()
+    assert json.loads((folder / "tracker.json").read_text()) == {"id": "abc", "last_step": 1}
+    runs = [one.run for one in offline_records(tmp_path / "else") if one.HasField("run")]
+    assert {(run.run_id, run.display_name) for run in runs} == {("abc", "mine")}
