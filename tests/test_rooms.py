@@ -16,8 +16,8 @@ from tests.helpers.house import ROOMS, ROOT
 # A library and the only modules that may import it.
 ONLY_IN = {
     "sglang": ("selfplay.engines.sglang", "selfplay.extras.exact"),
-    "wandb": "selfplay.metrics",
-    "tensorboard": "selfplay.metrics",
+    "wandb": "selfplay.apps.trackers",
+    "tensorboard": "selfplay.apps.trackers",
     "httpx": "selfplay.partners.endpoint",
     "matplotlib": "selfplay.apps.report.charts",
     "starlette": "selfplay.apps.play",
