@@ -307,6 +307,11 @@ def update_work(
     return dict(zip(names, all_reduce_sum(own, world), strict=True))
 
 
+def _sum(step: dict[str, float], name: str) -> float:
+    """A metric over all policies, whose names follow a slash."""
+    return sum(value for key, value in step.items() if key.partition("/")[0] == name)
+
+
 def summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     """Medians over the timed steps, on rank 0.
 
@@ -333,7 +338,7 @@ def summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
         ("generated_per_s", "num_generated_tokens", "play_s"),
         ("packed_per_s", "num_packed_tokens", "update_s"),
     ):
-        figures[name] = statistics.median(step[tokens] / step[stage] for step in timed)
+        figures[name] = statistics.median(_sum(step, tokens) / step[stage] for step in timed)
     return figures
 
 

@@ -403,36 +403,48 @@ def _progress(path: Path) -> dict[str, Any]:
     return dict(progress)
 
 
-def export_final(
-    folder: Path,
-    learner: Learner,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    step: int,
-    served: Sequence[str] = (),
-) -> None:
-    """Export the policy after `step` steps, with notes for its server, to the Hugging Face folder
-    `final/`, adapters merged; with adapters also to `final_adapters/`, in peft's format. Every rank
-    must call.
+# A policy's learner, its tokenizer, and notes for its server.
+Final = tuple[Learner, PreTrainedTokenizerBase, Sequence[str]]
+
+
+def export_final(folder: Path, policies: Mapping[str, Final], *, step: int) -> None:
+    """Export the policies by name after `step` steps to Hugging Face folders, adapters merged:
+    `final/` for a single one, named "", else `final/NAME/`; with adapters also to
+    `final_adapters/`, in peft's format. Every rank must call.
 
     Replaces earlier exports once the new ones are complete.
     """
-    with atomic_folder(folder / "final", learner.world) as partial:
-        export(learner.model, tokenizer, partial, world=learner.world)
-        if learner.world.rank == 0:
-            (partial / "progress.json").write_text(json.dumps({"step": step, "served": served}))
-    if (adapters := learner.adapters) is not None:
-        with atomic_folder(folder / "final_adapters", learner.world) as partial:
-            export_adapters(learner.model, adapters, tokenizer, partial, world=learner.world)
+    ((learner, *_), *_) = policies.values()
+    world = learner.world
+    with atomic_folder(folder / "final", world) as partial:
+        for name, (learner, tokenizer, served) in policies.items():
+            export(learner.model, tokenizer, partial / name, world=world, policy=learner.policy)
+            if world.rank == 0:
+                progress = json.dumps({"step": step, "served": served})
+                (partial / name / "progress.json").write_text(progress)
+    adapted = {name: one for name, (one, *_) in policies.items() if one.adapters is not None}
+    if adapted:
+        with atomic_folder(folder / "final_adapters", world) as partial:
+            for name, learner in adapted.items():
+                assert learner.adapters is not None
+                tokenizer = policies[name][1]
+                export_adapters(
+                    learner.model, learner.adapters, tokenizer, partial / name, world=world
+                )
 
 
 def export_atomically(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, *, world: World
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    world: World,
+    policy: str = "",
 ) -> None:
     """Write a Hugging Face folder that replaces an older one only when it is complete. Every rank
     must call, and returns once the folder exists."""
     with atomic_folder(folder, world) as partial:
-        export(model, tokenizer, partial, world=world)
+        export(model, tokenizer, partial, world=world, policy=policy)
 
 
 def export_once(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
@@ -488,8 +500,10 @@ def learner_state(learner: Learner) -> dict[str, Any]:
         )
     if kept := {name: each for method in learner.methods for name, each in method.kept.items()}:
         state["kept"] = kept
-    if learner.adapters is not None:  # drop the second name of a tied head, which torch keeps
-        state["model"] = {n: value for n, value in state["model"].items() if is_adapter(n)}
+    if (adapters := learner.adapters) is not None:
+        # Drops other policies' adapters, and the second name of a tied head, which torch keeps.
+        own = {n: v for n, v in state["model"].items() if is_adapter(n, adapters.policy)}
+        state["model"] = own
     return state
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -26,23 +26,25 @@ from selfplay.chat.tokenizer import load_tokenizer
 from selfplay.checkpoint import (
     checkpoints,
     damaged_saves,
+    home_of,
     keep_newest,
     repair_folder,
     resume,
     state_of,
 )
-from selfplay.config import Config
-from selfplay.config.player_spec import Spec, parse_shares
+from selfplay.config import Config, EngineConfig
+from selfplay.config.player_spec import parse_shares
+from selfplay.config.policies import PolicyConfig
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, gather_objects, init_world, on_first_rank
-from selfplay.engines.base import Engine
+from selfplay.engines.base import Engine, GameRunner
 from selfplay.engines.kinds import engine_kind
 from selfplay.engines.sglang.processes import Signals
 from selfplay.errors import SettingsError
 from selfplay.evaluation.evaluate import EvaluationContext
 from selfplay.evaluation.held_out import fixed_partners, held_out_at_start
 from selfplay.learner.learner import Learner, make_learner
-from selfplay.learner.method import Ask, check_methods
+from selfplay.learner.method import check_methods
 from selfplay.metrics.monitors import Monitors
 from selfplay.metrics.observers import Groups, make_observers
 from selfplay.metrics.run_folder import (
@@ -59,9 +61,11 @@ from selfplay.partners.endpoints import try_endpoints
 from selfplay.partners.opponents import make_opponents
 from selfplay.partners.partners import Partners
 from selfplay.partners.pool import check_members
+from selfplay.partners.router import Live
 from selfplay.preflight.model import StartCheck, check_model
 from selfplay.preflight.run import read_rendering, start_warnings
-from selfplay.rollout.seat_rules import who_plays
+from selfplay.rollout.seat_rules import policy_of_seat, who_plays
+from selfplay.rollout.seating import Cast, Seated, pieces_of
 from selfplay.step.run import Policy, Run
 from selfplay.warm_start.imitation import (
     first_folder,
@@ -96,9 +100,9 @@ def open_world(config: Config, cleanup: ExitStack | None = None) -> World:
 def set_up(
     config: Config, world: World, cleanup: ExitStack, checked: Rendering | None = None
 ) -> Run:
-    """Create or resume the run in `config.out`: warm start, engine, learner, held-out games before
-    the first step. `cleanup` closes everything that is started here. `checked` is the result of
-    `check_run`; without it the model's tokenizer is read here. Every rank must call.
+    """Create or resume the run in `config.out`: warm start, engines, learners, held-out games
+    before the first step. `cleanup` closes everything that is started here. `checked` is the result
+    of `check_run`; without it the model's tokenizer is read here. Every rank must call.
 
     Raises SettingsError for a folder, a model or a template that cannot be used.
     """
@@ -109,7 +113,7 @@ def set_up(
     signals = Signals()
     signals.take()
     cleanup.callback(signals.restore)
-    if world.rank == 0 and (roles := who_plays(config.game, config.rollout)):
+    if world.rank == 0 and (roles := who_plays(config)):
         print(f"who plays in training: {roles}", flush=True)
     home = _RunFolder(Path(config.out).absolute(), config, cleanup)
     folder = home.path
@@ -118,68 +122,60 @@ def set_up(
     # An absolute path, in case custom code changes the working directory.
     config = replace(config, out=str(folder))
     stream = cleanup.enter_context(closing(TrainStream(config)))
-    if config.model.path is None:  # `checked` is a stand-in
-        trained = on_first_rank(home.tokenizer, world)
-        checked = make_rendering(trained, template_kwargs=config.model.chat_template)
-    elif checked is None:
-        checked = read_rendering(config.model, config.game, seed=config.seed)
-    rendering, tokenizer = checked, checked.tokenizer
-    on_first_rank(partial(check_methods, config, ask=True), world)
-    on_first_rank(partial(try_endpoints, config), world)
-    start_check = check_model(config, tokenizer, rendering, world)
+    begun = [_Begun(name, config.of_policy(name), home, world) for name in config.policy_names]
+    for each, known in zip(begun, (checked, *[None] * len(begun)), strict=False):
+        each.check(known)
     on_first_rank(home.make_ready, world)  # nothing is written to the folder before this
-    if config.model.path is None:
-        tokenizer = make_tokenizer(config, folder, world, tokenizer)
-        rendering = make_rendering(tokenizer, template_kwargs=config.model.chat_template)
-    warn_of_template(rendering, tokenizer.name_or_path, world)
-    if world.rank == 0:
-        for why in start_warnings(config, rendering):
-            print(f"warning: {why}", file=sys.stderr)
-    weights = first_weights(config, folder, tokenizer, rendering, world)
-    config, chosen = choose_engine(
-        config, weights, world, rewritten=rendering.rewritten, notes=folder / "code.txt"
-    )
-    specs = [spec for spec, _ in parse_shares(config.rollout.partners)]
-    partners = Partners(specs, config, rendering=rendering, world=world)
-    cleanup.callback(partners.close)
+    for each in begun:
+        each.make_weights()
+    run_engines = engine_kind(config.engine.kind).parted([each.config.engine for each in begun])
+    for each, engine in zip(begun, run_engines, strict=True):
+        each.config = replace(each.config, engine=engine)
+    first, *others = begun
+    if not config.policies:
+        config = first.config
+    for each in begun:
+        each.add_partners(cleanup)
     eval_partners = fixed_partners(
-        config.eval, config.game, config.rollout, weights=weights, partners=partners
+        config.eval, config.game, config.rollout, weights=first.weights, partners=first.partners
     )
-    own, learner, start_bound = _start_models(
-        config, weights, world, rendering, start_check, cleanup, partners.reader
+    for each in begun:  # all engines start before any learner takes memory
+        each.start_engine(cleanup)
+    learners: list[Learner] = []
+    for number, each in enumerate(begun):
+        learners.append(each.make_learner(learners, begun[number + 1 :]))
+    offloads: list[Offload] = []
+    for learner in learners:
+        offloads.append(Offload(learner, config.parallel, offloads))
+    engines = {
+        each.name: SupervisedPolicy(
+            each.learner,
+            each.engine,
+            offload,
+            runner=None if each is not first else _router(first, others),
+            name=each.name,
+        )
+        for each, offload in zip(begun, offloads, strict=True)
+    }
+    engines[first.name].beside = [engines[each.name] for each in others]
+    cast = cast_of(config, {each.name: each.rendering for each in begun})
+    evaluation = EvaluationContext(
+        config,
+        engines[first.name],
+        first.rendering,
+        world,
+        first.partners.held_out_partner(),
+        cast,
     )
-    offload = Offload(learner, config.parallel)
-    engine = SupervisedPolicy(learner, own, offload, runner=partners.routed(own))
-    evaluation = EvaluationContext(config, engine, rendering, world, partners.held_out_partner())
-    first_step, state = resume(folder, learner)
-    # Before 2026-11-29 a policy's state was not in `policies`, and `best` not in its method's.
-    of_policy = state.get("policies", {"": state})[""]
+    policies = []
+    for each in begun:
+        first_step, state = resume(folder, each.learner, each.name)
+        policies.append(each.restored(state, engines[each.name]))
     on_first_rank(partial(keep_newest, folder, config.keep_checkpoints), world)
-    of_methods = of_policy.get("methods", {"BestGames": {"best": of_policy.get("best", [])}})
-    for method in learner.methods:
-        method.restore(of_methods.get(type(method).__name__, {}))
-    partners.restore(state.get("partners", {}), learner, tokenizer)
-    opponents = make_opponents(config, state.get("opponents", {}))
-    sync_check = SyncCheck(
-        learner,
-        engine,
-        config=chosen,
-        start_bound=start_bound,
-        optim=config.optim,
-        offloaded=config.parallel.offload == "all",
-    )
-    sync_check.restore(of_policy.get("sync_check", {}))
-    policy = Policy(
-        name="",
-        config=config,
-        tokenizer=tokenizer,
-        rendering=rendering,
-        engine=engine,
-        baselines=of_policy.get("baselines", {}),
-        learner=learner,
-        sync_check=sync_check,
-    )
-    engine.push(first_step)
+    for policy in policies:
+        policy.engine.make_way()
+    for policy in policies:
+        policy.engine.push(first_step)
     if first_step >= max(config.steps, 1) and world.rank == 0:
         print(
             f"{folder} already has {first_step} of {config.steps} steps; increase steps to "
@@ -187,19 +183,20 @@ def set_up(
             flush=True,
         )
     held_out_at_start(first_step, config.steps, evaluation, eval_partners, folder=folder)
+    pieces = pieces_of(cast)
     journal = Journal(
         folder,
         log_games_every=config.log_games_every,
         after_step=first_step,
         rank=world.rank,
-        pieces=rendering.pieces,
+        pieces=pieces,
         num_lines=state.get("num_lines"),
     )
     observers = make_observers(
         config,
         world,
         Monitors(config.monitors, rank=world.rank),
-        Groups(config, world, journal, rendering.pieces),
+        Groups(config, world, journal, pieces),
         journal,
     )
     for observer in observers:
@@ -209,9 +206,8 @@ def set_up(
         folder=folder,
         world=world,
         stream=stream,
-        partners=partners,
-        opponents=opponents,
-        policies=[policy],
+        policies=policies,
+        cast=cast,
         evaluation=evaluation,
         fixed_partners=eval_partners,
         lock=home.lock,
@@ -220,6 +216,161 @@ def set_up(
         timed=Stopwatch(),
         first_step=first_step,
     )
+
+
+def cast_of(config: Config, renderings: Mapping[str, Rendering]) -> Cast:
+    """The policy of each seat, by the renderings of the policies; the first one's engine runs the
+    games."""
+    host = config.policy_names[0]
+    return [
+        Seated(name, renderings[name], "" if name == host else name)
+        for name in policy_of_seat(config)
+    ]
+
+
+def _router(first: _Begun, others: Sequence[_Begun]) -> GameRunner:
+    """The games' way to the engines of all policies and their partners."""
+    live = {each.name: Live(each.engine, each.rendering.stop_ids) for each in others}
+    return first.partners.routed(first.engine, *(each.partners for each in others), live=live)
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A policy at the start of a run; each method makes the next of its parts. Every rank must call
+    each."""
+
+    name: str
+    config: Config
+    run: _RunFolder
+    world: World
+    rendering: Rendering = field(init=False)
+    tokenizer: PreTrainedTokenizerBase = field(init=False)
+    start_check: StartCheck = field(init=False)
+    weights: Path = field(init=False)
+    chosen: EngineConfig = field(init=False)
+    partners: Partners = field(init=False)
+    engine: Engine = field(init=False)
+    learner: Learner = field(init=False)
+    start_bound: float = field(init=False)
+
+    @property
+    def folder(self) -> Path:
+        """Where its tokenizer and its warm start are."""
+        return self.run.home_of(self.name, self.config)
+
+    def check(self, checked: Rendering | None) -> None:
+        """Refuse settings, endpoints and models that cannot be used, before anything is written."""
+        config, world = self.config, self.world
+        if config.model.path is None:  # `checked` is a stand-in
+            trained = on_first_rank(partial(self.run.tokenizer, config, self.folder), world)
+            checked = make_rendering(trained, template_kwargs=config.model.chat_template)
+        elif checked is None:
+            checked = read_rendering(config.model, config.game, seed=config.seed)
+        self.rendering, self.tokenizer = checked, checked.tokenizer
+        on_first_rank(partial(check_methods, config, ask=True), world)
+        on_first_rank(partial(try_endpoints, config), world)
+        self.start_check = check_model(config, self.tokenizer, checked, world)
+
+    def make_weights(self) -> None:
+        """The tokenizer and the first weights, by a warm start if there is one, and the engine's
+        settings for them."""
+        config, world, folder = self.config, self.world, self.folder
+        if config.model.path is None:
+            self.tokenizer = make_tokenizer(config, folder, world, self.tokenizer)
+            self.rendering = make_rendering(
+                self.tokenizer, template_kwargs=config.model.chat_template
+            )
+        warn_of_template(self.rendering, self.tokenizer.name_or_path, world)
+        if world.rank == 0:
+            for why in start_warnings(config, self.rendering):
+                if why not in self.run.warned:
+                    print(f"warning: {why}", file=sys.stderr)
+                self.run.warned.add(why)
+        self.weights = first_weights(config, folder, self.tokenizer, self.rendering, world)
+        self.config, self.chosen = choose_engine(
+            config,
+            self.weights,
+            world,
+            rewritten=self.rendering.rewritten,
+            notes=self.run.path / "code.txt",
+        )
+
+    def add_partners(self, cleanup: ExitStack) -> None:
+        """Load the partners of `rollout.partners`. With several policies they play this one's seats
+        while the others train."""
+        specs = [spec for spec, _ in parse_shares(self.config.rollout.partners)]
+        self.partners = Partners(
+            specs, self.config, rendering=self.rendering, world=self.world, policy=self.name
+        )
+        cleanup.callback(self.partners.close)
+
+    def start_engine(self, cleanup: ExitStack) -> None:
+        """The engine, awake, with the first weights; none yet if it shares the learner's."""
+        if engine_kind(self.config.engine.kind).shares(self.world):
+            return
+        self.engine = load_engine(self.config, self.weights, self.world, cleanup=cleanup)
+        self.start_check.sample(Supervised(self.engine, self.world))
+
+    def make_learner(self, before: Sequence[Learner], later: Sequence[_Begun]) -> Learner:
+        """The learner, compared with the engine, which then sleeps. `before` are the learners of
+        the policies before it, `later` the policies after it."""
+        config, world = self.config, self.world
+        kind, kernels = engine_kind(config.engine.kind), config.engine.kernels
+        if not kind.shares(world):
+            sleep_or_close(self.engine)
+        self.learner = make_learner(
+            config,
+            self.weights,
+            world,
+            rendering=self.rendering,
+            reader=self.partners.reader,
+            as_engine=import_module(kernels).compute_as_engine if kernels else None,
+            name=self.name,
+            beside=before,
+            later={each.name: (each.config, each.weights) for each in later},
+        )
+        if kind.shares(world):
+            own = {"policy": self.learner.policy} if self.learner.policy else {}
+            self.engine = kind.around(self.learner.model, config.engine, **own)
+        self.start_bound = self.start_check.compare(self.learner, self.engine, self.weights)
+        return self.learner
+
+    def restored(self, state: Mapping[str, Any], engine: SupervisedPolicy) -> Policy:
+        """The policy as a checkpoint's trainer state has it."""
+        # Before 2026-11-29 a policy's state was not in `policies`, and `best` not in its method's;
+        # partners and opponents were not in it until 2026-11-30.
+        of_policy = state.get("policies", {"": state}).get(self.name, {})
+        of_methods = of_policy.get("methods", {"BestGames": {"best": of_policy.get("best", [])}})
+        for method in self.learner.methods:
+            method.restore(of_methods.get(type(method).__name__, {}))
+        older = {} if self.name else state
+        of_partners = of_policy.get("partners", older.get("partners", {}))
+        self.partners.restore(of_partners, self.learner, self.tokenizer)
+        opponents = make_opponents(
+            self.config, of_policy.get("opponents", older.get("opponents", {}))
+        )
+        sync_check = SyncCheck(
+            self.learner,
+            engine,
+            config=self.chosen,
+            start_bound=self.start_bound,
+            optim=self.config.optim,
+            offloaded=self.config.parallel.offload == "all",
+        )
+        sync_check.restore(of_policy.get("sync_check", {}))
+        return Policy(
+            name=self.name,
+            config=self.config,
+            tokenizer=self.tokenizer,
+            rendering=self.rendering,
+            engine=engine,
+            baselines=of_policy.get("baselines", {}),
+            learner=self.learner,
+            sync_check=sync_check,
+            partners=self.partners,
+            opponents=opponents,
+            settings=self.run.config.policies.get(self.name, PolicyConfig()),
+        )
 
 
 @dataclass(slots=True)
@@ -231,8 +382,9 @@ class _RunFolder:
     config: Config
     cleanup: ExitStack
     lock: TextIO | None = None
+    warned: set[str] = field(default_factory=set)  # of several policies, each once
     opening: Opening = field(init=False)
-    damaged: dict[Path, str] = field(init=False)
+    damaged: dict[Path, dict[Path, str]] = field(init=False)
 
     def check(self) -> None:
         """Raise SettingsError for a folder that another process uses, that cannot be repaired, or
@@ -240,22 +392,45 @@ class _RunFolder:
         if (self.path / ".lock").exists():
             self.lock = lock_run(self.path)
             self.cleanup.callback(self.lock.close)
-        self.damaged = damaged_saves(self.path, imitation=progress_folder(self.path))
+        self.damaged = {
+            home: damaged_saves(home, imitation=progress_folder(home)) for home in self.homes()
+        }
         self.opening = check_run_folder(self.path, self.config)
-        saved = [each for each in checkpoints(self.path) if each not in self.damaged]
+        damaged = self.damaged[self.path]
+        saved = [each for each in checkpoints(self.path) if each not in damaged]
         if not saved:
             return
-        check_members(self.path, state_of(saved[-1]).get("partners", {}).get("pool", []))
-        if self.config.model.lora is not None:
-            base = first_folder(self.config, self.path)
-            if base.exists():
-                check_base(saved[-1] / "hf", base)
+        state = state_of(saved[-1])
+        for name in self.config.policy_names:
+            own, config = state.get("policies", {}).get(name, {}), self.config.of_policy(name)
+            members = own.get("partners", state.get("partners", {})).get("pool", [])
+            check_members(self.path, members, name)
+            base = first_folder(config, self.home_of(name, config))
+            if config.model.lora is not None and base.exists():
+                check_base(home_of(saved[-1], name) / "hf", base)
 
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The scratch model's tokenizer: the saved one, or a new one."""
-        saved = tokenizer_folder(self.config.model, self.path)
+    def home_of(self, name: str, config: Config) -> Path:
+        """Where the tokenizer and the warm start of a policy with these settings are: in the run's
+        folder, unless its model or its warm start differs from the run's."""
+        of_run = self.config
+        same = (config.model.path, config.model.scratch, config.warm_start) == (
+            of_run.model.path,
+            of_run.model.scratch,
+            of_run.warm_start,
+        )
+        return self.path if same else self.path / "policies" / name
+
+    def homes(self) -> list[Path]:
+        """The run's folder, then those of policies with their own model or warm start."""
+        names = self.config.policy_names
+        own = [self.home_of(name, self.config.of_policy(name)) for name in names]
+        return [*dict.fromkeys((self.path, *own))]
+
+    def tokenizer(self, config: Config, home: Path) -> PreTrainedTokenizerBase:
+        """A scratch model's tokenizer: the saved one, or a new one."""
+        saved = tokenizer_folder(config.model, home)
         kept = saved.exists() and not self.opening.anew
-        return load_tokenizer(saved) if kept else scratch_tokenizer(self.config)
+        return load_tokenizer(saved) if kept else scratch_tokenizer(config)
 
     def make_ready(self) -> None:
         """Write the settings and the code that runs, and repair leftovers of killed processes.
@@ -268,34 +443,9 @@ class _RunFolder:
         self.lock = hold_run(self.path, self.lock)
         self.cleanup.callback(self.lock.close)
         open_run(self.opening)
-        repair_folder(self.path, self.damaged, imitation=progress_folder(self.path))
+        for home, damaged in self.damaged.items():
+            repair_folder(home, damaged, imitation=progress_folder(home))
         keep_code(self.opening)
-
-
-def _start_models(
-    config: Config,
-    weights: Path,
-    world: World,
-    rendering: Rendering,
-    start_check: StartCheck,
-    cleanup: ExitStack,
-    reader: Callable[[Spec], Ask],
-) -> tuple[Engine, Learner, float]:
-    """This rank's sleeping engine and the learner, both with the first weights and checked, and the
-    start check's bound on their mismatch."""
-    kind = engine_kind(config.engine.kind)
-    make = partial(make_learner, config, weights, world, rendering=rendering, reader=reader)
-    if kind.shares(world):
-        learner = make()
-        engine = kind.around(learner.model, config.engine)
-    else:
-        # The engine starts before the learner, because it takes a share of the free memory.
-        engine = load_engine(config, weights, world, cleanup=cleanup)
-        start_check.sample(Supervised(engine, world))
-        sleep_or_close(engine)
-        kernels = config.engine.kernels
-        learner = make(as_engine=import_module(kernels).compute_as_engine if kernels else None)
-    return engine, learner, start_check.compare(learner, engine, weights)
 
 
 def check_shared(folder: Path, world: World) -> None:

@@ -49,11 +49,20 @@ class CreditStats:
     are counted separately. `rewards` holds (total reward, mean return of a trained token) of each
     seat's game by its sample's name, including dropped groups."""
 
-    num_groups: int
-    num_zero_variance_groups: int
+    num_groups: int = 0
+    num_zero_variance_groups: int = 0
     num_branch_groups: int = 0
     num_zero_variance_branch_groups: int = 0
     rewards: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def __add__(self, other: CreditStats) -> CreditStats:
+        """The statistics of both."""
+        nums = ("num_groups", "num_zero_variance_groups", "num_branch_groups")
+        sums = {
+            name: getattr(self, name) + getattr(other, name)
+            for name in (*nums, "num_zero_variance_branch_groups")
+        }
+        return CreditStats(**sums, rewards=self.rewards | other.rewards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +88,21 @@ _Checked = tuple[tuple[float, ...], float] | None  # the baseline of each turn a
 
 
 def reward_samples(
-    episodes: Sequence[Episode], *, algorithm: AlgorithmConfig, reward: RewardConfig
+    episodes: Sequence[Episode],
+    *,
+    algorithm: AlgorithmConfig,
+    reward: RewardConfig,
+    policy: str | None = None,
 ) -> tuple[list[Sample], CreditStats]:
-    """Samples with rewards and without advantages."""
-    games = grouped(episode_samples(episodes, reward=reward), attrgetter("group"))
+    """Samples with rewards and without advantages, of the policy of this name or of all."""
+
+    def own(sample: Sample) -> bool:
+        return policy in (None, sample.policy)
+
+    games = grouped(filter(own, episode_samples(episodes, reward=reward)), attrgetter("group"))
     turns: dict[str, list[Sample]] = {}
     if any(episode.branches for episode in episodes):
-        turns = grouped(branch_samples(episodes, reward=reward), attrgetter("group"))
+        turns = grouped(filter(own, branch_samples(episodes, reward=reward)), attrgetter("group"))
     groups = games | turns
     statistics = {name: sample_statistics(group) for name, group in groups.items()}
     rewards = {
@@ -382,14 +399,15 @@ def batch_moments(batch: Statistics) -> tuple[float, float]:
 # --- samples to imitate ---------------------------------------------------------------------------
 
 
-def imitation_samples(episodes: Sequence[Episode]) -> list[Sample]:
-    """The seats' transcripts as samples to imitate, without invalid moves."""
+def imitation_samples(episodes: Sequence[Episode], *, policy: str | None = None) -> list[Sample]:
+    """The seats' transcripts as samples to imitate, without invalid moves: of the policy of this
+    name or of all."""
     return [
         imitated(sample.name, sample.ids, mask, sample.starts)
         for episode in episodes
         for seat in trained_seats(episode)
         for sample in [seat_sample(episode, seat)]
-        if 1 in (mask := legal_mask(episode, seat))
+        if policy in (None, sample.policy) and 1 in (mask := legal_mask(episode, seat))
     ]
 
 
@@ -403,7 +421,7 @@ def imitated(name: str, ids: list[int], mask: list[int], starts: Sequence[int]) 
 # --- helpers --------------------------------------------------------------------------------------
 
 
-def grouped(entries: Sequence[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+def grouped(entries: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
     groups: dict[Any, list[T]] = {}
     for entry in entries:
         groups.setdefault(key(entry), []).append(entry)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
@@ -23,6 +24,8 @@ from selfplay.config import Config, load_config
 from selfplay.config.load import load, override_words
 from selfplay.config.own_code import changed_originals, copies_of
 from selfplay.config.play import check_num_games, check_temperature
+from selfplay.config.player_spec import CHECKPOINT, Spec, parse_shares
+from selfplay.config.policies import HOME
 from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.distributed import World, close_world
 from selfplay.engines.sglang.fast import early
@@ -33,11 +36,12 @@ from selfplay.evaluation.rows import named_rows
 from selfplay.metrics.observer import Step
 from selfplay.metrics.step_log import plain_json
 from selfplay.partners.checkpoints import find_source
+from selfplay.partners.updates import GivenWeights, PartnerUpdates
 from selfplay.preflight.run import check_run
 from selfplay.setup import open_world, set_up
 from selfplay.step import take_step
 from selfplay.step.ending import check_place, save_and_sleep, saves_after, trainer_state
-from selfplay.step.run import Run
+from selfplay.step.run import Policy, Run
 
 
 @contextmanager
@@ -73,6 +77,18 @@ def _numbers(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[st
             yield from _numbers(value, f"{prefix}{name}.")
         elif isinstance(value, Real):
             yield f"{prefix}{name}", float(value)
+
+
+def _changed(policy: Policy, given: Config) -> Policy:
+    """The policy with the values of a step. Raises SettingsError for a KL without a reference."""
+    if given.algorithm.kl and not policy.config.algorithm.kl:
+        raise SettingsError(
+            "algorithm.kl must be above 0 at the run's start to load a reference, got "
+            f"{policy.config.algorithm.kl:g} there and {given.algorithm.kl:g} in a step"
+        )
+    changeable = ("rollout", "algorithm", "reward", "optim")
+    values = {name: getattr(given, name) for name in changeable}
+    return replace(policy, config=replace(policy.config, **values))
 
 
 class SavedRun:
@@ -185,23 +201,58 @@ class OpenRun(SavedRun):
     def _with(self, overrides: Mapping[str, Any]) -> Run:
         """The parts with these settings replaced."""
         words, parts = override_words(overrides), self.parts
-        for key in overrides:
+        for given_key in overrides:
+            key = re.sub(rf"^{HOME}\.\w+\.", "", given_key)
             if not any(key == name or key.startswith(f"{name}.") for name in OF_A_STEP):
                 raise SettingsError(
-                    f"a step's overrides must be among {', '.join(OF_A_STEP)}, got {key}"
+                    f"a step's overrides must be among {', '.join(OF_A_STEP)}, got {given_key}"
                     f"{nearest(key, OF_A_STEP)}"
                 )
         given = load(Config, self.folder / "config.yaml", words)
-        if given.algorithm.kl and not parts.config.algorithm.kl:
-            raise SettingsError(
-                "algorithm.kl must be above 0 at the run's start to load a reference, got "
-                f"{parts.config.algorithm.kl:g} there and {given.algorithm.kl:g} in a step"
-            )
-        changeable = ("rollout", "algorithm", "reward", "optim")
-        config = replace(parts.config, **{name: getattr(given, name) for name in changeable})
-        policies = [replace(policy, config=config) for policy in parts.policies]
+        policies = [_changed(each, given.of_policy(each.name)) for each in parts.policies]
+        config = policies[0].config
+        if given.policies:
+            config = replace(parts.config, rollout=given.rollout, reward=given.reward)
         changed = dict(_numbers(overrides))
         return replace(parts, config=config, policies=policies, changed=changed)
+
+    @outside_event_loop()
+    def update_partner(self, spec: str, weights: GivenWeights) -> None:
+        """Give a training partner `checkpoint:PATH` other weights from the next step on: a model's
+        folder, a run's, or tensors by their Hugging Face names. Under torchrun every rank must
+        call, with tensors on rank 0.
+
+        The weights are saved in the run's `partners/`, and the next checkpoint names them. A run
+        that resumes starts with those of its checkpoint, so call again what came after it. Raises
+        SettingsError for another partner, model or tokenizer, which does not end the run.
+        """
+        with refusing():
+            updates, own = self._updates_of(spec)
+            for each in updates:
+                each.update(own, weights, self.num_done)
+
+    def partner_weights(self, spec: str) -> Path:
+        """The Hugging Face folder of a training partner's weights. Raises SettingsError as
+        `update_partner`."""
+        with refusing():
+            (updates, *_), own = self._updates_of(spec)
+        return updates.weights(own)
+
+    def _updates_of(self, text: str) -> tuple[list[PartnerUpdates], Spec]:
+        """The updates of the policies that have this partner, and its spec."""
+        checkpoints = [
+            (spec, policy.partners.updates)
+            for policy in self.parts.policies
+            for spec, _ in parse_shares(policy.config.rollout.partners)
+            if spec.kind == CHECKPOINT
+        ]
+        found = [(spec, updates) for spec, updates in checkpoints if spec.text == text]
+        if not found:
+            known = ", ".join(spec.text for spec, _ in checkpoints) or "none"
+            raise SettingsError(
+                f"a partner that gets weights must be a checkpoint among {known}, got {text!r}"
+            )
+        return [updates for _, updates in found], found[0][0]
 
     @outside_event_loop()
     def evaluate(
@@ -259,14 +310,15 @@ class OpenRun(SavedRun):
             for policy in parts.policies:
                 policy.engine.sleep()  # for good
             check_place(parts)
-            (policy,) = parts.policies
-            served = policy.rendering.served
-            export_final(
-                parts.folder, policy.learner, policy.tokenizer, step=self.num_done, served=served
-            )
+            finals = {
+                each.name: (each.learner, each.tokenizer, each.rendering.served)
+                for each in parts.policies
+            }
+            export_final(parts.folder, finals, step=self.num_done)
             if parts.world.rank == 0:
-                for line in served:
-                    print(f"{parts.folder / 'final'}: {line}", flush=True)
+                for name, (*_, served) in finals.items():
+                    for line in served:
+                        print(f"{parts.folder / 'final' / name}: {line}", flush=True)
             self._ended_by = "finish has ended it"
 
     def close(self) -> None:

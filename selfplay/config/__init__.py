@@ -193,6 +193,14 @@ class Config:
                 f"{[*getattr(self.rollout, key)]}; set policies.NAME.{key.removeprefix('policy_')}"
             )
         check_rests(self.policies)
+        for name, of in self.policies.items():
+            for key in ("kind", "tp_size"):
+                if (own := of.engine.get(key, getattr(self.engine, key))) != (
+                    of_run := getattr(self.engine, key)
+                ):
+                    raise ValueError(
+                        f"policies.{name}.engine.{key} must be the run's, {of_run}, got {own}"
+                    )
 
 
 def load_config(

@@ -184,6 +184,12 @@ class Engine(GameRunner):
         return engine
 
     @classmethod
+    def parted(cls, engines: Sequence[EngineConfig]) -> list[EngineConfig]:
+        """The chosen settings of several policies' engines that share each rank's GPU and start one
+        after the other, while none sleeps. Raises SettingsError if one gets too little."""
+        return [*engines]
+
+    @classmethod
     def start(
         cls, config: Config, weights: Path, world: World, *, load_format: str = "auto"
     ) -> Engine:
@@ -193,8 +199,9 @@ class Engine(GameRunner):
         raise NotImplementedError
 
     @classmethod
-    def around(cls, model: PreTrainedModel, engine: EngineConfig) -> Engine:
-        """Instead of `start`: an engine that `shares` the parameters of this model."""
+    def around(cls, model: PreTrainedModel, engine: EngineConfig, policy: str = "") -> Engine:
+        """Instead of `start`: an engine that `shares` the parameters of this model, with the
+        adapters of `policy`."""
         raise NotImplementedError
 
     @classmethod
@@ -202,6 +209,18 @@ class Engine(GameRunner):
         """Another engine for a frozen partner, always awake; None on a rank that shares another's.
         Raises as `start`, and SettingsError if too little memory is free."""
         return cls.start(config, weights, world)
+
+    def answering(self, sampling: Sampling) -> Callable[[], AbstractContextManager[Generate]]:
+        """Answers in games that another engine of its kind runs, once for each of its `run_games`.
+
+        Each call of the result, on the other engine's event loop, opens the requests of one game
+        until its end. By default they are answered in waves of `generate_batch`, which runs in a
+        thread unless the engine is in the trainer's process. Raises as `run_games` does."""
+        from selfplay.engines.waves import WaveScheduler
+
+        answer = partial(self.generate_batch, sampling=sampling)
+        waves = WaveScheduler(answer, in_thread=not self.in_trainer)
+        return lambda: nullcontext(waves.generate)
 
     @abstractmethod
     def load(self, weights: Weights, version: int) -> None:

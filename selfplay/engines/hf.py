@@ -35,6 +35,7 @@ from selfplay.engines.base import Completion, Engine, GameCoroutine, Generate, R
 from selfplay.engines.waves import WaveScheduler
 from selfplay.engines.weights import Compared, Weights
 from selfplay.model.attention import PackedRow, Prefixes, packed_kwargs
+from selfplay.model.lora import in_turn
 from selfplay.model.policy import load_model
 
 # A batch is split in two if that saves at least this many padding tokens per decode step. Each step
@@ -55,10 +56,10 @@ class HFEngine(Engine):
 
     in_trainer, dtype = True, torch.float32
 
-    def __init__(self, model: PreTrainedModel, *, max_batch: int = 512) -> None:
+    def __init__(self, model: PreTrainedModel, *, max_batch: int = 512, policy: str = "") -> None:
         """`model` is used without a copy; `max_batch` is the maximum number of games at once, and
-        of prompts in a batch."""
-        self.model, self.max_batch = model, max_batch
+        of prompts in a batch; `policy` names the adapters of a learner's model."""
+        self.model, self.max_batch, self.policy = model, max_batch, policy
         self._tree: TextTree | None = None  # of the rollout
 
     @classmethod
@@ -82,9 +83,9 @@ class HFEngine(Engine):
         return cls.around(copy.requires_grad_(False), config.engine)
 
     @classmethod
-    def around(cls, model: PreTrainedModel, engine: EngineConfig) -> Self:
+    def around(cls, model: PreTrainedModel, engine: EngineConfig, policy: str = "") -> Self:
         """An engine on the parameters of this model, which then need no push."""
-        return cls(model, max_batch=engine.max_batch)
+        return cls(model, max_batch=engine.max_batch, policy=policy)
 
     @property
     def num_weight_bytes(self) -> int:
@@ -112,7 +113,9 @@ class HFEngine(Engine):
             indices = order[start:stop]
             tree.make_room((stop - start) * (lengths[stop - 1] + steps))
             batch = [requests[i] for i in indices]
-            answers.update(zip(indices, self._generate_batch(batch, sampling, tree), strict=True))
+            with in_turn(self.model, self.policy):
+                completions = self._generate_batch(batch, sampling, tree)
+            answers.update(zip(indices, completions, strict=True))
             start = stop
         self.model.train(was_training)
         return [answers[i] for i in range(len(requests))]

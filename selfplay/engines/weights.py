@@ -50,14 +50,16 @@ class Weights:
         *,
         names: Collection[str] | None = None,
         bucket_bytes: int = BUCKET_BYTES,
+        policy: str = "",
     ) -> None:
-        """`names` are Hugging Face names of parameters without adapters, as in `plain_weights`;
-        `bucket_bytes` limits a buffer unless a parameter is larger. A GPU holds two buffers.
+        """The adapters of `policy` are merged. `names` are Hugging Face names of parameters without
+        adapters, as in `plain_weights`; `bucket_bytes` limits a buffer unless a parameter is
+        larger. A GPU holds two buffers.
         """
         self.model, self.dtype = model, dtype
         self._weights = {
             name: weight
-            for name, weight in plain_weights(model).items()
+            for name, weight in plain_weights(model, policy).items()
             if names is None or name in names
         }
         self.shapes = {name: torch.Size(w.base.shape) for name, w in self._weights.items()}

@@ -33,7 +33,15 @@ from selfplay.rollout.driver import FinishedGames, play_games, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, limits_of
 from selfplay.rollout.players import opening_ids
 from selfplay.rollout.seat_rules import chosen_seats
-from selfplay.rollout.seating import SELF_PLAY, Partner, evaluation_games, scripted_games
+from selfplay.rollout.seating import (
+    SELF_PLAY,
+    Cast,
+    Partner,
+    Seated,
+    evaluation_games,
+    pieces_of,
+    scripted_games,
+)
 from selfplay.weight_sync.start import choose_engine, load_engine
 from selfplay.weight_sync.supervised import Supervised
 
@@ -53,6 +61,12 @@ class EvaluationContext:
     rendering: Rendering
     world: World
     partner: Partner = SELF_PLAY
+    cast: Cast = ()  # of several policies, whose first one's engine this is
+
+    @property
+    def seated(self) -> Cast:
+        """The policy of each seat."""
+        return self.cast or [Seated("", self.rendering)] * len(self.config.game.kit.ROLES)
 
 
 def evaluate(
@@ -87,7 +101,7 @@ def evaluate(
         partner=partner,
         game=config.game,
         rollout=config.rollout,
-        rendering=context.rendering,
+        cast=context.seated,
         seat=seat,
     )
 
@@ -115,7 +129,7 @@ def evaluate(
         world=world,
         by_seat=not in_turn,
         num_void=len(own) - len(games),
-        pieces=context.rendering.pieces,
+        pieces=pieces_of(context.seated),
         num_shown=num_shown,
     )
     if alone:

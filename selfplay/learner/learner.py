@@ -5,36 +5,60 @@ Shapes: M trained tokens of a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from selfplay.chat.rendering import Rendering
-from selfplay.config import Config
+from selfplay.config import Config, LoraConfig
 from selfplay.config.player_spec import Spec
 from selfplay.distributed import World, all_reduce_max, all_reduce_sum, gather_objects, local_part
 from selfplay.errors import SettingsError
 from selfplay.learner.batch import MicroBatch
 from selfplay.learner.method import Ask, Method, Parts, Trained, make_methods
 from selfplay.learner.optimizer import make_optimizer
-from selfplay.model.lora import Adapters, without_adapters
+from selfplay.model.lora import Adapters, use_adapters, without_adapters
 from selfplay.model.policy import DTYPES, liger_is_here, load_sharded, policy_logprobs
 
 # Every n-th layer is recomputed in the backward pass, by parallel.checkpointing.
 RECOMPUTED = {"none": 0, "half": 2, "full": 1}
 
 
+class Base(NamedTuple):
+    """The folder of a policy's first weights and how a learner holds them. Policies with equal ones
+    share what they do not train: the model of their adapters, or the reference."""
+
+    weights: Path
+    dtypes: tuple[str, str]
+    checkpointing: str
+    liger: bool
+    kernels: str
+
+    @classmethod
+    def of(cls, config: Config, weights: Path) -> Base:
+        return cls(
+            weights,
+            (config.optim.master_dtype, config.model.dtype),
+            config.parallel.checkpointing,
+            config.model.liger,
+            config.engine.kernels,
+        )
+
+
 @dataclass(slots=True)
 class Learner:
     """What an update changes (model, optimizer, modules of methods) and what it only reads.
 
-    The reference of a model with adapters is the model itself, run without them.
+    The reference of a model with adapters is the model itself, run without them. Learners whose
+    adapters have the same base share the model, each with its own set in it.
     """
 
     model: PreTrainedModel
@@ -44,6 +68,12 @@ class Learner:
     reference: PreTrainedModel | None = None
     adapters: Adapters | None = None
     methods: Sequence[Method] = ()
+    base: Base | None = None
+
+    @property
+    def policy(self) -> str:
+        """Whose adapters of the model it trains; "" for a single policy's, and without adapters."""
+        return "" if self.adapters is None else self.adapters.policy
 
     def method_modules(self) -> Iterator[tuple[str, Trained]]:
         """The modules that methods train along with the policy, by name."""
@@ -61,13 +91,22 @@ def make_learner(
     as_engine: Callable[[PreTrainedModel], None] | None = None,
     rendering: Rendering | None = None,
     reader: Callable[[Spec], Ask] | None = None,
+    name: str = "",
+    beside: Sequence[Learner] = (),
+    later: Mapping[str, tuple[Config, Path]] = MappingProxyType({}),
 ) -> Learner:
     """The sharded policy, its optimizer, a reference for the KL and the methods of the settings.
     With adapters only they are trained, and the reference is the same model without them.
     `imitation` names the optimizer of a warm start, which has neither reference nor methods.
     Without `adapters` all weights are trained. `as_engine` makes models compute as the engine does.
+
+    With several policies `name` is this one's, `beside` are the learners made before, and `later`
+    has the settings and weights of the policies whose learners come after it, by name. Those with
+    adapters on the same base share one model, which the first of them loads with the adapters of
+    all: a model that is sharded cannot get more. Policies that train all weights from the same ones
+    share one reference.
     """
-    lora = config.model.lora if adapters else None
+    lora, base = config.model.lora if adapters else None, Base.of(config, weights)
     load = partial(
         load_sharded,
         str(weights),
@@ -79,21 +118,40 @@ def make_learner(
         liger=config.model.liger and world.device.type == "cuda" and liger_is_here(),
         as_engine=as_engine,
     )
-    model = load(lora=lora).eval()
-    check_finite(model, weights, world)
-    optimizer = make_optimizer(model, config.optim, seed=config.seed, kind=imitation or "adamw")
+    alike = [each for each in beside if each.base == base and bool(each.adapters) is bool(lora)]
+    if lora is not None and alike:
+        model = alike[0].model
+    else:
+        sets = {} if lora is None else {name: lora, **_adapters_on(base, later)}
+        model = load(adapters=sets).eval()
+        check_finite(model, weights, world)
+    optimizer = make_optimizer(
+        model, config.optim, seed=config.seed, kind=imitation or "adamw", policy=name
+    )
     learner = Learner(
         model=model,
         optimizer=optimizer,
         world=world,
         compute_dtype=DTYPES[config.model.dtype],
-        adapters=None if lora is None else Adapters(lora, weights),
+        adapters=None if lora is None else Adapters(lora, weights, name),
+        base=base,
     )
     if not imitation:
-        learner.methods = make_methods(Parts(config, learner, load, rendering, reader))
+        learner.methods = make_methods(Parts(config, learner, load, rendering, reader, name))
         if config.algorithm.kl > 0 and not any(each.has_reference for each in learner.methods):
-            learner.reference = load().requires_grad_(False) if lora is None else model
+            same = [model] if lora is not None else [each.reference for each in alike]
+            held = [each for each in same if each is not None]
+            learner.reference = held[0] if held else load().requires_grad_(False)
     return learner
+
+
+def _adapters_on(base: Base, policies: Mapping[str, tuple[Config, Path]]) -> dict[str, LoraConfig]:
+    """The settings of the adapters that these policies train on a base."""
+    return {
+        name: config.model.lora
+        for name, (config, weights) in policies.items()
+        if config.model.lora is not None and Base.of(config, weights) == base
+    }
 
 
 def check_finite(model: PreTrainedModel, weights: Path, world: World) -> None:
@@ -113,7 +171,9 @@ def batch_logprobs(
     entropy_grad: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of the trained tokens and the entropies there, both [M], in nats, at `temperature`.
-    The entropies have gradients only if `entropy_grad` is set."""
+    The entropies have gradients only if `entropy_grad` is set. A model with adapters computes with
+    the learner's."""
+    use_adapters(model, learner.policy)
     with autocast(learner):
         return policy_logprobs(
             model,

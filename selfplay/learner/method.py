@@ -72,13 +72,15 @@ class Trained:
 class Parts:
     """The inputs of a method: the run's settings, the learner with its ranks (`learner.world`),
     `load`, which returns another model with the policy's first weights, sharded like the policy,
-    the run's exact texts, and `reader`, which answers chats with the model of a spec."""
+    the run's exact texts, and `reader`, which answers chats with the model of a spec. `policy` is
+    the policy's name if there are several."""
 
     config: Config
     learner: Learner
     load: Callable[[], PreTrainedModel]
     rendering: Rendering | None = None
     reader: Callable[[Spec], Ask] | None = None
+    policy: str = ""
 
 
 class Method:

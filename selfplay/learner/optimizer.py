@@ -26,6 +26,7 @@ from transformers import PreTrainedModel
 from selfplay.config import OptimConfig
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import box_at, gather_flat, local_part, shard_index, sharded_as
+from selfplay.model.lora import own_parameters
 
 BETAS = (0.9, 0.95)  # AdamW's
 EPS = 1e-8  # torch's default
@@ -45,14 +46,16 @@ def make_optimizer(
     lr: float | None = None,
     seed: int = 0,
     kind: str = "adamw",
+    policy: str = "",
 ) -> torch.optim.Optimizer:
-    """AdamW or Muon over the parameters that are not frozen, without weight decay.
+    """AdamW or Muon over the parameters that are not frozen and not the adapters of another policy,
+    without weight decay.
 
     With `kind="muon"`, for a language model, matrices other than embedding and output layer take
     Muon's steps, all other weights AdamW's. `lr` overrides the settings. `seed` seeds the
     stochastic rounding of bf16 weights.
     """
-    trained = (p for p in model.parameters() if p.requires_grad)
+    trained = own_parameters(model, policy)
     weights = sorted(trained, key=lambda p: p.ndim < 2)  # their order numbers the rounding's draws
     groups: list[dict[str, Any]] = [{"params": weights}]
     rate = config.lr if lr is None else lr

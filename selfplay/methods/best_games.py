@@ -28,7 +28,8 @@ class BestGames(Method):
 
     def samples(self, samples: list[Sample], episodes: Sequence[Episode]) -> list[Sample]:
         """Add the best games of this step to those of earlier steps; the samples are unchanged."""
-        own = [imitation_samples([game]) for game in best_games(episodes)]
+        policy = self.parts.policy
+        own = [imitation_samples([game], policy=policy) for game in best_games(episodes)]
         every = gather_objects(own, self.parts.learner.world)
         new = [game for of_rank in every for game in of_rank if game]
         self.best.extend(sorted(new, key=lambda game: named_seed("best games", game[0].name)))

@@ -26,6 +26,7 @@ from selfplay.learner.method import Method, Parts
 from selfplay.learner.optimizer import rounded
 from selfplay.learner.rescore import token_values
 from selfplay.methods.options import KLReferenceOptions
+from selfplay.model.lora import own_parameters
 
 
 class KLReference(Method):
@@ -38,7 +39,9 @@ class KLReference(Method):
     def __init__(self, options: KLReferenceOptions, parts: Parts) -> None:
         """The reference starts as the policy."""
         super().__init__(options, parts)
-        self.weights = {n: p for n, p in parts.learner.model.named_parameters() if p.requires_grad}
+        model, policy = parts.learner.model, parts.learner.policy
+        own = {id(p) for p in own_parameters(model, policy)}
+        self.weights = {n: p for n, p in model.named_parameters() if id(p) in own}
         self.kept = {f"reference.{n}": p.detach().clone() for n, p in self.weights.items()}
 
     def prepare(

@@ -133,6 +133,8 @@ def step_line(
     seats = [f"{mean:.2f}" for name, mean in metrics.items() if name.startswith("reward/")]
     if len(set(seats)) > 1:
         notes.append(f"seats {' '.join(seats)}")
+    of_policies = [f"{k[8:]} {n:.2f}" for k, n in metrics.items() if k.startswith("entropy/")]
+    notes += [f"entropy {' '.join(of_policies)}"] if of_policies else []
     stages = {name.removesuffix("_s"): metrics[name] for name in _STAGES if name in metrics}
     total_s = sum(stages.values())
     notes += [f"{name} {s:.3g}s" for name, s in stages.items() if total_s and s >= 0.05 * total_s]

@@ -17,7 +17,7 @@ from selfplay.rollout.episode import Episode, check_game
 if TYPE_CHECKING:  # it imports torch, which a program that draws a page does not need
     from selfplay.advantages.advantages import CreditStats
 
-Pieces = Callable[[Sequence[int]], list[str]]  # the text of each token
+Pieces = Callable[[Sequence[int], str], list[str]]  # the texts of a policy's tokens
 OBSERVED = "observed/"  # prefix of the numbers that custom observers return
 MAX_PIECES = 400  # tokens of a turn that a record keeps
 _WIDTH = 100  # characters per line of a game as text
@@ -103,7 +103,7 @@ def _turn_tokens(episode: Episode, pieces: Pieces) -> list[list[list[Any]] | Non
             continue
         span = next(spans[turn.seat])
         first = slice(span.start, min(span.end, span.start + MAX_PIECES))
-        texts = pieces(transcript.ids[first])
+        texts = pieces(transcript.ids[first], transcript.policy)
         nats = [round(logprob, 3) for logprob in transcript.logprobs[first]]
         tokens.append([list(pair) for pair in zip(texts, nats, strict=True)])
     return tokens

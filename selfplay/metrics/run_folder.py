@@ -61,7 +61,13 @@ _WHERE = (
 )
 # The files that a start creates before training, and those that show that training began.
 _PREPARED = ("tokenizer", "random_start", "warm_start_progress")
-_TRAINED = ("warm_start", "warm_start_progress/checkpoints", "held_out_before.json", "checkpoints")
+_TRAINED = (
+    "policies",
+    "warm_start",
+    "warm_start_progress/checkpoints",
+    "held_out_before.json",
+    "checkpoints",
+)
 # The files and folders that a run writes in its folder; it leaves all others unchanged.
 FILES = (
     *(".lock", "config.yaml", "code.txt", "metrics.jsonl", "games.jsonl", "groups.jsonl"),
@@ -71,7 +77,8 @@ FILES = (
 )
 FOLDERS = (
     *("tokenizer", "random_start", "warm_start_progress", "warm_start", "policy_pool"),
-    *("checkpoints", "final", "final_adapters", "tensorboard", "wandb", CODE),
+    *("policies", "partners", "checkpoints", "final", "final_adapters", "tensorboard", "wandb"),
+    CODE,
 )
 _BROUGHT = ("tokenizer", "random_start", "warm_start")  # may come from another run
 _SHOWN = 12  # settings listed by a refusal

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -152,21 +153,22 @@ def load_sharded(
     compute_dtype: torch.dtype,
     recompute: int = 0,
     liger: bool = False,
-    lora: LoraConfig | None = None,
+    adapters: Mapping[str, LoraConfig] = MappingProxyType({}),
     seed: int = 0,
     as_engine: Callable[[PreTrainedModel], None] | None = None,
 ) -> PreTrainedModel:
     """`load_model` and `shard` in one, for models that do not fit on a single rank.
 
     The model is created and sharded on the meta device. Then each rank reads its own part of each
-    tensor, so it never holds more than its shard and one tensor. With `lora`, adapters drawn from
-    `seed` are added and everything else is frozen. `as_engine` makes it compute as the engine does.
-    Raises ValueError for a folder without safetensors and for a tensor that is not in the folder.
+    tensor, so it never holds more than its shard and one tensor. The `adapters` of policies, by
+    name and drawn from `seed`, are added and everything else is frozen. `as_engine` makes it
+    compute as the engine does. Raises ValueError for a folder without safetensors and for a tensor
+    that is not in the folder.
     """
     if world.mesh is None:
         model = load_model(name_or_folder, device=world.device, dtype=master_dtype)
-        if lora is not None:
-            add_adapters(model, lora, seed=seed)
+        for policy, lora in adapters.items():
+            add_adapters(model, lora, seed=seed, policy=policy)
         return shard(model, world, recompute=recompute)
     folder = local_folder(name_or_folder)
     model = empty_model(AutoConfig.from_pretrained(folder), dtype=master_dtype)
@@ -176,8 +178,8 @@ def load_sharded(
         as_engine(model)
     elif liger:
         apply_liger(model)
-    if lora is not None:
-        add_adapters(model, lora, seed=seed)
+    for policy, lora in adapters.items():
+        add_adapters(model, lora, seed=seed, policy=policy)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     shard(model, world, compute_dtype=compute_dtype, recompute=recompute)
 
@@ -340,16 +342,17 @@ def export(
     folder: Path | str,
     *,
     world: World | None = None,
+    policy: str = "",
 ) -> None:
     """Write a standard Hugging Face folder: config, safetensors, tokenizer.
 
-    Tensors keep their dtype and the released names (one tensor per expert). Adapters are merged
-    into their weights. Sharded weights are gathered one tensor at a time to rank 0, which writes;
-    all ranks must call.
+    Tensors keep their dtype and the released names (one tensor per expert). The adapters of
+    `policy` are merged into their weights. Sharded weights are gathered one tensor at a time to
+    rank 0, which writes; all ranks must call.
     """
     writes = world is None or world.rank == 0
     weights: dict[str, torch.Tensor] = {}
-    for name, tensor in full_weights(model):
+    for name, tensor in full_weights(model, policy):
         if writes:
             weights[name] = tensor.cpu()
     if not writes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import compress
 from pathlib import Path
 
@@ -24,6 +25,8 @@ from selfplay.distributed import World
 from selfplay.engines.base import Completion, Engine, Request, Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.kinds import engine_kind
+from selfplay.engines.weights import Weights
+from selfplay.errors import EngineDisagrees
 from selfplay.learner.method import Ask
 from selfplay.model.families import max_positions
 from selfplay.model.hub import described_in
@@ -78,6 +81,27 @@ class FrozenPolicies:
             return
         engine = self._here[slot] = self._load("the policy pool", folder)
         self.engines[slot] = Frozen(engine, self._rendering.stop_ids)
+
+    def reload(self, name: str, folder: Path, version: int) -> None:
+        """Replace the weights of the partner of this name by those in a folder, and compare them
+        bit for bit; an engine that is restarted gets them too. Raises EngineDisagrees."""
+        if (frozen := self.engines.get(name)) is None:
+            return
+        engine, dtype = frozen.engine, DTYPES[self._config.model.dtype]
+        model = load_whole(folder, self._config, self._world, dtype=dtype).requires_grad_(False)
+        weights = Weights(model, engine.dtype)
+        with weights.all_taken():
+            engine.load(weights, version)
+        weights = Weights(model, engine.dtype)
+        with weights.all_taken():
+            compared = engine.compare(weights)
+        expected = engine.num_copies * weights.num_elements
+        if compared.num_different or compared.num_elements < expected:
+            raise EngineDisagrees(
+                f"{name} must have the weights of {folder}: of {expected} elements "
+                f"{compared.num_elements} were compared and {compared.num_different} differ"
+            )
+        frozen.reload = partial(self.reload, name, folder, version)
 
     def reader(self, spec: Spec) -> Ask:
         """Answers chats outside games greedily, with a checkpoint that is loaded here unless it

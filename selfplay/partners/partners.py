@@ -5,7 +5,10 @@ Names and the pool are the same on every rank.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -22,7 +25,8 @@ from selfplay.partners.endpoints import Endpoints
 from selfplay.partners.frozen import FrozenPolicies
 from selfplay.partners.opponents import Opponents, drawn
 from selfplay.partners.pool import PolicyPool
-from selfplay.partners.router import EngineRouter
+from selfplay.partners.router import EngineRouter, Live
+from selfplay.partners.updates import PartnerUpdates
 from selfplay.rollout.seat_rules import chosen_seats
 from selfplay.rollout.seating import SELF_PLAY, Partner, scripted_partner
 
@@ -45,15 +49,18 @@ class Partners:
         *,
         rendering: Rendering,
         world: World,
+        policy: str = "",
     ) -> None:
+        """`policy` is the name of the policy, if there are several, whose seats they play."""
         self._config, self._world = config, world
         self._frozen = FrozenPolicies(config, rendering, world)
         self._endpoints = Endpoints(config.endpoint, plays=world.replica.leads)
         has_pool = POOL in {spec.kind for spec in specs}
-        self._pool = PolicyPool(config, self._frozen) if has_pool else None
+        self._pool = PolicyPool(config, self._frozen, policy=policy) if has_pool else None
         self._partners = {
             spec.text: self._partner(spec, own_engine=True) for spec in specs if spec.kind != POOL
         }
+        self.updates = PartnerUpdates(Path(config.out), self._frozen, world)
         self._drawn: tuple[int, list[tuple[Partner, float]]] | None = None  # the last draw's step
 
     def for_step(self, step: int, opponents: Opponents) -> list[tuple[Partner, float]]:
@@ -89,18 +96,25 @@ class Partners:
         `take_usage` counts the usage."""
         return (self._endpoints if spec.kind == ENDPOINT else self._frozen).reader(spec)
 
-    def routed(self, engine: GameRunner) -> GameRunner:
-        """A router over the policy's engine and the partners' engines; the policy's engine itself
-        if no partner needs one."""
-        frozen, endpoints = self._frozen.engines, self._endpoints.clients
-        if not (self._pool or frozen or endpoints):
+    def routed(
+        self, engine: GameRunner, *others: Partners, live: Mapping[str, Live] = MappingProxyType({})
+    ) -> GameRunner:
+        """A router over the policy's engine, the engines of these and other policies' partners, and
+        the `live` ones of other policies; the policy's engine itself if nobody needs another."""
+        every = (self, *others)
+        if not live and not any(
+            each._pool or each._frozen.engines or each._endpoints.clients for each in every
+        ):
             return engine
-        return EngineRouter(engine, frozen=frozen, endpoints=endpoints)
+        frozen = ChainMap(*(each._frozen.engines for each in every))
+        endpoints = ChainMap(*(each._endpoints.clients for each in every))
+        return EngineRouter(engine, frozen=frozen, endpoints=endpoints, live=live)
 
     def restore(
         self, state: Mapping[str, Any], learner: Learner, tokenizer: PreTrainedTokenizerBase
     ) -> None:
         """Restore `state()` of a checkpoint."""
+        self.updates.restore(state.get("updated", {}))
         if self._pool:
             self._pool.restore(state.get("pool", []), learner, tokenizer)
 
@@ -116,7 +130,8 @@ class Partners:
 
     def state(self) -> dict[str, Any]:
         """The partners' part of the trainer state, as plain values for `restore`."""
-        return {"pool": self._pool.members if self._pool else []}
+        pool = {"pool": self._pool.members if self._pool else []}
+        return pool | ({"updated": dict(self.updates.steps)} if self.updates.steps else {})
 
     def close(self) -> None:
         self._endpoints.close()

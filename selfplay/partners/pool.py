@@ -21,9 +21,10 @@ class PolicyPool:
     """The members by step, the same on every rank: each is a snapshot in the run's folder, and has
     an engine of `frozen` while it plays."""
 
-    def __init__(self, config: Config, frozen: FrozenPolicies) -> None:
+    def __init__(self, config: Config, frozen: FrozenPolicies, *, policy: str = "") -> None:
+        """`policy` is the name of the policy if there are several."""
         self._settings, self._folder = config.policy_pool, Path(config.out)
-        self._frozen = frozen
+        self._frozen, self._policy = frozen, policy
         self.members: list[int] = []
         self._loaded: dict[str, int] = {}  # the member held by each slot
 
@@ -48,8 +49,10 @@ class PolicyPool:
 
     def join(self, step: int, learner: Learner, tokenizer: PreTrainedTokenizerBase) -> None:
         """Add the policy after `step` steps."""
-        folder = snapshot_folder(self._folder, step)
-        export_atomically(learner.model, tokenizer, folder, world=learner.world)
+        folder = snapshot_folder(self._folder, step, self._policy)
+        export_atomically(
+            learner.model, tokenizer, folder, world=learner.world, policy=learner.policy
+        )
         self.members = joined(self.members, step, size=self._settings.size)
 
     def load(self, names: Sequence[str]) -> dict[str, Partner]:
@@ -62,11 +65,11 @@ class PolicyPool:
         for member in members:
             if member in self._loaded.values():
                 continue
-            folder = snapshot_folder(self._folder, member)
+            folder = snapshot_folder(self._folder, member, self._policy)
             if not folder.is_dir():
                 raise RunEnds(f"{folder} must stay in place during its run, got no such folder")
             free = (slot for slot, held in self._loaded.items() if held not in members)
-            slot = next(free, f"{POOL} {len(self._loaded) + 1}")
+            slot = next(free, f"{POOL} {self._policy}{len(self._loaded) + 1}")
             self._loaded[slot] = member
             self._frozen.hold(slot, folder, member)
         slots = {member: slot for slot, member in self._loaded.items()}
@@ -76,16 +79,16 @@ class PolicyPool:
         }
 
 
-def snapshot_folder(run: Path, step: int) -> Path:
+def snapshot_folder(run: Path, step: int, policy: str = "") -> Path:
     """The folder of a run's policy after `step` steps. Snapshots stay on disk after they leave the
     pool."""
-    return run / "policy_pool" / f"step_{step:06d}"
+    return run / "policy_pool" / policy / f"step_{step:06d}"
 
 
-def check_members(run: Path, members: Sequence[int]) -> None:
+def check_members(run: Path, members: Sequence[int], policy: str = "") -> None:
     """Raise SettingsError for a member whose snapshot is damaged."""
     for member in members:
-        folder = snapshot_folder(run, member)
+        folder = snapshot_folder(run, member, policy)
         if (found := damage(folder)) is not None:
             raise SettingsError(
                 f"{folder} must be undamaged, because the policy pool draws from it, got {found}; "

@@ -1,15 +1,17 @@
 """Several engines behind one interface: each request goes to the engine of its model.
 
-Frozen engines answer in waves, endpoints answer each request separately.
+Frozen engines answer in waves, endpoints answer each request separately, the engines of other
+policies in training as `Engine.answering` says.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from selfplay.engines.base import (
@@ -25,12 +27,20 @@ from selfplay.engines.waves import WaveScheduler
 from selfplay.partners.endpoint import Endpoint
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Frozen:
-    """An engine with frozen weights, and the ids that end its turns."""
+    """An engine with frozen weights, the ids that end its turns, and what loads its weights again
+    if they are not those of its folder."""
 
     engine: Engine
     stop_ids: tuple[int, ...]
+    reload: Callable[[], None] | None = None
+
+    def restart(self) -> None:
+        """Restart the engine, with its weights."""
+        self.engine.restart()
+        if self.reload is not None:
+            self.reload()
 
     def generate_batch(self, requests: Sequence[Request], sampling: Sampling) -> list[Completion]:
         """Answer with the temperature of `sampling` and this model's own stop ids."""
@@ -44,20 +54,46 @@ class Frozen:
         return completions
 
 
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The engine of another policy in training, and the ids that end its turns."""
+
+    engine: Engine
+    stop_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _InGame(Request):
+    """A request to a live engine, with the `generate` of its game there."""
+
+    generate: Generate | None = None
+
+
 class EngineRouter(GameRunner):
-    """Passes each request of a game to the policy's engine or a partner's."""
+    """Passes each request of a game to the engine of its model: the policy's, that of another
+    policy in training, or a partner's."""
 
     def __init__(
-        self, policy: GameRunner, *, frozen: Mapping[str, Frozen], endpoints: Mapping[str, Endpoint]
+        self,
+        policy: GameRunner,
+        *,
+        frozen: Mapping[str, Frozen],
+        endpoints: Mapping[str, Endpoint],
+        live: Mapping[str, Live] = MappingProxyType({}),
+        name: str = "",
     ) -> None:
+        """`policy` runs the games; with several policies `name` is its own, and `live` has the
+        others by name."""
         self._policy, self._frozen, self._endpoints = policy, frozen, endpoints
+        self._live, self._name = live, name
 
     def run_games(
         self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
     ) -> list[Any]:
         """Run one coroutine per game with the policy's engine; results in order.
 
-        Partners answer on the same event loop; frozen engines work in threads.
+        All others answer on the same event loop; frozen engines work in threads. A live engine has
+        the temperature of `sampling` and its own stop ids.
         """
         waves = {
             name: WaveScheduler(partial(frozen.generate_batch, sampling=sampling), in_thread=True)
@@ -65,20 +101,54 @@ class EngineRouter(GameRunner):
         }
 
         async def generate(request: Request) -> Completion:
+            if isinstance(request, _InGame) and request.generate is not None:
+                return await request.generate(request)
             if request.model in waves:
                 return await waves[request.model].generate(request)
             return await asyncio.wrap_future(self._endpoints[request.model].submit(request))
 
+        if self._live:
+            answering = {
+                name: live.engine.answering(replace(sampling, stop_ids=live.stop_ids))
+                for name, live in self._live.items()
+            }
+            games = [partial(self._play, game, answering) for game in games]
         return self._policy.run_games(games, sampling, generate)
+
+    async def _play(
+        self,
+        game: GameCoroutine,
+        answering: Mapping[str, Callable[[], AbstractContextManager[Generate]]],
+        generate: Generate,
+    ) -> Any:
+        """One game of several policies. Its requests to live engines pass through the engine that
+        runs the games too, which may wait for them before it begins a wave."""
+        opened: dict[str, Generate] = {}
+        with ExitStack() as until_end:
+
+            async def of_game(request: Request) -> Completion:
+                name = request.model
+                if name == self._name:
+                    return await generate(replace(request, model=""))
+                if name not in answering:
+                    return await generate(request)
+                if name not in opened:
+                    opened[name] = until_end.enter_context(answering[name]())
+                asked = {field.name: getattr(request, field.name) for field in fields(Request)}
+                return await generate(_InGame(**asked, generate=opened[name]))
+
+            return await game(of_game)
 
     @contextmanager
     def rollout(self) -> Iterator[None]:
-        """A rollout of the policy's engine and all frozen ones. A frozen engine that was lost in
-        the last attempt is restarted."""
-        for frozen in self._frozen.values():
-            if frozen.engine.lost:
-                frozen.engine.restart()
+        """A rollout of every engine. A frozen engine that was lost in the last attempt is
+        restarted."""
+        for each in self._frozen.values():
+            if each.engine.lost:
+                each.restart()
+        frozen = [each.engine for each in self._frozen.values()]
+        others = [*(each.engine for each in self._live.values()), *frozen]
         with ExitStack() as rollouts:
-            for engine in (self._policy, *(frozen.engine for frozen in self._frozen.values())):
-                rollouts.enter_context(engine.rollout())
+            for runner in (self._policy, *others):
+                rollouts.enter_context(runner.rollout())
             yield

@@ -43,7 +43,7 @@ from selfplay.evaluation.evaluate import check_room
 from selfplay.learner.batch import pack
 from selfplay.learner.learner import Learner, autocast, batch_logprobs
 from selfplay.model.families import max_positions, why_not
-from selfplay.model.lora import check_targets
+from selfplay.model.lora import check_targets, use_adapters
 from selfplay.model.policy import DTYPES, empty_model, export_settings, loading_quietly
 from selfplay.preflight.run import described_model
 from selfplay.preflight.small_copy import check_copy, eager_logprobs
@@ -322,6 +322,7 @@ def _unpacked_pass(learner: Learner, ids: list[int]) -> Tensor | None:
     if learner.world.tp > 1:
         return None
     last, device = min(NUM_COMPARED, len(ids) - 1), learner.world.device
+    use_adapters(learner.model, learner.policy)
     with autocast(learner):
         logprobs = eager_logprobs(learner.model, ids, last=last, device=device)
     reshard(learner.model)

@@ -58,8 +58,8 @@ _MOST_MOVES = 2000  # moves whose tokens are counted
 
 
 def check_run(config: Config, *, here: bool = True) -> Rendering:
-    """Raise SettingsError if `train.py` cannot use this machine, the model or the run folder.
-    Returns the policy's rendering.
+    """Raise SettingsError if `train.py` cannot use this machine, the models or the run folder.
+    Returns the first policy's rendering.
 
     Without `here` the run is for another machine: the folder, the device, the engine and W&B's key
     are not checked.
@@ -72,20 +72,29 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     if here:
         check_folder(Path(config.out), what="out")
         check_names(Path(config.out))
-    check_functions(config)
+    policies = [config.of_policy(name) for name in config.policy_names]
+    for each in policies:
+        check_functions(each)
     own_code(own_names(config))
     check_switches(AT_START)  # a user's file may change them when it is imported
     check_players(config)
-    check_teachers(config)
     if config.data.train_file:
         read_train_file(config)
     check_files(config.game, config.data)  # before a model is fetched
-    check_partners(config.rollout.partners, config.game, out=config.out)
     check_fixed_partners(config.eval, config.game, config.rollout, out=config.out)
+    check_observers(config, here=here)
+    check_state(config)
+    rendering, *_ = [_check_policy(each, here=here) for each in policies]
+    return rendering
+
+
+def _check_policy(config: Config, *, here: bool) -> Rendering:
+    """The part of `check_run` that each policy has of its own; returns its rendering."""
+    check_teachers(config)
+    check_partners(config.rollout.partners, config.game, out=config.out)
     engine_kind(config.engine.kind).check(config.engine, here=False)
     if here:
         check_machine(config.device, config.engine)
-    check_observers(config, here=here)
     for spec, _ in parse_shares(config.rollout.partners):
         check_endpoint(spec, config.endpoint, what="rollout.partners")
     check_methods(config, ask=False)
@@ -93,7 +102,6 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     if warm.recorded is not None:
         imitated_people(config.game, config.data, recorded=warm.recorded, share=warm.recorded_share)
     chats = read_chats(warm.chats, warm.chat_roles) if warm.chats is not None else ()
-    check_state(config)
     rendering = read_rendering(
         config.model, config.game, seed=config.seed, adapters=False, weights=here
     )

@@ -68,8 +68,8 @@ class _SeatText:
     that did not end with the template's end-of-turn token.
     """
 
-    def __init__(self, rendering: Rendering, policy: str = "") -> None:
-        self.transcript, self._rendering = Transcript(policy), rendering
+    def __init__(self, rendering: Rendering) -> None:
+        self.transcript, self._rendering = Transcript(), rendering
         self._system, self._users, self.answers = "", list[str](), list[str]()
 
     def read(self, game: Game, seat: int, observation: str) -> None:
@@ -121,7 +121,7 @@ class PolicyPlayer:
         max_game_tokens: int,
         model: str = "",
     ) -> None:
-        self._text = _SeatText(rendering, model)
+        self._text = _SeatText(rendering)
         self.transcript = self._text.transcript
         self._model = model
         self._rendering = rendering

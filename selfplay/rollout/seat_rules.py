@@ -72,9 +72,13 @@ def able_seats(game: GameConfig, rollout: RolloutConfig) -> list[int]:
     return [s for s, role in roles if s in kit.POLICY_SEATS or role in rollout.policy_seats]
 
 
-def who_plays(game: GameConfig, rollout: RolloutConfig) -> str | None:
-    """Who has which role with each of `rollout.partners`, in words; None if all roles are equal or
-    the policy plays only with itself."""
+def who_plays(config: Config) -> str | None:
+    """Who has which role, in words: with several policies which seats each has, else with each of
+    `rollout.partners`; None if all roles are equal or the policy plays only with itself."""
+    game, rollout = config.game, config.rollout
+    if config.policies:
+        seats = zip(game.kit.ROLES, policy_of_seat(config), strict=True)
+        return ", ".join(f"seat {s} ({role}) policy {name}" for s, (role, name) in enumerate(seats))
     kit, chosen = game.kit, chosen_seats(game, rollout)
     specs = [spec for spec, _ in parse_shares(rollout.partners)]
     everywhere = tuple(range(len(kit.ROLES)))
@@ -137,6 +141,7 @@ def check_players(config: Config) -> None:
     """Raise SettingsError for a scripted partner that does not exist, and for seats or groups that
     do not fit the game."""
     rollout, game = config.rollout, config.game
+    _check_policies(config)
     seats = chosen_seats(game, rollout)
     specs = [
         read_spec(spec.text, game, rollout, what="rollout.partners")
@@ -146,6 +151,30 @@ def check_players(config: Config) -> None:
         _check_groups(
             config.rollout.group_size, config.algorithm.advantage, num_seats=len(game.kit.ROLES)
         )
+
+
+def _check_policies(config: Config) -> None:
+    """Raise SettingsError for a seat without one policy, and for partners that cannot play for
+    theirs."""
+    owners, kit = policy_of_seat(config), config.game.kit
+    for name, of in config.policies.items():
+        what, seats = (
+            f"policies.{name}.partners",
+            [s for s, own in enumerate(owners) if own == name],
+        )
+        for spec in (spec for spec, _ in parse_shares(of.partners) if spec.kind != SELF):
+            if len(seats) == len(owners):
+                raise SettingsError(
+                    f"{what} must be [self] for a policy that has all seats, got {spec.text}: no "
+                    "policy would train in such a game"
+                )
+            read_spec(spec.text, config.game, config.rollout, what=what)
+            seated = kit.seated(spec.argument) if spec.kind == SCRIPTED else ()
+            if seated and all(seated[seat] != spec.argument for seat in seats):
+                roles = ", ".join(f"{seat} ({kit.ROLES[seat]})" for seat in seats)
+                raise SettingsError(
+                    f"{what}: partner {spec.text!r} cannot play seat {roles} of {config.game.name}"
+                )
 
 
 def _check_groups(size: int, method: str, *, num_seats: int) -> None:

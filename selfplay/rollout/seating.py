@@ -6,7 +6,7 @@ game can be replayed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,13 +26,33 @@ MakePlayer = Callable[[tuple[object, ...], int], Player]
 @dataclass(frozen=True, slots=True)
 class Partner:
     """The policy's partner. `make_player(names, seat)` makes the player; `names` seed the game's
-    random draws.
+    random draws. It takes `seats`, or if empty those that the policy does not have.
 
     Without `make_player` the policy plays with itself.
     """
 
     name: str
     make_player: MakePlayer | None = None
+    seats: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Seated:
+    """The policy of a seat: its name, its exact texts, and the model of its requests, "" if its
+    engine runs the games."""
+
+    name: str
+    rendering: Rendering
+    model: str = ""
+
+
+Cast = Sequence[Seated]  # of all seats, in order
+
+
+def pieces_of(cast: Cast) -> Callable[[Sequence[int], str], list[str]]:
+    """The text of each token that the policy of a name sampled."""
+    renderings = {seated.name: seated.rendering for seated in cast}
+    return lambda ids, policy: renderings[policy].pieces(ids)
 
 
 SELF_PLAY = Partner(SELF)
@@ -47,17 +67,16 @@ def self_play_games(
     game: GameConfig,
     rollout: RolloutConfig,
     seed: int,
-    renderings: Mapping[str, Rendering],
+    cast: Cast,
 ) -> list[GameSetup]:
     """`rollout.group_size` games of each instance.
 
-    The first policy of `renderings` has all seats, or with a partner the seats of
-    `policy_seats_in`. `partners` are (partner, share of the instances). All games of an instance
-    have the same partner, so the games of a group differ only in the sampled tokens.
+    The policies of `cast` have all seats, or with a partner those of `policy_seats_in`. `partners`
+    are (partner, share of the instances). All games of an instance have the same partner, so the
+    games of a group differ only in the sampled tokens.
     """
     setups = []
-    (policy, rendering), *_ = renderings.items()
-    seated = partial(seat_players, game=game, rollout=rollout, rendering=rendering, policy=policy)
+    seated = partial(seat_players, game=game, rollout=rollout, cast=cast)
     chosen = _choose_partners(partners, instances, step=step, seed=seed)
     for instance, partner in zip(instances, chosen, strict=True):
         new_game = game.kit.new_game(instance, game.options)
@@ -75,13 +94,12 @@ def seat_players(
     index: int,
     game: GameConfig,
     rollout: RolloutConfig,
-    rendering: Rendering,
-    policy: str = "",
+    cast: Cast,
 ) -> tuple[Player, ...]:
-    """The player of each seat: the policy in the seats of `policy_seats_in`, else the partner."""
+    """The player of each seat: its policy in the seats of `policy_seats_in`, else the partner."""
     seats = policy_seats_in(game, rollout, partner=partner, index=index)
     return tuple(
-        policy_player(names, rollout, rendering, policy)
+        policy_player(names, rollout, cast[seat])
         if partner.make_player is None or seat in seats
         else partner.make_player(names, seat)
         for seat in range(len(game.kit.ROLES))
@@ -93,12 +111,15 @@ def policy_seats_in(
 ) -> tuple[int, ...]:
     """The seats of the policy in game number `index` of its instance.
 
-    In self-play these are all seats. With a partner they are the seats of `rollout.policy_seats`,
-    else those the game allows the policy; if it allows all, one seat per game, in turn.
+    In self-play these are all seats. With a partner they are the seats that it does not take: those
+    of `rollout.policy_seats`, else those the game allows the policy; if it allows all, one seat per
+    game, in turn.
     """
     num_seats = len(game.kit.ROLES)
     if partner.make_player is None:
         return tuple(range(num_seats))
+    if partner.seats:
+        return tuple(seat for seat in range(num_seats) if seat not in partner.seats)
     chosen = chosen_seats(game, rollout)
     return (index % num_seats,) if chosen is None else chosen
 
@@ -111,17 +132,18 @@ def seat_in_turn(number: int, num_seats: int) -> int:
 
 
 def policy_player(
-    names: tuple[object, ...], rollout: RolloutConfig, rendering: Rendering, policy: str = ""
+    names: tuple[object, ...], rollout: RolloutConfig, seated: Seated
 ) -> PolicyPlayer:
     """A `rollout.player` that plays for a policy in training; `names` seed the game's draws."""
-    named = {"model": policy} if policy else {}  # a custom player may take no model
+    named = {"model": seated.model} if seated.model else {}  # a custom player may take no model
     player: PolicyPlayer = function_of("rollout.player", rollout.player)(
-        rendering,
+        seated.rendering,
         seed_names=names,
         max_new_tokens=rollout.max_new_tokens,
         max_game_tokens=rollout.max_game_tokens,
         **named,
     )
+    player.transcript.policy = seated.name
     return player
 
 
@@ -156,18 +178,16 @@ def evaluation_games(
     partner: Partner,
     game: GameConfig,
     rollout: RolloutConfig,
-    rendering: Rendering,
+    cast: Cast,
     seat: int | None = None,
 ) -> list[GameSetup]:
-    """One game of each instance. With a partner the policy has seat `seat`, or the seats of
+    """One game of each instance. With a partner the policies have seat `seat`, or the seats of
     `seat_in_turn` if it is None."""
     setups = []
     for number, instance in enumerate(instances):
         names = ("evaluation", instance.key)
         index = seat_in_turn(number, len(game.kit.ROLES)) if seat is None else seat
-        players = seat_players(
-            names, partner, index=index, game=game, rollout=rollout, rendering=rendering
-        )
+        players = seat_players(names, partner, index=index, game=game, rollout=rollout, cast=cast)
         setups.append(game_setup(instance, players, game))
     return setups
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, compress
 
-from selfplay.advantages.advantages import compute_advantages, reward_samples
+from selfplay.advantages.advantages import CreditStats, compute_advantages, reward_samples
 from selfplay.advantages.rewards import sample_name, with_rewards
 from selfplay.advantages.sample import Sample
 from selfplay.config import Config
@@ -26,8 +26,9 @@ from selfplay.learner.rescore import Watched
 from selfplay.learner.update import update_policy
 from selfplay.metrics.observer import Step, TokenRecord
 from selfplay.metrics.records import checked_state, logged, mean_advantages
-from selfplay.metrics.step import step_metrics
+from selfplay.metrics.step import add_up, step_metrics
 from selfplay.partners.opponents import pass_results
+from selfplay.partners.seats import games_beside, shared_out
 from selfplay.rollout.driver import Rollout, first_turns, play_games
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.play import play_of
@@ -35,13 +36,16 @@ from selfplay.rollout.seating import self_play_games
 from selfplay.step.ending import Ending
 from selfplay.step.run import Batch, Policy, Run, UpdateResult
 
+COUNTS = ("num_trained_tokens", "num_optimizer_steps", "num_skipped_steps")
+
 
 def take_step(run: Run, step: int) -> Step:
     """Take the step after `step` finished ones: play, then update by GRPO (arXiv 2402.03300) with
     these differences:
 
-    - All seats of the policy share one set of weights. A group is (instance, seat, partner): the
-      seats of one game are never each other's baseline.
+    - All seats of a policy share one set of weights, and each sample trains the policy that sampled
+      it. A group is (instance, seat, partner): the seats of one game are never each other's
+      baseline.
     - Advantages are per token, so single turns can be rewarded or compared (branch points).
     - Groups without variance are dropped before the update if the baseline is the group's mean.
     - By default the loss is a mean over all trained tokens of all ranks (token_mean), not over
@@ -54,16 +58,19 @@ def take_step(run: Run, step: int) -> Step:
     config, ending = run.config, Ending(run, step)
     with ending.before_weights_change():
         rollout = play(run, step, run.world.replica.share(config.rollout.instances))
-        methods = [method for policy in run.policies for method in policy.learner.methods]
+        methods = run.policies[0].learner.methods
         rollout = after_play(run, step, rollout, methods, [*config.further_instances])
-        pass_results(run.opponents, step, rollout.episodes, run.world)
+        for policy in run.policies:
+            own = games_beside(policy.name, rollout.episodes)
+            pass_results(policy.opponents, step, own, run.world)
         with run.timed("credit"), raise_on_all_ranks(run.world):
             rollout = replace(rollout, episodes=with_rewards(rollout.episodes, config.reward))
         batch = credit(run, rollout)
         updated = update(run, rollout, batch, step)
     num_done = step + 1
     ending.begin_save()  # the engine sleeps until the push
-    run.partners.add_to_pool(num_done, run.policies[0].learner, run.policies[0].tokenizer)
+    for policy in run.policies:
+        policy.partners.add_to_pool(num_done, policy.learner, policy.tokenizer)
     metrics = measure(run, rollout, batch, updated)
     with ending.after_weights_changed():
         metrics |= push(run, num_done)
@@ -96,8 +103,9 @@ def evaluates_after(config: Config, num_done: int) -> bool:
 
 def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
     """Play `rollout.group_size` games of each of the step's instances with these numbers."""
-    config, partners = run.config, run.partners.for_step(step, run.opponents)
-    first = run.policies[0]
+    config, first = run.config, run.policies[0]
+    drawn = {one.name: one.partners.for_step(step, one.opponents) for one in run.policies}
+    partners = shared_out(drawn, run.cast)
     # `raise_on_all_ranks` waits for the last rank's games, so that time counts as play.
     with run.timed("play"), raise_on_all_ranks(run.world):
         setups = self_play_games(
@@ -107,7 +115,7 @@ def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
             game=config.game,
             rollout=config.rollout,
             seed=config.seed,
-            renderings={policy.name: policy.rendering for policy in run.policies},
+            cast=run.cast,
         )
         played = play_games(
             setups,
@@ -115,7 +123,7 @@ def play(run: Run, step: int, numbers: Sequence[int]) -> Rollout:
             sampling=Sampling(config.rollout.temperature, first.rendering.stop_ids),
             limits=limits_of(config.rollout),
             play=play_of(config),
-            versions={policy.name: step for policy in run.policies},
+            versions={seated.model: step for seated in run.cast},
         )
     return Rollout(*played)
 
@@ -153,13 +161,16 @@ def credit(run: Run, rollout: Rollout) -> Batch:
     Samples move between ranks until all have about the same number of tokens. Updates each policy's
     `baselines`, the state of `algorithm.advantage`.
     """
-    compared, config = dict[str, list[Sample]](), run.config
+    compared, config, stats = dict[str, list[Sample]](), run.config, CreditStats()
     with run.timed("credit"):
-        samples, stats = reward_samples(
-            rollout.episodes, algorithm=config.algorithm, reward=config.reward
-        )
         for policy in run.policies:
-            own = [sample for sample in samples if sample.policy == policy.name]
+            own, counted = reward_samples(
+                rollout.episodes,
+                algorithm=policy.config.algorithm,
+                reward=config.reward,
+                policy=policy.name,
+            )
+            stats += counted
             for method in policy.learner.methods:
                 with hook_call(method, run.world):
                     own = [*checked_samples(method.samples(own, rollout.episodes))]
@@ -187,6 +198,9 @@ def update(run: Run, rollout: Rollout, batch: Batch, step: int) -> UpdateResult:
         with run.timed("sleep"):
             policy.engine.sleep()
     for policy in run.policies:
+        if not policy.settings.trains(step):
+            updated.metrics.update(named({"num_trained_tokens": 0.0}, policy))
+            continue
         watched = Watched(logged)
         with run.timed("update"):
             metrics, skipped = update_policy(
@@ -200,7 +214,18 @@ def update(run: Run, rollout: Rollout, batch: Batch, step: int) -> UpdateResult:
         updated.metrics.update(named(metrics, policy))
         updated.skipped.extend(skipped)
         updated.tokens.update(token_records(batch.samples[policy.name], watched, run.world))
+    if run.config.policies:
+        updated.metrics.update(sums_of_policies(updated.metrics))
     return updated
+
+
+def sums_of_policies(metrics: Mapping[str, float]) -> dict[str, float]:
+    """What counts over all policies, under its plain name."""
+    sums = dict[str, float]()
+    for name in metrics:
+        if (plain := name.partition("/")[0]) in COUNTS:
+            sums[plain] = sums.get(plain, 0.0) + metrics[name]
+    return sums
 
 
 def logged_samples(run: Run, rollout: Rollout, step: int) -> set[str]:
@@ -234,16 +259,18 @@ def measure(run: Run, rollout: Rollout, batch: Batch, updated: UpdateResult) -> 
     """The metrics of the step over all ranks: games, groups, update, endpoints' usage.
 
     Restarts are counted since the last call, including the last push and evaluation."""
-    counted = updated.metrics | run.partners.take_usage()
+    usage = add_up(policy.partners.take_usage() for policy in run.policies)
+    counted = updated.metrics | usage
     metrics = step_metrics(rollout.episodes, rollout.stats, batch.stats, counted, run.world)
     num_restarts = sum(policy.engine.take_num_restarts() for policy in run.policies)
     return metrics | run.changed | {"num_engine_restarts": num_restarts}
 
 
 def advantages_of(run: Run, samples: Sequence[Sample]) -> dict[str, float]:
-    """Each sample's mean advantage by name, over all ranks, since samples move between ranks. Empty
-    with ppo, whose critic computes advantages in the update."""
-    own = {} if run.config.algorithm.advantage == "ppo" else mean_advantages(samples)
+    """Each sample's mean advantage by name, over all ranks, since samples move between ranks. None
+    of a policy with ppo, whose critic computes advantages in the update."""
+    critics = {each.name for each in run.policies if each.config.algorithm.advantage == "ppo"}
+    own = mean_advantages([sample for sample in samples if sample.policy not in critics])
     return {name: mean for rank in gather_objects(own, run.world) for name, mean in rank.items()}
 
 
@@ -252,6 +279,9 @@ def push(run: Run, version: int) -> dict[str, float]:
 
     Raises EngineLost or EngineDisagrees."""
     metrics = dict[str, float]()
+    with run.timed("push"):
+        for policy in run.policies:  # the engines take the memory that all of them free
+            policy.engine.make_way()
     for policy in run.policies:
         with run.timed("push"):
             policy.engine.push(version)

@@ -108,8 +108,6 @@ def trainer_state(run: Run) -> dict[str, Any]:
     with raise_on_all_ranks(run.world):
         return {
             "policies": {policy.name: policy_state(policy) for policy in run.policies},
-            "partners": run.partners.state(),
-            "opponents": opponents_state(run.opponents),
             "num_lines": run.journal.num_lines,
         } | {observer.key: observer.state() for observer in run.observers if observer.key}
 
@@ -122,4 +120,6 @@ def policy_state(policy: Policy) -> dict[str, Any]:
         "baselines": dict(policy.baselines),
         "methods": {name: state for name, state in states.items() if state},
         "sync_check": policy.sync_check.state(),
+        "partners": policy.partners.state(),
+        "opponents": opponents_state(policy.opponents),
     }

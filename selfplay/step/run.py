@@ -15,6 +15,7 @@ from selfplay.advantages.advantages import CreditStats
 from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
+from selfplay.config.policies import PolicyConfig
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World
 from selfplay.evaluation.evaluate import EvaluationContext
@@ -23,7 +24,7 @@ from selfplay.metrics.observer import Observer, TokenRecord
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.partners.opponents import Opponents
 from selfplay.partners.partners import Partners
-from selfplay.rollout.seating import Partner
+from selfplay.rollout.seating import Cast, Partner
 from selfplay.weight_sync.supervised import SupervisedPolicy
 from selfplay.weight_sync.sync_check import SyncCheck
 
@@ -31,7 +32,8 @@ from selfplay.weight_sync.sync_check import SyncCheck
 @dataclass(frozen=True, slots=True, repr=False)
 class Policy:
     """A policy in training, with its own parts of a run. A step goes through `Run.policies` in
-    order. `name` marks its requests, samples and files: "" for a single policy."""
+    order. `name` marks its samples, metrics and files: "" for a single policy. `settings` are its
+    own if there are several."""
 
     name: str
     config: Config
@@ -41,6 +43,9 @@ class Policy:
     baselines: dict[str, float]  # the state of `algorithm.advantage` after the finished steps
     learner: Learner  # the policy, sharded, and its optimizer
     sync_check: SyncCheck  # the log-probs of engine and trainer after a push
+    partners: Partners  # who else plays its seats or with it, and its pool
+    opponents: Opponents  # chooses the partners of a step
+    settings: PolicyConfig = field(default_factory=PolicyConfig)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -51,9 +56,8 @@ class Run:
     folder: Path
     world: World  # the ranks: processes, their device, the engine's replica
     stream: TrainStream  # the instances of each step
-    partners: Partners  # who else plays, and the policy pool
-    opponents: Opponents  # chooses the partners of a step
-    policies: list[Policy]  # in training, one today; the first one's engine runs the games
+    policies: list[Policy]  # in training; the first one's engine runs the games
+    cast: Cast  # the policy of each seat
     evaluation: EvaluationContext
     fixed_partners: list[Partner]  # of `eval.partners`
     lock: TextIO | None  # on rank 0

@@ -8,14 +8,15 @@ moved.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from selfplay.config import ParallelConfig
 from selfplay.distributed import local_part
 from selfplay.learner.learner import Learner
+from selfplay.model.lora import own_parameters
 
 
 class HostStore:
@@ -76,12 +77,44 @@ class HostStore:
             torch.cuda.synchronize()
 
 
+class Shared:
+    """The frozen parameters of a model that several learners may read, as the base of their
+    adapters or as their reference: on the host while none of them needs it, in whatever order they
+    offload and onload."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self.model, self.store = model, HostStore()
+        self._needed_by = set[int]()
+
+    def onload(self, learner: Learner) -> None:
+        """This learner needs it from now on."""
+        self._needed_by.add(id(learner))
+        self.store.onload()
+
+    def offload(self, learner: Learner) -> None:
+        """This learner does not need it until it onloads it."""
+        self._needed_by.discard(id(learner))
+        if self.model is not None and not self._needed_by:
+            self.store.offload(p for p in self.model.parameters() if not p.requires_grad)
+
+
 class Offload:
     """Offloads the parts of a learner selected by the settings; onloads them before an update."""
 
-    def __init__(self, learner: Learner, config: ParallelConfig) -> None:
+    def __init__(
+        self, learner: Learner, config: ParallelConfig, beside: Sequence[Offload] = ()
+    ) -> None:
+        """`beside` has the `Offload`s of other policies' learners, which may share the model or the
+        reference. The learner is onloaded."""
         self._learner, self._config = learner, config
         self._state_store, self._parameter_store = HostStore(), HostStore()
+        # With adapters the reference is the policy itself.
+        other = None if learner.reference is learner.model else learner.reference
+        held = {id(each.model): each for o in beside for each in (o._base, o._reference)}
+        self._base: Shared = held.get(id(learner.model)) or Shared(learner.model)
+        self._reference: Shared = held.get(id(other)) or Shared(other)
+        for frozen in (self._base, self._reference):
+            frozen.onload(learner)
 
     def offload_state(self) -> None:
         """After the update: offload the reference, what methods keep and, if configured, the
@@ -92,23 +125,24 @@ class Offload:
             for _, trained in self._learner.method_modules():
                 tensors += _tensors(trained.optimizer)
                 tensors += trained.module.parameters()
-        reference = self._learner.reference
-        # With adapters the reference is the policy itself.
-        if reference is not None and reference is not self._learner.model:
-            tensors += reference.parameters()
         for method in self._learner.methods:
             tensors += method.kept.values()
         self._state_store.offload(tensors)
+        self._reference.offload(self._learner)
 
     def offload_parameters(self) -> None:
         """After the push: offload the policy's parameters if configured."""
         if self._config.offload == "all":
-            self._parameter_store.offload(self._learner.model.parameters())
+            own = own_parameters(self._learner.model, self._learner.policy)
+            self._parameter_store.offload(own)
+            self._base.offload(self._learner)
 
     def onload(self) -> None:
         """Before an update, a checkpoint or an export: onload everything."""
         self._parameter_store.onload()
         self._state_store.onload()
+        self._base.onload(self._learner)
+        self._reference.onload(self._learner)
 
 
 def _tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:

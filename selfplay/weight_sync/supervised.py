@@ -8,6 +8,9 @@ An engine that fails is killed and restarted, and its work is repeated: unfinish
 again from their start, a push is sent again. The seeds of a game are the same; SGLang uses them
 only with `engine.deterministic`, and otherwise samples other turns. Every rank must call each
 method, because the ranks meet in collectives and learn about a failure at the same point.
+
+In games of several policies only the engines that were lost are restarted, and then each policy's
+last weights are pushed to its own.
 """
 
 from __future__ import annotations
@@ -47,6 +50,9 @@ class Supervised(GameRunner):
     or it raises EngineLost on every rank. Each attempt of `run_games` is a rollout.
     """
 
+    name = ""  # of the policy, if the run has several
+    beside: Sequence[SupervisedPolicy] = ()  # the other policies, whose engines answer in its games
+
     def __init__(self, engine: Engine, world: World, *, runner: GameRunner | None = None) -> None:
         """`engine` is this rank's, or its part of another rank's."""
         self.engine, self._world = engine, world
@@ -66,7 +72,7 @@ class Supervised(GameRunner):
                     return self._runner.run_games(games, sampling, partners) if games else []
             except EnginesFailed as failed:
                 number += 1
-                self._restart(failed, number)
+                self._restart(failed, number, self.beside)
                 self._load_last()
 
     def score(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
@@ -80,21 +86,32 @@ class Supervised(GameRunner):
         num, self._num_restarts = self._num_restarts, 0
         return float(num)
 
-    def _restart(self, failed: EnginesFailed, number: int) -> None:
-        """Print what failed and restart this rank's engine if it failed. After the last failure in
-        a row, close it instead, which frees memory that saving may need, and raise EngineLost."""
-        world, last = self._world, number == MAX_FAILURES
+    def _restart(
+        self, failed: EnginesFailed, number: int, beside: Sequence[Supervised] = ()
+    ) -> None:
+        """Print what failed; if this rank's engines did, restart the lost ones among its own and
+        those `beside` it, all if none is lost. After the last failure in a row, close them instead,
+        which frees memory that saving may need, and raise EngineLost."""
+        world, last, every = self._world, number == MAX_FAILURES, (self, *beside)
+        failing: Sequence[Supervised] = ()
+        if world.rank in failed.causes:
+            failing = [each for each in every if each.engine.lost] or every
+        nums = [float(len(failed.causes))]
+        if beside:  # only a rank itself knows which of its engines are lost
+            nums = all_reduce_sum([float(each in failing) for each in every], world)
         if world.rank == 0:
-            end = "" if last else "; restarting"
+            names = ", ".join(each.name for each, num in zip(every, nums, strict=True) if num)
+            end = "" if last else f"; restarting{names and f' the engine of {names}'}"
             text = f"engine failure {number} of {MAX_FAILURES} in a row, {failed}{end}"
             print(text, file=sys.stderr, flush=True)
-        self._num_restarts += 0 if last else len(failed.causes)
-        if world.rank in failed.causes:
+        for each, num in zip(every, nums, strict=True):
+            each._num_restarts += 0 if last else int(num)
+        for each in failing:
             if last:
-                self.engine.close()
+                each.engine.close()
             else:
-                self._restart_own()
-        self.sleep()
+                each._restart_own()
+        self.sleep(every)
         if last:
             raise EngineLost(f"an engine failed {number} times in a row; last error, {failed}")
 
@@ -108,7 +125,7 @@ class Supervised(GameRunner):
         except EngineFault as error:  # the next call fails and counts as the next failure
             print(f"engine restart: {error_text(error)}", file=sys.stderr, flush=True)
 
-    def sleep(self) -> None:
+    def sleep(self, every: Sequence[Supervised] = ()) -> None:
         """Does nothing: this engine shares its GPU with no trainer."""
 
     def _load_last(self) -> None:
@@ -126,18 +143,28 @@ class SupervisedPolicy(Supervised):
         offload: Offload,
         *,
         runner: GameRunner | None = None,
+        name: str = "",
+        beside: Sequence[SupervisedPolicy] = (),
     ) -> None:
         """The engine sleeps and holds no weights, or the learner's first. `offload` moves the parts
-        selected by `parallel.offload` to the host during play, and back before an update."""
+        selected by `parallel.offload` to the host during play, and back before an update. With
+        several policies `name` is its own, and `beside` are the others that `runner` asks."""
         super().__init__(engine, learner.world, runner=runner)
         self._learner, self._offload = learner, offload
+        self.name, self.beside = name, beside
         self._version = 0  # of the last push
 
-    def sleep(self) -> None:
-        """Put every engine to sleep, then onload everything, for an update or a save."""
-        sleep_or_close(self.engine)
+    def sleep(self, every: Sequence[Supervised] = ()) -> None:
+        """Put every engine of its games to sleep, or those of `every`, then onload everything of
+        this policy, for its update or a save."""
+        for each in every or (self, *self.beside):
+            sleep_or_close(each.engine)
         barrier(self._world)
         self._offload.onload()
+
+    def make_way(self) -> None:
+        """Free the memory that the learner needs only in an update, if it may be offloaded."""
+        self._offload.offload_state()
 
     def push(self, version: int) -> None:
         """Wake the engine with the learner's weights as `version`, and compare some bit for bit.
@@ -173,8 +200,11 @@ class SupervisedPolicy(Supervised):
             print(f"weight sync: {message}", file=sys.stderr, flush=True)
 
     def _load_last(self) -> None:
-        """Wake all ranks' engines with the last weights."""
-        self.push(self._version)
+        """Wake all ranks' engines with the last weights of each policy, one after the other, so
+        that only one policy's optimizer takes memory at a time."""
+        for each in (self, *self.beside):
+            each._offload.onload()
+            each.push(each._version)
 
     def _wake_with_weights(self, version: int) -> int:
         """One attempt of `push` to a sleeping engine; returns how many elements still differ. Even
@@ -197,10 +227,11 @@ class SupervisedPolicy(Supervised):
     def _load_and_compare(self, version: int, names: Collection[str] | None) -> int:
         """Push all weights, then compare the ones with these names (None: all). Returns how many of
         their elements differ in any rank's engine or were not compared."""
-        weights = Weights(self._learner.model, self.engine.dtype)
+        model, policy = self._learner.model, self._learner.policy
+        weights = Weights(model, self.engine.dtype, policy=policy)
         with raise_on_all_ranks(self._world), weights.all_taken():
             self.engine.load(weights, version)
-        weights = Weights(self._learner.model, self.engine.dtype, names=names)
+        weights = Weights(model, self.engine.dtype, names=names, policy=policy)
         with raise_on_all_ranks(self._world), weights.all_taken():
             own = self.engine.compare(weights)
         counts: list[float] = [own.num_elements, own.num_different, self.engine.num_copies]
@@ -222,7 +253,7 @@ def compared_names(learner: Learner, version: int) -> set[str]:
     other cycles through all parameters. Correctly pushed weights are equal bit for bit, so there
     are no false alarms.
     """
-    weights = plain_weights(learner.model)
+    weights = plain_weights(learner.model, learner.policy)
     matrices = [name for name, weight in weights.items() if weight.base.dim() > 1]
     trained = [name for name in matrices if weights[name].layer is not None] or matrices
     return {trained[version % len(trained)], [*weights][version % len(weights)]}

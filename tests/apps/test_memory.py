@@ -19,9 +19,12 @@ from selfplay.apps.plan.memory import (
     Shape,
     cache_tokens,
     estimate,
+    estimate_policies,
     gpu_gib,
     remedy,
+    shared_out,
     why_not,
+    why_not_policies,
 )
 from selfplay.chat.rendering import make_rendering
 from selfplay.config import Config, LoraConfig, OptimConfig, load_config
@@ -132,6 +135,68 @@ def test_copies_of_the_weights_are_counted() -> None:
     assert estimate(demand_of("1.5B", own)).phases["play"]["engine's weights"] == pytest.approx(
         2 * bf16
     )
+
+
+def of_policies(size: str, *words: str, **own: str) -> dict[str, Demand]:
+    """The demands of policies with the settings of their names besides these."""
+    words = ("model.path=x", "model.dtype=bfloat16", "engine.kind=sglang", *words)
+    configs = {name: load_config(None, [*words, *more.split()]) for name, more in own.items()}
+    return {name: demand_of(size, config) for name, config in configs.items()}
+
+
+def test_policies_hold_the_base_of_their_adapters_once() -> None:
+    """In fp32 4 bytes a weight, in the engines a merged copy each; only the one's own pass."""
+    ranks = {"user": "model.lora.rank=16", "agent": "model.lora.rank=64"}
+    demands = of_policies("7B", "algorithm.kl=0.1", **ranks)
+    base, small, large = (
+        num * 4 / GIB
+        for num in (demands["user"].shape.base, *(d.shape.adapters for d in demands.values()))
+    )
+    phases = estimate_policies(demands).phases
+    assert [*phases] == ["play", "update/user", "update/agent", "push"]
+    for parts in phases.values():
+        assert parts["weights"] == pytest.approx(base + small + large)
+    for name, own in (("user", small), ("agent", large)):
+        alone, update = estimate(demands[name]).phases["update"], phases[f"update/{name}"]
+        assert update["gradients"] == pytest.approx(own)
+        assert update["moments"] == pytest.approx(2 * (small + large))
+        assert update["activations"] == alone["activations"] and update["reference"] == 0
+    own_base = of_policies("7B", user=ranks["user"], agent=f"{ranks['agent']} model.liger=false")
+    weights = estimate_policies(own_base).phases["push"]["weights"]
+    assert weights == pytest.approx(2 * base + small + large)
+    assert why_not_policies(demands) is None
+
+
+def test_policies_update_in_turn_beside_what_the_others_keep_on_the_gpu() -> None:
+    for offload, other, moments in (("none", 1, 2), ("optimizer", 1, 1), ("all", 0, 1)):
+        words = (f"parallel.offload={offload}", "algorithm.kl=0.1")
+        demands = of_policies("1.5B", *words, user="", agent="")
+        alone = estimate(demands["user"]).phases["update"]
+        phases = estimate_policies(demands).phases
+        update = phases["update/agent"]
+        assert update["weights"] == pytest.approx((1 + other) * alone["weights"])
+        assert update["moments"] == pytest.approx(moments * alone["moments"])
+        for part in ("reference", "gradients", "activations", "context"):
+            assert update[part] == alone[part]
+        assert phases["play"]["weights"] == pytest.approx(2 * other * alone["weights"])
+        assert phases["push"]["weights"] == pytest.approx(2 * alone["weights"])
+    one = {"user": demands["user"]}
+    told = {name.partition("/")[0]: parts for name, parts in estimate_policies(one).phases.items()}
+    assert told == estimate(demands["user"]).phases
+
+
+def test_the_engines_of_policies_share_the_gpu() -> None:
+    """As given up to 0.95 of it, otherwise each divided by their number."""
+    for share, wanted in ((0.4, 0.4), (0.7, 0.35)):
+        demands = of_policies("0.5B", f"engine.mem_fraction={share}", user="", agent="")
+        each = [demand.engine.mem_fraction for demand in shared_out(demands).values()]
+        assert each == pytest.approx([wanted, wanted])
+        play = estimate_policies(demands).phases["play"]
+        taken = play["engine's cache"] + play["engine's weights"]
+        assert taken == pytest.approx(2 * wanted * (H200 - 1.0))
+    tight = of_policies("7B", "engine.mem_fraction=0.12", user="model.lora.rank=16", agent="")
+    why = why_not_policies(tight)
+    assert why is not None and why.startswith(("engine.mem_fraction must", "the phase update/"))
 
 
 def test_a_cache_too_small_for_the_games_is_refused() -> None:

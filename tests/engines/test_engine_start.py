@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from selfplay.config import load_config
-from selfplay.engines.options import ChosenEngine
+from selfplay.engines.hf import HFEngine
+from selfplay.engines.options import ChosenEngine, HFOptions
 from selfplay.engines.sglang import launch
+from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.engines.sglang.fast import early
 from selfplay.engines.sglang.fast.private import VERSION
 from selfplay.engines.sglang.launch import engine_arguments, reserve_ports
@@ -104,6 +106,33 @@ def test_one_engine_s_cache_is_its_share_of_the_memory_less_the_weights(
         launch.config_of_partner(config, str(tmp_path), parameters, context=300, **sizes)
 
 
+@pytest.mark.parametrize(
+    ("fractions", "parts"),
+    [
+        ((0.4, 0.5), (0.4, 0.5 / 0.6)),  # 0.9 in all, as given
+        ((0.7, 0.7), (0.35, 0.35 / 0.65)),  # too much: each half of what it asks
+        ((0.3, 0.3, 0.3), (0.3, 0.3 / 0.7, 0.3 / 0.4)),
+        ((0.7,), (0.7,)),
+    ],
+)
+def test_policies_engines_take_their_parts_one_after_the_other(
+    fractions: tuple[float, ...], parts: tuple[float, ...]
+) -> None:
+    """Each fraction is of the memory that the earlier engines have left free."""
+    parted = SGLangEngine.parted([replace(CONFIG, mem_fraction=each) for each in fractions])
+    assert [each.mem_fraction for each in parted] == pytest.approx(parts)  # type: ignore[attr-defined]
+    assert HFEngine.parted([HFOptions()] * 2) == [HFOptions()] * 2
+
+
+def test_a_policy_with_too_little_memory_is_refused() -> None:
+    """A third of 0.06 of the memory, of which 0.7 are left."""
+    given = [replace(CONFIG, mem_fraction=each) for each in (0.9, 0.06, 0.06)]
+    with pytest.raises(
+        SettingsError, match=r"at least 0\.05 .* each policy, got 0\.9, 0\.06, 0\.06"
+    ):
+        SGLangEngine.parted(given)
+
+
 def test_children_get_a_clean_environment_and_the_trainers_own_is_restored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -163,6 +192,7 @@ def test_the_version_is_the_pinned_one() -> None:
         ((), {}, 1),
         (("engine.processes=2",), {}, 2),
         (("engine.exact=true", "model.dtype=bfloat16"), {}, 1),
+        (("policies={user: {engine: {processes: 3}}, agent: {}}",), {}, 3),  # for the first of them
         (("engine.tp_size=2",), {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, 2),
         (("engine.tp_size=2",), {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, None),
         (("engine.kind=hf",), {}, None),

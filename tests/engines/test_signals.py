@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -21,13 +22,17 @@ def as_a_program_begins() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def test_signals_reach_every_taker_and_come_back_in_any_order() -> None:
-    """A run, two engines, and the restart of the one that started first."""
+def test_signals_reach_every_taker_and_come_back_in_any_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run, two engines, and the restart of the one that started first. No child ends, as if one
+    hangs: each engine is told."""
     handled = (signal.SIGTERM, signal.SIGQUIT)
     before = [signal.getsignal(number) for number in handled]
     told: list[str] = []
     run, first, second = Signals(), Signals(), Signals()
     run.take()
+    monkeypatch.setattr("selfplay.engines.sglang.processes.ENDS_S", 0.1)
     first.take(lambda: told.append("first"))
     second.take(lambda: told.append("second"))
     os.kill(os.getpid(), signal.SIGQUIT)
@@ -43,6 +48,27 @@ def test_signals_reach_every_taker_and_come_back_in_any_order() -> None:
     assert signal.getsignal(signal.SIGQUIT) == signal.getsignal(signal.SIGTERM) != before[0]
     run.restore()
     assert [signal.getsignal(number) for number in handled] == before
+
+
+def test_a_dying_childs_signal_tells_its_own_engine_only() -> None:
+    """Also if the child ends only after the signal. One that ended before was told of already."""
+    told: list[str] = []
+    first, second = Signals(), Signals()
+    ended = {"first": False, "second": False}
+
+    def died(name: str) -> bool:
+        return ended[name] and name not in told
+
+    first.take(lambda: told.append("first"), lambda: died("first"))
+    second.take(lambda: told.append("second"), lambda: died("second"))
+    threading.Timer(0.2, lambda: ended.update(second=True)).start()
+    os.kill(os.getpid(), signal.SIGQUIT)
+    assert told == ["second"]
+    ended["first"] = True
+    os.kill(os.getpid(), signal.SIGQUIT)
+    assert told == ["second", "first"]
+    second.restore()
+    first.restore()
 
 
 def test_a_dying_childs_signal_ends_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,13 @@ from selfplay.learner.learner import Learner
 from selfplay.learner.method import Parts, make_methods
 from selfplay.learner.optimizer import make_optimizer
 from selfplay.learner.update import optimizer_step, surrogate_term
-from selfplay.model.lora import Adapters, full_weights, is_adapter
+from selfplay.model.lora import (
+    Adapters,
+    full_weights,
+    is_adapter,
+    own_parameters,
+    use_adapters,
+)
 from selfplay.model.policy import export, load_model, load_sharded
 from tests.helpers import mesh_worker, resampling
 from tests.helpers.small_updates import CRITIC, config_of, ppo_of, rewarded, some_samples
@@ -140,7 +146,7 @@ def make_adapted(base: Path, world: World) -> Learner:
         world,
         master_dtype=torch.float32,
         compute_dtype=torch.float32,
-        lora=SMALL,
+        adapters={"": SMALL},
         seed=3,
     )
     # SGD shows the gradients themselves.
@@ -184,6 +190,82 @@ def adapters(world: World, folder: Path) -> dict[str, float]:
         "logprobs": max(float((other - logprobs[0]).abs().max()) for other in logprobs[1:]),
         "frozen": float(all(p.grad is None and p.requires_grad is ours for p, ours in own)),
     }
+
+
+SETS = {"first": SMALL, "second": LoraConfig(rank=2, alpha=2, targets=("q_proj", "down_proj"))}
+
+
+def make_sets(base: Path, world: World, *, names: Sequence[str] = tuple(SETS)) -> list[Learner]:
+    """A learner for each set of adapters, all on one model."""
+    loading = {"master_dtype": torch.float32, "compute_dtype": torch.float32}
+    named = {name: SETS[name] for name in names}
+    model = load_sharded(str(base), world, **loading, adapters=named, seed=3)
+    return [
+        Learner(
+            model,
+            torch.optim.SGD(own_parameters(model, name), lr=1.0),
+            world,
+            torch.float32,
+            reference=model,
+            adapters=Adapters(lora, base, name),
+        )
+        for name, lora in named.items()
+    ]
+
+
+def steps_by_turns(learners: Sequence[Learner]) -> None:
+    """Three steps of each, beside a KL to the base."""
+    samples, config = some_samples(tiny_model()), config_of("algorithm.kl=0.1")
+    for _ in range(3):
+        for learner in learners:
+            mine = dealt(samples, learner.world)
+            optimizer_step(learner, [surrogate_term(mine, config)], lr=1.0, config=config)
+
+
+def adapter_sets(world: World, folder: Path) -> dict[str, float]:
+    """Of each set beside the other on shards: the largest differences from one process and from the
+    set alone on shards. Whether nothing else has a gradient, and both resume bit for bit."""
+    base = folder / "base"
+    if world.rank == 0:
+        export(tiny_model(), None, base)
+    barrier(world)
+    lone, shared = make_sets(base, ALONE), make_sets(base, world)
+    by_itself = [learner for name in SETS for learner in make_sets(base, world, names=[name])]
+    for learners in (lone, shared, by_itself):
+        steps_by_turns(learners)
+    begin = dict(tiny_model().named_parameters())
+    report = {"alone": 1.0, "resumed": 1.0}
+    named = {learner.policy: (learner, None) for learner in shared}
+    begin_checkpoint(folder, named, step=1).finish({}, keep=1)
+    again = make_sets(base, world)
+    for number, name in enumerate(SETS):
+        own = [dict(full_weights(each[number].model, name)) for each in (lone, shared, by_itself)]
+        wanted, found, apart = own
+        report["alone"] *= all(torch.equal(found[n], apart[n]) for n in wanted)
+        engine, merged = HFEngine(tiny_model(seed=9)), folder / name
+        engine.load(Weights(shared[number].model, engine.dtype, policy=name), 1)
+        export(shared[number].model, None, merged, world=world, policy=name)
+        barrier(world)
+        exported = load_model(str(merged), device="cpu", dtype=torch.float32)
+        use_adapters(lone[number].model, name)
+        logprobs = [
+            trainer_logprobs(model.eval(), some_samples(tiny_model()), temperature=1.0)
+            for model in (lone[number].model, engine.model, exported)
+        ]
+        resume(folder, again[number], name)
+        loaded = dict(full_weights(again[number].model, name))
+        report["resumed"] *= all(torch.equal(loaded[n], found[n]) for n in found)
+        gaps = [float((other - logprobs[0]).abs().max()) for other in logprobs[1:]]
+        report |= {
+            f"{name} weights": max(float((found[n] - wanted[n]).abs().max()) for n in wanted),
+            f"{name} moved": max(float((wanted[n] - begin[n]).detach().abs().max()) for n in begin),
+            f"{name} logprobs": max(gaps),
+        }
+    parameters = [(p, is_adapter(name)) for name, p in shared[0].model.named_parameters()]
+    report["frozen"] = float(
+        all(p.grad is None and p.requires_grad is own for p, own in parameters)
+    )
+    return report
 
 
 # --- another mesh ---------------------------------------------------------------------------------
@@ -357,6 +439,7 @@ def measured(part: str, *, folder: Path) -> dict[str, object]:
     }
     if fast:
         report |= {"adapters": adapters(world, folder / "adapters"), "critic": critic(world)}
+        report["adapter sets"] = adapter_sets(world, folder / "adapter sets")
         report |= {"filled up": filled_up(world), "sealed": sealed(world, folder / "sealed")}
         report["talk effect"] = talk(world)
         close_world(world)

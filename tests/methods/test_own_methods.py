@@ -2,15 +2,18 @@
 the check, faults of a hook, and the settings of older runs."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 import selfplay
+from selfplay.advantages.sample import Sample
 from selfplay.check import main
 from selfplay.config import Config, load_config
 from selfplay.config.load import load
+from selfplay.config.plugins import function_of
 from selfplay.config.text import dump
 from selfplay.errors import OwnFault, SettingsError
 from selfplay.learner.method import Method
@@ -24,6 +27,7 @@ from tests.helpers.tiny_run import (
     tiny_model,
     write_tiny,
 )
+from tests.helpers.two_ranks import ALONE
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "method" / "methods.py"
 FORECAST, UNTIL, SHORT = (f"{EXAMPLES}:{name}" for name in ("Forecast", "UntilOneAgrees", "Short"))
@@ -141,3 +145,19 @@ def test_a_run_from_before_the_section_methods_is_read_as_it_was(tmp_path: Path)
     old["warm_start"]["auxiliary_weight"] = 0.0
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(old))
     assert load(Config, tmp_path / "config.yaml").methods == {}
+
+
+def test_equal_roles_have_equal_shares_of_the_loss() -> None:
+    """Users with 6 and 2 tokens and an agent with 2: a token of a user weighs 10 / 2 / 8, one of
+    the agent 10 / 2 / 2."""
+    kind = function_of("methods", f"{EXAMPLES.with_name('equal_roles.py')}:EqualRoles")
+    method = kind(None, SimpleNamespace(learner=SimpleNamespace(world=ALONE)))
+    samples = [
+        Sample(
+            f"seat {seat}", [1] * num, [1] * num, [], [1.0] * num, seating=f"seat {seat} beside x"
+        )
+        for seat, num in enumerate((6, 2, 2))
+    ]
+    config = load_config("tiny_mediation")
+    scaled, _ = method.prepare(samples, step=0, config=config)
+    assert [sample.advantages[0] for sample in scaled] == [0.625, 0.625, 2.5]

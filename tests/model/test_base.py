@@ -62,7 +62,7 @@ def _run(run: Path, *, seed: int, base: Path | None = None) -> Tensor:
     """A run's adapters on `warm_start/`, or on a base elsewhere; the logits of its policy."""
     learner = _learner(base or _base(run / "warm_start", seed=seed), seed=seed)
     begin_checkpoint(run, {"": (learner, TOKENIZER)}, step=1).finish({}, keep=1)
-    export_final(run, learner, TOKENIZER, step=1)
+    export_final(run, {"": (learner, TOKENIZER, ())}, step=1)
     return _logits(run / "final")
 
 

@@ -74,13 +74,13 @@ def _pool(base: Path, out: Path) -> Path:
 
 
 def _final(base: Path, out: Path) -> Path:
-    export_final(out, _learner(base), tokenizer_of("qwen2.5"), step=1)
+    export_final(out, {"": (_learner(base), tokenizer_of("qwen2.5"), ())}, step=1)
     return out / "final"
 
 
 def _merged(base: Path, out: Path) -> Path:
     learner = _learner(base)
-    export_final(out, learner, tokenizer_of("qwen2.5"), step=1)
+    export_final(out, {"": (learner, tokenizer_of("qwen2.5"), ())}, step=1)
     optim = _config(base, out).optim
     return merged_folder(out / "final_adapters", learner.world, optim)
 

@@ -36,7 +36,7 @@ def test_a_partner_s_engine_that_dies_in_a_game_is_started_again_and_a_hang_ends
     """The partner has the weights of the policy, which plays in transformers: so its greedy answer
     is the policy's. Then it stops, and is closed with requests that it never read."""
     policy, own = HFEngine(build()), Request([5, 6, 7, 8], 6, 0)
-    with closing(start(save(tmp_path))) as partner:
+    with closing(start(save(tmp_path), alone=True)) as partner:
         router = EngineRouter(policy, frozen={"x": Frozen(partner, (STOP,))}, endpoints={})
         supervised = Supervised(policy, init_world(1, 1, device="cpu"), runner=router)
         deaths: Iterator[Any] = iter(partner._loop.children[:1])

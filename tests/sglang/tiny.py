@@ -41,14 +41,25 @@ ENGINE: dict[str, Any] = {
 
 
 def start(
-    folder: str, *, dtype: str = "float32", group: Any = None, **settings: Any
+    folder: str,
+    *,
+    dtype: str = "float32",
+    group: Any = None,
+    alone: bool = False,
+    **settings: Any,
 ) -> SGLangEngine:
     """An engine on the CPU with the weights of this folder; `settings` are those of `engine`."""
     config = ChosenEngine(**(ENGINE | settings))
     # Eight more than the positions, as in a run whose games may use them all.
     context = POSITIONS + 8
     return kind(config.fast)(
-        folder, config, device="cpu", dtype=dtype, context_length=context, group=group
+        folder,
+        config,
+        device="cpu",
+        dtype=dtype,
+        context_length=context,
+        group=group,
+        alone=alone,
     )
 
 
@@ -65,15 +76,15 @@ def kind(fast: bool = ENGINE["fast"]) -> type[SGLangEngine]:
     return FastEngine if fast else PlainEngine
 
 
-def build() -> PreTrainedModel:
-    """A two-layer Qwen2 in fp32, the same random weights each time."""
+def build(**shape: Any) -> PreTrainedModel:
+    """A two-layer Qwen2 in fp32, the same random weights each time; `shape` replaces sizes."""
     torch.manual_seed(0)
-    return Qwen2ForCausalLM(Qwen2Config(**SHAPE)).eval()
+    return Qwen2ForCausalLM(Qwen2Config(**(SHAPE | shape))).eval()
 
 
-def save(folder: pathlib.Path) -> str:
+def save(folder: pathlib.Path, **shape: Any) -> str:
     """Write that model where an engine can load it."""
-    build().save_pretrained(folder)
+    build(**shape).save_pretrained(folder)
     return str(folder)
 
 

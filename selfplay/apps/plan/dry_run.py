@@ -10,7 +10,17 @@ from dataclasses import replace
 import torch
 from transformers import PretrainedConfig
 
-from selfplay.apps.plan.memory import Demand, Shape, estimate, gpu_gib, remedy, shape_of, why_not
+from selfplay.apps.plan.memory import (
+    Demand,
+    Shape,
+    estimate,
+    estimate_policies,
+    gpu_gib,
+    remedy,
+    shape_of,
+    why_not,
+    why_not_policies,
+)
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import Config, DataConfig, GameConfig, LoraConfig
 from selfplay.config.text import dump
@@ -42,31 +52,41 @@ def dry_run(config: Config, rendering: Rendering, *, gpu_gb: float | None) -> No
         rendering = make_rendering(
             scratch_tokenizer(single), template_kwargs=config.model.chat_template
         )
-    described = described_model(config.model)
-    problem = no_room(described, rendering, config)
-    if problem is not None:
-        raise SettingsError(problem)
-    shape = model_shape(described, config.model.lora)
-    total = _gib(gpu_gb)
-    demand = Demand.of(config, shape, total=total or 0.0)
-    why = None if total is None else why_not(demand)
+    total, demands = _gib(gpu_gb), dict[str, Demand]()
+    for name in config.policy_names:
+        own = config.of_policy(name)
+        described = described_model(own.model)
+        problem = no_room(described, rendering, own)
+        if problem is not None:
+            raise SettingsError(problem)
+        shape = model_shape(described, own.model.lora)
+        demands[name] = Demand.of(own, shape, total=total or 0.0)
+    demand, several = next(iter(demands.values())), len(demands) > 1
+    why = None
+    if total is not None:
+        why = why_not_policies(demands) if several else why_not(demand)
     answer = "it fits" if why is None else f"it does not fit: {why}"
     print(
         "no GPU here; to plan its memory, give --gpu GB, e.g. --gpu 80" if total is None else answer
     )
-    of_them = "" if shape.trained == shape.parameters else f", {shape.trained:,} of them trained"
-    print(f"{described.model_type}: {shape.parameters:,} weights{of_them}, {demand.ranks} GPU(s)")
+    for name, each in demands.items():
+        shape = each.shape
+        trained = (
+            "" if shape.trained == shape.parameters else f", {shape.trained:,} of them trained"
+        )
+        what = f"policy {name}" if name else described.model_type
+        print(f"{what}: {shape.parameters:,} weights{trained}, {each.ranks} GPU(s)")
     if total is not None:
-        print(estimate(demand).table())
+        print((estimate_policies(demands) if several else estimate(demand)).table())
     for warning in start_warnings(config, rendering):
         print(f"warning: {warning}")
-    if roles := who_plays(config.game, config.rollout):
+    if roles := who_plays(config):
         print(f"who plays in training: {roles}")
     if config.warm_start.chats is not None:
         chat_samples(config, rendering, rank=0)  # prints how many there are and are too long
     print(f"\n{first_prompts(config.game, config.data, rendering)}\n\n{dump(config)}", flush=True)
     if why is not None:
-        words = remedy(demand)
+        words = [] if several else remedy(demand)
         needs = "it needs more GPUs, adapters (model.lora) or a smaller model"
         raise SettingsError(f"{why}; {'it fits with ' + ' '.join(words) if words else needs}")
 

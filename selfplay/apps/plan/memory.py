@@ -10,8 +10,9 @@ hidden states between the blocks (the residual sum and its norm, twice per layer
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from selfplay.config import Config, EngineConfig
@@ -20,6 +21,7 @@ from selfplay.distributed.shard import ONE_UNIT
 from selfplay.engines.kinds import engine_kind
 from selfplay.engines.sglang.choose import load_of
 from selfplay.engines.weights import BUCKET_BYTES
+from selfplay.learner.learner import Base
 from selfplay.learner.optimizer import MAX_AT_ONCE
 from selfplay.model.families import cache_width
 from selfplay.model.policy import DTYPES
@@ -29,6 +31,7 @@ CONTEXT = 1.0  # CUDA context and kernels of the trainer
 ASLEEP = 2.0  # of a sleeping SGLang: context and decode graphs
 SPARE = 2.0  # for allocator fragmentation and the graphs of NCCL
 CORES = 16  # of the host for each engine
+MOST_SHARE = 0.95  # of the free memory for the engines of all policies
 LEAST_GAMES = 8  # least number of full-length transcripts that must fit the engine's cache
 _LOGPROB = 1.5 / 16_384  # GiB per trained token's log-prob at a vocabulary of 152,000, measured
 _HIDDEN = 8  # bytes per unit of the model's width and layer that each tensor-parallel rank keeps
@@ -94,6 +97,14 @@ class Demand:
         """The bytes of an element in the compute dtype."""
         return DTYPES[self.config.model.dtype].itemsize
 
+    @property
+    def base(self) -> object:
+        """Equal for policies whose adapters share a model."""
+        config = self.config
+        folder = Path(config.model.path or "")
+        of_base = (Base.of(config, folder), config.model.scratch, config.warm_start)
+        return of_base if self.shape.adapters else id(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -111,9 +122,10 @@ class Memory:
     def table(self) -> str:
         """One line per phase with its parts, in GiB."""
         lines = [f"memory of one GPU with {self.total:.0f} GiB, estimated in GiB:"]
+        width = max(9, *(len(phase) + 1 for phase in self.phases))
         for phase, parts in self.phases.items():
             shown = ", ".join(f"{name} {gib:.1f}" for name, gib in parts.items() if gib >= 0.05)
-            lines.append(f"  {phase:<11}{sum(parts.values()):>7.1f}  = {shown}")
+            lines.append(f"  {phase:<{width}}{sum(parts.values()):>7.1f}  = {shown}")
         return "\n".join(lines)
 
 
@@ -210,6 +222,67 @@ def estimate(demand: Demand) -> Memory:
     return Memory(phases, demand.total)
 
 
+def estimate_policies(demands: Mapping[str, Demand]) -> Memory:
+    """The memory of each phase of a step with these policies, by name, in the order of their steps.
+
+    All their weights and engines are on the GPU, but adapters on one base hold it once. They update
+    one after the other: the others' moments and weights are there unless they are offloaded, and
+    of references and passes only the one's own.
+    """
+    demands = shared_out(demands)
+    every = {name: estimate(demand).phases for name, demand in demands.items()}
+    at_rest = {n: d for n, d in demands.items() if d.config.parallel.offload != "all"}
+
+    def summed(phase: str, in_turn: str = "") -> dict[str, float]:
+        """The policies' parts of a phase together; of the part `in_turn` the largest."""
+        found = [parts[phase] for parts in every.values()]
+        values = {part: [each.get(part, 0.0) for each in found] for each in found for part in each}
+        total = {part: (max if part == in_turn else sum)(of) for part, of in values.items()}
+        return {**total, "context": CONTEXT}
+
+    play, push = summed("play", "sync check"), summed("push", "buckets")
+    play["weights"], push["weights"] = _held(at_rest.values()), _held(demands.values())
+    all_asleep, phases = summed("update"), dict[str, Mapping[str, float]](play=play)
+    for name, demand in demands.items():
+        own = every[name]["update"]
+        others = {n: parts["play"] for n, parts in every.items() if n != name}
+        phases[f"update/{name}"] = {
+            **own,
+            "weights": _held({**at_rest, name: demand}.values()),
+            **{
+                part: own[part] + sum(parts[part] for parts in others.values())
+                for part in ("moments", "critic")
+            },
+            **{p: all_asleep[p] for p in ("engine's weights", "engine asleep", "partners")},
+        }
+    phases["push"] = push
+    imitations = [parts["imitation"] for parts in every.values() if "imitation" in parts]
+    if imitations:  # one after the other, before anything else is loaded
+        phases = {"imitation": max(imitations, key=lambda parts: sum(parts.values())), **phases}
+    (total,) = {demand.total for demand in demands.values()}
+    return Memory(phases, total)
+
+
+def shared_out(demands: Mapping[str, Demand]) -> dict[str, Demand]:
+    """The demands with the engines' shares of a GPU: as given, or each divided by their number if
+    together they are above MOST_SHARE."""
+    if sum(share_of(demand.engine) for demand in demands.values()) <= MOST_SHARE:
+        return dict(demands)
+    shares = {name: share_of(demand.engine) / len(demands) for name, demand in demands.items()}
+    changed = {n: _changed(d, {"engine.mem_fraction": shares[n]}) for n, d in demands.items()}
+    return {name: found or demands[name] for name, found in changed.items()}
+
+
+def _held(demands: Iterable[Demand]) -> float:
+    """GiB of the weights of policies, with a base that adapters share held once."""
+    total, bases = 0.0, set[object]()
+    for demand in demands:
+        num = demand.shape.adapters if demand.base in bases else demand.shape.parameters
+        bases.add(demand.base)
+        total += DTYPES[demand.config.optim.master_dtype].itemsize * num / demand.ranks / GIB
+    return total
+
+
 def kept_copy(demand: Demand) -> float:
     """GiB of the copy of the weights in the compute dtype that a single data-parallel rank keeps
     during a pass (selfplay/distributed/shard.py); 0 if the master weights have that dtype."""
@@ -303,13 +376,28 @@ def activations(demand: Demand, tokens: float) -> float:
 
 def why_not(demand: Demand) -> str | None:
     """Why the run does not fit; None if it does."""
-    memory = estimate(demand)
-    if not memory.fits():
-        phase, parts = max(memory.phases.items(), key=lambda item: sum(item[1].values()))
-        return (
-            f"the phase {phase} needs about {sum(parts.values()):.0f} GiB, on a GPU with "
-            f"{demand.total:.0f} GiB of which {SPARE:.0f} must stay free"
-        )
+    return _too_large(estimate(demand)) or _small_cache(demand)
+
+
+def why_not_policies(demands: Mapping[str, Demand]) -> str | None:
+    """Why a run with these policies, by name, does not fit; None if it does."""
+    caches = (_small_cache(demand) for demand in shared_out(demands).values())
+    return _too_large(estimate_policies(demands)) or next(filter(None, caches), None)
+
+
+def _too_large(memory: Memory) -> str | None:
+    """Why a GPU has too little memory; None if it has enough."""
+    if memory.fits():
+        return None
+    phase, parts = max(memory.phases.items(), key=lambda item: sum(item[1].values()))
+    return (
+        f"the phase {phase} needs about {sum(parts.values()):.0f} GiB, on a GPU with "
+        f"{memory.total:.0f} GiB of which {SPARE:.0f} must stay free"
+    )
+
+
+def _small_cache(demand: Demand) -> str | None:
+    """Why the engine's cache is too small for the games; None if it is not."""
     engine = demand.engine
     if sleeps(engine):
         least = LEAST_GAMES * demand.config.rollout.max_game_tokens

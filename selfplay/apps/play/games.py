@@ -38,6 +38,8 @@ from selfplay.rollout.seat_rules import able_seats
 from selfplay.rollout.seating import (
     MakePlayer,
     Partner,
+    Seated,
+    pieces_of,
     policy_player,
     scripted_partner,
     seat_in_turn,
@@ -127,7 +129,7 @@ class Session:
             index=seat_in_turn(number, len(self.game.kit.ROLES)),
             game=self.game,
             rollout=self.rollout,
-            rendering=opponent.rendering,
+            cast=[Seated("", opponent.rendering)] * len(self.game.kit.ROLES),
         )
         game = self.game.kit.new_game(instance, self.game.options)
         return self._played(GameSetup(game, players, instance.key, number), lambda _: None)
@@ -214,7 +216,7 @@ class Session:
             return opponent.make_player(names, seat)
         if opponent.rendering is None or seat not in able_seats(self.game, self.rollout):
             return scripted_partner(kit.BASELINES[0], names, seat, self.game)
-        return policy_player(names, self.rollout, opponent.rendering)
+        return policy_player(names, self.rollout, Seated("", opponent.rendering))
 
 
 def called_by(roles: Sequence[str], own: int | None) -> list[str]:
@@ -232,7 +234,7 @@ def result_of(episode: Episode, session: Session) -> dict[str, Any]:
     """A finished game with everything that was hidden, for the page's viewer, and the `limit` that
     ended it, "" for none."""
     rendering, kit = session.opponent.rendering, session.game.kit
-    pieces = None if rendering is None else rendering.pieces
+    pieces = None if rendering is None else pieces_of([Seated("", rendering)])
     texts = Texts()
     record = game_record(episode, step=0, pieces=pieces)
     game = drawn_game(record, "played", 0, texts, kit=kit)

@@ -18,7 +18,8 @@ import asyncio
 import gc
 import itertools
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -81,6 +82,7 @@ class SGLangEngine(Engine):
         base_gpu_id: int = 0,
         load_format: str = "auto",
         group: dist.ProcessGroup | None = None,
+        alone: bool = False,
     ) -> None:
         """Start the engine; blocks until it has answered one request.
 
@@ -88,12 +90,14 @@ class SGLangEngine(Engine):
         base_gpu_id: the engine's first visible GPU; it uses `config.tp_size` consecutive ones.
         load_format: "dummy" starts with random weights; requests are refused until a push.
         group: the ranks that share the engine, led by this rank (`sending.EnginePart`).
+        alone: give it an event loop of its own, which another thread may run.
 
         Raises RuntimeError outside the main thread or when a child process dies during the start,
         ValueError for `config.deterministic` on a CPU, and SettingsError if the memory leaves no
         room for a cache.
         """
         self.dtype, self.device, self._group = getattr(torch, dtype), device, group
+        self._alone = alone
         self._mem_fraction = config.mem_fraction
         self.tp_size, self.num_processes = config.tp_size, config.processes
         self.num_copies, self.num_ranks = config.processes, config.processes * config.tp_size
@@ -152,6 +156,21 @@ class SGLangEngine(Engine):
         return choose(engine, load)
 
     @classmethod
+    def parted(cls, engines: Sequence[EngineConfig]) -> list[EngineConfig]:
+        """`engine.mem_fraction` of each, divided by their number if their sum is above 0.95, as a
+        share of the memory that the earlier ones leave."""
+        given = [engine for engine in engines if isinstance(engine, SGLangOptions)]
+        fractions = [engine.mem_fraction for engine in given]
+        if sum(fractions) > 0.95:
+            fractions = [fraction / len(given) for fraction in fractions]
+        if min(parts := launch.of_free(fractions)) < 0.05:
+            raise SettingsError(
+                "engine.mem_fraction must leave at least 0.05 of the free GPU memory for each "
+                f"policy, got {', '.join(f'{engine.mem_fraction:g}' for engine in given)}"
+            )
+        return [replace(one, mem_fraction=part) for one, part in zip(given, parts, strict=True)]
+
+    @classmethod
     def start(
         cls, config: Config, weights: Path, world: World, *, load_format: str = "auto"
     ) -> Engine:
@@ -200,11 +219,18 @@ class SGLangEngine(Engine):
             context=config.rollout.max_game_tokens,
         )
         kind, chosen = cls._able(chosen, world)
-        return kind._of_rank(config, chosen, weights, world, load_format="auto")
+        return kind._of_rank(config, chosen, weights, world, load_format="auto", alone=True)
 
     @classmethod
     def _of_rank(
-        cls, config: Config, chosen: ChosenEngine, weights: Path, world: World, *, load_format: str
+        cls,
+        config: Config,
+        chosen: ChosenEngine,
+        weights: Path,
+        world: World,
+        *,
+        load_format: str,
+        alone: bool = False,
     ) -> Self:
         """An engine with these settings on a rank that leads its replica. Raises SettingsError for
         a folder that SGLang would read differently from the trainer."""
@@ -213,6 +239,8 @@ class SGLangEngine(Engine):
         if world.device.type == "cuda":
             gc.collect()  # free the warm start's memory before the engine takes its share
             torch.cuda.empty_cache()
+        # The engines of further policies draw from random streams of their own.
+        number = () if alone or not EngineLoop.of_policies else (len(EngineLoop.of_policies),)
         try:
             return cls(
                 str(weights),
@@ -221,10 +249,13 @@ class SGLangEngine(Engine):
                 dtype=config.model.dtype,
                 # SGLang limits a prompt to the context - 6 tokens, prompt and answer to - 2.
                 context_length=config.rollout.max_game_tokens + 8,
-                seed=named_seed(config.seed, "engine", world.replica.index),
+                seed=named_seed(
+                    config.seed, "engine", world.replica.index, *([number] if number else [])
+                ),
                 base_gpu_id=_first_gpu(world),
                 load_format=load_format,
                 group=world.replica.group,
+                alone=alone,
             )
         except (RuntimeError, OSError) as error:  # a child has printed its own traceback
             raise EngineLost(f"the engine does not start: {error}") from error
@@ -277,10 +308,37 @@ class SGLangEngine(Engine):
         def begin(game: GameCoroutine) -> asyncio.Task[Any]:
             requests = _GameRequests(self, router, sampling, partners)
             playing = asyncio.create_task(game(requests.generate))
-            playing.add_done_callback(requests.close_sessions)
+            playing.add_done_callback(lambda _: requests.close_sessions())
             return playing
 
-        results = self._loop.run(self._play_all(map(begin, games)), what="generation")
+        results = self._loop.run(self._play_all(map(begin, games)), what="generation", others=True)
+        self._adapt_to_turns()
+        return results
+
+    def answering(self, sampling: Sampling) -> Callable[[], AbstractContextManager[Generate]]:
+        """Requests go to this engine's processes at once, beside those of the engine that runs the
+        games: both are on one event loop. Raises as `run_games`."""
+        self._check_awake()
+        self._adapt_to_turns()
+        router = GameRouter(self.num_processes)
+
+        @contextmanager
+        def in_game() -> Iterator[Generate]:
+            requests = _GameRequests(self, router, sampling, None)
+
+            async def generate(request: Request) -> Completion:
+                self._loop.check_alive("generation")
+                return await requests.generate(request)
+
+            try:
+                yield generate
+            finally:
+                requests.close_sessions()
+
+        return in_game
+
+    def _adapt_to_turns(self) -> None:
+        """Set the share of the bursts once, by the length of the first rollout's turns."""
         num_turns = self.counters.num_turns
         if self._adapts and num_turns >= TURNS_TO_ADAPT:
             mean = self.counters.num_sampled_tokens / num_turns
@@ -288,7 +346,6 @@ class SGLangEngine(Engine):
             if share != self.bursts[0].share:
                 print(f"engine: turns have {mean:.0f} tokens, burst_share is {share:g}", flush=True)
             self.adapt(share, again=False)
-        return results
 
     def adapt(self, share: float, *, again: bool) -> None:
         """Set the share of the bursts; with `again` adapt it once more to the following turns."""
@@ -302,7 +359,7 @@ class SGLangEngine(Engine):
         try:
             return await run_all(playing)
         finally:
-            await self._loop.drain()
+            await self._loop.drain_all()
 
     def score(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
         """Request the log-prob of each token of these texts given the tokens before it.
@@ -487,7 +544,7 @@ class _GameRequests:
         finish = "stop" if stopped else answer.finish
         return Completion(answer.ids, answer.logprobs, finish, version)
 
-    def close_sessions(self, _ended: asyncio.Task[Any]) -> None:
+    def close_sessions(self) -> None:
         """End the game's sessions when the game has ended."""
         if self._sessions is not None:
             self._sessions.close()

@@ -2,7 +2,8 @@
 
 SGLang's own calls wait forever if a scheduler has died or hangs. Here every call ends with its
 result, with an EngineFault that names the dead process and its exit code, or, after a time-out,
-with an EngineFault that counts the unanswered requests. Times in seconds.
+with an EngineFault that counts the unanswered requests. The engines of several policies share one
+event loop, so that each can answer in the games of another. Times in seconds.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import atexit
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from selfplay.engines.sglang import processes
 from selfplay.engines.sglang.launch import Started
@@ -24,24 +25,41 @@ T = TypeVar("T")
 
 
 class EngineLoop(ABC):
-    """Runs coroutines on the one event loop of an engine."""
+    """Runs an engine's coroutines, on one event loop with the engines of this process's other
+    policies."""
 
-    def __init__(self, started: Started, signals: processes.Signals, *, timeout_s: float) -> None:
+    of_policies: ClassVar[list[EngineLoop]] = []  # all that are open, on one event loop
+
+    def __init__(
+        self, started: Started, signals: processes.Signals, *, timeout_s: float, alone: bool = False
+    ) -> None:
+        """`alone` gives it an event loop of its own, which another thread may run."""
         self.engines, self.children = started.engines, started.processes
         self.timeout_s = timeout_s
-        self._loop = started.engines[0].loop
+        self._sharing = [] if alone else EngineLoop.of_policies
+        self._loop: asyncio.AbstractEventLoop
+        self._loop = self._sharing[0]._loop if self._sharing else started.engines[0].loop
+        for engine in started.engines:
+            if engine.loop is not self._loop:
+                engine.loop.close()
+                engine.loop = self._loop
+        asyncio.set_event_loop(self._loop)  # for SGLang's calls while it does not run
+        self._sharing.append(self)
         self._signals, self._closed = signals, False
         self._dead: str | None = None
         self._death = asyncio.Event()
         self._num_waiting = 0
         self._silent_since_s = 0.0  # time of the last answer, or of the first request after a pause
+        self._tasks = set[asyncio.Task[Any]]()  # this engine's, if it is closed before the loop
         atexit.register(self.close)
         self._loop.run_until_complete(self._free_signals())
-        signals.take(self._on_death)
+        signals.take(self._on_death, lambda: self._dead is None and self._ended() is not None)
 
     async def _free_signals(self) -> None:
         """Let SGLang install its own handlers, then remove them."""
+        before = asyncio.all_tasks()
         await self._install_handlers()
+        self._tasks |= asyncio.all_tasks() - before
         for number in (signal.SIGTERM, signal.SIGQUIT):
             self._loop.remove_signal_handler(number)
 
@@ -59,14 +77,25 @@ class EngineLoop(ABC):
         ended = (p for p in self.children if not p.is_alive())
         return ", ".join(f"pid {p.pid} with exit code {p.exitcode}" for p in ended) or None
 
-    def run(self, work: Coroutine[Any, Any, T], *, what: str, timeout_s: float | None = None) -> T:
+    def run(
+        self,
+        work: Coroutine[Any, Any, T],
+        *,
+        what: str,
+        timeout_s: float | None = None,
+        others: bool = False,
+    ) -> T:
         """Run `work` to its end and return its result.
 
         Raises EngineFault, which names the work as `what`, if the engine dies or, while answers
-        are due, is silent for `timeout_s`.
+        are due, is silent for `timeout_s`; with `others` also if that happens to another engine of
+        this event loop that owes an answer.
         """
         self.check_alive(what, work)
-        return self._loop.run_until_complete(self._watch(work, what, timeout_s or self.timeout_s))
+        watched = {self: timeout_s or self.timeout_s}
+        if others:
+            watched = {each: each.timeout_s for each in self._sharing} | watched
+        return self._loop.run_until_complete(self._watch(work, what, watched))
 
     def begin(self, work: Coroutine[Any, Any, T], *, what: str) -> Callable[[], T]:
         """Start `work` and return once its requests are sent; the engine works on them meanwhile.
@@ -75,6 +104,8 @@ class EngineLoop(ABC):
         """
         self.check_alive(what, work)
         task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
         async def sent() -> None:  # the requests leave in tasks that need a few iterations
             for _ in range(3):
@@ -111,42 +142,60 @@ class EngineLoop(ABC):
             self._num_waiting -= 1
             self._silent_since_s = time.perf_counter()
 
-    async def _watch(self, work: Coroutine[Any, Any, T], what: str, timeout_s: float) -> T:
-        running, death = asyncio.ensure_future(work), asyncio.ensure_future(self._death.wait())
-        # While the trainer did something else, answers waited unread: the engine was not silent.
-        self._silent_since_s = time.perf_counter()
+    async def _watch(
+        self, work: Coroutine[Any, Any, T], what: str, watched: Mapping[EngineLoop, float]
+    ) -> T:
+        """The result of `work`; `watched` are the engines with their longest silence in seconds."""
+        running = asyncio.ensure_future(work)
+        deaths = {each: asyncio.ensure_future(each._death.wait()) for each in watched}
+        for each in watched:
+            # While the trainer did something else, answers waited unread: no engine was silent.
+            each._silent_since_s = time.perf_counter()
         try:
             while not running.done():
-                now_s = time.perf_counter()
-                silent_s = now_s - self._silent_since_s if self._num_waiting else 0.0
-                if silent_s >= timeout_s:
-                    self._dead = f"silent for {timeout_s:g} s during {what}"
-                    raise EngineFault(
-                        f"the engine gave no answer within {timeout_s:g} s during {what}: "
-                        f"{self._num_waiting} requests wait"
-                    )
+                left_s = min(each._check_silence(what, watched[each]) for each in watched)
                 await asyncio.wait(
-                    {running, death},
-                    timeout=timeout_s - silent_s,
+                    {running, *(death for death in deaths.values() if not death.done())},
+                    timeout=left_s,
                     return_when=asyncio.FIRST_COMPLETED,
                 )
-                if death.done():
-                    raise EngineFault(f"the engine died during {what}: {self._dead}")
+                for each, death in deaths.items():
+                    if death.done() and (each is self or each._num_waiting):
+                        raise EngineFault(f"the engine died during {what}: {each._dead}")
             return running.result()
         finally:
-            for task in (running, death):
+            for task in (running, *deaths.values()):
                 task.cancel()
-            await asyncio.gather(running, death, return_exceptions=True)
+            await asyncio.gather(running, *deaths.values(), return_exceptions=True)
+
+    def _check_silence(self, what: str, timeout_s: float) -> float:
+        """The seconds until the engine will have been silent for `timeout_s`. Raises EngineFault if
+        it has been."""
+        silent_s = time.perf_counter() - self._silent_since_s if self._num_waiting else 0.0
+        if silent_s >= timeout_s:
+            self._dead = f"silent for {timeout_s:g} s during {what}"
+            raise EngineFault(
+                f"the engine gave no answer within {timeout_s:g} s during {what}: "
+                f"{self._num_waiting} requests wait"
+            )
+        return timeout_s - silent_s
+
+    async def drain_all(self) -> None:
+        """Wait until every engine of this event loop has dropped aborted requests."""
+        for each in self._sharing:
+            await each.drain()
 
     @abstractmethod
     async def drain(self) -> None:
         """Wait until the engine has dropped aborted requests: it must be idle before it sleeps."""
 
     def close(self) -> None:
-        """Kill only the engine's processes and restore signal handlers. Safe to call twice."""
+        """Kill only the engine's processes and restore signal handlers. Safe to call twice. The
+        event loop ends with its last engine."""
         if self._closed:
             return
         self._closed = True
+        self._sharing.remove(self)
         atexit.unregister(self.close)
         for engine in self.engines:
             atexit.unregister(engine.shutdown)
@@ -163,10 +212,13 @@ class EngineLoop(ABC):
                 for front, name in ((manager, "recv_from_detokenizer"), (engine, "send_to_rpc")):
                     if (socket := getattr(front, name, None)) is not None:
                         socket.context.destroy(linger=0)
-                engine.loop.close()
+            if not self._sharing:
+                self._loop.close()
 
     async def _cancel_tasks(self) -> None:
-        tasks = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
+        tasks = set(self._tasks)
+        if not self._sharing:
+            tasks = asyncio.all_tasks(self._loop) - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

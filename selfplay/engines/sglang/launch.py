@@ -18,8 +18,9 @@ import shutil
 import socket
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -225,6 +226,13 @@ def config_of_each(
         )
     fraction = min(0.95, (1 + config.mem_fraction) / 2)  # more than the fixed-size cache takes
     return replace(config, max_cache_tokens=tokens, mem_fraction=fraction)
+
+
+def of_free(fractions: Sequence[float]) -> list[float]:
+    """Fractions of a GPU's free memory, taken one after the other, each as a fraction of what the
+    earlier ones leave."""
+    left = [1.0 - taken for taken in accumulate(fractions, initial=0.0)]
+    return [each / rest for each, rest in zip(fractions, left, strict=False)]
 
 
 def config_of_partner(

@@ -109,7 +109,7 @@ class PlainEngine(SGLangEngine):
         signals = processes.Signals()
         started = _launch(arguments)
         self._engine = started.engines[0]
-        self._loop = PlainLoop(started, signals, timeout_s=self._timeout_s)
+        self._loop = PlainLoop(started, signals, timeout_s=self._timeout_s, alone=self._alone)
         client = PlainClient(self._engine, self._arguments.get("context_length", sys.maxsize))
         self.counters = RequestCounters()
         self.senders = [RequestSender(self._loop, client, self.bursts[0], self.counters)]

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from types import FrameType
@@ -24,6 +25,7 @@ from dialop.terminal import ENDING
 
 PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 GRACE_S = 3.0  # for a SIGTERM handler, before the process is ended
+ENDS_S = 5.0  # from a child's SIGQUIT to its end
 KILL_S = 60.0  # longest wait for a process that was sent SIGKILL
 
 # Variables that the children's environment must have (a value) or must not have (None), with why:
@@ -178,7 +180,7 @@ class Signals:
     SGLang's event loop installs handlers for SIGTERM and SIGQUIT, but they only run while the loop
     runs, which it does not do during training. `take` routes each signal to the trainer's previous
     handler (a normal exit if there was none; an ignored signal stays ignored). SIGQUIT, which a
-    dying child sends, goes to the `on_death` of every taker if there is any. Python runs handlers
+    dying child sends, goes to the `on_death` of the engine whose child it is. Python runs handlers
     between bytecode instructions, so a trainer blocked in a collective would not handle them at
     all: a thread ends the process if no handler has run after `GRACE_S`.
 
@@ -194,11 +196,17 @@ class Signals:
     def __init__(self) -> None:
         """Create it before an engine starts, because the engine's loop replaces the handlers."""
         self._on_death: Callable[[], None] | None = None
+        self._has_died: Callable[[], bool] = bool
         self._before = {number: signal.getsignal(number) for number in ENDING}
 
-    def take(self, on_death: Callable[[], None] | None = None) -> None:
-        """Install the handlers. The engine's loop must be idle and must have removed its own."""
-        self._on_death = on_death
+    def take(
+        self, on_death: Callable[[], None] | None = None, has_died: Callable[[], bool] = bool
+    ) -> None:
+        """Install the handlers. The engine's loop must be idle and must have removed its own.
+
+        `has_died` says whether a child of the engine has ended since its last `on_death`; False by
+        default."""
+        self._on_death, self._has_died = on_death, has_died
         if not Signals._takers:
             Signals._previous = self._before
         Signals._takers.append(self)
@@ -248,9 +256,16 @@ class Signals:
 
     @staticmethod
     def _on_quit(_number: int, _frame: FrameType | None) -> None:
-        for taker in Signals._takers:
-            if taker._on_death is not None:
-                taker._on_death()
+        """Tell the engines of which a child has ended. A child that failed sends the signal shortly
+        before it ends; if none ends, as one that hangs, all engines are told."""
+        engines = [taker for taker in Signals._takers if taker._on_death is not None]
+        died, until_s = list[Signals](), time.monotonic() + ENDS_S
+        while len(engines) > 1 and not died and time.monotonic() < until_s:
+            died = [taker for taker in engines if taker._has_died()]
+            time.sleep(0.0 if died else 0.02)
+        for taker in died or engines:
+            assert taker._on_death is not None
+            taker._on_death()
 
 
 def _end_if_stuck(reader: socket.socket, handler_ran: threading.Event) -> None:

@@ -69,11 +69,13 @@ class EarlyScheduler(Spawned):
 
 
 def begin(config: Config) -> None:
-    """Start the schedulers that this rank's engine will need, about as many as it will choose.
+    """Start the schedulers that this rank's engine will need, about as many as it will choose; of
+    several policies the first one's, whose engine starts first.
 
     It starts none before a warm start, where they would hold memory, and none with
     `engine.server_args`, for which SGLang may set variables that are read at the import.
     """
+    config = config.of_policy(config.policy_names[0])
     engine = config.engine
     if not isinstance(engine, SGLangOptions):
         return

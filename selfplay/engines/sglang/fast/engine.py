@@ -36,9 +36,10 @@ FLUSH_TIMEOUT_S = 60.0  # longest wait for the scheduler to become idle before a
 class FastLoop(EngineLoop):
     """The event loop of all SGLang front ends; a call on another loop would hang."""
 
-    def __init__(self, started: Started, signals: processes.Signals, *, timeout_s: float) -> None:
-        self.managers = tuple(engine.tokenizer_manager for engine in started.engines)
-        super().__init__(started, signals, timeout_s=timeout_s)
+    @property
+    def managers(self) -> tuple[Any, ...]:
+        """The front ends of the processes."""
+        return tuple(engine.tokenizer_manager for engine in self.engines)
 
     async def _install_handlers(self) -> None:
         for manager in self.managers:
@@ -80,7 +81,7 @@ class FastEngine(SGLangEngine):
         )
         info = started.engines[0]._scheduler_init_result.scheduler_infos[0]
         self.cache_tokens = self.cache_tokens or int(info["max_total_num_tokens"])
-        self._loop = FastLoop(started, signals, timeout_s=self._timeout_s)
+        self._loop = FastLoop(started, signals, timeout_s=self._timeout_s, alone=self._alone)
         self.counters = RequestCounters()
         clients = [SchedulerClient(manager) for manager in self._loop.managers]
         self.senders = [

@@ -1,0 +1,149 @@
+"""Several policies that learn together in one run: whose samples train whom, rest, partners of one
+policy's seats, files, and an exact resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import selfplay
+from selfplay.errors import RunEnds
+from selfplay.metrics.observer import Step
+from tests.helpers.tiny_run import begin_warm, run_tiny, write_tiny
+
+TWO = "policies={one: {seats: [0]}, other: {seats: [1], optim: {lr: 3.0e-4}}}"
+EMA = "algorithm.advantage=ema"
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def equal(one: Path, other: Path) -> bool:
+    a, b = weights(one), weights(other)
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def train(folder: Path, *words: str, begin: bool = True) -> list[dict[str, Any]]:
+    if begin:
+        begin_warm(folder)
+    assert run_tiny(folder, "eval.final_games=1", *words) == 0
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def first_steps(folder: Path, *words: str, num: int = 1) -> list[Step]:
+    """The first steps of a run under these overrides."""
+    begin_warm(folder)
+    given = dict(word.split("=", 1) for word in words)
+    parsed = {key: __import__("yaml").safe_load(value) for key, value in given.items()}
+    with selfplay.start(write_tiny(folder), {**parsed, "out": str(folder)}) as run:
+        return [run.step() for _ in range(num)]
+
+
+def test_one_policy_that_is_named_has_the_bits_of_none(tmp_path: Path) -> None:
+    none, named = tmp_path / "none" / "run", tmp_path / "named" / "run"
+    for folder, words in ((none, []), (named, ["policies={all: {seats: [0, 1]}}"])):
+        folder.parent.mkdir()
+        train(folder, "steps=2", EMA, *words)
+    assert equal(none / "final", named / "final" / "all")
+
+
+def test_each_policy_trains_on_its_own_seats_and_at_its_own_rate(tmp_path: Path) -> None:
+    lines = train(tmp_path / "run", "steps=1", TWO)
+    (line,) = lines
+    assert line["num_trained_tokens"] == sum(
+        line[f"num_trained_tokens/{name}"] for name in ("one", "other")
+    )
+    assert "entropy" not in line and line["entropy/one"] > 0 and line["entropy/other"] > 0
+    start = weights(tmp_path / "run" / "warm_start")
+    moved = {}
+    for name in ("one", "other"):
+        final = weights(tmp_path / "run" / "final" / name)
+        moved[name] = max(float((final[key] - start[key]).abs().max()) for key in start)
+    # AdamW's first step moves every weight by its rate: 1e-3 and 3e-4.
+    assert moved["one"] == pytest.approx(1e-3, rel=0.01)
+    assert moved["other"] == pytest.approx(3e-4, rel=0.01)
+
+
+@pytest.mark.parametrize("stop", [1, 2])
+def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(tmp_path: Path, stop: int) -> None:
+    words = (
+        *(TWO, EMA, "optim.schedule=constant", "save_every=1", "algorithm.kl=0.02"),
+        *("policies.other.partners=[self, pool]", "policy_pool.every=1"),
+    )
+    unbroken, broken = tmp_path / "unbroken" / "run", tmp_path / "broken" / "run"
+    for folder in (unbroken, broken):
+        folder.parent.mkdir()
+    train(unbroken, "steps=3", *words)
+    train(broken, f"steps={stop}", *words)
+    train(broken, "steps=3", *words, begin=False)
+    for name in ("one", "other"):
+        assert equal(unbroken / "final" / name, broken / "final" / name)
+    assert not equal(unbroken / "final" / "one", unbroken / "final" / "other")
+    states = [
+        json.loads((run / "checkpoints" / "step_000003" / "progress.json").read_text())["state"]
+        for run in (unbroken, broken)
+    ]
+    assert states[0]["policies"] == states[1]["policies"]
+    assert states[0]["policies"]["other"]["partners"]["pool"] == [0, 1, 2, 3]
+
+
+def test_a_policy_that_rests_plays_with_the_weights_that_it_has(tmp_path: Path) -> None:
+    lines = train(
+        tmp_path / "run",
+        *("steps=2", "save_every=1", "optim.schedule=constant", TWO),
+        *("policies.one.rest=[1, 1]", "policies.other.rest=[1, 1, 1]"),
+    )
+    saved = [tmp_path / "run" / "checkpoints" / f"step_00000{n}" / "policies" for n in (1, 2)]
+    assert equal(saved[0] / "other" / "hf", tmp_path / "run" / "warm_start")
+    assert not equal(saved[0] / "one" / "hf", tmp_path / "run" / "warm_start")
+    assert equal(saved[0] / "one" / "hf", saved[1] / "one" / "hf")
+    assert not equal(saved[0] / "other" / "hf", saved[1] / "other" / "hf")
+    rested = [
+        [line[f"num_trained_tokens/{name}"] == 0 for name in ("one", "other")] for line in lines
+    ]
+    assert rested == [[False, True], [True, False]]
+
+
+def test_partners_of_a_policy_play_its_seats_while_the_others_train(tmp_path: Path) -> None:
+    (step,) = first_steps(
+        tmp_path / "run", TWO, "policies.other.partners=[self*0.25, scripted:solo*0.75]"
+    )
+    by_partner: dict[str, list[Any]] = {}
+    for episode in step.episodes:
+        by_partner.setdefault(episode.partner, []).append(episode)
+    assert {name: len(games) for name, games in by_partner.items()} == {
+        "self": 4,
+        "other=scripted:solo": 12,
+    }
+    for episode in by_partner["other=scripted:solo"]:
+        assert [t and t.policy for t in episode.transcripts] == ["one", None]
+    for episode in by_partner["self"]:
+        assert [t.policy for t in episode.transcripts] == ["one", "other"]
+    assert {s.policy for s in step.samples if "scripted:solo" in s.group} <= {"one"}
+
+
+def test_policies_of_different_sizes_and_tokenizers_play_one_game(tmp_path: Path) -> None:
+    small = "{width: 16, layers: 1, heads: 2, kv_heads: 2, mlp_width: 32, max_positions: 192"
+    own = f"policies.other.model.scratch={small}, vocab_size: 330, tokenizer_games: 60}}"
+    (step,) = first_steps(tmp_path / "run", TWO, own)
+    assert step.metrics["mismatch_max/other"] < 1e-4 > step.metrics["mismatch_max/one"]
+    assert (tmp_path / "run" / "policies" / "other" / "tokenizer").is_dir()
+    for episode in step.episodes:
+        assert max(episode.transcripts[1].ids) < 330
+
+
+def test_a_policys_old_weights_end_the_run(tmp_path: Path) -> None:
+    """Its engine must have the last push, not only the one that runs the games."""
+    begin_warm(tmp_path / "run")
+    given = {"out": str(tmp_path / "run"), "policies": {"one": {"seats": [0]}, "b": {"seats": [1]}}}
+    with selfplay.start(write_tiny(tmp_path / "run"), given) as run:
+        run.step()
+        run.parts.policies[1].engine.push(0)
+        with pytest.raises(RunEnds, match="engine of b must use the weights of step 1, uses those"):
+            run.step()
