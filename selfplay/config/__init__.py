@@ -9,6 +9,7 @@ defaults. `play` has the sections of games, rollouts and partners, `learning` th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -117,6 +118,10 @@ class Config:
         """The engine's settings as an instance of its kind's class."""
         return typed_engine(given, EngineConfig, info)
 
+    def _all_roles(self) -> tuple[str, ...]:
+        """The roles of the game; none for a game that is not imported."""
+        return tuple(dict.fromkeys(self.game.kit.ROLES)) if self.game.is_imported else ()
+
     @property
     def policy_names(self) -> tuple[str, ...]:
         """The names of the policies, in order; "" for a single one."""
@@ -186,11 +191,16 @@ class Config:
             )
 
     def _check_policies(self) -> None:
-        if self.policies and (self.rollout.policy_seats or self.rollout.partners != ("self",)):
-            key = "policy_seats" if self.rollout.policy_seats else "partners"
+        rollout = self.rollout
+        if self.policies and rollout.partners != ("self",):
             raise ValueError(
-                f"rollout.{key} must be left out with policies, got "
-                f"{[*getattr(self.rollout, key)]}; set policies.NAME.{key.removeprefix('policy_')}"
+                f"rollout.partners must be left out with policies, got {[*rollout.partners]}; set "
+                "policies.NAME.partners"
+            )
+        if self.policies and rollout.policy_seats not in ((), self._all_roles()):
+            raise ValueError(
+                "rollout.policy_seats must be left out with policies, got "
+                f"{[*rollout.policy_seats]}; set policies.NAME.seats"
             )
         check_rests(self.policies)
         for name, of in self.policies.items():
@@ -213,6 +223,9 @@ def load_config(
     """
     settings = Path(given) if isinstance(given, str) and given else given or None
     config = load(Config, settings, overrides)
+    if config.policies:  # also those that the game would leave to a partner
+        all_seats = replace(config.rollout, policy_seats=config._all_roles())
+        config = replace(config, rollout=all_seats)
     each_policy = [load(Config, settings, overrides, policy=name) for name in config.policies]
     for each in each_policy or [config]:
         if (each.model.path is None) == (each.model.scratch is None):

@@ -10,8 +10,9 @@ import pytest
 from selfplay.config import Config, load_config
 from selfplay.config.text import dump
 from selfplay.errors import SettingsError
-from selfplay.rollout.seat_rules import policy_of_seat
+from selfplay.rollout.seat_rules import chosen_seats, policy_of_seat
 
+ALONE = ["rollout.partners=[self]", "rollout.policy_seats=[]"]
 TWO = "policies={user: {}, agent: {optim: {lr: 1e-5}, rest: [2, 1]}}"
 
 
@@ -90,3 +91,12 @@ def test_a_mistake_is_one_line_with_the_policys_key(given: str, line: str) -> No
 def test_who_plays_is_set_by_policy(more: str) -> None:
     with pytest.raises(SettingsError, match=r"must be left out with policies, got .*; set polic"):
         read(TWO, more)
+
+
+def test_policies_also_have_the_seats_that_a_game_leaves_to_a_partner() -> None:
+    config = load_config("tiny_collab", ["policies={user: {}, assistant: {}}", *ALONE])
+    assert policy_of_seat(config) == ("user", "assistant")
+    for each in (config, config.of_policy("user")):
+        assert chosen_seats(each.game, each.rollout) is None
+    alone = load_config("tiny_collab", ALONE)
+    assert chosen_seats(alone.game, alone.rollout) == (1,)
