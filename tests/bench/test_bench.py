@@ -113,3 +113,9 @@ def test_nothing_is_taken_that_is_not_exact(capsys: pytest.CaptureFixture[str]) 
     said = capsys.readouterr().out
     assert "WRONG" not in said
     assert "qwen25" in said and "the same as another" not in said
+
+
+@pytest.mark.slow
+def test_the_page_of_a_long_run_is_timed() -> None:
+    said = run_bench("page", "--steps", "8", "--games", "6", dry_run=False)
+    assert said.startswith("drawn in ") and said.count(", ") == 3 and "report.html" in said
