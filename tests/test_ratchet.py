@@ -29,8 +29,8 @@ WEIGHT = {
     ),
     "extras": Limit(1326, "taken out of the core and the games"),
     "dialop": Limit(7656, "places and every n-th line in a terminal, short names of players"),
-    "tests": Limit(30682, "several policies in one run: engines, adapters, seats, partners"),
-    "bench": Limit(3153, "several policies in one run: engines, adapters, seats, partners"),
+    "tests": Limit(30688, "the drawing of a long run's page, timed"),
+    "bench": Limit(3198, "the drawing of a long run's page, timed"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
 # Of `selfplay/`, in the second step of `configs/talk.yaml` with one layer on the hf engine.

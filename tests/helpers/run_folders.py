@@ -44,6 +44,7 @@ def untrained_run(folder: Path, text: str) -> Path:
     config = load_config(folder / "given.yaml", [f"out={folder}"])
     (folder / "config.yaml").write_text(dump(config))
     tokenizer = scratch_tokenizer(config)
+    assert config.model.scratch is not None
     shape = replace(config.model.scratch, init_range=0.1)
     model = scratch_model(shape, seed=0, vocab_size=len(tokenizer))
     export(model, tokenizer, folder / "final")
@@ -100,7 +101,8 @@ def make_run(folder: Path, *overrides: str, num_games: int = 12) -> Path:
 def step_line(step: int) -> dict[str, Any]:
     """A step's metrics; every fourth step has an evaluation."""
     score = 1 - 0.5 / step
-    line = {"step": step, "score": score, "messages": 0.1 * step, "errors_no_tag": 1 / step}
+    line: dict[str, Any] = {"step": step, "score": score, "messages": 0.1 * step}
+    line |= {"errors_no_tag": 1 / step}
     line |= {"play_s": 2.0, "update_s": 1.0, "step_s": 3.5, "entropy": 1.0, "honesty": None}
     if step % 4 == 0:
         line |= {"eval_score": score, "eval_score_low": score - 0.1, "eval_score_high": score + 0.1}
