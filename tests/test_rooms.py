@@ -80,7 +80,7 @@ def test_extras_are_loaded_by_name_where_something_asks_for_them() -> None:
         within |= {one.rpartition(".")[0] for one in imports_of(SELFPLAY[name])}
     outside = [ROOT / "train.py", ROOT / "eval.py", *(ROOT / "bench").glob("*.py")]
     for path in (*SELFPLAY.values(), *DIALOP.values(), *outside):
-        if path.parent.name != "extras":
+        if "extras" not in path.parts:
             assert not [one for one in imports_of(path) if one.startswith("selfplay.extras")], path
             named |= set(re.findall(r'"(selfplay\.extras\.\w+)[":]', path.read_text("utf-8")))
     assert named <= extras <= named | within and len(named) > 1

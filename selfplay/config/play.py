@@ -142,8 +142,9 @@ class RolloutConfig:
     uniformly; or your own class as my_file.py:Name, which may depend on the step and on the results
     so far (docs/doors.md)"""
     player: Annotated[str, function_for("rollout.player")] = "policy"
-    """how the policy plays a seat: policy, or your own class as my_file.py:Name, which may change
-    what it reads (docs/your_reward.md)"""
+    """how the policy plays a seat: policy; endpoint_seat, by a program of yours that uses a chat
+    endpoint (docs/endpoint_seat.md); or your own class as my_file.py:Name, which may change what it
+    reads (docs/your_reward.md)"""
     play: Annotated[str, function_for("rollout.play")] = "plain"
     """how a game is played to its end: plain, turn by turn; branches, with sibling turns at branch
     points (docs/branches.md); or your own function as my_file.py:name (docs/doors.md)"""

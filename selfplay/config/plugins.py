@@ -59,7 +59,10 @@ PLUGINS = {
     ),
     "rollout.player": Plugin(
         ("rendering", "seed_names", "max_new_tokens", "max_game_tokens"),
-        {"policy": "selfplay.rollout.players:PolicyPlayer"},
+        {
+            "policy": "selfplay.rollout.players:PolicyPlayer",
+            "endpoint_seat": "selfplay.extras.endpoint_seat:EndpointSeat",
+        },
         "a subclass of PolicyPlayer",
     ),
     "methods": Plugin(

@@ -1,0 +1,58 @@
+"""A program that plays the policy's seats with OpenAI's client: a turn's messages go to the policy
+as they are, and its answer is the move. It waits for a run, and ends with it.
+
+    export SELFPLAY_SEAT_KEY=any-secret
+    python examples/agent/program.py &
+    python train.py --config configs/tiny.yaml out=runs/agent rollout.player=endpoint_seat
+"""
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+from openai import OpenAI
+
+URL = f"http://127.0.0.1:{os.environ.get('SELFPLAY_SEAT_PORT', '8765')}/v1"
+KEY = os.environ["SELFPLAY_SEAT_KEY"]
+
+
+def play(client, turn):
+    """The move for one turn. The client has the game's key."""
+    answer = client.chat.completions.create(model=turn["model"], messages=turn["messages"])
+    return answer.choices[0].message.content
+
+
+def work(play):
+    """Take turns until the run is gone."""
+    clients, connected = {}, False
+    with httpx.Client(timeout=60) as http:
+        while True:
+            try:
+                got = http.get(f"{URL}/turn", headers={"Authorization": f"Bearer {KEY}"})
+                connected = True
+                if got.status_code == 204:  # no turn for a while
+                    continue
+                turn = got.raise_for_status().json()
+                key = turn["key"]
+                if key not in clients:
+                    clients[key] = OpenAI(base_url=URL, api_key=key)
+                try:
+                    move = {"move": play(clients[key], turn)}
+                except Exception as error:  # noqa: BLE001
+                    move = {"error": repr(error)}  # the game is aborted
+                http.post(f"{URL}/move", json=move, headers={"Authorization": f"Bearer {key}"})
+            except httpx.TransportError:
+                if connected:
+                    return
+                time.sleep(0.5)  # the run has not started
+
+
+def serve(play, games=16):
+    """Play this number of games at once."""
+    with ThreadPoolExecutor(games) as pool:
+        list(pool.map(work, [play] * games))
+
+
+if __name__ == "__main__":
+    serve(play)
