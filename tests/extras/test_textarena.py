@@ -1,6 +1,8 @@
 """TextArena's games as games of this package, with the real library."""
 
+import json
 import random
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,9 @@ from selfplay.chat.rendering import Rendering
 from selfplay.config import AlgorithmConfig, RewardConfig, load_config
 from selfplay.errors import SettingsError
 from selfplay.rollout.episode import Episode, Limits
+from tests.helpers.house import ROOT
 from tests.helpers.small_games import play_one
+from tests.helpers.tiny_run import metrics_of
 
 NAME = "textarena:TicTacToe-v0"
 
@@ -129,10 +133,94 @@ def test_a_run_names_a_game_by_its_id(bridge: ModuleType) -> None:
     ("name", "words"),
     [
         ("textarena:TicTacTo-v0", "nearest is textarena:TicTacToe-v0"),
-        ("textarena:Bandit-v0", "cannot be played by two"),
+        ("textarena:Bandit-v0", "cannot be played by two or more"),
+        ("textarena:ThreePlayerIPD-v0:2", "cannot be played by 2"),
+        ("textarena:LiarsDice-v0:99", "must have 2 to 16 players, got 99"),
     ],
 )
-def test_an_id_that_two_cannot_play_gets_one_line(name: str, words: str) -> None:
+def test_an_id_that_these_cannot_play_gets_one_line(name: str, words: str) -> None:
     with pytest.raises(SettingsError, match=words) as caught:
         load_config(None, [f"game.name={name}", "model.path=x"])
     assert "\n" not in str(caught.value)
+
+
+def kinds(name: str, *moves: str) -> list[str | None]:
+    """The kinds of these moves, one after another by the seat whose turn it is."""
+    game = opened(name)
+    return [game.step(game.seat_to_move, text).action for text in moves]
+
+
+def opened(name: str) -> Any:
+    kit = load_kit(f"textarena:{name}")
+    (instance,) = kit.generate(kit.Options(), seed=0, start=0, num=1)
+    return kit.new_game(instance, kit.Options())
+
+
+def test_words_to_another_player_are_a_message_and_a_move_in_brackets_is_none() -> None:
+    trade = ("I need ore.", "Take it. [Offer: 1 Ore -> 1 Ore]", "[Accept]")
+    assert kinds("SimpleNegotiation-v0-short", *trade) == ["message", "move", "move"]
+    assert kinds("TicTacToe-v0", "[0]", "hello", "[1]") == ["move", None, "move"]
+    # Any text is talk here, and a choice reaches nobody.
+    rounds = ["I [cooperate].", "Me too", "[cooperate]", "hello"] * 2
+    expected = ["message", "message", "move", "move"] * 2
+    assert kinds("IteratedPrisonersDilemma-v0", *rounds) == expected
+
+
+def test_three_players_talk_and_are_paid_by_rank() -> None:
+    game = opened("ThreePlayerIPD-v0")
+    heard = game.step(0, "I cooperate.")
+    assert game.num_seats == 3 and heard.action == "message" and game.seat_to_move == 1
+    assert heard.observations == ("", "[Player 0] I cooperate.", "[Player 0] I cooperate.")
+    choice = {0: "[1 defect] [2 defect]", 1: "[0 defect] [2 cooperate]", 2: "well"}
+    while (seat := game.seat_to_move) is not None:
+        assert game.step(seat, choice[seat]).error is None
+    outcome = game.outcome()
+    assert outcome.rewards == (1.0, 0.0, -1.0) and outcome.seat_scores == (1.0, 0.5, 0.0)
+    again = load_kit("textarena:ThreePlayerIPD-v0").restore(game.state())
+    assert again.outcome() == outcome and again.state() == game.state()
+    assert opened("ThreePlayerIPD-v0").outcome_of_forfeit(1).rewards == (0.5, -1.0, 0.5)
+    assert len(load_kit("textarena:LiarsDice-v0:4").ROLES) == 4
+
+
+def test_a_promise_is_true_if_the_next_choice_keeps_it() -> None:
+    """A text with both words is no promise, and TextArena reads no choice as to cooperate."""
+    game = opened("IteratedPrisonersDilemma-v0")
+    rounds = [
+        ("I COOPERATE!", "I will defect.", "[cooperate]", "[cooperate]"),
+        ("Cooperate or defect?", "Defect!", "[defect]", "well"),
+    ]
+    for text in (text for texts in rounds for text in texts):
+        game.step(game.seat_to_move, text)
+    assert game.measures([0]) == {"statements": 1.0, "true_statements": 1.0}
+    assert game.measures([1]) == {"statements": 2.0, "true_statements": 0.0}
+    assert game.measures([0, 1]) == {"statements": 3.0, "true_statements": 1.0}
+    assert opened("TicTacToe-v0").measures([0]) == {}
+
+
+DILEMMA = "examples/textarena/dilemma.py"
+
+
+def test_scripts_of_ones_own_play_a_game_and_keep_or_break_their_word() -> None:
+    kit = load_kit(DILEMMA)
+    (instance,) = kit.generate(kit.Options(), seed=0, start=0, num=1)
+    for name, share in (("keeps", 1.0), ("breaks", 0.0)):
+        game = kit.new_game(instance, kit.Options())
+        scripts = [kit.make_script(name, seed=0)] * 2
+        while (seat := game.seat_to_move) is not None:
+            step = game.step(seat, scripts[seat].act(game.view(seat)))
+            assert step.error is None
+        counts = game.measures([0, 1])
+        assert counts["true_statements"] == share * counts["statements"] and counts["statements"]
+        assert len(game.state()["moves"]) == 40
+
+
+@pytest.mark.slow
+def test_a_scratch_model_learns_the_scripts_and_its_talk_is_measured(tmp_path: Path) -> None:
+    from train import main
+
+    words = (f"out={tmp_path / 'run'}", "steps=1", "threads=1", "eval.final_games=8")
+    assert main(["--config", str(ROOT / "examples" / "textarena" / "dilemma.yaml"), *words]) == 0
+    (step,) = metrics_of(tmp_path / "run")
+    assert step["messages"] > 10 and step["errors"] == 0 and "honesty" in step
+    measured = json.loads((tmp_path / "run" / "held_out_after.json").read_text())
+    assert measured["sampled"]["talk"]["num_games"] == 8
