@@ -1,4 +1,4 @@
-"""Reads and writes the rows of a data file, parquet or JSON lines.
+"""Reads and writes the rows of a data file, parquet or JSON lines, and reads folders of them.
 
 Every defect of a file raises a ValueError that names the file and, if possible, the line or row.
 """
@@ -6,7 +6,9 @@ Every defect of a file raises a ValueError that names the file and, if possible,
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, TypeVar
@@ -17,13 +19,16 @@ from dialop.shown import error_line
 T = TypeVar("T", bound=Instance)
 
 _BATCH_ROWS = 256
+_SUFFIXES = (".parquet", ".jsonl")
 # The most characters of a value, and of what a seat reads at once: more than any model reads. A
 # tokenizer needs 170 bytes per character and ends the process when memory runs out.
 MAX_TEXT = 16_000_000
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (location, row) for each row of a .parquet or .jsonl file.
+    """Yield (location, row) for each row of a .parquet or .jsonl file, or of a folder: one that
+    `datasets` saved (`save_to_disk`), or one split of such files, as a data set's folder of the hub
+    has them. FOLDER/SPLIT names the split if there are several.
 
     `location` names the file and the row (from 0) or line (from 1), for error messages.
 
@@ -32,12 +37,53 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             than MAX_TEXT characters; names the line.
         OSError: when the file cannot be opened.
     """
+    if path.suffix in _SUFFIXES and not path.exists():
+        raise FileNotFoundError(f"{path} does not exist")
     if path.suffix == ".parquet":
         return bounded(_parquet_rows(path))
     if path.suffix == ".jsonl":
         records = enumerate(read_records(path))
         return bounded((location_of(path, i), row) for i, row in records)
-    raise ValueError(f"instances are read from .parquet or .jsonl, got {path}")
+    if (path / "state.json").is_file():
+        return bounded(_saved_rows(path))
+    return chain.from_iterable(map(read_rows, _split_files(path)))
+
+
+def _split_files(path: Path) -> list[Path]:
+    """The .parquet and .jsonl files of a folder, or those of a split as the last part of the path.
+    Raises ValueError for a path without one, or with several splits."""
+    saved = sorted(str(state.parent) for state in path.glob("*/state.json"))
+    folder, named = (path, "") if path.is_dir() else (path.parent, path.name)
+    below = () if path.is_file() else (*folder.glob("*"), *folder.glob("*/*"))
+    files = sorted(each for each in below if each.suffix in _SUFFIXES)
+    splits = {each: re.split(r"[-.]", each.name)[0] for each in files}
+    found = [each for each in files if named in ("", splits[each])]
+    names = saved or sorted({str(folder / splits[each]) for each in found})
+    if len(names) > 1:
+        raise ValueError(f"must be one split, got all of {path}: one of {', '.join(names)}")
+    if not found and not path.exists():
+        raise ValueError(f"{path} does not exist")
+    if not found:
+        rule = "must be a .jsonl or .parquet file, or a folder of them or saved by `datasets`"
+        raise ValueError(f"{rule}, got {path}")
+    return found
+
+
+def _saved_rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a folder from `Dataset.save_to_disk`: Arrow streams, listed in a file."""
+    from pyarrow import ipc  # slow to import, and most runs read no such folder
+
+    number = 0
+    try:
+        listed = json.loads((folder / "state.json").read_bytes())["_data_files"]
+        for name in (entry["filename"] for entry in listed):
+            with (folder / name).open("rb") as file, ipc.open_stream(file) as stream:
+                for batch in stream:
+                    for row in batch.to_pylist():
+                        yield location_of(folder, number), row
+                        number += 1
+    except Exception as error:  # noqa: BLE001 (a damaged file may raise anything)
+        raise ValueError(f"{folder}: not a readable dataset ({error_line(error)})") from None
 
 
 def bounded(rows: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,22 +1,21 @@
 """Reads the chats that a warm start imitates: rows with `messages`, each with role and content.
 
-The source is a .jsonl or .parquet file, or a folder from `save_to_disk` of `datasets`.
+The source is a .jsonl or .parquet file, a folder from `save_to_disk` of `datasets`, or a data set's
+folder of the hub, local or by its name.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any
 
-from dialop.rows import bounded, location_of, read_rows
-from dialop.shown import error_line
-from selfplay.data.instances import state_of
+from dialop.rows import read_rows
+from selfplay.data.instances import local_data, state_of
 from selfplay.errors import SettingsError
 
 _KEY = "warm_start.chats"
@@ -55,7 +54,8 @@ def read_chats(source: str, roles: Collection[str]) -> tuple[Chat, ...]:
         SettingsError: one line, for a source that cannot be read or is empty, and for the first row
             that is not a chat; names the file and the row.
     """
-    return _chats(Path(source), tuple(roles), state_of(Path(source)))
+    path = local_data(source, _KEY)
+    return _chats(path, tuple(roles), state_of(path))
 
 
 def check_shown(chats: Iterable[Chat], shown: Collection[str]) -> None:
@@ -74,7 +74,7 @@ def check_shown(chats: Iterable[Chat], shown: Collection[str]) -> None:
 def _chats(path: Path, roles: tuple[str, ...], state: object) -> tuple[Chat, ...]:
     chats = []
     try:
-        for location, row in _rows(path):
+        for location, row in read_rows(path):
             try:
                 chats.append(_chat(row, roles, name=location))
             except ValueError as error:
@@ -84,38 +84,6 @@ def _chats(path: Path, roles: tuple[str, ...], state: object) -> tuple[Chat, ...
     if not chats:
         raise SettingsError(f"{_KEY}: {path} contains no chats")
     return tuple(chats)
-
-
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    if (path / "state.json").is_file():
-        return bounded(_saved_rows(path))
-    if (path / "dataset_dict.json").is_file():
-        splits = sorted(str(state.parent) for state in path.glob("*/state.json"))
-        raise ValueError(f"must be one split, got all of {path}: one of {', '.join(splits)}")
-    if not path.exists():
-        raise ValueError(f"{path} does not exist")
-    if not path.is_file() or path.suffix not in (".jsonl", ".parquet"):
-        raise ValueError(
-            f"must be a .jsonl or .parquet file or a folder saved by `datasets`, got {path}"
-        )
-    return read_rows(path)
-
-
-def _saved_rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a folder from `Dataset.save_to_disk`: Arrow streams, listed in a file."""
-    from pyarrow import ipc  # slow to import, and most runs read no chats
-
-    number = 0
-    try:
-        listed = json.loads((folder / "state.json").read_bytes())["_data_files"]
-        for name in (entry["filename"] for entry in listed):
-            with (folder / name).open("rb") as file, ipc.open_stream(file) as stream:
-                for batch in stream:
-                    for row in batch.to_pylist():
-                        yield location_of(folder, number), row
-                        number += 1
-    except Exception as error:  # noqa: BLE001 (a damaged file may raise anything)
-        raise ValueError(f"{folder}: not a readable dataset ({error_line(error)})") from None
 
 
 def _chat(row: Mapping[str, Any], roles: Collection[str], *, name: str) -> Chat:

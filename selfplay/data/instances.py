@@ -6,8 +6,10 @@ draws. Instances have their game's type.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +24,7 @@ TRAIN, VALIDATION, HELD_OUT = "train", "validation", "held-out"
 TEACHERS, TOKENIZER = "teachers", "tokenizer"
 T = TypeVar("T")
 GENERATED = "generated"  # instead of the path of a file
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+(?<!\.jsonl)(?<!\.parquet)(/\w+)?")
 
 
 def generated(
@@ -108,10 +111,18 @@ def read_file(game: GameConfig, name: str, source: str) -> tuple[Any, ...]:
     Raises:
         SettingsError: if the file is missing, unreadable or empty.
     """
-    path = Path(source)
-    if not path.is_file():
+    path = local_data(source, name)
+    if not path.exists() and (path.suffix or not path.parent.is_dir()):
         raise SettingsError(f"{name} must be 'generated' or an existing file, got {path}")
     return _instances(game, name, path, state_of(path))
+
+
+def local_data(source: str, name: str) -> Path:
+    """The path of a file or folder of data, downloaded if it is the hub's ORG/NAME or
+    ORG/NAME/SPLIT. Raises SettingsError, which begins with the key `name`, if it cannot be."""
+    if _HUB_NAME.fullmatch(source) and not Path(source).parent.exists():
+        return Path(import_module("selfplay.extras.hub_data").downloaded(source, name))
+    return Path(source)
 
 
 def state_of(path: Path) -> tuple[tuple[Path, int, int], ...]:

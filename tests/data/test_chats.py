@@ -1,17 +1,27 @@
 """Files of chats: what is read, and the one line that names the file and the row of what is not."""
 
 import json
+import os
 import re
+import subprocess
+import sys
+from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
 from dialop.rows import MAX_TEXT
+from selfplay.config import load_config
 from selfplay.data.chats import PASSED, Chat, check_shown, read_chats
+from selfplay.data.instances import read_file
 from selfplay.errors import SettingsError
+from tests.helpers.house import ROOT
 
 ASSISTANT = ("assistant",)
 
@@ -228,3 +238,100 @@ def test_a_folder_of_splits_names_them_and_a_damaged_one_the_damage(tmp_path: Pa
     saved.write_bytes(saved.read_bytes()[:100])
     with pytest.raises(SettingsError, match=f"{home}/test: not a readable dataset"):
         read_chats(str(home / "test"), ASSISTANT)
+
+
+def hub_folder(folder: Path, num_splits: int = 1) -> Path:
+    """A data set's folder as the hub has it: shards of its splits, and a page."""
+    datasets = pytest.importorskip("datasets")
+    (folder / "data").mkdir(parents=True)
+    (folder / "README.md").write_text("# A data set\n")
+    for split in ("train", "test")[:num_splits]:
+        for number, row in enumerate(ROWS):
+            shard = folder / "data" / f"{split}-{number:05d}-of-{len(ROWS):05d}.parquet"
+            datasets.Dataset.from_list([row]).to_parquet(shard)
+    return folder
+
+
+def test_a_folder_of_the_hub_is_read_shard_by_shard(tmp_path: Path) -> None:
+    one, two = hub_folder(tmp_path / "one"), hub_folder(tmp_path / "two", 2)
+    assert texts(read_chats(str(one), ASSISTANT)) == READ
+    with pytest.raises(SettingsError, match=f"must be one split, .* {two}/test, {two}/train"):
+        read_chats(str(two), ASSISTANT)
+    for path in (two / "train", one / "train"):
+        assert texts(read_chats(str(path), ASSISTANT)) == READ
+    with pytest.raises(SettingsError, match="two/dev does not exist"):
+        read_chats(str(two / "dev"), ASSISTANT)
+
+
+def test_instances_are_read_from_saved_and_from_hub_folders(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    game = load_config(None, ["game.options.size=2", "model.path=x"]).game
+    made = game.kit.generate(game.options, seed=0, num=3)
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    game.kit.write(tmp_path / "hub" / "data" / "train-00000-of-00001.parquet", made)
+    rows = datasets.Dataset.from_parquet(str(tmp_path / "hub" / "data" / "*.parquet"))
+    rows.save_to_disk(tmp_path / "saved")
+    for path in ("hub", "hub/train", "saved"):
+        assert list(read_file(game, "data.train", str(tmp_path / path))) == made
+    with pytest.raises(SettingsError, match=r"^data\.train: .*hub/test does not exist"):
+        read_file(game, "data.train", str(tmp_path / "hub" / "test"))
+
+
+READ_IT = """
+import sys
+from selfplay.data.chats import read_chats
+try:
+    print(*(chat.answers for chat in read_chats(sys.argv[1], ("assistant",))))
+except ValueError as error:
+    print(error)
+"""
+
+
+def test_a_name_of_the_hub_is_downloaded_from_a_stand_in_for_it(tmp_path: Path) -> None:
+    """A local server with the two answers of the hub that a download needs, not the hub itself."""
+    files = hub_folder(tmp_path / "hub", 2)
+    listed = [str(file.relative_to(files)) for file in sorted(files.rglob("*.*"))]
+    asked: list[str] = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            content, code = b"", 200
+            if self.path.startswith("/api/datasets/we/chats/revision/"):
+                siblings = [{"rfilename": name} for name in listed]
+                about = {"id": "we/chats", "sha": "a" * 40, "siblings": siblings}
+                content = json.dumps(about).encode()
+            elif self.path.startswith("/datasets/we/chats/resolve/"):
+                content = (files / unquote(self.path).split("/", 6)[6]).read_bytes()
+            else:
+                code = 404
+            self.send_response(code)
+            for name, value in {
+                "Content-Length": str(len(content)),
+                "ETag": f'"{sha256(content).hexdigest()}"',
+                "X-Repo-Commit": "a" * 40,
+            }.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(content if self.command == "GET" else b"")
+
+        do_HEAD = do_GET
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        told = []
+        for name in ("we/chats/train", "we/none"):
+            environment = os.environ | {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home")}
+            environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+            done = subprocess.run(
+                [sys.executable, "-c", READ_IT, name],
+                env=environment, cwd=ROOT, capture_output=True, text=True,
+            )  # fmt: skip
+            told.append(done.stdout.strip() or done.stderr)
+        server.shutdown()
+    assert told[0] == " ".join(str(answers) for *_, answers in READ)
+    assert told[1].startswith("warm_start.chats we/none is neither here") and "\n" not in told[1]
+    assert not any("README" in path for path in asked)
