@@ -63,7 +63,8 @@ from dialop.workers import Spawn
 if TYPE_CHECKING:
     import numpy as np
 
-TEXTARENA = "selfplay.extras.textarena"  # by name, because games do not import the trainer
+# Games of other libraries, by their names' prefix; by name, as games do not import the trainer.
+BRIDGES = {"textarena": "selfplay.extras.textarena", "verifiers": "selfplay.extras.verifiers"}
 SWITCHES = ("messages", "brief", "private_reasoning")
 _REQUIRED = ("ROLES", "generate_instance", "new_game")
 _HERE = Path(__file__).resolve().parent
@@ -348,19 +349,20 @@ class Kit:
 
 @lru_cache(maxsize=64)
 def load_kit(name: str) -> Kit:
-    """The game with this name: one of this package, a module, a path of a .py file, textarena:ID.
+    """The game with this name: one of this package, a module, a path of a .py file, textarena:ID or
+    verifiers:ID.
 
     Raises:
         ValueError: one line, if the name is not a game or its module cannot be imported.
     """
     if name in games():
         return Kit(name, importlib.import_module(f"dialop.{name}.kit"))
-    if name.startswith("textarena:"):
-        bridge = importlib.import_module(TEXTARENA)
-        return Kit(name, bridge.module_of(name.partition(":")[2]))
+    prefix, _, of = name.partition(":")
+    if of and prefix in BRIDGES:
+        return Kit(name, importlib.import_module(BRIDGES[prefix]).module_of(of))
     expected = (
         f"one of {', '.join(games())}, a module such as my_package.my_game, the path of a .py file "
-        f"or textarena:ID, got {name!r}{nearest(name, games())}"
+        f"textarena:ID or verifiers:ID, got {name!r}{nearest(name, games())}"
     )
     return Kit(name, own_module(name, what="game.name", expected=expected))
 
