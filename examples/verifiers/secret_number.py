@@ -1,7 +1,7 @@
 """An environment of verifiers with two agents that talk: one knows a number, the other guesses it.
 
-    PYTHONPATH=examples/verifiers python train.py --config own_game warm_start=off \
-        game.name=verifiers:secret_number out=runs/number
+    PYTHONPATH=examples/verifiers python train.py \
+        --config examples/verifiers/secret_number.yaml out=runs/number
 """
 
 import random

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -548,7 +549,12 @@ def test_a_run_with_openais_client_is_the_built_in_players_run(
 
 
 AGENT = (
-    *("warm_start.num_games=0", "model.scratch.max_positions=8192", "rollout.max_turns=2"),
+    *(
+        "warm_start.num_games=0",
+        "algorithm.advantage=ema",
+        "model.scratch.max_positions=8192",
+        "rollout.max_turns=2",
+    ),
     *("rollout.max_game_tokens=8192", "rollout.instances=1", "rollout.group_size=2"),
     *("eval.num_games=1", "eval.final_games=1", "steps=2", "save_every=2"),
     *("optim.tokens_per_microbatch=8192", "rollout.player=endpoint_seat"),
@@ -567,5 +573,20 @@ def test_an_agent_of_smolagents_trains(
             other.kill()
     steps = metrics_of(tmp_path / "run")
     assert [step["num_void"] for step in steps] == [0, 0]
-    assert all(step["num_trained_tokens"] > step["games"] * step["turns"] for step in steps)
+    assert all(step["num_trained_tokens"] == step["num_generated_tokens"] > 0 for step in steps)
     assert all(step["mismatch_max"] < 1e-3 for step in steps)
+
+
+def test_a_turn_waits_for_a_program_that_is_busy_with_another() -> None:
+    """Untaken turns outlast the time-out while a call of any game waits for the engine."""
+    server = seats.Server(0, KEY, 0.2)
+    one, other = (seats.OpenTurn(key, {}, lambda: None) for key in ("one", "other"))
+    server.offer(one)
+    with socket.socketpair()[0] as connection:
+        assert server.take(connection) == {} and one.taken
+        call = server.called("one", seats.Call(seats.CHAT, b"", {}, connection))
+    server.offer(other)
+    time.sleep(0.3)
+    assert server.next_call(one)[0] is call and server.next_call(other) == (None, 0.2)
+    server.delivered("one", call)
+    assert server.next_call(other)[1] < 0 and server.next_call(one)[1] < 0

@@ -23,6 +23,7 @@ if find_spec("verifiers") is None:
 
 from selfplay.config import load_config
 from selfplay.errors import SettingsError
+from selfplay.extras import verifiers as bridge
 from tests.helpers.tiny_run import metrics_of
 
 HERE = str(ROOT / "examples" / "verifiers")
@@ -61,7 +62,8 @@ def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     (tmp_path / "echoes.py").write_text(TASKS)
     yield
     sys.modules.pop("echoes", None)
-    load_kit.cache_clear()
+    for cached in (load_kit, bridge._env_of, bridge._tasks_of):
+        cached.cache_clear()
 
 
 def start(kit: Kit, *, index: int = 0, **options: Any) -> Any:
@@ -128,7 +130,7 @@ def test_what_needs_more_than_texts_is_refused_in_one_line(line: str, tmp_path: 
     body = TASKS.replace("    @vf.stop\n", f"    {line}\n    @vf.stop\n")
     (tmp_path / "echoes.py").write_text(body)
     with pytest.raises(GameError, match=f"cannot be a game: it needs {NEEDS[line]}") as caught:
-        start(load_kit("verifiers:echoes"), config={"id": ""})
+        start(load_kit("verifiers:echoes"))
     assert "\n" not in str(caught.value)
 
 
@@ -142,15 +144,13 @@ def test_an_environment_that_fails_pays_nothing_and_says_so(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "echoes.py").write_text(TASKS.replace("trace.last_reply ==", "1 / 0 =="))
-    game = start(load_kit("verifiers:echoes"), config={"max_concurrent_agents": 2})
+    game = start(load_kit("verifiers:echoes"))
     game.step(0, "1")
     assert game.outcome().rewards == (0.0,) and game.measures([0]) == {"failed_environments": 1.0}
     assert "its seats get 0: " in capfd.readouterr().err
 
 
 def test_episodes_end_with_their_games() -> None:
-    from selfplay.extras import verifiers as bridge
-
     games = [start(load_kit("verifiers:secret_number"), index=index) for index in range(5)]
     held = [game._held.play._future for game in games]
     assert not any(future.done() for future in held)
@@ -201,9 +201,13 @@ def test_environments_train(name: str, tmp_path: Path) -> None:
         *(f"game.name=verifiers:{name}", "model.scratch.width=32", "model.scratch.layers=2"),
         *("rollout.max_new_tokens=8", "rollout.max_game_tokens=1500", "rollout.group_size=4"),
         *("model.scratch.heads=2", "model.scratch.kv_heads=2", "rollout.instances=2"),
-        *("model.scratch.max_positions=2048", "eval.final_games=2", "rollout.max_turns=6"),
+        *(
+            "algorithm.advantage=ema",
+            "model.scratch.max_positions=2048",
+            "eval.final_games=2",
+            "rollout.max_turns=6",
+        ),
     ]
     assert main([*words, *RUNS[name]]) == 0
     steps = metrics_of(tmp_path / "run")
-    assert len(steps) == 3 and all(step["games"] == 8 for step in steps)
-    assert all(step["generated_tokens"] > 0 for step in steps)
+    assert len(steps) == 3 and all(step["num_trained_tokens"] > 0 for step in steps)

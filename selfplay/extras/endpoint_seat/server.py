@@ -31,7 +31,6 @@ from selfplay.extras.endpoint_seat.chats import Refused, streamed
 KIND = "rollout.player endpoint_seat"
 PORT, KEY, TIMEOUT = (f"SELFPLAY_SEAT_{name}" for name in ("PORT", "KEY", "TIMEOUT_S"))
 CHAT, MOVE, TURN = "/v1/chat/completions", "/v1/move", "/v1/turn"
-_MAX_BODY = 2**23  # bytes
 
 
 def has_left(connection: socket.socket) -> bool:
@@ -112,8 +111,9 @@ class Server:
         be silent; for a turn that none has taken, those until a program must take some turn."""
         with self._lock:
             call = next((each for each in turn.calls if not each.answer.done()), None)
-            since = turn.active_s if turn.taken else max(turn.active_s, self._taken_s)
-            return call, since + self.timeout_s - time.monotonic()
+            since = max(turn.active_s, self._taken_s * (not turn.taken))
+            busy = not turn.taken and any(each.calls for each in self._open.values())
+            return call, self.timeout_s + (0 if busy else since - time.monotonic())
 
     def called(self, key: str, call: Call) -> Call:
         """Hand a call to its game, or find the one that it repeats, whose program has left.
@@ -123,7 +123,7 @@ class Server:
         with self._lock:
             if (turn := self._open.get(key)) is None:
                 raise Refused(401, "the key must be one of a turn that waits for a move")
-            turn.active_s = time.monotonic()
+            turn.active_s = self._taken_s = time.monotonic()
             for old in turn.calls:
                 if (old.path, old.raw) == (call.path, call.raw) and has_left(old.connection):
                     old.connection = call.connection
@@ -173,9 +173,9 @@ class _Handler(BaseHTTPRequestHandler):
         An answer that cannot be delivered is kept for the repetition of its call.
         """
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > _MAX_BODY:
+        if not length.isdecimal() or int(length) > 2**23:
             self.close_connection = True  # the body would be read as a request
-            raise Refused(413, f"a body must have at most {_MAX_BODY} bytes, got {length or '?'}")
+            raise Refused(413, f"a body must have at most 8 MiB, got {length or '?'} bytes")
         raw, body = self.rfile.read(int(length)), None
         with suppress(ValueError, RecursionError):
             body = json.loads(raw)
