@@ -582,11 +582,12 @@ def test_a_turn_waits_for_a_program_that_is_busy_with_another() -> None:
     server = seats.Server(0, KEY, 0.2)
     one, other = (seats.OpenTurn(key, {}, lambda: None) for key in ("one", "other"))
     server.offer(one)
-    with socket.socketpair()[0] as connection:
-        assert server.take(connection) == {} and one.taken
-        call = server.called("one", seats.Call(seats.CHAT, b"", {}, connection))
-    server.offer(other)
-    time.sleep(0.3)
-    assert server.next_call(one)[0] is call and server.next_call(other) == (None, 0.2)
-    server.delivered("one", call)
+    ours, programs = socket.socketpair()
+    with ours, programs:
+        assert server.take(ours) == {} and one.taken
+        call = server.called("one", seats.Call(seats.CHAT, b"", {}, ours))
+        server.offer(other)
+        time.sleep(0.3)
+        assert server.next_call(one)[0] is call and server.next_call(other) == (None, 0.2)
+        server.delivered("one", call)
     assert server.next_call(other)[1] < 0 and server.next_call(one)[1] < 0
