@@ -59,7 +59,7 @@ def _split_files(path: Path) -> list[Path]:
     splits = {each: re.split(r"[-.]", each.name)[0] for each in files}
     found = [each for each in files if named in ("", splits[each])]
     names = saved or sorted({str(folder / splits[each]) for each in found})
-    if len(names) > 1:
+    if saved or len(names) > 1:
         raise ValueError(f"must be one split, got all of {path}: one of {', '.join(names)}")
     if not found and not path.exists():
         raise ValueError(f"{path} does not exist")

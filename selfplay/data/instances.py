@@ -112,7 +112,8 @@ def read_file(game: GameConfig, name: str, source: str) -> tuple[Any, ...]:
         SettingsError: if the file is missing, unreadable or empty.
     """
     path = local_data(source, name)
-    if not path.exists() and (path.suffix or not path.parent.is_dir()):
+    may_be_split = not path.suffix and len(path.parts) > 1 and path.parent.is_dir()
+    if not path.exists() and not may_be_split:
         raise SettingsError(f"{name} must be 'generated' or an existing file, got {path}")
     return _instances(game, name, path, state_of(path))
 
