@@ -61,7 +61,7 @@ def _split_files(path: Path) -> list[Path]:
     names = saved or sorted({str(folder / splits[each]) for each in found})
     if saved or len(names) > 1:
         raise ValueError(f"must be one split, got all of {path}: one of {', '.join(names)}")
-    if not found and not path.exists():
+    if not found and not path.exists() and not path.suffix:
         raise ValueError(f"{path} does not exist")
     if not found:
         rule = "must be a .jsonl or .parquet file, or a folder of them or saved by `datasets`"

@@ -288,7 +288,7 @@ except ValueError as error:
 
 
 def test_a_name_of_the_hub_is_downloaded_from_a_stand_in_for_it(tmp_path: Path) -> None:
-    """A local server with the two answers of the hub that a download needs, not the hub itself."""
+    """A local server with the three answers that a download needs, not the hub itself."""
     files = hub_folder(tmp_path / "hub", 2)
     listed = [str(file.relative_to(files)) for file in sorted(files.rglob("*.*"))]
     asked: list[str] = []
@@ -301,6 +301,10 @@ def test_a_name_of_the_hub_is_downloaded_from_a_stand_in_for_it(tmp_path: Path) 
                 siblings = [{"rfilename": name} for name in listed]
                 about = {"id": "we/chats", "sha": "a" * 40, "siblings": siblings}
                 content = json.dumps(about).encode()
+            elif self.path.startswith("/api/datasets/we/chats/tree/"):
+                sizes = {name: (files / name).stat().st_size for name in listed}
+                tree = [{"type": "file", "path": n, "size": s, "oid": n} for n, s in sizes.items()]
+                content = json.dumps(tree).encode()
             elif self.path.startswith("/datasets/we/chats/resolve/"):
                 content = (files / unquote(self.path).split("/", 6)[6]).read_bytes()
             else:
