@@ -372,6 +372,7 @@ def test_tools_are_called_and_answered_in_the_text_of_qwens_template(play: Any) 
     ((episode,), _) = play(calls, [(0, CALLED), *SEVERAL[1:]], by=by)
     transcript, span = episode.transcripts[0], episode.transcripts[0].spans[0]
     shown: Any = [dict(each) for each in asked]
+    shown[-2]["content"] = ""
     shown[-2]["tool_calls"][0]["function"]["arguments"] = {"a": 1}
     text = tokenizer_of("qwen2.5").apply_chat_template(
         shown, tools=[TOOL], tokenize=False, add_generation_prompt=True
@@ -435,7 +436,7 @@ def test_no_key_no_answer_and_only_this_machine_is_heard(program: Program) -> No
 
 
 def test_a_program_that_gives_up_or_is_silent_aborts_its_game_alone(
-    play: Any, monkeypatch: pytest.MonkeyPatch
+    play: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(seats.the_server(), "timeout_s", 0.5)
     first: list[str] = []
@@ -451,6 +452,8 @@ def test_a_program_that_gives_up_or_is_silent_aborts_its_game_alone(
 
     episodes, stats = play(fails, *[GAMES[0]] * 4)
     assert [each.ended for each in episodes] == ["finished"] * 2 and stats.num_void == 2
+    told = capfd.readouterr().err
+    assert "it gave up: no idea" in told and "it was silent for 0.5 s" in told
 
 
 def test_an_answer_that_was_lost_is_given_again(play: Any, rendering: Rendering) -> None:

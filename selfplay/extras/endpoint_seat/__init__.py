@@ -31,7 +31,11 @@ from selfplay.extras.endpoint_seat.server import (
 )
 from selfplay.rollout.players import Move, PolicyPlayer
 
-_NEW = f"{KIND}: a call does not continue its seat's last chat: it trains as a new sequence"
+
+def _aborted(why: str) -> Move:
+    """No move, which aborts the game; a reason is printed once."""
+    tell(f"{KIND}: a game is aborted, its program: {why}")
+    return Move("", complete=False, num_tokens=0, void=why)
 
 
 class EndpointSeat(PolicyPlayer):
@@ -71,8 +75,7 @@ class EndpointSeat(PolicyPlayer):
         try:
             while True:
                 if (call := await self._next_call(turn, arrived)) is None:
-                    why = f"the program was silent for {self._server.timeout_s:g} s ({TIMEOUT})"
-                    return Move("", complete=False, num_tokens=0, void=why)
+                    return _aborted(f"it was silent for {self._server.timeout_s:g} s ({TIMEOUT})")
                 try:
                     if call.path != MOVE:
                         call.answer.set_result(await self._answer(call, seat, generate))
@@ -83,8 +86,8 @@ class EndpointSeat(PolicyPlayer):
                     return move
                 except Refused as error:
                     call.answer.set_exception(error)
-                    if error.code:  # no tokens left
-                        return None
+                    if error.code:
+                        return None  # no tokens are left
         finally:
             self._server.close(turn)
 
@@ -119,7 +122,7 @@ class EndpointSeat(PolicyPlayer):
         """
         text, why = call.body.get("move"), call.body.get("error")
         if why is not None:
-            return Move("", complete=False, num_tokens=0, void=f"the program gave up: {why!s:.200}")
+            return _aborted(f"it gave up: {why!s:.200}")
         if not isinstance(text, str):
             raise Refused(400, f"move must be a text, got {text!r:.80}")
         if not asked:
@@ -153,7 +156,7 @@ class EndpointSeat(PolicyPlayer):
             text = text[: min(text.find(stop) for stop in chat.stops if stop in text)]
         kept = self.transcript.context()
         if kept and (rendering.rewritten or kept != prompt[: len(kept)]):
-            tell(_NEW)
+            tell(f"{KIND}: a call does not continue its seat's chat: a new sequence")
             self.transcript.begin()
             kept = []
         self.transcript.observe(prompt[len(kept) :])

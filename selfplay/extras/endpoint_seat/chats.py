@@ -48,7 +48,6 @@ class Chat:
     texts: tuple[str, ...]
     most: int
     stops: tuple[str, ...]
-    tools: bool
     left_out: tuple[str, ...]
 
     def key(self, texts: Sequence[str]) -> tuple[str, ...]:
@@ -85,7 +84,7 @@ def read_chat(body: Mapping[str, Any], model: str) -> Chat:
     if tools:
         system += _TOOLS.format("".join(f"\n{json.dumps(tool)}" for tool in tools))
     left_out = tuple(name for name in _RUNS if body.get(name) not in (None, "auto"))
-    return Chat(system, texts, most, tuple(stops), bool(tools), left_out)
+    return Chat(system, texts, most, tuple(stops), left_out)
 
 
 def _read(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -121,7 +120,7 @@ def answered(chat: Chat, text: str, cut: bool, model: str, name: str) -> tuple[A
     calls unique. A block that is no call of a function stays in the text.
     """
     said, calls = text, list[dict[str, Any]]()
-    for match in _CALL.finditer(text) if chat.tools else ():
+    for match in _CALL.finditer(text) if "<tools>" in chat.system else ():
         try:
             called = json.loads(match[1])
             function = {"name": called["name"], "arguments": json.dumps(called["arguments"])}
