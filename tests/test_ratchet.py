@@ -27,9 +27,15 @@ WEIGHT = {
     "selfplay": Limit(
         21576, "runs beside each other: a table, means over seeds, one instance in two"
     ),
-    "extras": Limit(2134, "an endpoint for your programs, verifiers, TextArena that talks, folders"),
-    "dialop": Limit(7692, "an endpoint for your programs, verifiers, TextArena that talks, folders"),
-    "tests": Limit(31496, "an endpoint for your programs, verifiers, TextArena that talks, folders"),
+    "extras": Limit(
+        2134, "an endpoint for your programs, verifiers, TextArena that talks, folders"
+    ),
+    "dialop": Limit(
+        7692, "an endpoint for your programs, verifiers, TextArena that talks, folders"
+    ),
+    "tests": Limit(
+        31496, "an endpoint for your programs, verifiers, TextArena that talks, folders"
+    ),
     "bench": Limit(3198, "the drawing of a long run's page, timed"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }

@@ -42,8 +42,8 @@ class Message:
 class Request:
     """One turn to generate: exact prompt ids, maximum number of new tokens, sampling seed.
 
-    `model` names the model that generates; "" is the policy. A model that takes text reads
-    `messages` instead of prompt ids.
+    `model` names the model that generates; "" is the policy, or of several the one whose engine
+    runs the games. A model that takes text reads `messages` instead of prompt ids.
     """
 
     prompt_ids: Sequence[int]
