@@ -24,28 +24,18 @@ class Limit(NamedTuple):
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
     "core": Limit(13668, "several policies in one run: engines, adapters, seats, partners"),
-    "selfplay": Limit(
-        21576, "runs beside each other: a table, means over seeds, one instance in two"
-    ),
-    "extras": Limit(
-        2134, "an endpoint for your programs, verifiers, TextArena that talks, folders"
-    ),
-    "dialop": Limit(
-        7692, "an endpoint for your programs, verifiers, TextArena that talks, folders"
-    ),
-    "tests": Limit(
-        31496, "an endpoint for your programs, verifiers, TextArena that talks, folders"
-    ),
+    "selfplay": Limit(22399, "several policies in one run; a page by time, runs compared"),
+    "extras": Limit(2134, "an endpoint for programs, verifiers, TextArena, folders"),
+    "dialop": Limit(7692, "an endpoint for programs, verifiers, TextArena, folders"),
+    "tests": Limit(31492, "an endpoint for programs, verifiers, TextArena, folders"),
     "bench": Limit(3198, "the drawing of a long run's page, timed"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
 # Of `selfplay/`, in the second step of `configs/talk.yaml` with one layer on the hf engine.
 STEP = {
-    "files of a step": Limit(
-        54, "doors: methods, observers, opponents, the play of a game, engines"
-    ),
-    "functions of a step": Limit(340, "as above; a step goes through a list of policies"),
-    "lines of a step": Limit(3214, "as above; tensors that methods keep, for a reference"),
+    "files of a step": Limit(55, "doors: methods, observers, opponents, play, engines, policies"),
+    "functions of a step": Limit(356, "as above; the page's memory and tokens of a step"),
+    "lines of a step": Limit(3351, "as above; tensors of methods; which lines stay"),
     "frames to a move": Limit(12),
     "frames to weights": Limit(8),
 }
