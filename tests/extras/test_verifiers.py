@@ -208,6 +208,6 @@ def test_environments_train(name: str, tmp_path: Path) -> None:
             "rollout.max_turns=6",
         ),
     ]
-    assert main([*words, *RUNS[name]]) == 0
+    assert main(["--config", f"{HERE}/secret_number.yaml", *words, *RUNS[name]]) == 0
     steps = metrics_of(tmp_path / "run")
     assert len(steps) == 3 and all(step["num_trained_tokens"] > 0 for step in steps)
