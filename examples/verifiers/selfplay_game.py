@@ -7,7 +7,7 @@ own command, here the meeting game:
 from itertools import count
 
 import verifiers.v1 as vf
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from dialop.kit import load_kit
 
@@ -64,7 +64,7 @@ class SelfplayEnv(vf.Env[SelfplayConfig]):
     async def run(self, task, agents):
         data = task.data
         kit = load_kit(data.game)
-        options = TypeAdapter(kit.Options).validate_python(data.options)
+        options = kit.Options(**data.options)
         (instance,) = kit.generate(options, seed=data.seed, start=data.idx or 0, num=1)
         game = kit.new_game(instance, options)
         if game.num_seats != 2:
