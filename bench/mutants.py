@@ -56,7 +56,7 @@ TESTS = {
     "errors": ("tests/test_shown.py",),
 }
 NEXT = ("tests/test_one_step.py", "tests/run/test_resume.py")
-FAST = ("tests", "--ignore", "tests/sglang", "--ignore", "tests/gpu")
+FAST = ("tests", "--ignore", "tests/sglang", "--ignore", "tests/vllm", "--ignore", "tests/gpu")
 UNCHANGED = "the tree as it is"
 # A traced step has branches, moves that are paid, several minibatches and a reference.
 STEP: dict[str, Any] = {

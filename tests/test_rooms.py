@@ -16,6 +16,7 @@ from tests.helpers.house import ROOMS, ROOT
 # A library and the only modules that may import it.
 ONLY_IN = {
     "sglang": ("selfplay.engines.sglang", "selfplay.extras.exact"),
+    "vllm": "selfplay.extras.vllm",
     "wandb": "selfplay.apps.trackers",
     "tensorboard": "selfplay.apps.trackers",
     "httpx": "selfplay.partners.endpoint",

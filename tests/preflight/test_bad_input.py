@@ -83,11 +83,13 @@ def nothing_starts(broken: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # These would start after all checks have passed.
     monkeypatch.setattr("selfplay.api.run.set_up", started)
     monkeypatch.setattr("selfplay.api.evaluation.play_matches", started)
-    # The same messages on a machine with a GPU and SGLang.
+    # The same messages on a machine with a GPU, SGLang and vLLM.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *more: None if name == "sglang" else find(name)
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name in ("sglang", "vllm") else find(name),
     )
     return broken
 
@@ -226,6 +228,21 @@ TRAIN: list[Row] = [
         "engine.kind must be a subclass of Engine",
     ),
     ("engine.kind=sglang", "engine.kind"),
+    ("engine.kind=vllm", "engine.kind must be hf where vLLM is not installed, got vllm"),
+    (("engine.kind=vllm", "engine.tp_size=2"), "engine.tp_size must be 1 with…vllm, got 2"),
+    (("engine.kind=vllm", "engine.exact=true"), "engine.exact must be false with…vllm, got true"),
+    (
+        ("engine.kind=vllm", "engine.server_args={logprobs_mode: raw_logprobs}"),
+        "engine.server_args must leave out logprobs_mode, got raw_logprobs",
+    ),
+    (
+        ("engine.kind=vllm", "engine.server_args={speculative_config: {method: ngram}}"),
+        "engine.server_args must leave out speculative_config…speculative decoding",
+    ),
+    (
+        ("engine.kind=sglang", "engine.server_args={speculative_algorithm: NGRAM}"),
+        "engine.server_args must leave out speculative_algorithm, got NGRAM",
+    ),
     ("parallel.tp=3", "must divide the model's num_attention_heads (2), got 3; the nearest is 2"),
     ("--config run.yaml --dry-run parallel.tp=3", "parallel.tp must divide the model's"),
     ("rollout.partners=['endpoint:m@ftp://host/v1']", "rollout.partners"),

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from selfplay.engines.options import ChosenEngine
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.engines.weights import Weights
 from tests.sglang import tiny
 
+pytest.register_assert_rewrite("tests.helpers.engine_claims")
 HERE = pathlib.Path(__file__).resolve().parent
 REASON = "the real engine on CPU is not installed here: make test-sglang"
 
@@ -67,6 +69,11 @@ def engine(request: pytest.FixtureRequest, shared_engine: SGLangEngine) -> SGLan
     """The shared engine. Games get sessions if the module has `SESSIONS`."""
     shared_engine.sessions = getattr(request.module, "SESSIONS", False)
     return shared_engine
+
+
+@pytest.fixture(scope="session")
+def engine_settings() -> ChosenEngine:
+    return ChosenEngine(kind="sglang")
 
 
 @pytest.fixture

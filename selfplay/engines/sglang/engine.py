@@ -19,7 +19,7 @@ import gc
 import itertools
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -410,7 +410,8 @@ class SGLangEngine(Engine):
         RuntimeError if its weights sleep. It refuses requests until all weights have arrived."""
         self._check_loadable()
         self._whole = False
-        sending.load(weights, self._group, self._begin, expected=self._expected)
+        with self._update_open("a weight push"):
+            sending.load(weights, self._group, self._begin, expected=self._expected)
         self.version, self._whole = version, True
         if "kv_cache" not in self._released:  # in `push_again`; in a step it sleeps until `wake`
             self.flush_cache("a weight push")
@@ -419,7 +420,24 @@ class SGLangEngine(Engine):
         """Runs the model's own loader in each process, with each write replaced by a comparison."""
         self._check_loadable()
         self._check_whole()
-        return sending.compare(weights, self._group, self._begin)
+        with self._update_open("a comparison of weights"):
+            return sending.compare(weights, self._group, self._begin)
+
+    @contextmanager
+    def _update_open(self, what: str) -> Iterator[None]:
+        """SGLang 0.5.21 takes buckets, to load or compare, only in such a session."""
+        self._update("begin_weight_update", what)
+        try:
+            yield
+        except Exception:
+            with suppress(EngineFault):  # the next session can only open after this one
+                self._update("end_weight_update", what)
+            raise
+        self._update("end_weight_update", what)
+
+    def _update(self, name: str, what: str) -> None:
+        """Make this control call, if SGLang has it, for `what`."""
+        raise NotImplementedError
 
     def _begin(self, bucket: Bucket, folder: str) -> Callable[[], None]:
         """A `sending.Begin`: let every process read this bucket."""

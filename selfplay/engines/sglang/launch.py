@@ -5,9 +5,11 @@ Written for SGLang 0.5.17. Times in seconds.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import importlib.util
+import inspect
 import json
 import logging
 import math
@@ -19,7 +21,7 @@ import socket
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -28,6 +30,7 @@ import torch
 
 from dialop.specs import nearest
 from dialop.workers import without_main
+from selfplay.config import EngineConfig
 from selfplay.engines.options import ChosenEngine, SGLangOptions
 from selfplay.engines.sglang import buckets, processes
 from selfplay.engines.sglang.fast import early
@@ -189,7 +192,7 @@ def check_machine(engine: SGLangOptions) -> None:
     if engine.server_args:  # SGLang takes seconds to import
         from sglang.srt.server_args import ServerArgs
 
-        names = [field.name for field in fields(ServerArgs)]
+        names = list(inspect.signature(ServerArgs).parameters)
         for name in engine.server_args.keys() - names:
             raise SettingsError(
                 f"engine.server_args must name arguments of SGLang's ServerArgs, got {name}"
@@ -246,40 +249,69 @@ def config_of_partner(
 ) -> ChosenEngine:
     """The settings of a frozen partner's engine, which keeps its memory for the whole run.
 
-    Its cache has a fixed size: transcripts of `context` tokens for all games at once, in at most a
-    quarter of the policy's share of the GPU. `gpu` None is the CPU. Raises SettingsError if the
-    cache cannot hold one transcript.
+    Its cache has a fixed size (`partner_tokens`). `gpu` None is the CPU.
     """
     config = replace(config, processes=1, sessions=False, adapts=False)
     if gpu is None or config.max_cache_tokens:
         return config
+    tokens = partner_tokens(
+        config,
+        config.mem_fraction,
+        model_path,
+        parameters,
+        gpu=gpu,
+        itemsize=itemsize,
+        most=context,
+    )
+    return replace(config, max_cache_tokens=tokens, mem_fraction=0.9)  # of the free memory
+
+
+def partner_tokens(
+    config: EngineConfig,
+    mem_fraction: float,
+    model_path: str,
+    parameters: Mapping[str, torch.Size],
+    *,
+    gpu: int,
+    itemsize: int,
+    most: int,
+) -> int:
+    """The size in tokens of the cache of a frozen partner's engine.
+
+    It holds transcripts of `most` tokens for all games at once, in at most a quarter of the
+    policy's share of the GPU. Raises SettingsError if it cannot hold one transcript.
+    """
     free, total = torch.cuda.mem_get_info(gpu)
     weights_bytes = bytes_of(parameters, itemsize) / config.tp_size
-    share_bytes = min(0.8 * free, weights_bytes + config.mem_fraction / 4 * total)
+    share_bytes = min(0.8 * free, weights_bytes + mem_fraction / 4 * total)
     fitting = fitting_tokens(
         share_bytes * config.tp_size, model_path, parameters, itemsize=itemsize
     )
-    if fitting < context:
+    if fitting < most:
         raise SettingsError(
             f"a partner's engine needs {weights_bytes / 2**30:.1f} GiB for its weights and a cache "
-            f"for {context:,} tokens, got {free / 2**30:.1f} GiB of free GPU memory; lower "
+            f"for {most:,} tokens, got {free / 2**30:.1f} GiB of free GPU memory; lower "
             "engine.mem_fraction, or serve the partner elsewhere (endpoint:)"
         )
-    tokens = min(fitting, config.max_batch * context)
-    return replace(config, max_cache_tokens=tokens, mem_fraction=0.9)  # of the free memory
+    return min(fitting, config.max_batch * most)
 
 
 def fitting_tokens(
     share_bytes: float, model_path: str, parameters: Mapping[str, torch.Size], *, itemsize: int
 ) -> int:
     """The size in tokens of the cache that fits, with the weights, into this share of a GPU."""
+    cache_bytes = share_bytes - bytes_of(parameters, itemsize)
+    return int(cache_bytes / token_bytes(model_path, itemsize))
+
+
+def token_bytes(model_path: str, itemsize: int) -> int:
+    """The size in bytes of a token in the cache of the model with this folder's config."""
     from transformers import AutoConfig
 
     from selfplay.model.families import cache_width
 
     text = AutoConfig.from_pretrained(model_path).get_text_config()
-    token_bytes = text.num_hidden_layers * cache_width(text) * itemsize
-    return int((share_bytes - bytes_of(parameters, itemsize)) / token_bytes)
+    return int(text.num_hidden_layers * cache_width(text) * itemsize)
 
 
 def bytes_of(parameters: Mapping[str, torch.Size], itemsize: int) -> int:
@@ -332,6 +364,7 @@ def starting(device: str, tp_size: int) -> Iterator[list[BaseProcess]]:
     # This logger warns only about the custom SIGQUIT handler, which is intended.
     logging.getLogger("sglang.srt.entrypoints.engine").setLevel(logging.CRITICAL)
     children, complete = list[BaseProcess](), False
+    asyncio.set_event_loop(None)  # SGLang 0.5.21 would take another engine's, which may be closed
     try:
         with processes.child_environment(device, tp_size), without_main():
             yield children

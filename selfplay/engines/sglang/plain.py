@@ -130,6 +130,12 @@ class PlainEngine(SGLangEngine):
             raise EngineFault(f"the engine refused a bucket: {message}")
         return lambda: None
 
+    def _update(self, name: str, what: str) -> None:
+        if hasattr(self._engine, name):
+            success, message = self._loop.call(getattr(self._engine, name), what=what)
+            if not success:
+                raise EngineFault(f"the engine refused {name}: {message}")
+
     def _release(self) -> None:
         self.flush_cache("going to sleep")  # waits until the scheduler is idle
         self._loop.call(self._engine.release_memory_occupation, list(TAGS), what="going to sleep")

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any, ClassVar
@@ -88,23 +88,29 @@ def _enter(parent_pid: int, body: Callable[..., None]) -> Callable[..., None]:
     return body
 
 
-@contextlib.contextmanager
-def child_environment(device: str, tp_size: int) -> Iterator[None]:
-    """Set the environment in which children start; on exit, restore this process's own.
-
-    This also undoes SGLang's edits: it sets CUDA_DEVICE_MAX_CONNECTIONS=8 and other variables in
-    the process that starts it, and resets root logging.
-    """
-    environment, root = dict(os.environ), logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+def child_environment(device: str, tp_size: int) -> contextlib.AbstractContextManager[None]:
+    """The `environment` in which SGLang's processes start."""
     wanted = dict(CHILD_ENVIRONMENT)
     if device == "cpu":
         wanted["SGLANG_USE_CPU_ENGINE"] = "1"  # read when sglang is imported
-    if device == "cpu" and tp_size > 1 and "SGLANG_CPU_OMP_THREADS_BIND" not in environment:
+    if device == "cpu" and tp_size > 1 and "SGLANG_CPU_OMP_THREADS_BIND" not in os.environ:
         cores = sorted(os.sched_getaffinity(0))
         wanted["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(
             str(cores[rank % len(cores)]) for rank in range(tp_size)
         )
+    return environment(wanted)
+
+
+@contextlib.contextmanager
+def environment(wanted: Mapping[str, str | None]) -> Iterator[None]:
+    """Set the environment in which children start (None removes a variable); on exit, restore this
+    process's own.
+
+    This also undoes an engine's edits: SGLang sets CUDA_DEVICE_MAX_CONNECTIONS=8 and other
+    variables in the process that starts it, and resets root logging.
+    """
+    before, root = dict(os.environ), logging.getLogger()
+    handlers, level = root.handlers[:], root.level
     for name, value in wanted.items():
         os.environ.pop(name, None)
         if value is not None:
@@ -112,9 +118,9 @@ def child_environment(device: str, tp_size: int) -> Iterator[None]:
     try:
         yield
     finally:
-        for name in set(os.environ) - set(environment):
+        for name in set(os.environ) - set(before):
             del os.environ[name]
-        os.environ.update(environment)
+        os.environ.update(before)
         root.handlers[:] = handlers
         root.setLevel(level)
 

@@ -152,6 +152,18 @@ class FastEngine(SGLangEngine):
             if not success:
                 raise EngineFault(f"the engine refused a bucket: {message}")
 
+    def _update(self, name: str, what: str) -> None:
+        from sglang.srt.managers import io_struct
+
+        if hasattr(self._loop.managers[0], name):
+            kind = "".join(word.capitalize() for word in name.split("_"))
+            request = getattr(io_struct, f"{kind}ReqInput")()
+            for success, message in self.on_all(
+                lambda m: getattr(m, name)(request, None), what=what
+            ):
+                if not success:
+                    raise EngineFault(f"the engine refused {name}: {message}")
+
     def _release(self) -> None:
         from sglang.srt.managers.io_struct import ReleaseMemoryOccupationReqInput
 
