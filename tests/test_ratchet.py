@@ -23,11 +23,11 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13668, "several policies in one run: engines, adapters, seats, partners"),
-    "selfplay": Limit(22399, "several policies in one run; a page by time, runs compared"),
-    "extras": Limit(2134, "an endpoint for programs, verifiers, TextArena, folders"),
+    "core": Limit(13763, "vLLM behind the engine's door, SGLang beyond 0.5.17"),
+    "selfplay": Limit(22494, "vLLM behind the engine's door, SGLang beyond 0.5.17"),
+    "extras": Limit(2618, "vLLM behind the engine's door, SGLang beyond 0.5.17"),
     "dialop": Limit(7692, "an endpoint for programs, verifiers, TextArena, folders"),
-    "tests": Limit(31492, "an endpoint for programs, verifiers, TextArena, folders"),
+    "tests": Limit(31914, "vLLM behind the engine's door, SGLang beyond 0.5.17"),
     "bench": Limit(3198, "the drawing of a long run's page, timed"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
@@ -39,7 +39,7 @@ STEP = {
     "frames to a move": Limit(12),
     "frames to weights": Limit(8),
 }
-DOCSTRING_LINES = 2.769  # a function: the least
+DOCSTRING_LINES = 2.77  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 

@@ -358,6 +358,8 @@ class _Layer(CacheLayerMixin):
     def get_max_cache_shape(self) -> int:
         return -1
 
+    get_max_length = get_max_cache_shape  # its name in transformers 5.19
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """The number of keys, including this step's, and their offset."""
         return self.get_seq_length() + query_length, 0

@@ -181,6 +181,11 @@ class VLLMEngine(Engine):
         return None
 
     @classmethod
+    def parted(cls, engines: Sequence[EngineConfig]) -> list[EngineConfig]:
+        """`engine.mem_fraction` of each, as `SGLangEngine.parted` divides it."""
+        return [*launch.parted([each for each in engines if isinstance(each, VLLMOptions)])]
+
+    @classmethod
     def start(
         cls, config: Config, weights: Path, world: World, *, load_format: str = "auto"
     ) -> Engine:

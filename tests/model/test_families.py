@@ -43,7 +43,7 @@ REFUSED = {
     "gpt_oss": "sinks",
     "lfm2": "conv",
     "qwen3_next": "linear_attention",
-    "mamba2": "mamba",
+    "mamba2": "mix the sequences",
     "falcon_h1": "hybrid",
     "opt": "dropout",
     "gpt2": "attn_pdrop",

@@ -108,7 +108,8 @@ def test_a_push_reaches_every_process_and_a_process_without_it_is_found(
     buffers = right, right + 1  # which live until the engine has answered
     sent = [Bucket(values, {name: weight.base.shape}) for values in buffers]
     payloads = [payload for one in sent for payload in of_all_ranks(one, "", None, num=1)]
-    engine._loop.run(engine.read(payloads), what="a test")
+    with engine._update_open("a test"):
+        engine._loop.run(engine.read(payloads), what="a test")
     engine.flush_cache("a test")
     assert wrong_elements(moved, engine) == right.numel()  # of the second process alone
     num = 2 * (FIRST_TURNS + RECHECK_TURNS)

@@ -16,7 +16,6 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,28 +36,21 @@ def message(
 
     `flat_N` owns its storage. It must hold its final values (on CUDA synchronize first), must not
     be written again, and must live until the engine has answered.
+
+    On a CPU it is moved to shared memory, which `read` opens by its path while this tensor lives.
+    SGLang unpickles plain tensors alone, and torch's own way to share one needs a parent-child
+    relation, or another process that must answer within a second, which it does not do on a busy
+    machine.
     """
-    described = json.dumps({"folder": folder, "shapes": shapes})
-    return [(described, flat_N if flat_N.is_cuda else SharedMemory(flat_N))]
-
-
-class SharedMemory:
-    """A flat CPU tensor, moved to shared memory. It is pickled as a call that opens the same memory
-    in any process of this user while this tensor lives.
-
-    Torch's own methods need a parent-child relation, or another process that must answer within a
-    second, which it does not do on a busy machine.
-    """
-
-    def __init__(self, flat_N: Tensor) -> None:
-        assert flat_N.untyped_storage().nbytes() == flat_N.numel() * flat_N.element_size()
-        self._flat_N = flat_N
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        descriptor, _ = self._flat_N.untyped_storage()._share_fd_cpu_()
-        size, dtype = self._flat_N.numel(), self._flat_N.dtype
-        opened = partial(torch.from_file, shared=True, size=size, dtype=dtype)
-        return opened, (f"/proc/{os.getpid()}/fd/{descriptor}",)
+    memory = None
+    if not flat_N.is_cuda:
+        storage = flat_N.untyped_storage()
+        assert storage.nbytes() == flat_N.numel() * flat_N.element_size()
+        descriptor, _ = storage._share_fd_cpu_()
+        dtype = str(flat_N.dtype).removeprefix("torch.")
+        memory = {"file": f"/proc/{os.getpid()}/fd/{descriptor}", "dtype": dtype}
+    described = json.dumps({"folder": folder, "shapes": shapes, "memory": memory})
+    return [(described, flat_N if memory is None else torch.empty(0))]
 
 
 def read(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
@@ -66,7 +58,11 @@ def read(model: nn.Module, named_tensors: Sequence[tuple[str, Tensor]]) -> None:
     line of counts to this process's file in the message's folder."""
     [(described, flat_N)] = named_tensors
     bucket = json.loads(described)
-    parts = flat_N.split([math.prod(shape) for shape in bucket["shapes"].values()])
+    sizes = [math.prod(shape) for shape in bucket["shapes"].values()]
+    if (memory := bucket["memory"]) is not None:
+        dtype = getattr(torch, memory["dtype"])
+        flat_N = torch.from_file(memory["file"], shared=True, size=sum(sizes), dtype=dtype)
+    parts = flat_N.split(sizes)
     shaped = zip(bucket["shapes"].items(), parts, strict=True)
     named = [(name, part.view(shape)) for (name, shape), part in shaped]
     if bucket["folder"]:

@@ -159,16 +159,7 @@ class SGLangEngine(Engine):
     def parted(cls, engines: Sequence[EngineConfig]) -> list[EngineConfig]:
         """`engine.mem_fraction` of each, divided by their number if their sum is above 0.95, as a
         share of the memory that the earlier ones leave."""
-        given = [engine for engine in engines if isinstance(engine, SGLangOptions)]
-        fractions = [engine.mem_fraction for engine in given]
-        if sum(fractions) > 0.95:
-            fractions = [fraction / len(given) for fraction in fractions]
-        if min(parts := launch.of_free(fractions)) < 0.05:
-            raise SettingsError(
-                "engine.mem_fraction must leave at least 0.05 of the free GPU memory for each "
-                f"policy, got {', '.join(f'{engine.mem_fraction:g}' for engine in given)}"
-            )
-        return [replace(one, mem_fraction=part) for one, part in zip(given, parts, strict=True)]
+        return [*launch.parted([each for each in engines if isinstance(each, SGLangOptions)])]
 
     @classmethod
     def start(
@@ -523,8 +514,9 @@ def _warn(text: str) -> None:
 
 
 def _first_gpu(world: World) -> int:
-    """The first GPU of this rank's engine."""
-    return world.local_rank // world.replica.size * world.replica.size
+    """The first GPU of this rank's engine; 0 on a CPU, where SGLang takes it for a memory node."""
+    on_gpu = world.device.type == "cuda"
+    return world.local_rank // world.replica.size * world.replica.size if on_gpu else 0
 
 
 class _GameRequests:

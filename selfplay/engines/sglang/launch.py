@@ -24,17 +24,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from dialop.specs import nearest
 from dialop.workers import without_main
 from selfplay.config import EngineConfig
-from selfplay.engines.options import ChosenEngine, SGLangOptions
+from selfplay.engines.options import ChosenEngine, SGLangOptions, VLLMOptions
 from selfplay.engines.sglang import buckets, processes
 from selfplay.engines.sglang.fast import early
 from selfplay.errors import SettingsError
+
+T = TypeVar("T", bound="SGLangOptions | VLLMOptions")
 
 # Blocks of ports, one per engine: a port that reserves the block, and one for each of up to 16
 # processes.
@@ -236,6 +238,20 @@ def of_free(fractions: Sequence[float]) -> list[float]:
     earlier ones leave."""
     left = [1.0 - taken for taken in accumulate(fractions, initial=0.0)]
     return [each / rest for each, rest in zip(fractions, left, strict=False)]
+
+
+def parted(engines: Sequence[T]) -> list[T]:
+    """The settings of engines that share a GPU (`SGLangEngine.parted`), of SGLang or vLLM. Raises
+    SettingsError if one gets too little."""
+    fractions = [engine.mem_fraction for engine in engines]
+    if sum(fractions) > 0.95:
+        fractions = [fraction / len(engines) for fraction in fractions]
+    if min(parts := of_free(fractions)) < 0.05:
+        raise SettingsError(
+            "engine.mem_fraction must leave at least 0.05 of the free GPU memory for each "
+            f"policy, got {', '.join(f'{engine.mem_fraction:g}' for engine in engines)}"
+        )
+    return [replace(one, mem_fraction=part) for one, part in zip(engines, parts, strict=True)]
 
 
 def config_of_partner(

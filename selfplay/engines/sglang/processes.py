@@ -166,10 +166,14 @@ def kill(processes: Sequence[BaseProcess]) -> None:
     for descendant in descendants:
         with contextlib.suppress(psutil.NoSuchProcess):  # it may have ended
             descendant.kill()
+    until_s = time.perf_counter() + KILL_S
     for process in processes:
         process.join(KILL_S)
-    left = [str(process.pid) for process in processes if process.is_alive()]
-    if left:
+    # While a thread of the engine's front end reaps a process, it looks alive for a moment.
+    while left := [str(process.pid) for process in processes if process.is_alive()]:
+        if time.perf_counter() < until_s:
+            time.sleep(0.01)
+            continue
         raise RuntimeError(
             f"engine processes {', '.join(left)} still run {KILL_S:g} s after SIGKILL"
         )
