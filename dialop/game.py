@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Protocol
@@ -227,6 +227,13 @@ class Game(ABC):
     def answer_due(self) -> bool:
         """Whether the seat to move must answer a pending proposal."""
         return False
+
+    def legal_moves(self) -> Sequence[str]:
+        """The texts of all moves that the seat to move has; () if the game does not list them.
+
+        With `deals` of the module they make exact values possible (`dialop.tree`).
+        """
+        return ()
 
     @abstractmethod
     def prompt(self, seat: int) -> Prompt:

@@ -17,6 +17,8 @@ and may define
                              one per distinct cast of players)
     POLICY_SEATS             the seats of the policy, unless a run names others (default: all)
     PLAYED_BY_PEOPLE         whether a .jsonl of instances holds recorded human games
+    deals(options)           all instances with their probabilities, in a game that also lists its
+                             moves (`Game.legal_moves`): for exact values (dialop.tree)
     ANSWERS                  whether a move can require an answer (`Game.answer_due`; default: yes)
     TITLE                    the name of the game in prose (default: its name)
 
@@ -218,6 +220,17 @@ class Kit:
                     f"{error_line(error)}"
                 ) from error
         return [*casts.values()]
+
+    def deals(self, options: Any) -> list[tuple[Any, float]]:
+        """All instances with their probabilities. Raises GameError unless they sum to 1."""
+        found = [(instance, float(share)) for instance, share in self._required("deals")(options)]
+        total = sum(share for _, share in found)
+        if min([share for _, share in found], default=-1.0) < 0 or abs(total - 1.0) > 1e-9:
+            raise GameError(
+                f"deals of game {self.name} must give probabilities that sum to 1, got {total:g} "
+                f"over {len(found)} deals"
+            )
+        return found
 
     def vary(self, instance: Any, seat: int, *, seed: int) -> Any:
         """Another instance that differs only in what this seat sees, None if there is none. For

@@ -52,7 +52,7 @@ class _Tracker(Observer):
         raise NotImplementedError
 
     @classmethod
-    def ready(cls, config: Config, *, here: bool = True) -> None:
+    def ready(cls, config: Config, options: Any = None, *, here: bool = True) -> None:
         """Raise SettingsError before the run starts if the tracker's package is missing."""
         try:
             importlib.import_module(cls.name)
@@ -110,7 +110,7 @@ class WandB(_Tracker):
         return _Wandb(folder, yaml.safe_load(settings))
 
     @classmethod
-    def ready(cls, config: Config, *, here: bool = True) -> None:
+    def ready(cls, config: Config, options: Any = None, *, here: bool = True) -> None:
         """Also refuses a start that would be online without a key. Without `here` the run is for
         another machine, which may have the key."""
         super().ready(config)

@@ -113,6 +113,7 @@ PLUGINS = {
             "page": "selfplay.apps.report.observer:Page",
             "wandb": "selfplay.apps.trackers:WandB",
             "tensorboard": "selfplay.apps.trackers:TensorBoard",
+            "exploitability": "selfplay.league.observer:Exploitability",
         },
         "a subclass of Observer",
     ),

@@ -148,6 +148,7 @@ class Engine(GameRunner):
     """
 
     in_trainer: ClassVar[bool] = False  # it runs in the trainer's process; its model never sleeps
+    score_temperature: ClassVar[float | None] = None  # the only one of `score`; None: any
     scores: bool = False  # whether its log-probs can differ from the trainer's with equal weights
     version: int = 0  # of the last `load`
     dtype: torch.dtype  # of the weights that it takes
@@ -238,9 +239,12 @@ class Engine(GameRunner):
         """The size in bytes of one copy of the weights; 0 if another rank's engine holds them."""
         return 0
 
-    def score(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
-        """Request the log-prob of each token of these texts given the tokens before it, and return
-        at once. The returned function waits for the answers, each one entry shorter than its text.
+    def score(
+        self, texts: Sequence[Sequence[int]], *, temperature: float = 1.0
+    ) -> Callable[[], list[list[float]]]:
+        """Request the log-prob of each token of these texts given the tokens before it, in nats,
+        and return at once. The returned function waits for the answers, each one entry shorter than
+        its text. `temperature` is `score_temperature` if there is only one.
         """
         raise NotImplementedError(f"{type(self).__name__} does not score")
 

@@ -16,7 +16,7 @@ columns since the last copy back in `DecodeRows`; G key/value heads, D width of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate, chain, groupby
@@ -36,7 +36,7 @@ from selfplay.engines.waves import WaveScheduler
 from selfplay.engines.weights import Compared, Weights
 from selfplay.model.attention import PackedRow, Prefixes, packed_kwargs
 from selfplay.model.lora import in_turn
-from selfplay.model.policy import load_model
+from selfplay.model.policy import load_model, policy_logprobs
 
 # A batch is split in two if that saves at least this many padding tokens per decode step. Each step
 # reads the keys of the padding, but a second batch has to read all weights again.
@@ -51,8 +51,8 @@ MIN_DROPPED = 0.25
 
 class HFEngine(Engine):
     """Batched generation with a transformers causal language model. It computes exactly as the
-    trainer does, so it scores nothing. It lives in the trainer's memory, so sleep and restart do
-    nothing."""
+    trainer does, so no step compares their scores. It lives in the trainer's memory, so sleep and
+    restart do nothing."""
 
     in_trainer, dtype = True, torch.float32
 
@@ -161,6 +161,22 @@ class HFEngine(Engine):
             for new, p in zip(ids, logprobs, strict=True)
         ]
 
+    @torch.no_grad()
+    def score(
+        self, texts: Sequence[Sequence[int]], *, temperature: float = 1.0
+    ) -> Callable[[], list[list[float]]]:
+        """The log-probs at once, of at most MAX_PASS_TOKENS tokens in a pass."""
+        scores = []
+        ends = accumulate(map(len, texts))
+        for _, group in groupby(
+            zip(texts, ends, strict=True), lambda each: each[1] // MAX_PASS_TOKENS
+        ):
+            batch = [text for text, _ in group]
+            row, targets_M = _scored_row(batch, self.model.device)
+            logprobs_M, _ = policy_logprobs(self.model, row, targets_M, temperature=temperature)
+            scores += [part.tolist() for part in logprobs_M.split([len(t) - 1 for t in batch])]
+        return lambda: scores
+
     def _new_tree(self) -> TextTree:
         """An empty tree, for a rollout or for one call outside of a rollout."""
         return TextTree(self.model.config.num_hidden_layers, self.model.device)
@@ -230,6 +246,17 @@ class HFEngine(Engine):
         held = dict(self.model.named_parameters())
         different = sum(int((held[name] != tensor).sum()) for name, tensor in weights.named())
         return Compared(weights.num_elements, different)
+
+
+def _scored_row(texts: Sequence[Sequence[int]], device: torch.device) -> tuple[PackedRow, Tensor]:
+    """These texts back to back, each token after a text's first scored, and those tokens [M]."""
+    lengths = [len(text) for text in texts]
+    ids_N = torch.tensor([*chain(*texts)], device=device)
+    places_N = torch.cat([torch.arange(length) for length in lengths]).to(device)
+    bounds_S1 = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
+    predict_M = places_N.nonzero()[:, 0] - 1
+    row = PackedRow(ids_N, places_N, bounds_S1, max(lengths), predict_M)
+    return row, ids_N[predict_M + 1]
 
 
 def _uniforms(requests: Sequence[Request], length: int) -> np.ndarray:

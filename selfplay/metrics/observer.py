@@ -49,6 +49,9 @@ class Step:
     complete: bool = True  # False if the push or the validation games end the run
     tokens: dict[str, TokenRecord] = field(default_factory=dict)
     """the tokens of each trained sample of the games in games.jsonl, by name, over all ranks"""
+    policy: Any = None
+    """an `EvaluationContext` (selfplay/evaluation/evaluate.py) with the engine that has the step's
+    weights, for an observer that asks the policy; None outside `on_step`"""
 
     def __repr__(self) -> str:
         """One line, without the games and the tokens."""
@@ -77,15 +80,16 @@ class Observer:
 
     Options: type | None = None
     key = ""  # names its state in a checkpoint; "" for one without state
+    measures = False  # a built-in one whose numbers enter the line, as those of custom ones
 
     def __init__(self, config: Config, world: World, options: Any = None) -> None:
         """`config` is the run's, with an absolute `out`; `options` an instance of `Options`."""
         self.config, self.world, self.options = config, world, options
 
     @classmethod
-    def ready(cls, config: Config, *, here: bool = True) -> None:
-        """Raise SettingsError before a start writes anything if a built-in observer lacks what it
-        needs, such as a package; without `here` the run is for another machine."""
+    def ready(cls, config: Config, options: Any = None, *, here: bool = True) -> None:
+        """Raise SettingsError before a start writes anything for settings that do not fit, or if a
+        package is missing; without `here` the run is for another machine."""
 
     def on_step(self, step: Step) -> Mapping[str, float] | None:
         """Called after the push and the validation games. The numbers returned on rank 0 enter the

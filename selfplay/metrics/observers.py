@@ -15,7 +15,7 @@ from selfplay.config import Config
 from selfplay.config.load import typed_options
 from selfplay.config.plugins import PLUGINS, function_of, named, own_call, plain_state
 from selfplay.distributed import World, broadcast_object, gather_objects, raise_on_all_ranks
-from selfplay.errors import OwnFault
+from selfplay.errors import OwnFault, SettingsError
 from selfplay.metrics.observer import Observer, Step
 from selfplay.metrics.records import OBSERVED, Pieces, group_records
 from selfplay.metrics.step_log import Journal
@@ -43,7 +43,8 @@ class Groups(Observer):
 
 
 class _Own(Observer):
-    """A custom observer: an error in it ends the run with one line, on every rank."""
+    """A custom observer, or a built-in one that measures: an error in it ends the run with one
+    line, on every rank."""
 
     def __init__(self, name: str, options: Mapping[str, Any], config: Config, world: World) -> None:
         """`name` and `options` are an entry of `observers`. Raises OwnFault for options that the
@@ -104,12 +105,17 @@ def checked_numbers(given: Any) -> dict[str, float]:
 
 
 def check_observers(config: Config, *, here: bool) -> None:
-    """Raise SettingsError for a built-in observer that is not `ready`; custom ones have their own
-    checks."""
-    for name, _ in map(named, config.observers):
-        if name in PLUGINS["observers"].built_in:
-            kind: Any = function_of("observers", name)
-            kind.ready(config, here=here)
+    """Ask each observer of the settings whether it is `ready`.
+
+    Raises SettingsError for options that it does not declare, or that do not fit other settings.
+    """
+    for name, options in map(named, config.observers):
+        try:
+            with own_call("observers", name):
+                kind: Any = function_of("observers", name)
+                kind.ready(config, own_options(kind, options), here=here)
+        except OwnFault as fault:
+            raise SettingsError(str(fault)) from fault
 
 
 def make_observers(config: Config, world: World, *records: Observer) -> list[Observer]:
@@ -119,8 +125,9 @@ def make_observers(config: Config, world: World, *records: Observer) -> list[Obs
     own: list[Observer] = []
     built_in: list[Observer] = []
     for name, options in map(named, config.observers):
-        if name in PLUGINS["observers"].built_in:
-            built_in.append(function_of("observers", name)(config, world))
+        kind = function_of("observers", name)
+        if name in PLUGINS["observers"].built_in and not kind.measures:
+            built_in.append(kind(config, world))
         else:
             own.append(_Own(name, options, config, world))
     return [*own, *records, *built_in]

@@ -91,7 +91,7 @@ def take_step(run: Run, step: int) -> Step:
     )
     for observer in run.observers:
         with ending.after_weights_changed():
-            observer.on_step(done)
+            observer.on_step(replace(done, policy=run.evaluation))
     ending.finish()
     return done
 

@@ -75,10 +75,12 @@ class Supervised(GameRunner):
                 self._restart(failed, number, self.beside)
                 self._load_last()
 
-    def score(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
+    def score(
+        self, texts: Sequence[Sequence[int]], *, temperature: float = 1.0
+    ) -> Callable[[], list[list[float]]]:
         """As `Engine.score`, without scores if the engine fails; the next rollout restarts it. This
         is the only method that no other rank waits for."""
-        wait = _or_none(partial(self.engine.score, texts))
+        wait = _or_none(partial(self.engine.score, texts, temperature=temperature))
         return list if wait is None else lambda: _or_none(wait) or []
 
     def take_num_restarts(self) -> float:
@@ -274,7 +276,7 @@ def _or_none(score: Callable[[], T]) -> T | None:
     try:
         return score()
     except EngineFault as fault:
-        print(f"sync check: no scores: {fault}", file=sys.stderr, flush=True)
+        print(f"no scores: {fault}", file=sys.stderr, flush=True)
         return None
 
 

@@ -60,6 +60,22 @@ def logprobs_of(answers: Sequence[Completion]) -> torch.Tensor:
     return torch.tensor([p for completion in answers for p in completion.logprobs])
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_text_scores_what_it_was_sampled_with(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each answer behind its prompt, in one pass or in several."""
+    engine = HFEngine(tiny_model())
+    answers = engine.generate_batch(REQUESTS, replace(SAMPLING, temperature=temperature))
+    texts = [[*r.prompt_ids, *c.ids] for r, c in zip(REQUESTS, answers, strict=True)]
+    for most in (16_384, 40):
+        monkeypatch.setattr(hf, "MAX_PASS_TOKENS", most)
+        scores = engine.score(texts, temperature=temperature)()
+        assert [len(of) for of in scores] == [len(text) - 1 for text in texts]
+        found = [p for of, c in zip(scores, answers, strict=True) for p in of[-len(c.ids) :]]
+        assert_near(torch.tensor(found), logprobs_of(answers), FORWARD)
+
+
 def following(requests: Sequence[Request], answers: Sequence[Completion]) -> list[Request]:
     """The next turns: each seat reads its own answer and a few tokens more."""
     return [

@@ -7,6 +7,7 @@ from tests.helpers import three_rooms
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 GAMES = {
+    "kuhn": EXAMPLES / "kuhn" / "kuhn.py",
     "meeting": EXAMPLES / "meeting" / "meeting.py",
     "rooms": Path(three_rooms.__file__),
     "turns": Path(scaffold.__file__),

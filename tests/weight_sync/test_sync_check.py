@@ -125,7 +125,9 @@ class Scorer:
         self.model, self.asked = model, list[set[tuple[int, ...]]]()
 
     @torch.no_grad()
-    def score(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
+    def score(
+        self, texts: Sequence[Sequence[int]], *, temperature: float = 1.0
+    ) -> Callable[[], list[list[float]]]:
         self.asked.append({tuple(text) for text in texts})
         with torch.autocast("cpu", torch.bfloat16):
             logprobs = [

@@ -62,7 +62,7 @@ BURST_AFTER_S = 0.5  # longest time that a burst holds a request back
 class SGLangEngine(Engine):
     """One engine on `engine.tp_size` GPUs; it ends with the process that builds it."""
 
-    scores = True
+    scores, score_temperature = True, 1.0
     part: ClassVar[type[sending.EnginePart]] = sending.EnginePart  # for a rank that does not lead
     counters: RequestCounters
     senders: list[RequestSender]  # one per process
@@ -352,13 +352,17 @@ class SGLangEngine(Engine):
         finally:
             await self._loop.drain_all()
 
-    def score(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
+    def score(
+        self, texts: Sequence[Sequence[int]], *, temperature: float = 1.0
+    ) -> Callable[[], list[list[float]]]:
         """Request the log-prob of each token of these texts given the tokens before it.
 
         Returns at once, while the engine works. The returned function waits for the answers: one
         list per text, one entry shorter than the text, in nats at temperature 1. Process
         `n % num_processes` scores text n. Both raise like `run_games`.
         """
+        if temperature != self.score_temperature:
+            raise ValueError(f"SGLang scores at temperature 1, got {temperature:g}")
         self._check_awake()
 
         async def score_one(number: int, ids: Sequence[int]) -> list[float]:

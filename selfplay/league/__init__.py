@@ -1,0 +1,1 @@
+"""Games with opposed interests: how far play is from an equilibrium, and opponents by results."""
