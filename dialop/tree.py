@@ -85,6 +85,8 @@ def tree_of(kit: Kit, options: Any) -> Tree:
     num = 0
 
     def grow(game: Game, read: tuple[tuple[str, ...], ...], path: tuple[str, ...]) -> Any:
+        """What follows from this game after the moves of `path`. `read[seat]` are the texts that
+        the seat has read and written, which name its information set."""
         nonlocal num
         num += 1
         if num > MAX_POSITIONS:
@@ -115,6 +117,7 @@ def tree_of(kit: Kit, options: Any) -> Tree:
     def follow(
         game: Game, read: tuple[tuple[str, ...], ...], path: tuple[str, ...], text: str
     ) -> Any:
+        """What follows one more move, with the move's own rewards."""
         seat, twin = game.seat_to_move, game.clone()
         assert seat is not None
         step = twin.step(seat, text)
@@ -146,6 +149,7 @@ def _plus(rewards: Sequence[float], rest: Position | Payoffs) -> Position | Payo
 
 
 def _check(game: Game, method: str, problem: str) -> None:
+    """Raise GameError, which names the game's method, if there is a problem."""
     if problem:
         raise GameError(f"{type(game).__name__}.{method}() {problem}")
 
@@ -171,7 +175,10 @@ def values_of(tree: Tree, policy: Policy) -> Values:
 
 
 def check_policy(tree: Tree, policy: Policy) -> None:
-    """Raise ValueError unless it has a probability for each move of each information set."""
+    """Raise ValueError unless it has a probability for each move of each information set.
+
+    Probabilities are at least 0 and sum to 1, up to the rounding of single precision.
+    """
     for info, probabilities in zip(tree.sets, policy, strict=True):
         num, total = len(probabilities), math.fsum(probabilities)
         wrong = num != len(info.moves) or min(probabilities) < 0 or abs(total - 1) > _ROUNDING
@@ -183,7 +190,10 @@ def check_policy(tree: Tree, policy: Policy) -> None:
 
 
 def _expected(node: Position | Payoffs, policy: Policy) -> Payoffs:
-    """Each seat's payoff if all play the policy from here."""
+    """Each seat's payoff if all play the policy from here.
+
+    Positions below are averaged by the probabilities of the moves that lead to them.
+    """
     if not isinstance(node, Position):
         return node
     parts = (_expected(each, policy) for each in node.after)
@@ -203,6 +213,7 @@ def _best_response(tree: Tree, policy: Policy, seat: int) -> float:
     known: dict[int, float] = {}
 
     def value(node: Position | Payoffs) -> float:
+        """The seat's payoff from here."""
         if not isinstance(node, Position):
             return node[seat]
         if id(node) not in known:
@@ -214,12 +225,14 @@ def _best_response(tree: Tree, policy: Policy, seat: int) -> float:
         return known[id(node)]
 
     def choice(at: int) -> int:
+        """The number of the best move in an information set of the seat."""
         if at not in chosen:
             moves = range(len(tree.sets[at].moves))
             chosen[at] = max(moves, key=partial(worth, at))
         return chosen[at]
 
     def worth(at: int, move: int) -> float:
+        """The payoff of a move there, times the probability that the others lead there."""
         return math.fsum(weight * value(node.after[move]) for weight, node in where[at])
 
     return math.fsum(probability * value(start) for probability, start in tree.deals)
@@ -246,6 +259,7 @@ def own_reach(tree: Tree, policy: Policy) -> list[float]:
     reach = [0.0] * len(tree.sets)
 
     def walk(node: Position | Payoffs, own: Mapping[int, float]) -> None:
+        """`own` is each seat's probability of its moves so far."""
         if isinstance(node, Position):
             seat = tree.sets[node.at].seat
             reach[node.at] = own.get(seat, 1.0)
@@ -266,7 +280,11 @@ class Average:
         self.sums = {name: list(each) for name, each in (sums or {}).items()}
 
     def add(self, tree: Tree, policy: Policy) -> None:
-        """Add a policy with the same weight as each earlier one."""
+        """Add a policy with the same weight as each earlier one.
+
+        Its probabilities in an information set count as much as its own earlier moves lead there,
+        so against any opponent the average is paid the mean of what the policies are paid.
+        """
         for info, weight, probabilities in zip(
             tree.sets, own_reach(tree, policy), policy, strict=True
         ):

@@ -134,8 +134,10 @@ class Config:
     @property
     def play_options(self) -> Any:
         """The settings of a built-in play; None if it has none or is custom."""
-        key = "rollout.play"
-        return options_at(key, self) if has_options(key, self.rollout.play) else None
+        return self._options_of("rollout.play", self.rollout.play)
+
+    def _options_of(self, key: str, name: str) -> Any:
+        return options_at(key, self) if has_options(key, name) else None
 
     @property
     def compares_turns(self) -> bool:
@@ -161,7 +163,14 @@ class Config:
         self._check_model()
         self._check_policies()
         features = (getattr(self, name) for name in SECTIONS)
-        for options in (self.engine, self.play_options, *features, *self.methods.values()):
+        opponents = self._options_of("rollout.opponents", self.rollout.opponents)
+        for options in (
+            self.engine,
+            self.play_options,
+            opponents,
+            *features,
+            *self.methods.values(),
+        ):
             if (check := getattr(options, "check", None)) is not None:
                 check(self)
         return self

@@ -9,7 +9,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from selfplay.config.load import typed_options
-from selfplay.config.plugins import function_of, has_options, options_class, own_functions
+from selfplay.config.plugins import PLUGINS, function_of, has_options, options_class
 
 
 def options_at(key: str, config: Any) -> Any:
@@ -27,8 +27,13 @@ def options_at(key: str, config: Any) -> Any:
     kind = options_class(key, name) if is_declared else _kind(function_of(key, name))
     if kind is None:
         return options
-    if any(other != key and other.startswith(f"{section}.") for other, _ in own_functions(config)):
-        options = {each.name: options[each.name] for each in fields(kind) if each.name in options}
+    own, others = {each.name for each in fields(kind)}, set[str]()
+    for other in (each for each in PLUGINS if each != key and each.startswith(f"{section}.")):
+        if has_options(other, chosen := getattr(values, other.partition(".")[2])):
+            others |= {each.name for each in fields(options_class(other, chosen))}
+        elif chosen not in PLUGINS[other].built_in:
+            others |= options.keys()
+    options = {each: value for each, value in options.items() if each in own or each not in others}
     return typed_options(kind, options, what=f"{section}.options")
 
 

@@ -81,9 +81,13 @@ PLUGINS = {
     ),
     "rollout.opponents": Plugin(
         ("config",),
-        {"shares": "selfplay.partners.opponents:Shares"},
+        {
+            "shares": "selfplay.partners.opponents:Shares",
+            "league": "selfplay.league.opponents:League",
+        },
         "a subclass of Opponents",
         typed=True,
+        options="selfplay.league.options",
     ),
     "rollout.play": Plugin(
         ("position", "generate"),
@@ -114,6 +118,7 @@ PLUGINS = {
             "wandb": "selfplay.apps.trackers:WandB",
             "tensorboard": "selfplay.apps.trackers:TensorBoard",
             "exploitability": "selfplay.league.observer:Exploitability",
+            "league": "selfplay.league.results:Results",
         },
         "a subclass of Observer",
     ),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dialop.tree import Average, InfoSet, Tree, tree_of, values_of
+from dialop.tree import Average, Tree, tree_of, values_of
 from selfplay.config import Config
 from selfplay.distributed import World, broadcast_object
 from selfplay.engines.base import Engine
@@ -37,6 +37,11 @@ class Exploitability(Observer):
         """finished steps before the first policy of the average"""
 
     def __init__(self, config: Config, world: World, options: Any = None) -> None:
+        """Plays the whole game, to know its information sets.
+
+        The texts of its moves need the policy's tokens, and the log the place where the run
+        continues; both come later.
+        """
         super().__init__(config, world, options)
         kit, given = config.game.kit, config.game.options
         self._tree = tree_of(kit, given)
@@ -105,8 +110,11 @@ class Exploitability(Observer):
         return self._texts.read(scores) if scores else None
 
     def _measured(self, number: int, found: Read) -> dict[str, float]:
-        """The numbers of a policy, and its line in the log. Without the mass of the listed moves
-        they are NaN, and the policy does not enter the average."""
+        """The numbers of a policy, and its line in the log.
+
+        Without the mass of the listed moves they are NaN, and the policy does not enter the
+        average: a figure would be that of another policy.
+        """
         usable = found.mass >= LEAST_MASS
         if usable and number > self.options.average_after:
             self._average.add(self._tree, found.policy)
@@ -137,6 +145,7 @@ class Exploitability(Observer):
         self._log = StepLog(path, after_step=self._last, rank=self.world.rank, num=num)
 
     def close(self) -> None:
+        """The log is complete."""
         if self._log is not None:
             self._log.close()
 
@@ -144,7 +153,7 @@ class Exploitability(Observer):
 def table(tree: Tree, policy: list[list[float]]) -> dict[str, dict[str, float]]:
     """The probability of each move by the name of its information set."""
 
-    def row(info: InfoSet, probabilities: list[float]) -> dict[str, float]:
-        return {m: round(p, 6) for m, p in zip(info.moves, probabilities, strict=True)}
-
-    return {info.name: row(info, of) for info, of in zip(tree.sets, policy, strict=True)}
+    return {
+        info.name: {m: round(p, 6) for m, p in zip(info.moves, probabilities, strict=True)}
+        for info, probabilities in zip(tree.sets, policy, strict=True)
+    }

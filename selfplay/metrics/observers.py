@@ -125,7 +125,7 @@ def make_observers(config: Config, world: World, *records: Observer) -> list[Obs
     own: list[Observer] = []
     built_in: list[Observer] = []
     for name, options in map(named, config.observers):
-        kind = function_of("observers", name)
+        kind: Any = function_of("observers", name)
         if name in PLUGINS["observers"].built_in and not kind.measures:
             built_in.append(kind(config, world))
         else:

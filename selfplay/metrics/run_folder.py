@@ -72,7 +72,7 @@ _TRAINED = (
 FILES = (
     *(".lock", "config.yaml", "code.txt", "metrics.jsonl", "games.jsonl", "groups.jsonl"),
     *("error.txt", "warm_start.jsonl", "held_out_before.json", "held_out_after.json"),
-    *("held_out_before_games.jsonl", "exploitability.jsonl"),
+    *("held_out_before_games.jsonl", "exploitability.jsonl", "league.jsonl"),
     *("report.html", "page.jsonl", "imitated_boards.json", "tracker.json"),
 )
 FOLDERS = (

@@ -147,6 +147,11 @@ RUNS: dict[str, tuple[str, ...]] = {
         *("rollout.partners=[self,pool*2]", "policy_pool.every=1", "rollout.instances=6"),
         *("steps=3", "save_every=1"),
     ),
+    "league": (
+        *("rollout.partners=[self,pool*2]", "policy_pool.every=1", "rollout.instances=6"),
+        *("rollout.opponents=league", "rollout.options.members=2", "observers=[console,league]"),
+        *("steps=3", "save_every=1"),
+    ),
     "branches": (
         *("rollout.play=branches", "rollout.options.turns=first", "rollout.options.per_game=2"),
         *(

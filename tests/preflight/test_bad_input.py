@@ -362,6 +362,7 @@ SETTINGS: list[Row] = [
     ("game.name=3", "game.name must be a valid string, got 3"),
     ((BRANCH, "engine.kind=sglang", "engine.sessions=true"), "engine.sessions"),
     (("rollout.play=branches", "methods.resample.instances=4"), "resample…decisions"),
+    ("rollout.opponents=league", "rollout.partners must have pool with …league…got self"),
     ((BRANCH, "rollout.options.siblings=1"), "siblings"),
     ("rollout.branch.turns=all", "rollout.play=branches"),
     (FIRST, "first_teachers"),

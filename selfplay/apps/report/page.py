@@ -38,6 +38,7 @@ from selfplay.evaluation.tables import (
     talk_cell,
     talk_text,
 )
+from selfplay.league.page import league_section
 from selfplay.metrics.records import OBSERVED
 
 _HERE = Path(__file__).parent
@@ -126,6 +127,7 @@ def page_html(runs: Sequence[RunFiles], home: Path | None = None) -> str:
         charts=charts,
         svg=Markup,
         table=scores_table(runs),
+        league=league_section(runs[0].folder, runs[0].config) if len(runs) == 1 else "",
         times=times_of(runs),
         compared=runs_table(runs) if len(runs) > 1 else [],
         settings=runs[0].settings,

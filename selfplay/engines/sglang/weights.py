@@ -158,7 +158,9 @@ class EnginePart(Engine):
         """Raises ValueError if there are any."""
         return _none(games)
 
-    def score(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
+    def score(
+        self, texts: Sequence[Sequence[int]], *, temperature: float = 1.0
+    ) -> Callable[[], list[list[float]]]:
         """Raises ValueError if there are any."""
         return partial(_none, texts)
 
