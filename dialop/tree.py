@@ -27,10 +27,12 @@ Policy = Sequence[Sequence[float]]  # the probabilities of each information set'
 @dataclass(frozen=True, slots=True)
 class InfoSet:
     """What a seat knows when it moves. `moves` are its legal moves; `instance` and `path` are a
-    deal and the moves that lead to it. `name` is the seat and what it has read and written."""
+    deal and the moves that lead to it. `name` is the seat and what it has read and written,
+    beginning with its private `view` of the deal."""
 
     name: str
     seat: int
+    view: str
     moves: tuple[str, ...]
     instance: Any
     path: tuple[str, ...]
@@ -107,7 +109,7 @@ def tree_of(kit: Kit, options: Any) -> Tree:
         if key not in sets:
             name = f"{seat}: " + " / ".join(read[seat])
             numbers[key] = len(sets)
-            sets[key] = InfoSet(name, seat, moves, instance, path)
+            sets[key] = InfoSet(name, seat, read[seat][0], moves, instance, path)
         known = sets[key]
         if known.moves != moves:
             rule = "must list the same moves wherever a seat has read the same"
@@ -269,6 +271,43 @@ def own_reach(tree: Tree, policy: Policy) -> list[float]:
     for _, start in tree.deals:
         walk(start, {})
     return reach
+
+
+@dataclass(frozen=True, slots=True)
+class ViewUse:
+    """How much a policy's moves depend on the private view of the deal.
+
+    `effect` is the mean over the seats of what a seat is paid, minus what it is paid if it plays
+    through the game as it would with another view of the deal, each of the others as likely: 0 for
+    a policy that ignores its view. `distance` is the mean total variation distance, from 0 to 1,
+    between the moves with the own and with another view, over the sets that have both.
+    """
+
+    effect: float
+    distance: float
+
+
+def view_use(tree: Tree, policy: Policy) -> ViewUse:
+    """Exact, by the sets of the same seat after the same moves. Both are 0 without other views."""
+    at = {(info.seat, info.view, info.path): n for n, info in enumerate(tree.sets)}
+    own, effects, distances = values_of(tree, policy).own, list[float](), list[float]()
+    for seat in range(tree.num_seats):
+        views = list(dict.fromkeys(info.view for info in tree.sets if info.seat == seat))
+        for shift in range(1, len(views)):
+            other = {view: views[(n + shift) % len(views)] for n, view in enumerate(views)}
+            changed = list(policy)
+            for number, info in enumerate(tree.sets):
+                there = at.get((seat, other.get(info.view, ""), info.path))
+                if info.seat == seat and there is not None:
+                    changed[number] = policy[there]
+                    pairs = zip(policy[number], policy[there], strict=True)
+                    distances.append(sum(abs(a - b) for a, b in pairs) / 2)
+            effects.append(own[seat] - values_of(tree, changed).own[seat])
+    return ViewUse(_mean(effects), _mean(distances))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
 
 
 class Average:

@@ -31,6 +31,7 @@ DEFAULT_MONITORS = (
     "warn if score/checkpoint:* falls 0.2 over 10",
     "warn if score/endpoint:* falls 0.2 over 10",
     "warn if observed/exploitability_share > 0.5 over 50",
+    "warn if observed/view_distance < 0.01 over 20",
     "warn if eval_score/* falls 0.03 over 3 while eval_score rises",
 )
 _NUMBER = r"(\d+\.?\d*|\.\d+)(e[-+]?\d+)?"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dialop.tree import Average, Tree, tree_of, values_of
+from dialop.tree import Average, Tree, tree_of, values_of, view_use
 from selfplay.config import Config
 from selfplay.distributed import World, broadcast_object
 from selfplay.engines.base import Engine
@@ -67,6 +67,11 @@ class Exploitability(Observer):
                 f"{_WHO} needs every of at least 1 and average_after of at least 0, got "
                 f"{options.every} and {options.average_after}"
             )
+        if config.policies:
+            raise SettingsError(
+                f"{_WHO} needs one policy in every seat: policies must be empty, got "
+                f"{', '.join(config.policies)}"
+            )
         if rollout.policy_seats:
             raise SettingsError(
                 f"{_WHO} needs the policy in every seat: rollout.policy_seats must be empty, got "
@@ -123,10 +128,13 @@ class Exploitability(Observer):
             exploitability = values_of(self._tree, found.policy).exploitability
         if self._average.sums:
             average = values_of(self._tree, self._average.policy(self._tree)).exploitability
+        used = view_use(self._tree, found.policy)
         numbers = {
             "exploitability": exploitability,
             "exploitability_share": exploitability / self._of_uniform,
             "exploitability_average": average,
+            "view_effect": used.effect if usable else math.nan,
+            "view_distance": used.distance if usable else math.nan,
             "legal_mass": found.mass,
         }
         if self._log is not None:

@@ -10,7 +10,7 @@ import pytest
 from dialop.checks import check_kit
 from dialop.game import GameError
 from dialop.kit import load_kit
-from dialop.tree import Average, Tree, own_reach, tree_of, values_of
+from dialop.tree import Average, Tree, ViewUse, own_reach, tree_of, values_of, view_use
 from tests.helpers.changed_games import changed
 
 GAME = Path(__file__).resolve().parents[2] / "examples/kuhn/kuhn.py"
@@ -156,6 +156,25 @@ def test_equilibria_averaged_stay_equilibria() -> None:
     for alpha in (0.0, 0.1, 0.3):
         average.add(TREE, equilibrium(alpha))
     assert values_of(TREE, average.policy(TREE)).exploitability == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_policy_that_ignores_its_card_has_no_view_effect() -> None:
+    assert view_use(TREE, [[0.25, 0.75]] * 12) == ViewUse(0.0, 0.0)
+
+
+def test_the_view_effect_by_hand() -> None:
+    """Seat 0 bets a king alone and never calls, seat 1 never bets or calls. With a king seat 0 is
+    paid 1 whatever it plays; with a jack or a queen it passes, and so does seat 1. It is paid 1, 0
+    and -1 with king, queen and jack, mean 0. As with another card it bets a jack or a queen half of
+    the time, for 1: a jack then gets (-1 + 1) / 2 = 0, a queen (0 + 1) / 2, a king 1. So it is paid
+    1/2 more, the effect is 0 - 1/2. The moves of seat 1 do not depend on its card, and the mean of
+    the seats is -1/4. The bets 0, 0, 1 are 0, 1 and 1 apart, so of the six pairs of views at the
+    first of four places to move four are 1 apart, and none at the others."""
+    keys = [info.name.split(" / ") for info in TREE.sets]
+    policy = [[0.0, 1.0] if key == ["0: card K"] else [1.0, 0.0] for key in keys]
+    found = view_use(TREE, policy)
+    assert found.effect == pytest.approx(-1 / 4)
+    assert found.distance == pytest.approx(4 / 24)
 
 
 @pytest.mark.parametrize(
