@@ -45,18 +45,14 @@ class KLReferenceOptions:
     average: float = Field(default=1.0, ge=1e-6, le=1.0)
     """share of the way to the policy that the reference moves; 1 makes it the policy"""
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        """Raise ValueError for a reference that is the policy before each step."""
+    def check(self, config: Config) -> None:
+        """Raise ValueError for a reference that is the policy before each step, and without a KL
+        term."""
         if self.every == 1 and self.average == 1.0:
             raise ValueError(
                 "methods.kl_reference must have an every above 1 or an average below 1, got every "
                 "1 and average 1, which is the policy itself; nearest: every 100"
             )
-        return self
-
-    def check(self, config: Config) -> None:
-        """Raise ValueError without a KL term."""
         if not config.algorithm.kl:
             raise ValueError(
                 "methods.kl_reference needs algorithm.kl above 0, the weight of the KL to the "

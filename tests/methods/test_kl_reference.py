@@ -2,14 +2,17 @@
 
 from copy import deepcopy
 from itertools import compress
+from typing import Any
 
 import pytest
 import torch
 from transformers import PreTrainedModel
 
+from selfplay.apps.report.run_files import read_run
 from selfplay.learner.method import Parts, make_methods
 from selfplay.learner.update import update_policy
 from selfplay.methods.kl_reference import KLReference
+from selfplay.methods.options import OPTIONS
 from tests.helpers.small_updates import change, config_of, learner_of, some_samples
 from tests.helpers.tiny_run import (
     FORWARD,
@@ -123,6 +126,17 @@ def test_a_reference_that_has_just_moved_pulls_nowhere() -> None:
         metrics, _ = update_policy(learner, samples, step=step, config=config, max_mismatch=9.0)
         kls.append(metrics["kl_reference"])
     assert kls[0] == kls[2] == 0.0 and min(kls[1], kls[3]) > 1e-6
+
+
+@pytest.mark.parametrize("kind", OPTIONS.values(), ids=OPTIONS)
+def test_no_method_refuses_its_own_defaults(kind: Any) -> None:
+    """The page and --help compare settings with them; `check` refuses what a run cannot use."""
+    assert kind() == kind()
+
+
+def test_the_page_shows_when_the_reference_moves() -> None:
+    run = read_run(finished(*RUNS["moving reference"]))
+    assert ("methods.kl_reference.every", "1", "3") in run.settings
 
 
 def test_a_run_holds_its_policy_to_the_reference_that_moved() -> None:
