@@ -16,14 +16,15 @@ _SECTION = Markup("""<section id="league">
     <thead><tr><th>the policy that became</th>{heads}</tr></thead>
     <tbody>{rows}</tbody>
   </table></div>
-  <p class="quiet">Its mean score, with a 95 % interval over games; half is even.</p>
-  <table class="narrow">
+  <p class="quiet">Its mean score, with a 95 % interval over games.</p>
+  {ratings}
+</section>""")
+_RATINGS = Markup("""<table class="narrow">
     <thead><tr><th>player</th><th class="num">rating</th></tr></thead>
-    <tbody>{ratings}</tbody>
+    <tbody>{}</tbody>
   </table>
   <p class="quiet">Bradley-Terry in Elo points, mean 0, from all of these games: 400 more are odds
-  of 10 to 1. A period is rated as the member of the pool that it became.</p>
-</section>""")
+  of 10 to 1. A period is rated as the member of the pool that it became.</p>""")
 
 
 def league_section(folder: Path, config: Config | None) -> Markup:
@@ -50,4 +51,5 @@ def section_of(table: Payoffs) -> Markup:
         Markup('<tr><td>{}</td><td class="num">{}</td></tr>').format(name, f"{rating:+.0f}")
         for name, rating in best_first
     )
-    return _SECTION.format(heads=heads, rows=rows, ratings=ratings)
+    rated = _RATINGS.format(ratings) if table.ratings else ""
+    return _SECTION.format(heads=heads, rows=rows, ratings=rated)

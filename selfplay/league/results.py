@@ -14,13 +14,17 @@ from selfplay.config.player_spec import SELF
 from selfplay.distributed import World, gather_objects
 from selfplay.metrics.observer import Observer, Step
 from selfplay.metrics.step_log import StepLog
+from selfplay.partners.opponents import both_scores
 
 LOG = "league.jsonl"
 
 
 class Results(Observer):
     """Writes, for each step and each partner but the policy itself, how many games ended with which
-    score of the policy: {"step": 3, "partner": "pool:0", "scores": [[0.5, 12], [1.0, 4]]}."""
+    scores of the policy and the partner.
+
+    A line is {"step": 3, "partner": "pool:0", "scores": [[0.0, 1.0, 12], [1.0, 0.0, 4]]}.
+    """
 
     measures = True
 
@@ -37,13 +41,13 @@ class Results(Observer):
         and the line short.
         """
         self._last = step.number
-        own = [(g.partner, g.score) for g in step.episodes if g.partner != SELF]
-        scores: dict[str, list[float]] = defaultdict(list)
-        for partner, score in chain(*gather_objects(own, self.world)):
-            scores[partner].append(score)
+        own = [(g.partner, both_scores(g)) for g in step.episodes if g.partner != SELF]
+        scores: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for partner, both in chain(*gather_objects(own, self.world)):
+            scores[partner].append(both)
         if self._log is not None:
             for partner, of in sorted(scores.items()):
-                counts = [list(each) for each in sorted(Counter(of).items())]
+                counts = [[*both, num] for both, num in sorted(Counter(of).items())]
                 self._log.append({"step": step.number, "partner": partner, "scores": counts})
 
     def state(self) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from selfplay.league.rating import Pair, bradley_terry
 class Payoffs:
     """`rows` are the policy's periods, which end as the pool's members of these names, `columns`
     its partners; a cell is a mean score of the policy with its 95 % interval, None without games.
-    `ratings` are Elo points with mean 0 over all players."""
+    `ratings` are Elo points with mean 0 over all players, by each side's share of both scores;
+    empty where the seats always share their score, as then nobody wins."""
 
     rows: list[str]
     columns: list[str]
@@ -28,10 +29,12 @@ def payoffs(lines: Sequence[Mapping[str, Any]], *, every: int) -> Payoffs | None
     """The table of the lines of `league.jsonl`; None without games. `every` is `policy_pool.every`:
     the policy of steps 21 to 40 becomes the member pool:40 of a pool of every 20 steps."""
     scores: dict[Pair, list[float]] = defaultdict(list)
+    shares: dict[Pair, list[float]] = defaultdict(list)
     for line in lines:
-        period = f"{POOL}:{-(-line['step'] // every) * every}"
-        for score, num in line["scores"]:
-            scores[period, line["partner"]] += [score] * num
+        pair = f"{POOL}:{-(-line['step'] // every) * every}", line["partner"]
+        for score, other, num in line["scores"]:
+            scores[pair] += [score] * num
+            shares[pair] += [0.5 if score == other else score / (score + other)] * num
     if not scores:
         return None
     rows = sorted({row for row, _ in scores}, key=_order)
@@ -43,8 +46,9 @@ def payoffs(lines: Sequence[Mapping[str, Any]], *, every: int) -> Payoffs | None
         ]
         for row in rows
     ]
-    games = {pair: (float(len(of)), sum(of)) for pair, of in scores.items()}
-    return Payoffs(rows, columns, cells, bradley_terry(games))
+    games = {pair: (float(len(of)), sum(of)) for pair, of in shares.items()}
+    opposed = any(share != 0.5 for of in shares.values() for share in of)
+    return Payoffs(rows, columns, cells, bradley_terry(games) if opposed else {})
 
 
 def _order(name: str) -> tuple[bool, int, str]:

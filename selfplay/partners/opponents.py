@@ -145,7 +145,7 @@ def pass_results(
 
     Raises OwnFault, on every rank, if a custom class fails."""
     scores: dict[str, list[tuple[float, float]]] = {}
-    own = [(each.partner, _both_scores(each)) for each in episodes]
+    own = [(each.partner, both_scores(each)) for each in episodes]
     for partner, both in (each for rank in gather_objects(own, world) for each in rank):
         scores.setdefault(partner, []).append(both)
     results = {
@@ -156,7 +156,7 @@ def pass_results(
         opponents.played(step, results)
 
 
-def _both_scores(episode: Episode) -> tuple[float, float]:
+def both_scores(episode: Episode) -> tuple[float, float]:
     """The scores of the policy's seats and of the others; in self-play the same for both."""
     others = [s for s in range(len(episode.players)) if s not in episode.counted_seats]
     return episode.score, episode.outcome.score_of(others) if others else episode.score

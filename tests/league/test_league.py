@@ -102,10 +102,10 @@ def test_ratings_add_up_along_a_chain_and_stay_finite() -> None:
 def test_the_table_by_hand() -> None:
     """A pool of every second step: steps 1 and 2 became pool:2, step 3 pool:4."""
     lines = [
-        {"step": 1, "partner": "pool:0", "scores": [[0.0, 1], [1.0, 2]]},
-        {"step": 2, "partner": "pool:0", "scores": [[1.0, 1]]},
-        {"step": 3, "partner": "pool:2", "scores": [[0.5, 2]]},
-        {"step": 3, "partner": "scripted:solo", "scores": [[1.0, 3]]},
+        {"step": 1, "partner": "pool:0", "scores": [[0.0, 1.0, 1], [1.0, 0.0, 2]]},
+        {"step": 2, "partner": "pool:0", "scores": [[1.0, 0.0, 1]]},
+        {"step": 3, "partner": "pool:2", "scores": [[0.5, 0.5, 2]]},
+        {"step": 3, "partner": "scripted:solo", "scores": [[1.0, 0.5, 3]]},
     ]
     table = payoffs(lines, every=2)
     assert table is not None and table.rows == ["pool:2", "pool:4"]
@@ -115,6 +115,9 @@ def test_the_table_by_hand() -> None:
     assert table.ratings["pool:2"] > table.ratings["pool:0"]
     assert table.ratings["pool:4"] > table.ratings["scripted:solo"]
     assert payoffs([], every=2) is None
+    shared = payoffs([{"step": 1, "partner": "pool:0", "scores": [[0.9, 0.9, 4]]}], every=2)
+    assert shared is not None and shared.ratings == {}, "who shares a score wins nothing"
+    assert "rating" not in section_of(shared)
 
 
 def test_a_run_keeps_its_results_and_its_page_shows_them() -> None:
@@ -123,18 +126,19 @@ def test_a_run_keeps_its_results_and_its_page_shows_them() -> None:
     lines = [json.loads(line) for line in (run / "league.jsonl").read_text().splitlines()]
     for step in metrics_of(run):
         for line in (line for line in lines if line["step"] == step["step"]):
-            scores = [score for score, num in line["scores"] for _ in range(num)]
+            scores = [score for score, _, num in line["scores"] for _ in range(num)]
             mean = sum(scores) / len(scores)
             by_seat = [step[f"score/{line['partner']}/{seat}"] for seat in (0, 1)]
             assert mean == pytest.approx(sum(by_seat) / 2)
     assert {line["step"] for line in lines} == {1, 2, 3}
     page = page_html([read_run(run)])
     assert '<section id="league">' in page and "<td>pool:1</td>" in page
+    assert "rating</th>" not in page, "the boards' players share their score"
     assert '<section id="league">' not in page_html([read_run(finished())])
 
 
 def test_a_names_markup_is_escaped() -> None:
-    table = payoffs([{"step": 1, "partner": "<b>", "scores": [[1.0, 1]]}], every=1)
+    table = payoffs([{"step": 1, "partner": "<b>", "scores": [[1.0, 0.0, 1]]}], every=1)
     assert table is not None
     page = section_of(table)
     assert "&lt;b&gt;" in page and "<b>" not in page
