@@ -53,7 +53,7 @@ class Exploitability(Observer):
         self._last = 0
 
     @classmethod
-    def ready(cls, config: Config, options: Options) -> None:
+    def ready(cls, config: Config, options: Any = None, *, here: bool = True) -> None:
         """Raise SettingsError for a game without a list of its moves, for seats that others play,
         for limits that cut the game off, and for an engine that does not score."""
         game, rollout = config.game, config.rollout
