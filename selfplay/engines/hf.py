@@ -173,7 +173,8 @@ class HFEngine(Engine):
         ):
             batch = [text for text, _ in group]
             row, targets_M = _scored_row(batch, self.model.device)
-            logprobs_M, _ = policy_logprobs(self.model, row, targets_M, temperature=temperature)
+            with in_turn(self.model, self.policy):
+                logprobs_M, _ = policy_logprobs(self.model, row, targets_M, temperature=temperature)
             scores += [part.tolist() for part in logprobs_M.split([len(t) - 1 for t in batch])]
         return lambda: scores
 
