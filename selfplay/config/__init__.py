@@ -134,10 +134,8 @@ class Config:
     @property
     def play_options(self) -> Any:
         """The settings of a built-in play; None if it has none or is custom."""
-        return self._options_of("rollout.play", self.rollout.play)
-
-    def _options_of(self, key: str, name: str) -> Any:
-        return options_at(key, self) if has_options(key, name) else None
+        key = "rollout.play"
+        return options_at(key, self) if has_options(key, self.rollout.play) else None
 
     @property
     def compares_turns(self) -> bool:
@@ -163,7 +161,8 @@ class Config:
         self._check_model()
         self._check_policies()
         features = (getattr(self, name) for name in SECTIONS)
-        opponents = self._options_of("rollout.opponents", self.rollout.opponents)
+        key = "rollout.opponents"
+        opponents = options_at(key, self) if has_options(key, self.rollout.opponents) else None
         for options in (
             self.engine,
             self.play_options,
