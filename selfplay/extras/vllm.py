@@ -113,7 +113,7 @@ class VLLMEngine(Engine):
     is refused by the settings (`VLLMOptions`).
     """
 
-    scores = True
+    scores, score_temperature = True, 1.0
 
     def __init__(
         self,
@@ -440,13 +440,17 @@ class VLLMEngine(Engine):
         prompt = {"prompt_token_ids": list(ids)}
         return f"turn-{self.num_requests}", prompt, SamplingParams(**parameters)
 
-    def score(self, texts: Sequence[Sequence[int]]) -> Callable[[], list[list[float]]]:
+    def score(
+        self, texts: Sequence[Sequence[int]], *, temperature: float = 1.0
+    ) -> Callable[[], list[list[float]]]:
         """Request the log-prob of each token of these texts given the tokens before it.
 
         Returns once the requests are sent, while the engine works. The returned function waits for
         the answers: one list per text, one entry shorter than the text, in nats at temperature 1.
         Both raise like `run_games`.
         """
+        if temperature != self.score_temperature:
+            raise ValueError(f"vLLM scores at temperature 1, got {temperature:g}")
         self._check(awake=TAGS, whole=True)
 
         async def send(ids: Sequence[int]) -> Any:
