@@ -11,11 +11,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import PreTrainedModel
 
+import selfplay
 from selfplay.config import ParallelConfig
 from selfplay.engines.base import Completion, Generate, Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
@@ -25,6 +27,7 @@ from selfplay.rollout.driver import _check_completion
 from selfplay.weight_sync.offload import Offload
 from selfplay.weight_sync.supervised import SupervisedPolicy
 from tests.helpers.small_updates import learner_of
+from tests.helpers.tiny_run import begin_warm, same_weights, write_tiny
 from tests.sglang import tiny
 
 SHAPES: dict[str, dict[str, Any]] = {  # no token ends a turn but those of STOPS
@@ -91,8 +94,8 @@ def play(pair: dict[str, Policy], games: Any) -> Any:
     return pair["user"].supervised.run_games(games, Sampling(1.0, STOPS["user"]))
 
 
-def children(policy: Policy) -> set[int | None]:
-    return {process.pid for process in policy.engine._loop.children}
+def children_of(engine: Any) -> set[int]:
+    return {process.pid for process in engine._loop.children}
 
 
 def assert_own_weights(pair: dict[str, Policy], played: list[list[Turn]]) -> None:
@@ -171,7 +174,7 @@ def test_an_engine_that_fails_in_games_is_started_again_alone_and_they_end_with_
 ) -> None:
     """One policy's scheduler is killed or stopped; the other's processes go on."""
     (other,) = {"user", "agent"} - {name}
-    before = {each: children(policy) for each, policy in pair.items()}
+    before = {each: children_of(policy.engine) for each, policy in pair.items()}
     attempts = count()
     pair[name].engine._loop.timeout_s = 3.0
 
@@ -187,7 +190,10 @@ def test_an_engine_that_fails_in_games_is_started_again_alone_and_they_end_with_
     said = capsys.readouterr().err
     assert f"restarting the engine of {name}\n" in said
     assert re.search(told, said), said
-    assert children(pair[other]) == before[other] and not children(pair[name]) & before[name]
+    assert (
+        children_of(pair[other].engine) == before[other]
+        and not children_of(pair[name].engine) & before[name]
+    )
     restarts = {each: policy.supervised.take_num_restarts() for each, policy in pair.items()}
     assert restarts == {name: 1, other: 0}
 
@@ -216,3 +222,29 @@ def test_the_engines_share_an_event_loop_that_ends_with_the_last_of_them(
 def assert_own_weights_after_push(pair: dict[str, Policy]) -> None:
     pair["agent"].supervised.push(VERSIONS["agent"])
     assert_own_weights(pair, play(pair, [game]))
+
+
+def test_a_run_of_two_policies_restarts_the_engine_that_died_and_trains_both(
+    tmp_path: Path,
+) -> None:
+    """The second one's scheduler is killed before the second step's games."""
+    begin_warm(folder := tmp_path / "run")
+    more = {
+        "engine.kind": "sglang",
+        "engine.max_cache_tokens": 16384,
+        "policies": {"one": {"seats": [0]}, "other": {"seats": [1], "optim": {"lr": 3e-4}}},
+        "out": str(folder),
+    }
+    with selfplay.start(write_tiny(folder), more, steps=2) as run:
+        engines = {policy.name: policy.engine.engine for policy in run.parts.policies}
+        run.step()
+        before = children_of(engines["one"])
+        os.kill(tiny.scheduler(engines["other"]), signal.SIGKILL)
+        run.step()
+        assert children_of(engines["one"]) == before
+        run.finish()
+    for number, line in enumerate(run.metrics):
+        assert line["num_engine_restarts"] == number
+        for name in engines:
+            assert line[f"mismatch_mean/{name}"] < 1e-4 > line[f"sync_check_mismatch/{name}"]
+    assert not same_weights(folder / "final" / "one", folder / "final" / "other")
