@@ -55,7 +55,7 @@ def make_optimizer(
     Muon's steps, all other weights AdamW's. `lr` overrides the settings. `seed` seeds the
     stochastic rounding of bf16 weights.
     """
-    trained = own_parameters(model, policy)
+    trained = own_parameters(model, policy).values()
     weights = sorted(trained, key=lambda p: p.ndim < 2)  # their order numbers the rounding's draws
     groups: list[dict[str, Any]] = [{"params": weights}]
     rate = config.lr if lr is None else lr

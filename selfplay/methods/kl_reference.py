@@ -39,9 +39,7 @@ class KLReference(Method):
     def __init__(self, options: KLReferenceOptions, parts: Parts) -> None:
         """The reference starts as the policy."""
         super().__init__(options, parts)
-        model, policy = parts.learner.model, parts.learner.policy
-        own = {id(p) for p in own_parameters(model, policy)}
-        self.weights = {n: p for n, p in model.named_parameters() if id(p) in own}
+        self.weights = own_parameters(parts.learner.model, parts.learner.policy)
         self.kept = {f"reference.{n}": p.detach().clone() for n, p in self.weights.items()}
 
     def prepare(

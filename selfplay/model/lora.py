@@ -221,14 +221,11 @@ def is_adapter(name: str, policy: str | None = None) -> bool:
     return found is not None and (policy is None or found[3] == _set_name(policy))
 
 
-def own_parameters(model: nn.Module, policy: str = "") -> list[nn.Parameter]:
-    """What a policy trains, in the model's order: its adapters if the model has any, otherwise all
-    parameters that are not frozen."""
-    return [
-        parameter
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad and (is_adapter(name, policy) or not is_adapter(name))
-    ]
+def own_parameters(model: nn.Module, policy: str = "") -> dict[str, nn.Parameter]:
+    """What a policy trains, by name in the model's order: its adapters if the model has any,
+    otherwise all parameters that are not frozen."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return {n: p for n, p in trained.items() if is_adapter(n, policy) or not is_adapter(n)}
 
 
 def _set_name(policy: str, model: nn.Module | None = None) -> str:

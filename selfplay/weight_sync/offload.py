@@ -134,7 +134,7 @@ class Offload:
         """After the push: offload the policy's parameters if configured."""
         if self._config.offload == "all":
             own = own_parameters(self._learner.model, self._learner.policy)
-            self._parameter_store.offload(own)
+            self._parameter_store.offload(own.values())
             self._base.offload(self._learner)
 
     def onload(self) -> None:

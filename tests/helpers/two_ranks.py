@@ -203,7 +203,7 @@ def make_sets(base: Path, world: World, *, names: Sequence[str] = tuple(SETS)) -
     return [
         Learner(
             model,
-            torch.optim.SGD(own_parameters(model, name), lr=1.0),
+            torch.optim.SGD(own_parameters(model, name).values(), lr=1.0),
             world,
             torch.float32,
             reference=model,

@@ -70,13 +70,13 @@ def pairs(base: Path, *words: str) -> Iterator[tuple[Learner, Learner]]:
         for learner in pair:
             generator = torch.Generator().manual_seed(number)
             with torch.no_grad():
-                for p in own_parameters(learner.model, learner.policy):
+                for p in own_parameters(learner.model, learner.policy).values():
                     p.add_(0.1 * torch.randn(p.shape, generator=generator))
         yield pair
 
 
 def own_values(learner: Learner) -> list[torch.Tensor]:
-    return [p.detach().clone() for p in own_parameters(learner.model, learner.policy)]
+    return [p.detach().clone() for p in own_parameters(learner.model, learner.policy).values()]
 
 
 def base_of(learner: Learner) -> Iterator[torch.Tensor]:
@@ -108,7 +108,7 @@ def test_the_base_is_held_once_and_policies_that_hold_it_otherwise_have_their_ow
     lone = alone(base)
     assert user.model is agent.model and user.reference is user.model
     held = {p.data_ptr(): p.numel() for p in user.model.parameters()}
-    own = [sum(p.numel() for p in own_parameters(each.model)) for each in lone]
+    own = [sum(p.numel() for p in own_parameters(each.model).values()) for each in lone]
     assert sum(held.values()) == sum(p.numel() for p in tiny_model().parameters()) + sum(own)
     for ours, theirs in zip((user, agent), lone, strict=True):
         trained = [p for group in ours.optimizer.param_groups for p in group["params"]]
@@ -273,13 +273,13 @@ def test_the_base_is_there_while_a_policy_needs_it(base: Path, order: list[int])
                 moved[number].offload_parameters()
             else:
                 moved[number].onload()
-            assert here(own_parameters(model, learners[number].policy)) is not first
+            assert here(own_parameters(model, learners[number].policy).values()) is not first
             assert here(shared) is here([*reference.parameters()]) is (at != 1)
     assert equal([*model.parameters(), *reference.parameters()], before)
     moved[order[0]].offload_parameters()  # onloaded again before the other has offloaded
     moved[order[0]].onload()
     moved[order[1]].offload_parameters()
-    assert here(shared) and here(own_parameters(model, learners[order[0]].policy))
+    assert here(shared) and here(own_parameters(model, learners[order[0]].policy).values())
 
 
 def test_two_ranks_train_two_sets_as_one_and_each_as_alone() -> None:

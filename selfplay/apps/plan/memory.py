@@ -122,7 +122,7 @@ class Memory:
     def table(self) -> str:
         """One line per phase with its parts, in GiB."""
         lines = [f"memory of one GPU with {self.total:.0f} GiB, estimated in GiB:"]
-        width = max(9, *(len(phase) + 1 for phase in self.phases))
+        width = max(11, *(len(phase) + 1 for phase in self.phases))
         for phase, parts in self.phases.items():
             shown = ", ".join(f"{name} {gib:.1f}" for name, gib in parts.items() if gib >= 0.05)
             lines.append(f"  {phase:<{width}}{sum(parts.values()):>7.1f}  = {shown}")
