@@ -167,19 +167,24 @@ def test_policies_hold_the_base_of_their_adapters_once() -> None:
     assert why_not_policies(demands) is None
 
 
-def test_policies_update_in_turn_beside_what_the_others_keep_on_the_gpu() -> None:
-    for offload, other, moments in (("none", 1, 2), ("optimizer", 1, 1), ("all", 0, 1)):
+def test_policies_update_in_turn_beside_the_weights_and_moments_of_all() -> None:
+    """What is offloaded in play is there; the reference is held once for equal first weights."""
+    for offload, in_play, moments in (("none", 2, 2), ("optimizer", 2, 0), ("all", 0, 0)):
         words = (f"parallel.offload={offload}", "algorithm.kl=0.1")
         demands = of_policies("1.5B", *words, user="", agent="")
         alone = estimate(demands["user"]).phases["update"]
         phases = estimate_policies(demands).phases
         update = phases["update/agent"]
-        assert update["weights"] == pytest.approx((1 + other) * alone["weights"])
-        assert update["moments"] == pytest.approx(moments * alone["moments"])
+        assert update["weights"] == pytest.approx(2 * alone["weights"])
+        assert update["moments"] == pytest.approx(2 * alone["moments"])
+        assert phases["play"]["moments"] == pytest.approx(moments * alone["moments"])
         for part in ("reference", "gradients", "activations", "context"):
             assert update[part] == alone[part]
-        assert phases["play"]["weights"] == pytest.approx(2 * other * alone["weights"])
+        assert phases["play"]["weights"] == pytest.approx(in_play * alone["weights"])
         assert phases["push"]["weights"] == pytest.approx(2 * alone["weights"])
+    other = of_policies("1.5B", "algorithm.kl=0.1", user="", agent="model.liger=false")
+    apart = estimate_policies(other).phases["update/agent"]
+    assert apart["reference"] == pytest.approx(2 * alone["reference"]) > 0
     one = {"user": demands["user"]}
     told = {name.partition("/")[0]: parts for name, parts in estimate_policies(one).phases.items()}
     assert told == estimate(demands["user"]).phases

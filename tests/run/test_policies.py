@@ -14,9 +14,10 @@ from safetensors.torch import load_file
 import selfplay
 from selfplay.errors import RunEnds
 from selfplay.metrics.observer import Step
-from tests.helpers.tiny_run import begin_warm, run_tiny, write_tiny
+from tests.helpers.tiny_run import LORA, RUN_GAP, begin_warm, run_tiny, write_tiny
 
 TWO = "policies={one: {seats: [0]}, other: {seats: [1], optim: {lr: 3.0e-4}}}"
+NAMES = ("one", "other")
 EMA = "algorithm.advantage=ema"
 
 
@@ -91,6 +92,30 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(tmp_path: Path, stop: 
     ]
     assert states[0]["policies"] == states[1]["policies"]
     assert states[0]["policies"]["other"]["partners"]["pool"] == [0, 1, 2, 3]
+
+
+def test_policies_with_adapters_share_one_base_and_resume_bit_for_bit(tmp_path: Path) -> None:
+    words = (TWO, *LORA, "policies.other.model.lora.rank=2", "save_every=1")
+    unbroken, broken = tmp_path / "unbroken" / "run", tmp_path / "broken" / "run"
+    for folder in (unbroken, broken):
+        folder.parent.mkdir()
+    lines = train(unbroken, "steps=2", "optim.schedule=constant", *words)
+    assert all(line[f"mismatch_max/{name}"] < RUN_GAP for line in lines for name in NAMES)
+    train(broken, "steps=1", "optim.schedule=constant", *words)
+    train(broken, "steps=2", "optim.schedule=constant", *words, begin=False)
+    begun = weights(unbroken / "warm_start")
+    for name, rank in zip(NAMES, (4, 2), strict=True):
+        assert equal(unbroken / "final" / name, broken / "final" / name)
+        final = weights(unbroken / "final" / name)
+        assert {key for key in begun if not torch.equal(begun[key], final[key])} == {
+            key for key in begun if "_proj.weight" in key
+        }
+        trained = load_file(unbroken / "final_adapters" / name / "adapter_model.safetensors")
+        assert {len(t) for key, t in trained.items() if "lora_A" in key} == {rank}
+    assert not equal(unbroken / "final" / "one", unbroken / "final" / "other")
+    with selfplay.start(broken / "config.yaml") as run:
+        one, other = run.parts.policies
+        assert one.learner.model is other.learner.model
 
 
 def test_a_policy_that_rests_plays_with_the_weights_that_it_has(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ CONTEXT = 1.0  # CUDA context and kernels of the trainer
 ASLEEP = 2.0  # of a sleeping SGLang: context and decode graphs
 SPARE = 2.0  # for allocator fragmentation and the graphs of NCCL
 CORES = 16  # of the host for each engine
+ENGINES = ("engine's weights", "engine asleep", "partners")  # parts of an update that add up
 MOST_SHARE = 0.95  # of the free memory for the engines of all policies
 LEAST_GAMES = 8  # least number of full-length transcripts that must fit the engine's cache
 _LOGPROB = 1.5 / 16_384  # GiB per trained token's log-prob at a vocabulary of 152,000, measured
@@ -99,11 +100,10 @@ class Demand:
 
     @property
     def base(self) -> object:
-        """Equal for policies whose adapters share a model."""
-        config = self.config
+        """Equal for policies that share the base of their adapters, or the reference of a KL."""
+        config, adapted = self.config, self.shape.adapters > 0
         folder = Path(config.model.path or "")
-        of_base = (Base.of(config, folder), config.model.scratch, config.warm_start)
-        return of_base if self.shape.adapters else id(self)
+        return Base.of(config, folder), config.model.scratch, config.warm_start, adapted
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,13 +225,12 @@ def estimate(demand: Demand) -> Memory:
 def estimate_policies(demands: Mapping[str, Demand]) -> Memory:
     """The memory of each phase of a step with these policies, by name, in the order of their steps.
 
-    All their weights and engines are on the GPU, but adapters on one base hold it once. They update
-    one after the other: the others' moments and weights are there unless they are offloaded, and
-    of references and passes only the one's own.
+    While they update, one after the other, the weights, moments and references of all are on the
+    GPU. The base of adapters is there once, as is a reference for the policies that start from it.
     """
     demands = shared_out(demands)
     every = {name: estimate(demand).phases for name, demand in demands.items()}
-    at_rest = {n: d for n, d in demands.items() if d.config.parallel.offload != "all"}
+    at_rest = [each for each in demands.values() if each.config.parallel.offload != "all"]
 
     def summed(phase: str, in_turn: str = "") -> dict[str, float]:
         """The policies' parts of a phase together; of the part `in_turn` the largest."""
@@ -241,19 +240,15 @@ def estimate_policies(demands: Mapping[str, Demand]) -> Memory:
         return {**total, "context": CONTEXT}
 
     play, push = summed("play", "sync check"), summed("push", "buckets")
-    play["weights"], push["weights"] = _held(at_rest.values()), _held(demands.values())
-    all_asleep, phases = summed("update"), dict[str, Mapping[str, float]](play=play)
-    for name, demand in demands.items():
-        own = every[name]["update"]
-        others = {n: parts["play"] for n, parts in every.items() if n != name}
+    play["weights"], push["weights"] = _held(at_rest), _held(demands.values())
+    updating, phases = summed("update"), dict[str, Mapping[str, float]](play=play)
+    references = {d.base: every[name]["update"]["reference"] for name, d in demands.items()}
+    for name in demands:
         phases[f"update/{name}"] = {
-            **own,
-            "weights": _held({**at_rest, name: demand}.values()),
-            **{
-                part: own[part] + sum(parts[part] for parts in others.values())
-                for part in ("moments", "critic")
-            },
-            **{p: all_asleep[p] for p in ("engine's weights", "engine asleep", "partners")},
+            **every[name]["update"],
+            **{part: updating[part] for part in ("moments", "critic", *ENGINES)},
+            "weights": _held(demands.values()),
+            "reference": sum(references.values()),
         }
     phases["push"] = push
     imitations = [parts["imitation"] for parts in every.values() if "imitation" in parts]
@@ -277,7 +272,8 @@ def _held(demands: Iterable[Demand]) -> float:
     """GiB of the weights of policies, with a base that adapters share held once."""
     total, bases = 0.0, set[object]()
     for demand in demands:
-        num = demand.shape.adapters if demand.base in bases else demand.shape.parameters
+        shared = demand.shape.adapters and demand.base in bases
+        num = demand.shape.adapters if shared else demand.shape.parameters
         bases.add(demand.base)
         total += DTYPES[demand.config.optim.master_dtype].itemsize * num / demand.ranks / GIB
     return total
