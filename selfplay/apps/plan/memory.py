@@ -227,6 +227,9 @@ def estimate_policies(demands: Mapping[str, Demand]) -> Memory:
 
     While they update, one after the other, the weights, moments and references of all are on the
     GPU. The base of adapters is there once, as is a reference for the policies that start from it.
+
+    In play and push all engines are awake, and `parallel.offload` says what else is there. Buckets
+    and the copies of a sync check are those of one policy, since they come one after the other.
     """
     demands = shared_out(demands)
     every = {name: estimate(demand).phases for name, demand in demands.items()}
