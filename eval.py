@@ -12,7 +12,7 @@ Prints tables, and writes them with example games to `evaluation.md` and `evalua
 settings come from the checkpoint's run or --config, else from the defaults (the full matching
 game); key=value arguments override them.
 With --partners every checkpoint plays with itself, with the other checkpoints and with each
-partner, in both seats, and the report begins with the matrix.
+partner, in both seats or roles, and the report begins with the matrix.
 Under `torchrun --nproc-per-node 2 -- eval.py …` the games are spread over the ranks (without the
 two dashes torchrun takes --num as its own option). In Python, use `selfplay.evaluate`
 (docs/python.md).

@@ -363,9 +363,9 @@ def check_name(checkpoint: Path) -> None:
         )
 
 
-def policies(folder: Path) -> list[Path]:
-    """Folders of a run's trained policies, newest first: the `hf/` of its checkpoints and `final/`.
-    They may not exist.
+def policies(folder: Path, policy: str = "") -> list[Path]:
+    """Folders of a run's trained policy, newest first: the `hf/` of its checkpoints and `final/`,
+    or `final/POLICY` of one of several. They may not exist.
 
     A run that continues after its end keeps the earlier `final/`, so `final/` comes first only if
     no checkpoint has a later step. Raises SettingsError for a renamed checkpoint.
@@ -373,7 +373,8 @@ def policies(folder: Path) -> list[Path]:
     saved = checkpoints(folder)[::-1]
     for checkpoint in saved:
         check_name(checkpoint)
-    final, exports = folder / "final", [checkpoint / "hf" for checkpoint in saved]
+    final = folder / "final" / policy
+    exports = [home_of(checkpoint, policy) / "hf" for checkpoint in saved]
     later = bool(saved) and int(saved[0].name[5:]) > step_of(final)
     return [*exports, final] if later else [final, *exports]
 

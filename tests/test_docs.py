@@ -137,7 +137,7 @@ def test_every_setting_that_a_page_names_exists() -> None:
         if page.name == "coming_from.md":  # whose first column has keys of other trainers
             cells = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
             text = "\n".join(cell[1] for cell in cells if len(cell) > 2)
-        for key in re.findall(r"`([a-z_]+\.[a-z_.]+)(?:[:=][^`]*)?`", text):
+        for key in re.findall(r"`(?:policies\.\w+\.)?([a-z_]+\.[a-z_.]+)(?:[:=][^`]*)?`", text):
             other = key.endswith((".py", ".zip", ".jsonl")) or key.rpartition(".")[0] in FREE
             if key.partition(".")[0] in sections and key not in KEYS | parts and not other:
                 wrong.append((page.name, key))

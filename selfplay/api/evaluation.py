@@ -39,7 +39,7 @@ from selfplay.evaluation.rows import SCRIPT, Row
 from selfplay.metrics.records import game_record
 from selfplay.model.families import max_positions
 from selfplay.model.hub import described_in
-from selfplay.partners.checkpoints import print_code
+from selfplay.partners.checkpoints import Source, print_code
 from selfplay.partners.endpoint import check_endpoint
 from selfplay.preflight.command_line import Parser
 from selfplay.preflight.run import check_folder, check_machine, read_rendering
@@ -163,7 +163,7 @@ def evaluate_plan(plan: EvalPlan) -> Evaluated:
         matrix = (matches.rows, matches.columns) if matches.rows else None
         facts = _facts_of(plan, matches, found.games, found.code)
         facts |= _roles_of(rows.values(), matches.config.game)
-        report = Evaluated(title, facts, rows, matrix)
+        report = Evaluated(title, facts, rows, matrix, roles=matches.roles)
         if found.world.rank == 0:
             try:
                 report = replace(report, paths=write_report(report, matches.out))
@@ -197,13 +197,12 @@ class _Evaluation:
                     f"engine.device_map must be null with {self.world.world_size} processes, got "
                     f"{config.engine.device_map}: each would take all GPUs"
                 )
-            sources = [p.source for p in matches.players if p.source is not None]
             self.games = find_games(
                 plan.games,
                 plan.num,
                 config,
                 start=find_start(plan.start),
-                imitated=imitated_boards(sources),
+                imitated=imitated_boards([*matches.sources]),
             )
             # Before hours of play, so that an unreadable record cannot end the evaluation later.
             records, instances = self.games.records, self.games.instances
@@ -266,20 +265,18 @@ def _folders(policy: Policy | Sequence[Policy]) -> list[Path]:
 
 def _find_policies(
     matches: Matches, overrides: Sequence[str], games: Games, world: World
-) -> dict[str, tuple[Config, Rendering]]:
-    """The settings and the rendering of each policy by label. Raises ValueError for a model that
+) -> dict[Source, tuple[Config, Rendering]]:
+    """The settings and the rendering of each policy. Raises ValueError for a model that
     the engine cannot run, and for games whose prompts leave no room for a reply."""
     policies = {}
-    for player in matches.players:
-        if player.source is None:
-            continue
-        weights = player.source.weights
-        config = find_config(player.source, matches.settings, overrides)
+    for source, named in matches.sources.items():
+        weights = source.weights
+        config = find_config(source, matches.settings, overrides)
         rendering = read_rendering(config.model, config.game, seed=config.seed)
         warn_of_template(rendering, str(weights), world)
         described = AutoConfig.from_pretrained(described_in(weights))
         # A run has checked its family before training. SGLang supports its own list of families.
-        if player.source.settings is None and engine_kind(config.engine.kind).in_trainer:
+        if source.settings is None and engine_kind(config.engine.kind).in_trainer:
             why = check_copy(described, engine=True)
             if why is not None:
                 raise ValueError(
@@ -288,9 +285,9 @@ def _find_policies(
                 )
         positions = max_positions(described)
         check_room(games.instances, rendering, config, max_positions=positions)
-        policies[player.label] = config, rendering
+        policies[source] = config, rendering
         if world.rank == 0:
-            print(f"weights: {weights}" + (f" ({player.label})" if matches.rows else ""))
+            print(f"weights: {weights}" + (f" ({named})" if named else ""))
     return policies
 
 
@@ -313,10 +310,10 @@ def _facts_of(
     plan: EvalPlan, matches: Matches, games: Games, code: dict[str, str]
 ) -> dict[str, Any]:
     """The facts above the report's tables."""
-    weights = {p.label: str(p.source.weights) for p in matches.players if p.source}
+    weights = {name: str(source.weights) for source, name in matches.sources.items()}
     own = {
         "checkpoint": str(plan.runs[0]) if plan.runs else None,
-        "weights": next(iter(weights.values()), None),
+        "weights": weights.get("", weights),
         "partner": matches.matches[0].other.spec.text,
     }
     facts = {

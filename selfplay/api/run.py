@@ -35,7 +35,7 @@ from selfplay.evaluation.held_out import held_out, unchanged
 from selfplay.evaluation.rows import named_rows
 from selfplay.metrics.observer import Step
 from selfplay.metrics.step_log import plain_json
-from selfplay.partners.checkpoints import find_source
+from selfplay.partners.checkpoints import find_policies, find_source
 from selfplay.partners.updates import GivenWeights, PartnerUpdates
 from selfplay.preflight.run import check_run
 from selfplay.setup import open_world, set_up
@@ -135,8 +135,15 @@ class SavedRun:
 
     @property
     def policy(self) -> Path:
-        """The Hugging Face folder of the newest saved weights. Raises SettingsError without one."""
+        """The Hugging Face folder of the newest saved weights. Raises SettingsError without one,
+        and for a run with several policies."""
         return find_source(self.folder, what="policy").weights
+
+    @property
+    def policies(self) -> dict[str, Path]:
+        """The same of each of several policies by name; of a single one by the name ""."""
+        found = find_policies(self.folder, what="policies")
+        return {name: source.weights for name, source in found.items()}
 
     def _records(self, name: str) -> list[dict[str, Any]]:
         """The complete lines of a file; a run in progress may be writing the last one."""

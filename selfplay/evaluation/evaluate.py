@@ -28,6 +28,7 @@ from selfplay.evaluation.talk_effect import talk_effect
 from selfplay.metrics.console import progress
 from selfplay.metrics.records import Pieces, game_record
 from selfplay.metrics.step import GameSums, add_up, game_sums
+from selfplay.partners.checkpoints import Source
 from selfplay.partners.partners import Partners
 from selfplay.rollout.driver import FinishedGames, play_games, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, limits_of
@@ -189,16 +190,16 @@ def play_matches(
     plan: Matches,
     *,
     instances: Sequence[Any],
-    policies: Mapping[str, tuple[Config, Rendering]],
+    policies: Mapping[Source, tuple[Config, Rendering]],
     world: World,
     num_shown: int = NUM_SHOWN,
 ) -> dict[str, Row]:
     """Play every match on the same instances with the same seeds; returns the rows by match name.
     In a matrix a row scores the player in seat 0, its `partner` the player in seat 1. Every rank
-    must call. At most two models are in memory at a time.
+    must call. At most two models are in memory at a time, or those of a cast and a partner.
 
-    `policies` holds the settings, which name the weights, and the rendering of each player with
-    weights, by label.
+    `policies` holds the settings, which name the weights, and the rendering of each policy with
+    weights.
 
     Raises:
         AllAborted: if all games of a match were aborted.
@@ -206,8 +207,8 @@ def play_matches(
         SettingsError: for a partner whose weights or API key cannot be used.
     """
     rows: dict[str, Row] = {}
-    for one, own in groupby(plan.matches, key=lambda match: match.one):
-        if one.source is None:
+    for (source, _), own in groupby(plan.matches, key=lambda m: (m.one.source, m.one.spec)):
+        if source is None:
             for match in own:
                 specs = (match.one.spec.argument, match.other.spec.argument)
                 first, second = specs[::-1] if match.seat == 1 else specs
@@ -219,15 +220,16 @@ def play_matches(
                     rollout=plan.config.rollout,
                 )
             continue
-        config, rendering = policies[one.label]
-        config, _ = choose_engine(config, one.source.weights, world, rewritten=rendering.rewritten)
+        renderings = {each: rendering for each, (_, rendering) in policies.items()}
+        shared, rendering = policies[source]
+        shared, _ = choose_engine(shared, source.weights, world, rewritten=rendering.rewritten)
         with ExitStack() as cleanup:
-            engine = load_engine(config, one.source.weights, world, cleanup=cleanup)
-            for other, matches in groupby(own, key=lambda match: match.other):
-                spec = ITSELF if other == one else other.spec
+            engine = load_engine(shared, source.weights, world, cleanup=cleanup)
+            for (one, other), matches in groupby(own, key=lambda m: (m.one, m.other)):
+                config, spec = one.settings(shared), ITSELF if other == one else other.spec
                 # The partner's model is freed before the next one is loaded.
                 with closing(
-                    Partners([spec], config, rendering=rendering, world=world)
+                    Partners([spec, *one.others], config, rendering=rendering, world=world)
                 ) as partners:
                     context = EvaluationContext(
                         config,
@@ -235,6 +237,7 @@ def play_matches(
                         rendering,
                         world,
                         partners.named(spec.text),
+                        one.seated(renderings),
                     )
                     for match in matches:
                         rows[match.name] = evaluate(

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, GameConfig, RolloutConfig, load_config
 from selfplay.config.load import read_value
 from selfplay.config.player_spec import (
@@ -30,15 +31,18 @@ from selfplay.partners.checkpoints import (
     ONE_PROCESS,
     Source,
     check_same_game,
-    find_source,
+    find_policies,
     model_words,
     part_of_run,
+    seated,
+    seats_of,
     template_of,
 )
-from selfplay.rollout.seat_rules import able_seats, chosen_seats, read_spec
+from selfplay.rollout.seat_rules import able_seats, chosen_seats, partner_seats, read_spec
+from selfplay.rollout.seating import Seated
 
 # Policies come first, because the engine of a match's first player runs its games.
-_RANK = (CHECKPOINT, SCRIPTED, ENDPOINT)
+_RANK = (SELF, CHECKPOINT, SCRIPTED, ENDPOINT)  # `self` is a cast in a matrix of roles
 _LONGEST_NAME = 150  # bytes in the name of a report's folder; file systems allow 255
 ITSELF = Spec(SELF, "", SELF)
 PEOPLE = "people"  # the row of recorded games
@@ -46,11 +50,38 @@ PEOPLE = "people"  # the row of recorded games
 
 @dataclass(frozen=True, slots=True)
 class MatrixPlayer:
-    """A player of the matrix. `label` is its name there; `source` is None if it has no weights."""
+    """A player of the matrix. `label` is its name there; `source` is None if it has no weights.
+
+    `cast` has the policy of each seat if they differ, and `source` is the first. `roles` replace
+    `rollout.policy_seats` where they are set.
+    """
 
     label: str
     spec: Spec
     source: Source | None
+    cast: tuple[Source, ...] = ()
+    roles: tuple[str, ...] = ()
+
+    @property
+    def others(self) -> list[Spec]:
+        """The policies of the cast but the first as frozen ones, each named by its folder."""
+        names = dict.fromkeys(str(each.weights) for each in self.cast if each != self.source)
+        return [Spec(CHECKPOINT, name, name) for name in names]
+
+    def seated(self, renderings: Mapping[Source, Rendering]) -> list[Seated]:
+        """The policy of each seat of the cast. The first one's engine runs the games, the engines
+        of `others` answer in them."""
+        models = {each: "" if each == self.source else str(each.weights) for each in self.cast}
+        return [Seated(models[each], renderings[each], models[each]) for each in self.cast]
+
+    def settings(self, config: Config) -> Config:
+        """The settings under which it plays: those of the evaluation, in which a cast has all
+        roles, also those that the game leaves to partners."""
+        rollout = replace(config.rollout, policy_seats=self.roles)
+        return replace(config, rollout=rollout) if self.roles else config
+
+
+Pair = tuple[MatrixPlayer, MatrixPlayer, int | None]  # `one`, `other` and the seat of `one`
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +101,9 @@ class Matches:
     """The matches of an evaluation. A player's matches are consecutive, so its weights load once.
 
     `config` holds the settings of the game, read from the file `settings` (None: the defaults).
-    `rows` and `columns` are the labels of a cross-play matrix, empty for a single policy. `out` is
-    the folder of the report.
+    `rows` and `columns` are the labels of a cross-play matrix, empty for a single policy; in a
+    matrix of roles, `roles` are the rows' roles and the columns'. `out` is the folder of the
+    report.
     """
 
     config: Config
@@ -80,6 +112,16 @@ class Matches:
     out: Path
     rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+
+    @property
+    def sources(self) -> dict[Source, str]:
+        """Each policy with weights once, and its name in messages: "" for a single one."""
+        pairs = [(source, each) for each in self.players for source in each.cast or (each.source,)]
+        sources = {source: player for source, player in pairs if source is not None}
+        if self.roles:
+            return _labels(sources)
+        return {s: s.policy if p.cast else p.label if self.rows else "" for s, p in sources.items()}
 
     @property
     def players(self) -> list[MatrixPlayer]:
@@ -96,7 +138,8 @@ class Matches:
 
 def find_matches(plan: EvalPlan) -> Matches:
     """One policy with itself or with `partner`, taking the seats in turn; or, with `partners`, the
-    matrix of policies and partners, each pair in both seats.
+    matrix of policies and partners, each pair in both seats or, if a run has several policies or
+    the game more seats, in both roles.
 
     Without `runs` the partners are also the rows of the matrix. The settings come from the file
     `config`, else from the first run.
@@ -106,68 +149,123 @@ def find_matches(plan: EvalPlan) -> Matches:
     """
     runs, partners, overrides = plan.runs, plan.partners, plan.overrides
     what = "RUN and --partners" if partners and runs else "--partners"
-    sources: list[Source | None] = [
-        find_source(path, what=what if partners else "RUN") for path in runs
-    ]
-    sources += [_source_of(entry, what=what) for entry in partners]
-    policies = [source for source in sources if source is not None]
+    found = [find_policies(path, what=what if partners else "RUN") for path in runs]
+    found += [_policies_of(entry, what=what) for entry in partners]
+    policies = [source for each in found for source in each.values()]
     path = plan.config or next((s.settings for s in policies if s.settings is not None), None)
-    rows: list[MatrixPlayer] = []
-    columns: list[MatrixPlayer] = []
     if not partners:
-        config = find_config(policies[0], path, overrides)
-        pairs = [_pair_of_one(policies[0], plan.partner, config, path, overrides)]
-        folder = report_folder(policies[0], plan.games, pairs[0][1].spec.text, plan.options)
-    else:
-        if path is None:
+        return _matches_of_one(plan, found[0], path)
+    if path is None:
+        raise ValueError(
+            "--config is needed: no player comes from a run whose settings name the game; give "
+            "a file such as configs/tiny.yaml"
+        )
+    config = _of_any_policy(load_config(path, [*ONE_PROCESS, *overrides]))
+    for source in (each[""] for each in found if "" in each):
+        if source.policy:
             raise ValueError(
-                "--config is needed: no player comes from a run whose settings name the game; give "
-                "a file such as configs/tiny.yaml"
+                f"{what} must name runs, whose policies play all roles, got {source.weights}, the "
+                f"policy {source.policy} alone; nearest is {source.home}"
             )
-        config = load_config(path, [*ONE_PROCESS, *overrides])
-        for source in policies:
-            check_same_game(source, config.game, what=what, played=path, overrides=overrides)
-        settings = [path, *(source.settings for source in policies if source.settings is not None)]
-        _check_seats(settings, config, overrides, what=what)
-        entries = [*map(str, runs), *partners]
+    for source in policies:
+        check_same_game(source, config.game, what=what, played=path, overrides=overrides)
+    settings = [path, *(source.settings for source in policies if source.settings is not None)]
+    _check_seats(settings, config, overrides, what=what)
+    entries, sides = [*map(str, runs), *partners], tuple[str, ...]()
+    if len(config.game.kit.ROLES) > 2 or any(len(each) > 1 for each in found):
+        sides = _two_sides(config.game, what=what)
+        named = _read_casts(entries, found, config.game, what=what)
+    else:
+        sources = [next(iter(each.values()), None) for each in found]
         named = _read_players(entries, sources, config.game, config.rollout, what=what)
-        players = sorted(dict.fromkeys(named), key=lambda player: _RANK.index(player.spec.kind))
-        rows = [player for player in players if player in named[: len(runs) or None]]
-        columns = [*rows, *(player for player in players if player not in rows)]
-        pairs = _pairs_of_matrix(players, rows)
-        home = next((_home(source) for source in policies if source.hub is None), None)
-        if plan.out is None and home is None:
-            raise ValueError("--out is needed: no player is a local folder to write to")
-        who = [player.label for player in players]
-        name = _folder_name(["crossplay", Path(plan.games).stem], [*who, *plan.options])
-        folder = Path(f"{home}/{name}")
+    players = sorted(dict.fromkeys(named), key=lambda player: _RANK.index(player.spec.kind))
+    rows = [player for player in players if player in named[: len(runs) or None]]
+    columns = [*rows, *(player for player in players if player not in rows)]
+    pairs = (
+        _pairs_of_roles(columns, rows, config.game) if sides else _pairs_of_matrix(players, rows)
+    )
+    home = next((_home(source) for source in policies if source.hub is None), None)
+    if plan.out is None and home is None:
+        raise ValueError("--out is needed: no player is a local folder to write to")
+    who = [player.label for player in players]
+    name = _folder_name(["crossplay", Path(plan.games).stem], [*who, *plan.options])
+    return Matches(
+        config,
+        path,
+        _with_temperatures(pairs, plan, config, in_matrix=True),
+        plan.out or Path(f"{home}/{name}"),
+        tuple(player.label for player in rows),
+        tuple(player.label for player in columns),
+        sides,
+    )
+
+
+def _matches_of_one(plan: EvalPlan, found: Mapping[str, Source], path: Path | None) -> Matches:
+    """The matches of one policy, or of the cast of a run, with itself or with a partner."""
+    policy, config = find_policy(found, path, plan.overrides, partner=plan.partner or SELF)
+    pair = _pair_of_one(policy, plan.partner, config, path, plan.overrides)
+    assert policy.source is not None
+    partner, cast = pair[1].spec.text, bool(policy.cast)
+    folder = report_folder(policy.source, plan.games, partner, plan.options, cast=cast)
+    return Matches(
+        config, path, _with_temperatures([pair], plan, config, in_matrix=False), plan.out or folder
+    )
+
+
+def find_policy(
+    found: Mapping[str, Source],
+    path: Path | None,
+    overrides: Sequence[str],
+    *,
+    partner: str = SELF,
+) -> tuple[MatrixPlayer, Config]:
+    """The policies of `find_policies` as one player, a cast if they are several, and the settings
+    of `find_config`. One of several alone has the seats that it learned if there is a partner for
+    the others, else all. Raises as `find_config`."""
+    source, *_ = found.values()
+    config = find_config(source, path, overrides)
+    roles, cast = config.game.kit.ROLES, tuple[Source, ...]()
+    own: Sequence[int] = range(len(roles))
+    if len(found) > 1:
+        cast = tuple(seated(found, roles, what="RUN").values())
+        source = cast[0]
+    elif "" in found and source.policy and partner != SELF:
+        own = seats_of(source, roles, source.policy)
+    named = tuple(dict.fromkeys(roles[seat] for seat in own)) if source.policy else ()
+    policy = MatrixPlayer("policy", ITSELF, source, cast, named)
+    return policy, policy.settings(config)
+
+
+def _with_temperatures(
+    pairs: Sequence[Pair], plan: EvalPlan, config: Config, *, in_matrix: bool
+) -> list[Match]:
+    """A match of each pair at each temperature of the command, by default the settings' own. The
+    matches of a matrix are named by their players alone, because it allows one temperature."""
     usual = config.rollout.temperature
-    matches = [
-        Match(_row_name(pair, t, usual=usual, in_matrix=bool(rows)), *pair, t)
+    return [
+        Match(_row_name(pair, t, usual=usual, in_matrix=in_matrix), *pair, t)
         for pair in pairs
         for t in plan.temperature or [usual]
     ]
-    labels = (tuple(player.label for player in group) for group in (rows, columns))
-    return Matches(config, path, matches, plan.out or folder, *labels)
-
-
-Pair = tuple[MatrixPlayer, MatrixPlayer, int | None]  # `one`, `other` and the seat of `one`
 
 
 def _pair_of_one(
-    source: Source,
+    policy: MatrixPlayer,
     partner: str | None,
     config: Config,
     settings: Path | None,
     overrides: Sequence[str],
 ) -> Pair:
+    """The policy and who plays its games with it: `partner`, a spec of --partner, or itself.
+
+    `settings` is the file that the game was read from. Raises ValueError as `find_partner`."""
     text = partner
     if text is None:  # self, or the first training partner where the policy has not all seats
         all_seats = chosen_seats(config.game, config.rollout) is None
         text = SELF if all_seats else parse_shares(config.rollout.partners)[0][0].text
-    played = settings or source.home
+    assert policy.source is not None
+    played = settings or policy.source.home
     spec = find_partner(text, config.game, config.rollout, played=played, overrides=overrides)
-    policy = MatrixPlayer("policy", ITSELF, source)
     return policy, policy if spec.kind == SELF else MatrixPlayer(text, spec, None), None
 
 
@@ -214,11 +312,19 @@ def find_config(source: Source, given: Path | None, overrides: Sequence[str]) ->
                 f"{key} must not be given, because RUN names the model, got {value}"
             )
     path = given or source.settings
-    config = load_config(path, [*ONE_PROCESS, *overrides, *model_words(source)])
-    own = template_of(source)
-    if own is None or any(word.startswith("model.chat_template") for word in overrides):
+    policy = source.policy if path == source.settings else ""
+    home = f"policies.{policy}." if policy else ""
+    config = load_config(path, [*ONE_PROCESS, *overrides, *model_words(source, home)])
+    config = config.of_policy(policy) if policy else _of_any_policy(config)
+    own, keys = template_of(source), ("model.chat_template", f"{home}model.chat_template")
+    if own is None or any(word.startswith(keys) for word in overrides):
         return config
     return replace(config, model=replace(config.model, chat_template=own))
+
+
+def _of_any_policy(config: Config) -> Config:
+    """The settings without those of several policies."""
+    return replace(config, policies={}) if config.policies else config
 
 
 def find_partner(
@@ -236,8 +342,9 @@ def find_partner(
     spec = read_spec(partner, game, rollout, what="--partner")
     if spec.kind == CHECKPOINT:
         what = f"--partner {spec.text}"
-        source = find_source(Path(spec.argument), what=what)
-        check_same_game(source, game, what=what, played=played, overrides=overrides)
+        found, seats = find_policies(Path(spec.argument), what=what), partner_seats(game, rollout)
+        for source in seated(found, game.kit.ROLES, what=what, seats=seats).values():
+            check_same_game(source, game, what=what, played=played, overrides=overrides)
     if spec.kind == POOL:
         raise ValueError(
             "--partner must name a single policy, got pool; nearest is "
@@ -246,12 +353,14 @@ def find_partner(
     return spec
 
 
-def report_folder(source: Source, games: str, partner: str, options: Sequence[str] = ()) -> Path:
+def report_folder(
+    source: Source, games: str, partner: str, options: Sequence[str] = (), *, cast: bool = False
+) -> Path:
     """RUN/eval_NAME, where NAME joins the part of the run (unless it is final/), the games, the
     partner (unless it is self) and `options` (words such as num=64), so that reports with
-    different options do not overwrite each other."""
-    part = part_of_run(source)
-    words = ["eval", *([part] if part else []), Path(games).stem]
+    different options do not overwrite each other. `cast` says that all policies of a run play."""
+    part = part_of_run(source, cast=cast)
+    words = ["eval", *([part.replace("/", "_")] if part else []), Path(games).stem]
     words += [re.sub(r"[^\w.-]+", "_", partner)] if partner != SELF else []
     return _home(source) / _folder_name(words, options)
 
@@ -276,8 +385,8 @@ def _folder_name(words: Sequence[str], options: Sequence[str]) -> str:
     return f"{name.encode()[:_LONGEST_NAME].decode(errors='ignore')}_{digest}"
 
 
-def _source_of(entry: str, *, what: str) -> Source | None:
-    """The policy on disk named by an entry of --partners; None for a player without weights.
+def _policies_of(entry: str, *, what: str) -> dict[str, Source]:
+    """The policies on disk named by an entry of --partners; {} for a player without weights.
 
     Raises:
         ValueError: for a path that does not exist, with the nearest folder that does.
@@ -285,23 +394,24 @@ def _source_of(entry: str, *, what: str) -> Source | None:
     path = Path(entry.removeprefix(f"{CHECKPOINT}:"))
     looks_like_path = "/" in entry and "://" not in entry
     has_weights = path.is_dir() or entry.startswith(f"{CHECKPOINT}:") or looks_like_path
-    return find_source(path, what=what) if has_weights else None
+    return find_policies(path, what=what) if has_weights else {}
 
 
 def _check_seats(
     settings: Sequence[Path], config: Config, overrides: Sequence[str], *, what: str
 ) -> None:
-    """Raise ValueError unless the game has two seats and the run of each settings file learned
-    both."""
-    game, roles = config.game, ",".join(config.game.kit.ROLES)
-    if len(game.kit.ROLES) != 2:
-        raise ValueError(f"{what}: the game must have 2 seats, got game.name {game.name}")
+    """Raise ValueError unless the game has two seats or more and the run of each settings file
+    learned all."""
+    game, roles = config.game, ",".join(dict.fromkeys(config.game.kit.ROLES))
+    if len(game.kit.ROLES) < 2:
+        raise ValueError(f"{what}: the game must have 2 seats or more, got game.name {game.name}")
     for path in dict.fromkeys(settings):
         named = read_value(path, overrides, "rollout.policy_seats") or ()
-        if len(able_seats(game, replace(config.rollout, policy_seats=tuple(named)))) != 2:
+        able = able_seats(game, replace(config.rollout, policy_seats=tuple(named)))
+        if len(able) < len(game.kit.ROLES) and not read_value(path, overrides, "policies"):
             raise ValueError(
                 f"{what}: rollout.policy_seats must be [{roles}] in {game.name}, because each pair "
-                f"plays in both seats, got [{','.join(named)}] in {path}; --partner compares runs "
+                f"plays in all seats, got [{','.join(named)}] in {path}; --partner compares runs "
                 "of one role"
             )
 
@@ -320,19 +430,13 @@ def _read_players(
     Raises:
         ValueError, SettingsError: for an entry that is not a player or cannot play in a matrix.
     """
-    names = {
-        source.weights: "/".join(filter(None, (source.home.name, part_of_run(source))))
-        for source in sources
-        if source is not None
-    }
+    labels = _labels(filter(None, sources))
     players = []
     for entry, source in zip(entries, sources, strict=True):
         if source is not None:
-            weights, name = str(source.weights), names[source.weights]
-            label = name if list(names.values()).count(name) == 1 else weights
+            weights = str(source.weights)
             spec = Spec(CHECKPOINT, weights, f"{CHECKPOINT}:{weights}")
-            taken = label == PEOPLE or ":" in label  # the form of scripts' and endpoints' labels
-            players.append(MatrixPlayer(_one_word(label, quoted=taken), spec, source))
+            players.append(MatrixPlayer(labels[source], spec, source))
             continue
         spec = read_spec(entry, game, rollout, what=what)
         if spec.kind in (SELF, POOL):
@@ -342,6 +446,72 @@ def _read_players(
             )
         players.append(MatrixPlayer(_one_word(spec.text), spec, None))
     return players
+
+
+def _labels(sources: Iterable[Source], *, cast: bool = False) -> dict[Source, str]:
+    """The label of each policy: RUN or RUN/PART, or its path if two would share a label."""
+    names = {s: "/".join(filter(None, (s.home.name, part_of_run(s, cast=cast)))) for s in sources}
+    labels = {}
+    for source, name in names.items():
+        path = str(source.home / name.partition("/")[2] if cast else source.weights)
+        label = name if [*names.values()].count(name) == 1 else path
+        taken = label == PEOPLE or ":" in label  # the form of scripts' and endpoints' labels
+        labels[source] = _one_word(label, quoted=taken)
+    return labels
+
+
+def _two_sides(game: GameConfig, *, what: str) -> tuple[str, str]:
+    """The roles of the rows and of the columns of a matrix of roles: the first role, and the
+    others. Of two equal seats they are the seats. Raises ValueError for more equal seats."""
+    roles = game.kit.ROLES
+    others = [role for role in dict.fromkeys(roles) if role != roles[0]]
+    if not others and len(roles) > 2:
+        raise ValueError(
+            f"{what}: the game must have 2 seats or several roles, got game.name {game.name}"
+        )
+    return (roles[0], " and ".join(others)) if others else ("seat 0", "seat 1")
+
+
+def _read_casts(
+    entries: Sequence[str], found: Sequence[dict[str, Source]], game: GameConfig, *, what: str
+) -> list[MatrixPlayer]:
+    """The players of a matrix of roles: runs and models on disk, each with its policy of each seat.
+
+    Raises:
+        ValueError: for a player without weights.
+    """
+    firsts = [next(iter(each.values()), None) for each in found]
+    labels = _labels(filter(None, firsts), cast=True)
+    players = []
+    for entry, each, source in zip(entries, found, firsts, strict=True):
+        if source is None:
+            raise ValueError(
+                f"{what} must name runs or models on disk in a matrix of roles, got {entry!r}; "
+                f"--partner {entry} plays with a single run"
+            )
+        cast = tuple(seated(each, game.kit.ROLES, what=what).values())
+        players.append(MatrixPlayer(labels[source], ITSELF, cast[0], cast, tuple(game.kit.ROLES)))
+    return players
+
+
+def _pairs_of_roles(
+    players: Sequence[MatrixPlayer], rows: Sequence[MatrixPlayer], game: GameConfig
+) -> list[Pair]:
+    """The casts of a matrix of roles: the seats of the first role from one player, the others from
+    the same or another one, at least one of them from the rows."""
+    roles = game.kit.ROLES
+    first = [
+        seat == 0 if len(set(roles)) == 1 else role == roles[0] for seat, role in enumerate(roles)
+    ]
+    pairs: list[Pair] = []
+    for one in players:
+        for other in players:
+            if one in rows or other in rows:
+                both = zip(first, one.cast, other.cast, strict=True)
+                cast = tuple(a if own else b for own, a, b in both)
+                name = pair_name(one.label, other.label)
+                pairs.append((player := replace(one, label=name, cast=cast), player, None))
+    return pairs
 
 
 def _one_word(label: str, *, quoted: bool = False) -> str:

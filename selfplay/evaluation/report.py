@@ -16,6 +16,8 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dialop.shown import escaped, fenced, on_one_line
 from selfplay.atomic import write_atomically
 from selfplay.errors import SettingsError
@@ -38,6 +40,14 @@ _HOW_TO_READ = (
     "Score of the row's player with the column's, with a 95 % interval over games. The row's "
     "player has seat 0 in the upper line, seat 1 in the lower one, and both seats with itself."
 )
+_HOW_TO_READ_ROLES = (
+    "Score of all seats, with a 95 % interval over games: the {} of the row's run with the {} of "
+    "the column's."
+)
+_STRANGERS = (
+    "Lost with strangers: the mean of the diagonal minus the mean of the other cells between its "
+    "runs, paired by instance."
+)
 _LOST = (
     "Lost to each other: the mean of the two self-play scores minus the mean of the two cross-play "
     "scores, paired by instance; a game's score is the mean over its players. Above 0 the two "
@@ -51,8 +61,10 @@ class Evaluated:
     prints as its tables, in a notebook too.
 
     `matrix` holds the row and column labels of a cross-play matrix, whose cells are the rows named
-    by `pair_name`; None for a single policy. `paths` are its evaluation.json and evaluation.md.
-    Under torchrun only the first process has the paths and all rows.
+    by `pair_name`; None for a single policy. In a matrix of roles, `roles` are the rows' roles and
+    the columns', and the cell of (a, b) is played by the first of a and the second of b. `paths`
+    are its evaluation.json and evaluation.md. Under torchrun only the first process has the paths
+    and all rows.
     """
 
     title: str
@@ -60,6 +72,7 @@ class Evaluated:
     results: dict[str, Row]
     matrix: tuple[Sequence[str], Sequence[str]] | None = None
     paths: tuple[Path, ...] = ()
+    roles: tuple[str, ...] = ()
 
     @property
     def record(self) -> dict[str, Any]:
@@ -129,17 +142,54 @@ def lost_together(report: Evaluated) -> dict[tuple[str, str], tuple[float, float
     return intervals
 
 
+def lost_with_strangers(report: Evaluated) -> tuple[float, float, float] | None:
+    """The mean score of the runs of a matrix with themselves minus their mean score with each
+    other, (mean, low, high) over instances.
+
+    An instance gives the mean of its scores in the n cells of the diagonal minus the mean of those
+    in the n (n - 1) other cells between the same runs. None if n < 2, or if an aborted game removed
+    an instance from one of the cells.
+    """
+    cells = report.cells()
+    own = [one for one, other in cells if one == other]
+    pairs = {pair: _of_both(row) for pair, row in cells.items() if {*pair} <= {*own}}
+    if len(own) < 2 or len({len(scores) for scores in pairs.values()}) > 1:
+        return None
+    at_home, away = (
+        np.mean([scores for (a, b), scores in pairs.items() if (a == b) == same], axis=0)
+        for same in (True, False)
+    )
+    return paired_interval(at_home - away)
+
+
 def _of_both(row: Row) -> list[float]:
     """Each game's mean score over its players."""
     return [(a + b) / 2 for a, b in zip(row.scores, (row.partner or row).scores, strict=True)]
 
 
 def matrix_text(report: Evaluated, *, style: str = "pipe") -> str:
-    """The matrix, two lines per row, then the loss of each pair; "" for a single policy."""
+    """The matrix, then what strangers lose; "" for a single policy."""
     shown, filled = _shows(style)
     if report.matrix is None:
         return ""
-    (rows, columns), cells = report.matrix, report.cells()
+    sections = [(_roles_table if report.roles else _seats_table)(report, style=style)]
+    how = _HOW_TO_READ_ROLES.format(*report.roles) if report.roles else _HOW_TO_READ
+    sections.append(filled(how))
+    if report.roles and (strangers := lost_with_strangers(report)):
+        sections.append(filled(f"{_STRANGERS} {show_interval(strangers)}"))
+    if lost := lost_together(report):
+        pairs = [
+            [shown(f"{one} and {other}"), show_interval(loss)]
+            for (one, other), loss in lost.items()
+        ]
+        sections += [filled(_LOST), table(["pair", "lost [95 %]"], pairs, style=style)]
+    return "\n\n".join(sections)
+
+
+def _seats_table(report: Evaluated, *, style: str) -> str:
+    """Two lines per row: the player in seat 0, and in seat 1."""
+    shown, cells = _shows(style)[0], report.cells()
+    rows, columns = report.matrix or ((), ())
 
     def cell(row: str, column: str, seat: int) -> str:
         if seat == 1 and row == column:  # self-play is shown in the line of seat 0 only
@@ -155,14 +205,18 @@ def matrix_text(report: Evaluated, *, style: str = "pipe") -> str:
         for seat in (0, 1)
     ]
     head = ["", "seat", *map(shown, columns)]
-    sections = [table(head, lines, style=style, num_names=2), filled(_HOW_TO_READ)]
-    if lost := lost_together(report):
-        pairs = [
-            [shown(f"{one} and {other}"), show_interval(loss)]
-            for (one, other), loss in lost.items()
-        ]
-        sections += [filled(_LOST), table(["pair", "lost [95 %]"], pairs, style=style)]
-    return "\n\n".join(sections)
+    return table(head, lines, style=style, num_names=2)
+
+
+def _roles_table(report: Evaluated, *, style: str) -> str:
+    """A line for each run in the first role, a column for each in the others; a dash for a cell
+    that was not played."""
+    shown, cells = _shows(style)[0], report.cells()
+    _, runs = report.matrix or ((), ())
+    means = {pair: show_interval(row.interval) for pair, row in cells.items()}
+    lines = [[shown(one), *(means.get((one, other), "-") for other in runs)] for one in runs]
+    head = [f"{report.roles[0]}, below; {report.roles[1]}, right", *map(shown, runs)]
+    return table(head, lines, style=style)
 
 
 def _shows(style: str) -> tuple[Callable[[str], str], Callable[[str], str]]:
@@ -239,18 +293,21 @@ def as_json(report: Evaluated) -> dict[str, Any]:
     rows = rows_json(report.results)
     if report.matrix is None:
         return {**report.facts, "rows": rows}
+    sides = report.roles or ("seat_0", "seat_1")
     matrix = {
         "rows": list(report.matrix[0]),
         "columns": list(report.matrix[1]),
         "cells": [
-            {"seat_0": one, "seat_1": other, "row": pair_name(one, other)}
-            for one, other in report.cells()
+            {**dict(zip(sides, pair, strict=True)), "row": pair_name(*pair)}
+            for pair in report.cells()
         ],
         "lost_together": [
             {"players": list(pair), "interval": list(interval)}
             for pair, interval in lost_together(report).items()
         ],
     }
+    if report.roles:
+        matrix |= {"roles": [*report.roles], "lost_with_strangers": lost_with_strangers(report)}
     rows = {name: {**row, "games": []} for name, row in rows.items()}
     return {**report.facts, "rows": rows, "matrix": matrix}
 

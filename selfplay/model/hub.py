@@ -124,9 +124,12 @@ def check_weights(folder: Path, *, what: str) -> None:
 def check_unchanged(folder: Path, *, what: str) -> None:
     """Raise SettingsError, which begins with `what`, if a folder of weights was written by a run
     and has changed since. Folders without a manifest are not read."""
-    # A checkpoint's hf/ is in the manifest of the checkpoint.
-    home, part = (folder.parent, "hf/") if folder.name == "hf" else (folder, "")
-    found = damage(home, part) if (home / MANIFEST).is_file() else None
+    # A checkpoint's hf/ and policies/NAME/hf/ are in its manifest, final/NAME in that of final/.
+    above = {"hf": 3}.get(folder.name, int(folder.parent.name in ("final", "final_adapters")))
+    homes = [folder, *folder.parents[:above]]
+    kept = [home for home in homes if (home / MANIFEST).is_file()]
+    part = f"{folder.relative_to(kept[0]).as_posix()}/" if kept and kept[0] != folder else ""
+    found = damage(kept[0], part) if kept else None
     if found is not None:
         raise SettingsError(
             f"{what}: {folder} must be undamaged, got {found}; restore it, or use a copy without "

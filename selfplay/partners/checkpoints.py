@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dialop.kit import SWITCHES, switch
 from dialop.specs import closest, other_form
-from selfplay.checkpoint import policies, step_of
+from selfplay.checkpoint import home_of, policies, step_of
 from selfplay.config import Config, GameConfig
 from selfplay.config.load import load, read_value
 from selfplay.config.own_code import (
@@ -37,13 +37,14 @@ ONE_PROCESS = ("parallel.tp=1", "parallel.fsdp=null")
 class Source:
     """A policy on disk. `weights` is its Hugging Face folder, `home` the run folder (or the folder
     itself), `settings` the run's config.yaml, or the selfplay.yaml of a published policy (None for
-    any other folder)."""
+    any other folder), `policy` its name in a run with several."""
 
     weights: Path
     home: Path
     settings: Path | None
     # The name on the hub or of a .gguf file; `home` is then a cache, not a place for reports.
     hub: str | None = None
+    policy: str = ""
 
 
 def find_source(checkpoint: Path, *, what: str = "RUN") -> Source:
@@ -52,7 +53,50 @@ def find_source(checkpoint: Path, *, what: str = "RUN") -> Source:
     It can be a run folder (its final export, else the newest checkpoint, else the warm start), a
     part of a run folder, any Hugging Face folder, a .gguf file, or a name on the hub, which is
     downloaded. Raises SettingsError, which names the most similar folder, for a folder that is
-    missing or holds no model.
+    missing or holds no model, and for one with several policies, which it lists.
+    """
+    sources = find_policies(checkpoint, what=what)
+    if len(sources) > 1:
+        raise SettingsError(
+            f"{what} must name one policy here, got {checkpoint}, which has {_listed(sources)}"
+        )
+    (source,) = sources.values()
+    return source
+
+
+def seated(
+    sources: Mapping[str, Source], roles: Sequence[str], *, what: str, seats: Sequence[int] = ()
+) -> dict[int, Source]:
+    """The policy that plays each of `seats` (default: all) of a game with these `roles`, of the
+    result of `find_policies`: the one of several that learned the seat, the only one in any seat.
+
+    Raises SettingsError for a seat that no policy has learned.
+    """
+    found = {seat: each for name, each in sources.items() for seat in seats_of(each, roles, name)}
+    wanted = seats or range(len(roles))
+    if lacking := [f"{seat} ({roles[seat]})" for seat in wanted if seat not in found]:
+        raise SettingsError(
+            f"{what} must have a policy for seat {', '.join(lacking)}, got {_listed(sources)}"
+        )
+    return {seat: found[seat] for seat in wanted}
+
+
+def seats_of(source: Source, roles: Sequence[str], policy: str) -> list[int]:
+    """The seats that a policy of several has learned in a game with these `roles`; all seats if
+    `policy` is ""."""
+    own: Any = roles
+    if policy:
+        assert source.settings is not None
+        own = (_saved(source.settings, "policies")[policy] or {}).get("seats") or [policy]
+    return [seat for seat, role in enumerate(roles) if seat in own or role in own]
+
+
+def find_policies(checkpoint: Path, *, what: str = "RUN") -> dict[str, Source]:
+    """The policies of a run with several, of its `final/` or of one of its checkpoints, by name;
+    the only policy of any other place that `find_source` takes, by the name "".
+
+    Of a run they are the newest weights, never those of the warm start, unless it is named. Raises
+    SettingsError as `find_source`, and for a policy that has no weights yet.
     """
     try:
         checkpoint = checkpoint.expanduser()  # a shell leaves it in checkpoint:~/runs/a
@@ -61,6 +105,43 @@ def find_source(checkpoint: Path, *, what: str = "RUN") -> Source:
             f"{what} must be a path whose ~USER has a home on this machine, got {checkpoint}; "
             f"nearest is {checkpoint.absolute()}"
         ) from None
+    run = next((home for home in (checkpoint, *checkpoint.parents[:2]) if _names(home)), None)
+    places = {}
+    for name in _names(run) if run is not None else ():
+        inside = (checkpoint / name, home_of(checkpoint, name) / "hf")
+        places[name] = [*filter(_is_model, policies(run, name) if run == checkpoint else inside)]
+    if run is None or not (run == checkpoint or any(places.values())):
+        return {"": _only(checkpoint, what=what)}
+    for name in places:
+        if not places[name]:
+            raise SettingsError(
+                f"{what}: {checkpoint} has no weights of the policy {name} yet, neither "
+                f"{run / 'final' / name} nor checkpoints/step_N/policies/{name}/hf"
+            )
+    return {name: _of_run(run, found[0], name, what=what) for name, found in places.items()}
+
+
+def _listed(sources: Mapping[str, Source]) -> str:
+    """The folders of policies, in a message."""
+    return ", ".join(str(source.weights) for source in sources.values())
+
+
+def _names(run: Path) -> list[str]:
+    """The names of a run's policies, in the order of its settings; [] of a run with a single policy
+    and of other folders."""
+    settings = run / "config.yaml"
+    return [*(read_value(settings, [], "policies") or ())] if settings.is_file() else []
+
+
+def _of_run(run: Path, weights: Path, policy: str = "", *, what: str) -> Source:
+    """The policy with these weights of a run. Raises SettingsError if they have changed."""
+    check_unchanged(weights, what=what)
+    return Source(weights, run, _settings(run, weights), policy=policy)
+
+
+def _only(checkpoint: Path, *, what: str) -> Source:
+    """The policy of a place that has one, as `find_source` describes the places. Raises
+    SettingsError as it does."""
     name = str(checkpoint)
     if checkpoint.suffix == ".gguf" and checkpoint.is_file():
         return Source(local_folder(name, what=what), checkpoint.parent, None, hub=checkpoint.stem)
@@ -86,8 +167,7 @@ def find_source(checkpoint: Path, *, what: str = "RUN") -> Source:
                 f"{what}: the run {checkpoint} has no final/, no checkpoints/step_N/hf and "
                 "no warm_start/ yet"
             )
-        check_unchanged(weights, what=what)
-        return Source(weights, checkpoint, _settings(checkpoint, weights))
+        return _of_run(checkpoint, weights, what=what)
     weights = checkpoint / "hf" if _is_model(checkpoint / "hf") else checkpoint
     if not (weights / "config.json").exists() and not _is_model(weights):
         raise SettingsError(
@@ -97,18 +177,21 @@ def find_source(checkpoint: Path, *, what: str = "RUN") -> Source:
     check_weights(weights, what=what)
     if (settings := _published(weights)) is not None:
         return Source(weights, checkpoint, settings)
-    for run in checkpoint.parents[:3]:
+    for run in checkpoint.parents[:5]:
         if (run / "config.yaml").exists():
-            return Source(weights, run, _settings(run, weights))
+            parts, names = weights.relative_to(run).parts, _names(run)
+            policy = next((part for part in parts[::-1] if part in names), "")
+            return Source(weights, run, _settings(run, weights), policy=policy)
     return Source(weights, checkpoint, None)
 
 
 def _settings(run: Path, weights: Path) -> Path:
     """The settings of a run saved with the code that trained these weights of the run."""
-    part = weights.parent.name if weights.name == "hf" else weights.name
-    step = int(part[5:]) if part[:5] == "step_" and part[5:].isdecimal() else step_of(weights)
+    parts = weights.relative_to(run).parts
+    saved = [part for part in parts if part[:5] == "step_" and part[5:].isdecimal()]
+    step = int(saved[-1][5:]) if saved else step_of(weights)
     earlier = earlier_code(run / CODE)
-    steps = [each for each in earlier if part == "warm_start" or 0 <= step <= each]
+    steps = [each for each in earlier if "warm_start" in parts or 0 <= step <= each]
     code = earlier[min(steps)] if steps else run
     return code / "config.yaml"
 
@@ -194,10 +277,10 @@ def _value(game: GameConfig, key: str) -> str:
     return str(switch(game.options, name, default=name == "messages")).lower()
 
 
-def model_words(source: Source) -> tuple[str, str]:
-    """Overrides that set this policy as the model of any settings."""
+def model_words(source: Source, home: str = "") -> tuple[str, str]:
+    """Overrides that set this policy as the model of any settings, or of the policy `home`."""
     path = json.dumps(str(source.weights), ensure_ascii=False)
-    return f"model.path={path}", "model.scratch=null"
+    return f"{home}model.path={path}", f"{home}model.scratch=null"
 
 
 def template_of(source: Source) -> dict[str, Any] | None:
@@ -205,7 +288,9 @@ def template_of(source: Source) -> dict[str, Any] | None:
     unknown."""
     if source.settings is None:
         return None
-    return _saved(source.settings, "model").get("chat_template")
+    shared = _saved(source.settings, "model").get("chat_template")
+    own = read_value(source.settings, [], f"policies.{source.policy}.model.chat_template")
+    return {**(shared or {}), **own} if own else shared
 
 
 def _saved(settings: Path, name: str) -> dict[str, Any]:
@@ -218,11 +303,16 @@ def _saved(settings: Path, name: str) -> dict[str, Any]:
     return section
 
 
-def part_of_run(source: Source) -> str | None:
-    """The part of the run that holds the weights, such as step_000020 or warm_start; None for
-    final/ and for weights outside a run."""
-    part = source.weights.parent.name if source.weights.name == "hf" else source.weights.name
-    return None if source.weights == source.home or part == "final" else part
+def part_of_run(source: Source, *, cast: bool = False) -> str | None:
+    """The part of the run that holds the weights, such as step_000020, warm_start, or
+    step_000020/user of several policies; None for final/ and for weights outside a run. Of a `cast`
+    the policy's name is left out."""
+    folder = source.weights.parent if source.weights.name == "hf" else source.weights
+    if source.policy:
+        parts = folder.relative_to(source.home).parts
+        saved = [part for part in parts if part[:5] == "step_"]
+        return "/".join(saved + [source.policy] * (not cast)) or None
+    return None if source.weights == source.home or folder.name == "final" else folder.name
 
 
 def _is_model(folder: Path) -> bool:
@@ -260,5 +350,5 @@ def check_spec(spec: Spec, game: GameConfig, *, out: str, what: str) -> None:
     on another game."""
     if spec.kind == CHECKPOINT:
         what = f"{what}: {spec.text}"
-        source = find_source(Path(spec.argument), what=what)
-        check_same_game(source, game, what=what, played=out)
+        for source in find_policies(Path(spec.argument), what=what).values():
+            check_same_game(source, game, what=what, played=out)

@@ -32,10 +32,17 @@ from selfplay.model.families import max_positions
 from selfplay.model.hub import described_in
 from selfplay.model.policy import DTYPES, empty_model, end_ids
 from selfplay.model.stored import Stored
-from selfplay.partners.checkpoints import find_source, template_of
+from selfplay.partners.checkpoints import (
+    Source,
+    find_policies,
+    find_source,
+    seated,
+    template_of,
+)
 from selfplay.partners.router import Frozen
 from selfplay.rollout.players import FrozenPlayer, Player, PolicyPlayer
-from selfplay.rollout.seating import Partner
+from selfplay.rollout.seat_rules import partner_seats
+from selfplay.rollout.seating import MakePlayer, Partner
 from selfplay.weight_sync.start import load_partner_engine, load_whole
 
 
@@ -52,25 +59,39 @@ class FrozenPolicies:
         self._loaded: set[str] = set()  # the checkpoints, the same on every rank
 
     def checkpoint(self, spec: Spec, *, own_engine: bool) -> Partner:
-        """A checkpoint as a partner, in transformers unless it may have its `own_engine`. Raises
-        SettingsError if it is missing."""
-        weights, rendering, max_positions = self._read(spec)
-        if spec.text not in self._loaded:
-            self._loaded.add(spec.text)
+        """A checkpoint as a partner, in transformers unless it may have its `own_engine`; of a run
+        with several policies, each seat's own. Raises SettingsError if it is missing."""
+        game, rollout = self._config.game, self._config.rollout
+        what = f"partner {spec.text!r}"
+        found = find_policies(Path(spec.argument), what=what)
+        of_seat = seated(found, game.kit.ROLES, what=what, seats=partner_seats(game, rollout))
+        sources = dict.fromkeys(of_seat.values())
+        players = {}
+        for source in sources:
+            model = spec.text if len(sources) == 1 else f"{spec.text}, {source.policy}"
+            players[source] = self._checkpoint(spec.text, model, source, own_engine=own_engine)
+        return Partner(spec.text, lambda names, seat: players[of_seat[seat]](names, seat))
+
+    def _checkpoint(self, text: str, model: str, source: Source, *, own_engine: bool) -> MakePlayer:
+        """The player of a policy on disk, with the engine `model`, which is started here if it is
+        new."""
+        weights, rendering, max_positions = self._read(source)
+        if model not in self._loaded:
+            self._loaded.add(model)
             engine: Engine | None = None
             if own_engine and not engine_kind(self._config.engine.kind).in_trainer:
                 engine = load_partner_engine(self._config, weights, self._world)
                 if engine is not None:
-                    self._report(spec.text, engine.num_weight_bytes, "in its own engine", weights)
+                    self._report(model, engine.num_weight_bytes, "in its own engine", weights)
             elif self._plays:
-                engine = self._here[spec.text] = self._load(spec.text, weights)
+                engine = self._here[model] = self._load(model, weights)
             if engine is not None:
-                self.engines[spec.text] = Frozen(engine, rendering.stop_ids)
-        return self._seated(spec.text, spec.text, rendering, max_positions)
+                self.engines[model] = Frozen(engine, rendering.stop_ids)
+        return self._seated(text, model, rendering, max_positions)
 
     def snapshot(self, name: str, slot: str) -> Partner:
         """The policy whose weights `hold` loaded into this slot."""
-        return self._seated(name, slot, self._rendering, None)
+        return Partner(name, self._seated(name, slot, self._rendering, None))
 
     def hold(self, slot: str, folder: Path, version: int) -> None:
         """Load the run's weights in a folder into the engine of a slot, created at first use."""
@@ -106,7 +127,8 @@ class FrozenPolicies:
     def reader(self, spec: Spec) -> Ask:
         """Answers chats outside games greedily, with a checkpoint that is loaded here unless it
         also plays. A chat that is too long for it has the finish "void"."""
-        weights, rendering, max_positions = self._read(spec)
+        source = find_source(Path(spec.argument), what=f"partner {spec.text!r}")
+        weights, rendering, max_positions = self._read(source)
         own = self._here.get(spec.text)
         if self._plays and own is None:
             own = self._load(spec.text, weights)
@@ -132,9 +154,8 @@ class FrozenPolicies:
         for frozen in self.engines.values():
             frozen.engine.close()
 
-    def _read(self, spec: Spec) -> tuple[Path, Rendering, int | None]:
+    def _read(self, source: Source) -> tuple[Path, Rendering, int | None]:
         """The weights' folder, the rendering and the context length of a checkpoint."""
-        source = find_source(Path(spec.argument), what=f"partner {spec.text!r}")
         weights, own = source.weights, template_of(source)
         rendering = make_rendering(
             load_tokenizer(weights),
@@ -145,9 +166,9 @@ class FrozenPolicies:
 
     def _seated(
         self, name: str, model: str, rendering: Rendering, max_positions: int | None
-    ) -> Partner:
-        """A partner; `model` is its engine's name in the router, `max_positions` the model's
-        longest transcript in tokens."""
+    ) -> MakePlayer:
+        """The player of a seat; `model` is its engine's name in the router, `max_positions` the
+        model's longest transcript in tokens."""
         rollout = self._config.rollout
         max_game_tokens = min(rollout.max_game_tokens, max_positions or rollout.max_game_tokens)
 
@@ -161,7 +182,7 @@ class FrozenPolicies:
             )
             return FrozenPlayer(policy, name=name)
 
-        return Partner(name, sit)
+        return sit
 
     def _load(self, what: str, weights: Path) -> HFEngine:
         """A complete, unsharded model, in `model.dtype`."""

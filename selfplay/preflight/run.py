@@ -39,7 +39,7 @@ from selfplay.metrics.run_folder import check_names, holds_run
 from selfplay.model.hub import check_weights, described_in, local_folder
 from selfplay.model.policy import end_ids, scratch_config
 from selfplay.model.stored import check_tensors
-from selfplay.partners.checkpoints import check_partners, find_source
+from selfplay.partners.checkpoints import check_partners, find_policies
 from selfplay.partners.endpoint import check_endpoint
 from selfplay.preflight.functions import check_functions
 from selfplay.rollout.driver import play_scripted
@@ -253,13 +253,17 @@ def described_model(model: ModelConfig, num_tokens: int = 0) -> PretrainedConfig
 
 
 def _refuse_run(folder: Path) -> None:
-    """Raise SettingsError for a run folder; the message names its newest part with weights."""
-    if (folder / "config.json").exists() or not (folder / "config.yaml").exists():
+    """Raise SettingsError for a run folder, or a part of one with several policies; the message
+    names its newest weights."""
+    is_run, is_part = (folder / "config.yaml").exists(), folder.name in ("final", "final_adapters")
+    if (folder / "config.json").exists() or not (is_run or is_part):
         return
-    weights = find_source(folder, what="model.path").weights
-    raise SettingsError(
-        f"model.path must be a model's folder, got the run folder {folder}; nearest is {weights}"
-    )
+    found = find_policies(folder, what="model.path")
+    if is_run or len(found) > 1:
+        listed = " or ".join(str(source.weights) for source in found.values())
+        raise SettingsError(
+            f"model.path must be a model's folder, got the run folder {folder}; nearest is {listed}"
+        )
 
 
 def _tokenizer(

@@ -65,6 +65,12 @@ def policy_of_seat(config: Config) -> tuple[str, ...]:
     return tuple(names[0] for names in owners)
 
 
+def partner_seats(game: GameConfig, rollout: RolloutConfig) -> list[int]:
+    """The seats that a partner may have: those that the policy lacks, or all in turn."""
+    chosen = chosen_seats(game, rollout) or ()
+    return [seat for seat in range(len(game.kit.ROLES)) if seat not in chosen]
+
+
 def able_seats(game: GameConfig, rollout: RolloutConfig) -> list[int]:
     """The seats that the policy has learned: the game's, and those set by the run."""
     kit = game.kit

@@ -53,6 +53,9 @@ def broken(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(run, home / "good")
     shutil.copytree(run, home / "emptied")
     (home / "emptied" / "config.yaml").write_text("")
+    for part in ("final/left", "final/right", "warm_start"):
+        shutil.copytree(run / "final", home / "two" / part)
+    (home / "two" / "config.yaml").write_text(f"{TINY}{TWO}\n")
     (home / "run.yaml").write_text(TINY)
     (home / "dangling").symlink_to("gone")
     (home / "circle").symlink_to("circle")
@@ -178,6 +181,10 @@ def _thinking(folder: Path) -> None:
 # Several words are a tuple. Parts of a message are joined by "…".
 Row = tuple[str | tuple[str, ...], str]
 
+# A run with two policies, whose names a message lists.
+TWO = "policies: {left: {seats: [0]}, right: {seats: [1]}}"
+BOTH, NO_SCRATCH = "two/final/left…two/final/right", "model.scratch=null"
+
 # Words behind `train.py`, and what the line must name. `--config run.yaml` stands before key=value.
 TRAIN: list[Row] = [
     ("", "--config"),
@@ -199,6 +206,10 @@ TRAIN: list[Row] = [
     ("out=dangling", "dangling"),
     ("out=circle/run", "circle"),
     (f"out={'x' * 300}", "out"),
+    *(
+        ((f"model.path={n}", NO_SCRATCH), f"model.path must be…{BOTH}")
+        for n in ("two", "two/final")
+    ),
     ("model.scratch.vocab_size=260", "model.scratch.vocab_size"),
     ("warm_start.teachers=[nobody]", "warm_start.teachers"),
     ("rollout={instances: 100000, group_size: 10000}", "rollout.instances"),
@@ -274,6 +285,8 @@ EVAL: list[Row] = [
     ("Nobody/nothing-of-this-name", "Nobody/nothing-of-this-name"),
     *((f"--config run.yaml {name}", name) for name in UNUSABLE),
     ("good/finl", "nearest is good/final"),
+    ("--num 2 two/final/left --partners two", "got two/final/left…nearest is two"),
+    ("--num 2 two --partners scripted:honest", "--partner scripted:honest plays with a single run"),
     ("--game.options.size=3", "write game.options.size=3"),
     ("--num 2 good unfinished", "without --partners, got 2; for a matrix of them write --partners"),
     ("--num 2 run.yaml", "got the settings file run.yaml; write --config run.yaml"),
@@ -426,6 +439,7 @@ PLAIN: dict[str, Any] = yaml.safe_load(TINY)
 # Calls from Python.
 API: list[tuple[Callable[[], object], str]] = [
     (lambda: selfplay.evaluate("nowhere"), "must be a run folder"),
+    (lambda: selfplay.load_run("two").policy, f"policy must name one policy…{BOTH}"),
     (lambda: selfplay.evaluate(RUN, num=0), "--num must be an integer from 1"),
     (lambda: selfplay.evaluate(RUN, steps=3), "steps has no effect without training"),
     (lambda: selfplay.evaluate(RUN, temperature=-1), "--temperature must be 0"),

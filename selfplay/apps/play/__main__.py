@@ -54,8 +54,19 @@ from selfplay.config.player_spec import CHECKPOINT, SCRIPTED, SELF, Spec
 from selfplay.errors import RunEnds, SettingsError
 from selfplay.evaluation.evaluate import check_room
 from selfplay.evaluation.games import find_games
-from selfplay.evaluation.plan import ITSELF, find_config, find_partner
-from selfplay.partners.checkpoints import ONE_PROCESS, Source, find_source, print_code
+from selfplay.evaluation.plan import (
+    ITSELF,
+    MatrixPlayer,
+    find_config,
+    find_partner,
+    find_policy,
+)
+from selfplay.partners.checkpoints import (
+    ONE_PROCESS,
+    find_policies,
+    find_source,
+    print_code,
+)
 from selfplay.partners.endpoint import check_endpoint
 from selfplay.partners.partners import Partners
 from selfplay.preflight.command_line import Parser, refused
@@ -101,9 +112,9 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def find_players(args: argparse.Namespace) -> tuple[Spec, Config, Source | None]:
-    """The player of the other seat, the settings, and the policy's weights, None if RUN is a
-    script. Raises ValueError for invalid arguments."""
+def find_players(args: argparse.Namespace) -> tuple[Spec, Config, MatrixPlayer | None]:
+    """The player of the other seat, the settings, and the policy or the cast of RUN, None if it is
+    a script. Raises ValueError for invalid arguments."""
     name = str(args.run)
     if name.startswith(f"{SCRIPTED}:"):
         if args.config is None or args.watch or args.partner != SELF:
@@ -112,8 +123,10 @@ def find_players(args: argparse.Namespace) -> tuple[Spec, Config, Source | None]
         config = load_config(args.config, [*ONE_PROCESS, *args.overrides])
         print_code(config, None)
         return read_spec(name, config.game, config.rollout, what="RUN"), config, None
-    source = find_source(args.run)
-    config = find_config(source, args.config, args.overrides)
+    found = find_policies(args.run)
+    policy, config = find_policy(found, args.config, args.overrides, partner=args.partner)
+    source = policy.source
+    assert source is not None
     print_code(config, source)
     played = args.config or source.settings or source.home
     # The policy may have any seats here: the person takes one that it leaves.
@@ -122,41 +135,62 @@ def find_players(args: argparse.Namespace) -> tuple[Spec, Config, Source | None]
         spec = find_partner(
             args.partner, config.game, config.rollout, played=played, overrides=args.overrides
         )
-    return spec, config, source
+    return spec, config, policy
 
 
 def find_opponent(
-    spec: Spec, config: Config, source: Source | None, *, cleanup: ExitStack, watched: bool
+    spec: Spec,
+    config: Config,
+    policy: MatrixPlayer | None,
+    args: argparse.Namespace,
+    *,
+    cleanup: ExitStack,
 ) -> Opponent:
     """The partner with its engine; loads weights. A scripted partner needs none, unless the
-    policy's games with it are `watched`."""
-    if spec.kind == SCRIPTED and not watched:
+    policy's games with it are watched."""
+    if spec.kind == SCRIPTED and not args.watch:
         make_player = partial(scripted_partner, spec.argument, game=config.game)
         return Opponent(spec.text, None, None, make_player)
-    assert source is not None
+    assert policy is not None and policy.source is not None
+    source = policy.source
     world = open_world(config)
     rendering = read_rendering(config.model, config.game, seed=config.seed)
     config, _ = choose_engine(config, source.weights, world, rewritten=rendering.rewritten)
-    partners = Partners([spec], config, rendering=rendering, world=world)
+    renderings = {
+        each: read_rendering(
+            find_config(each, args.config, args.overrides).model, config.game, seed=config.seed
+        )
+        for each in dict.fromkeys(policy.cast)
+    }
+    cast = policy.seated(renderings)
+    partners = Partners([spec, *policy.others], config, rendering=rendering, world=world)
     cleanup.callback(partners.close)
     engine = partners.routed(load_engine(config, source.weights, world, cleanup=cleanup))
     home = source.weights if source.hub is not None else source.home
-    name = f"{POLICY} of {home.resolve().name}" if spec.kind == SELF else spec.text
-    own = find_source(Path(spec.argument)) if spec.kind == CHECKPOINT else source
+    called = "the policies" if cast else POLICY
+    name = f"{called} of {home.resolve().name}" if spec.kind == SELF else spec.text
+    own = source
+    if spec.kind == CHECKPOINT:
+        own, *_ = find_policies(Path(spec.argument)).values()
     sits = partners.named(spec.text).make_player
-    return Opponent(name, engine, rendering, sits, from_nothing=began_at_random(own.settings))
+    from_nothing = began_at_random(own.settings, own.policy)
+    return Opponent(name, engine, rendering, sits, from_nothing, cast)
 
 
-def began_at_random(settings: Path | None) -> bool:
-    """Whether a run, or the run whose weights it starts from, began with random weights."""
+def began_at_random(settings: Path | None, policy: str = "") -> bool:
+    """Whether a run's policy, or the one whose weights it starts from, began with random
+    weights."""
     seen: set[Path] = set()
     while settings is not None and settings not in seen:
         seen.add(settings)
-        if read_value(settings, (), "model.scratch") is not None:
+        own = read_value(settings, (), f"policies.{policy}.model") or {}
+        model = {} if own.get("path") else read_value(settings, (), "model") or {}
+        if own.get("scratch", model.get("scratch")) is not None:
             return True
-        path = Path(read_value(settings, (), "model.path") or "")
+        path = Path(own.get("path", model.get("path")) or "")
         try:
-            settings = find_source(path).settings if path.parts and path.is_dir() else None
+            source = find_source(path) if path.parts and path.is_dir() else None
+            settings, policy = (source.settings, source.policy) if source else (None, "")
         except ValueError:  # its weights are gone, but are not needed here
             return False
     return False
@@ -172,7 +206,8 @@ def main(words: Sequence[str] | None = None) -> int:
                     f"the page needs {' and '.join(PAGE_PACKAGES)}: pip install "
                     "'selfplay-lm[play]', or play with --terminal"
                 )
-            spec, config, source = find_players(args)
+            spec, config, policy = find_players(args)
+            source = policy.source if policy else None
             if not 0 <= args.port < 65536:
                 raise ValueError(f"--port must be from 0 to 65535, got {args.port}")
             if args.out is None and source is not None and source.hub is not None:
@@ -191,9 +226,10 @@ def main(words: Sequence[str] | None = None) -> int:
             if num is None and args.games == "generated":
                 num = NUM_GAMES
             games = find_games(args.games, num, config)
-            opponent = find_opponent(spec, config, source, cleanup=cleanup, watched=args.watch)
+            opponent = find_opponent(spec, config, policy, args, cleanup=cleanup)
             if opponent.rendering is not None:
-                check_room(games.instances, opponent.rendering, config, max_positions=None)
+                for rendering in [each.rendering for each in opponent.cast] or [opponent.rendering]:
+                    check_room(games.instances, rendering, config, max_positions=None)
             seats = seats_for_a_person(config.game, config.rollout, opponent)
             if args.seat is not None:
                 names = [*map(str, seats), *(config.game.kit.ROLES[seat] for seat in seats)]

@@ -36,6 +36,7 @@ from selfplay.rollout.episode import VOID, Episode, GameSetup, Position, limits_
 from selfplay.rollout.players import Player
 from selfplay.rollout.seat_rules import able_seats
 from selfplay.rollout.seating import (
+    Cast,
     MakePlayer,
     Partner,
     Seated,
@@ -59,13 +60,15 @@ Follow = Callable[[Position], object]
 class Opponent:
     """The player of the other seats: a partner's, from `make_player`; without one the policy plays
     the seats that it can have, and a scripted player the rest. `engine` is None for a scripted
-    partner. `from_nothing` says that its weights began at random."""
+    partner. `cast` has the policy of each seat if they are several. `from_nothing` says that its
+    weights began at random."""
 
     name: str
     engine: GameRunner | None
     rendering: Rendering | None
     make_player: MakePlayer | None = None
     from_nothing: bool = False
+    cast: Cast = ()
 
 
 def seats_for_a_person(game: GameConfig, rollout: RolloutConfig, opponent: Opponent) -> list[int]:
@@ -129,7 +132,7 @@ class Session:
             index=seat_in_turn(number, len(self.game.kit.ROLES)),
             game=self.game,
             rollout=self.rollout,
-            cast=[Seated("", opponent.rendering)] * len(self.game.kit.ROLES),
+            cast=self._cast(opponent.rendering),
         )
         game = self.game.kit.new_game(instance, self.game.options)
         return self._played(GameSetup(game, players, instance.key, number), lambda _: None)
@@ -216,7 +219,11 @@ class Session:
             return opponent.make_player(names, seat)
         if opponent.rendering is None or seat not in able_seats(self.game, self.rollout):
             return scripted_partner(kit.BASELINES[0], names, seat, self.game)
-        return policy_player(names, self.rollout, Seated("", opponent.rendering))
+        return policy_player(names, self.rollout, self._cast(opponent.rendering)[seat])
+
+    def _cast(self, rendering: Rendering) -> Cast:
+        """The policy of each seat; `rendering` is that of the only one."""
+        return self.opponent.cast or [Seated("", rendering)] * len(self.game.kit.ROLES)
 
 
 def called_by(roles: Sequence[str], own: int | None) -> list[str]:
@@ -233,8 +240,10 @@ def called_by(roles: Sequence[str], own: int | None) -> list[str]:
 def result_of(episode: Episode, session: Session) -> dict[str, Any]:
     """A finished game with everything that was hidden, for the page's viewer, and the `limit` that
     ended it, "" for none."""
-    rendering, kit = session.opponent.rendering, session.game.kit
-    pieces = None if rendering is None else pieces_of([Seated("", rendering)])
+    opponent, kit = session.opponent, session.game.kit
+    rendering, pieces = opponent.rendering, None
+    if rendering is not None:
+        pieces = pieces_of(opponent.cast or [Seated("", rendering)])
     texts = Texts()
     record = game_record(episode, step=0, pieces=pieces)
     game = drawn_game(record, "played", 0, texts, kit=kit)

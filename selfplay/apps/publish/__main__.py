@@ -5,8 +5,9 @@
 
 The folder is RUN/hub unless --out names another: the weights and tokenizer of RUN/final, README.md
 with its scores next to scripts (and to people, if `eval.py` has played their games) and
-selfplay.yaml with the settings. Paths of this machine are cut to their last part, and endpoints'
-addresses are removed.
+selfplay.yaml with the settings. Of a run with several policies each is published separately:
+RUN/final/NAME goes to RUN/hub/NAME. Paths of this machine are cut to their last part, and
+endpoints' addresses are removed.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from selfplay.apps.publish.card import card, public_value, read_results
 from selfplay.atomic import altered, atomic_folder
 from selfplay.checkpoint import served_by, step_of
 from selfplay.config import Config
-from selfplay.config.load import load
+from selfplay.config.load import load, read_value
 from selfplay.config.own_code import CODE, kept_in
 from selfplay.config.text import dump
 from selfplay.errors import SettingsError
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.model.hub import FETCHED, SETTINGS
-from selfplay.partners.checkpoints import find_source
+from selfplay.partners.checkpoints import Source, find_source, seats_of
 from selfplay.preflight.command_line import Parser, refused
 from selfplay.preflight.run import check_folder
 
@@ -49,7 +50,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     """Raises ValueError for invalid arguments."""
     parser = Parser("selfplay.apps.publish", __doc__, takes_settings=False)
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="the folder of a finished run")
+    add("run", type=Path, metavar="RUN", help="the folder of a finished run, or its final/NAME")
     add("name", metavar="ORG/NAME", help="the repository on the hub")
     add("--out", type=Path, help="output folder (default: RUN/hub)")
     add("--code", action="store_true", help="add RUN/code, the run's custom game and functions")
@@ -69,22 +70,39 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def write_folder(run: Path, name: str, out: Path, *, with_code: bool = False) -> None:
-    """Write the repository `name` of the finished run into `out`, atomically; `with_code` adds the
-    run's copies of the user's files. None of them is imported.
+def find_finished(run: Path) -> Source:
+    """The policy of a finished run. Raises SettingsError or ValueError for another folder, and for
+    a run with several policies."""
+    settings = [home / "config.yaml" for home in (run, *run.parents[:2])]
+    source = find_source(run) if any(map(Path.is_file, settings)) else None
+    if source is None or not (source.policy or settings[0].is_file()):
+        raise ValueError(f"RUN must be a run folder with a config.yaml, got {run}")
+    final = source.home / "final" / source.policy
+    if source.weights != final or not (source.home / "held_out_after.json").is_file():
+        raise ValueError(f"RUN must be finished, with final/ and held_out_after.json, got {run}")
+    return source
+
+
+def write_folder(source: Source, name: str, out: Path, *, with_code: bool = False) -> None:
+    """Write the repository `name` of a finished run's policy into `out`, atomically; `with_code`
+    adds the run's copies of the user's files. None of them is imported.
 
     Raises SettingsError or ValueError for a run that cannot be published.
     """
-    if not (run / "config.yaml").is_file():
-        raise ValueError(f"RUN must be a run folder with a config.yaml, got {run}")
-    weights = find_source(run).weights
-    if weights.name != "final" or not (run / "held_out_after.json").is_file():
-        raise ValueError(f"RUN must be finished, with final/ and held_out_after.json, got {run}")
+    run, weights = source.home, source.weights
     if out.exists() and any(out.iterdir()) and (found := altered(out)):
         raise ValueError(
             f"--out must be a new folder or an unchanged copy of a run, got {out}: {found}"
         )
-    config = load(Config, run / "config.yaml", code="none")
+    config = load(Config, run / "config.yaml", code="none", policy=source.policy)
+    every = read_value(run / "config.yaml", [], "policies") or {}
+    if source.policy:
+        own = (every[source.policy] or {}).get("seats") or [source.policy]
+        if config.game.is_imported:
+            roles = config.game.kit.ROLES
+            own = [roles[seat] for seat in seats_of(source, roles, source.policy)]
+        named = tuple(dict.fromkeys(map(str, own)))
+        config = replace(config, rollout=replace(config.rollout, policy_seats=named))
     copies = kept_in(run / CODE)
     if with_code and copies is None:
         raise ValueError(f"--code needs copies of custom code, got no {run / CODE / KEPT}")
@@ -115,6 +133,7 @@ def write_folder(run: Path, name: str, out: Path, *, with_code: bool = False) ->
         code=code[code.rindex("started ") :],
         step=step_of(weights),
         served=served_by(weights),
+        mates=[name for name in every if name != source.policy],
     )
     with atomic_folder(out) as new:
         for file in (*files, *boards):  # evaluations of the copy must exclude these boards too
@@ -144,9 +163,10 @@ def main(words: Sequence[str] | None = None) -> int:
     """Returns the exit status: 2 for invalid arguments, 1 if the upload fails."""
     try:
         args = read_arguments(words)
-        out = args.out or args.run / "hub"
+        source = find_finished(args.run)
+        out = args.out or source.home / "hub" / source.policy
         check_folder(out, what="--out")
-        write_folder(args.run, args.name, out, with_code=args.code)
+        write_folder(source, args.name, out, with_code=args.code)
     except (SettingsError, ValueError, LookupError, OSError) as error:
         return refused("selfplay.apps.publish", error)
     print(f"wrote {out}; read {out / 'README.md'} before you share it")

@@ -94,12 +94,20 @@ def _read(path: Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def card(
-    name: str, config: Config, results: Results, *, code: str, step: int, served: Sequence[str] = ()
+    name: str,
+    config: Config,
+    results: Results,
+    *,
+    code: str,
+    step: int,
+    served: Sequence[str] = (),
+    mates: Sequence[str] = (),
 ) -> str:
     """The Markdown of README.md in the hub's repository `name` (ORG/NAME).
 
     `code` is the last paragraph of the run's code.txt, `step` the number of self-play steps,
-    `served` the notes for a server of the policy.
+    `served` the notes for a server of the policy, `mates` the names of the other policies that
+    learned in the run.
     """
     game = config.game.kit.TITLE if config.game.is_imported else Path(config.game.name).stem
     base = config.model.path
@@ -125,6 +133,7 @@ def card(
         start=start,
         step=step,
         served=[escaped(line) for line in served],
+        mates=" and ".join(map(escaped, mates)),
         config=config,
         held_out=f"{len(sampled.scores)} {_held_out(config.data.test)}",
         score=score_meaning(columns_of([sampled.measures])),

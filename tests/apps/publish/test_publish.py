@@ -102,6 +102,35 @@ def test_the_card_tells_what_a_server_must_know(run: Path) -> None:
     assert "To serve it: it prints a date.\n" in text and "<think>" not in text
 
 
+def test_each_of_several_policies_is_published_with_its_role(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Never the run as one, nor its start; seats by number have their role's name."""
+    (run / "final").rename(run / "one")
+    for name in ("travellers", "agent"):
+        shutil.copytree(run / "one", run / "final" / name)
+    shutil.copytree(run / "one", run / "warm_start")
+    own = "policies: {travellers: {seats: [0, user]}, agent: {optim: {lr: 3.0e-5}}}"
+    (run / "config.yaml").write_text(f"game: {{name: mediation}}\nmodel: {{path: x}}\n{own}\n")
+    assert publish.main([str(run), "me/pair"]) == 2
+    assert f"{run}/final/travellers, {run}/final/agent" in capsys.readouterr().err
+    said = {}
+    for name in ("travellers", "agent"):
+        assert publish.main([str(run / "final" / name), f"me/{name}"]) == 0
+        folder = run / "hub" / name
+        said[name] = (folder / "README.md").read_text()
+        config = load_config(folder / "selfplay.yaml")
+        role = {"travellers": "user"}.get(name, name)
+        assert config.rollout.policy_seats == (role,) and not config.policies
+        assert config.optim.lr == {"agent": 3.0e-5}.get(name, 1.0e-6)
+        source = find_source(folder)
+        assert (source.weights, source.settings) == (folder, folder / "selfplay.yaml")
+    assert "One policy for the seat of the user of" in said["travellers"]
+    assert "(policy agent); the scores below are of all together" in said["travellers"]
+    assert "One policy for the seat of the agent of" in said["agent"]
+    assert "(policy travellers)" in said["agent"]
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
