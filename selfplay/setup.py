@@ -299,8 +299,14 @@ class _Begun:
         """Load the partners of `rollout.partners`. With several policies they play this one's seats
         while the others train."""
         specs = [spec for spec, _ in parse_shares(self.config.rollout.partners)]
+        owners = policy_of_seat(self.run.config) if self.name else ()
         self.partners = Partners(
-            specs, self.config, rendering=self.rendering, world=self.world, policy=self.name
+            specs,
+            self.config,
+            rendering=self.rendering,
+            world=self.world,
+            policy=self.name,
+            seats=[seat for seat, owner in enumerate(owners) if owner == self.name],
         )
         cleanup.callback(self.partners.close)
 

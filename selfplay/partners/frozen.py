@@ -41,7 +41,6 @@ from selfplay.partners.checkpoints import (
 )
 from selfplay.partners.router import Frozen
 from selfplay.rollout.players import FrozenPlayer, Player, PolicyPlayer
-from selfplay.rollout.seat_rules import partner_seats
 from selfplay.rollout.seating import MakePlayer, Partner
 from selfplay.weight_sync.start import load_partner_engine, load_whole
 
@@ -58,13 +57,12 @@ class FrozenPolicies:
         self._here: dict[str, HFEngine] = {}  # the engines that compute in this process
         self._loaded: set[str] = set()  # the checkpoints, the same on every rank
 
-    def checkpoint(self, spec: Spec, *, own_engine: bool) -> Partner:
+    def checkpoint(self, spec: Spec, *, own_engine: bool, seats: Sequence[int]) -> Partner:
         """A checkpoint as a partner, in transformers unless it may have its `own_engine`; of a run
-        with several policies, each seat's own. Raises SettingsError if it is missing."""
-        game, rollout = self._config.game, self._config.rollout
+        with several policies, those of these `seats`. Raises SettingsError if it is missing."""
         what = f"partner {spec.text!r}"
         found = find_policies(Path(spec.argument), what=what)
-        of_seat = seated(found, game.kit.ROLES, what=what, seats=partner_seats(game, rollout))
+        of_seat = seated(found, self._config.game.kit.ROLES, what=what, seats=seats)
         sources = dict.fromkeys(of_seat.values())
         players = {}
         for source in sources:

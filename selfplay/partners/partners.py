@@ -27,7 +27,7 @@ from selfplay.partners.opponents import Opponents, drawn
 from selfplay.partners.pool import PolicyPool
 from selfplay.partners.router import EngineRouter, Live
 from selfplay.partners.updates import PartnerUpdates
-from selfplay.rollout.seat_rules import chosen_seats
+from selfplay.rollout.seat_rules import chosen_seats, partner_seats
 from selfplay.rollout.seating import SELF_PLAY, Partner, scripted_partner
 
 
@@ -50,15 +50,18 @@ class Partners:
         rendering: Rendering,
         world: World,
         policy: str = "",
+        seats: Sequence[int] = (),
     ) -> None:
-        """`policy` is the name of the policy, if there are several, whose seats they play."""
+        """`policy` is the name of the policy, if there are several, whose `seats` they play."""
         self._config, self._world = config, world
         self._frozen = FrozenPolicies(config, rendering, world)
         self._endpoints = Endpoints(config.endpoint, plays=world.replica.leads)
         has_pool = POOL in {spec.kind for spec in specs}
         self._pool = PolicyPool(config, self._frozen, policy=policy) if has_pool else None
         self._partners = {
-            spec.text: self._partner(spec, own_engine=True) for spec in specs if spec.kind != POOL
+            spec.text: self._partner(spec, own_engine=True, seats=seats)
+            for spec in specs
+            if spec.kind != POOL
         }
         self.updates = PartnerUpdates(Path(config.out), self._frozen, world)
         self._drawn: tuple[int, list[tuple[Partner, float]]] | None = None  # the last draw's step
@@ -137,11 +140,12 @@ class Partners:
         self._endpoints.close()
         self._frozen.close()
 
-    def _partner(self, spec: Spec, *, own_engine: bool) -> Partner:
+    def _partner(self, spec: Spec, *, own_engine: bool, seats: Sequence[int] = ()) -> Partner:
         if spec.kind == SELF:
             return SELF_PLAY
         if spec.kind == CHECKPOINT:
-            return self._frozen.checkpoint(spec, own_engine=own_engine)
+            seats = seats or partner_seats(self._config.game, self._config.rollout)
+            return self._frozen.checkpoint(spec, own_engine=own_engine, seats=seats)
         if spec.kind == ENDPOINT:
             return self._endpoints.partner(spec)
         return Partner(

@@ -18,8 +18,9 @@ from selfplay.evaluation.report import Evaluated, lost_with_strangers, matrix_te
 from selfplay.evaluation.rows import Row
 from selfplay.evaluation.tables import paired_interval
 from selfplay.partners.checkpoints import find_policies, find_source, seated, template_of
-from tests.helpers.casts import TWO, casts
+from tests.helpers.casts import TWO, casts, trained
 from tests.helpers.run_folders import bare_weights, evaluated
+from tests.helpers.tiny_run import same_weights
 
 GAMES = ("--games", "generated", "--num", "8")
 ROLES = ("caller", "caller", "clerk")
@@ -59,6 +60,19 @@ def test_each_seat_is_played_by_the_policy_of_its_role(runs: Path, tmp_path: Pat
     start = policy_of(tmp_path / "start", str(runs / "a/warm_start"))
     assert texts(cast) != texts(start)
     assert evaluated(tmp_path / "cast")["weights"] == {"caller": caller, "clerk": clerk}
+
+
+def test_an_evaluation_repeats_the_held_out_games_of_the_run(tmp_path: Path) -> None:
+    """Of its end and of its last checkpoint, which hold the same policies."""
+    run = trained()
+    own = json.loads((run / "held_out_after.json").read_text())["sampled"]
+    for place in (run, run / "checkpoints/step_000004"):
+        row = policy_of(tmp_path / place.name, str(place))
+        assert texts(row) == texts(own) and row["scores"] == own["scores"]
+    earlier = policy_of(tmp_path / "earlier", str(run / "checkpoints/step_000002"))
+    assert texts(earlier) != texts(own)
+    left, right = find_policies(run).values()
+    assert not same_weights(left.weights, right.weights)
 
 
 def test_a_run_as_a_partner_plays_the_roles_that_are_left(runs: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 from tests.helpers.shared_work import once
+from tests.helpers.tiny_run import TINY, begin_warm, run_tiny
 from train import main as train
 
 SETTINGS = """
@@ -45,3 +46,14 @@ def casts() -> Path:
         cast_of(home / "b", caller=runs["zero"], clerk=runs["one"])
 
     return once(("casts", SETTINGS), make)
+
+
+def trained() -> Path:
+    """A finished tiny run of two policies, one for each seat. Only to read."""
+
+    def make(home: Path) -> None:
+        begin_warm(home / "run")
+        policies = "policies={left: {seats: [0]}, right: {seats: [1], optim: {lr: 3.0e-4}}}"
+        assert run_tiny(home / "run", policies) == 0
+
+    return once(("trained cast", TINY), make) / "run"
