@@ -88,7 +88,7 @@ class Config:
     eval: EvalConfig = Field(default_factory=EvalConfig)
     policies: dict[str, Any] = Field(default_factory=dict, validate_default=True)
     """several policies that learn in one run, each with its own weights, by name, as policies:
-    {user: {}, agent: {optim: {lr: 1e-5}}} (docs/concepts.md); empty: one for all seats"""
+    {user: {}, agent: {optim: {lr: 1e-5}}} (docs/policies.md); empty: one for all seats"""
 
     @field_validator(*SECTIONS)
     @classmethod
