@@ -328,13 +328,14 @@ class Meets(PolicyPlayer):
     """The seat of the policy, played by `meet` (`rollout.player`)."""
 
     async def move(self, game: Game, seat: int, observation: str, generate: Any) -> Move:
-        return Move(meet(f"{game.prompt(seat).user} {observation}"), True, 0)
+        self.transcript.act([0], logprobs=[0.0])
+        return Move(meet(f"{game.prompt(seat).user} {observation}"), True, 1)
 
 
 def test_an_evaluation_measures_it_on_its_first_games() -> None:
     player = f"rollout.player={__name__}:Meets"
     config = load_config("examples/meeting/meeting.yaml", [player])
-    rendering = SimpleNamespace(stop_ids=(), pieces=None)
+    rendering = SimpleNamespace(stop_ids=(), pieces=lambda ids: ["x"] * len(ids))
     context = EvaluationContext(config, cast(Any, NoEngine()), cast(Any, rendering), ALONE)
     instances = config.game.kit.generate(config.game.options, seed=1, num=40)
     row = evaluate(instances, context, talk_games=30)
