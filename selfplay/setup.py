@@ -142,6 +142,8 @@ def set_up(
     for each in begun:  # all engines start before any learner takes memory
         each.start_engine(cleanup)
     learners: list[Learner] = []
+    for each in begun:
+        each.put_to_sleep()
     for number, each in enumerate(begun):
         learners.append(each.make_learner(learners, begun[number + 1 :]))
     offloads: list[Offload] = []
@@ -317,13 +319,16 @@ class _Begun:
         self.engine = load_engine(self.config, self.weights, self.world, cleanup=cleanup)
         self.start_check.sample(Supervised(self.engine, self.world))
 
+    def put_to_sleep(self) -> None:
+        """Free the engine's memory for the learners."""
+        if not engine_kind(self.config.engine.kind).shares(self.world):
+            sleep_or_close(self.engine)
+
     def make_learner(self, before: Sequence[Learner], later: Sequence[_Begun]) -> Learner:
-        """The learner, compared with the engine, which then sleeps. `before` are the learners of
+        """The learner, compared with the engine, which sleeps. `before` are the learners of
         the policies before it, `later` the policies after it."""
         config, world = self.config, self.world
         kind, kernels = engine_kind(config.engine.kind), config.engine.kernels
-        if not kind.shares(world):
-            sleep_or_close(self.engine)
         self.learner = make_learner(
             config,
             self.weights,

@@ -195,7 +195,8 @@ def update(run: Run, rollout: Rollout, batch: Batch, step: int) -> UpdateResult:
             check.keep_turns(  # their log-probs are compared after the push
                 first_turns(rollout.episodes, check.num_turns, seed=seed, policy=policy.name)
             )
-        with run.timed("sleep"):
+    with run.timed("sleep"):  # once every engine has scored its turns
+        for policy in run.policies:
             policy.engine.sleep()
     for policy in run.policies:
         if not policy.settings.trains(step):

@@ -172,3 +172,45 @@ def test_a_policys_old_weights_end_the_run(tmp_path: Path) -> None:
         run.parts.policies[1].engine.push(0)
         with pytest.raises(RunEnds, match="engine of b must use the weights of step 1, uses those"):
             run.step()
+
+
+SLEEPER = """
+import torch
+from examples.engine.plain import PlainEngine
+
+class Sleeper(PlainEngine):
+    scores, asleep, num_scored = True, False, 0
+
+    def sleep(self):
+        self.asleep = True
+
+    def wake(self, what):
+        self.asleep = what == "weights"
+
+    def generate_batch(self, requests, sampling):
+        assert not self.asleep
+        return super().generate_batch(requests, sampling)
+
+    def score(self, texts, *, temperature=1.0):
+        assert not self.asleep
+        self.num_scored += len(texts)
+        def one(ids):
+            logprobs = self.model(input_ids=torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+            return logprobs.gather(1, torch.tensor(ids)[1:, None])[:, 0].tolist()
+        return lambda: [one(list(ids)) for ids in texts]
+"""
+
+
+def test_no_engine_is_asked_while_it_sleeps(tmp_path: Path) -> None:
+    """Every policy's engine scores its turns before any of them goes to sleep for the update."""
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    begin_warm(tmp_path / "run")
+    given: dict[str, Any] = {"out": str(tmp_path / "run"), "rollout.max_turns": 2}
+    given |= {"engine.kind": f"{tmp_path}/sleeper.py:Sleeper", "eval.final_games": 1}
+    given |= {"policies": {"one": {"seats": [0]}, "other": {"seats": [1]}}}
+    with selfplay.start(write_tiny(tmp_path / "run"), given) as run:
+        step = run.step()
+        engines: list[Any] = [policy.engine.engine for policy in run.parts.policies]
+        assert all(each.num_scored and not each.asleep for each in engines)
+    for name in ("one", "other"):
+        assert step.metrics[f"sync_check_mismatch/{name}"] < 1e-4
