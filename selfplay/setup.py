@@ -320,7 +320,8 @@ class _Begun:
         self.start_check.sample(Supervised(self.engine, self.world))
 
     def put_to_sleep(self) -> None:
-        """Free the engine's memory for the learners."""
+        """Free the engine's memory for the learners. Does nothing for an engine that shares the
+        learner's weights. One that cannot sleep is closed, and the first push starts it again."""
         if not engine_kind(self.config.engine.kind).shares(self.world):
             sleep_or_close(self.engine)
 

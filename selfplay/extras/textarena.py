@@ -9,12 +9,20 @@ global generator, so each game swaps in its own generator state while it runs.
 
 from __future__ import annotations
 
+from dialop.terminal import open_terminal
+
+if __name__ == "__main__":  # before the imports that need packages
+    open_terminal("selfplay.extras.textarena")
+
+# isort: split
+
+import argparse
 import copy
 import difflib
 import random
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -23,11 +31,14 @@ from typing import Any
 try:
     import textarena
 except ImportError as error:
+    if __name__ == "__main__":
+        raise
     raise ValueError(
         f"game.name textarena:ID needs TextArena ({error}); `pip install -r "
         "requirements/bridges.txt` installs it"
     ) from error
 
+from dialop import __version__
 from dialop.game import Game, Outcome, Prompt, Step
 from dialop.shown import error_line
 from dialop.tags import indent_further
@@ -324,7 +335,21 @@ def table() -> Iterator[str]:
             yield f"| `{env_id}` | – | {why[:80]} |"
 
 
-if __name__ == "__main__":
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command: print the table of the games that open here.
+
+    It opens every game once, which takes a minute; what the games print goes to stderr. Returns 0.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m selfplay.extras.textarena", description="Prints which games open."
+    )
+    parser.add_argument("--version", action="version", version=f"selfplay {__version__}")
+    parser.parse_args(words)
     with redirect_stdout(sys.stderr):  # some games print
         lines = list(table())
     sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -140,7 +140,7 @@ def step_line(
     notes += [f"{name} {s:.3g}s" for name, s in stages.items() if total_s and s >= 0.05 * total_s]
     while notes and len(" ".join([*cells, *notes])) > 120:
         notes.pop()
-    return " ".join([*cells, *notes])
+    return " ".join([*cells, *notes])[:120]
 
 
 def _reward(metrics: Mapping[str, Any]) -> str | None:

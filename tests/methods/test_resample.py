@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from selfplay.advantages.advantages import reward_samples
-from selfplay.config import AlgorithmConfig, RewardConfig
+from selfplay.config import AlgorithmConfig, RewardConfig, load_config
 from selfplay.distributed import init_world
+from selfplay.partners.opponents import Shares
 from selfplay.rollout.driver import Rollout
 from selfplay.step.ending import policy_state
 from tests.helpers.hand_episodes import with_advantages
@@ -104,6 +105,12 @@ def test_a_step_of_zero_variance_groups_is_logged_and_changes_no_weight(
 
 def test_the_state_of_a_run_has_its_moving_averages() -> None:
     """What `ema` resumes with (tests/run/test_resume.py has the whole way)."""
-    learner, check = SimpleNamespace(methods=[]), SimpleNamespace(state=dict)
-    policy: Any = SimpleNamespace(baselines={"seat 0": 0.5}, learner=learner, sync_check=check)
+    learner, stateless = SimpleNamespace(methods=[]), SimpleNamespace(state=dict)
+    policy: Any = SimpleNamespace(
+        baselines={"seat 0": 0.5},
+        learner=learner,
+        sync_check=stateless,
+        partners=stateless,
+        opponents=Shares(load_config("tiny")),
+    )
     assert policy_state(policy)["baselines"] == {"seat 0": 0.5}

@@ -177,7 +177,7 @@ def test_imitation_alone_says_what_it_made(
     lines = [json.loads(line) for line in (run / "warm_start.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, 11))
     loss = f"with a loss of {lines[-1]['imitation_loss']:.3f} nats per token"
-    assert f"the imitation is finished {loss}; the policy is in {run / 'warm_start'}" in said
+    assert f"the warm start is finished {loss}; the policy is in {run / 'warm_start'}" in said
     assert "self-play made no step" in said and said.count("playing 2 held-out games") == 1
     digest = hashlib.sha256(chats.read_bytes()).hexdigest()
     assert f"warm_start.chats {chats} sha256 {digest}\n" in (run / "code.txt").read_text()

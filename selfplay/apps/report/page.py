@@ -38,7 +38,6 @@ from selfplay.evaluation.tables import (
     talk_cell,
     talk_text,
 )
-from selfplay.league.page import league_section
 from selfplay.metrics.records import OBSERVED
 
 _HERE = Path(__file__).parent
@@ -127,7 +126,7 @@ def page_html(runs: Sequence[RunFiles], home: Path | None = None) -> str:
         charts=charts,
         svg=Markup,
         table=scores_table(runs),
-        league=league_section(runs[0].folder, runs[0].config) if len(runs) == 1 else "",
+        league=_league(runs[0]) if len(runs) == 1 else "",
         times=times_of(runs),
         compared=runs_table(runs) if len(runs) > 1 else [],
         settings=runs[0].settings,
@@ -136,6 +135,15 @@ def page_html(runs: Sequence[RunFiles], home: Path | None = None) -> str:
         drawn=time.strftime("%Y-%m-%d %H:%M", time.localtime(drawn)),
         data=Markup(safe_json(shown)),
     )
+
+
+def _league(run: RunFiles) -> str:
+    """The league's section, imported only for a run that has one: its ratings need torch."""
+    if not (run.folder / "league.jsonl").exists():
+        return ""
+    from selfplay.league.page import league_section
+
+    return league_section(run.folder, run.config)
 
 
 def fill(template: Path, *, scripts: Sequence[Path], styles: Sequence[Path], **values: Any) -> str:
