@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from numbers import Integral, Real
 from typing import Annotated, Any, Self
 
@@ -41,7 +42,8 @@ class GameConfig:
         description=f"game to play: {', '.join(games())}, a module such as my_package.my_game, or "
         "the path of a .py file (docs/your_game.md)",
     )
-    options: Any = Field(default=None, validate_default=True)
+    # Without a hash: options may hold a dict or a list.
+    options: Annotated[Any, Field(validate_default=True)] = field(default=None, hash=False)
     """settings that the game declares; --help game lists them for the game in --config"""
 
     @field_validator("options")

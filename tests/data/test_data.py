@@ -1,6 +1,7 @@
 """Instance streams depend on names only, are split over ranks, and never overlap."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,17 +22,14 @@ from selfplay.data.seeds import named_seed
 from selfplay.data.stream import TrainStream
 from selfplay.distributed.world import Replica
 from selfplay.errors import SettingsError
+from tests.helpers.house import ROOT
 
-BOARD = [
-    "game.options.size=3",
-    "game.options.scale=false",
-    "game.options.keep=all",
-    "rollout.max_game_tokens=1000",
-]
+ROOM = ["model.scratch={}", "rollout.max_game_tokens=1000"]
+BOARD = ["game.options.size=3", "game.options.scale=false", "game.options.keep=all"]
 
 
 def config_of(*overrides: str) -> Config:
-    return load_config(None, ["model.scratch={}", "rollout.instances=5", *BOARD, *overrides])
+    return load_config(None, ["rollout.instances=5", *ROOM, *BOARD, *overrides])
 
 
 def keys(instances: list[MatchingInstance]) -> list[str]:
@@ -105,6 +103,31 @@ def test_held_out_instances_are_the_same_for_every_run_seed() -> None:
             for seed in (0, 1)
         )
         assert (one == other) == same, purpose
+
+
+def test_options_that_hold_a_dict_choose_the_instances(tmp_path: Path) -> None:
+    """Equal options give the same instances, others other ones."""
+    text, own = (ROOT / "examples/split/split.py").read_text(), tmp_path / "boxes.py"
+    lines = (
+        ("import dataclass", "import dataclass, field"),
+        ("    most:", "    box: dict[str, int] = field(default_factory=dict)\n    most:"),
+        ("options.most", 'options.box["most"]'),
+    )
+    for line, other in lines:
+        assert line in text
+        text = text.replace(line, other)
+    own.write_text(text)
+
+    def held_out(most: int) -> tuple[Any, ...]:
+        config = load_config(
+            None, [*ROOM, f"game.name={own}", f"game.options.box={{most: {most}}}"]
+        )
+        return evaluation_instances(HELD_OUT, num=9, game=config.game, data=config.data)
+
+    few, many = held_out(1), held_out(5)
+    assert held_out(1) == few
+    assert max(n for one in few for n in one.counts) == 1
+    assert max(n for one in many for n in one.counts) > 1
 
 
 def test_a_file_is_read_in_seeded_shuffled_epochs(tmp_path: Path) -> None:
