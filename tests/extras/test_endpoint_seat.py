@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from selfplay.extras.endpoint_seat import server as seats
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, GameSetup
 from selfplay.rollout.players import PolicyPlayer
-from tests.helpers.chat_families import ANEW, FAMILIES, tokenizer_of
+from tests.helpers.chat_families import ANEW, FAMILIES, make_tokenizer, tokenizer_of
 from tests.helpers.dialop_boards import BEST, BRIEF, SMALL
 from tests.helpers.house import ROOT
 from tests.helpers.scripted_engine import StreamEngine, WaveEngine
@@ -351,15 +352,25 @@ TOOL = {
 CALLED = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
-def test_tools_are_called_and_answered_in_the_text_of_qwens_template(play: Any) -> None:
-    """What the policy reads is, as text, what the template of Qwen2.5 shows for these messages."""
-    by = make_rendering(tokenizer_of("qwen2.5"))
+@pytest.mark.parametrize(
+    ("template", "system"), [("qwen2_5", ("Use tools.",)), ("qwen3_instruct_2507", ())]
+)
+def test_tools_are_called_and_answered_in_the_text_of_qwens_template(
+    play: Any, template: str, system: tuple[str, ...]
+) -> None:
+    """What the policy reads is, as text, what the model's own template shows for these messages,
+    with a system text and without one."""
+    tokenizer = make_tokenizer(FAMILIES["qwen2.5"])
+    trl: Any = find_spec("trl")  # it has the models' templates
+    path = Path(trl.origin).parent / "chat_templates" / f"{template}.jinja"
+    tokenizer.chat_template = path.read_text()
+    by = make_rendering(tokenizer)
     asked: list[dict[str, Any]] = []
 
     def calls(client: OpenAI, turn: dict[str, Any]) -> Any:
         if asked:
             return forward(client, turn)
-        asked.extend(turn["messages"])
+        asked.extend([*({"role": "system", "content": text} for text in system), *turn["messages"]])
         answer = client.chat.completions.create(model="policy", messages=asked, tools=[TOOL])
         assert answer.choices[0].finish_reason == "tool_calls"
         message = answer.choices[0].message
@@ -374,7 +385,7 @@ def test_tools_are_called_and_answered_in_the_text_of_qwens_template(play: Any) 
     shown: Any = [dict(each) for each in asked]
     shown[-2]["content"] = ""
     shown[-2]["tool_calls"][0]["function"]["arguments"] = {"a": 1}
-    text = tokenizer_of("qwen2.5").apply_chat_template(
+    text = tokenizer.apply_chat_template(
         shown, tools=[TOOL], tokenize=False, add_generation_prompt=True
     )
     move = len(by.action_ids(MESSAGE))

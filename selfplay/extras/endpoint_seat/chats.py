@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Any
 
 _TOOLS = (
-    "\n\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>{}\n"
     "</tools>\n\nFor each function call, return a json object with function name and arguments "
     'within <tool_call></tool_call> XML tags:\n<tool_call>\n{{"name": <function-name>, '
@@ -82,7 +82,8 @@ def read_chat(body: Mapping[str, Any], model: str) -> Chat:
         rule = "messages must have users and assistant in turn and end with a user or a tool"
         raise Refused(400, f"{rule}, got {', '.join(each['role'] for each in messages[-6:])}")
     if tools:
-        system += _TOOLS.format("".join(f"\n{json.dumps(tool)}" for tool in tools))
+        listed = "".join(f"\n{json.dumps(tool)}" for tool in tools)
+        system += "\n\n" * bool(system) + _TOOLS.format(listed)
     left_out = tuple(name for name in _RUNS if body.get(name) not in (None, "auto"))
     return Chat(system, texts, most, tuple(stops), left_out)
 
