@@ -35,7 +35,7 @@ WEIGHT = {
 STEP = {
     "files of a step": Limit(55, "doors: methods, observers, opponents, play, engines, policies"),
     "functions of a step": Limit(356, "as above; the page's memory and tokens of a step"),
-    "lines of a step": Limit(3351, "as above; tensors of methods; which lines stay"),
+    "lines of a step": Limit(3352, "as above; engines sleep after all turns are scored"),
     "frames to a move": Limit(12),
     "frames to weights": Limit(8),
 }
