@@ -169,10 +169,14 @@ def set_up(
         first.partners.held_out_partner(),
         cast,
     )
-    policies = []
-    for each in begun:
-        first_step, state = resume(folder, each.learner, each.name)
-        policies.append(each.restored(state, engines[each.name]))
+    resumed = [resume(folder, each.learner, each.name) for each in begun]
+    if len({step for step, _ in resumed}) > 1:
+        raise SettingsError(
+            f"{folder / 'checkpoints'}: not every policy's part of the newest checkpoint could be "
+            "loaded, so it is set aside; start again to continue from the one before"
+        )
+    first_step, state = resumed[0]
+    policies = [each.restored(state, engines[each.name]) for each in begun]
     on_first_rank(partial(keep_newest, folder, config.keep_checkpoints), world)
     for policy in policies:
         policy.engine.make_way()
