@@ -146,7 +146,12 @@ def test_the_logprob_check_finds_wrong_weights_and_a_push_repairs_them(
     check.keep_turns(turns)
     asked: list[int] = []
     score = engine.score
-    monkeypatch.setattr(engine, "score", lambda texts: (asked.append(len(texts)), score(texts))[1])
+
+    def counted(texts: Any, **named: Any) -> Any:
+        asked.append(len(texts))
+        return score(texts, **named)
+
+    monkeypatch.setattr(engine, "score", counted)
     metrics = check.after_push(version=engine.version)
     assert metrics["num_suspected"] == 0.0 and metrics["sync_check_mismatch"] < 1e-5
     assert asked == [FIRST_TURNS]
