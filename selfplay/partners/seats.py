@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -36,4 +37,5 @@ def games_beside(policy: str, episodes: Sequence[Episode]) -> Sequence[Episode]:
     if not policy:
         return episodes
     names = ((game, game.partner.removeprefix(f"{policy}=")) for game in episodes)
-    return [replace(game, partner=name) for game, name in names if "=" not in name]
+    # A partner's own name may have an = too, but only behind a colon, as scripted:honest:tell=top.
+    return [replace(game, partner=name) for game, name in names if not re.match(r"\w+=", name)]

@@ -4,8 +4,9 @@ policy's seats, files, and an exact resume."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from safetensors.torch import load_file
 import selfplay
 from selfplay.errors import RunEnds
 from selfplay.metrics.observer import Step
+from selfplay.partners.seats import games_beside
+from selfplay.rollout.episode import GameSetup
 from tests.helpers.tiny_run import LORA, RUN_GAP, begin_warm, run_tiny, write_tiny
 
 TWO = "policies={one: {seats: [0]}, other: {seats: [1], optim: {lr: 3.0e-4}}}"
@@ -214,3 +217,13 @@ def test_no_engine_is_asked_while_it_sleeps(tmp_path: Path) -> None:
         assert all(each.num_scored and not each.asleep for each in engines)
     for name in ("one", "other"):
         assert step.metrics[f"sync_check_mismatch/{name}"] < 1e-4
+
+
+def test_the_opponents_of_a_policy_get_the_games_of_its_own_partners() -> None:
+    """By the partner's own name, which may have an = too."""
+    setup = GameSetup(cast(Any, None), (), "board", 0)
+    names = ["self", "one=scripted:honest:tell=top", "one=pool:2", "other=scripted:honest:tell=top"]
+    games: list[Any] = [replace(setup, partner=name) for name in names]
+    own = [game.partner for game in games_beside("one", games)]
+    assert own == ["self", "scripted:honest:tell=top", "pool:2"]
+    assert [game.partner for game in games_beside("", games)] == names
