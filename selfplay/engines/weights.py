@@ -124,6 +124,18 @@ def plan_buckets(
     return buckets
 
 
+def why_merged(model: nn.Module, library: str) -> str | None:
+    """Why a library whose loader knows each expert alone cannot take this model's weights; None if
+    it can.
+
+    transformers holds a layer's experts as one tensor, which such a loader does not split. The
+    model may be on the meta device.
+    """
+    if any("experts" in name and p.ndim == 3 for name, p in model.named_parameters()):
+        return f"weight sync with {library} does not support merged experts: set engine.kind to hf"
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Compared:
     """How many elements of an engine's weights were compared, and how many differ. Each process of

@@ -58,7 +58,7 @@ from selfplay.engines.base import (
 from selfplay.engines.options import VLLMOptions
 from selfplay.engines.sglang import buckets, launch, processes
 from selfplay.engines.sglang import weights as sending
-from selfplay.engines.weights import Bucket, Compared, Weights
+from selfplay.engines.weights import Bucket, Compared, Weights, why_merged
 from selfplay.errors import EngineFault, EngineLost, SettingsError
 from selfplay.model.policy import DTYPES
 from selfplay.model.stored import check_tensors
@@ -176,9 +176,7 @@ class VLLMEngine(Engine):
     @classmethod
     def why_not(cls, model: PreTrainedModel) -> str | None:
         """Its loader does not accept a layer's experts merged into one tensor."""
-        if any("experts" in name and p.ndim == 3 for name, p in model.named_parameters()):
-            return "weight sync with vLLM does not support merged experts: set engine.kind to hf"
-        return None
+        return why_merged(model, "vLLM")
 
     @classmethod
     def parted(cls, engines: Sequence[EngineConfig]) -> list[EngineConfig]:

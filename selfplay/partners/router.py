@@ -80,12 +80,11 @@ class EngineRouter(GameRunner):
         frozen: Mapping[str, Frozen],
         endpoints: Mapping[str, Endpoint],
         live: Mapping[str, Live] = MappingProxyType({}),
-        name: str = "",
     ) -> None:
-        """`policy` runs the games; with several policies `name` is its own, and `live` has the
-        others by name."""
+        """`policy` runs the games, and its own requests name no model; with several policies `live`
+        has the others by name."""
         self._policy, self._frozen, self._endpoints = policy, frozen, endpoints
-        self._live, self._name = live, name
+        self._live = live
 
     def run_games(
         self, games: Iterable[GameCoroutine], sampling: Sampling, partners: Generate | None = None
@@ -128,8 +127,6 @@ class EngineRouter(GameRunner):
 
             async def of_game(request: Request) -> Completion:
                 name = request.model
-                if name == self._name:
-                    return await generate(replace(request, model=""))
                 if name not in answering:
                     return await generate(request)
                 if name not in opened:

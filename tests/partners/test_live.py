@@ -27,6 +27,8 @@ from tests.helpers.tiny_run import tiny_model
 SIZES = {"user": 300, "agent": 200}  # of their vocabularies
 STOPS = {"user": tuple(range(20, 50)), "agent": tuple(range(60, 90))}
 VERSIONS = {"user": 3, "agent": 8}
+MODELS = {"user": "", "agent": "agent"}  # of their requests
+PUSHED = {MODELS[name]: version for name, version in VERSIONS.items()}
 PROMPT = tuple(range(100, 110))
 Turn = tuple[str, list[int], Completion]
 
@@ -76,7 +78,7 @@ class Pair:
         self.agent, self.user = (self.supervised(name) for name in ("agent", "user"))
         live = {"agent": Live(self.engines["agent"], STOPS["agent"])}
         own = self.engines["user"]
-        self.user._runner = EngineRouter(own, frozen={}, endpoints={}, live=live, name="user")
+        self.user._runner = EngineRouter(own, frozen={}, endpoints={}, live=live)
         self.user.beside = [self.agent]
         for each in (self.user, self.agent):
             each.push(VERSIONS[each.name])
@@ -100,9 +102,9 @@ async def game(generate: Generate, *, first: int, turns: int) -> list[Turn]:
     texts, played = {"user": [*PROMPT], "agent": [*PROMPT]}, list[Turn]()
     for number in range(turns):
         name = ("user", "agent")[(first + number) % 2]
-        request = Request(tuple(texts[name]), 8, 100 * first + number, model=name)
+        request = Request(tuple(texts[name]), 8, 100 * first + number, model=MODELS[name])
         completion = await generate(request)
-        _check_completion(request, completion, VERSIONS)
+        _check_completion(request, completion, PUSHED)
         played.append((name, texts[name], completion))
         texts[name] = [*texts[name], *completion.ids, 7]
     return played
@@ -160,10 +162,10 @@ def test_a_custom_engine_answers_by_its_batches_in_a_thread() -> None:
 
     user, agent = (tiny_model(seed=seed, vocab_size=300) for seed in (1, 2))
     live = {"agent": Live(Elsewhere(agent), ())}
-    router = EngineRouter(HFEngine(user), frozen={}, endpoints={}, live=live, name="user")
+    router = EngineRouter(HFEngine(user), frozen={}, endpoints={}, live=live)
 
     async def both(generate: Generate) -> list[Completion]:
-        return [await generate(Request(PROMPT, 8, 3, model=name)) for name in ("user", "agent")]
+        return [await generate(Request(PROMPT, 8, 3, model=name)) for name in ("", "agent")]
 
     ((one, other),) = router.run_games([both], Sampling(0.0, ()))
     for model, completion in ((user, one), (agent, other)):

@@ -48,7 +48,7 @@ from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.engines.sglang.fast import private
 from selfplay.engines.sglang.fast.sessions import GameSessions, SessionPool
 from selfplay.engines.sglang.requests import Bursts, GameRouter, RequestCounters, RequestSender
-from selfplay.engines.weights import Bucket, Compared, Weights
+from selfplay.engines.weights import Bucket, Compared, Weights, why_merged
 from selfplay.errors import EngineFault, EngineLost, SettingsError
 from selfplay.model.hub import described_in
 from selfplay.model.policy import DTYPES
@@ -139,9 +139,7 @@ class SGLangEngine(Engine):
     @classmethod
     def why_not(cls, model: PreTrainedModel) -> str | None:
         """Its loader does not accept a layer's experts merged into one tensor."""
-        if any("experts" in name and p.ndim == 3 for name, p in model.named_parameters()):
-            return "weight sync with SGLang does not support merged experts: set engine.kind to hf"
-        return None
+        return why_merged(model, "SGLang")
 
     @classmethod
     def num_weights(cls, folder: Path) -> int:
@@ -231,7 +229,7 @@ class SGLangEngine(Engine):
             gc.collect()  # free the warm start's memory before the engine takes its share
             torch.cuda.empty_cache()
         # The engines of further policies draw from random streams of their own.
-        number = () if alone or not EngineLoop.of_policies else (len(EngineLoop.of_policies),)
+        earlier = 0 if alone else len(EngineLoop.of_policies)
         try:
             return cls(
                 str(weights),
@@ -241,7 +239,7 @@ class SGLangEngine(Engine):
                 # SGLang limits a prompt to the context - 6 tokens, prompt and answer to - 2.
                 context_length=config.rollout.max_game_tokens + 8,
                 seed=named_seed(
-                    config.seed, "engine", world.replica.index, *([number] if number else [])
+                    config.seed, "engine", world.replica.index, *([earlier] if earlier else [])
                 ),
                 base_gpu_id=_first_gpu(world),
                 load_format=load_format,
@@ -318,7 +316,8 @@ class SGLangEngine(Engine):
             requests = _GameRequests(self, router, sampling, None)
 
             async def generate(request: Request) -> Completion:
-                self._loop.check_alive("generation")
+                if self._loop.lost:  # it may have died while it owed no answer
+                    raise self._loop.died("generation")
                 return await requests.generate(request)
 
             try:

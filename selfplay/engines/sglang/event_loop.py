@@ -125,6 +125,13 @@ class EngineLoop(ABC):
                 work.close()
             raise EngineFault(f"the engine is gone ({dead or 'closed'}): {what} is not possible")
 
+    def died(self, what: str) -> EngineFault:
+        """The fault of an engine that died, or was silent for too long, during `what`.
+
+        The message is the same whether the watch or a request in a game notices it first.
+        """
+        return EngineFault(f"the engine died during {what}: {self._dead or self._ended()}")
+
     @property
     def lost(self) -> bool:
         """Whether every later call would fail."""
@@ -161,7 +168,7 @@ class EngineLoop(ABC):
                 )
                 for each, death in deaths.items():
                     if death.done() and (each is self or each._num_waiting):
-                        raise EngineFault(f"the engine died during {what}: {each._dead}")
+                        raise each.died(what)
             return running.result()
         finally:
             for task in (running, *deaths.values()):
