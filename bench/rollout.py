@@ -97,7 +97,7 @@ from selfplay.model.hub import local_folder
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
 from selfplay.rollout.players import opening_ids
-from selfplay.rollout.seating import Seated, self_play_games
+from selfplay.rollout.seating import self_play_games, whole_cast
 from selfplay.setup import make_tokenizer
 from selfplay.weight_sync.start import choose_engine, load_engine
 
@@ -189,7 +189,7 @@ def own_games(config: Config, rendering: Rendering, games: int, repeat: int) -> 
         game=config.game,
         rollout=config.rollout,
         seed=config.seed,
-        cast=[Seated("", rendering)] * len(config.game.kit.ROLES),
+        cast=whole_cast(rendering, config.game),
     )
 
 

@@ -40,7 +40,7 @@ from selfplay.learner.update import learning_rate, minibatches
 from selfplay.model.policy import export, load_model, policy_logprobs
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, limits_of
-from selfplay.rollout.seating import Seated, self_play_games
+from selfplay.rollout.seating import self_play_games, whole_cast
 
 Metrics = dict[str, float]
 
@@ -83,7 +83,7 @@ class Loop:
             game=config.game,
             rollout=rollout,
             seed=config.seed,
-            cast=[Seated("", self.rendering)] * len(config.game.kit.ROLES),  # one policy, all seats
+            cast=whole_cast(self.rendering, config.game),
         )
         sampling = Sampling(rollout.temperature, self.rendering.stop_ids)
         episodes, _ = play_games(

@@ -38,10 +38,10 @@ from selfplay.rollout.seating import (
     SELF_PLAY,
     Cast,
     Partner,
-    Seated,
     evaluation_games,
     pieces_of,
     scripted_games,
+    whole_cast,
 )
 from selfplay.weight_sync.start import choose_engine, load_engine
 from selfplay.weight_sync.supervised import Supervised
@@ -67,7 +67,7 @@ class EvaluationContext:
     @property
     def seated(self) -> Cast:
         """The policy of each seat."""
-        return self.cast or [Seated("", self.rendering)] * len(self.config.game.kit.ROLES)
+        return self.cast or whole_cast(self.rendering, self.config.game)
 
 
 def evaluate(

@@ -49,6 +49,14 @@ class Seated:
 Cast = Sequence[Seated]  # of all seats, in order
 
 
+def whole_cast(rendering: Rendering, game: GameConfig) -> Cast:
+    """A single policy in every seat.
+
+    Its requests name no model: its engine runs the games.
+    """
+    return [Seated("", rendering)] * len(game.kit.ROLES)
+
+
 def pieces_of(cast: Cast) -> Callable[[Sequence[int], str], list[str]]:
     """The text of each token that the policy of a name sampled."""
     renderings = {seated.name: seated.rendering for seated in cast}

@@ -22,7 +22,7 @@ from selfplay.preflight.functions import findings
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, GameSetup, Limits
 from selfplay.rollout.players import Move, PolicyPlayer
-from selfplay.rollout.seating import SELF_PLAY, Partner, Seated, self_play_games
+from selfplay.rollout.seating import SELF_PLAY, Partner, self_play_games, whole_cast
 from tests.helpers.dialop_boards import BEST, BRIEF, SMALL, WORST
 from tests.helpers.scripted_engine import CUT, StreamEngine, WaveEngine
 
@@ -68,7 +68,7 @@ def games_of(
         game=config.game,
         rollout=config.rollout,
         seed=config.seed,
-        cast=[Seated("", rendering)] * len(config.game.kit.ROLES),
+        cast=whole_cast(rendering, config.game),
     )
 
 

@@ -45,6 +45,7 @@ from selfplay.rollout.seating import (
     scripted_partner,
     seat_in_turn,
     seat_players,
+    whole_cast,
 )
 
 # The reason shown for each limit that can end a game.
@@ -223,7 +224,7 @@ class Session:
 
     def _cast(self, rendering: Rendering) -> Cast:
         """The policy of each seat; `rendering` is that of the only one."""
-        return self.opponent.cast or [Seated("", rendering)] * len(self.game.kit.ROLES)
+        return self.opponent.cast or whole_cast(rendering, self.game)
 
 
 def called_by(roles: Sequence[str], own: int | None) -> list[str]:
