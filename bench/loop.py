@@ -9,9 +9,10 @@ Runs the trainer's own steps, without its held-out games and checkpoints, from r
 games in the full style. A policy with random weights never ends a turn and never agrees. Each game
 is therefore a sequence of `--tries` invalid moves of `--turn-tokens` tokens by one seat, or with
 `--mean` ten turns of two seats whose lengths are drawn from a geometric distribution; its reward is
-drawn at random. The first step is smaller and warms up. The others are timed, and medians are
-reported. Memory is the sampled use of a GPU by all processes, the maximum over GPUs. Seconds end in
-_s, sizes are in GiB.
+drawn at random. With several policies (`--set "policies={a: {seats: [0]}, b: {seats: [1]}}"`) each
+plays its seats with its engine and updates. The first step is smaller and warms up. The others are
+timed, and medians are reported. Memory is the sampled use of a GPU by all processes, the maximum
+over GPUs, beside what `train.py --dry-run` plans. Seconds end in _s, sizes are in GiB.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ from bench.update import GIB, matmul_peak, operations
 from selfplay import setup
 from selfplay import step as one_step
 from selfplay.advantages.sample import Sample
+from selfplay.apps.plan.dry_run import model_shape
+from selfplay.apps.plan.memory import Demand, estimate_policies, gpu_gib
 from selfplay.config import Config, load_config
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import (
@@ -100,7 +103,9 @@ from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.learner.batch import micro_batches
 from selfplay.learner.learner import Learner
 from selfplay.learner.update import update_policy
+from selfplay.metrics.step import add_up
 from selfplay.metrics.step_log import Stopwatch
+from selfplay.preflight.run import described_model
 from selfplay.rollout.driver import Rollout, play_games
 from selfplay.rollout.episode import Episode, Limits
 from selfplay.setup import make_tokenizer
@@ -214,14 +219,16 @@ def play_drawn(mean: int | None, run: Run, step: int, numbers: Sequence[int]) ->
         rollout = play_instances(run, step, numbers)
         episodes, stats = rollout.episodes, rollout.stats
     else:
-        (policy,) = run.policies
-        player = Watched(policy.engine.engine, mean)  # type: ignore[abstract]
-        sampling = Sampling(run.config.rollout.temperature, policy.rendering.stop_ids)
-        limits = Limits(TURNS, max_retries=50)
+        first = run.policies[0]
         with run.timed("play"):
             instances = run.stream.step(step, numbers)
-            setups = talks(instances, run.config, policy.rendering, mean, step)
-            episodes, stats = play_games(setups, player, sampling=sampling, limits=limits)
+            episodes, stats = play_games(
+                talks(instances, run.config, run.cast, mean, step),
+                Watched(first.engine, mean),
+                sampling=Sampling(run.config.rollout.temperature, first.rendering.stop_ids),
+                limits=Limits(TURNS, max_retries=50),
+                versions={seated.model: step for seated in run.cast},
+            )
             barrier(run.world)
     return Rollout(with_drawn_rewards(episodes, step), stats)
 
@@ -241,20 +248,22 @@ def run_steps(
     the seconds of the engine's start and the work of an update.
     """
     alone: dict[str, float] = {}
-    last: list[Sample] = []  # of the last step
+    last: dict[int, list[Sample]] = {}  # of the last step, by learner
 
     def nothing(*_parts: Any, **_settings: Any) -> None: ...
 
     def sleep_alone(engine: Engine | None) -> None:
         if isinstance(engine, SGLangEngine):
-            alone.update({f"start {part}": seconds for part, seconds in engine.start_s.items()})
+            for part, seconds in engine.start_s.items():
+                alone[f"start {part}"] = alone.get(f"start {part}", 0.0) + seconds
             engine.sleep()
         barrier(world)
+        peaks.gib.pop("engine asleep", None)  # another policy's engine may still have been awake
         peaks.look("engine asleep")
 
     def update(learner: Learner, samples: list[Sample], *others: Any, **named: Any) -> Any:
         metrics, skipped = update_policy(learner, samples, *others, **named)
-        last[:] = samples
+        last[id(learner)] = samples
         num_tokens = sum(sample.num_read for sample in samples)
         num_packed = float(sum(gather_objects(num_tokens, world)) // world.tp)
         return metrics | {"num_packed_tokens": num_packed}, skipped
@@ -277,7 +286,8 @@ def run_steps(
         for step in range(run.first_step, config.steps):
             one_step.take_step(run, step)
         run.journal.close()
-    alone |= update_work(last, config, world, shape=shape)
+    works = [update_work(samples, config, world, shape=shape) for samples in last.values()]
+    alone |= add_up(works) | {"peak_operations": max(work["peak_operations"] for work in works)}
     if world.rank:
         return [], alone
     lines = (Path(config.out) / "metrics.jsonl").read_text().splitlines()
@@ -325,21 +335,30 @@ def summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
     figures["other_share"] = statistics.median(
         1.0 - (step["play_s"] + step["update_s"]) / step["step_s"] for step in timed
     )
-    for name in (
-        "num_games",
-        "num_generated_tokens",
-        "num_packed_tokens",
-        "mismatch_mean",
-        "sync_check_mismatch",
-    ):
-        if name in timed[-1]:
-            figures[name] = timed[-1][name]
+    shown = (
+        *("num_games", "num_generated_tokens", "num_packed_tokens"),
+        *("mismatch_mean", "sync_check_mismatch", "num_engine_restarts"),
+    )
+    figures |= {n: value for n, value in timed[-1].items() if n.partition("/")[0] in shown}
     for name, tokens, stage in (
         ("generated_per_s", "num_generated_tokens", "play_s"),
         ("packed_per_s", "num_packed_tokens", "update_s"),
     ):
         figures[name] = statistics.median(_sum(step, tokens) / step[stage] for step in timed)
     return figures
+
+
+def planned_gib(config: Config, device: torch.device) -> dict[str, float]:
+    """The memory that `train.py --dry-run` plans for this GPU, or one of 80 GB, by phase."""
+    on_gpu = device.type == "cuda"
+    total = torch.cuda.get_device_properties(device).total_memory / GIB if on_gpu else gpu_gib(80)
+    demands = {}
+    for name in config.policy_names:
+        own = config.of_policy(name)
+        shape = model_shape(described_model(own.model), own.model.lora)
+        demands[name] = Demand.of(own, shape, total=total)
+    phases = estimate_policies(demands).phases
+    return {f"GiB {phase.strip('/')} planned": sum(of.values()) for phase, of in phases.items()}
 
 
 def measure(options: argparse.Namespace, world: World, cleanup: ExitStack) -> dict[str, object]:
@@ -371,7 +390,7 @@ def measure(options: argparse.Namespace, world: World, cleanup: ExitStack) -> di
         row["update_utilisation"] = alone["update_operations"] / could
     for phase in ("engine asleep", "play", "update", "push"):
         row[f"GiB {phase}"] = round(all_reduce_max(peaks.gib.get(phase, 0.0), world), 1)
-    return row
+    return row | {name: round(gib, 1) for name, gib in planned_gib(config, world.device).items()}
 
 
 def main() -> None:

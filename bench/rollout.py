@@ -276,14 +276,15 @@ class Bench:
             return
         with closing(TrainStream(config)) as stream:
             warmed = stream.step(99, range(max(1, games // 8 // GROUP)))
-            few = talks(warmed, config, rendering, mean, 99)
+            cast = whole_cast(rendering, config.game)
+            few = talks(warmed, config, cast, mean, 99)
             rounds = [
-                talks(stream.step(repeat, range(games // GROUP)), config, rendering, mean, repeat)
+                talks(stream.step(repeat, range(games // GROUP)), config, cast, mean, repeat)
                 for repeat in range(repeats)
             ]
         first = rounds[0][0].game.prompt(0)
         prompt = len(rendering.first(system=first.system, user=first.user))
-        briefly = Watched(engine, mean)  # type: ignore[abstract]
+        briefly = Watched(engine, mean)
         warm, _ = play_games(few, briefly, sampling=sampling_of(rendering), limits=LIMITS)
         own = [t.mask[prompt:] for e in warm for t in e.transcripts if t is not None]
         heard = round(fmean(mask.count(0) for mask in own))
@@ -342,7 +343,7 @@ class Bench:
         mean: int | None,
     ) -> tuple[dict[str, Any], Sequence[Episode]]:
         """Play the games; return the row of figures and the episodes."""
-        watched = Watched(engine, mean)  # type: ignore[abstract]
+        watched = Watched(engine, mean)
         served = replace(engine.counters)
         limits = LIMITS if mean else limits_of(config.rollout)
         engine.flush_cache("the games")  # as in a step, which starts after a push

@@ -15,11 +15,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from dialop.game import Game, Outcome, Prompt, Step
-from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
-from selfplay.engines.base import Completion, Engine, GameCoroutine, Generate, Request, Sampling
+from selfplay.engines.base import Completion, GameCoroutine, GameRunner, Generate, Request, Sampling
 from selfplay.rollout.episode import GameSetup
-from selfplay.rollout.players import PolicyPlayer
+from selfplay.rollout.seating import Cast, policy_player
 
 TURNS, GROUP = 10, 8
 
@@ -61,16 +60,15 @@ class Talk(Game):
         return {}
 
 
-class Watched(Engine):
-    """Wraps an engine to record the end time of each turn and the busy seconds of the driver.
+class Watched(GameRunner):
+    """Wraps what runs games to record the end time of each turn and the busy seconds of the driver.
 
     It only streams games. With `mean` each turn's length is drawn from a geometric distribution and
     the turn counts as ended by a stop token.
     """
 
-    def __init__(self, engine: Engine, mean: int | None) -> None:
+    def __init__(self, engine: GameRunner, mean: int | None) -> None:
         self._engine, self._mean = engine, mean
-        self.version = engine.version
         self.ends: list[float] = []
         self.driver_s = 0.0
 
@@ -110,21 +108,16 @@ class Watched(Engine):
 
 
 def talks(
-    instances: Iterable[Any], config: Config, rendering: Rendering, mean: int, step: int
+    instances: Iterable[Any], config: Config, cast: Cast, mean: int, step: int
 ) -> list[GameSetup]:
     """Games of TURNS turns on these instances of a step, GROUP of each."""
     kit = config.game.kit
+    rollout = dataclasses.replace(config.rollout, max_new_tokens=4 * mean)
     return [
         GameSetup(
             Talk(kit.new_game(instance, config.game.options)),
             tuple(
-                PolicyPlayer(
-                    rendering,
-                    seed_names=(step, instance.key, i, seat),
-                    max_new_tokens=4 * mean,
-                    max_game_tokens=config.rollout.max_game_tokens,
-                )
-                for seat in (0, 1)
+                policy_player((step, instance.key, i, seat), rollout, cast[seat]) for seat in (0, 1)
             ),
             instance.key,
             i,

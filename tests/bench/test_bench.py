@@ -38,12 +38,19 @@ def run_bench(name: str, *arguments: str, dry_run: bool = True) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", ["", pytest.param("qwen2.5_0.5b", marks=pytest.mark.nightly)])
-def test_the_loop_bench_measures_every_stage_of_a_step(config: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        pytest.param(("--config", "configs/qwen2.5_0.5b.yaml"), marks=pytest.mark.nightly),
+        pytest.param(("--set", "policies={a: {seats: [0, 1]}}"), marks=pytest.mark.nightly),
+    ],
+)
+def test_the_loop_bench_measures_every_stage_of_a_step(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
     out = tmp_path / "rows.jsonl"
-    run_bench(
-        "loop", "--out", str(out), *(["--config", f"configs/{config}.yaml"] if config else [])
-    )
+    run_bench("loop", "--out", str(out), *words)
     [row] = [json.loads(line) for line in out.read_text().splitlines()]
     stages = [row[f"{stage}_s"] for stage in STAGES]
     assert all(seconds > 0 for seconds in stages)
@@ -51,8 +58,10 @@ def test_the_loop_bench_measures_every_stage_of_a_step(config: str, tmp_path: Pa
     assert row["num_games"] == 4
     # Two tries of 8 tokens a game, all of them trained on, whatever the words.
     assert row["num_generated_tokens"] == 4 * 2 * 8
-    assert row["num_packed_tokens"] > row["num_generated_tokens"]
-    assert row["mismatch_mean"] < 1e-4
+    policy = "/a" if any("policies" in word for word in words) else ""
+    assert row[f"num_packed_tokens{policy}"] > row["num_generated_tokens"]
+    assert row[f"mismatch_mean{policy}"] < 1e-4
+    assert row[f"GiB update{policy} planned"] > row["GiB play planned"] > 0
 
 
 @pytest.mark.slow

@@ -20,29 +20,34 @@ from tests.helpers import processes
 
 HERE = Path(__file__).resolve().parent
 EACH = ("save_every=1",)
+TWO = "policies={first: {seats: [0]}, second: {seats: [1]}}"
 GIB = 2**30
 
 
-@pytest.mark.parametrize("how", ["play", "stop"])
+@pytest.mark.parametrize(
+    ("how", "words"), [("play", ()), ("stop", ()), ("play", (TWO,))], ids=["play", "stop", "second"]
+)
 def test_an_engine_that_dies_or_hangs_in_play_is_restarted_with_as_large_a_cache(
-    how: str, tmp_path: Path
+    how: str, words: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Games that had ended are not played again. The trainer holds a fifth of the GPU that was free
-    when the engine first started; the cache would lose as much."""
+    when the engine first started; the cache would lose as much. Of two policies the second one's
+    engine is restarted alone."""
     folder = tmp_path / "run"
-    process = small.launch(folder, *EACH, "steps=3", "engine.timeout_s=45", killed=how)
+    process = small.launch(folder, *EACH, "steps=3", "engine.timeout_s=45", *words, killed=how)
     output, status = small.ended(process)
     assert status == 0, output[-6000:]
     marks = processes.marks(output)
     assert "killed" in marks and marks["held"]["bytes"] > 10 * GIB
     assert 0 < marks["played again"]["games"] < 8 * 4
-    first, again = (int(num) for num in re.findall(r"cache of (\d+) tokens", output))
+    *others, first, again = (int(num) for num in re.findall(r"cache of (\d+) tokens", output))
     print(f"cache of {first} tokens, then {again}")
-    assert 0.98 * first < again <= first
+    assert 0.98 * first < again <= first and len(others) == len(words)
     lines = small.steps_of(folder, 3)
     assert [line["num_engine_restarts"] for line in lines] == [0, 1, 0]
     cause = {"play": "engine died during generation", "stop": "no answer within 45 s"}[how]
     assert re.search(rf"engine failure 1 of 3 in a row, rank 0: the .*{cause}", output)
+    assert not words or "restarting the engine of second\n" in output
 
 
 def test_a_trainer_killed_in_a_push_leaves_nothing_and_goes_on(tmp_path: Path) -> None:

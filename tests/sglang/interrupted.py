@@ -26,14 +26,16 @@ STEP, NUM_ENDED = 1, 3  # the version of the weights, and how many of that step'
 
 
 def kill_in_play(number: signal.Signals) -> None:
-    """A signal goes to a scheduler in the second step's games, once some have ended."""
+    """A signal goes to a scheduler of the last policy in the second step's games, once some have
+    ended."""
     send, play = RequestSender.send, step_verbs.play_games
     restart = Supervised._restart
     games: list[driver.FinishedGames] = []  # of each rollout, and one more at the kill
     num_games: list[int] = []
 
     async def sent(self: RequestSender, *words: Any, **named: Any) -> Any:
-        if len(games) == STEP + 1 and len(games[-1].games) >= NUM_ENDED:
+        last = self._loop is EngineLoop.of_policies[-1]
+        if last and len(games) == STEP + 1 and len(games[-1].games) >= NUM_ENDED:
             games.append(driver.FinishedGames())
             pid, *_ = (p.pid for p in self._loop.children if "scheduler" in title(p.pid))
             os.kill(pid, number)

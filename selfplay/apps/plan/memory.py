@@ -254,9 +254,9 @@ def estimate_policies(demands: Mapping[str, Demand]) -> Memory:
             "reference": sum(references.values()),
         }
     phases["push"] = push
-    imitations = [parts["imitation"] for parts in every.values() if "imitation" in parts]
-    if imitations:  # one after the other, before anything else is loaded
-        phases = {"imitation": max(imitations, key=lambda parts: sum(parts.values())), **phases}
+    starts = [parts["warm start"] for parts in every.values() if "warm start" in parts]
+    if starts:  # one after the other, before anything else is loaded
+        phases = {"warm start": max(starts, key=lambda parts: sum(parts.values())), **phases}
     (total,) = {demand.total for demand in demands.values()}
     return Memory(phases, total)
 
