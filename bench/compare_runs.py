@@ -28,6 +28,7 @@ from matplotlib.figure import Figure
 
 from dialop.kit import switch
 from dialop.shown import fenced, on_one_line
+from selfplay.apps.console import clock
 from selfplay.apps.report.charts import COLOURS, svg_of
 from selfplay.atomic import write_atomically
 from selfplay.config import Config, load_config
@@ -46,7 +47,6 @@ from selfplay.evaluation.tables import (
     silent_text,
     talk_cell,
 )
-from selfplay.metrics.console import clock
 from selfplay.metrics.records import game_text
 
 # Metric, name of its figure, title.

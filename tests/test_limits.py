@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dialop.shown import error_line
 from dialop.starts import start_length
+from selfplay.apps.console import step_line
 from selfplay.apps.report.charts import MAX_POINTS, thinned
 from selfplay.apps.report.run_files import _spread
 from selfplay.chat.rendering import Rendering
@@ -22,7 +23,6 @@ from selfplay.engines import hf
 from selfplay.engines.base import Completion, Generate, Request
 from selfplay.engines.weights import plan_buckets
 from selfplay.learner.batch import deal
-from selfplay.metrics.console import step_line
 from selfplay.metrics.records import game_text
 from selfplay.model.attention import _chunks_by_length
 from selfplay.partners import endpoint

@@ -113,7 +113,7 @@ PLUGINS = {
     "observers": Plugin(
         ("config", "world"),
         {
-            "console": "selfplay.metrics.console:Console",
+            "console": "selfplay.apps.console:Console",
             "page": "selfplay.apps.report.observer:Page",
             "wandb": "selfplay.apps.trackers:WandB",
             "tensorboard": "selfplay.apps.trackers:TensorBoard",

@@ -25,7 +25,7 @@ from selfplay.evaluation.plan import ITSELF, Matches
 from selfplay.evaluation.rows import SCRIPT, Row
 from selfplay.evaluation.tables import mean_interval
 from selfplay.evaluation.talk_effect import talk_effect
-from selfplay.metrics.console import progress
+from selfplay.metrics.progress import progress
 from selfplay.metrics.records import Pieces, game_record
 from selfplay.metrics.step import GameSums, add_up, game_sums
 from selfplay.partners.checkpoints import Source

@@ -39,7 +39,7 @@ from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner, make_learner
 from selfplay.learner.method import LossTerm
 from selfplay.learner.update import imitation, learning_rate, optimizer_step, step_means
-from selfplay.metrics.console import progress
+from selfplay.metrics.progress import progress
 from selfplay.metrics.run_folder import IMITATED_BOARDS
 from selfplay.metrics.step_log import StepLog
 from selfplay.model.hub import local_folder

@@ -1,13 +1,13 @@
-"""What a person reads: the line of a step and progress."""
+"""What a person reads of a step in the terminal."""
 
 import sys
 
 import pytest
 
 from selfplay.advantages.advantages import CreditStats
+from selfplay.apps.console import Console, head_line, step_line
 from selfplay.config import Config
 from selfplay.distributed import init_world
-from selfplay.metrics.console import Console, head_line, progress, step_line
 from selfplay.metrics.observer import Step
 
 
@@ -47,6 +47,19 @@ def test_the_line_of_a_step_has_its_numbers_in_their_places_and_fits_a_terminal(
     assert "no update" not in step_line(few, num_steps=200)
 
 
+def test_each_of_several_policies_has_its_entropy_under_its_own_head_and_none_is_cut() -> None:
+    """Of six policies the last one's number ends where its heading does, beyond column 120."""
+    names = [f"negotiator_{n}" for n in range(6)]
+    metrics = {"step": 7, "score": 0.5} | {f"entropy/{n}": i + 0.25 for i, n in enumerate(names)}
+    metrics |= {f"mismatch_mean/{name}": 1e-7 * (i + 1) for i, name in enumerate(names)}
+    head = head_line(num_steps=10, policies=names)
+    line = step_line(metrics, num_steps=10, policies=names)
+    for number, name in enumerate(names):
+        end = head.index(f"entropy/{name}") + len(f"entropy/{name}")
+        assert line[:end].split()[-1] == f"{number}.250"
+    assert line.split()[-3:] == ["6e-07", "-", "-"] and len(line) == len(head) > 120
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_every_nth_line_stays_and_the_end_counts_the_steps_without_an_update(
     terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -70,20 +83,3 @@ def test_every_nth_line_stays_and_the_end_counts_the_steps_without_an_update(
     assert stay == ["51/120", *(f"{n}/120" for n in range(54, 121, 3))]
     assert ("52/120" in text) is terminal
     assert last == "24 of 120 steps made no update: all groups were equal"
-
-
-def test_progress_without_a_terminal_prints_lines_only_when_long(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
-    assert list(progress(range(5), "short")) == [0, 1, 2, 3, 4]
-    for at_once in (False, True):
-        with progress(100, "play", at_once=at_once) as bar:
-            bar.delay = 0
-            bar.start_t -= 40
-            bar.last_print_t -= 40
-            bar.update(50)
-    assert capsys.readouterr().err.splitlines() == [
-        "play 50/100, 00:40 gone, 00:40 left",
-        "play 50/100, 00:40 gone",
-    ]

@@ -1,14 +1,13 @@
-"""The output of a run in the terminal: lines of steps, and progress bars."""
+"""The observer that prints a run's steps in the terminal: lines under a head."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
-
-from tqdm import tqdm
 
 from selfplay.metrics.observer import Observer, Step
 
@@ -27,7 +26,7 @@ _COLUMNS = (
     ("errors", 6, "errors", ".3f"),
     ("entropy", 7, "entropy", ".3f"),
     ("flat", 5, "zero_variance_groups", ".0%"),
-    ("mismatch", 8, "mismatch_mean", ".0e"),
+    ("mismatch", 8, "", ""),
     ("left", 6, "", ""),
     ("tok/s", 6, "", ""),
 )
@@ -36,6 +35,7 @@ NUM_KEPT = 40  # lines of a run that stay, besides those of validations
 MAX_SILENT_S = 60.0  # a line stays if the last one that did is this old
 HEAD_EVERY = 25  # lines under a head
 _WINDOW = 20  # steps whose mean time predicts the rest
+_ENTROPY = [heading for heading, *_ in _COLUMNS].index("entropy")
 _STAGES = ("play_s", "credit_s", "update_s", "push_s", "eval_s", "save_s")
 
 
@@ -60,9 +60,9 @@ class Console(Observer):
         self._last = step.number
         if self.world.rank:
             return
-        num = self.config.steps
+        num, policies = self.config.steps, self.config.policies
         remaining_s = self.remaining_s(num - step.number, step.metrics)
-        line = step_line(step.metrics, num_steps=num, remaining_s=remaining_s)
+        line = step_line(step.metrics, num_steps=num, remaining_s=remaining_s, policies=policies)
         stays = (
             self._num_steps == 1
             or step.number % max(1, num // NUM_KEPT) == 0
@@ -72,11 +72,12 @@ class Console(Observer):
         )
         if stays:
             if self._num_kept % HEAD_EVERY == 0:
-                print(head_line(num_steps=num))
+                print(head_line(num_steps=num, policies=policies))
             self._num_kept, self._kept_at = self._num_kept + 1, time.monotonic()
             print(f"{_CLEAR * sys.stdout.isatty()}{line}", flush=True)
         elif sys.stdout.isatty():
-            print(f"{_CLEAR}{line}\r", end="", flush=True)  # what is printed next overwrites it
+            fits = line[: shutil.get_terminal_size().columns - 1]
+            print(f"{_CLEAR}{fits}\r", end="", flush=True)  # what is printed next overwrites it
 
     def state(self) -> dict[str, Any]:
         """The number of steps without an update, for the end of a run that is resumed."""
@@ -101,29 +102,44 @@ class Console(Observer):
         return num_steps * mean_s
 
 
-def head_line(*, num_steps: int) -> str:
+def _columns(policies: Collection[str]) -> tuple[tuple[str, int, str, str], ...]:
+    """The columns; each of several policies has its own entropy, as a mean hides the collapse of
+    one."""
+    own = tuple((name := f"entropy/{each}", len(name), name, ".3f") for each in policies)
+    return _COLUMNS[:_ENTROPY] + (own or (_COLUMNS[_ENTROPY],)) + _COLUMNS[_ENTROPY + 1 :]
+
+
+def head_line(*, num_steps: int, policies: Collection[str] = ()) -> str:
     """The head above the lines of steps."""
     width = 2 * len(str(num_steps)) + 1
-    return " ".join(["step".rjust(width), *(name.rjust(size) for name, size, *_ in _COLUMNS)])
+    heads = (name.rjust(size) for name, size, *_ in _columns(policies))
+    return " ".join(["step".rjust(width), *heads])
 
 
 def step_line(
-    metrics: Mapping[str, Any], *, num_steps: int, remaining_s: float | None = None
+    metrics: Mapping[str, Any],
+    *,
+    num_steps: int,
+    remaining_s: float | None = None,
+    policies: Collection[str] = (),
 ) -> str:
-    """The metrics of a step as one line of at most 120 columns, under `head_line`.
+    """The metrics of a step as one line of at most 120 columns or its head's, under `head_line`.
 
-    Each number has its place, which is `-` for a missing one. Notes follow as far as they fit:
-    whether there was no update, aborted games, each seat's mean reward if they differ, and the
-    stages that took at least 5% of the step's time.
+    Each number has its place, which is `-` for a missing one; the mismatch is the largest of the
+    policies. Notes follow as far as they fit: whether there was no update, aborted games, each
+    seat's mean reward if they differ, and the stages that took at least 5% of the step's time.
     """
     rate = metrics.get("tokens_per_s")
+    most = len(head_line(num_steps=num_steps, policies=policies))
+    apart = [n for name, n in metrics.items() if name.startswith("mismatch_mean") and n is not None]
     texts = {
         "reward": _reward(metrics),
+        "mismatch": f"{max(apart):.0e}" if apart else None,
         "left": None if remaining_s is None else clock(remaining_s),
         "tok/s": None if rate is None else f"{rate / 1000:.1f}k" if rate >= 1000 else f"{rate:.0f}",
     }
     cells = [f"{metrics['step']:>{len(str(num_steps))}}/{num_steps}"]
-    for heading, width, metric, form in _COLUMNS:
+    for heading, width, metric, form in _columns(policies):
         if metric and metrics.get(metric) is not None:
             texts[heading] = f"{metrics[metric]:{form}}"
         cells.append((texts.get(heading) or _MISSING).rjust(width))
@@ -133,14 +149,12 @@ def step_line(
     seats = [f"{mean:.2f}" for name, mean in metrics.items() if name.startswith("reward/")]
     if len(set(seats)) > 1:
         notes.append(f"seats {' '.join(seats)}")
-    of_policies = [f"{k[8:]} {n:.2f}" for k, n in metrics.items() if k.startswith("entropy/")]
-    notes += [f"entropy {' '.join(of_policies)}"] if of_policies else []
     stages = {name.removesuffix("_s"): metrics[name] for name in _STAGES if name in metrics}
     total_s = sum(stages.values())
     notes += [f"{name} {s:.3g}s" for name, s in stages.items() if total_s and s >= 0.05 * total_s]
     while notes and len(" ".join([*cells, *notes])) > 120:
         notes.pop()
-    return " ".join([*cells, *notes])[:120]
+    return " ".join([*cells, *notes])[: max(120, most)]
 
 
 def _reward(metrics: Mapping[str, Any]) -> str | None:
@@ -158,42 +172,3 @@ def clock(seconds: float) -> str:
     if rounded < 3600:
         return f"{rounded // 60}m{rounded % 60:02d}s"
     return f"{rounded // 3600}h{rounded % 3600 // 60:02d}m"
-
-
-def progress(
-    items: Iterable[Any] | int, label: str, *, rank: int = 0, at_once: bool = False
-) -> tqdm[Any]:
-    """A progress bar with the remaining time, on standard error; ranks above 0 show none. Items
-    processed `at_once` end together, so the first ones do not predict the remaining time.
-
-    Iterate over it, or pass a count as `items` and call `bar.update(k)` inside
-    `with progress(count, …) as bar:`. Without a terminal it prints a line at most every ten
-    seconds, and none in the first ten.
-    """
-    iterable, total = (None, items) if isinstance(items, int) else (items, None)
-    if rank or sys.stderr.isatty():
-        form = "{desc} {n_fmt}/{total_fmt} |{bar}| {elapsed}" if at_once else None
-        return tqdm(
-            iterable,
-            label,
-            total,
-            leave=False,
-            dynamic_ncols=True,
-            disable=bool(rank),
-            bar_format=form,
-        )
-    left = "" if at_once else ", {remaining} left"
-    form = f"{{desc}} {{n_fmt}}/{{total_fmt}}, {{elapsed}} gone{left}{{postfix}}"
-    return _Lines(
-        iterable, label, total, leave=False, bar_format=form, mininterval=10, miniters=1, delay=10
-    )
-
-
-class _Lines(tqdm):  # type: ignore[type-arg, unused-ignore]
-    """Progress as separate lines, for an output that is not a terminal."""
-
-    def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Write a line instead of a bar; tqdm calls this when it is time for one."""
-        if msg is None:
-            self.fp.write(f"{self}\n")
-            self.fp.flush()
