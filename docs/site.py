@@ -63,18 +63,10 @@ def settings_page() -> str:
         lines += [
             f"### {entry.name} {{: #{entry.name} }}",
             "",
-            f"{escaped(_kind(entry.kind))}, default `{entry.default}`{rules}. "
-            f"{_sentence(entry.sentence)}",
+            f"{escaped(entry.kind)}, default `{entry.default}`{rules}. {_sentence(entry.sentence)}",
             "",
         ]
     return "\n".join(lines) + "\n"
-
-
-def _kind(kind: str) -> str:
-    """A type as a person writes it: `constant or linear` for Literal['constant', 'linear']."""
-    return re.sub(
-        r"Literal\[([^]]*)\]", lambda found: found[1].replace("'", "").replace(", ", " or "), kind
-    )
 
 
 def _games() -> list[str]:

@@ -360,9 +360,10 @@ def find_settings(path: Path) -> Path:
 
 def _nearest_file(path: Path, home: Path = Path()) -> str:
     """The end of an error line: the settings file with the name nearest to `path`, in its folder
-    below `home` or among the shipped ones; or ""."""
+    below `home` or among the shipped ones; without one, how to list these."""
     files = shipped("configs").glob("*.yaml")
     near = {file.stem: f"; nearest shipped file is {file.stem}" for file in files}
     for file in (home / path.parent).glob("*.y*ml"):
         near[file.stem] = f"; nearest is {path.parent / file.name}"
-    return "".join(near[name] for name in difflib.get_close_matches(path.stem, near, 1))
+    found = difflib.get_close_matches(path.stem, near, 1)
+    return "".join(near[name] for name in found) or "; --list names the shipped ones"

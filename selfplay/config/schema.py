@@ -66,14 +66,18 @@ def described(cls: Any, prefix: str = "") -> list[Described]:
 
 
 def _kind(annotation: Any) -> tuple[str, list[Any]]:
-    """A type as text, and the bounds inside its annotation."""
-    if get_origin(annotation) in (Union, UnionType):
-        kinds = [_kind(each) for each in get_args(annotation)]
-        return " | ".join(kind for kind, _ in kinds), [each for _, own in kinds for each in own]
-    if get_origin(annotation) is Annotated:
-        plain, field = get_args(annotation)
-        return formatannotation(plain), field.metadata
-    return "None" if annotation is NoneType else formatannotation(annotation), []
+    """A type in words, as "list of int" or "constant or linear", and the bounds inside its
+    annotation."""
+    origin, inside = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        kinds = [_kind(each) for each in inside]
+        return " or ".join(kind for kind, _ in kinds), [each for _, own in kinds for each in own]
+    if origin is Annotated:
+        return _kind(inside[0])[0], inside[1].metadata
+    if origin in (tuple, dict):
+        return "mapping" if origin is dict else f"list of {_kind(inside[0])[0]}", []
+    words = {NoneType: "null", Any: "any", object: "any"}
+    return " or ".join(map(str, inside)) or words.get(annotation, formatannotation(annotation)), []
 
 
 def _line(sentence: str | None) -> str:

@@ -2,9 +2,9 @@
 
 import math
 import re
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import FrozenInstanceError, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import pytest
 import yaml
@@ -365,3 +365,20 @@ def test_help_lists_every_key_with_type_default_rule_and_sentence() -> None:
     assert "  rollout.temperature  (float; default 1.0; at least 0.0; at most 2.0)" in lines
     keys = {line.split()[0] for line in lines if line.startswith("  rollout.")}
     assert keys == {f"rollout.{each.name}" for each in fields(Rollout)}
+
+
+def test_help_names_types_in_words() -> None:
+    @dataclass(frozen=True)
+    class Kinds:
+        schedule: Literal["constant", "linear"] = "constant"
+        names: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+        share: Annotated[float, Field(ge=0)] | Literal["auto"] | None = None
+        body: dict[str, Any] = field(default_factory=dict)
+
+    kinds = {each.name: (each.kind, each.rules) for each in described(Kinds)}
+    assert kinds == {
+        "schedule": ("constant or linear", ()),
+        "names": ("list of str", ()),
+        "share": ("float or auto or null", ("at least 0",)),
+        "body": ("mapping", ()),
+    }

@@ -190,7 +190,7 @@ TRAIN: list[Row] = [
     ("", "--config"),
     ("--confg run.yaml", "nearest is --config"),  # not: --config is required
     ("--config", "--config"),
-    ("--config nowhere.yaml", "nowhere.yaml"),
+    ("--config nowhere.yaml", "nowhere.yaml: no such file; --list names the shipped ones"),
     ("--config rum.yaml", "rum.yaml: no such file; nearest is run.yaml"),
     ("--dry-run run.yaml", "must be given as --config run.yaml, got 'run.yaml'"),
     *((f"--config {name}", name) for name in FILES if name.endswith(".yaml") and name[0] != "b"),
