@@ -21,6 +21,7 @@ and may define
                              moves (`Game.legal_moves`): for exact values (dialop.tree)
     ANSWERS                  whether a move can require an answer (`Game.answer_due`; default: yes)
     TITLE                    the name of the game in prose (default: its name)
+    FACTS                    for names of `Outcome.facts` the words that a page shows
 
 for recorded games of people
 
@@ -130,6 +131,7 @@ class Kit:
         self.PLAYED_BY_PEOPLE: bool = getattr(module, "PLAYED_BY_PEOPLE", False)
         self.ANSWERS: bool = getattr(module, "ANSWERS", True)
         self.TITLE: str = getattr(module, "TITLE", name)
+        self.FACTS: Mapping[str, str] = getattr(module, "FACTS", {})
 
     def generate(
         self, options: Any, *, seed: int, start: int = 0, num: int, processes: int = 1

@@ -31,6 +31,10 @@ ROLES: tuple[str, ...] = ("player", "player")
 SCRIPT_NAMES: tuple[str, ...] = tuple(scripted.ScriptedPlayer.OPTIONS)
 BASELINES: tuple[str, ...] = ("honest", "solo", "random")
 PLAYED_BY_PEOPLE: bool = True
+FACTS = {
+    "best": "value of the best assignment",
+    **{f"solo_{seat}": f"share of it that seat {seat} finds alone" for seat in (0, 1)},
+}
 RECORD_FIELDS = ("table",)
 _DEMONSTRATED = 2**62  # the stream of demonstrated boards
 NEW_GAME = "This game is over. A new game begins, with another partner."

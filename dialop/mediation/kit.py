@@ -25,6 +25,11 @@ ROLES = ("user", "user", "agent")
 SCRIPT_NAMES = tuple(scripted.ScriptedPlayer.OPTIONS)
 BASELINES = ("honest", "solo", "random")
 PLAYED_BY_PEOPLE = True
+FACTS = {
+    "best": "points of the best pair",
+    "worst": "of the worst",
+    "alone": "score of the pair that the agent books without messages",
+}
 RECORD_FIELDS = ("player_data",)
 ROOMS = tuple((user, AGENT) for user in USERS)
 

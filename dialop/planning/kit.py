@@ -25,6 +25,11 @@ ROLES = ("user", "agent")
 SCRIPT_NAMES = tuple(scripted.ScriptedPlayer.OPTIONS)
 BASELINES = ("searcher", "guesser")
 PLAYED_BY_PEOPLE = True
+FACTS = {
+    "best": "points of the best plan",
+    "worst": "of the worst",
+    "random": "score of an average plan",
+}
 RECORD_FIELDS = ("preferences", "events")
 
 generate_instance = generate.generate_instance

@@ -42,6 +42,8 @@ _STYLE: Any = {
     "lines.markersize": 2.6,
 }
 _INCHES, _SMALL_INCHES = (4.8, 2.5), (1.9, 1.1)
+_LEAST_SPAN = 2e-3  # of a small chart's axis, as a share of its top
+_DASH = 4  # points that a line is seen before the next one that lies on it
 HEAVY_TAIL = 30.0  # an axis is logarithmic if a value is above this many times the median
 _TICKS = (1, 2, 2.5, 5, 10)
 
@@ -127,11 +129,12 @@ def line_chart(
             mean, low, high = level.interval
             axes.axhspan(low, high, color=level.colour, alpha=0.12, linewidth=0)
             axes.axhline(mean, color=level.colour, linewidth=1, linestyle=(0, (4, 2)))
-        for line in lines:
+        has_bands = any(line.band for line in lines)
+        is_log = not has_bands and _has_log_axis(lines, least=0.0 if log else HEAVY_TAIL)
+        for line, style in zip(lines, _styles(lines, is_log=is_log), strict=True):
             if line.band:
                 x, low_N, high_N = zip(*thinned(line.band), strict=True)
                 axes.fill_between(x, low_N, high_N, color=line.colour, alpha=0.2, linewidth=0)
-            style = (0, (4, 2)) if line.dashed else "-"
             if line.faint:
                 x, y = zip(*thinned(line.faint), strict=True)
                 axes.plot(x, y, color=line.colour, alpha=0.3, linewidth=0.7)
@@ -139,8 +142,8 @@ def line_chart(
                 x, y = zip(*thinned(line.points), strict=True)
                 dots = "o" if len(x) == 1 or (len(x) <= MAX_DOTTED and line.band) else ""
                 axes.plot(x, y, color=line.colour, linestyle=style, marker=dots)
-        if not any(line.band for line in lines):
-            if is_log := _has_log_axis(lines, least=0.0 if log else HEAVY_TAIL):
+        if not has_bands:
+            if is_log:
                 axes.set_yscale("log")
                 axes.yaxis.set_major_locator(LogLocator(numticks=4 if small else 6))
                 axes.yaxis.set_minor_locator(NullLocator())
@@ -148,7 +151,7 @@ def line_chart(
                 axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
             low, high = axes.get_ylim()
             if (
-                small and not is_log and high - low < (least := 2e-3 * abs(high))
+                small and not is_log and high - low < (least := _LEAST_SPAN * abs(high))
             ):  # it would be 1, 1
                 axes.set_ylim((low + high - least) / 2, (low + high + least) / 2)
             far = "log axis" if is_log else _cut_off_far(axes, lines)
@@ -162,6 +165,30 @@ def _has_log_axis(lines: Sequence[Line], *, least: float) -> bool:
     lowest = min(float(np.median(own)) for own in values)
     every = [y for own in values for y in own]
     return min(every) > 0 and max(every) > least * lowest
+
+
+def _styles(lines: Sequence[Line], *, is_log: bool) -> list[Any]:
+    """The dashes of each line. Lines that lie on each other, within 1 % of the range of all values,
+    take turns, so that each colour is seen; a range of 0.2 % counts as flat."""
+    scale = math.log10 if is_log else float
+    curves = [{x: scale(y) for x, y in line.points} for line in lines]
+    values = [y for curve in curves for y in curve.values()]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    near = 0.01 * max(high - low, _LEAST_SPAN * abs(high))
+
+    def style(number: int) -> Any:
+        """The dashes of line `number`."""
+        own = curves[number]
+        same = [
+            other
+            for other, its in enumerate(curves)
+            if its.keys() == own.keys() and all(abs(y - its[x]) <= near for x, y in own.items())
+            if not lines[other].dashed
+        ]
+        later = sum(other > number for other in same)
+        return (_DASH * (later + 1), (_DASH, _DASH * (len(same) - 1))) if len(same) > 1 else "-"
+
+    return [(0, (4, 2)) if line.dashed else style(n) for n, line in enumerate(lines)]
 
 
 def _cut_off_far(axes: Axes, lines: Sequence[Line]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from selfplay.apps.report.charts import COLOURS, Line, Point, smoothed
+from selfplay.apps.report.games import seats_of
 from selfplay.apps.report.run_files import RunFiles
 from selfplay.evaluation.tables import paired_change, show_change, show_interval
 
@@ -98,7 +99,11 @@ def results(run: RunFiles) -> Iterator[tuple[str, str]]:
         yield "change", show_change(change)
     if after and after.talk:
         yield "talk effect after", show_change(after.talk.effect)
-    for name, heading in (("messages", "messages a game"), ("errors", "invalid moves a game")):
+    rewards = [
+        (f"reward/{number}", f"reward of {name}") for number, name in enumerate(seats_of(run))
+    ]
+    counts = (("messages", "messages a game"), ("errors", "invalid moves a game"))
+    for name, heading in (*rewards, *counts):
         if after and name in after.measures:
             yield f"{heading} after", f"{after.measures[name]:.3f}"
     if run.unused:

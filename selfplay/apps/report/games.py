@@ -16,12 +16,14 @@ from dialop.kit import Kit
 from dialop.shown import on_one_line, printable
 from dialop.tags import after_thought, drop_reasoning
 from selfplay.apps.report.run_files import STAGES, RunFiles
+from selfplay.rollout.seat_rules import policy_of_seat
 
 MAX_BYTES = 12_000_000  # of the viewer's data as JSON
 TRAINING = "training"
+_POLICY = "policy"  # the player of its seats in a record
 TOKEN_NUMBERS = ("advantages", "mismatch")  # of a turn, one for each token
 _CREDIT = ("reward", "return", "advantage")  # of a seat, in the games of groups
-_KEPT = ("episode", "step", "score_norm", "agreed", "ended", "facts", "rewards", "seat_scores")
+_KEPT = ("episode", "step", "score_norm", "agreed", "ended", "rewards", "seat_scores")
 
 # The errors of reading a damaged record or one of another version.
 UNREADABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
@@ -56,6 +58,7 @@ def viewer_data(runs: Sequence[RunFiles], *, max_bytes: int = MAX_BYTES) -> dict
     omitted and counted; one that cannot be read is named in its run's problems.
     """
     texts, games, size, num_left_out = Texts(), [], 0, 0
+    policies = [policies_by_seat(run) for run in runs]
     for record, source, number in _in_order(runs):
         num_texts = len(texts.all)
         try:
@@ -65,6 +68,9 @@ def viewer_data(runs: Sequence[RunFiles], *, max_bytes: int = MAX_BYTES) -> dict
             runs[number].problems.append(f"{source} game {name:.80}: {error!r}")
             texts.keep(num_texts)
             continue
+        for seat, policy in zip(game["seats"], policies[number], strict=False):
+            if policy and seat["player"] == _POLICY:
+                seat["player"] = f"{_POLICY} {policy}"
         own = len(json.dumps([game, texts.all[num_texts:]]))
         if size + own > max_bytes:
             num_left_out += 1
@@ -101,7 +107,8 @@ def drawn_game(
 
     `kit` is the game's; with None, or if it cannot read the record, only texts are shown.
     """
-    state, roles = record.get("state") or {}, () if kit is None else kit.ROLES
+    state = record.get("state") or {}
+    roles, called_facts = ((), {}) if kit is None else (kit.ROLES, kit.FACTS)
     board: dict[str, Any] = {}
     extras: list[dict[str, Any]] = [{} for _ in record["turns"]]
     if kit is not None:
@@ -128,6 +135,10 @@ def drawn_game(
         "source": source,
         "instance": on_one_line(str(record["instance"])),
         **{name: record[name] for name in _KEPT if name in record},
+        "facts": {
+            called_facts.get(name) or on_one_line(name).replace("_", " "): value
+            for name, value in (record.get("facts") or {}).items()
+        },
         "measures": {
             on_one_line(name): value
             for name, value in (record.get("measures") or {}).items()
@@ -155,6 +166,22 @@ def seat_names(roles: Sequence[str]) -> list[str]:
     """The name of each seat: its role, with its number if others have the same."""
     num = Counter(roles)
     return [f"{role} {seat}" if num[role] > 1 else role for seat, role in enumerate(roles)]
+
+
+def seats_of(run: RunFiles) -> list[str]:
+    """What a page calls each seat of a run: its role, or its number if all have the same; with the
+    name of its policy if that is another."""
+    roles = run.kit.ROLES if run.kit else ()
+    names = seat_names(roles) if len(set(roles)) > 1 else [f"seat {i}" for i in range(len(roles))]
+    return [
+        name if policy in ("", role) else f"{name} ({policy})"
+        for name, role, policy in zip(names, roles, policies_by_seat(run), strict=True)
+    ]
+
+
+def policies_by_seat(run: RunFiles) -> tuple[str, ...]:
+    """The name of each seat's policy, "" for a single one; none for a game that is not imported."""
+    return policy_of_seat(run.config) if run.config and run.kit else ()
 
 
 def _turn(

@@ -220,14 +220,17 @@ function worth(advantage) {
   return make("td", { class: `num worth ${advantage < 0 ? "less" : "more"}`, style: { "--v": `${Math.min(60, 30 * Math.abs(advantage))}%` } }, (advantage > 0 ? "+" : "") + advantage.toFixed(2));
 }
 
+// A number of each seat, or the one that all have.
+const ofSeats = (game, name, values, form) => (!values || !values.length ? null : values.every((one) => one === values[0]) ? `${name} ${form(values[0])} each`
+  : `${name}s ${values.map((one, seat) => `${seatName(game, seat)} ${form(one)}`).join(", ")}`);
+
 function headline(game) {
   const good = game.score_norm > 1 - 1e-9, twin = game.twin !== undefined ? games[game.twin] : null;
   const facts = [
     game.agreed ? "agreed" : `no agreement${game.ended && game.ended !== "finished" ? ` (ended by ${game.ended})` : ""}`,
     `${game.turns.length} turns`, `${game.num_errors} refused`,
-    game.rewards ? `rewards ${game.rewards.map(short).join(", ")}` : null,
-    game.seat_scores && game.seat_scores.length ? `seat scores ${game.seat_scores.map(share).join(", ")}` : null,
-    ...Object.entries({ ...game.facts, ...game.measures }).map(([name, value]) => `${name.replace(/_(\d+)$/, " of seat $1").replaceAll("_", " ")}: ${short(value)}`),
+    ofSeats(game, "reward", game.rewards, short), ofSeats(game, "score", game.seat_scores, share),
+    ...Object.entries({ ...game.facts, ...game.measures }).map(([name, value]) => `${name.replaceAll("_", " ")}: ${short(value)}`),
     game.judge ? `judge: ${game.judge}` : null,
   ];
   return make("div", { class: "panel" },
@@ -236,7 +239,7 @@ function headline(game) {
       make("h3", {}, game.source === "training" ? `${sourceOf(game)}, step ${game.step}` : `${sourceOf(game)} self-play`.replace(/(: .*) self-play$/, "$1")),
       twin ? make("span", { class: "quiet" }, game.source === "after" ? `was ${share(twin.score_norm)} before` : `becomes ${share(twin.score_norm)} after`) : null,
       twin ? make("button", { type: "button", id: "twin", title: "b", on: { click: () => pick(game.twin) } }, game.source === "after" ? "the same instance before" : "the same instance after") : null),
-    make("div", { class: "facts" }, make("span", {}, `instance ${game.instance}`), facts.filter(Boolean).map((fact) => make("span", {}, fact))), besides(game), colours(game));
+    make("div", { class: "facts" }, make("span", { title: game.instance }, `instance ${game.instance.replace(/^\d{7,}[-/]/, "")}`), facts.filter(Boolean).map((fact) => make("span", {}, fact))), besides(game), colours(game));
 }
 
 // The games of the same instance in other runs, from the same source, step and place.

@@ -23,7 +23,7 @@ from markupsafe import Markup
 
 from selfplay.apps.report.charts import COLOURS, Chart, Level, Line, line_chart, smoothed
 from selfplay.apps.report.compare import group_line, group_lines, groups_of, runs_table
-from selfplay.apps.report.games import safe_json, seat_names, viewer_data
+from selfplay.apps.report.games import safe_json, seats_of, viewer_data
 from selfplay.apps.report.run_files import LINKED, STAGES, RunFiles, RunRow, with_unique_names
 from selfplay.atomic import write_atomically
 from selfplay.evaluation.tables import (
@@ -72,6 +72,7 @@ _HEALTH = (
     ("Memory", (("memory_gib", "trainer"), ("device_gib", "device")), "GiB"),
 )
 _NUM_STAGES = 3  # stages of a step with a line of their own
+_WITH_PARTNER = "eval_score/"  # starts the metric of each of `eval.partners`
 _IMITATION = "Warm-start loss"  # by optimizer step, which has no games
 # The curves of several runs, one line per run.
 _COMPARED = (
@@ -202,7 +203,8 @@ def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
                 yield name, f"{old:.{digits}f} → {new:.{digits}f}", meaning
     elif before:
         name = "score" if run.config and not run.config.steps else "score before self-play"
-        yield name, f"{before.interval[0]:.3f}", show_interval(before.interval)
+        mean, _, interval = show_interval(before.interval).partition(" ")
+        yield name, mean, f"{interval}, 95 %"
     evaluated = [step for step in run.steps if step.get("eval_score") is not None]
     if evaluated and not after:
         last = evaluated[-1]
@@ -262,11 +264,14 @@ def metric_lines(run: RunFiles, metrics: Iterable[tuple[str, str]]) -> list[Line
     """A line for each of these (metric, name) that the run has, in a run of several policies one
     for each of them; aborted games only if there are any. Evaluations are few and have many games
     each, so they are not smoothed."""
-    policies = [name.removeprefix("entropy/") for name in _metrics_with(run, "entropy/")]
+    metrics, policies = list(metrics), policies_of(run)
     metrics = [
         each
         for metric, name in metrics
-        for each in ((metric, name), *((f"{metric}/{p}", f"{name}, {p}") for p in policies))
+        for each in (
+            (metric, name),
+            *((f"{metric}/{p}", p if len(metrics) == 1 else f"{name}, {p}") for p in policies),
+        )
     ]
     had = [
         (name, points, points if metric.startswith("eval_") else smoothed(points))
@@ -283,9 +288,8 @@ def metric_lines(run: RunFiles, metrics: Iterable[tuple[str, str]]) -> list[Line
 def partner_lines(run: RunFiles) -> list[Line]:
     """The score on validation games with each of `eval.partners`, starting with the held-out games
     before self-play; none without partners."""
-    prefix = "eval_score/"
-    partners = _metrics_with(run, prefix)
-    with_each = [(name, f"with {name.removeprefix(prefix)}") for name in partners]
+    partners = _metrics_with(run, _WITH_PARTNER)
+    with_each = [(name, f"with {name.removeprefix(_WITH_PARTNER)}") for name in partners]
     lines = []
     for line in metric_lines(run, [*with_each, ("eval_score", "by itself")] if partners else []):
         own = "" if line.name == "by itself" else f" {line.name}"
@@ -301,17 +305,14 @@ def reward_lines(run: RunFiles) -> list[Line]:
     called = dict(enumerate(seats_of(run)))
     seats = [(name, int(name.removeprefix("reward/"))) for name in numbers]
     lines = metric_lines(run, [(name, called.get(n, f"seat {n}")) for name, n in seats])
-    if len({tuple(line.steps) for line in lines}) == 1:  # equal lines would hide each other
-        lines = [replace(lines[0], name=", ".join(line.name for line in lines))]
     lines = lines or metric_lines(run, [("reward", "reward")])
     spread = metric_lines(run, [("reward_std", "standard deviation of all")])
     return lines + [replace(line, colour=COLOURS[-1], faint=(), dashed=True) for line in spread]
 
 
-def seats_of(run: RunFiles) -> list[str]:
-    """What the page calls each seat: its role, or its number if all have the same."""
-    roles = run.kit.ROLES if run.kit else ()
-    return seat_names(roles) if len(set(roles)) > 1 else [f"seat {i}" for i in range(len(roles))]
+def policies_of(run: RunFiles) -> list[str]:
+    """The names of the run's policies by its metrics; none of a single one."""
+    return [name.removeprefix("entropy/") for name in _metrics_with(run, "entropy/")]
 
 
 def health_charts(run: RunFiles) -> list[Chart]:
@@ -403,10 +404,25 @@ def compared_charts(runs: Sequence[RunFiles]) -> list[Chart]:
     note = f"validation games if there are any; dashed: other players{over}"
     charts = [line_chart("Score", scores, shared, note=note)]
     own = {name: heading for run in runs for name, heading, _ in own_measures(run)}
-    for metric, title in (*_COMPARED, *((name, own[name].capitalize()) for name in own)):
+    for metric, title in (*_compared(runs), *((name, own[name].capitalize()) for name in own)):
         points = {run.name: points_of(run, metric) for run in runs}
         charts.append(line_chart(title, list(group_lines(groups, points)), note=over[2:]))
     return [chart for chart in charts if chart]
+
+
+def _compared(runs: Sequence[RunFiles]) -> Iterator[tuple[str, str]]:
+    """(metric, title) of each chart of several runs: scores with fixed partners, rewards of seats
+    that are paid apart in any run, and what each of several policies has."""
+    partners = dict.fromkeys(name for run in runs for name in _metrics_with(run, _WITH_PARTNER))
+    for name in partners:
+        yield name, f"Score with {name.removeprefix(_WITH_PARTNER)}, validation games"
+    seats = seats_of(runs[0]) if any(run.unequal for run in runs) else ()
+    yield from ((f"reward/{number}", f"Reward of {name}") for number, name in enumerate(seats))
+    policies = dict.fromkeys(name for run in runs for name in policies_of(run))
+    for metric, title in _COMPARED:
+        yield metric, title
+        what, comma, unit = title.partition(",")
+        yield from ((f"{metric}/{name}", f"{what} of {name}{comma}{unit}") for name in policies)
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -414,28 +430,50 @@ def compared_charts(runs: Sequence[RunFiles]) -> list[Chart]:
 
 def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
     """All evaluations: intervals, and means per game. `low` and `high` are the ends of the scale
-    that the bars of the intervals share."""
-    rows = [(run, row) for run in runs for row in run.rows if not _repeated(run, row)]
+    that the bars of the intervals share. A script that has the same numbers in several runs, as it
+    played the same games, has one row of all of them."""
+    found: dict[tuple[Any, ...], tuple[list[RunFiles], RunRow]] = {}
+    for number, run in enumerate(runs):
+        for row in run.rows:
+            own = -1 if row.kind == "reference" else number
+            key = own, row.source, row.name, *row.interval, *row.measures.items()
+            if not _repeated(run, row):
+                found.setdefault(key, ([], row))[0].append(run)
+    rows = list(found.values())
     if len(runs) > 1:  # the same players of all runs are neighbours
         order = list(dict.fromkeys((row.source, row.name) for _, row in rows))
         rows.sort(key=lambda one: order.index((one[1].source, one[1].name)))
-    columns = columns_of(row.measures for _, row in rows)
+    called = seats_of(runs[0])
+    called = called if all(seats_of(run) == called for run in runs) else []
+
+    def by_role(words: str) -> str:
+        """A heading with the seats' roles for their numbers."""
+        return re.sub(
+            r"\bseat (\d+)",
+            lambda found: called[n] if (n := int(found[1])) < len(called) else found[0],
+            words,
+        )
+
+    columns = [
+        (name, by_role(heading), meaning)
+        for name, heading, meaning in columns_of(row.measures for _, row in rows)
+    ]
     low = min((row.interval[1] for _, row in rows), default=0.0)
     high = max((row.interval[2] for _, row in rows), default=1.0)
     width = max(high - low, 1e-9)
 
-    def line(run: RunFiles, row: RunRow) -> dict[str, Any]:
+    def line(of: Sequence[RunFiles], row: RunRow) -> dict[str, Any]:
         """A row's cells as text, and the places of its bar and its dot in percent of the scale."""
         mean, start, end = ((value - low) / width * 100 for value in row.interval)
         is_reference = row.kind == "reference"
         return {
-            "run": run.name,
+            "run": "all" if len(of) == len(runs) else ", ".join(run.name for run in of),
             "source": "held-out" if is_reference and row.source in STAGES else row.source,
             "name": row.name,
             "policy": row.kind == "policy",
             "score": show_interval(row.interval),
             "talk": talk_cell(row.talk),
-            "talk_text": talk_text(row.talk, _same_games(run, row)) if row.talk else "",
+            "talk_text": talk_text(row.talk, _same_games(of[0], row)) if row.talk else "",
             "bar": f"left:{start:.1f}%;width:{max(end - start, 0.8):.1f}%",
             "dot": f"left:{mean:.1f}%",
             "cells": measure_cells(
@@ -449,7 +487,7 @@ def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
         "score": score_meaning(columns),
         "columns": columns,
         "talk": TALK_EFFECT if talk else "",
-        "rows": [line(run, row) for run, row in rows],
+        "rows": [line(of, row) for of, row in rows],
     }
 
 

@@ -193,6 +193,10 @@ def _about(folder: Path, config: Config | None) -> Iterator[tuple[str, str]]:
         scratch = f"from scratch, {shape.arch} of width {shape.width}" if shape else ""
         adapters = f", LoRA of rank {config.model.lora.rank}" if config.model.lora else ""
         yield "model", f"{config.model.path or scratch}{adapters}"
+        if config.policies:
+            models = {name: of.model.get("path") for name, of in config.policies.items()}
+            own = (f"{name} from {path}" if path else name for name, path in models.items())
+            yield "policies", ", ".join(own)
         yield "game", config.game.name
     path = folder / "code.txt"
     text = path.read_text("utf-8", errors="replace") if path.is_file() else ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from selfplay.apps.report.charts import Chart, Line, line_chart, smoothed
@@ -45,6 +47,26 @@ def test_a_heavy_tail_of_positive_values_has_a_logarithmic_axis() -> None:
     apart = drawn([1e-7, 2e-7], [0.1, 0.2])
     assert apart.note == "log axis" and 1e-8 < apart.y[0] < 1e-7 < 0.2 < apart.y[1] < 1
     assert apart.label == "t, steps 0 to 1: a from 1e-07 to 2e-07; a from 0.1 to 0.2"
+
+
+def test_lines_that_lie_on_each_other_take_turns() -> None:
+    """Three lines within 1 % of the range 0 to 9, a fourth one elsewhere: each of the three is
+    seen for a third of a period, one after the other. In matplotlib a dash is 1.6 times its width
+    of 4 points, so a period is 19.2."""
+    steps = [float(step) for step in range(10)]
+    three = [Line(str(n), [(x, x + 0.01 * n) for x in steps], f"#00000{n}") for n in range(3)]
+    other = Line("other", [(x, 9.0 - x) for x in steps], "#00000a")
+    chart = line_chart("t", [*three, other])
+    assert chart is not None
+    dashes = r"stroke-dasharray: ([\d.]+),([\d.]+); stroke-dashoffset: ([\d.]+); stroke: #00000(\w)"
+    found = {
+        name: (float(on), float(off), float(at))
+        for on, off, at, name in re.findall(dashes, chart.svg)
+    }
+    assert found.keys() == {"0", "1", "2"}
+    assert {(on, off) for on, off, _ in found.values()} == {(6.4, 12.8)}
+    begins = [-at % 19.2 for *_, at in found.values()]
+    assert begins == pytest.approx([0.0, 6.4, 12.8])
 
 
 def test_the_values_under_the_pointer_are_those_of_the_steps() -> None:

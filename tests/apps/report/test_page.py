@@ -25,6 +25,7 @@ from selfplay.apps.report.compare import runs_table
 from selfplay.apps.report.games import Texts, drawn_game, safe_json, seat_names, viewer_data
 from selfplay.apps.report.page import (
     compared_charts,
+    health_charts,
     page_html,
     run_charts,
     scores_table,
@@ -36,6 +37,7 @@ from selfplay.evaluation.evaluate import evaluate_scripted
 from selfplay.evaluation.tables import paired_change
 from selfplay.metrics.run_folder import hold_run
 from tests.helpers import run_folders
+from tests.helpers.casts import trained
 from tests.helpers.run_folders import make_run, step_line, write_lines
 from tests.helpers.tiny_run import RUNS, finished, run_tiny
 
@@ -164,7 +166,7 @@ def test_the_viewer_pairs_the_games_before_and_after(run: Path) -> None:
         twin = games[game["twin"]]
         assert (twin["source"], twin["instance"]) == ("before", game["instance"])
         assert game["change"] == game["score_norm"] - twin["score_norm"]
-        assert game["board"]["note"] == f"best {game['facts']['best']:g}"
+        assert game["board"]["note"] == f"best {game['facts']['value of the best assignment']:g}"
     assert any(game["num_errors"] for game in games if game["source"] == "training")
 
 
@@ -362,6 +364,65 @@ def test_seeds_of_one_configuration_are_a_mean_with_a_band_and_other_runs_lines(
     table = [(row["source"], row["name"], row["run"]) for row in scores_table(runs)["rows"]]
     assert table[:3] == [("before", "sampled", name) for name in folders]
     assert [name for name, _ in times_of(runs)] == ["play", "update", "other"]
+
+
+def test_each_of_several_policies_has_its_own_curves_seats_and_games(tmp_path: Path) -> None:
+    """Two policies in seats of equal roles: alone on a page, and beside a run of one policy."""
+    run = read_run(trained())
+    charts = {chart.title: chart for chart in (*health_charts(run), *run_charts(run))}
+    for title in ("Entropy", "Gradient norm", "Learning rate", "Clip share"):
+        assert [line["name"] for line in charts[title].lines] == ["left", "right"], title
+    named = ["mean, left", "mean, right", "largest, left", "largest, right"]
+    assert [line["name"] for line in charts["Mismatch"].lines] == named
+    assert {"seat 0 (left)", "seat 1 (right)"} <= {one["name"] for one in charts["Reward"].lines}
+    assert ("policies", "left, right") in run.about
+    players = [[seat["player"] for seat in game["seats"]] for game in viewer_data([run])["games"]]
+    assert players and all(each == ["policy left", "policy right"] for each in players)
+    single = make_run(tmp_path / "single", num_games=2)
+    compared = {chart.title: chart for chart in compared_charts([run, read_run(single)])}
+    assert [line["name"] for line in compared["Entropy, nats per token"].lines] == ["single"]
+    for name in ("left", "right"):
+        (line,) = compared[f"Entropy of {name}, nats per token"].lines
+        assert [y for _, y in line["points"]] == [
+            pytest.approx(step[f"entropy/{name}"], rel=1e-4) for step in run.steps
+        ]
+
+
+def test_seats_that_are_paid_apart_are_compared_by_their_roles(tmp_path: Path) -> None:
+    """A buyer and a seller: curves of both rewards and of the score with a fixed partner, and both
+    rewards after self-play in the table of runs, whose scripts have one row."""
+    (tmp_path / "haggle.py").write_text(
+        (ROOT / "examples/split/split.py")
+        .read_text()
+        .replace('("player", "player")', '("seller", "buyer")')
+    )
+    runs = []
+    for seed in range(2):
+        folder = make_run(tmp_path / f"s{seed}", f"seed={seed}", num_games=2)
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        config |= {"game": {"name": str(tmp_path / "haggle.py")}}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+        after = json.loads((folder / "held_out_after.json").read_text())
+        after["sampled"]["measures"] |= {"reward/0": 0.25, "reward/1": 0.5 + seed}
+        (folder / "held_out_after.json").write_text(json.dumps(after))
+        own = {"reward/0": 0.5, "reward/1": 1.0, "eval_score/scripted:fair": 0.75}
+        write_lines(folder / "metrics.jsonl", [step_line(1) | own, step_line(2) | own])
+        games = [record | {"rewards": [0.5, 1.0]} for record in read_run(folder).games]
+        write_lines(folder / "games.jsonl", games)
+        runs.append(read_run(folder))
+    drawn = {chart.title: chart.lines[0]["points"] for chart in compared_charts(runs)}
+    assert drawn["Reward of seller"] == [[1, 0.5], [2, 0.5]]
+    assert drawn["Reward of buyer"] == [[1, 1.0], [2, 1.0]]
+    assert drawn["Score with scripted:fair, validation games"] == [[1, 0.75], [2, 0.75]]
+    table = {name: cells for name, cells, _ in runs_table(runs)}
+    assert table["reward of seller after"] == ["0.250", "0.250"]
+    assert table["reward of buyer after"] == ["0.500", "1.500"]
+    scores = scores_table(runs)
+    assert {"reward of seller", "reward of buyer"} <= {
+        heading for _, heading, _ in scores["columns"]
+    }
+    scripts = [row["run"] for row in scores["rows"] if row["name"] == "scripted:random"]
+    assert scripts == ["all"]
 
 
 def test_a_finished_run_has_its_page(tmp_path: Path) -> None:
