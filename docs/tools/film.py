@@ -1,6 +1,6 @@
 """Makes the film of a run's page and the pictures of the pages in docs/figures, in Chromium.
 
-.venv/bin/python -m docs.tools.film runs/talk [--planning runs/tiny_planning]
+.venv/bin/python -m docs.tools.film runs/talk [--planning runs/tiny_planning] [--split runs/split]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Page, expect
+from playwright.sync_api import FloatRect, Page, expect
 
 from tests.apps.play.test_play_browser import accept_when_asked, our_turn, started
 from tests.helpers.browser import open_page
@@ -76,6 +76,30 @@ def planning(run: Path, folder: Path) -> None:
         page.locator("#games").evaluate("part => part.scrollIntoView({behavior: 'instant'})")
         page.wait_for_timeout(200)
         page.screenshot(path=folder / "report_planning.png")
+
+
+def split(run: Path, folder: Path) -> None:
+    """Write the picture of a game whose seats are paid apart: the first four curves, and below them
+    a group of games."""
+    size = {"width": 1180, "height": 900}
+    with open_page((run / "report.html").resolve().as_uri(), viewport=size) as page:
+        page.select_option("#source", "training")
+        page.select_option("#order", "group")
+        page.locator(".group .card").nth(2).click()
+        box = page.locator("#curves .charts").bounding_box()
+        end = page.locator("#curves .chart").nth(3).bounding_box()
+        assert box and end
+        top = box["y"] + page.evaluate("scrollY")
+        height = end["y"] + end["height"] - box["y"]
+        clip: FloatRect = {"x": box["x"], "y": top, "width": box["width"], "height": height}
+        curves = page.screenshot(full_page=True, clip=clip)
+        group = page.locator(".panel:has(.group)").screenshot()
+        parts = [Image.open(io.BytesIO(each)).convert("RGB") for each in (curves, group)]
+        whole = Image.new("RGB", (max(p.width for p in parts), 12 + sum(p.height for p in parts)))
+        whole.paste("#f6f5f2", (0, 0, *whole.size))
+        whole.paste(parts[0], (0, 0))
+        whole.paste(parts[1], (0, parts[0].height + 12))
+        whole.save(folder / "report_split.png")
 
 
 def games(run: Path, folder: Path) -> None:
@@ -169,9 +193,12 @@ if __name__ == "__main__":
     )
     parser.add_argument("run", type=Path, help="a run folder with report.html")
     parser.add_argument("--planning", type=Path, help="a run of planning with report.html")
+    parser.add_argument("--split", type=Path, help="a run of examples/split with report.html")
     given = parser.parse_args()
     film(given.run, FIGURES / "viewer.webp")
     stills(given.run, FIGURES)
     games(given.run, FIGURES)
     if given.planning:
         planning(given.planning, FIGURES)
+    if given.split:
+        split(given.split, FIGURES)
