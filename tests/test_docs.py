@@ -25,7 +25,7 @@ OPTIONS = {
 }
 EVERY = all_described(Config)
 KEYS = {entry.name for entry in EVERY} | OPTIONS
-FREE = {entry.name for entry in EVERY if (entry.kind or "").startswith("dict[")} - {"methods"}
+FREE = {entry.name for entry in EVERY if entry.kind == "mapping"} - {"methods"}
 JOINING = [ROOT / name for name in ("CONTRIBUTING.md", "AGENTS.md", "tests/README.md")]
 PAGES = [ROOT / "README.md", *JOINING, *sorted(DOCS.glob("*.md"))]
 CODE = ("bench", "configs", "dialop", "examples", "selfplay", "tests")
