@@ -110,7 +110,7 @@ def _columns(policies: Collection[str]) -> tuple[tuple[str, int, str, str], ...]
 
 
 def head_line(*, num_steps: int, policies: Collection[str] = ()) -> str:
-    """The head above the lines of steps."""
+    """The head above the lines of steps; each heading ends where its numbers end."""
     width = 2 * len(str(num_steps)) + 1
     heads = (name.rjust(size) for name, size, *_ in _columns(policies))
     return " ".join(["step".rjust(width), *heads])

@@ -169,7 +169,11 @@ def _has_log_axis(lines: Sequence[Line], *, least: float) -> bool:
 
 def _styles(lines: Sequence[Line], *, is_log: bool) -> list[Any]:
     """The dashes of each line. Lines that lie on each other, within 1 % of the range of all values,
-    take turns, so that each colour is seen; a range of 0.2 % counts as flat."""
+    take turns, so that each colour is seen; a range of 0.2 % counts as flat.
+
+    Two lines are compared where they are drawn, on a logarithmic axis by their logarithms, and only
+    if they have the same steps. A style is one of matplotlib: "-" or (offset, (on, off)), points.
+    """
     scale = math.log10 if is_log else float
     curves = [{x: scale(y) for x, y in line.points} for line in lines]
     values = [y for curve in curves for y in curve.values()]

@@ -170,7 +170,11 @@ def seat_names(roles: Sequence[str]) -> list[str]:
 
 def seats_of(run: RunFiles) -> list[str]:
     """What a page calls each seat of a run: its role, or its number if all have the same; with the
-    name of its policy if that is another."""
+    name of its policy if that is another.
+
+    So "seller" if its policy has the role's name, else "seller (NAME)"; "seat 0 (NAME)" among equal
+    roles. [] for a game that is not imported.
+    """
     roles = run.kit.ROLES if run.kit else ()
     names = seat_names(roles) if len(set(roles)) > 1 else [f"seat {i}" for i in range(len(roles))]
     return [

@@ -311,7 +311,10 @@ def reward_lines(run: RunFiles) -> list[Line]:
 
 
 def policies_of(run: RunFiles) -> list[str]:
-    """The names of the run's policies by its metrics; none of a single one."""
+    """The names of the run's policies, sorted; none of a single one.
+
+    They come from the metrics, so that a run whose settings cannot be read has them too.
+    """
     return [name.removeprefix("entropy/") for name in _metrics_with(run, "entropy/")]
 
 
@@ -412,7 +415,11 @@ def compared_charts(runs: Sequence[RunFiles]) -> list[Chart]:
 
 def _compared(runs: Sequence[RunFiles]) -> Iterator[tuple[str, str]]:
     """(metric, title) of each chart of several runs: scores with fixed partners, rewards of seats
-    that are paid apart in any run, and what each of several policies has."""
+    that are paid apart in any run, and what each of several policies has.
+
+    A run without a metric has no line in its chart, and a chart without lines is left out: a run of
+    one policy has "Entropy", one of several "Entropy of NAME".
+    """
     partners = dict.fromkeys(name for run in runs for name in _metrics_with(run, _WITH_PARTNER))
     for name in partners:
         yield name, f"Score with {name.removeprefix(_WITH_PARTNER)}, validation games"
