@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import tempfile
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +22,9 @@ from tests.helpers.shared_work import HOME
 
 if TYPE_CHECKING:
     from selfplay.chat.rendering import Rendering
+
+SECONDS = 2  # of a test without a mark
+OTHER_SETS = ("tests/sglang", "tests/vllm", "tests/gpu")
 
 gc.set_threshold(100_000, 20, 20)  # rarer collections save a twentieth of all time
 settings.register_profile("house", deadline=None, derandomize=True)
@@ -57,6 +61,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         files = sorted({item.path for item in items})
         place = {path: rng.random() for path in files}
         items.sort(key=lambda item: (place[item.path], rng.random()))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests that are long for their mark. What they made for others counts, too."""
+    for report in chain.from_iterable(terminalreporter.stats.values()):
+        is_call = getattr(report, "when", "") == "call" and not report.nodeid.startswith(OTHER_SETS)
+        if is_call and report.duration > SECONDS and not {"slow", "load"} & report.keywords.keys():
+            terminalreporter.write_line(f"{report.duration:.1f} s without a mark: {report.nodeid}")
 
 
 @pytest.fixture(scope="session")

@@ -160,7 +160,7 @@ def drawn(draw: st.DrawFn) -> tuple[Config, int, dict[str, float]]:
 CASES: dict[str, Any] = {"suppress_health_check": list(HealthCheck), "phases": [Phase.generate]}
 
 
-@settings(max_examples=7, **CASES)
+@settings(max_examples=4, **CASES)
 @given(case=drawn())
 def test_the_trainer_and_the_reference_take_the_same_step(
     real: Real, case: tuple[Config, int, dict[str, float]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -38,7 +38,13 @@ def typed(kind: Any, home: str, given: Any, context: Mapping[str, Any]) -> Any:
     if isinstance(given, kind):
         return given
     context["declared"].append((kind, home))
-    return TypeAdapter[Any](with_config(RULES)(kind)).validate_json(json.dumps(given))
+    return _adapter(kind).validate_json(json.dumps(given))
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Checks the settings of this class: made once, which takes longer than a check."""
+    return TypeAdapter[Any](with_config(RULES)(kind))
 
 
 def section_class(name: str) -> Any:

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 from typing_extensions import TypedDict
 
 from selfplay.config.player_spec import parse_shares
-from selfplay.config.schema import RULES, names_of
+from selfplay.config.schema import RULES
 
 HOME = "policies"
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*$")
@@ -61,9 +61,7 @@ def typed_policies(given: Mapping[str, Any], context: Mapping[str, Any]) -> dict
     partners or rests that cannot be read.
     """
     valid = [field.name for field in fields(PolicyConfig)]
-    of_run = {
-        key.partition(".")[0] for kind, home in context["declared"][:1] for key in names_of(kind)
-    }
+    of_run = {field.name for kind, _ in context["declared"][:1] for field in fields(kind)}
     for name, of in given.items():
         if not NAME.match(name):
             raise ValueError(f"{HOME} must have names of letters, digits and _, got {name!r}")
@@ -75,9 +73,7 @@ def typed_policies(given: Mapping[str, Any], context: Mapping[str, Any]) -> dict
                     f"set {', '.join(valid)}"
                 )
     kinds = TypedDict("Policies", dict.fromkeys(given, PolicyConfig))  # type: ignore[misc]
-    plain = json.dumps(
-        {name: {} if of is None else of for name, of in given.items()}, default=asdict
-    )
+    plain = json.dumps({n: {} if of is None else of for n, of in given.items()}, default=asdict)
     found: dict[str, PolicyConfig] = TypeAdapter[Any](kinds).validate_json(plain)
     for name, policy in found.items():
         try:

@@ -67,10 +67,10 @@ def test_a_damaged_result_file_is_named_never_a_traceback(file: str, run: Path) 
     draw, whole = random.Random(0), json.loads((run / file).read_text())
     config, num = load_config(run / "config.yaml"), 0
     (run / "config.yaml").write_text("")  # not read again each time
-    for _ in range(40):
+    for _ in range(16):
         (run / file).write_text(json.dumps(hurt(whole, draw)))
         num += refused(run, config, file)
-    assert 2 < num < 40
+    assert 0 < num < 16
 
 
 @pytest.mark.parametrize("number", ["1e400", "1" + 5000 * "0"])

@@ -66,7 +66,7 @@ def test_an_evaluation_repeats_the_held_out_games_of_the_run(tmp_path: Path) -> 
     """Of its end and of its last checkpoint, which hold the same policies."""
     run = trained()
     own = json.loads((run / "held_out_after.json").read_text())["sampled"]
-    for place in (run, run / "checkpoints/step_000004"):
+    for place in (run, run / "checkpoints/step_000003"):
         row = policy_of(tmp_path / place.name, str(place))
         assert texts(row) == texts(own) and row["scores"] == own["scores"]
     left, right = find_policies(run).values()

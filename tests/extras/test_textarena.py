@@ -215,6 +215,7 @@ def test_scripts_of_ones_own_play_a_game_and_keep_or_break_their_word() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_scratch_model_learns_the_scripts_and_its_talk_is_measured(tmp_path: Path) -> None:
     from train import main
 

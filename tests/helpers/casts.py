@@ -48,12 +48,20 @@ def casts() -> Path:
     return once(("casts", SETTINGS), make)
 
 
+PAIR = "policies={one: {seats: [0]}, other: {seats: [1], optim: {lr: 3.0e-4}}}"
+# Each of three steps is saved; all that a policy keeps from step to step.
+TRAINED = (
+    *(PAIR, "steps=3", "save_every=1", "keep_checkpoints=3", "algorithm.kl=0.02"),
+    *("algorithm.advantage=ema", "optim.schedule=constant", "policy_pool.every=1"),
+    "policies.other.partners=[self, pool]",
+)
+
+
 def trained() -> Path:
     """A finished tiny run of two policies, one for each seat. Only to read."""
 
     def make(home: Path) -> None:
         begin_warm(home / "run")
-        policies = "policies={left: {seats: [0]}, right: {seats: [1], optim: {lr: 3.0e-4}}}"
-        assert run_tiny(home / "run", policies) == 0
+        assert run_tiny(home / "run", *TRAINED) == 0
 
     return once(("trained cast", TINY), make) / "run"

@@ -97,7 +97,8 @@ LATER = (
     *("optim.master_dtype", "monitors="),
     *("rollout.player", "rollout.partners", "rollout.opponents", "rollout.options", "rollout.play"),
     *("rollout.instances", "rollout.group_size", "rollout.max_turns"),
-    *("optim.lr=", "optim.schedule=", "optim.final_share=", "optim.tokens_per_microbatch="),
+    *("optim.lr=", "optim.schedule=", "optim.final_share=", "optim.warmup_steps="),
+    "optim.tokens_per_microbatch=",
 )
 
 
@@ -220,16 +221,16 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert held_out[0] == held_out[1]
 
 
-def begin_halfway(run: Path, folder: Path) -> None:
-    """Copy a finished run without its newest checkpoint and its end; its logs are whole."""
+def begin_halfway(run: Path, folder: Path, *, lost: int = 1) -> None:
+    """Copy a finished run without its newest checkpoints and its end; its logs are whole."""
     shutil.copytree(run, folder)
-    newest = max((folder / "checkpoints").iterdir())
-    for gone in (newest, folder / "final", folder / "final_adapters"):
+    newest = sorted((folder / "checkpoints").glob("step_*"))[-lost:]
+    for gone in (*newest, folder / "final", folder / "final_adapters"):
         shutil.rmtree(gone, ignore_errors=True)
     (folder / "held_out_after.json").unlink()
 
 
-def go_on_from(run: Path, folder: Path, *overrides: str) -> None:
-    """Copy a finished run without its newest checkpoint and its end, and let it go on."""
-    begin_halfway(run, folder)
+def go_on_from(run: Path, folder: Path, *overrides: str, lost: int = 1) -> None:
+    """Copy a finished run without its newest checkpoints and its end, and let it go on."""
+    begin_halfway(run, folder, lost=lost)
     assert run_tiny(folder, *overrides) == 0

@@ -54,6 +54,7 @@ from tests.helpers.tiny_run import CPU, tiny_model, trainer_logprobs
 
 LR = 1e-3
 SMALL = LoraConfig(rank=4, alpha=8)
+KINDS = ("weights", "muon", "bf16", "critic", "reference", "adapters")  # of a saved state
 ALONE = World(0, 1, 0, CPU, None, 0, 1, 1, None, make_replica(0, 1, 1))
 
 
@@ -439,17 +440,16 @@ def measured(part: str, *, folder: Path) -> dict[str, object]:
     }
     if fast:
         report |= {"adapters": adapters(world, folder / "adapters"), "critic": critic(world)}
-        report["adapter sets"] = adapter_sets(world, folder / "adapter sets")
         report |= {"filled up": filled_up(world), "sealed": sealed(world, folder / "sealed")}
         report["talk effect"] = talk(world)
         close_world(world)
         world = init_world(device="cpu")
         report["a later world"] = gather_objects(world.rank, world)
-        mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("dp", "tp"))
-        pair = replace(world, mesh=mesh, dp_rank=0, dp_size=1, tp=2)
-    there_and_back = [world, ALONE, pair, world]
-    for kind in ("weights",) if fast else ("muon", "bf16", "critic", "reference", "adapters"):
-        meshes = [world, ALONE, world] if kind in ("critic", "adapters") else there_and_back
-        report[f"moved {kind}"] = moved(kind, world, meshes, folder / f"moved {kind}")
+    else:
+        report["adapter sets"] = adapter_sets(world, folder / "adapter sets")
+        there_and_back = [world, ALONE, pair, world]
+        for kind in KINDS:
+            meshes = [world, ALONE, world] if kind in ("critic", "adapters") else there_and_back
+            report[f"moved {kind}"] = moved(kind, world, meshes, folder / f"moved {kind}")
     close_world(world)
     return report

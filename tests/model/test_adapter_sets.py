@@ -282,10 +282,11 @@ def test_the_base_is_there_while_a_policy_needs_it(base: Path, order: list[int])
     assert here(shared) and here(own_parameters(model, learners[order[0]].policy).values())
 
 
+@pytest.mark.slow
 def test_two_ranks_train_two_sets_as_one_and_each_as_alone() -> None:
     """Three steps each, by turns, under FSDP: weights, pushes and exports near one process, and bit
     for bit those of the set alone on the ranks."""
-    report = two_ranks("adapter sets")
+    report = two_ranks("adapter sets", part="slow")
     for name in ("first", "second"):
         assert report[f"{name} moved"] > 0.01
         assert report[f"{name} weights"] < tolerance(3 * GRADIENT)

@@ -94,6 +94,7 @@ def share_by_heart(weights: Path, chats: Path) -> float:
 HEART = "batch_size: 20, lr: 6.0e-3, warmup_steps: 10"
 
 
+@pytest.mark.slow
 def test_a_tiny_model_learns_twenty_chats_by_heart_and_its_adapters_alone_others(
     chats: Path, tmp_path: Path
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 import selfplay
@@ -17,36 +18,36 @@ from selfplay.errors import RunEnds
 from selfplay.metrics.observer import Step
 from selfplay.partners.seats import games_beside
 from selfplay.rollout.episode import GameSetup
-from tests.helpers.tiny_run import LORA, RUN_GAP, begin_warm, run_tiny, write_tiny
+from tests.helpers.casts import PAIR, TRAINED, trained
+from tests.helpers.shared_work import slow_except
+from tests.helpers.tiny_run import (
+    LORA,
+    RUN_GAP,
+    begin_warm,
+    go_on_from,
+    run_tiny,
+    same_weights,
+    weights_of,
+    write_tiny,
+)
 
-TWO = "policies={one: {seats: [0]}, other: {seats: [1], optim: {lr: 3.0e-4}}}"
 NAMES = ("one", "other")
 EMA = "algorithm.advantage=ema"
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def equal(one: Path, other: Path) -> bool:
-    a, b = weights(one), weights(other)
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def train(folder: Path, *words: str, begin: bool = True) -> list[dict[str, Any]]:
-    if begin:
-        begin_warm(folder)
+def train(folder: Path, *words: str) -> list[dict[str, Any]]:
+    begin_warm(folder)
     assert run_tiny(folder, "eval.final_games=1", *words) == 0
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def first_steps(folder: Path, *words: str, num: int = 1) -> list[Step]:
-    """The first steps of a run under these overrides."""
+def first_step(folder: Path, *words: str) -> Step:
+    """The first step of a run under these overrides."""
     begin_warm(folder)
     given = dict(word.split("=", 1) for word in words)
-    parsed = {key: __import__("yaml").safe_load(value) for key, value in given.items()}
+    parsed = {key: yaml.safe_load(value) for key, value in given.items()}
     with selfplay.start(write_tiny(folder), {**parsed, "out": str(folder)}) as run:
-        return [run.step() for _ in range(num)]
+        return run.step()
 
 
 def test_one_policy_that_is_named_has_the_bits_of_none(tmp_path: Path) -> None:
@@ -54,41 +55,40 @@ def test_one_policy_that_is_named_has_the_bits_of_none(tmp_path: Path) -> None:
     for folder, words in ((none, []), (named, ["policies={all: {seats: [0, 1]}}"])):
         folder.parent.mkdir()
         train(folder, "steps=2", EMA, *words)
-    assert equal(none / "final", named / "final" / "all")
+    assert same_weights(none / "final", named / "final" / "all")
 
 
-def test_each_policy_trains_on_its_own_seats_and_at_its_own_rate(tmp_path: Path) -> None:
-    lines = train(tmp_path / "run", "steps=1", TWO)
-    (line,) = lines
-    assert line["num_trained_tokens"] == sum(
-        line[f"num_trained_tokens/{name}"] for name in ("one", "other")
-    )
+def test_each_policy_trains_on_its_own_seats_and_at_its_own_rate_and_old_weights_end_the_run(
+    tmp_path: Path,
+) -> None:
+    """Every engine must have its last push, not only the one that runs the games."""
+    begin_warm(folder := tmp_path / "run")
+    given = yaml.safe_load(PAIR.partition("=")[2])
+    start = weights_of(folder / "warm_start")
+    with selfplay.start(write_tiny(folder), {"policies": given, "out": str(folder)}) as run:
+        line = run.step().metrics
+        moved = {}
+        for policy in run.parts.policies:
+            new = dict(policy.learner.model.named_parameters())
+            moved[policy.name] = max(float((new[key] - start[key]).abs().max()) for key in new)
+        run.parts.policies[1].engine.push(0)
+        with pytest.raises(RunEnds, match="engine of other must use the weights of step 1, uses"):
+            run.step()
+    assert line["num_trained_tokens"] == sum(line[f"num_trained_tokens/{name}"] for name in NAMES)
     assert "entropy" not in line and line["entropy/one"] > 0 and line["entropy/other"] > 0
-    start = weights(tmp_path / "run" / "warm_start")
-    moved = {}
-    for name in ("one", "other"):
-        final = weights(tmp_path / "run" / "final" / name)
-        moved[name] = max(float((final[key] - start[key]).abs().max()) for key in start)
     # AdamW's first step moves every weight by its rate: 1e-3 and 3e-4.
     assert moved["one"] == pytest.approx(1e-3, rel=0.01)
     assert moved["other"] == pytest.approx(3e-4, rel=0.01)
 
 
-@pytest.mark.parametrize("stop", [1, 2])
-def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(tmp_path: Path, stop: int) -> None:
-    words = (
-        *(TWO, EMA, "optim.schedule=constant", "save_every=1", "algorithm.kl=0.02"),
-        *("policies.other.partners=[self, pool]", "policy_pool.every=1"),
-    )
-    unbroken, broken = tmp_path / "unbroken" / "run", tmp_path / "broken" / "run"
-    for folder in (unbroken, broken):
-        folder.parent.mkdir()
-    train(unbroken, "steps=3", *words)
-    train(broken, f"steps={stop}", *words)
-    train(broken, "steps=3", *words, begin=False)
-    for name in ("one", "other"):
-        assert equal(unbroken / "final" / name, broken / "final" / name)
-    assert not equal(unbroken / "final" / "one", unbroken / "final" / "other")
+@pytest.mark.parametrize("lost", slow_except([1, 2], 2))
+def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(tmp_path: Path, lost: int) -> None:
+    """Without its last save, or the last two of three."""
+    unbroken, broken = trained(), tmp_path / "run"
+    go_on_from(unbroken, broken, *TRAINED, lost=lost)
+    for name in NAMES:
+        assert same_weights(unbroken / "final" / name, broken / "final" / name)
+    assert not same_weights(unbroken / "final" / "one", unbroken / "final" / "other")
     states = [
         json.loads((run / "checkpoints" / "step_000003" / "progress.json").read_text())["state"]
         for run in (unbroken, broken)
@@ -97,25 +97,26 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_for_bit(tmp_path: Path, stop: 
     assert states[0]["policies"]["other"]["partners"]["pool"] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_policies_with_adapters_share_one_base_and_resume_bit_for_bit(tmp_path: Path) -> None:
-    words = (TWO, *LORA, "policies.other.model.lora.rank=2", "save_every=1")
+    words = (PAIR, *LORA, "policies.other.model.lora.rank=2", "save_every=1", "steps=2")
+    words += ("optim.schedule=constant",)
     unbroken, broken = tmp_path / "unbroken" / "run", tmp_path / "broken" / "run"
     for folder in (unbroken, broken):
         folder.parent.mkdir()
-    lines = train(unbroken, "steps=2", "optim.schedule=constant", *words)
+    lines = train(unbroken, *words)
     assert all(line[f"mismatch_max/{name}"] < RUN_GAP for line in lines for name in NAMES)
-    train(broken, "steps=1", "optim.schedule=constant", *words)
-    train(broken, "steps=2", "optim.schedule=constant", *words, begin=False)
-    begun = weights(unbroken / "warm_start")
+    go_on_from(unbroken, broken, "eval.final_games=1", *words)
+    begun = weights_of(unbroken / "warm_start")
     for name, rank in zip(NAMES, (4, 2), strict=True):
-        assert equal(unbroken / "final" / name, broken / "final" / name)
-        final = weights(unbroken / "final" / name)
+        assert same_weights(unbroken / "final" / name, broken / "final" / name)
+        final = weights_of(unbroken / "final" / name)
         assert {key for key in begun if not torch.equal(begun[key], final[key])} == {
             key for key in begun if "_proj.weight" in key
         }
-        trained = load_file(unbroken / "final_adapters" / name / "adapter_model.safetensors")
-        assert {len(t) for key, t in trained.items() if "lora_A" in key} == {rank}
-    assert not equal(unbroken / "final" / "one", unbroken / "final" / "other")
+        saved = load_file(unbroken / "final_adapters" / name / "adapter_model.safetensors")
+        assert {len(t) for key, t in saved.items() if "lora_A" in key} == {rank}
+    assert not same_weights(unbroken / "final" / "one", unbroken / "final" / "other")
     with selfplay.start(broken / "config.yaml") as run:
         one, other = run.parts.policies
         assert one.learner.model is other.learner.model
@@ -124,14 +125,14 @@ def test_policies_with_adapters_share_one_base_and_resume_bit_for_bit(tmp_path: 
 def test_a_policy_that_rests_plays_with_the_weights_that_it_has(tmp_path: Path) -> None:
     lines = train(
         tmp_path / "run",
-        *("steps=2", "save_every=1", "optim.schedule=constant", TWO),
+        *("steps=2", "save_every=1", "optim.schedule=constant", PAIR),
         *("policies.one.rest=[1, 1]", "policies.other.rest=[1, 1, 1]"),
     )
     saved = [tmp_path / "run" / "checkpoints" / f"step_00000{n}" / "policies" for n in (1, 2)]
-    assert equal(saved[0] / "other" / "hf", tmp_path / "run" / "warm_start")
-    assert not equal(saved[0] / "one" / "hf", tmp_path / "run" / "warm_start")
-    assert equal(saved[0] / "one" / "hf", saved[1] / "one" / "hf")
-    assert not equal(saved[0] / "other" / "hf", saved[1] / "other" / "hf")
+    assert same_weights(saved[0] / "other" / "hf", tmp_path / "run" / "warm_start")
+    assert not same_weights(saved[0] / "one" / "hf", tmp_path / "run" / "warm_start")
+    assert same_weights(saved[0] / "one" / "hf", saved[1] / "one" / "hf")
+    assert not same_weights(saved[0] / "other" / "hf", saved[1] / "other" / "hf")
     rested = [
         [line[f"num_trained_tokens/{name}"] == 0 for name in ("one", "other")] for line in lines
     ]
@@ -139,8 +140,8 @@ def test_a_policy_that_rests_plays_with_the_weights_that_it_has(tmp_path: Path) 
 
 
 def test_partners_of_a_policy_play_its_seats_while_the_others_train(tmp_path: Path) -> None:
-    (step,) = first_steps(
-        tmp_path / "run", TWO, "policies.other.partners=[self*0.25, scripted:solo*0.75]"
+    step = first_step(
+        tmp_path / "run", PAIR, "policies.other.partners=[self*0.25, scripted:solo*0.75]"
     )
     by_partner: dict[str, list[Any]] = {}
     for episode in step.episodes:
@@ -156,25 +157,15 @@ def test_partners_of_a_policy_play_its_seats_while_the_others_train(tmp_path: Pa
     assert {s.policy for s in step.samples if "scripted:solo" in s.group} <= {"one"}
 
 
+@pytest.mark.slow
 def test_policies_of_different_sizes_and_tokenizers_play_one_game(tmp_path: Path) -> None:
     small = "{width: 16, layers: 1, heads: 2, kv_heads: 2, mlp_width: 32, max_positions: 192"
     own = f"policies.other.model.scratch={small}, vocab_size: 330, tokenizer_games: 60}}"
-    (step,) = first_steps(tmp_path / "run", TWO, own)
+    step = first_step(tmp_path / "run", PAIR, own)
     assert step.metrics["mismatch_max/other"] < 1e-4 > step.metrics["mismatch_max/one"]
     assert (tmp_path / "run" / "policies" / "other" / "tokenizer").is_dir()
     for episode in step.episodes:
         assert max(episode.transcripts[1].ids) < 330
-
-
-def test_a_policys_old_weights_end_the_run(tmp_path: Path) -> None:
-    """Its engine must have the last push, not only the one that runs the games."""
-    begin_warm(tmp_path / "run")
-    given = {"out": str(tmp_path / "run"), "policies": {"one": {"seats": [0]}, "b": {"seats": [1]}}}
-    with selfplay.start(write_tiny(tmp_path / "run"), given) as run:
-        run.step()
-        run.parts.policies[1].engine.push(0)
-        with pytest.raises(RunEnds, match="engine of b must use the weights of step 1, uses those"):
-            run.step()
 
 
 SLEEPER = """

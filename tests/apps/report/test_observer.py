@@ -1,6 +1,7 @@
 """The observer that keeps a run's page: when it draws, and what it writes for the page."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,31 @@ import pytest
 import selfplay
 from selfplay.advantages.advantages import CreditStats
 from selfplay.advantages.rewards import sample_name
+from selfplay.apps.report import refresh_report
 from selfplay.apps.report.observer import Page
 from selfplay.apps.report.run_files import read_run
 from selfplay.config import Config
 from selfplay.config.load import load
 from selfplay.distributed import init_world
 from selfplay.metrics.observer import Step
+from tests.helpers.interrupted import replaced
 from tests.helpers.run_folders import make_run
-from tests.helpers.tiny_run import TINY, begin_warm, finished, go_on_from
+from tests.helpers.tiny_run import TINY, begin_halfway, begin_warm, finished, run_tiny
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "page.jsonl").read_text().splitlines()]
 
 
+def touch(_: Any, folder: Path, *, rank: int) -> None:
+    (folder / "report.html").touch()
+
+
+# A page is an empty file: a process draws a real one in more than a second (test_page.py).
+not_drawn = partial(replaced, refresh_report, touch)
+
+
+@not_drawn()
 def test_a_page_is_drawn_at_the_first_step_and_then_once_its_pause_is_over(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     page = Page(load(Config, folder / "config.yaml", [f"out={folder}"]), init_world(device="cpu"))
@@ -43,6 +55,7 @@ def test_a_page_is_drawn_at_the_first_step_and_then_once_its_pause_is_over(tmp_p
     assert report.exists() and [line["step"] for line in lines_of(folder)] == [1, 2, 3, 4]
 
 
+@not_drawn()
 def test_the_page_has_what_the_update_saw_of_each_token_of_a_logged_game(tmp_path: Path) -> None:
     """A seat's turns, one after another, are its sample's trained tokens; a game of a group without
     variance did not train, so it has no line."""
@@ -79,10 +92,13 @@ def test_the_page_has_what_the_update_saw_of_each_token_of_a_logged_game(tmp_pat
     assert shown and len(shown[0]["turns"][0]["advantages"]) == len(shown[0]["turns"][0]["tokens"])
 
 
+@not_drawn()
 def test_a_resumed_run_writes_the_lines_of_its_steps_once(tmp_path: Path) -> None:
-    run = finished("observers=[page]")
-    go_on_from(run, tmp_path / "on", "observers=[page]")
-    once, again = (
-        [{**line, "memory_gib": 0} for line in lines_of(home)] for home in (run, tmp_path / "on")
-    )
-    assert once == again and [line["step"] for line in once] == [1, 2, 3, 4]
+    """After step 2 of 4 it keeps the lines up to there and replaces the later ones."""
+    begin_halfway(finished(), run := tmp_path / "run")
+    before = [{"step": step, "memory_gib": 0.0, "games": []} for step in (1, 2, 3, 4)]
+    (run / "page.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in before))
+    assert run_tiny(run, "observers=[page]") == 0
+    *kept, third, fourth = lines_of(run)
+    assert kept == before[:2] and [third["step"], fourth["step"]] == [3, 4]
+    assert third["games"] and third["memory_gib"] > 0
