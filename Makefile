@@ -12,7 +12,7 @@ VENV_VLLM := .venv-vllm
 PIP_FLAGS := --quiet --disable-pip-version-check --retries 2
 EXTRA_INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # Installed in a call of its own: once it is there, pip keeps it and never looks for the CUDA build.
-TORCH := $(shell grep '^torch[>=<]' requirements.txt)
+TORCH := $(shell grep '^torch==' requirements/cpu.txt)
 TORCH_SGLANG := torch==2.13.0
 TORCH_VLLM := torch==2.11.0
 # Two test processes with one thread each are faster on two cores than one with two. A process that
@@ -113,11 +113,11 @@ python:
 		echo 'Name another with: make PYTHON=python3.12 $(MAKECMDGOALS)'; exit 1; }
 
 # A stamp file stands for an installed list, so that a changed list installs anew and nothing else does.
-$(VENV)/.run: requirements.txt | python
-	@echo 'Installing requirements.txt into $(VENV), once'
+$(VENV)/.run: requirements/cpu.txt requirements.txt | python
+	@echo 'Installing requirements/cpu.txt into $(VENV), once'
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install $(PIP_FLAGS) --no-deps $(EXTRA_INDEX) '$(TORCH)'
-	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -r requirements.txt
+	$(VENV)/bin/python -m pip install $(PIP_FLAGS) -r requirements/cpu.txt
 	@touch $@
 
 $(VENV)/.gguf: $(VENV)/.run requirements/gguf.txt

@@ -74,7 +74,7 @@ def make_replica(
         for first in range(0, world_size, size):
             ranks = list(range(first, first + size))
             new_group = dist.new_group(ranks, backend="gloo", timeout=timeout)
-            if first == index * size:
+            if isinstance(new_group, dist.ProcessGroup):  # this rank is in it
                 group = new_group
     return Replica(index, world_size // size, size, position == 0, group)
 
@@ -151,7 +151,7 @@ def init_world(
             waiting.cancel()
         # Otherwise a child process would use torchrun's store for its process group.
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-        control = dist.new_group(backend="gloo", timeout=timeout)
+        control = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timeout))
         shape, names = ((dp_size, tp), ("dp", "tp")) if tp > 1 else ((dp_size,), ("dp",))
         mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
     return World(

@@ -12,7 +12,7 @@ import hashlib
 import importlib.util
 import math
 import sys
-import tempfile
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 from transformers import modeling_gguf_pytorch_utils as reading
-from transformers.integrations.ggml import convert_gguf_tokenizer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from dialop.shown import error_line
@@ -157,9 +156,9 @@ def _name(file: Path) -> str | None:
 def _convert(file: Path, folder: Path) -> None:
     """Write the model and the tokenizer of `file` into a new folder.
 
-    The file is read from a separate folder, because transformers would also read the configs next
-    to it, which may be another model's. Raises ValueError for a key or a tensor that is neither
-    read nor known to change nothing.
+    transformers reads only the weights: it would also read the configs next to the file, which may
+    be another model's, and may keep the weights quantized. Raises ValueError for a key or a tensor
+    that is neither read nor known to change nothing.
     """
     from gguf import GGUFReader
 
@@ -179,15 +178,15 @@ def _convert(file: Path, folder: Path) -> None:
     mend_tokenizer(tokenizer)
     config.bos_token_id, config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     quantized = {t.tensor_type.name for t in tensors.values()} - {"F32", "F16", "BF16"}
-    with tempfile.TemporaryDirectory() as alone:
-        (Path(alone) / file.name).symlink_to(file.resolve())
-        model, found = AutoModelForCausalLM.from_pretrained(
-            alone,
-            gguf_file=file.name,
-            config=config,
-            dtype=torch.bfloat16 if quantized else torch.float32,
-            output_loading_info=True,
-        )
+    dtype = torch.bfloat16 if quantized else torch.float32
+    with torch.device("meta"):  # for the names of its weights
+        model = AutoModelForCausalLM.from_config(config)
+    weights = reading.load_gguf_checkpoint(
+        str(file), return_tensors=True, model_to_load=model, torch_dtype=dtype
+    )
+    model, found = type(model).from_pretrained(
+        None, config=config, state_dict=weights["tensors"], dtype=dtype, output_loading_info=True
+    )
     processor = reading.TENSOR_PROCESSORS.get(family, reading.TensorProcessor)(config.to_dict())
     read = reading.get_gguf_hf_weights_map(model, processor)
     unread = {n for n in tensors if n not in read and n.removesuffix(".weight") not in read}
@@ -291,12 +290,11 @@ def _tokenizer(family: str, keys: dict[str, Any]) -> PreTrainedTokenizerFast:
     def take(key: str, default: Any = None) -> Any:
         return keys.pop(f"tokenizer.ggml.{key}", default)
 
-    tokens, kinds, split = take("tokens"), take("token_type", ()), take("pre", "default")
-    read = {"tokenizer_type": take("model"), "tokens": tokens, "token_type": kinds}
-    read |= {"scores": take("scores"), "add_prefix_space": take("add_space_prefix", True)}
+    kind, tokens, kinds = take("model"), take("tokens"), take("token_type", ())
+    split, scores, prefix = take("pre", "default"), take("scores"), take("add_space_prefix", True)
     merges = [tuple(merge.split(" ")) for merge in take("merges", ())]
     ids = {name: take(f"{key}_token_id") for key, name in _SPECIAL.items()}
-    if read["tokenizer_type"] == "gpt2":
+    if kind == "gpt2":
         if split == "default":  # in a file older than this key
             split = "qwen2" if family.startswith("qwen") else "gpt-2"
         vocabulary = {token: number for number, token in enumerate(tokens)}
@@ -304,12 +302,11 @@ def _tokenizer(family: str, keys: dict[str, Any]) -> PreTrainedTokenizerFast:
         split_as(backend, split)
         if split == "qwen2":
             backend.normalizer = normalizers.NFC()
-    elif read["tokenizer_type"] == "llama":
-        read |= {f"{name}_token_id": number for name, number in ids.items()}
-        backend, _ = convert_gguf_tokenizer("llama", read)
+    elif kind == "llama":
+        unknown = None if ids["unk"] is None else tokens[ids["unk"]]
+        backend = _word_marks(tokens, scores or (), unknown, prefix=prefix)
     else:
-        got = read["tokenizer_type"]
-        raise ValueError(f"its tokenizer.ggml.model must be gpt2 or llama, got {got}")
+        raise ValueError(f"its tokenizer.ggml.model must be gpt2 or llama, got {kind}")
     added = [pair for pair in zip(tokens, kinds, strict=False) if pair[1] in _ADDED]
     backend.add_tokens([AddedToken(t, normalized=False, special=k == _CONTROL) for t, k in added])
     return PreTrainedTokenizerFast(
@@ -317,6 +314,36 @@ def _tokenizer(family: str, keys: dict[str, Any]) -> PreTrainedTokenizerFast:
         chat_template=keys.pop("tokenizer.chat_template", None),
         **{f"{name}_token": tokens[i] for name, i in ids.items() if i is not None},
     )
+
+
+def _word_marks(
+    tokens: Sequence[str], scores: Sequence[float], unknown: str | None, *, prefix: bool
+) -> Tokenizer:
+    """Sentencepiece's BPE, in which "▁" is a space; `prefix` puts one before a text.
+
+    It merges the two neighbours whose token has the best score, so the merges of a token are all
+    its halves that are tokens, in the order of the scores. Raises ValueError for missing scores.
+    """
+    if len(scores) != len(tokens):
+        raise ValueError(
+            f"its tokenizer.ggml.scores must have a number for each of {len(tokens)} tokens, got "
+            f"{len(scores)}"
+        )
+    score = dict(zip(tokens, scores, strict=True))
+    merges: list[tuple[str, str]] = []
+    for token in sorted(score, key=score.__getitem__, reverse=True):
+        halves = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        halves = [pair for pair in halves if pair[0] in score and pair[1] in score]
+        merges += sorted(halves, key=lambda pair: (score[pair[0]], score[pair[1]]), reverse=True)
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    backend = Tokenizer(
+        models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
+    marked = [normalizers.Prepend("▁")] if prefix else []
+    backend.normalizer = normalizers.Sequence([*marked, normalizers.Replace(" ", "▁")])
+    steps = [decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("▁", " ")]
+    backend.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1)] if prefix else [])])
+    return backend
 
 
 def split_as(backend: Tokenizer, name: str) -> None:
