@@ -3,6 +3,7 @@
     python -m bench.loop --shape 0.5B                                          one GPU
     torchrun --nproc-per-node 4 -m bench.loop --shape 7B --tp 2 --fsdp 2       a 2 x 2 mesh
     python -m bench.loop --shape 7B --config configs/qwen2.5_7b_lora.yaml      a shipped config
+    python -m bench.loop --shape 0.5B --engine vllm                            on the other engine
     python -m bench.loop --dry-run [--engine sglang]                           a tiny shape on a CPU
 
 Runs the trainer's own steps, without its held-out games and checkpoints, from random weights on 8x8
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib.util
 import json
 import random
 import statistics
@@ -55,7 +57,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add("--steps", type=int, default=2, help="timed steps, after one for warm-up")
     add("--mem-fraction", type=float, help="default: from --config, or 0.3")
     add("--attention", default="auto", help="the engine's attention backend")
-    add("--engine", choices=["sglang", "hf"], help="default: hf in a dry run")
+    add("--engine", choices=["sglang", "vllm", "hf"], help="default: sglang, hf in a dry run")
     add("--set", nargs="*", default=[], metavar="key=value", help="override any setting")
     add("--out", type=Path, help="append one JSON line to this file")
     add("--dry-run", action="store_true", help="run a tiny shape on the CPU")
@@ -64,9 +66,11 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         chosen.shape, chosen.tries, chosen.turn_tokens, chosen.steps = "tiny", 2, 8, 1
     chosen.engine = chosen.engine or ("hf" if chosen.dry_run else "sglang")
     if chosen.mean and chosen.engine == "hf":
-        parser.error("--mean needs --engine sglang: the hf engine's games end a turn together")
+        parser.error("--mean needs another engine: the hf engine's games end a turn together")
     if chosen.engine == "sglang":
         need_sglang("loop", "; --dry-run measures a tiny shape without it")
+    if chosen.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        parser.error("--engine vllm needs vLLM, which is not installed (docs/engines.md)")
     chosen.games = chosen.games or GAMES[chosen.shape]
     return chosen
 
@@ -256,6 +260,7 @@ def run_steps(
         if isinstance(engine, SGLangEngine):
             for part, seconds in engine.start_s.items():
                 alone[f"start {part}"] = alone.get(f"start {part}", 0.0) + seconds
+        if engine is not None:
             engine.sleep()
         barrier(world)
         peaks.gib.pop("engine asleep", None)  # another policy's engine may still have been awake

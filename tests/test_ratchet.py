@@ -25,10 +25,10 @@ class Limit(NamedTuple):
 WEIGHT = {
     "core": Limit(13743, "several policies (seats, one loop, adapter sets); a moving reference"),
     "selfplay": Limit(23398, "each policy and seat on pages and in the terminal"),
-    "extras": Limit(2636, "vLLM, a seat behind an endpoint, verifiers, TextArena that talks"),
+    "extras": Limit(2662, "vLLM, endpoint seat, verifiers, TextArena, a GGUF file's word marks"),
     "dialop": Limit(7928, "each policy and seat on pages and in the terminal"),
-    "tests": Limit(32960, "several policies, league, page, vLLM, endpoint seat; long tests named"),
-    "bench": Limit(3225, "each policy and seat on pages and in the terminal"),
+    "tests": Limit(33027, "vLLM, endpoint seat, verifiers, TextArena, a GGUF file's word marks"),
+    "bench": Limit(3229, "vLLM, endpoint seat, verifiers, TextArena, a GGUF file's word marks"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
 # Of `selfplay/`, in the second step of `configs/talk.yaml` with one layer on the hf engine.

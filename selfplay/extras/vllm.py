@@ -29,6 +29,7 @@ import multiprocessing
 import os
 import pickle
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -143,6 +144,7 @@ class VLLMEngine(Engine):
         self._released: set[str] = set()
         self.num_requests = self.num_cached_tokens = 0
         self._silent_since_s = 0.0
+        self._calls = threading.Lock()  # a thread answers for the games of another policy's engine
         self._arguments: dict[str, Any] = {
             "model": model_path,
             "skip_tokenizer_init": True,  # requests and answers are token ids
@@ -282,6 +284,7 @@ class VLLMEngine(Engine):
         """
         from vllm import AsyncEngineArgs
         from vllm.config import WeightTransferConfig
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
         from selfplay.extras.vllm_worker import BACKEND
@@ -296,7 +299,8 @@ class VLLMEngine(Engine):
             share = min(self._budget_bytes, 0.95 * free_bytes) / total_bytes
             arguments = {"gpu_memory_utilization": share} | arguments
         return AsyncLLM.from_engine_args(
-            AsyncEngineArgs(weight_transfer_config=WeightTransferConfig(BACKEND), **arguments)
+            AsyncEngineArgs(weight_transfer_config=WeightTransferConfig(BACKEND), **arguments),
+            usage_context=UsageContext.LLM_CLASS,  # the sizes of batches for throughput
         )
 
     # Calls
@@ -304,10 +308,11 @@ class VLLMEngine(Engine):
     def _run(self, work: Coroutine[Any, Any, T], *, what: str) -> T:
         """Run `work` to its end and return its result. Raises EngineFault, which names the work as
         `what`, if the engine dies or, while answers are due, is silent for `engine.timeout_s`."""
-        if (gone := self._gone()) is not None:
-            work.close()
-            raise EngineFault(f"the engine is gone ({gone}): {what} is not possible")
-        return self._loop.run_until_complete(self._watch(work, what))
+        with self._calls:
+            if (gone := self._gone()) is not None:
+                work.close()
+                raise EngineFault(f"the engine is gone ({gone}): {what} is not possible")
+            return self._loop.run_until_complete(self._watch(work, what))
 
     async def _watch(self, work: Coroutine[Any, Any, T], what: str) -> T:
         """The result of `work`, looked after every `POLL_S`. At the end it is done or cancelled;
@@ -556,9 +561,10 @@ class VLLMEngine(Engine):
         self._closed = True
         atexit.unregister(self.close)
         processes.kill(self._children)
-        if not self._loop.is_running():
+        if self._calls.acquire(timeout=4 * POLL_S):  # a call in another thread ends soon
             self._loop.run_until_complete(self._cancel_tasks())
             self._loop.close()
+            self._calls.release()
 
     async def _cancel_tasks(self) -> None:
         """Close vLLM's sockets, which it does on its own loop, and end its tasks; then the loop can

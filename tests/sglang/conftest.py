@@ -15,7 +15,7 @@ from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.engines.weights import Weights
 from tests.sglang import tiny
 
-pytest.register_assert_rewrite("tests.helpers.engine_claims")
+pytest.register_assert_rewrite("tests.helpers.engine_claims", "tests.helpers.pair_claims")
 HERE = pathlib.Path(__file__).resolve().parent
 REASON = "the real engine on CPU is not installed here: make test-sglang"
 

