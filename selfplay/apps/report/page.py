@@ -230,6 +230,13 @@ def points_of(run: RunFiles, metric: str) -> list[tuple[float, float]]:
     return [(step["step"], step[metric]) for step in run.steps if step.get(metric) is not None]
 
 
+def evaluated_points(run: RunFiles) -> list[tuple[float, float]]:
+    """The score on validation games, from step 0 on if there are held-out games before it; none
+    without validation games."""
+    points, before = points_of(run, "eval_score"), run.row("before", "sampled")
+    return [(0, before.interval[0]), *points] if points and before else points
+
+
 def score_lines(run: RunFiles, colour: str, *, name: str = "") -> Iterator[Line]:
     """The score on validation games with its interval, and the training score. Step 0 is the score
     of the held-out games before self-play."""
@@ -238,11 +245,9 @@ def score_lines(run: RunFiles, colour: str, *, name: str = "") -> Iterator[Line]
         for s in run.steps
         if s.get("eval_score_low") is not None and s.get("eval_score_high") is not None
     ]
-    training, evaluated = points_of(run, "score"), points_of(run, "eval_score")
+    training, evaluated = points_of(run, "score"), evaluated_points(run)
     if evaluated and (before := run.row("before", "sampled")):
-        mean, low, high = before.interval
-        evaluated.insert(0, (0, mean))
-        band.insert(0, (0, low, high))
+        band.insert(0, (0, *before.interval[1:]))
     if evaluated:
         yield Line(name or "validation games", evaluated, colour, band)
     if not name or not evaluated:
@@ -395,7 +400,7 @@ def compared_charts(runs: Sequence[RunFiles]) -> list[Chart]:
         if len(group.runs) == 1
         for line in score_lines(group.runs[0], group.colour, name=group.name)
     ]
-    evaluated = {run.name: points_of(run, "eval_score") for run in runs}
+    evaluated = {run.name: evaluated_points(run) for run in runs}
     seeds = [group for group in groups if len(group.runs) > 1]
     scores += [
         group_line(group, [evaluated[run.name] for run in group.runs], smooth=False)
@@ -413,6 +418,14 @@ def compared_charts(runs: Sequence[RunFiles]) -> list[Chart]:
     return [chart for chart in charts if chart]
 
 
+def _shared_seats(runs: Sequence[RunFiles]) -> list[str]:
+    """What the runs call each seat, by its number if they differ in that."""
+    first, *others = map(seats_of, runs)
+    if all(other == first for other in others):
+        return first
+    return [f"seat {number}" for number in range(max(map(len, (first, *others))))]
+
+
 def _compared(runs: Sequence[RunFiles]) -> Iterator[tuple[str, str]]:
     """(metric, title) of each chart of several runs: scores with fixed partners, rewards of seats
     that are paid apart in any run, and what each of several policies has.
@@ -423,7 +436,7 @@ def _compared(runs: Sequence[RunFiles]) -> Iterator[tuple[str, str]]:
     partners = dict.fromkeys(name for run in runs for name in _metrics_with(run, _WITH_PARTNER))
     for name in partners:
         yield name, f"Score with {name.removeprefix(_WITH_PARTNER)}, validation games"
-    seats = seats_of(runs[0]) if any(run.unequal for run in runs) else ()
+    seats = _shared_seats(runs) if any(run.unequal for run in runs) else ()
     yield from ((f"reward/{number}", f"Reward of {name}") for number, name in enumerate(seats))
     policies = dict.fromkeys(name for run in runs for name in policies_of(run))
     for metric, title in _COMPARED:
@@ -450,8 +463,7 @@ def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
     if len(runs) > 1:  # the same players of all runs are neighbours
         order = list(dict.fromkeys((row.source, row.name) for _, row in rows))
         rows.sort(key=lambda one: order.index((one[1].source, one[1].name)))
-    called = seats_of(runs[0])
-    called = called if all(seats_of(run) == called for run in runs) else []
+    called = _shared_seats(runs)
 
     def by_role(words: str) -> str:
         """A heading with the seats' roles for their numbers."""

@@ -353,6 +353,11 @@ def test_seeds_of_one_configuration_are_a_mean_with_a_band_and_other_runs_lines(
         write_lines(tmp_path / name / "metrics.jsonl", lines[: 10 if name == "b" else 12])
     runs = [read_run(tmp_path / name) for name in folders]
     (entropy,) = (c for c in compared_charts(runs) if c.title.startswith("Entropy"))
+    (score,) = (chart for chart in compared_charts(runs) if chart.title == "Score")
+    before = runs[0].row("before", "sampled")
+    assert before is not None
+    for line in score.lines:  # each begins with the held-out games before self-play
+        assert line["points"][0] == [0, pytest.approx(before.interval[0], rel=1e-4)]
     seeds, alone = entropy.lines
     assert (seeds["name"], alone["name"]) == ("a (2 seeds)", "c")
     assert seeds["points"] == [[n, 2.0] for n in range(1, 11)]
@@ -423,6 +428,9 @@ def test_seats_that_are_paid_apart_are_compared_by_their_roles(tmp_path: Path) -
     }
     scripts = [row["run"] for row in scores["rows"] if row["name"] == "scripted:random"]
     assert scripts == ["all"]
+    other = read_run(make_run(tmp_path / "other", num_games=2))
+    titles = {chart.title for chart in compared_charts([*runs, other])}
+    assert {"Reward of seat 0", "Reward of seat 1"} <= titles and "Reward of seller" not in titles
 
 
 def test_a_finished_run_has_its_page(tmp_path: Path) -> None:
