@@ -376,17 +376,19 @@ def test_each_of_several_policies_has_its_own_curves_seats_and_games(tmp_path: P
     run = read_run(trained())
     charts = {chart.title: chart for chart in (*health_charts(run), *run_charts(run))}
     for title in ("Entropy", "Gradient norm", "Learning rate", "Clip share"):
-        assert [line["name"] for line in charts[title].lines] == ["left", "right"], title
-    named = ["mean, left", "mean, right", "largest, left", "largest, right"]
+        assert [line["name"] for line in charts[title].lines] == ["one", "other"], title
+    named = ["mean, one", "mean, other", "largest, one", "largest, other"]
     assert [line["name"] for line in charts["Mismatch"].lines] == named
-    assert {"seat 0 (left)", "seat 1 (right)"} <= {one["name"] for one in charts["Reward"].lines}
-    assert ("policies", "left, right") in run.about
-    players = [[seat["player"] for seat in game["seats"]] for game in viewer_data([run])["games"]]
-    assert players and all(each == ["policy left", "policy right"] for each in players)
+    assert {"seat 0 (one)", "seat 1 (other)"} <= {one["name"] for one in charts["Reward"].lines}
+    assert ("policies", "one, other") in run.about
+    games = viewer_data([run])["games"]
+    players = [{game["seats"][seat]["player"] for game in games} for seat in range(2)]
+    assert "policy one" in players[0] and "policy other" in players[1]
+    assert "policy" not in players[0] | players[1] and "policy one" not in players[1]
     single = make_run(tmp_path / "single", num_games=2)
     compared = {chart.title: chart for chart in compared_charts([run, read_run(single)])}
     assert [line["name"] for line in compared["Entropy, nats per token"].lines] == ["single"]
-    for name in ("left", "right"):
+    for name in ("one", "other"):
         (line,) = compared[f"Entropy of {name}, nats per token"].lines
         assert [y for _, y in line["points"]] == [
             pytest.approx(step[f"entropy/{name}"], rel=1e-4) for step in run.steps
