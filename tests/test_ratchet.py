@@ -24,10 +24,10 @@ class Limit(NamedTuple):
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
     "core": Limit(13743, "several policies (seats, one loop, adapter sets); a moving reference"),
-    "selfplay": Limit(23398, "each policy and seat on pages and in the terminal"),
+    "selfplay": Limit(23403, "each policy and seat on pages and in the terminal"),
     "extras": Limit(2662, "vLLM, endpoint seat, verifiers, TextArena, a GGUF file's word marks"),
     "dialop": Limit(7928, "each policy and seat on pages and in the terminal"),
-    "tests": Limit(33027, "vLLM, endpoint seat, verifiers, TextArena, a GGUF file's word marks"),
+    "tests": Limit(33037, "each policy and seat on pages and in the terminal"),
     "bench": Limit(3229, "vLLM, endpoint seat, verifiers, TextArena, a GGUF file's word marks"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
@@ -39,7 +39,7 @@ STEP = {
     "frames to a move": Limit(12),
     "frames to weights": Limit(8),
 }
-DOCSTRING_LINES = 2.783  # a function: the least
+DOCSTRING_LINES = 2.784  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 

@@ -419,7 +419,11 @@ def compared_charts(runs: Sequence[RunFiles]) -> list[Chart]:
 
 
 def _shared_seats(runs: Sequence[RunFiles]) -> list[str]:
-    """What the runs call each seat, by its number if they differ in that."""
+    """What the runs call each seat, by its number if they differ in that.
+
+    So runs of one game have its roles, while a page with two games says "seat 0" for both first
+    seats, as many as the larger game has.
+    """
     first, *others = map(seats_of, runs)
     if all(other == first for other in others):
         return first
