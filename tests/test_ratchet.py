@@ -27,7 +27,7 @@ WEIGHT = {
     "selfplay": Limit(23403, "each policy and seat on pages and in the terminal"),
     "extras": Limit(2662, "vLLM, endpoint seat, verifiers, TextArena, a GGUF file's word marks"),
     "dialop": Limit(7928, "each policy and seat on pages and in the terminal"),
-    "tests": Limit(33037, "each policy and seat on pages and in the terminal"),
+    "tests": Limit(33273, "of several policies, the league, games of known best play"),
     "bench": Limit(3229, "vLLM, endpoint seat, verifiers, TextArena, a GGUF file's word marks"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }

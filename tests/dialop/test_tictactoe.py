@@ -1,0 +1,101 @@
+"""The example tic-tac-toe: its rules by hand, and the exact values of known players."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dialop.checks import check_kit
+from dialop.kit import load_kit
+from examples.tictactoe.exact import Exact, Node, kept, paid
+from examples.tictactoe.tictactoe import EMPTY, after, best_squares, free, is_over, value
+
+GAME = Path(__file__).resolve().parents[2] / "examples/tictactoe/tictactoe.py"
+KIT = load_kit(str(GAME))
+OPTIONS = KIT.Options()
+
+
+def played(squares: str) -> Any:
+    (instance,) = KIT.generate(OPTIONS, seed=0, num=1)
+    game = KIT.new_game(instance, OPTIONS)
+    for number, square in enumerate(squares):
+        assert game.step(number % 2, f"[move] {square}").error is None
+    return game
+
+
+class Erring(Exact):
+    """Plays as the scripts do: any of the best moves, with a share of random ones."""
+
+    def __init__(self, slip: float, most: int = 10**6) -> None:
+        self.options, self.slip = Exact.Options(most=most), slip
+
+    def read(
+        self, seat: int, nodes: list[Node], policy: object
+    ) -> Iterator[tuple[dict[int, float], float]]:
+        for node in nodes:
+            able, best = free(node.board), best_squares(node.board)
+            random = self.slip / len(able)
+            of_best = (1 - self.slip) / len(best)
+            yield {square: random + of_best * (square in best) for square in able}, 1.0
+
+    def values(self, replies: Any, worth: Any, rest: int = -1) -> list[float]:
+        return [worth(self.walk(seat, replies, None)[0], seat, rest) for seat in (0, 1)]
+
+
+def test_the_game_passes_the_checks_in_at_most_150_lines() -> None:
+    assert len(GAME.read_text(encoding="utf-8").splitlines()) <= 150
+    assert not [line.line() for line in check_kit(KIT, OPTIONS) if line.problem]
+
+
+def test_games_by_hand() -> None:
+    won = played("14253")  # X takes the first row
+    assert won.outcome().over and won.outcome().rewards == (1.0, -1.0)
+    assert won.measures((0,)) == {"lost": 0.0, "won": 1.0}
+    assert won.measures((0, 1)) == {"lost": 0.5, "won": 0.5}
+    drawn = played("123547698")
+    assert drawn.outcome().over and drawn.outcome().seat_scores == (0.5, 0.5)
+    game = played("51")
+    assert game.step(0, "[move] 5").error_kind == "taken"
+    assert game.step(0, "[move] 0").error_kind == "no_square"
+    assert game.step(0, "[move] 9").observations == ("", "O . . . X . . . X")
+    assert game.outcome_of_forfeit(1).rewards == (1.0, -1.0)
+    assert len(game.legal_moves()) == 6
+
+
+def test_there_are_5478_positions_and_perfect_play_draws() -> None:
+    """Also known: 4,520 of them have a move."""
+    seen, left = {EMPTY}, [EMPTY]
+    while left:
+        board = left.pop()
+        new = {after(board, square) for square in free(board)} - seen if not is_over(board) else ()
+        seen |= {*new}
+        left += new
+    assert len(seen) == 5478 and sum(not is_over(board) for board in seen) == 4520
+    assert value(EMPTY) == 0 and best_squares(EMPTY) == list(range(9))
+    assert value("X........") == 0 and best_squares("X........") == [4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("slip", "expected"),
+    [(1.0, (0.223, 0.032)), (0.2, (0.794, 0.626)), (0.1, (0.894, 0.798)), (0.0, (1.0, 1.0))],
+)
+def test_how_often_players_do_not_lose_to_perfect_play(
+    slip: float, expected: tuple[float, float]
+) -> None:
+    """As computed over positions, which this walk over sequences of moves does not use."""
+    assert Erring(slip).values(best_squares, kept) == pytest.approx(expected, abs=6e-4)
+
+
+@pytest.mark.slow
+def test_what_a_best_response_wins() -> None:
+    assert Erring(0.2).values(free, paid) == pytest.approx((0.27, 0.43), abs=5e-3)
+
+
+def test_what_is_not_followed_leaves_bounds() -> None:
+    """With the ten likeliest positions of each level. All would be 0.794 and 0.626."""
+    few = Erring(0.2, most=10)
+    low, high = (few.values(best_squares, kept, rest) for rest in (-1, 1))
+    assert low[0] < 0.794 < high[0] and low[1] < 0.626 < high[1]
+    assert few.values(free, paid, -1)[0] >= few.values(free, paid, 1)[0]
