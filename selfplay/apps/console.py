@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from functools import cache
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from selfplay.metrics.observer import Observer, Step
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from selfplay.config import Config
     from selfplay.distributed import World
 
+Line = Mapping[str, Any]  # of metrics.jsonl
+Names = tuple[str, ...]  # of policies
 # The columns of a step's line: heading, width, and the metric with its format; the others are made
 # by `step_line`.
 _COLUMNS = (
@@ -60,7 +63,7 @@ class Console(Observer):
         self._last = step.number
         if self.world.rank:
             return
-        num, policies = self.config.steps, self.config.policies
+        num, policies = self.config.steps, (*self.config.policies,)
         remaining_s = self.remaining_s(num - step.number, step.metrics)
         line = step_line(step.metrics, num_steps=num, remaining_s=remaining_s, policies=policies)
         stays = (
@@ -76,8 +79,8 @@ class Console(Observer):
             self._num_kept, self._kept_at = self._num_kept + 1, time.monotonic()
             print(f"{_CLEAR * sys.stdout.isatty()}{line}", flush=True)
         elif sys.stdout.isatty():
-            fits = line[: shutil.get_terminal_size().columns - 1]
-            print(f"{_CLEAR}{fits}\r", end="", flush=True)  # what is printed next overwrites it
+            # What is printed next overwrites it.
+            print(f"{_CLEAR}{line[: get_terminal_size().columns - 1]}\r", end="", flush=True)
 
     def state(self) -> dict[str, Any]:
         """The number of steps without an update, for the end of a run that is resumed."""
@@ -102,14 +105,15 @@ class Console(Observer):
         return num_steps * mean_s
 
 
-def _columns(policies: Collection[str]) -> tuple[tuple[str, int, str, str], ...]:
+@cache
+def _columns(policies: Names) -> tuple[tuple[str, int, str, str], ...]:
     """The columns; each of several policies has its own entropy, as a mean hides the collapse of
     one."""
     own = tuple((name := f"entropy/{each}", len(name), name, ".3f") for each in policies)
     return _COLUMNS[:_ENTROPY] + (own or (_COLUMNS[_ENTROPY],)) + _COLUMNS[_ENTROPY + 1 :]
 
 
-def head_line(*, num_steps: int, policies: Collection[str] = ()) -> str:
+def head_line(*, num_steps: int, policies: Names = ()) -> str:
     """The head above the lines of steps; each heading ends where its numbers end."""
     width = 2 * len(str(num_steps)) + 1
     heads = (name.rjust(size) for name, size, *_ in _columns(policies))
@@ -117,20 +121,16 @@ def head_line(*, num_steps: int, policies: Collection[str] = ()) -> str:
 
 
 def step_line(
-    metrics: Mapping[str, Any],
-    *,
-    num_steps: int,
-    remaining_s: float | None = None,
-    policies: Collection[str] = (),
+    metrics: Line, *, num_steps: int, remaining_s: float | None = None, policies: Names = ()
 ) -> str:
-    """The metrics of a step as one line of at most 120 columns or its head's, under `head_line`.
+    """The metrics of a step as one line under `head_line`, of at most 120 columns; with several
+    policies, `policies`, no number is cut.
 
     Each number has its place, which is `-` for a missing one; the mismatch is the largest of the
     policies. Notes follow as far as they fit: whether there was no update, aborted games, each
     seat's mean reward if they differ, and the stages that took at least 5% of the step's time.
     """
     rate = metrics.get("tokens_per_s")
-    most = len(head_line(num_steps=num_steps, policies=policies))
     apart = [n for name, n in metrics.items() if name.startswith("mismatch_mean") and n is not None]
     texts = {
         "reward": _reward(metrics),
@@ -154,7 +154,7 @@ def step_line(
     notes += [f"{name} {s:.3g}s" for name, s in stages.items() if total_s and s >= 0.05 * total_s]
     while notes and len(" ".join([*cells, *notes])) > 120:
         notes.pop()
-    return " ".join([*cells, *notes])[: max(120, most)]
+    return " ".join([*cells, *notes])[: None if policies else 120]
 
 
 def _reward(metrics: Mapping[str, Any]) -> str | None:

@@ -49,7 +49,7 @@ def test_the_line_of_a_step_has_its_numbers_in_their_places_and_fits_a_terminal(
 
 def test_each_of_several_policies_has_its_entropy_under_its_own_head_and_none_is_cut() -> None:
     """Of six policies the last one's number ends where its heading does, beyond column 120."""
-    names = [f"negotiator_{n}" for n in range(6)]
+    names = tuple(f"negotiator_{n}" for n in range(6))
     metrics = {"step": 7, "score": 0.5} | {f"entropy/{n}": i + 0.25 for i, n in enumerate(names)}
     metrics |= {f"mismatch_mean/{name}": 1e-7 * (i + 1) for i, name in enumerate(names)}
     head = head_line(num_steps=10, policies=names)

@@ -622,7 +622,7 @@ def test_an_unreachable_hub_is_refused_in_seconds(tmp_path: Path) -> None:
 
 def test_every_number_has_bounds() -> None:
     shown = all_described(Config)
-    numbers = [entry for entry in shown if re.match("int|float", entry.kind or "")]
+    numbers = [entry for entry in shown if re.match(r"(int|float)\b", entry.kind or "")]
     assert len(numbers) > 70
     for entry in numbers:
         bounds = [float(rule.split()[-1]) for rule in entry.rules if rule.startswith("at ")]
