@@ -236,7 +236,7 @@ class Kit:
 
     def vary(self, instance: Any, seat: int, *, seed: int) -> Any:
         """Another instance that differs only in what this seat sees, None if there is none. For
-        `python -m dialop check`."""
+        `python -m dialop check` and the view effect (docs/evaluation.md)."""
         return self._required("vary")(instance, seat, seed=seed)
 
     def read(self, path: Path) -> list[Any]:

@@ -56,9 +56,9 @@ def generate_instance(options, *, seed, index):
     return Instance(f"{seed}-{index}", free)
 
 
-def vary(instance, seat, *, seed):  # another calendar of this seat, for the check of views
-    flip = random.Random(seed).choice([d for d in DAYS if d not in instance.free[1 - seat]])
-    days = tuple(d for d in DAYS if (d in instance.free[seat]) != (d == flip))
+def vary(instance, seat, *, seed):  # another calendar of this seat, for checks and evaluations
+    common = random.Random(seed).choice(instance.free[1 - seat])
+    days = tuple(d for d in DAYS if d == common or d not in instance.free[seat])
     return replace(instance, free=(instance.free[0], days) if seat else (days, instance.free[1]))
 
 

@@ -216,8 +216,9 @@ class EvalConfig:
     final_games: int = Field(default=1024, ge=1, le=MAX_GAMES)
     """games of the evaluations before and after self-play"""
     talk_games: int = Field(default=256, ge=0, le=MAX_GAMES)
-    """how many of these games, and of eval.py's, are played again, once with messages of other
-    games and once with empty ones, to measure the talk effect (docs/evaluation.md); 0: none"""
+    """how many of these games, and of eval.py's, are played again, with messages of other games,
+    with empty ones and with another private view, to measure the talk effect and the view effect
+    (docs/evaluation.md); 0: none"""
     partners: tuple[str, ...] = ()
     """fixed partners: evaluations during training play the games once more with each and log
     eval_score/PARTNER. warm_start (the policy at the start of self-play, a second copy of the model

@@ -17,7 +17,7 @@ from typing import Any
 from dialop.game import Instance
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config, GameConfig, RolloutConfig
-from selfplay.config.player_spec import SELF
+from selfplay.config.player_spec import ENDPOINT, SELF
 from selfplay.distributed import World, gather_objects
 from selfplay.engines.base import Sampling
 from selfplay.errors import RunEnds
@@ -25,6 +25,7 @@ from selfplay.evaluation.plan import ITSELF, Matches
 from selfplay.evaluation.rows import SCRIPT, Row
 from selfplay.evaluation.tables import mean_interval
 from selfplay.evaluation.talk_effect import talk_effect
+from selfplay.evaluation.view_effect import view_effect
 from selfplay.metrics.progress import progress
 from selfplay.metrics.records import Pieces, game_record
 from selfplay.metrics.step import GameSums, add_up, game_sums
@@ -77,6 +78,7 @@ def evaluate(
     temperature: float | None = None,
     seat: int | None = None,
     talk_games: int = 0,
+    view_games: int | None = None,
     num_shown: int = NUM_SHOWN,
     turned: bool = False,
 ) -> Row:
@@ -86,8 +88,9 @@ def evaluate(
     `temperature` None samples as in training, 0 is greedy. With a partner the policy has seat
     `seat`, or takes its seats in turn if `seat` is None (`seat_in_turn`). Aborted games are left
     out of scores and means; the measure `num_void` counts them. The talk effect is measured on the
-    first `talk_games` games; the first `num_shown` are returned in full. With `turned` the row is
-    the partner's, and the policy's is its `partner`.
+    first `talk_games` games, the view effect on the first `view_games`, by default as many, except
+    with an endpoint. The first `num_shown` are returned in full. With `turned` the row is the
+    partner's, and the policy's is its `partner`.
 
     Raises:
         AllAborted: if no game is left.
@@ -142,7 +145,14 @@ def evaluate(
             joined,
             turned=turned,
         )
-    return replace(row, talk=talk_effect(first, setups, play, world)) if talk_games else row
+    if talk_games:
+        row = replace(row, talk=talk_effect(first, setups, play, world))
+    num = talk_games if view_games is None else view_games
+    if num and not partner.name.startswith(ENDPOINT):
+        first = {number: game for number, game in games.items() if number < num}
+        view = view_effect(first, instances, setups, play, game=config.game, world=world)
+        row = replace(row, view=view)
+    return row
 
 
 def evaluate_scripted(

@@ -62,7 +62,7 @@ def held_out(
         print(
             f"playing {len(instances)} held-out games {stage} self-play, sampled and greedy "
             f"(eval.final_games), and up to {min(len(instances), config.eval.talk_games)} of them "
-            "with other messages (eval.talk_games)",
+            "with other messages or private views (eval.talk_games)",
             flush=True,
         )
     rows = {
@@ -164,9 +164,13 @@ def what_changed(folder: Path) -> str:
         effects = f"{show_change(before.talk.effect)} to {show_change(after.talk.effect)}"
         silent = silent_text(all_after, after.talk)
         talk = f", the talk effect from {effects}{silent and f' ({silent})'}"
+    view = ""
+    if before.view and after.view:
+        view = f", the view effect from {show_change(before.view.effect)} to "
+        view += show_change(after.view.effect)
     return (
         f"self-play took the score from {show_interval(old)} to {show_interval(new)} ({change})"
-        f"{partners}{rewards}{talk} and messages a game from "
+        f"{partners}{rewards}{talk}{view} and messages a game from "
         f"{before.measures['messages']:.2f} to {after.measures['messages']:.2f}{worse}"
     )
 
@@ -185,11 +189,14 @@ def validation(context: EvaluationContext, fixed: Sequence[Partner] = ()) -> dic
     instances = evaluation_instances(
         VALIDATION, num=config.eval.num_games, game=config.game, data=config.data
     )
-    row = evaluate(instances, context)
+    row = evaluate(instances, context, view_games=config.eval.talk_games)
     shown = [name for name, _, _ in columns_of([row.measures]) if name in row.measures]
     metrics = {f"eval_{name}": row.measures[name] for name in shown}
     names = ("eval_score", "eval_score_low", "eval_score_high")
     metrics |= zip(names, row.interval, strict=True)
+    if row.view:
+        names = ("eval_view_effect", "eval_view_effect_low", "eval_view_effect_high")
+        metrics |= zip(names, row.view.effect, strict=True)
     for partner in fixed:
         with_partner = evaluate(instances, replace(context, partner=partner))
         metrics[f"eval_score/{partner.name}"] = with_partner.interval[0]

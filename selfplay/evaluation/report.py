@@ -24,10 +24,12 @@ from selfplay.errors import SettingsError
 from selfplay.evaluation.plan import pair_name
 from selfplay.evaluation.rows import Row, with_partners
 from selfplay.evaluation.tables import (
+    VIEW_EFFECT,
     columns_of,
     paired_interval,
     score_meaning,
     score_table,
+    show_change,
     show_interval,
     table,
     talk_text,
@@ -273,6 +275,14 @@ def markdown(report: Evaluated, *, games: bool = True, style: str = "pipe") -> s
         filled(f"{shown(name)}: {talk_text(row.talk, on_same)}")
         for name, row in report.results.items()
         if row.talk
+    ]
+    sections += [
+        filled(
+            f"{shown(name)}: view effect {show_change(row.view.effect)} in {row.view.num_games} "
+            f"games: {VIEW_EFFECT}"
+        )
+        for name, row in report.results.items()
+        if row.view
     ]
     errors = [
         filled(f"- {shown(f'{name}: {k}')}") for name, row in rows.items() if (k := _kinds(row))

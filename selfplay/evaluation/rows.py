@@ -51,13 +51,22 @@ class TalkEffect:
 
 
 @dataclass(frozen=True, slots=True)
+class ViewEffect:
+    """A seat's score minus its score if it reads another private view, as (mean, low, high)."""
+
+    effect: Interval
+    num_games: int
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """The games of one pair of players on a set of instances.
 
     `scores` has one score per game. `interval` is (mean, low, high) of the score, a 95 %
     interval over games. `measures` are means over games. `games` holds the first games in full,
     `examples` the "best", "typical" and "worst" game by score. `talk` is None if it was not
-    measured or the policy heard nothing. `partner` is the row of the player in the other seats of
+    measured or the policy heard nothing; `view` is None if it was not measured or no seat of the
+    policy has a private view. `partner` is the row of the player in the other seats of
     the same games, without games; None if one player has all seats.
     """
 
@@ -68,6 +77,7 @@ class Row:
     games: tuple[dict[str, Any], ...] = ()
     examples: dict[str, dict[str, Any]] = field(default_factory=dict)
     talk: Annotated[TalkEffect | None, BeforeValidator(_of_any_version)] = None
+    view: ViewEffect | None = None
     partner: Row | None = None
 
 

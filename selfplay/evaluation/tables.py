@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tabulate import tabulate
 
 from selfplay.data.seeds import named_seed
-from selfplay.evaluation.rows import SCRIPT, Row, TalkEffect
+from selfplay.evaluation.rows import SCRIPT, Row, TalkEffect, ViewEffect
 
 # Measure, heading, meaning. A table shows the columns that at least one of its rows has.
 COLUMNS = (
@@ -44,6 +44,7 @@ TALK_EFFECT = (
     "the score lost when the policy hears messages of other games: the gain from right messages "
     "and the harm of wrong ones together"
 )
+VIEW_EFFECT = "the score a seat loses when it reads another private view"
 FEW_STATEMENTS = 100  # with fewer, the interval of the share of true ones can be 0.2 wide or more
 _DRAWS = 10_000  # of weights, for an interval
 _MAX_WEIGHTS = 4_000_000  # drawn at a time, 32 MB
@@ -203,9 +204,9 @@ def show_change(interval: tuple[float, float, float]) -> str:
     return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
-def talk_cell(talk: TalkEffect | None) -> str:
-    """A row's talk effect in a table; a dash if it was not measured."""
-    return show_change(talk.effect) if talk else "-"
+def talk_cell(found: TalkEffect | ViewEffect | None) -> str:
+    """A row's talk effect or view effect in a table; a dash if it was not measured."""
+    return show_change(found.effect) if found else "-"
 
 
 def measure_cells(
@@ -225,14 +226,16 @@ def score_table(
     rows: Mapping[str, Row], columns: Mapping[str, str]
 ) -> tuple[list[str], list[list[str]]]:
     """The header and the lines of a table of rows by name. `columns` are the headings of measures.
-    The talk effect has a column if it was measured in any row."""
-    talk = any(row.talk for row in rows.values())
+    The talk effect and the view effect have a column if they were measured in any row."""
+    talk, view = (any(getattr(row, of) for row in rows.values()) for of in ("talk", "view"))
     head = ["", "score [95 %]", *(["talk effect [95 %]"] if talk else [])]
+    head += ["view effect [95 %]"] if view else []
     lines = [
         [
             name,
             show_interval(row.interval),
             *([talk_cell(row.talk)] if talk else []),
+            *([talk_cell(row.view)] if view else []),
             *measure_cells(row.measures, columns, num_games=len(row.scores)),
         ]
         for name, row in rows.items()

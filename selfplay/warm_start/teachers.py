@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
+from typing import Any
 
+from dialop.game import Game, Script
+from dialop.turns import FunctionScript
 from selfplay.config import Config, GameConfig
 from selfplay.config.player_spec import weighted
 from selfplay.errors import SettingsError
+from selfplay.evaluation.view_effect import other_instance
 from selfplay.warm_start.options import WarmStartConfig
+
+_LONGEST = 40  # moves of a game in which a teacher is watched
 
 
 def check_teachers(config: Config) -> None:
@@ -56,3 +63,55 @@ def teacher_mixture(
             f"{key} must be able to play the policy's seat {seats}, got {list(teachers)}"
         )
     return specs, weights
+
+
+def blind_teachers(config: Config, *, num: int = 8) -> list[str]:
+    """The teachers that do not look at what only their seat sees, if no other teacher does; else
+    none.
+
+    In scripted games of `num` instances each teacher is asked for each of its moves a second time,
+    with the same random draws, as if its seat saw another instance (`other_instance`).
+    """
+    warm, game = config.warm_start, config.game
+    if not warm.num_games:
+        return []
+    specs = list(dict.fromkeys(teacher_mixture(warm.teachers, game)[0]))
+    instances = game.kit.generate(game.kit.easy(game.options), seed=0, num=num)
+    uses = {spec: {_uses_view(spec, game, instances, n) for n in range(num)} for spec in specs}
+    return [
+        spec for spec in specs if False in uses[spec] and True not in set().union(*uses.values())
+    ]
+
+
+def _uses_view(spec: str, game: GameConfig, instances: Sequence[Any], number: int) -> bool | None:
+    """Whether a move of the teacher differs in this instance; None if its seats see nothing of
+    their own, or it makes no move there."""
+    kit = game.kit
+    own = kit.new_game(instances[number], game.options)
+    specs, twins = kit.seated(spec), dict[int, Game]()
+    scripts = [kit.make_script(each, seed=number) for each in specs]
+    for seat in kit.POLICY_SEATS:
+        other = other_instance(kit, instances, number, seat) if specs[seat] == spec else None
+        if other is not None:
+            twins[seat] = kit.new_game(other, game.options)
+    asked = None
+    for turn in range(_LONGEST):
+        mover = own.seat_to_move
+        if mover is None or not twins:
+            break
+        text = _move(scripts[mover], own.view(mover), turn)
+        if mover in twins:
+            if _move(scripts[mover], twins[mover].view(mover), turn) != text:
+                return True
+            asked = False
+        if own.step(mover, text).error is not None:
+            break
+        twins = {each: twin for each, twin in twins.items() if twin.step(mover, text).error is None}
+    return asked
+
+
+def _move(script: Script, view: Any, turn: int) -> str:
+    """The script's move, with draws that do not depend on the view."""
+    if isinstance(script, FunctionScript):
+        return script.move(view, random.Random(turn))
+    return script.act(view)

@@ -27,6 +27,7 @@ from selfplay.evaluation.rows import SCRIPT, Row, read_rows, with_partners
 from selfplay.evaluation.tables import (
     COLUMNS,
     TALK_EFFECT,
+    VIEW_EFFECT,
     columns_of,
     score_meaning,
     score_table,
@@ -138,6 +139,7 @@ def card(
         held_out=f"{len(sampled.scores)} {_held_out(config.data.test)}",
         score=score_meaning(columns_of([sampled.measures])),
         talk=f"{TALK_EFFECT}{silent and f'; {silent}'}",
+        view=VIEW_EFFECT if sampled.view else "",
         scores=_table(rows),
         evaluations=[
             (

@@ -99,6 +99,8 @@ def results(run: RunFiles) -> Iterator[tuple[str, str]]:
         yield "change", show_change(change)
     if after and after.talk:
         yield "talk effect after", show_change(after.talk.effect)
+    if after and after.view:
+        yield "view effect after", show_change(after.view.effect)
     rewards = [
         (f"reward/{number}", f"reward of {name}") for number, name in enumerate(seats_of(run))
     ]

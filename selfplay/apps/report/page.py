@@ -28,6 +28,7 @@ from selfplay.apps.report.run_files import LINKED, STAGES, RunFiles, RunRow, wit
 from selfplay.atomic import write_atomically
 from selfplay.evaluation.tables import (
     TALK_EFFECT,
+    VIEW_EFFECT,
     columns_of,
     measure_cells,
     paired_change,
@@ -189,6 +190,10 @@ def tiles(run: RunFiles) -> Iterator[tuple[str, str, str]]:
             silent = silent_text(_same_games(run, after), after.talk)
             meaning = "; ".join(filter(None, (meaning, silent)))
             yield "talk effect", f"{was[0]:+.2f} → {now[0]:+.2f}", meaning
+        if before.view and after.view:
+            was, now = before.view.effect, after.view.effect
+            meaning = f"after {show_change(now)}: score lost with another private view"
+            yield "view effect", f"{was[0]:+.2f} → {now[0]:+.2f}", meaning
         called = seats_of(run)
         rewards = [(f"reward/{i}", f"reward of {name}") for i, name in enumerate(called)]
         meaning = "before → after"
@@ -497,6 +502,7 @@ def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
             "score": show_interval(row.interval),
             "talk": talk_cell(row.talk),
             "talk_text": talk_text(row.talk, _same_games(of[0], row)) if row.talk else "",
+            "view": talk_cell(row.view),
             "bar": f"left:{start:.1f}%;width:{max(end - start, 0.8):.1f}%",
             "dot": f"left:{mean:.1f}%",
             "cells": measure_cells(
@@ -510,6 +516,7 @@ def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
         "score": score_meaning(columns),
         "columns": columns,
         "talk": TALK_EFFECT if talk else "",
+        "view": VIEW_EFFECT if any(row.view for _, row in rows) else "",
         "rows": [line(of, row) for of, row in rows],
     }
 
