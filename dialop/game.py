@@ -192,9 +192,9 @@ def is_taken(name: Any) -> bool:
 
 # `words` is missing on purpose: a game may count words by its own rule.
 _EVERY_RUNS = re.compile(
-    r"step|games|agreement|honesty|messages|optimal|turns|reward(_std|/.*)?|errors(_.*)?|eval_.*"
+    r"step|back_to|games|agreement|honesty|messages|optimal|turns|reward(_std|/.*)?|errors(_.*)?|eval_.*"
     r"|score(_if_agreed|_norm|/.*)?|entropy|lr|(critic_)?grad_norm|policy_loss|imitation_loss(_chats)?"
-    r"|ratio_mean|clip_share|(sync_check_)?mismatch(_max|_mean|_kl|_ess)?|importance_mean|kl_reference"
+    r"|ratio_mean|clip_share|legal_entropy|(sync_check_)?mismatch(_max|_mean|_kl|_ess)?|importance_mean|kl_reference"
     r"|value_loss|value_clip_share|return_mean|explained_variance|void_share|branch_variance"
     r"|zero_variance_(groups|branches)|(play|credit|sleep|update|push|sync_check|eval|save|step|engine"
     r"|tokens_per)_s|num_(games|void|instances|groups|suspected|engine_restarts|continuation_tokens"

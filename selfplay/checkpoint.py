@@ -171,9 +171,13 @@ def _num_bytes(item: WriteItem) -> int:
 
 
 def keep_newest(folder: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints of a run. Only one process may call."""
-    for old in checkpoints(folder)[:-keep]:
-        discard(old)
+    """Delete all but the newest `keep` checkpoints of a run, and those that a monitor may go back
+    to. Only one process may call."""
+    saved = checkpoints(folder)
+    best = state_of(saved[-1]).get("monitors", {}).get("best", ()) if saved[keep:] else ()
+    for old in saved[:-keep]:
+        if int(old.name[5:]) not in best:
+            discard(old)
 
 
 def damaged_saves(folder: Path, *, imitation: Path) -> dict[Path, str]:
@@ -283,17 +287,20 @@ def set_aside(checkpoint: Path, found: str) -> None:
     )
 
 
-def resume(folder: Path, learner: Learner, policy: str = "") -> tuple[int, dict[str, Any]]:
-    """Load the newest checkpoint into the learner of a policy, in place. `repair_folder` has
-    checked it; if it still cannot be loaded, it is renamed like a damaged one. Every rank must
-    call.
+def resume(
+    folder: Path, learner: Learner, policy: str = "", *, step: int | None = None
+) -> tuple[int, dict[str, Any]]:
+    """Load the newest checkpoint, or the one after `step` steps, into the learner of a policy, in
+    place. `repair_folder` has checked it; if it still cannot be loaded, it is renamed like a
+    damaged one. Every rank must call.
 
     Returns the number of finished steps and the trainer state; (0, {}) without a checkpoint. Raises
     SettingsError if none can be loaded, and for adapters that were trained on other base weights
     than the learner's.
     """
     damaged: dict[Path, str] = {}
-    for newest in broadcast_object(checkpoints(folder), learner.world)[::-1]:
+    saved = [each for each in checkpoints(folder) if step in (None, int(each.name[5:]))]
+    for newest in broadcast_object(saved, learner.world)[::-1]:
         if (adapters := learner.adapters) is not None:
             base = adapters.base
             home = home_of(newest, policy)

@@ -66,6 +66,7 @@ from selfplay.preflight.model import StartCheck, check_model
 from selfplay.preflight.run import read_rendering, start_warnings
 from selfplay.rollout.seat_rules import policy_of_seat, who_plays
 from selfplay.rollout.seating import Cast, Seated, pieces_of
+from selfplay.step.ending import push_all, saves_after
 from selfplay.step.run import Policy, Run
 from selfplay.warm_start.imitation import (
     first_folder,
@@ -178,10 +179,7 @@ def set_up(
     first_step, state = resumed[0]
     policies = [each.restored(state, engines[each.name]) for each in begun]
     on_first_rank(partial(keep_newest, folder, config.keep_checkpoints), world)
-    for policy in policies:
-        policy.engine.make_way()
-    for policy in policies:
-        policy.engine.push(first_step)
+    push_all(policies, first_step)
     if first_step >= max(config.steps, 1) and world.rank == 0:
         print(
             f"{folder} already has {first_step} of {config.steps} steps; increase steps to "
@@ -201,7 +199,7 @@ def set_up(
     observers = make_observers(
         config,
         world,
-        Monitors(config.monitors, rank=world.rank),
+        Monitors(config.monitors, rank=world.rank, saves=partial(saves_after, config)),
         Groups(config, world, journal, pieces),
         journal,
     )

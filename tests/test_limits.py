@@ -179,10 +179,23 @@ def test_a_wait_before_a_retry_is_at_most_a_minute(seed: int, attempt: int) -> N
 def test_at_most_the_newest_checkpoints_are_kept(keep: int, tmp_path: Path) -> None:
     steps = (3, 20, 100, 9)
     for step in steps:
-        (tmp_path / "checkpoints" / f"step_{step}").mkdir(parents=True)
+        folder = tmp_path / "checkpoints" / f"step_{step}"
+        folder.mkdir(parents=True)
+        (folder / "progress.json").write_text(json.dumps({"step": step, "state": {}}))
     keep_newest(tmp_path, keep)
     names = [path.name for path in checkpoints(tmp_path)]
     assert names == [f"step_{step}" for step in sorted(steps)[-keep:]]
+
+
+def test_the_checkpoint_that_a_monitor_goes_back_to_is_kept_too(tmp_path: Path) -> None:
+    """As the newest one names it."""
+    for step, best in ((3, 3), (9, 3), (20, 9), (100, 9)):
+        folder = tmp_path / "checkpoints" / f"step_{step}"
+        folder.mkdir(parents=True)
+        state = {"monitors": {"series": [], "best": [best]}}
+        (folder / "progress.json").write_text(json.dumps({"step": step, "state": state}))
+    keep_newest(tmp_path, 1)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step_9", "step_100"]
 
 
 SAID = st.sampled_from(

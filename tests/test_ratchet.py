@@ -34,7 +34,9 @@ WEIGHT = {
 # Of `selfplay/`, in the second step of `configs/talk.yaml` with one layer on the hf engine.
 STEP = {
     "files of a step": Limit(55, "doors: methods, observers, opponents, play, engines, policies"),
-    "functions of a step": Limit(356, "as above; the page's memory and tokens of a step"),
+    "functions of a step": Limit(
+        359, "as above; the page's memory and tokens; checkpoints that monitors go back to"
+    ),
     "lines of a step": Limit(3352, "as above; engines sleep after all turns are scored"),
     "frames to a move": Limit(12),
     "frames to weights": Limit(8),

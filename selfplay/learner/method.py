@@ -154,7 +154,8 @@ class Method:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from this state; {} in a new run.
 
-        Called once, after `trained` has been filled from the checkpoint and before the first step.
+        Called after `trained` and `kept` have been filled from the checkpoint: before the first
+        step, and when a monitor sends the run back.
         """
 
 

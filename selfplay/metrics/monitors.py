@@ -1,4 +1,4 @@
-"""Monitors: rules over the numbers of metrics.jsonl that warn about a run or stop it.
+"""Monitors: rules over the numbers of metrics.jsonl that warn about a run, stop it or send it back.
 
 docs/monitors.md lists the rules that are on by default, and the noise of healthy runs.
 """
@@ -14,13 +14,21 @@ from functools import lru_cache
 from typing import Any
 
 from dialop.specs import nearest
-from selfplay.config.monitors import DEFAULT_MONITORS, Rule, parse_rule
+from selfplay.config.monitors import BACK, DEFAULT_MONITORS, Rule, parse_rule
 from selfplay.errors import RunEnds
 from selfplay.metrics.observer import Observer, Step
 
 
 class MonitorStop(RunEnds):
     """A rule whose action is stop ended the run."""
+
+
+class GoBack(Exception):
+    """A rule sends the run back to the checkpoint of the step `best`."""
+
+    def __init__(self, said: str, best: int) -> None:
+        super().__init__(f"{said}; the policy goes back to step {best}")
+        self.best = best
 
 
 @dataclass(slots=True)
@@ -30,8 +38,10 @@ class _Series:
     values: list[float] = field(default_factory=list)
     rising: list[float] = field(default_factory=list)  # values of the metric that must rise, if any
     first: float | None = None  # the first mean over a full window
-    best: float | None = None  # the largest such mean
+    best: float | None = None  # the best such mean
     rising_at_best: float = 0.0
+    best_saved: float = 0.0  # of the means at checkpoints where the rule did not hold
+    best_step: int = 0  # whose checkpoint that is; 0 if there is none
     holds: bool = False  # whether the rule held at the last value
 
 
@@ -41,31 +51,45 @@ class Monitors(Observer):
     key = "monitors"
 
     def __init__(
-        self, rules: Sequence[str], *, rank: int, say: Callable[[str], object] | None = None
+        self,
+        rules: Sequence[str],
+        *,
+        rank: int,
+        say: Callable[[str], object] | None = None,
+        saves: Callable[[int], bool] = bool,
     ) -> None:
-        """`say` gets each warning; None prints it to standard error."""
+        """`say` gets each warning; None prints it to standard error. `saves` says whether a
+        checkpoint is saved after a number of steps."""
         self._rules = [parse_rule(text) for text in rules]
         self._series: dict[tuple[str, str], _Series] = {}  # by the rule's text and the metric
         self._unmatched = [rule for rule in self._rules if rule.text not in DEFAULT_MONITORS]
-        self._rank, self._say = rank, say or _print_warning
+        self._rank, self._say, self._saves = rank, say or _print_warning, saves
 
     def on_step(self, step: Step) -> None:
-        """Read the line of a step unless its push or validation games failed."""
-        if step.complete:
+        """Read the line of a step unless its push or validation games failed. If a rule sends the
+        run back, add `back_to` to the line."""
+        if not step.complete:
+            return
+        try:
             self.check(step.number, step.metrics, step.skipped)
+        except GoBack as back:
+            step.metrics["back_to"] = back.best
+            self._warn(str(back))
+            raise
 
     def check(self, step: int, metrics: Mapping[str, float], skipped: Sequence[str] = ()) -> None:
         """Read the metrics after `step` steps. `skipped` says why optimizer steps were skipped.
 
         A rule that warns prints a line when it starts to hold. Raises MonitorStop, after reading
-        all metrics, for the first rule that holds and stops.
+        all metrics, for the first rule that holds and stops; else GoBack for the first one that
+        sends the run back. All means then start anew, as their values were of another policy.
         """
         metrics = {"num_skipped_steps": 0.0, **metrics}  # it is logged only if it is above 0
         self._warn_of_unmatched(metrics)
-        stops = []
+        stops, backs = [], list[GoBack]()
         for rule in self._rules:
             for name in _matched(rule.metric, tuple(metrics)):
-                problem = self._read(rule, name, metrics)
+                problem = self._read(rule, name, metrics, step)
                 if not problem:
                     continue
                 if name == "num_skipped_steps" and skipped:
@@ -75,20 +99,34 @@ class Monitors(Observer):
                 if rule.action == "stop":
                     stops.append(f"monitor '{rule.text}' stopped the run after step {step}: ")
                     stops[-1] += problem
+                    continue
+                said = f"monitor '{rule.text}', step {step}: {problem}"
+                best = self._series[rule.text, name].best_step
+                if rule.action == BACK and best:
+                    backs.append(GoBack(said, best))
                 else:
-                    self._warn(f"monitor '{rule.text}', step {step}: {problem}")
+                    no = "; no checkpoint was better, so the run goes on"
+                    self._warn(f"{said}{no if rule.action == BACK else ''}")
         if stops:
             raise MonitorStop(f"{stops[0]}; to continue, remove this rule from `monitors`")
+        if backs:
+            for series in self._series.values():
+                series.values, series.rising, series.holds = [], [], False
+            raise backs[0]
 
     def state(self) -> dict[str, Any]:
-        """The monitors' part of the trainer state, as plain values for `restore`."""
-        return {"series": [[*key, asdict(series)] for key, series in self._series.items()]}
+        """The monitors' part of the trainer state, as plain values for `restore`, and the steps of
+        the checkpoints that a rule may go back to."""
+        rules = {rule.text for rule in self._rules}
+        best = {each.best_step for (text, _), each in self._series.items() if text in rules} - {0}
+        series = [[*key, asdict(series)] for key, series in self._series.items()]
+        return {"series": series} | ({"best": sorted(best)} if best else {})
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from `state()`. Rules that are not in it start without values."""
         self._series = {(rule, n): _Series(**saved) for rule, n, saved in state.get("series", [])}
 
-    def _read(self, rule: Rule, name: str, metrics: Mapping[str, float]) -> str:
+    def _read(self, rule: Rule, name: str, metrics: Mapping[str, float], step: int) -> str:
         """Add the metric's value to the rule's series and return a new problem, "" for none."""
         value, rising = metrics[name], metrics.get(rule.rising or name, math.nan)
         if not (math.isfinite(value) and math.isfinite(rising)):
@@ -100,17 +138,22 @@ class Monitors(Observer):
             return ""
         mean, rising_mean = _mean(series.values), _mean(series.rising)
         series.first = mean if series.first is None else series.first
-        if series.best is None or mean >= series.best:
+        if series.best is None or rule.better * (mean - series.best) >= 0:
             series.best, series.rising_at_best = mean, rising_mean
         held, series.holds = series.holds, _holds(rule, series, mean, rising_mean)
-        if not series.holds or (held and rule.action == "warn"):
+        may_return = rule.action == BACK and not series.holds and self._saves(step)
+        first = not series.best_step
+        if may_return and (first or rule.better * (mean - series.best_saved) >= 0):
+            series.best_saved, series.best_step = mean, step
+        if not series.holds or (held and rule.action != "stop"):
             return ""
         over = f" over {rule.window} steps" if rule.window > 1 else ""
         problem = f"the mean of {name}{over} is {mean:.4g}"
         if rule.relation == "loses":
             problem += f", {1 - mean / series.first:.0%} below its first, {series.first:.4g}"
-        if rule.relation == "falls":
-            problem += f", {series.best - mean:.4g} below its best"
+        if rule.relation in ("falls", "rises"):
+            where = "below" if rule.better > 0 else "above"
+            problem += f", {abs(series.best - mean):.4g} {where} its best"
         if rule.rising:
             problem += f", {rule.rising} went from {series.rising_at_best:.4g} to {rising_mean:.4g}"
         return problem
@@ -146,18 +189,22 @@ def _print_warning(text: str) -> None:
 def warnings_of(rules: Sequence[str], steps: Iterable[Mapping[str, float]]) -> list[str]:
     """The rules' warnings for the lines of a run's metrics.jsonl, until one stops the run."""
     said: list[str] = []
-    monitors = Monitors(rules, rank=0, say=said.append)
+    steps = list(steps)
+    best = {line["back_to"] for line in steps if "back_to" in line}  # the saves that matter
+    monitors = Monitors(rules, rank=0, say=said.append, saves=best.__contains__)
     for line in steps:
         try:
             monitors.check(int(line["step"]), line)
         except MonitorStop as stop:
             return [*said, str(stop)]
+        except GoBack as back:
+            said.append(str(back))
     return said
 
 
 def _holds(rule: Rule, series: _Series, mean: float, rising_mean: float) -> bool:
     """Whether a rule holds for the mean of its window: below or above a bound, or lower by it than
-    the first mean or the best one."""
+    the first mean, or worse by it than the best one."""
     if rule.relation == "<":
         return mean < rule.bound
     if rule.relation == ">":
@@ -165,7 +212,7 @@ def _holds(rule: Rule, series: _Series, mean: float, rising_mean: float) -> bool
     assert series.best is not None and series.first is not None
     if rule.relation == "loses":
         return series.first > 0 and mean < series.first * (1 - rule.bound)
-    falls = series.best - mean > rule.bound
+    falls = rule.better * (series.best - mean) > rule.bound
     return falls and (rule.rising is None or rising_mean > series.rising_at_best)
 
 

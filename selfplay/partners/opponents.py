@@ -95,9 +95,16 @@ def make_opponents(config: Config, state: Mapping[str, Any]) -> Opponents:
     name = config.rollout.opponents
     with own_call(KEY, name):
         opponents: Opponents = function_of(KEY, name)(config)
+    restore_opponents(opponents, state)
+    return opponents
+
+
+def restore_opponents(opponents: Opponents, state: Mapping[str, Any]) -> None:
+    """Restore them to a checkpoint's `state`, if it is not empty. Raises OwnFault if a custom class
+    fails."""
+    with own_call(KEY, opponents.config.rollout.opponents):
         if state:
             opponents.restore(state)
-    return opponents
 
 
 def drawn(

@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from itertools import chain
 from pathlib import Path
 
@@ -23,8 +24,9 @@ from dialop.shown import error_line
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.chat.tokenizer import load_tokenizer, train_tokenizer
 from selfplay.config import Config, EngineConfig, GameConfig, ModelConfig
+from selfplay.config.monitors import BACK, parse_rule
 from selfplay.config.own_code import is_own_game, own_code, own_names
-from selfplay.config.player_spec import parse_shares
+from selfplay.config.player_spec import SELF, parse_shares
 from selfplay.data.chats import check_shown, read_chats
 from selfplay.data.instances import TOKENIZER, check_files, generated, imitated_people, trained_on
 from selfplay.data.stream import made_instances, read_train_file
@@ -44,9 +46,9 @@ from selfplay.partners.endpoint import check_endpoint
 from selfplay.preflight.functions import check_functions
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, limits_of
-from selfplay.rollout.seat_rules import check_players
+from selfplay.rollout.seat_rules import check_players, chosen_seats
 from selfplay.rollout.seating import scripted_games
-from selfplay.warm_start.teachers import check_teachers
+from selfplay.warm_start.teachers import blind_teachers, check_teachers
 
 AT_START = {
     "torch.set_default_dtype": torch.float32,
@@ -83,6 +85,7 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     check_files(config.game, config.data)  # before a model is fetched
     check_fixed_partners(config.eval, config.game, config.rollout, out=config.out)
     check_observers(config, here=here)
+    check_going_back(config)
     check_state(config)
     rendering, *_ = [_check_policy(each, here=here) for each in policies]
     return rendering
@@ -117,6 +120,34 @@ def _check_policy(config: Config, *, here: bool) -> Rendering:
     return rendering
 
 
+def check_going_back(config: Config) -> None:
+    """Raise SettingsError for a monitor that goes back by a policy's score with itself in a
+    zero-sum game, where that is 0.5 whatever it plays."""
+    kinds = {spec.kind for spec, _ in parse_shares(config.rollout.partners)}
+    alone = chosen_seats(config.game, config.rollout) is None
+    own = ["score/self", *(["eval_score"] if alone else []), *(["score"] if SELF in kinds else [])]
+    for rule in map(parse_rule, config.monitors):
+        by_own = rule.action == BACK and any(fnmatchcase(name, rule.metric) for name in own)
+        if by_own and is_zero_sum(config):
+            raise SettingsError(
+                "monitors: in a zero-sum game best must be by observed/exploitability or by a "
+                "score with a fixed opponent, such as eval_score/PARTNER, because a policy's score "
+                f"with itself is 0.5 whatever it plays, got {rule.text!r}"
+            )
+
+
+def is_zero_sum(config: Config) -> bool:
+    """Whether the scores of the seats always have the mean 0.5, in games of scripted players; in a
+    game without scripted players at its start."""
+    game = config.game
+    ends = [each.outcome for each in baseline_games(config, num=4)]
+    if not ends:
+        (instance,) = made_instances(config, 0, [0])
+        ends = [game.kit.new_game(instance, game.options).outcome()]
+    half = len(game.kit.ROLES) / 2
+    return all(end.seat_scores and abs(sum(end.seat_scores) - half) < 1e-9 for end in ends)
+
+
 def check_state(config: Config) -> None:
     """Raise SettingsError if the state of a generated game, at its start or after scripted moves,
     cannot be written into logs."""
@@ -132,10 +163,17 @@ def check_state(config: Config) -> None:
 
 
 def start_warnings(config: Config, rendering: Rendering) -> list[str]:
-    """Warnings if the limits of `rollout` cut off games or moves of scripted players, or if
-    held-out files contain training instances."""
-    shared = trained_on(config.game, config.data)
-    return [*cut_off(config, baseline_games(config), rendering), *shared]
+    """Warnings if the limits of `rollout` cut off games or moves of scripted players, if held-out
+    files contain training instances, or if no teacher looks at its private view."""
+    found = [*cut_off(config, baseline_games(config), rendering)]
+    found += trained_on(config.game, config.data)
+    if blind := blind_teachers(config):
+        found.append(
+            f"warm_start.teachers {', '.join(blind)}: no move depends on what only its seat sees, "
+            "so self-play starts from a policy that ignores it and may stay so "
+            "(docs/evaluation.md#the-view-effect)"
+        )
+    return found
 
 
 def baseline_games(config: Config, *, num: int = 16) -> list[Episode]:

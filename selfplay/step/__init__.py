@@ -33,7 +33,7 @@ from selfplay.rollout.driver import Rollout, first_turns, play_games
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.play import play_of
 from selfplay.rollout.seating import self_play_games
-from selfplay.step.ending import Ending
+from selfplay.step.ending import Ending, push_all
 from selfplay.step.run import Batch, Policy, Run, UpdateResult
 
 COUNTS = ("num_trained_tokens", "num_optimizer_steps", "num_skipped_steps")
@@ -281,11 +281,7 @@ def push(run: Run, version: int) -> dict[str, float]:
     Raises EngineLost or EngineDisagrees."""
     metrics = dict[str, float]()
     with run.timed("push"):
-        for policy in run.policies:  # the engines take the memory that all of them free
-            policy.engine.make_way()
-    for policy in run.policies:
-        with run.timed("push"):
-            policy.engine.push(version)
+        push_all(run.policies, version)
     for policy in run.policies:
         with run.timed("sync_check"):
             metrics |= named(policy.sync_check.after_push(version=version), policy)

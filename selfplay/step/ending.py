@@ -6,18 +6,20 @@ no further push and holds everything that the step has changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TextIO, cast
 
-from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint
+from selfplay.atomic import damage
+from selfplay.checkpoint import OpenCheckpoint, begin_checkpoint, resume
 from selfplay.config import Config
 from selfplay.config.plugins import plain_state
 from selfplay.distributed import on_first_rank, raise_on_all_ranks
 from selfplay.errors import RunEnds, with_step
+from selfplay.metrics.monitors import GoBack
 from selfplay.metrics.run_folder import check_lock
-from selfplay.partners.opponents import opponents_state
+from selfplay.partners.opponents import opponents_state, restore_opponents
 from selfplay.step.run import Policy, Run
 
 
@@ -35,6 +37,7 @@ class Ending:
         self._before = trainer_state(run)  # credit changes the baselines
         self._checkpoint: OpenCheckpoint | None = None
         self.failed: RunEnds | None = None  # the first check that failed after the change
+        self._back: GoBack | None = None
 
     @contextmanager
     def before_weights_change(self) -> Iterator[None]:
@@ -55,12 +58,19 @@ class Ending:
         """A check that fails ends this block, and `finish` raises the first one."""
         try:
             yield
+        except GoBack as back:
+            self._back = back
         except RunEnds as error:
             self.failed = self.failed or error
 
     def finish(self) -> None:
-        """Save what the step and its observers have changed, then raise the first failure."""
+        """Save what the step and its observers have changed, or where a monitor asks for it the
+        run's best policy in place of it; then raise the first failure."""
         run, num_done = self._run, self._step + 1
+        if self._back is not None:
+            with self.after_weights_changed():
+                self._checkpoint = begin_from(run, self._back.best, num_done)
+                push_all(run.policies, num_done)
         if self._checkpoint is not None:
             finish_checkpoint(run, self._checkpoint, trainer_state(run))
         elif self.failed is not None:
@@ -95,6 +105,40 @@ def finish_checkpoint(run: Run, checkpoint: OpenCheckpoint, state: Mapping[str, 
         checkpoint.finish(state, keep=run.config.keep_checkpoints)
 
 
+def begin_from(run: Run, best: int, num_done: int) -> OpenCheckpoint:
+    """Put the policies as they were after `best` steps in place of those after `num_done`, and
+    begin a checkpoint of them.
+
+    Weights, optimizers, what methods keep and train, baselines, the pool and the results of
+    opponents return. Noise floors, observers and partners' weights given from Python stay. The
+    engines go to sleep. Raises RunEnds, with nothing changed, if that checkpoint is damaged.
+    """
+    folder = run.folder / "checkpoints" / f"step_{best:06d}"
+    if found := on_first_rank(partial(damage, folder), run.world):
+        raise RunEnds(f"{folder} must be undamaged, as `monitors` go back to it, got {found}")
+    for policy in run.policies:
+        policy.engine.sleep()
+    for policy in run.policies:
+        _, state = resume(run.folder, policy.learner, policy.name, step=best)
+        own = state["policies"][policy.name]
+        for method in policy.learner.methods:
+            method.restore(own["methods"].get(type(method).__name__, {}))
+        policy.baselines.clear()
+        policy.baselines.update(own["baselines"])
+        pool = {"pool": own["partners"]["pool"]}
+        policy.partners.restore(pool, policy.learner, policy.tokenizer)
+        restore_opponents(policy.opponents, own["opponents"])
+    return save_learner(run, num_done)
+
+
+def push_all(policies: Sequence[Policy], version: int) -> None:
+    """Push each policy's weights to its engine, which sleeps."""
+    for policy in policies:  # the engines take the memory that all of them free
+        policy.engine.make_way()
+    for policy in policies:
+        policy.engine.push(version)
+
+
 def save_and_sleep(run: Run, num_done: int, state: Mapping[str, Any]) -> None:
     """Save the run after `num_done` steps; the engines go to sleep for good."""
     for policy in run.policies:
@@ -109,6 +153,7 @@ def trainer_state(run: Run) -> dict[str, Any]:
         return {
             "policies": {policy.name: policy_state(policy) for policy in run.policies},
             "num_lines": run.journal.num_lines,
+            **({"overrides": run.overrides} if run.overrides else {}),
         } | {observer.key: observer.state() for observer in run.observers if observer.key}
 
 

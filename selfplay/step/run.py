@@ -66,6 +66,7 @@ class Run:
     timed: Stopwatch  # duration of the step's stages
     first_step: int
     changed: dict[str, float] = field(default_factory=dict)  # metrics of this step only
+    overrides: dict[str, str] = field(default_factory=dict)  # settings of this step only
 
     @property
     def learner(self) -> Learner:

@@ -15,7 +15,7 @@ from selfplay.advantages.sample import Sample
 from selfplay.checkpoint import checkpoints
 from selfplay.config.monitors import DEFAULT_MONITORS, parse_rule
 from selfplay.learner.update import update_policy
-from selfplay.metrics.monitors import Monitors, MonitorStop, warnings_of
+from selfplay.metrics.monitors import GoBack, Monitors, MonitorStop, warnings_of
 from tests.helpers.interrupted import replaced
 from tests.helpers.tiny_run import (
     begin_halfway,
@@ -194,6 +194,8 @@ def test_a_metric_that_does_not_exist_is_told_once(capsys: pytest.CaptureFixture
         "warn if score > 1 over 0",
         "warn if score loses 100%",
         "warn if score > 1 while eval_score rises",
+        "back if score falls 0.1",
+        "warn if score rises 0.1 while eval_score rises",
     ],
 )
 def test_a_bad_rule_is_refused_with_an_example(rule: str) -> None:
@@ -206,6 +208,59 @@ def test_a_bad_rule_is_refused_with_an_example(rule: str) -> None:
 def test_a_rules_bound_is_finite(rule: str) -> None:
     with pytest.raises(ValueError, match=f"^monitors: a rule's bound must be .*'{rule}'"):
         parse_rule(rule)
+
+
+def test_best_is_the_best_checkpoint_at_which_the_rule_did_not_hold() -> None:
+    """Saved after every second step. Smaller is better where a rise is bad; equal means are both
+    the best, and the newer one counts. A best that was not saved is not gone back to."""
+
+    def went(rule: str, *values: float) -> tuple[int, int] | None:
+        """The step after which the run goes back, and to which."""
+        monitors = Monitors([rule], rank=0, saves=lambda step: step % 2 == 0)
+        for step, value in enumerate(values, 1):
+            try:
+                monitors.check(step, {"x": value})
+            except GoBack as back:
+                return step, back.best
+        return None
+
+    assert went("back to best if x falls 0.3", 0.5, 0.6, 0.9, 0.8, 0.85, 0.5) == (6, 4)
+    assert went("back to best if x rises 0.3", 0.5, 0.6, 0.1, 0.3, 0.25, 0.3, 0.45) == (7, 6)
+    assert went("back to best if x > 0.7", 0.9, 0.6, 0.1, 0.5, 0.6, 0.8) == (6, 4)
+    assert went("back to best if x < 0.3 over 2", 0.5, 0.4, 0.3, 0.2, 0.2) == (4, 2)
+    assert went("back to best if x loses 50%", 1.0, 0.9, 0.9, 0.9, 0.4) == (5, 4)
+    # The only save is of a step at which it held; the one after it did not save.
+    assert went("back to best if x < 0.3", 0.5, 0.1, 0.4, 0.2, 0.1) is None
+
+
+def test_a_best_is_kept_for_a_resume_and_the_means_start_anew(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rule, other = "back to best if x < 0.3 over 2", "warn if x < 0.2 over 3"
+    values = (0.5, 0.5, 0.1, 0.1, 0.1, 0.1)
+    first, second = (Monitors([rule, other], rank=0) for _ in range(2))
+    for step, value in enumerate(values[:3], 1):
+        first.check(step, {"x": value})
+    assert first.state()["best"] == [2]
+    second.restore(json.loads(json.dumps(first.state())))
+    with pytest.raises(GoBack, match=r"step 4: .*goes back to step 2$"):
+        second.check(4, {"x": values[3]})
+    second.check(5, {"x": values[4]})  # one value since then
+    with pytest.raises(GoBack, match=r"step 6: .*goes back to step 2$"):
+        second.check(6, {"x": values[5]})
+    assert not capsys.readouterr().err, "two values are not three"
+
+
+def test_the_page_names_the_step_that_the_run_went_back_to() -> None:
+    """From the lines alone, whatever was saved; a run without a checkpoint yet is warned."""
+    rule = "back to best if x < 0.3"
+    values = (0.9, 0.8, 0.1, 0.5)
+    lines: list[dict[str, float]] = [{"step": n, "x": x} for n, x in enumerate(values, 1)]
+    (said,) = warnings_of([rule], lines)
+    assert said.endswith("the mean of x is 0.1; no checkpoint was better, so the run goes on")
+    lines[2]["back_to"] = 2
+    (said,) = warnings_of([rule], lines)
+    assert said.endswith("the mean of x is 0.1; the policy goes back to step 2")
 
 
 # --- in a run -----------------------------------------------------------------------------------
