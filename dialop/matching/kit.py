@@ -67,8 +67,8 @@ def easy(options: Options) -> Options:
 
 def new_game(instance: MatchingInstance, options: Options) -> MatchingGame:
     """A new game on a board, with `demonstrations` games in its prompts."""
-    rules = part_of(options, Rules)
-    return MatchingGame(instance, rules, demonstrations=_demonstrations(options))
+    shown = _demonstrations(options) if options.demonstrations else ((), "")
+    return MatchingGame(instance, part_of(options, Rules), demonstrations=shown)
 
 
 @lru_cache(maxsize=8)

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, replace
-from numbers import Real
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from dialop.shown import error_text
-from dialop.specs import nearest
+from selfplay.api.step_settings import step_parts
 from selfplay.checkpoint import export_final
 from selfplay.config import Config, load_config
 from selfplay.config.load import load, override_words
 from selfplay.config.own_code import changed_originals, copies_of
 from selfplay.config.play import check_num_games, check_temperature
 from selfplay.config.player_spec import CHECKPOINT, Spec, parse_shares
-from selfplay.config.policies import HOME
 from selfplay.data.instances import HELD_OUT, evaluation_instances
 from selfplay.distributed import World, close_world
 from selfplay.engines.sglang.fast import early
@@ -41,7 +38,7 @@ from selfplay.preflight.run import check_run
 from selfplay.setup import open_world, set_up
 from selfplay.step import take_step
 from selfplay.step.ending import check_place, save_and_sleep, saves_after, trainer_state
-from selfplay.step.run import Policy, Run
+from selfplay.step.run import Run
 
 
 @contextmanager
@@ -60,35 +57,6 @@ def outside_event_loop() -> Iterator[None]:
     finally:
         asyncio._set_running_loop(loop)
         asyncio.tasks._enter_task(loop, task)
-
-
-# The settings that each step reads; `start` has built the run's parts from the others.
-OF_A_STEP = (
-    *("rollout.temperature", "optim.lr", "algorithm.kl", "algorithm.entropy", "algorithm.options"),
-    *("algorithm.clip_low", "algorithm.clip_high", "algorithm.dual_clip"),
-    *("reward.token_cost", "reward.message_cost", "reward.error_penalty", "reward.options"),
-)
-
-
-def _numbers(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of settings by their dotted keys."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{name}.")
-        elif isinstance(value, Real):
-            yield f"{prefix}{name}", float(value)
-
-
-def _changed(policy: Policy, given: Config) -> Policy:
-    """The policy with the values of a step. Raises SettingsError for a KL without a reference."""
-    if given.algorithm.kl and not policy.config.algorithm.kl:
-        raise SettingsError(
-            "algorithm.kl must be above 0 at the run's start to load a reference, got "
-            f"{policy.config.algorithm.kl:g} there and {given.algorithm.kl:g} in a step"
-        )
-    changeable = ("rollout", "algorithm", "reward", "optim")
-    values = {name: getattr(given, name) for name in changeable}
-    return replace(policy, config=replace(policy.config, **values))
 
 
 class SavedRun:
@@ -197,31 +165,17 @@ class OpenRun(SavedRun):
                 f"steps must be above {self.num_done}, the finished steps of {self.folder}, to "
                 f"take another step, got {settings.steps}"
             )
-        changed = self._with(overrides) if overrides else self.parts
-        with self._ending_at_an_error("step"):
-            step = take_step(changed, self.num_done)
+        with ExitStack() as inside:
+            parts = self.parts
+            if overrides:
+                of_step = step_parts(parts, self.folder, overrides, self.num_done)
+                parts = inside.enter_context(of_step)
+            inside.enter_context(self._ending_at_an_error("step"))
+            step = take_step(parts, self.num_done)
             self.num_done = step.number
             if saves_after(settings, step.number):
                 self._num_saved = step.number
         return step
-
-    def _with(self, overrides: Mapping[str, Any]) -> Run:
-        """The parts with these settings replaced."""
-        words, parts = override_words(overrides), self.parts
-        for given_key in overrides:
-            key = re.sub(rf"^{HOME}\.\w+\.", "", given_key)
-            if not any(key == name or key.startswith(f"{name}.") for name in OF_A_STEP):
-                raise SettingsError(
-                    f"a step's overrides must be among {', '.join(OF_A_STEP)}, got {given_key}"
-                    f"{nearest(key, OF_A_STEP)}"
-                )
-        given = load(Config, self.folder / "config.yaml", words)
-        policies = [_changed(each, given.of_policy(each.name)) for each in parts.policies]
-        config = policies[0].config
-        if given.policies:
-            config = replace(parts.config, rollout=given.rollout, reward=given.reward)
-        changed = dict(_numbers(overrides))
-        return replace(parts, config=config, policies=policies, changed=changed)
 
     @outside_event_loop()
     def update_partner(self, spec: str, weights: GivenWeights) -> None:

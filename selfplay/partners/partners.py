@@ -15,9 +15,18 @@ from transformers import PreTrainedTokenizerBase
 
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
-from selfplay.config.player_spec import CHECKPOINT, ENDPOINT, POOL, SELF, Spec, parse_shares
+from selfplay.config.player_spec import (
+    CHECKPOINT,
+    ENDPOINT,
+    POOL,
+    SCRIPTED,
+    SELF,
+    Spec,
+    parse_shares,
+)
 from selfplay.distributed import World, gather_objects
 from selfplay.engines.base import GameRunner
+from selfplay.errors import SettingsError
 from selfplay.learner.learner import Learner
 from selfplay.learner.method import Ask
 from selfplay.metrics.step import add_up
@@ -77,6 +86,20 @@ class Partners:
                 every = every | self._pool.load([name for name, _ in shares if name in members])
             self._drawn = step, [(every[name], share) for name, share in shares]
         return self._drawn[1]
+
+    def make_ready(self, specs: Sequence[Spec]) -> None:
+        """Let opponents draw these. Raises SettingsError for one that needs a model or an endpoint
+        that the run has not loaded at its start."""
+        for spec in specs:
+            if spec.text in self._partners or (spec.kind == POOL and self._pool):
+                continue
+            if spec.kind not in (SELF, SCRIPTED):
+                known = [*self._partners, *([POOL] if self._pool else [])]
+                raise SettingsError(
+                    "rollout.partners of a step must be self, scripted players, or partners that "
+                    f"the run has loaded ({', '.join(known)}), got {spec.text!r}"
+                )
+            self._partners[spec.text] = self._partner(spec, own_engine=False)
 
     def named(self, name: str) -> Partner:
         """The partner of this spec."""
