@@ -273,6 +273,24 @@ def own_reach(tree: Tree, policy: Policy) -> list[float]:
     return reach
 
 
+def mean_over_moves(tree: Tree, policy: Policy, values: Sequence[float]) -> float:
+    """The mean of a value of each information set over the moves of play: each counts as often as
+    chance and the policy, in every seat, lead there."""
+    total = weight = 0.0
+    left = list(tree.deals)
+    while left:
+        reach, node = left.pop()
+        if isinstance(node, Position):
+            total, weight = total + reach * values[node.at], weight + reach
+            left += [(reach * p, each) for p, each in zip(policy[node.at], node.after, strict=True)]
+    return total / weight
+
+
+def entropies(policy: Policy) -> list[float]:
+    """The entropy of the moves in each information set, in nats."""
+    return [-math.fsum(p * math.log(p) for p in each if p > 0) for each in policy]
+
+
 @dataclass(frozen=True, slots=True)
 class ViewUse:
     """How much a policy's moves depend on the private view of the deal.

@@ -71,6 +71,7 @@ PLUGINS = {
             "judge": f"{_METHODS}.judge:Judge",
             "recompute": f"{_METHODS}.recompute:Recompute",
             "kl_reference": f"{_METHODS}.kl_reference:KLReference",
+            "legal_moves": "selfplay.league.legal_moves:LegalMoves",
             "auxiliary_imitation": f"{_METHODS}.auxiliary_imitation:AuxiliaryImitation",
             "best_games": f"{_METHODS}.best_games:BestGames",
             "resample": f"{_METHODS}.resample:Resample",

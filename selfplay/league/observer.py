@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dialop.tree import Average, Tree, tree_of, values_of, view_use
+from dialop.tree import Average, Tree, entropies, mean_over_moves, tree_of, values_of, view_use
 from selfplay.config import Config
 from selfplay.distributed import World, broadcast_object
 from selfplay.engines.base import Engine
@@ -136,6 +136,7 @@ class Exploitability(Observer):
             "view_effect": used.effect if usable else math.nan,
             "view_distance": used.distance if usable else math.nan,
             "legal_mass": found.mass,
+            "legal_entropy": mean_over_moves(self._tree, found.policy, entropies(found.policy)),
         }
         if self._log is not None:
             self._log.append({"step": number, **numbers, "sets": table(self._tree, found.policy)})

@@ -61,6 +61,16 @@ class KLReferenceOptions:
 
 
 @dataclass(frozen=True, slots=True, config=RULES)
+class LegalMovesOptions:
+    """An entropy bonus over the moves that a game lists (docs/exploitability.md)."""
+
+    entropy: float = Field(default=0.1, ge=0.0, le=1000.0)
+    """weight of the mean entropy of a move, in nats, over the listed moves"""
+    until: int = Field(default=0, ge=0, le=10_000_000)
+    """the step at which the weight has fallen linearly to 0; 0 keeps it"""
+
+
+@dataclass(frozen=True, slots=True, config=RULES)
 class PPOOptions:
     """PPO's value function, and the advantages computed from it; only with algorithm.advantage
     ppo."""
@@ -176,6 +186,7 @@ OPTIONS = {
     "judge": JudgeOptions,
     "recompute": RecomputeOptions,
     "kl_reference": KLReferenceOptions,
+    "legal_moves": LegalMovesOptions,
     "ppo": PPOOptions,
     "auxiliary_imitation": AuxiliaryImitationOptions,
     "best_games": BestGamesOptions,

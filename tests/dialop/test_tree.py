@@ -1,5 +1,6 @@
 """Exact values of whole games: Kuhn poker by hand, by its solution, and beside OpenSpiel."""
 
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,17 @@ import pytest
 from dialop.checks import check_kit
 from dialop.game import GameError
 from dialop.kit import load_kit
-from dialop.tree import Average, Tree, ViewUse, own_reach, tree_of, values_of, view_use
+from dialop.tree import (
+    Average,
+    Tree,
+    ViewUse,
+    entropies,
+    mean_over_moves,
+    own_reach,
+    tree_of,
+    values_of,
+    view_use,
+)
 from tests.helpers.changed_games import changed
 
 GAME = Path(__file__).resolve().parents[2] / "examples/kuhn/kuhn.py"
@@ -156,6 +167,17 @@ def test_equilibria_averaged_stay_equilibria() -> None:
     for alpha in (0.0, 0.1, 0.3):
         average.add(TREE, equilibrium(alpha))
     assert values_of(TREE, average.policy(TREE)).exploitability == pytest.approx(0.0, abs=1e-12)
+
+
+def test_the_entropy_of_a_move_by_hand() -> None:
+    """Two equally likely moves everywhere, or only at the first of two moves."""
+    even = [[0.5, 0.5]] * 12
+    assert mean_over_moves(TREE, even, entropies(even)) == pytest.approx(math.log(2))
+    bets = {"J": 0.5, "Q": 0.5, "K": 0.5} | {f"{card} bet": 1.0 for card in CARDS}
+    first = policy_of(
+        bets | {f"{card} {moves}": 0.0 for card in CARDS for moves in ("pass", "pass bet")}
+    )
+    assert mean_over_moves(TREE, first, entropies(first)) == pytest.approx(math.log(2) / 2)
 
 
 def test_a_policy_that_ignores_its_card_has_no_view_effect() -> None:

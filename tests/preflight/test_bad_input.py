@@ -104,6 +104,7 @@ def assert_one_line(stderr: str, program: str, named: str) -> None:
     assert len(stderr) < 2000
 
 
+KUHN = Path(__file__).resolve().parents[2] / "examples/kuhn/kuhn.py"
 MEETING = Path(__file__).resolve().parents[2] / "examples/meeting/meeting.py"
 FILES: dict[str, str | bytes] = {
     "file": "",
@@ -230,6 +231,11 @@ TRAIN: list[Row] = [
     ("--config run.yaml --lr 3", "unknown argument '--lr'; write optim.lr=VALUE"),
     ("game.name=yaml", "game yaml is an installed package, …which is no game; for one of your own"),
     ("device=cuda", "device"),
+    ("methods.legal_moves=on", "a game that lists its deals and moves…got game.name matching"),
+    (
+        (f"game.name={KUHN}", "game.options=null", "monitors=[back to best if score falls 0.1]"),
+        "monitors: in a zero-sum game…by observed/exploitability…got 'back to best if score falls",
+    ),
     ("--config run.yaml --dry-run --gpu nan", "--gpu must be"),
     ("engine.exact=true", "engine.exact must be false with engine.kind hf, got true"),
     ("engine.kind=sglan", "nearest is sglang"),
