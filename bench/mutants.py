@@ -2,7 +2,7 @@
 
     python -m bench.mutants --jobs 14 --out mutants.jsonl
 
-Each mutant changes one place: eleven by hand (NAMED), and others drawn by a named seed from the
+Each mutant changes one place: thirteen by hand (NAMED), and others drawn by a named seed from the
 lines of the core that a training step executes. The kinds are a comparison or its boundary, an
 operator, a number, a removed statement, a negated condition, two swapped arguments. Each kind is
 drawn equally often, and a line at most once.
@@ -149,6 +149,18 @@ NAMED = (
         "selfplay/step/ending.py",
         '"baselines": dict(policy.baselines)',
         '"baselines": {}',
+    ),
+    (
+        "pool to go back to",
+        "selfplay/step/ending.py",
+        "policy.partners.restore(pool, policy.learner, policy.tokenizer)",
+        "pass",
+    ),
+    (
+        "best to go back to",
+        "selfplay/metrics/monitors.py",
+        "series.best_saved, series.best_step = mean, step",
+        "series.best_saved, series.best_step = mean, step - 1",
     ),
 )
 

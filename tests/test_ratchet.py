@@ -27,8 +27,8 @@ WEIGHT = {
     "selfplay": Limit(23893, "going back to best, the view effect, entropy of listed moves"),
     "extras": Limit(2662, "vLLM, endpoint seat, verifiers, TextArena, a GGUF file's word marks"),
     "dialop": Limit(7939, "going back to best, the view effect, entropy of listed moves"),
-    "tests": Limit(33863, "going back to best, the view effect, entropy of listed moves"),
-    "bench": Limit(3291, "going back to best, the view effect, entropy of listed moves"),
+    "tests": Limit(33868, "going back to best, the view effect, entropy of listed moves"),
+    "bench": Limit(3303, "going back to best, the view effect, entropy of listed moves"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
 # Of `selfplay/`, in the second step of `configs/talk.yaml` with one layer on the hf engine.

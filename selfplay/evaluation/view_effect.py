@@ -23,6 +23,7 @@ from selfplay.evaluation.rows import ViewEffect
 from selfplay.evaluation.tables import paired_interval
 from selfplay.rollout.episode import Episode, GameSetup
 
+_ENOUGH = 8  # games without another view, after which no more are looked at
 Play = Callable[[Mapping[int, GameSetup]], Mapping[int, Episode]]
 
 
@@ -40,8 +41,11 @@ def view_effect(
     is left out, as is one whose control was aborted. Every rank must call."""
     seats: dict[int, int] = {}
     controls: dict[int, GameSetup] = {}
-    for index, episode in games.items():
-        twins = dict(_twins(game, instances, index, episode.policy_seats))
+    for num, (index, episode) in enumerate(games.items()):
+        if num == _ENOUGH and not controls:  # the game has no private views
+            break
+        plain, own_seats = setups[index].game, episode.policy_seats
+        twins = dict(other_views(game, plain, instances, index, own_seats))
         if twins:
             seat = seats[index] = [*twins][index // len(episode.players) % len(twins)]
             seen = SeenOtherwise(
@@ -63,17 +67,16 @@ def _score(episode: Episode, seat: int) -> float:
     return episode.outcome.score_of([seat])
 
 
-def _twins(
-    game: GameConfig, instances: Sequence[Instance], number: int, seats: Sequence[int]
+def other_views(
+    game: GameConfig, plain: Game, instances: Sequence[Any], number: int, seats: Sequence[int]
 ) -> Iterator[tuple[int, Game]]:
-    """The seats that see something of their own in this instance, and the game of another one in
-    which they see something else."""
-    plain = game.kit.new_game(instances[number], game.options)
+    """Those of the seats that see something of their own in `plain`, the new game of this instance,
+    and the new game of another one in which they see something else (`other_instance`)."""
     for seat in seats:
         other = other_instance(game.kit, instances, number, seat)
         if other is not None:
             twin = game.kit.new_game(other, game.options)
-            if (twin.prompt(seat), twin.view(seat)) != (plain.prompt(seat), plain.view(seat)):
+            if game.kit.has("vary") or twin.prompt(seat) != plain.prompt(seat):
                 yield seat, twin
 
 

@@ -6,12 +6,12 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from dialop.game import Game, Script
+from dialop.game import Script
 from dialop.turns import FunctionScript
 from selfplay.config import Config, GameConfig
 from selfplay.config.player_spec import weighted
 from selfplay.errors import SettingsError
-from selfplay.evaluation.view_effect import other_instance
+from selfplay.evaluation.view_effect import other_views
 from selfplay.warm_start.options import WarmStartConfig
 
 _LONGEST = 40  # moves of a game in which a teacher is watched
@@ -70,7 +70,7 @@ def blind_teachers(config: Config, *, num: int = 8) -> list[str]:
     none.
 
     In scripted games of `num` instances each teacher is asked for each of its moves a second time,
-    with the same random draws, as if its seat saw another instance (`other_instance`).
+    with the same random draws, as if its seat saw another instance (`other_views`).
     """
     warm, game = config.warm_start, config.game
     if not warm.num_games:
@@ -87,13 +87,10 @@ def _uses_view(spec: str, game: GameConfig, instances: Sequence[Any], number: in
     """Whether a move of the teacher differs in this instance; None if its seats see nothing of
     their own, or it makes no move there."""
     kit = game.kit
-    own = kit.new_game(instances[number], game.options)
-    specs, twins = kit.seated(spec), dict[int, Game]()
+    own, specs = kit.new_game(instances[number], game.options), kit.seated(spec)
     scripts = [kit.make_script(each, seed=number) for each in specs]
-    for seat in kit.POLICY_SEATS:
-        other = other_instance(kit, instances, number, seat) if specs[seat] == spec else None
-        if other is not None:
-            twins[seat] = kit.new_game(other, game.options)
+    seats = [seat for seat in kit.POLICY_SEATS if specs[seat] == spec]
+    twins = dict(other_views(game, own, instances, number, seats))
     asked = None
     for turn in range(_LONGEST):
         mover = own.seat_to_move

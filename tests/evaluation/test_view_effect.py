@@ -152,6 +152,13 @@ TEACHERS = {
 }
 
 
+@pytest.mark.parametrize("game", ["tictactoe/tictactoe.yaml", "textarena/dilemma.yaml"])
+def test_no_teacher_is_named_in_a_game_without_private_views(game: str) -> None:
+    if "textarena" in game:
+        pytest.importorskip("textarena")
+    assert blind_teachers(load_config(f"examples/{game}")) == []
+
+
 @pytest.mark.parametrize("settings", TEACHERS)
 def test_teachers_that_ignore_their_view_are_named_if_all_do(settings: str) -> None:
     """Random moves do not count as another move: both are drawn alike. Self-play from a mixture
