@@ -25,6 +25,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,6 +50,10 @@ _ACCEPT = "[accept]"  # the move that ends a negotiation, named in its prompt
 _CALL = re.compile(r"\[[^\[\]]+\]")  # a move inside a text, such as [Offer: 2 Ore -> 1 Wood]
 _TALK = "conversation"  # the phase of a game in which any text is talk
 _MOST = 16  # players
+_JURY = "jury_class"  # the setting of games whose winner a jury chooses
+_OWN_JURY = "examples/textarena/debate.py"
+_WORDS = re.compile(r"nltk\.download\('(\w+)'\)")  # what nltk tells about a missing list
+_SERVICE, _MASTER = "OpenRouter", "its game master is a model of a paid service, for one player"
 # What a player can promise in the talk before a choice, in the games with such a choice.
 _PROMISES = {
     "IteratedPrisonersDilemma": ("cooperate", "defect"),
@@ -80,14 +85,17 @@ class TextArenaGame(Game):
     game is in a phase of talk; else it is a `move`. Error kinds: over, not_your_turn, invalid.
     """
 
-    def __init__(self, env_id: str, instance: Instance, num_players: int = 2) -> None:
+    def __init__(
+        self, env_id: str, instance: Instance, num_players: int = 2, **settings: Any
+    ) -> None:
+        """`settings` are the environment's own, such as its `jury_class`."""
         self.env_id, self.instance, self.num_seats = env_id, instance, num_players
         self._random = random.Random(instance.seed).getstate()
         self._moves: list[tuple[int, str]] = []
         self._kinds: list[str] = []
         self._num_errors = [0] * num_players
-        self._env = textarena.make(_raw_id(env_id))
         with self._own_random():
+            self._env = textarena.make(_raw_id(env_id), **settings)
             self._env.reset(num_players=num_players, seed=instance.seed)
         opening = self._take_observations(None)
         self._texts = [[text] for text in opening]
@@ -219,10 +227,10 @@ class TextArenaGame(Game):
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> TextArenaGame:
-        """The game described by `state()`."""
+    def from_state(cls, state: Mapping[str, Any], **settings: Any) -> TextArenaGame:
+        """The game described by `state()`, in an environment with these settings."""
         instance, num_players = Instance(**state["instance"]), len(state["num_errors"])
-        game = cls(state["env_id"], instance, num_players)
+        game = cls(state["env_id"], instance, num_players, **settings)
         for seat, text in state["moves"]:
             game.step(seat, text)
         game._num_errors = list(state["num_errors"])
@@ -265,9 +273,9 @@ _ADMIN = textarena.ObservationType.GAME_ADMIN
 _ACTION = textarena.ObservationType.PLAYER_ACTION
 
 
-def module_of(name: str) -> SimpleNamespace:
+def module_of(name: str, **settings: Any) -> SimpleNamespace:
     """A game module in the form that dialop/kit.py reads, for the TextArena game with this id, or
-    ID:N, without N for the fewest players from two on.
+    ID:N, without N for the fewest players from two on. `settings` are the environment's own.
 
     Raises:
         ValueError: for an unknown id (names the nearest), or a game that such players cannot play.
@@ -283,15 +291,21 @@ def module_of(name: str) -> SimpleNamespace:
     if num and not (num.isdecimal() and 2 <= int(num) <= _MOST):
         raise ValueError(f"game.name {PREFIX}ID:N must have 2 to {_MOST} players, got {num}")
     game: TextArenaGame | None = None
-    why = ""
-    for num_players in [int(num)] if num else range(2, _MOST + 1):
+    judged = _JURY in known[_raw_id(env_id)].kwargs and _JURY not in settings
+    why = f"it needs a jury of your own ({_OWN_JURY})" if judged else ""
+    for num_players in [] if judged else [int(num)] if num else range(2, _MOST + 1):
         try:
-            game = TextArenaGame(env_id, Instance("", 0), num_players)
+            with redirect_stdout(StringIO()):  # a download that fails is printed for each try
+                game = TextArenaGame(env_id, Instance("", 0), num_players, **settings)
             break
         except Exception as error:  # noqa: BLE001
             why = why or error_line(error)
+            if words := _WORDS.search(str(error)):
+                why = f"it needs a word list: python -m nltk.downloader {words[1]}"
+                break
     if game is None:
         players = f"by {num}" if num else "by two or more"
+        why = _MASTER if _SERVICE in why else why
         raise ValueError(f"game.name {PREFIX}{env_id} cannot be played {players}: {why}")
     num_seats = game.num_seats
 
@@ -302,8 +316,8 @@ def module_of(name: str) -> SimpleNamespace:
     return SimpleNamespace(
         ROLES=("player",) * num_seats,
         generate_instance=generate_instance,
-        new_game=lambda instance, options: TextArenaGame(env_id, instance, num_seats),
-        restore=TextArenaGame.from_state,
+        new_game=lambda instance, options: TextArenaGame(env_id, instance, num_seats, **settings),
+        restore=lambda state: TextArenaGame.from_state(state, **settings),
     )
 
 

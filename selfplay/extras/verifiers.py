@@ -3,8 +3,9 @@
 
 Each agent of the environment is a seat. Its `run` and `finalize` play as they are, with the seats'
 moves as the answers of its agents; its rewards and the task's are the seats' rewards. Nothing of
-its harnesses runs: no program, sandbox or server of tools. An environment that needs one is
-refused. The environments' coroutines run on one event loop in a thread.
+its harnesses runs: no program, sandbox or server of tools. What needs one is refused before a game,
+where its task shows it, or by the call that asks for it. The environments' coroutines run on one
+event loop in a thread.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ try:
     import verifiers.v1 as vf
     from verifiers.v1.agent import Segment
     from verifiers.v1.configs.agent import AgentConfig
+    from verifiers.v1.dialects import parse_message
     from verifiers.v1.envs.single_agent import SingleAgentEnv
     from verifiers.v1.episode import EnvInfo, Episode
     from verifiers.v1.graph import MessageNode
     from verifiers.v1.trace import AgentInfo, Trace, TraceTask
-    from verifiers.v1.types import AssistantMessage, SystemMessage, UserMessage
-    from verifiers.v1.utils.decorators import invoke_all
+    from verifiers.v1.types import AssistantMessage, SystemMessage, UserMessage, content_text
+    from verifiers.v1.utils.decorators import discover_decorated, invoke_all
     from verifiers.v1.utils.loaders import (
         env_config_type,
         environment_class,
@@ -49,12 +51,15 @@ except ImportError as error:
         "an environment of its own installs it (docs/verifiers.md)"
     ) from error
 
+from pydantic import ValidationError
+
 from dialop.game import Game, GameError, Outcome, Prompt, Step
 from dialop.kit import option
 from dialop.shown import error_line
 
 PREFIX = "verifiers:"
 _CALL = re.compile(r"\[[^\[\]]+\]")  # a move inside a text
+_ANY = "bash"  # the harness of agents that name none; it may have tools that no task needs
 TIMEOUT_S = 60.0  # that an environment may take between two moves
 
 
@@ -67,6 +72,10 @@ class Options:
     num_tasks: int = option(1000, "how many of the taskset's first tasks are drawn from", low=1)
     lowest: float = option(0.0, "the reward that is score 0")
     highest: float = option(1.0, "the reward that is score 1")
+
+    def __post_init__(self) -> None:
+        if not self.lowest < self.highest:
+            raise ValueError(f"lowest must be below highest, got {self.lowest} and {self.highest}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +106,14 @@ def _loop() -> asyncio.AbstractEventLoop:
 class _Play:
     """A running episode: what it asks of the seats, each seat's system text, and its end."""
 
-    def __init__(self, env: Any, task: Any, names: list[str]) -> None:
-        self.names, self.asked = names, deque[tuple[int, str, asyncio.Future[str]]]()
+    def __init__(self, name: str, env: Any, task: Any) -> None:
+        self.name, self.names = name, list(env._agent_specs)
+        self.asked = deque[tuple[int, str, asyncio.Future[str]]]()
         self.opened: dict[int, str] = {}
         self.num_answers = 0
         self.ended = False
         self.error: Exception | None = None
+        self.unbridged = ""
         self._episode = Episode(env=EnvInfo(id=env.config.env_id), task=_task_of(task))
         self._changed = threading.Event()
         self._future = asyncio.run_coroutine_threadsafe(self._run(env, task), _loop())
@@ -122,13 +133,22 @@ class _Play:
     def _wait(self) -> None:
         """Wait until a seat is asked or the episode has ended.
 
-        Raises GameError after `TIMEOUT_S` seconds, as an environment does that waits for the
-        network.
+        Raises GameError for a call that cannot be bridged, and after `TIMEOUT_S` seconds, as for an
+        environment that waits for the network.
         """
         while not self.asked and not self.ended:
             if not self._changed.wait(TIMEOUT_S):
-                raise GameError(f"an environment must ask or end within {TIMEOUT_S:g} s")
+                raise GameError(
+                    f"game.name {PREFIX}{self.name} must ask or end within {TIMEOUT_S:g} s"
+                )
             self._changed.clear()
+        if self.unbridged:
+            raise GameError(self.unbridged)
+
+    def refused(self, need: str) -> GameError:
+        """The error of a call that cannot be bridged, which ends the game even if it is caught."""
+        self.unbridged = f"game.name {PREFIX}{self.name} cannot be a game: it needs {need}"
+        return GameError(self.unbridged)
 
     def rewards(self) -> tuple[float, ...]:
         """For each seat the mean reward of its conversations; 0 without one or after an error."""
@@ -157,7 +177,8 @@ class _Play:
             await env.finalize(task, self._episode)
         except Exception as error:  # noqa: BLE001
             self.error = error
-            _tell(type(env).__name__, error_line(error))
+            if not self.unbridged:
+                _tell(self.name, error_line(error))
         self.ended = True
         self._changed.set()
 
@@ -165,7 +186,7 @@ class _Play:
 @lru_cache(maxsize=64)
 def _tell(name: str, why: str) -> None:
     """Print once why episodes end with reward 0."""
-    print(f"game.name {PREFIX}: {name} failed, its seats get 0: {why}", file=sys.stderr, flush=True)
+    print(f"game.name {PREFIX}{name} failed, its seats get 0: {why}", file=sys.stderr, flush=True)
 
 
 class _Held:
@@ -185,33 +206,47 @@ class _Agent:
         self._play, self._seat, self.config, self._traces = play, seat, config, traces
         self.trainable = True
 
-    async def run(self, task: Any, **_: Any) -> Any:
+    async def run(self, task: Any, **more: Any) -> Any:
         """One answer to the task's prompt, as by an agent that calls no tools. Returns its trace,
         with the task's rewards.
         """
-        async with self.interaction(task) as interaction:
+        async with self.interaction(task, **more) as interaction:
             await interaction.turn()
         return interaction.trace
 
     @asynccontextmanager
-    async def interaction(self, task: Any, **_: Any) -> AsyncIterator[_Interaction]:
+    async def interaction(
+        self, task: Any, on_trace: Any = None, **more: Any
+    ) -> AsyncIterator[_Interaction]:
         """A conversation turn by turn; at its end the task's own rewards are added to its trace.
 
-        Raises GameError for a task that needs more than texts.
+        Raises GameError for a task that needs more than texts, or is given a sandbox or tools.
         """
-        if why := unbridged(task):
-            raise GameError(why)
+        given = (f"{name!r} of an agent" for name, value in more.items() if value)
+        if need := unbridged(task) or next(given, ""):
+            raise self._play.refused(need)
         trace = Trace(task=_task_of(task), agent=AgentInfo(config=self.config))
         trace.agent.name, trace.agent.trainable = self._play.names[self._seat], self.trainable
+        if on_trace is not None:
+            on_trace(trace)
         interaction = _Interaction(self._play, self._seat, task, trace, self.config.max_turns)
         yield interaction
-        trace.is_completed = trace.ok = True
+        trace.ok = True
+        trace.stop("user_closed")  # unless it has stopped
         await task.score(trace)
         self._traces.append(trace)
 
-    async def provision(self, *_: Any, **__: Any) -> Any:
-        """Refuse to make a sandbox."""
-        raise GameError("the environment must not need a sandbox")
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what an agent has beside conversations, such as `provision`, a sandbox."""
+        raise _refused(self, name, "agent")
+
+
+def _refused(one: Any, name: str, what: str) -> Exception:
+    """The error of an attribute that an agent or a conversation has only in verifiers."""
+    if name.startswith("_"):  # also those of copies and of a class that is not set up
+        return AttributeError(name)
+    refused: Exception = one._play.refused(f"{name!r} of an {what}")
+    return refused
 
 
 class _Interaction:
@@ -230,20 +265,34 @@ class _Interaction:
         else:  # a later conversation of the same seat
             self._waiting = "\n\n".join(text for text in (system, self._waiting) if text)
 
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what a conversation has beside turns, such as `steer`."""
+        raise _refused(self, name, "interaction")
+
     def _add(self, message: Any, *, sampled: bool = False) -> None:
         parent = len(self.trace.nodes) - 1 if self.trace.nodes else None
         self.trace.nodes.append(MessageNode(parent=parent, message=message, sampled=sampled))
 
-    async def turn(self, message: str | None = None) -> Any:
-        """The seat's answer to a user's text, after the task's own prompt if it is the first.
+    async def turn(self, message: Any = None) -> Any:
+        """The seat's answer to a user's text or messages, after the task's own prompt if it is the
+        first.
 
         The segment is terminated, without an answer, by the agent's limit of turns or the task's
         stop.
         """
         stops = self._task.hooks("stop")
         stopped = await invoke_all(stops, {"task": self._task.data, "trace": self.trace})
-        if any(stopped) or (self._limit is not None and self.trace.num_turns >= self._limit):
+        reasons = [each.__name__ for each, now in zip(stops, stopped, strict=True) if now]
+        if self._limit is not None and self.trace.num_turns >= self._limit:
+            reasons.insert(0, "max_turns")
+        if reasons:
+            self.trace.stop(reasons[0])
             return Segment(messages=[], terminated=True)
+        if message is not None and not isinstance(message, str):
+            given = [parse_message(m) if isinstance(m, dict) else m for m in message]
+            if _shows_more(given):
+                raise self._play.refused(_SHOWN)
+            message = "\n\n".join(content_text(each.content) for each in given)
         if message is not None:
             self._add(UserMessage(content=message))
         texts, self._waiting = (self._waiting, message), ""
@@ -258,34 +307,72 @@ def _task_of(task: Any) -> Any:
     return TraceTask(type=kind, data=task.data, key=task.key, hash=task.hash)
 
 
+_SHOWN = "images, or a prompt with messages of others than a user"
+
+
+def _shows_more(messages: Any) -> bool:
+    """Whether there is more in these messages than a user's texts."""
+    return any(
+        each.role != "user"
+        or not (isinstance(each.content, str) or all(p.type == "text" for p in each.content))
+        for each in messages
+    )
+
+
 def unbridged(task: Any) -> str:
-    """Why the seats cannot play a task: what it needs beside texts; "" if they can.
+    """What the seats lack to play a task, beside texts; "" if they can play it.
 
     Only the task's class and data are read; nothing of it runs.
     """
-    kind = type(task)
+    kind, data = type(task), task.data
+    signals = (*task.hooks("reward"), *task.hooks("metric"))
+    reads = {name for each in signals for name in inspect.signature(each).parameters}
+    stops = {name for each in task.hooks("stop") for name in inspect.signature(each).parameters}
     needs = {
-        "a sandbox": kind.NEEDS_CONTAINER or task.data.image,
+        "a sandbox": kind.NEEDS_CONTAINER or data.image,
         "a sandbox for its set-up": kind.setup is not vf.Task.setup,
+        "a sandbox for its end": kind.finalize is not vf.Task.finalize,
         "servers of tools (MCP)": kind.toolsets(task.config),
+        "skills, which a harness installs": data.skills,
         "judges, which call the network": task.config.judges,
-        "a sandbox for its rewards": [
-            each
-            for each in (*task.hooks("reward"), *task.hooks("metric"))
-            if "runtime" in inspect.signature(each).parameters
-        ],
+        "a sandbox for its rewards": "runtime" in reads,
+        "to read or change requests": stops - {"task", "trace"}
+        or discover_decorated(task, "intercept"),
+        _SHOWN: not isinstance(data.prompt, str) and _shows_more(data.prompt or ()),
     }
-    found = [need for need, has in needs.items() if has]
-    return f"{kind.__name__} cannot be a game: it needs {found[0]}" if found else ""
+    return next((need for need, has in needs.items() if has), "")
 
 
 @lru_cache(maxsize=16)
 def _env_of(name: str, config: str) -> Any:
-    """The environment of `TASKSET[:ENVIRONMENT]` with these settings, as JSON."""
+    """The environment of `TASKSET[:ENVIRONMENT]` with these settings, as JSON.
+
+    Raises GameError for settings that do not fit, and for an environment that cannot be opened or
+    has resources of its own.
+    """
     taskset, _, env = name.partition(":")
     given = json.loads(config)
-    given["taskset"] = {"id": taskset, **given.get("taskset", {})}
-    return load_environment(resolve_env_config(given | ({"id": env} if env else {})))
+    try:
+        given["taskset"] = {"id": taskset} | given.get("taskset", {})
+        found: Any = load_environment(resolve_env_config(given | ({"id": env} if env else {})))
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        rule = f"game.options.config must fit {PREFIX}{name}, got {config}"
+        raise GameError(f"{rule}: {'; '.join(wrong)}") from error
+    except Exception as error:
+        raise GameError(
+            f"game.name {PREFIX}{name} cannot be opened: {error_line(error)}"
+        ) from error
+    given = [each.harness or found._default_harness for each in found._agent_specs.values()]
+    chosen = [each.id for each in given if each.id not in ("null", _ANY)]
+    needs = {
+        f"the harness {''.join(chosen[:1])}": chosen,
+        "servers of tools (MCP)": found.taskset.toolsets(found.taskset.config),
+        "resources of its own": type(found).start is not vf.Env.start,
+    }
+    for need in (need for need, has in needs.items() if has):
+        raise GameError(f"game.name {PREFIX}{name} cannot be a game: it needs {need}")
+    return found
 
 
 @lru_cache(maxsize=16)
@@ -299,7 +386,10 @@ def _tasks(name: str, options: Options) -> list[Any]:
     Raises GameError for a taskset without any.
     """
     found, rest = _tasks_of(name, json.dumps(options.config, sort_keys=True))
-    found.extend(islice(rest, max(0, options.num_tasks - len(found))))
+    try:
+        found.extend(islice(rest, max(0, options.num_tasks - len(found))))
+    except Exception as error:
+        raise GameError(f"game.name {PREFIX}{name} gives no task: {error_line(error)}") from error
     if not found:
         raise GameError(f"game.name {PREFIX}{name}: the taskset must have a task, got none")
     return found[: options.num_tasks]
@@ -327,9 +417,9 @@ class VerifiersGame(Game):
     def _started(self) -> _Held:
         """An episode after this game's moves."""
         task = _tasks(self.name, self.options)[self.instance.position]
-        if why := unbridged(task):
-            raise GameError(f"game.name {PREFIX}{self.name}: {why}")
-        play = _Play(self._env, task, list(self._env._agent_specs))
+        if need := unbridged(task):
+            raise GameError(f"game.name {PREFIX}{self.name} cannot be a game: it needs {need}")
+        play = _Play(self.name, self._env, task)
         for text in self._moves:
             play.answer(text)
         self._read(play)

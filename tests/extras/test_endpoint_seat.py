@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import APITimeoutError, BadRequestError, OpenAI
+from openai import APITimeoutError, BadRequestError, NotFoundError, OpenAI
 
 from dialop.matching.game import MatchingGame
 from selfplay.chat.rendering import Rendering, make_rendering
@@ -27,6 +27,7 @@ from selfplay.extras.endpoint_seat import server as seats
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import Episode, GameSetup
 from selfplay.rollout.players import PolicyPlayer
+from tests.helpers.casts import trained
 from tests.helpers.chat_families import ANEW, FAMILIES, make_tokenizer, tokenizer_of
 from tests.helpers.dialop_boards import BEST, BRIEF, SMALL
 from tests.helpers.house import ROOT
@@ -179,6 +180,48 @@ def test_a_limit_of_the_game_ends_it_as_for_the_built_in_player(
             assert other.ids[: len(one)] == one.ids and sum(other.mask) == sum(one.mask)
         ends.add(ours.ended)
     assert ends == {"tokens", "finished"}
+
+
+def test_calls_without_end_use_up_the_seats_tokens(play: Any, rendering: Rendering) -> None:
+    """Each is short, a chat of its own; all that they sample in one turn is limited."""
+
+    class Chatty(WaveEngine):
+        def answer(self, request: Request) -> Completion:
+            self.texts = {request.seed: "yes"}
+            return super().answer(request)
+
+    def calls(client: OpenAI, turn: dict[str, Any]) -> Any:
+        with pytest.raises(BadRequestError) as caught:
+            while True:
+                forward(client, {"messages": [said("again")]})
+                asked.append(True)
+        assert caught.value.code == "context_length_exceeded"
+
+    asked: list[bool] = []
+    ((episode,), stats) = play(calls, GAMES[0], engine=Chatty, max_game_tokens=60)
+    assert episode.ended == "tokens" and 10 < len(asked) <= 60 and stats.num_void == 0
+    assert sum(episode.transcripts[0].mask) == 60
+
+
+def test_each_seats_policy_answers_by_its_name(program: Program, rendering: Rendering) -> None:
+    """With several policies a turn names its seat's, and its key does not reach the other."""
+
+    def named(client: OpenAI, turn: dict[str, Any]) -> Any:
+        ours, other = turn["model"], {"left": "right", "right": "left"}[turn["model"]]
+        with pytest.raises(NotFoundError, match=f"model must be '{ours}', got '{other}'"):
+            client.chat.completions.create(model=other, messages=turn["messages"])
+        answer = client.chat.completions.create(model=ours, messages=turn["messages"])
+        return answer.choices[0].message.content
+
+    program.play, program.errors[:] = named, []
+    (setup,) = setups(EndpointSeat, rendering, 1)
+    for player, name in zip(setup.players, ("left", "right"), strict=True):
+        player._model = player._named = name
+    engine = WaveEngine(rendering, prepared(GAMES[1]))
+    play_games([setup], engine, sampling=SAMPLING, limits=LIMITS)
+    assert not program.errors, program.errors
+    models = [("left", "right")[seat] for seat, _ in GAMES[1]]
+    assert [request.model for request in engine.asked] == models and len(set(models)) == 2
 
 
 def test_a_stream_gives_the_same_answer(play: Any, rendering: Rendering) -> None:
@@ -406,7 +449,9 @@ def test_tools_are_called_and_answered_in_the_text_of_qwens_template(
         ({"messages": [said("a"), said("b", "system")]}, 400, "a later message of system"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "image_url"),
         ({"max_tokens": "many"}, 400, "max_tokens must be an integer"),
-        ({"stop": [""]}, 400, "stop texts"),
+        ({"max_completion_tokens": -1}, 400, "of at least 1, got -1"),
+        ({"stop": [""]}, 400, "stop must be a text"),
+        ({"stop": 3}, 400, "stop must be a text"),
         ({"move": 3}, 400, "move must be a text, got 3"),
         ({"move": "[accept]"}, 409, "an answer of the policy before its move"),
     ],
@@ -532,10 +577,10 @@ def beside(name: str, program: Program, monkeypatch: pytest.MonkeyPatch) -> subp
     return subprocess.Popen([sys.executable, ROOT / "examples" / "agent" / name], env=os.environ)
 
 
-def first_games(run: Path) -> list[Any]:
-    """Each turn's text and tokens in the games of the first step."""
+def games_of(run: Path, step: int) -> list[Any]:
+    """Each turn's text and tokens in the games of a step."""
     games = [json.loads(line) for line in (run / "games.jsonl").read_text().splitlines()]
-    turns = [game["turns"] for game in games if game["step"] == 1]
+    turns = [game["turns"] for game in games if game["step"] == step]
     return [[(t["text"], [piece for piece, _ in t["tokens"]]) for t in game] for game in turns]
 
 
@@ -558,7 +603,7 @@ def test_a_run_with_openais_client_is_the_built_in_players_run(
         "num_trained_tokens",
     ):
         assert metrics_of(run)[0][name] == metrics_of(finished())[0][name]
-    assert first_games(run) == first_games(finished())
+    assert games_of(run, 1) == games_of(finished(), 1)
     assert len(metrics_of(run)) == 4 and metrics_of(run)[-1]["num_void"] == 0
 
 
@@ -573,6 +618,22 @@ AGENT = (
     *("eval.num_games=1", "eval.final_games=1", "steps=2", "save_every=2"),
     *("optim.tokens_per_microbatch=8192", "rollout.player=endpoint_seat"),
 )
+
+
+@pytest.mark.slow
+def test_a_run_of_two_policies_with_a_program_is_the_built_in_players(
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Each seat is answered by its policy's weights: from the second step they differ, and all
+    steps have the same tokens."""
+    policies = "policies={left: {seats: [0]}, right: {seats: [1], optim: {lr: 3.0e-4}}}"
+    with beside("program.py", program, monkeypatch) as other:
+        try:
+            run = run_warm(tmp_path / "run", "rollout.player=endpoint_seat", policies)
+        finally:
+            other.kill()
+    for step in range(1, 5):
+        assert games_of(run, step) == games_of(trained(), step) != []
 
 
 @pytest.mark.slow

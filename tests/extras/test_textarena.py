@@ -2,6 +2,9 @@
 
 import json
 import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,6 +18,7 @@ from selfplay.chat.rendering import Rendering
 from selfplay.config import AlgorithmConfig, RewardConfig, load_config
 from selfplay.errors import SettingsError
 from selfplay.rollout.episode import Episode, Limits
+from tests.helpers.chat_server import Answer, ChatServer, chat_server
 from tests.helpers.house import ROOT
 from tests.helpers.small_games import play_one
 from tests.helpers.tiny_run import metrics_of
@@ -195,6 +199,110 @@ def test_a_promise_is_true_if_the_next_choice_keeps_it() -> None:
     assert game.measures([1]) == {"statements": 2.0, "true_statements": 0.0}
     assert game.measures([0, 1]) == {"statements": 3.0, "true_statements": 1.0}
     assert opened("TicTacToe-v0").measures([0]) == {}
+
+
+DEBATE = "examples/textarena/debate.py"
+
+
+def fresh(config: bool = False) -> Any:
+    """The debate's kit, or settings with it, of its file as it is read anew."""
+    load_kit.cache_clear()
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", "")).endswith(DEBATE):
+            del sys.modules[name]
+    return (
+        load_config(None, [f"game.name={DEBATE}", "model.path=x"]) if config else load_kit(DEBATE)
+    )
+
+
+@contextmanager
+def jury(monkeypatch: pytest.MonkeyPatch, vote: Callable[[str, int], str]) -> Iterator[ChatServer]:
+    """A jury on this machine: `vote(question, seed)`, by members that are seeds."""
+
+    def script(body: dict[str, Any], number: int) -> Answer:
+        return Answer(vote(body["messages"][-1]["content"], body["seed"]))
+
+    with chat_server(script) as server:
+        monkeypatch.setenv("JURY_URL", server.url)
+        yield server
+
+
+def test_a_jury_of_ones_own_judges_a_debate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it, three of the seven members are for the affirmative side, and after it all, whose
+    player therefore wins. Copies, restored games and moves in between ask nobody again."""
+
+    def vote(question: str, seed: int) -> str:
+        return "Negative" if "No debate has occurred" in question and seed > 2 else "affirmative!"
+
+    with jury(monkeypatch, vote) as server:
+        kit = fresh()
+        (instance,) = kit.generate(kit.Options(), seed=0, start=0, num=1)
+        game = kit.new_game(instance, kit.Options())
+        sides = ["Affirmative" in game.prompt(seat).user for seat in (0, 1)]
+        before = len(server.bodies)
+        while (seat := game.seat_to_move) is not None:
+            said = game.clone().step(seat, "Because.")
+            assert said == game.step(seat, "Because.") and said.action == "message"
+            assert said.observations[1 - seat] == f"[Player {seat}] Because."
+        assert len(server.bodies) == before + 7 and len(game.state()["moves"]) == 6
+        assert game.outcome().rewards == tuple(1.0 if side else -1.0 for side in sides)
+        again = kit.restore(json.loads(json.dumps(game.state())))
+        assert again.outcome() == game.outcome() and len(server.bodies) == before + 7
+
+
+def test_a_jury_that_does_not_vote_or_answer_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with jury(monkeypatch, lambda question, seed: "Both."), pytest.raises(SettingsError) as caught:
+        fresh(config=True)
+    assert "JURY_MODEL must vote for one of" in str(caught.value)
+    with pytest.raises(SettingsError, match="JURY_URL must be a jury's chat endpoint") as caught:
+        fresh(config=True)  # its server is gone
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["", "any"])
+@pytest.mark.parametrize(
+    ("name", "need"),
+    [
+        ("Debate-v0", "a jury of your own"),
+        ("ScenarioPlanning-v0", "a jury of your own"),
+        ("GuessWho-v0", "player"),
+        ("TwentyQuestions-v0", "player"),
+    ],
+)
+def test_a_game_that_asks_a_paid_service_is_refused_in_one_line(
+    bridge: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, need: str, key: str
+) -> None:
+    """With a key of the service or without one; nothing is asked."""
+    monkeypatch.setenv("OPENROUTER_API_KEY", key)
+    with pytest.raises(ValueError, match=f"{name} cannot be played .*{need}") as caught:
+        bridge.module_of(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_word_list_is_refused_in_one_line_with_the_command_for_it(
+    bridge: ModuleType, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import nltk
+    import textarena
+
+    tries: list[bool] = []
+
+    class Words:
+        def __init__(self) -> None:
+            tries.append(True)
+            print("[nltk_data] Error loading words")
+            nltk.data.find("corpora/no_such_words")
+
+    known = textarena.envs.registration.ENV_REGISTRY
+    textarena.envs.registration.register("Words-v0-raw", Words)
+    try:
+        with pytest.raises(ValueError, match=r"python -m nltk\.downloader no_such_words$"):
+            bridge.module_of("Words-v0")
+    finally:
+        del known["Words-v0-raw"]
+    assert len(tries) == 1 and capfd.readouterr() == ("", "")
 
 
 DILEMMA = "examples/textarena/dilemma.py"

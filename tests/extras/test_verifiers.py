@@ -52,6 +52,35 @@ NEEDS = {
     "async def setup(self, trace, runtime): pass": "a sandbox for its set-up",
     "toolsets = classmethod(lambda cls, config: [1])": "servers of tools",
     "@vf.reward\n    async def ran(self, runtime): return 1.0": "a sandbox for its rewards",
+    "async def finalize(self, trace, runtime): pass": "a sandbox for its end",
+    "@vf.intercept\n    async def a(self, request: vf.Request): pass": "to read or change requests",
+}
+IMAGE = 'vf.ImageUrlContentPart(image_url=vf.ImageUrlSource(url="data:,"))'
+CALLS = """
+class Config(vf.EnvConfig):
+    agent: vf.AgentConfig = vf.AgentConfig(harness={{"id": "{harness}"}})
+
+class Calls(vf.Env[Config]):
+    async def run(self, task, agents):
+        try:
+            async with agents.agent.interaction(vf.Task(vf.TaskData(prompt=None))) as talk:
+                {call}
+        except Exception:
+            pass
+"""
+WHOLE = {  # what a module needs, if the first text is replaced by the second in it
+    "servers of tools": (
+        "    def load",
+        "    toolsets = classmethod(lambda *_: [1])\n    def load",
+    ),
+    "the harness rlm": ('["Echo"]', f'["Echo", "Calls"]{CALLS.format(harness="rlm", call="pass")}'),
+    "images": ('"prompt": f"Say {n}."', f'"prompt": [vf.UserMessage(content=[{IMAGE}])]'),
+}
+MORE = {
+    "await talk.steer('x')": "'steer' of an interaction",
+    "await agents.agent.provision(task).__aenter__()": "'provision' of an agent",
+    "await agents.agent.run(task, collect_artifacts=True)": "'collect_artifacts' of an agent",
+    f"await talk.turn([vf.UserMessage(content=[{IMAGE}])])": "images",
 }
 
 
@@ -132,6 +161,48 @@ def test_what_needs_more_than_texts_is_refused_in_one_line(line: str, tmp_path: 
     with pytest.raises(GameError, match=f"cannot be a game: it needs {NEEDS[line]}") as caught:
         start(load_kit("verifiers:echoes"))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("need", WHOLE)
+def test_so_is_what_a_whole_taskset_needs(need: str, tmp_path: Path) -> None:
+    (tmp_path / "echoes.py").write_text(TASKS.replace(*WHOLE[need]))
+    with pytest.raises(GameError, match=f"verifiers:echoes cannot be a game: it needs {need}"):
+        start(load_kit("verifiers:echoes"))
+
+
+def calling(tmp_path: Path, call: str) -> Any:
+    """A game of an environment that makes this call."""
+    body = TASKS.replace('["Echo"]', '["Echo", "Calls"]') + CALLS.format(harness="null", call=call)
+    (tmp_path / "echoes.py").write_text(body)
+    return start(load_kit("verifiers:echoes"))
+
+
+@pytest.mark.parametrize("call", MORE)
+def test_a_call_that_needs_more_than_texts_ends_the_game_though_it_is_caught(
+    call: str, tmp_path: Path
+) -> None:
+    with pytest.raises(GameError) as caught:
+        calling(tmp_path, call)
+    assert str(caught.value).startswith(
+        f"game.name verifiers:echoes cannot be a game: it needs {MORE[call]}"
+    )
+
+
+def test_a_turn_of_several_messages_is_their_texts(tmp_path: Path) -> None:
+    text = 'vf.UserMessage(content=[vf.TextContentPart(text="b")])'
+    messages = f'[{{"role": "user", "content": "a"}}, {text}]'
+    game = calling(tmp_path, f"await talk.turn({messages})")
+    assert game.prompt(0).user == "a\n\nb"
+
+
+def test_settings_that_do_not_fit_are_refused_with_their_keys() -> None:
+    kit = load_kit("verifiers:secret_number")
+    with pytest.raises(GameError, match=r"game.options.config must fit .*: taskset.level: Extra"):
+        start(kit, config={"taskset": {"level": 3}})
+    with pytest.raises(GameError, match="verifiers:secret_number cannot be opened: TypeError"):
+        start(kit, config={"taskset": 3})
+    with pytest.raises(ValueError, match="lowest must be below highest"):
+        kit.Options(lowest=1.0)
 
 
 def test_a_name_that_is_not_installed_is_refused_in_one_line() -> None:

@@ -20,21 +20,13 @@ from selfplay.data.seeds import named_seed
 from selfplay.engines.base import Generate, Request
 from selfplay.errors import RunEnds
 from selfplay.extras.endpoint_seat.chats import Chat, Refused, answered, read_chat
-from selfplay.extras.endpoint_seat.server import (
-    KIND,
-    MOVE,
-    TIMEOUT,
-    Call,
-    OpenTurn,
-    tell,
-    the_server,
-)
+from selfplay.extras.endpoint_seat.server import MOVE, TIMEOUT, Call, OpenTurn, tell, the_server
 from selfplay.rollout.players import Move, PolicyPlayer
 
 
 def _aborted(why: str) -> Move:
     """No move, which aborts the game; a reason is printed once."""
-    tell(f"{KIND}: a game is aborted, its program: {why}")
+    tell(f"a game is aborted, its program: {why}")
     return Move("", complete=False, num_tokens=0, void=why)
 
 
@@ -53,6 +45,7 @@ class EndpointSeat(PolicyPlayer):
         self._named = self._model or "policy"
         self._system, self._said = "", list[str]()  # what the seat reads and its moves, in turn
         self._known: dict[tuple[str, ...], list[int]] = {}  # the ids of each chat up to an answer
+        self._begun = 0  # how many ids the transcript has as the turn begins
         self._last = ("", False, False)  # the last answer, whether it was cut, by the game's limit
 
     async def move(
@@ -70,7 +63,7 @@ class EndpointSeat(PolicyPlayer):
             messages.append({"role": ("user", "assistant")[number % 2], "content": text})
         shown = {"key": self._key, "model": self._named, "messages": messages}
         turn = OpenTurn(self._key, shown, lambda: loop.call_soon_threadsafe(arrived.set))
-        number = len(self.transcript.spans)
+        number, self._begun = len(self.transcript.spans), len(self.transcript)
         self._server.offer(turn)
         try:
             while True:
@@ -110,7 +103,7 @@ class EndpointSeat(PolicyPlayer):
                 return call
             if left <= 0:
                 where = f"{self._server.url} for {self._server.timeout_s:g} s ({TIMEOUT})"
-                raise RunEnds(f"{KIND}: no program took a turn at {where}")
+                raise RunEnds(f"rollout.player endpoint_seat: no program took a turn at {where}")
             with suppress(TimeoutError):
                 await asyncio.wait_for(arrived.wait(), left)
 
@@ -140,12 +133,14 @@ class EndpointSeat(PolicyPlayer):
         """
         chat, rendering = read_chat(call.body, self._named), self._rendering
         if chat.left_out:
-            tell(f"{KIND}: leaves out {', '.join(chat.left_out)} of a call: the run decides")
+            tell(f"leaves out {', '.join(chat.left_out)} of a call: the run decides")
         prompt = self._prompt(chat)
-        left = self.max_game_tokens - len(prompt)
+        sampled = sum(self.transcript.mask[self._begun :])  # so that calls without a move end
+        left = self.max_game_tokens - max(len(prompt), sampled)
         room = min(self._max_new_tokens, left, chat.most or left)
         if room < 1:
-            raise Refused(400, f"no token is left after {len(prompt)}", "context_length_exceeded")
+            why = f"no token of rollout.max_game_tokens is left, {self.max_game_tokens}"
+            raise Refused(400, why, "context_length_exceeded")
         seed = named_seed(*self._seed_names, seat, self._num_requests)
         self._num_requests += 1
         completion = await generate(Request(tuple(prompt), room, seed, self._model))
@@ -156,7 +151,7 @@ class EndpointSeat(PolicyPlayer):
             text = text[: min(text.find(stop) for stop in chat.stops if stop in text)]
         kept = self.transcript.context()
         if kept and (rendering.rewritten or kept != prompt[: len(kept)]):
-            tell(f"{KIND}: a call does not continue its seat's chat: a new sequence")
+            tell("a call does not continue its seat's chat: a new sequence")
             self.transcript.begin()
             kept = []
         self.transcript.observe(prompt[len(kept) :])

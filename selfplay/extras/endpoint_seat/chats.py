@@ -23,9 +23,10 @@ _TOOLS = (
     '"arguments": <args-json-object>}}\n</tool_call>'
 )
 _CALL = re.compile(r"\n?<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
-# What a call may give only with this value, and what the run decides.
+# What a call may give only with this value, and what is read; the run decides everything else.
 _FIXED = {"n": 1, "response_format": {"type": "text"}, "logit_bias": {}}
-_RUNS = ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "tool_choice")
+_MOST = ("max_completion_tokens", "max_tokens")
+_READ = {*_FIXED, *_MOST, "model", "messages", "tools", "stream", "stream_options", "stop"}
 
 
 class Refused(Exception):
@@ -66,10 +67,12 @@ def read_chat(body: Mapping[str, Any], model: str) -> Chat:
     for name, value in _FIXED.items():
         if (given := body.get(name)) not in (None, value):
             raise Refused(400, f"{name} must be {json.dumps(value)}, got {json.dumps(given)}")
-    most, stops = body.get("max_completion_tokens") or body.get("max_tokens") or 0, body.get("stop")
-    stops = [stops] if isinstance(stops, str) else stops or []
-    if not isinstance(most, int) or not all(isinstance(stop, str) and stop for stop in stops):
-        raise Refused(400, f"max_tokens must be an integer and stop texts, got {most!r}, {stops!r}")
+    most = [body[name] for name in _MOST if body.get(name) is not None]
+    if any(type(each) is not int or each < 1 for each in most):
+        raise Refused(400, f"max_tokens must be an integer of at least 1, got {most[0]!r:.80}")
+    stops = [body["stop"]] if isinstance(body.get("stop"), str) else body.get("stop") or []
+    if not isinstance(stops, list) or not all(isinstance(each, str) and each for each in stops):
+        raise Refused(400, f"stop must be a text or a list of texts, got {stops!r:.80}")
     try:
         messages, tools = list(body["messages"]), list(body.get("tools") or ())
         named = messages[0]["role"] in ("system", "developer")
@@ -84,8 +87,9 @@ def read_chat(body: Mapping[str, Any], model: str) -> Chat:
     if tools:
         listed = "".join(f"\n{json.dumps(tool)}" for tool in tools)
         system += "\n\n" * bool(system) + _TOOLS.format(listed)
-    left_out = tuple(name for name in _RUNS if body.get(name) not in (None, "auto"))
-    return Chat(system, texts, most, tuple(stops), left_out)
+    given = {name for name, value in body.items() if value not in (None, False, "auto", [], {})}
+    left_out = tuple(sorted(given - _READ))
+    return Chat(system, texts, min(most, default=0), tuple(stops), left_out)
 
 
 def _read(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -28,7 +28,6 @@ from typing import Any
 from selfplay.errors import SettingsError
 from selfplay.extras.endpoint_seat.chats import Refused, streamed
 
-KIND = "rollout.player endpoint_seat"
 PORT, KEY, TIMEOUT = (f"SELFPLAY_SEAT_{name}" for name in ("PORT", "KEY", "TIMEOUT_S"))
 CHAT, MOVE, TURN = "/v1/chat/completions", "/v1/move", "/v1/turn"
 
@@ -206,7 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
 @lru_cache(maxsize=64)
 def tell(line: str) -> None:
     """Print a line, once."""
-    print(line, file=sys.stderr, flush=True)
+    print(f"rollout.player endpoint_seat: {line}", file=sys.stderr, flush=True)
 
 
 @lru_cache(maxsize=1)
@@ -225,5 +224,5 @@ def the_server() -> Server:
         rule = f"{PORT} must be a free port of 127.0.0.1 (0: any)"
         raise SettingsError(f"{rule}, got {port}: {error.strerror}") from None
     shown = f"the key in {KEY}" if key else f"the key {server.key}"
-    tell(f"{KIND}: waits for programs at {server.url} with {shown}")
+    tell(f"waits for programs at {server.url} with {shown}")
     return server
