@@ -7,6 +7,7 @@ as they are, and its answer is the move. It waits for a run, and ends with it.
 """
 
 import os
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +15,7 @@ import httpx
 from openai import OpenAI
 
 URL = f"http://127.0.0.1:{os.environ.get('SELFPLAY_SEAT_PORT', '8765')}/v1"
-KEY = os.environ["SELFPLAY_SEAT_KEY"]
+KEY = os.environ.get("SELFPLAY_SEAT_KEY") or sys.exit("SELFPLAY_SEAT_KEY must be the run's")
 
 
 def play(client, turn):
@@ -33,7 +34,9 @@ def work(play):
                 connected = True
                 if got.status_code == 204:  # no turn for a while
                     continue
-                turn = got.raise_for_status().json()
+                if got.status_code != 200:
+                    sys.exit(got.text)
+                turn = got.json()
                 key = turn["key"]
                 if key not in clients:
                     clients[key] = OpenAI(base_url=URL, api_key=key)
