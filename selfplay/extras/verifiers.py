@@ -212,6 +212,7 @@ class _Agent:
         """
         async with self.interaction(task, **more) as interaction:
             await interaction.turn()
+            interaction.trace.stop("agent_completed")
         return interaction.trace
 
     @asynccontextmanager
