@@ -345,7 +345,8 @@ def table() -> Iterator[str]:
             yield f"| `{env_id}` | {game.num_seats} | {talk} |"
         except Exception as error:  # noqa: BLE001
             why = error_line(error).rpartition("by two or more: ")[2]
-            why = re.sub(r"\*{5,}|\S*/", "", why).strip().partition(". ")[0].replace("|", "/")
+            why = re.sub(r"\*{5,}|(?<!\w)'?/\S*/", "", why).strip().partition(". ")[0]
+            why = why.replace("|", "/")
             yield f"| `{env_id}` | – | {why[:80]} |"
 
 

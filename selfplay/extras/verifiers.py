@@ -11,6 +11,7 @@ event loop in a thread.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import copy
 import inspect
 import json
@@ -97,10 +98,19 @@ class View:
 
 @lru_cache(maxsize=1)
 def _loop() -> asyncio.AbstractEventLoop:
-    """The event loop of this process's environments, in a thread."""
+    """The event loop of this process's environments, in a thread. Episodes end with the process."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
+    atexit.register(lambda: asyncio.run_coroutine_threadsafe(_end_all(), loop).result(TIMEOUT_S))
     return loop
+
+
+async def _end_all() -> None:
+    """Cancel the loop's other tasks, so that none is left when it is gone."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Play:

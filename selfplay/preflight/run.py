@@ -27,6 +27,7 @@ from selfplay.config import Config, EngineConfig, GameConfig, ModelConfig
 from selfplay.config.monitors import BACK, parse_rule
 from selfplay.config.own_code import is_own_game, own_code, own_names
 from selfplay.config.player_spec import SELF, parse_shares
+from selfplay.config.plugins import function_of
 from selfplay.data.chats import check_shown, read_chats
 from selfplay.data.instances import TOKENIZER, check_files, generated, imitated_people, trained_on
 from selfplay.data.stream import made_instances, read_train_file
@@ -80,6 +81,9 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
     own_code(own_names(config))
     check_switches(AT_START)  # a user's file may change them when it is imported
     check_players(config)
+    ready = getattr(function_of("rollout.player", config.rollout.player), "ready", None)
+    if here and ready is not None:
+        ready()
     if config.data.train_file:
         read_train_file(config)
     check_files(config.game, config.data)  # before a model is fetched

@@ -19,13 +19,15 @@ import pytest
 from openai import APITimeoutError, BadRequestError, NotFoundError, OpenAI
 
 from dialop.matching.game import MatchingGame
+from selfplay.apps.play.limits import left_of, taken_by
 from selfplay.chat.rendering import Rendering, make_rendering
+from selfplay.config import RolloutConfig
 from selfplay.engines.base import Completion, Request
 from selfplay.errors import RunEnds, SettingsError
 from selfplay.extras.endpoint_seat import EndpointSeat
 from selfplay.extras.endpoint_seat import server as seats
 from selfplay.rollout.driver import play_games
-from selfplay.rollout.episode import Episode, GameSetup
+from selfplay.rollout.episode import Episode, GameSetup, Position
 from selfplay.rollout.players import PolicyPlayer
 from tests.helpers.casts import trained
 from tests.helpers.chat_families import ANEW, FAMILIES, make_tokenizer, tokenizer_of
@@ -542,6 +544,17 @@ def test_a_run_without_a_program_ends_in_one_line(rendering: Rendering) -> None:
         play_games([setup], WaveEngine(rendering, {}), sampling=SAMPLING, limits=LIMITS)
 
 
+def test_a_port_that_is_taken_is_refused_before_a_run_writes_anything(
+    program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: Any
+) -> None:
+    monkeypatch.setenv(seats.PORT, program.url.split(":")[2].split("/")[0])
+    seats.the_server.cache_clear()
+    assert run_tiny(tmp_path / "run", "rollout.player=endpoint_seat") == 2
+    told = capfd.readouterr().err.splitlines()
+    assert told[-1].startswith("train.py: SELFPLAY_SEAT_PORT must be a free port")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("name", "value", "rule"),
     [
@@ -557,6 +570,16 @@ def test_settings_that_do_not_fit_are_refused(
     monkeypatch.setenv(name, value.replace("taken", port))
     with pytest.raises(SettingsError, match=rule):
         seats.the_server.__wrapped__()
+
+
+def test_what_is_left_of_a_game_with_a_person_says_nothing_of_what_a_program_reads(
+    rendering: Rendering,
+) -> None:
+    """Nor is its turn offered to one."""
+    (setup,) = setups(EndpointSeat, rendering, 1)
+    position = Position(setup, LIMITS)
+    assert left_of(position, RolloutConfig()).tokens == {}
+    assert set(taken_by(position, MESSAGE)) == set() and not seats.the_server()._open
 
 
 def test_a_fork_has_a_key_and_a_chat_of_its_own(play: Any, rendering: Rendering) -> None:

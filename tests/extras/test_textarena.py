@@ -285,7 +285,6 @@ def test_a_missing_word_list_is_refused_in_one_line_with_the_command_for_it(
     bridge: ModuleType, capfd: pytest.CaptureFixture[str]
 ) -> None:
     import nltk
-    import textarena
 
     tries: list[bool] = []
 
@@ -295,13 +294,13 @@ def test_a_missing_word_list_is_refused_in_one_line_with_the_command_for_it(
             print("[nltk_data] Error loading words")
             nltk.data.find("corpora/no_such_words")
 
-    known = textarena.envs.registration.ENV_REGISTRY
-    textarena.envs.registration.register("Words-v0-raw", Words)
+    registration = bridge.textarena.envs.registration
+    registration.register("Words-v0-raw", Words)
     try:
         with pytest.raises(ValueError, match=r"python -m nltk\.downloader no_such_words$"):
             bridge.module_of("Words-v0")
     finally:
-        del known["Words-v0-raw"]
+        del registration.ENV_REGISTRY["Words-v0-raw"]
     assert len(tries) == 1 and capfd.readouterr() == ("", "")
 
 

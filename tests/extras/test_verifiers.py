@@ -5,6 +5,8 @@ version of OpenAI's client than the tests of other bridges, so it has an environ
 import asyncio
 import gc
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -230,6 +232,22 @@ def test_episodes_end_with_their_games() -> None:
     assert all(future.cancelled() for future in held)
     idle = asyncio.run_coroutine_threadsafe(asyncio.sleep(0.1), bridge._loop())
     idle.result(5)
+
+
+def test_a_process_may_end_within_a_game() -> None:
+    """It ends at once and prints nothing."""
+    body = "from dialop.kit import load_kit; kit = load_kit('verifiers:secret_number'); "
+    body += "(one,) = kit.generate(kit.Options(), seed=0, num=1); "
+    body += "game = kit.new_game(one, kit.Options()); print(game.seat_to_move)"
+    done = subprocess.run(
+        [sys.executable, "-c", body],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": HERE},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("0\n", "", 0)
 
 
 def test_a_game_of_ours_is_an_environment_with_the_same_texts_and_rewards() -> None:

@@ -89,11 +89,14 @@ def the(name: str) -> str:
 
 
 def _read(position: Position) -> dict[int, tuple[int, int]]:
-    """For each seat of a model: the tokens of its next prompt, and its limit for the game."""
+    """For each seat of a model: the tokens of its next prompt, and its limit for the game.
+
+    A player that a run asks whether it is `ready` reads elsewhere, in a program.
+    """
     read = {}
     for seat, player in enumerate(position.setup.players):
         policy = player.policy if isinstance(player, FrozenPlayer) else player
-        if isinstance(policy, PolicyPlayer):
+        if isinstance(policy, PolicyPlayer) and not hasattr(policy, "ready"):
             policy = policy.fork()
             with suppress(_Asked, StopIteration):
                 unread = position.unread[seat]

@@ -34,6 +34,7 @@ class EndpointSeat(PolicyPlayer):
     """The policy in training behind the endpoint, which a program uses. Each game has a key."""
 
     __signature__ = signature(PolicyPlayer)
+    ready = staticmethod(the_server)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Take what every `PolicyPlayer` takes, and start this process's server if it does not run.
