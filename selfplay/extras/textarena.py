@@ -88,7 +88,11 @@ class TextArenaGame(Game):
     def __init__(
         self, env_id: str, instance: Instance, num_players: int = 2, **settings: Any
     ) -> None:
-        """`settings` are the environment's own, such as its `jury_class`."""
+        """Open and start the environment.
+
+        `settings` are its own, such as its `jury_class`. Raises what TextArena raises, as for
+        another number of players.
+        """
         self.env_id, self.instance, self.num_seats = env_id, instance, num_players
         self._random = random.Random(instance.seed).getstate()
         self._moves: list[tuple[int, str]] = []

@@ -75,6 +75,7 @@ class Options:
     highest: float = option(1.0, "the reward that is score 1")
 
     def __post_init__(self) -> None:
+        """Raises ValueError for rewards between which there is no score."""
         if not self.lowest < self.highest:
             raise ValueError(f"lowest must be below highest, got {self.lowest} and {self.highest}")
 
@@ -253,7 +254,10 @@ class _Agent:
 
 
 def _refused(one: Any, name: str, what: str) -> Exception:
-    """The error of an attribute that an agent or a conversation has only in verifiers."""
+    """The error of an attribute that an agent or a conversation has only in verifiers.
+
+    It is GameError, so that a game does not go on without what its environment asked for.
+    """
     if name.startswith("_"):  # also those of copies and of a class that is not set up
         return AttributeError(name)
     refused: Exception = one._play.refused(f"{name!r} of an {what}")
@@ -322,7 +326,10 @@ _SHOWN = "images, or a prompt with messages of others than a user"
 
 
 def _shows_more(messages: Any) -> bool:
-    """Whether there is more in these messages than a user's texts."""
+    """Whether there is more in these messages than a user's texts.
+
+    An image would be left out by `content_text`, and an answer of an agent be read as a user's.
+    """
     return any(
         each.role != "user"
         or not (isinstance(each.content, str) or all(p.type == "text" for p in each.content))
