@@ -1,6 +1,7 @@
 """A program that plays the policy's seats with OpenAI's client: a turn's messages go to the policy
 as they are, and its answer is the move. It waits for a run, and ends with it.
 
+    pip install openai
     export SELFPLAY_SEAT_KEY=any-secret
     python examples/agent/program.py &
     python train.py --config configs/tiny.yaml out=runs/agent rollout.player=endpoint_seat

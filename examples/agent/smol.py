@@ -1,7 +1,7 @@
 """A program that plays the policy's seats with an agent of smolagents, which calls the policy in
 several steps a turn and uses a tool. Its own prompts are short, for small models.
 
-    pip install smolagents
+    pip install smolagents openai
     python examples/agent/smol.py &      # then the run, as in program.py
 """
 
