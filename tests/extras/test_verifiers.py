@@ -234,6 +234,7 @@ def test_episodes_end_with_their_games() -> None:
     idle.result(5)
 
 
+@pytest.mark.slow
 def test_a_process_may_end_within_a_game() -> None:
     """It ends at once and prints nothing."""
     body = "from dialop.kit import load_kit; kit = load_kit('verifiers:secret_number'); "
