@@ -288,35 +288,38 @@ def set_aside(checkpoint: Path, found: str) -> None:
 
 
 def resume(
-    folder: Path, learner: Learner, policy: str = "", *, step: int | None = None
+    folder: Path, learners: Mapping[str, Learner], *, step: int | None = None
 ) -> tuple[int, dict[str, Any]]:
-    """Load the newest checkpoint, or the one after `step` steps, into the learner of a policy, in
-    place. `repair_folder` has checked it; if it still cannot be loaded, it is renamed like a
-    damaged one. Every rank must call.
+    """Load the newest checkpoint, or the one after `step` steps, into the learners, by policy name,
+    in place. `repair_folder` has checked it; if a part of it still cannot be loaded, it is renamed
+    like a damaged one. Every rank must call.
 
     Returns the number of finished steps and the trainer state; (0, {}) without a checkpoint. Raises
     SettingsError if none can be loaded, and for adapters that were trained on other base weights
     than the learner's.
     """
     damaged: dict[Path, str] = {}
-    saved = [each for each in checkpoints(folder) if step in (None, int(each.name[5:]))]
-    for newest in broadcast_object(saved, learner.world)[::-1]:
-        if (adapters := learner.adapters) is not None:
-            base = adapters.base
-            home = home_of(newest, policy)
-            on_first_rank(partial(check_base, home / "hf", base), learner.world)
+    world = next(iter(learners.values())).world
+    found = [each for each in checkpoints(folder) if step in (None, int(each.name[5:]))]
+    for newest in broadcast_object(found, world)[::-1]:
+        for name, learner in learners.items():
+            if (adapters := learner.adapters) is not None:
+                saved = home_of(newest, name) / "hf"
+                on_first_rank(partial(check_base, saved, adapters.base), world)
         failed = ""
         try:
-            loaded = _load(newest, learner, policy)
+            for name, learner in learners.items():
+                _fill(learner, home_of(newest, name) / "state")
+            loaded = _trainer_state(newest, world)
         except (torch.OutOfMemoryError, MemoryError):
             raise
         except (Exception, CheckpointException) as error:  # noqa: BLE001 (damage raises anything)
             causes = [cause for cause, _ in getattr(error, "failures", {}).values()]
             failed = f"it cannot be loaded ({error_line((causes or [error])[0])[:200]})"
-        failures = filter(None, gather_objects(failed, learner.world))
+        failures = filter(None, gather_objects(failed, world))
         if (found := next(failures, None)) is None:
             for path, why in damaged.items():
-                on_first_rank(partial(set_aside, path, why), learner.world)
+                on_first_rank(partial(set_aside, path, why), world)
             return loaded
         damaged[newest] = found
     if damaged:
@@ -324,12 +327,12 @@ def resume(
     return 0, {}
 
 
-def _load(checkpoint: Path, learner: Learner, policy: str) -> tuple[int, dict[str, Any]]:
-    """Fill the learner from a checkpoint. Raises any error that a damaged file causes; the learner
-    is then partly filled."""
-    state, home = learner_state(learner), home_of(checkpoint, policy)
+def _fill(learner: Learner, saved: Path) -> None:
+    """Fill the learner from its state in a checkpoint. Raises any error that a damaged file causes;
+    the learner is then partly filled."""
+    state = learner_state(learner)
     with _stopped():
-        dcp.load(state, checkpoint_id=home / "state", no_dist=learner.world.mesh is None)
+        dcp.load(state, checkpoint_id=saved, no_dist=learner.world.mesh is None)
     for weights, moments, part, options in _parts(learner):
         set_state_dict(
             part.module,
@@ -338,13 +341,17 @@ def _load(checkpoint: Path, learner: Learner, policy: str) -> tuple[int, dict[st
             optim_state_dict=state[moments],
             options=options,
         )
+
+
+def _trainer_state(checkpoint: Path, world: World) -> tuple[int, dict[str, Any]]:
+    """The number of finished steps of a checkpoint, and its trainer state. Raises as `_fill`."""
     progress = _progress(checkpoint / "progress.json")
     trainer = progress["state"]
     for name, value in trainer.items():
         if not isinstance(value, list if name in ("best", "recent") else dict):
             raise TypeError(f"progress.json has {name} {value!r:.40}")
-    ranks = learner.world.world_size
-    if learner.world.rank == 0 and progress.get("ranks", ranks) != ranks:
+    ranks = world.world_size
+    if world.rank == 0 and progress.get("ranks", ranks) != ranks:
         print(
             f"{checkpoint} continues on another number of ranks ({progress['ranks']} -> {ranks}); "
             "results no longer equal an uninterrupted run bit for bit",

@@ -25,7 +25,11 @@ class EngineDisagrees(RunEnds):
 
 
 class EngineFault(RuntimeError):
-    """The policy's engine died, does not answer, or answered incorrectly. A restart may help."""
+    """The policy's engine died, does not answer, or answered incorrectly. A restart may help.
+
+    `model` is that of the request that it failed, if it was one of a game."""
+
+    model: str | None = None
 
 
 class EnginesFailed(RuntimeError):

@@ -34,7 +34,6 @@ from selfplay.checkpoint import (
 )
 from selfplay.config import Config, EngineConfig
 from selfplay.config.player_spec import parse_shares
-from selfplay.config.policies import PolicyConfig
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World, gather_objects, init_world, on_first_rank
 from selfplay.engines.base import Engine, GameRunner
@@ -62,9 +61,11 @@ from selfplay.partners.opponents import make_opponents
 from selfplay.partners.partners import Partners
 from selfplay.partners.pool import check_members
 from selfplay.partners.router import Live
+from selfplay.policies.options import PolicyConfig
+from selfplay.policies.seats import policy_of_seat
 from selfplay.preflight.model import StartCheck, check_model
 from selfplay.preflight.run import read_rendering, start_warnings
-from selfplay.rollout.seat_rules import policy_of_seat, who_plays
+from selfplay.preflight.seats import who_plays
 from selfplay.rollout.seating import Cast, Seated, pieces_of
 from selfplay.step.ending import push_all, saves_after
 from selfplay.step.run import Policy, Run
@@ -137,9 +138,9 @@ def set_up(
         config = first.config
     for each in begun:
         each.add_partners(cleanup)
-    eval_partners = fixed_partners(
-        config.eval, config.game, config.rollout, weights=first.weights, partners=first.partners
-    )
+    of_policy = {each.name: (each.weights, each.partners) for each in begun}
+    starts = [of_policy[name] for name in policy_of_seat(config)]
+    eval_partners = fixed_partners(config.eval, config.game, config.rollout, starts=starts)
     for each in begun:  # all engines start before any learner takes memory
         each.start_engine(cleanup)
     learners: list[Learner] = []
@@ -170,13 +171,7 @@ def set_up(
         first.partners.held_out_partner(),
         cast,
     )
-    resumed = [resume(folder, each.learner, each.name) for each in begun]
-    if len({step for step, _ in resumed}) > 1:
-        raise SettingsError(
-            f"{folder / 'checkpoints'}: not every policy's part of the newest checkpoint could be "
-            "loaded, so it is set aside; start again to continue from the one before"
-        )
-    first_step, state = resumed[0]
+    first_step, state = resume(folder, {each.name: each.learner for each in begun})
     policies = [each.restored(state, engines[each.name]) for each in begun]
     on_first_rank(partial(keep_newest, folder, config.keep_checkpoints), world)
     push_all(policies, first_step)
@@ -262,6 +257,12 @@ class _Begun:
         """Where its tokenizer and its warm start are."""
         return self.run.home_of(self.name, self.config)
 
+    @property
+    def seats(self) -> list[int]:
+        """Its seats, if there are several policies."""
+        owners = policy_of_seat(self.run.config) if self.name else ()
+        return [seat for seat, owner in enumerate(owners) if owner == self.name]
+
     def check(self, checked: Rendering | None) -> None:
         """Refuse settings, endpoints and models that cannot be used, before anything is written."""
         config, world = self.config, self.world
@@ -284,13 +285,15 @@ class _Begun:
             self.rendering = make_rendering(
                 self.tokenizer, template_kwargs=config.model.chat_template
             )
-        warn_of_template(self.rendering, self.tokenizer.name_or_path, world)
-        if world.rank == 0:
+        if world.rank == 0 and folder not in self.run.warned:
+            self.run.warned.add(folder)
+            warn_of_template(self.rendering, self.tokenizer.name_or_path, world)
             for why in start_warnings(config, self.rendering):
-                if why not in self.run.warned:
-                    print(f"warning: {why}", file=sys.stderr)
-                self.run.warned.add(why)
-        self.weights = first_weights(config, folder, self.tokenizer, self.rendering, world)
+                print(f"warning: {why}", file=sys.stderr)
+        own = () if folder == self.run.path else self.seats  # in the run's folder one for all
+        self.weights = first_weights(
+            config, folder, self.tokenizer, self.rendering, world, seats=own
+        )
         self.config, self.chosen = choose_engine(
             config,
             self.weights,
@@ -303,14 +306,13 @@ class _Begun:
         """Load the partners of `rollout.partners`. With several policies they play this one's seats
         while the others train."""
         specs = [spec for spec, _ in parse_shares(self.config.rollout.partners)]
-        owners = policy_of_seat(self.run.config) if self.name else ()
         self.partners = Partners(
             specs,
             self.config,
             rendering=self.rendering,
             world=self.world,
             policy=self.name,
-            seats=[seat for seat, owner in enumerate(owners) if owner == self.name],
+            seats=self.seats,
         )
         cleanup.callback(self.partners.close)
 
@@ -340,6 +342,7 @@ class _Begun:
             reader=self.partners.reader,
             as_engine=import_module(kernels).compute_as_engine if kernels else None,
             name=self.name,
+            seats=self.seats,
             beside=before,
             later={each.name: (each.config, each.weights) for each in later},
         )
@@ -396,7 +399,7 @@ class _RunFolder:
     config: Config
     cleanup: ExitStack
     lock: TextIO | None = None
-    warned: set[str] = field(default_factory=set)  # of several policies, each once
+    warned: set[Path] = field(default_factory=set)  # policies with the same folder are told once
     opening: Opening = field(init=False)
     damaged: dict[Path, dict[Path, str]] = field(init=False)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import compress
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -57,11 +57,8 @@ class CreditStats:
 
     def __add__(self, other: CreditStats) -> CreditStats:
         """The statistics of both."""
-        nums = ("num_groups", "num_zero_variance_groups", "num_branch_groups")
-        sums = {
-            name: getattr(self, name) + getattr(other, name)
-            for name in (*nums, "num_zero_variance_branch_groups")
-        }
+        names = [each.name for each in fields(self) if each.name != "rewards"]
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
         return CreditStats(**sums, rewards=self.rewards | other.rewards)
 
 

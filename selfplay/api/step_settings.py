@@ -15,10 +15,9 @@ from dialop.specs import nearest
 from selfplay.config import Config
 from selfplay.config.load import load, override_words
 from selfplay.config.player_spec import parse_shares
-from selfplay.config.policies import HOME
 from selfplay.data.stream import TrainStream, made_instances
 from selfplay.errors import SettingsError
-from selfplay.rollout.seat_rules import check_players
+from selfplay.preflight.seats import check_players
 from selfplay.step.run import Policy, Run
 
 PARTNERS, OPTIONS = "rollout.partners", "game.options"
@@ -40,7 +39,7 @@ def step_parts(run: Run, folder: Path, overrides: Mapping[str, Any], step: int) 
     """
     words = override_words(overrides)
     for given_key in overrides:
-        key = re.sub(rf"^{HOME}\.\w+\.", "", given_key)
+        key = re.sub(r"^policies\.\w+\.", "", given_key)
         if not any(key == name or key.startswith(f"{name}.") for name in OF_A_STEP):
             raise SettingsError(
                 f"a step's overrides must be among {', '.join(OF_A_STEP)}, got {given_key}"

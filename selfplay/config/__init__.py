@@ -8,8 +8,10 @@ defaults. `play` has the sections of games, rollouts and partners, `learning` th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -17,6 +19,7 @@ from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator, mod
 from pydantic.dataclasses import dataclass
 
 from selfplay.config.features import (
+    POLICIES,
     SECTIONS,
     context_of,
     section_class,
@@ -33,7 +36,6 @@ from selfplay.config.monitors import DEFAULT_MONITORS, parse_rule
 from selfplay.config.options import options_at
 from selfplay.config.play import DataConfig, EvalConfig, GameConfig, RewardConfig, RolloutConfig
 from selfplay.config.plugins import check_name, has_options, named
-from selfplay.config.policies import HOME, check_rests, typed_policies
 from selfplay.config.schema import RULES
 from selfplay.config.text import plain
 from selfplay.errors import SettingsError
@@ -106,21 +108,18 @@ class Config:
             return given
         return typed_methods(given, info.data["algorithm"].advantage, info)
 
-    @field_validator(HOME)
+    @field_validator(POLICIES)
     @classmethod
     def _options_of_policies(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        """Each policy's settings as an instance of PolicyConfig."""
-        return typed_policies(given, context_of(info))
+        """The settings of each policy as the class that declares them reads them."""
+        found: dict[str, Any] = section_class(POLICIES).read(given, context_of(info))
+        return found
 
     @field_validator("engine", mode="plain")
     @classmethod
     def _options_of_engine(cls, given: Any, info: ValidationInfo) -> EngineConfig:
         """The engine's settings as an instance of its kind's class."""
         return typed_engine(given, EngineConfig, info)
-
-    def _all_roles(self) -> tuple[str, ...]:
-        """The roles of the game; none for a game that is not imported."""
-        return tuple(dict.fromkeys(self.game.kit.ROLES)) if self.game.is_imported else ()
 
     @property
     def policy_names(self) -> tuple[str, ...]:
@@ -129,7 +128,7 @@ class Config:
 
     def of_policy(self, name: str) -> Config:
         """The complete settings of this policy, whose `rollout.partners` are its own."""
-        return load(Config, plain(self), policy=name) if self.policies else self
+        return _of_policy(json.dumps(plain(self)), name) if self.policies else self
 
     @property
     def play_options(self) -> Any:
@@ -159,7 +158,6 @@ class Config:
         if twice := [each for each in classes if classes.count(each) > 1]:
             raise ValueError(f"observers must not repeat an observer, got {twice[0]} twice")
         self._check_model()
-        self._check_policies()
         features = (getattr(self, name) for name in SECTIONS)
         key = "rollout.opponents"
         opponents = options_at(key, self) if has_options(key, self.rollout.opponents) else None
@@ -167,6 +165,7 @@ class Config:
             self.engine,
             self.play_options,
             opponents,
+            self.policies,
             *features,
             *self.methods.values(),
         ):
@@ -198,27 +197,11 @@ class Config:
                 f"{self.model.dtype}: float32 computation gains nothing from bfloat16 weights"
             )
 
-    def _check_policies(self) -> None:
-        rollout = self.rollout
-        if self.policies and rollout.partners != ("self",):
-            raise ValueError(
-                f"rollout.partners must be left out with policies, got {[*rollout.partners]}; set "
-                "policies.NAME.partners"
-            )
-        if self.policies and rollout.policy_seats not in ((), self._all_roles()):
-            raise ValueError(
-                "rollout.policy_seats must be left out with policies, got "
-                f"{[*rollout.policy_seats]}; set policies.NAME.seats"
-            )
-        check_rests(self.policies)
-        for name, of in self.policies.items():
-            for key in ("kind", "tp_size"):
-                if (own := of.engine.get(key, getattr(self.engine, key))) != (
-                    of_run := getattr(self.engine, key)
-                ):
-                    raise ValueError(
-                        f"policies.{name}.engine.{key} must be the run's, {of_run}, got {own}"
-                    )
+
+@lru_cache(maxsize=32)
+def _of_policy(config: str, name: str) -> Config:
+    """The settings of a policy in a run's, which are given as JSON: a start asks several times."""
+    return load(Config, json.loads(config), policy=name)
 
 
 def load_config(
@@ -231,9 +214,9 @@ def load_config(
     """
     settings = Path(given) if isinstance(given, str) and given else given or None
     config = load(Config, settings, overrides)
-    if config.policies:  # also those that the game would leave to a partner
-        all_seats = replace(config.rollout, policy_seats=config._all_roles())
-        config = replace(config, rollout=all_seats)
+    if config.policies and config.game.is_imported:  # also roles that the game leaves to a partner
+        rollout = replace(config.rollout, policy_seats=tuple(dict.fromkeys(config.game.kit.ROLES)))
+        config = replace(config, rollout=rollout)
     each_policy = [load(Config, settings, overrides, policy=name) for name in config.policies]
     for each in each_policy or [config]:
         if (each.model.path is None) == (each.model.scratch is None):

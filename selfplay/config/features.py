@@ -14,16 +14,20 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from typing_extensions import TypedDict
 
 from selfplay.config.plugins import PLUGINS, NoOptions, check_name, has_options, options_class
-from selfplay.config.policies import PolicyConfig
 from selfplay.config.schema import RULES, Described, described
 from selfplay.config.text import show
 
-METHODS, ENGINE, PLAY = "methods", "engine.kind", "rollout.play"
+METHODS, ENGINE, PLAY, POLICIES = "methods", "engine.kind", "rollout.play", "policies"
 # The sections of rooms outside the core, and the classes of their settings.
 SECTIONS = {
     "warm_start": "selfplay.warm_start.options:WarmStartConfig",
     "policy_pool": "selfplay.partners.options:PolicyPoolConfig",
     "endpoint": "selfplay.partners.options:EndpointConfig",
+}
+_CLASSES = {
+    **SECTIONS,
+    POLICIES: "selfplay.policies.options:Policies",
+    f"{POLICIES}.NAME": "selfplay.policies.options:PolicyConfig",
 }
 
 
@@ -49,7 +53,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 def section_class(name: str) -> Any:
     """The class of the settings of a section."""
-    module, _, last = SECTIONS[name].partition(":")
+    module, _, last = _CLASSES[name].partition(":")
     return getattr(import_module(module), last)
 
 
@@ -122,7 +126,8 @@ def all_described(
     for entry in described(config):
         name = entry.name
         entries += _section(name, section_class(name), name) if name in SECTIONS else [entry]
-    entries += _section("policies.NAME", PolicyConfig, "policies.NAME")
+    each = f"{POLICIES}.NAME"
+    entries += _section(each, section_class(each), each)
     for name in dict.fromkeys((*PLUGINS[METHODS].built_in, *methods)):
         home = f"{METHODS}.{name}"
         entries += _section(home, options_class(METHODS, name), home)

@@ -21,9 +21,9 @@ import yaml
 from pydantic import TypeAdapter, ValidationError, with_config
 
 from dialop.specs import nearest
+from selfplay.config.features import POLICIES, section_class
 from selfplay.config.moved import MOVED, migrated
 from selfplay.config.own_code import Code, with_code
-from selfplay.config.policies import HOME, policy_values
 from selfplay.config.schema import RULES, join, names_of
 from selfplay.config.secrets import hidden, names_key
 from selfplay.config.text import Loader, show
@@ -56,10 +56,11 @@ def load(
         SettingsError: for unreadable files, unknown keys, invalid values and contradictions.
     """
     values, origins = _read_all(given, overrides, code)
-    home = f"{HOME}.{policy}."
+    home = f"{POLICIES}.{policy}."
     owned = {key[len(home) :]: origin for key, origin in origins.items() if key.startswith(home)}
     if policy:
-        values = _merged({**values, HOME: {}}, policy_values(values, policy))
+        own = section_class(POLICIES).values_of(policy, values)
+        values = _merged({**values, POLICIES: {}}, own)
         origins = origins | owned
     declared = [(cls, "")]  # a game adds the class of its options and their section
     context = {"declared": declared, "imports": code != "none"}

@@ -19,7 +19,6 @@ from dialop.kit import games
 from dialop.modules import KEPT, imported_digest, is_own, own_files, own_module, sha256_of, texts_in
 from selfplay.config.moved import MOVED
 from selfplay.config.plugins import own_functions
-from selfplay.config.policies import HOME
 from selfplay.errors import SettingsError
 
 CODE = "code"  # the folder of copies in a run
@@ -209,11 +208,18 @@ Code = Literal["copies", "originals", "none"]  # which files the settings of a r
 
 
 def with_code(settings: Path, values: dict[str, Any], code: Code) -> dict[str, Any]:
-    """The values of a run's settings, with the names of the user's files replaced by the paths of
-    the run's copies, or by the original paths where the given ones do not exist."""
+    """The values of a run's settings, with the user's files named as `renamed` says."""
+    for key, value, name in renamed(settings, code):
+        put_name(values, key, value, name)
+    return values
+
+
+def renamed(settings: Path, code: Code) -> Iterator[tuple[str, str, str]]:
+    """Each key of a run's settings that names a file of the user, its value, and the path of the
+    run's copy, or the original path where the given one does not exist."""
     kept = kept_in(home := copies_of(settings)) if code != "none" else None
     if kept is None:
-        return values
+        return
     for what, name in kept.named.items():
         key, _, value = what.partition(" ")
         key = MOVED.get(key, key)
@@ -222,16 +228,16 @@ def with_code(settings: Path, values: dict[str, Any], code: Code) -> dict[str, A
             file = f"{home}/{name}"
         elif file.endswith(".py") and not Path(file).is_file():  # it was given from another folder
             file = str(kept.files[name][0])
-        for own in (values, *(of for of in values.get(HOME, {}).values() if of)):
-            put_name(own, key, value, f"{file}{colon}{function}")
-    return values
+        yield key, value, f"{file}{colon}{function}"
 
 
 def put_name(values: dict[str, Any], key: str, value: str, name: str) -> None:
-    """Replace the value of a key by another name, also inside a list or mapping of names."""
-    home, field = section_of(values, key)
-    if field in home:
-        home[field] = _renamed(home[field], value, name)
+    """Replace the value of a key by another name, of the run and of its policies, also inside a
+    list or mapping of names."""
+    for own in (values, *filter(None, values.get("policies", {}).values())):
+        home, field = section_of(own, key)
+        if field in home:
+            home[field] = _renamed(home[field], value, name)
 
 
 def section_of(values: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -16,12 +16,13 @@ from typing import Any
 
 from dialop.game import Instance
 from selfplay.chat.rendering import Rendering
-from selfplay.config import Config, GameConfig, RolloutConfig
+from selfplay.config import Config, EngineConfig, GameConfig, RolloutConfig
 from selfplay.config.player_spec import ENDPOINT, SELF
 from selfplay.distributed import World, gather_objects
 from selfplay.engines.base import Sampling
+from selfplay.engines.kinds import engine_kind
 from selfplay.errors import RunEnds
-from selfplay.evaluation.plan import ITSELF, Matches
+from selfplay.evaluation.plan import ITSELF, Matches, MatrixPlayer
 from selfplay.evaluation.rows import SCRIPT, Row
 from selfplay.evaluation.tables import mean_interval
 from selfplay.evaluation.talk_effect import talk_effect
@@ -31,6 +32,7 @@ from selfplay.metrics.records import Pieces, game_record
 from selfplay.metrics.step import GameSums, add_up, game_sums
 from selfplay.partners.checkpoints import Source
 from selfplay.partners.partners import Partners
+from selfplay.partners.router import Live
 from selfplay.rollout.driver import FinishedGames, play_games, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, limits_of
 from selfplay.rollout.players import opening_ids
@@ -233,17 +235,29 @@ def play_matches(
         renderings = {each: rendering for each, (_, rendering) in policies.items()}
         shared, rendering = policies[source]
         shared, _ = choose_engine(shared, source.weights, world, rewritten=rendering.rewritten)
+        pairs = [(pair, [*of]) for pair, of in groupby(own, key=lambda m: (m.one, m.other))]
+        most = max(len(one.others) for (one, _), _ in pairs)
+        whole, kind = shared.engine, engine_kind(shared.engine.kind)
         with ExitStack() as cleanup:
+            shared = replace(shared, engine=kind.parted([whole] * (1 + most))[0])
             engine = load_engine(shared, source.weights, world, cleanup=cleanup)
-            for (one, other), matches in groupby(own, key=lambda m: (m.one, m.other)):
+            for (one, other), matches in pairs:
                 config, spec = one.settings(shared), ITSELF if other == one else other.spec
                 # The partner's model is freed before the next one is loaded.
-                with closing(
-                    Partners([spec, *one.others], config, rendering=rendering, world=world)
-                ) as partners:
+                with ExitStack() as of_pair:
+                    live = _live_engines(one, policies, whole, world, cleanup=of_pair)
+                    seated = [spec, *(each for each in one.others if each.argument not in live)]
+                    partners = Partners(seated, config, rendering=rendering, world=world)
+                    of_pair.callback(partners.close)
+                    routed = partners.routed(engine, live=live)
+                    supervised = Supervised(engine, world, runner=routed)
+                    supervised.beside = [Supervised(each.engine, world) for each in live.values()]
+                    named = [str(source.weights), *live] if live else [""]  # for messages, requests
+                    for each, name in zip([supervised, *supervised.beside], named, strict=True):
+                        each.name = name
                     context = EvaluationContext(
                         config,
-                        Supervised(engine, world, runner=partners.routed(engine)),
+                        supervised,
                         rendering,
                         world,
                         partners.named(spec.text),
@@ -262,6 +276,33 @@ def play_matches(
                         if world.rank == 0:
                             print(f"played: {match.name}", flush=True)
     return rows
+
+
+def _live_engines(
+    player: MatrixPlayer,
+    policies: Mapping[Source, tuple[Config, Rendering]],
+    first: EngineConfig,
+    world: World,
+    *,
+    cleanup: ExitStack,
+) -> dict[str, Live]:
+    """The engines of a cast's policies but the first, by the model of their requests; they share
+    the GPU with one of the settings `first`. None in the trainer's process, where they answer as
+    frozen ones."""
+    kind, live = engine_kind(first.kind), dict[str, Live]()
+    others = dict.fromkeys(each for each in player.cast if each != player.source)
+    chosen = {
+        source: choose_engine(
+            policies[source][0], source.weights, world, rewritten=policies[source][1].rewritten
+        )[0]
+        for source in (() if kind.in_trainer else others)
+    }
+    _, *parts = kind.parted([first, *(config.engine for config in chosen.values())])
+    for (source, config), part in zip(chosen.items(), parts, strict=True):
+        config = replace(config, engine=part)
+        engine = load_engine(config, source.weights, world, cleanup=cleanup)
+        live[str(source.weights)] = Live(engine, policies[source][1].stop_ids)
+    return live
 
 
 def check_room(

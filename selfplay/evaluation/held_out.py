@@ -36,7 +36,9 @@ from selfplay.evaluation.tables import (
 from selfplay.metrics.step_log import plain_json
 from selfplay.partners.checkpoints import check_spec
 from selfplay.partners.partners import Partners
-from selfplay.rollout.seat_rules import chosen_seats, read_spec
+from selfplay.partners.specs import read_spec
+from selfplay.rollout.players import Player
+from selfplay.rollout.seat_rules import chosen_seats
 from selfplay.rollout.seating import Partner
 
 _WITH = "sampled with "  # prefix of the rows with one of `eval.partners`
@@ -208,19 +210,35 @@ def fixed_partners(
     game: GameConfig,
     rollout: RolloutConfig,
     *,
-    weights: Path,
-    partners: Partners,
+    starts: Sequence[tuple[Path, Partners]],
 ) -> list[Partner]:
-    """Load the partners listed in `eval.partners`. `weights` is the folder that self-play starts
-    from."""
+    """Load the partners listed in `eval.partners`. `starts` has, for each seat, the folder that
+    self-play starts from, and the partners of the seat's policy."""
     return [
-        partners.add(
-            Spec(CHECKPOINT, str(weights), WARM_START)
-            if name == WARM_START
-            else read_spec(name, game, rollout, what="eval.partners")
-        )
+        _warm_start(starts)
+        if name == WARM_START
+        else starts[0][1].add(read_spec(name, game, rollout, what="eval.partners"))
         for name in settings.partners
     ]
+
+
+def _warm_start(starts: Sequence[tuple[Path, Partners]]) -> Partner:
+    """The warm start as a partner: in each seat that of the seat's policy."""
+    by_folder = {str(folder): partners for folder, partners in starts}
+    if len(by_folder) == 1:
+        ((folder, partners),) = by_folder.items()
+        return partners.add(Spec(CHECKPOINT, folder, WARM_START))
+    made = {
+        folder: partners.add(Spec(CHECKPOINT, folder, f"{WARM_START} {number}")).make_player
+        for number, (folder, partners) in enumerate(by_folder.items())
+    }
+
+    def sit(names: tuple[object, ...], seat: int) -> Player:
+        make_player = made[str(starts[seat][0])]
+        assert make_player is not None
+        return make_player(names, seat)
+
+    return Partner(WARM_START, sit)
 
 
 def check_fixed_partners(

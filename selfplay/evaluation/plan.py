@@ -38,7 +38,8 @@ from selfplay.partners.checkpoints import (
     seats_of,
     template_of,
 )
-from selfplay.rollout.seat_rules import able_seats, chosen_seats, partner_seats, read_spec
+from selfplay.partners.specs import read_spec
+from selfplay.rollout.seat_rules import able_seats, chosen_seats, partner_seats
 from selfplay.rollout.seating import Seated
 
 # Policies come first, because the engine of a match's first player runs its games.

@@ -92,6 +92,7 @@ def make_learner(
     rendering: Rendering | None = None,
     reader: Callable[[Spec], Ask] | None = None,
     name: str = "",
+    seats: Sequence[int] = (),
     beside: Sequence[Learner] = (),
     later: Mapping[str, tuple[Config, Path]] = MappingProxyType({}),
 ) -> Learner:
@@ -100,11 +101,11 @@ def make_learner(
     `imitation` names the optimizer of a warm start, which has neither reference nor methods.
     Without `adapters` all weights are trained. `as_engine` makes models compute as the engine does.
 
-    With several policies `name` is this one's, `beside` are the learners made before, and `later`
-    has the settings and weights of the policies whose learners come after it, by name. Those with
-    adapters on the same base share one model, which the first of them loads with the adapters of
-    all: a model that is sharded cannot get more. Policies that train all weights from the same ones
-    share one reference.
+    With several policies `name` and `seats` are this one's, `beside` are the learners made before,
+    and `later` has the settings and weights of the policies whose learners come after it, by name.
+    Those with adapters on the same base share one model, which the first of them loads with the
+    adapters of all: a model that is sharded cannot get more. Policies that train all weights from
+    the same ones share one reference.
     """
     lora, base = config.model.lora if adapters else None, Base.of(config, weights)
     load = partial(
@@ -137,7 +138,7 @@ def make_learner(
         base=base,
     )
     if not imitation:
-        learner.methods = make_methods(Parts(config, learner, load, rendering, reader, name))
+        learner.methods = make_methods(Parts(config, learner, load, rendering, reader, name, seats))
         if config.algorithm.kl > 0 and not any(each.has_reference for each in learner.methods):
             same = [model] if lora is not None else [each.reference for each in alike]
             held = [each for each in same if each is not None]

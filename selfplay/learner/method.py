@@ -73,7 +73,7 @@ class Parts:
     """The inputs of a method: the run's settings, the learner with its ranks (`learner.world`),
     `load`, which returns another model with the policy's first weights, sharded like the policy,
     the run's exact texts, and `reader`, which answers chats with the model of a spec. `policy` is
-    the policy's name if there are several."""
+    the policy's name and `seats` its seats, if there are several."""
 
     config: Config
     learner: Learner
@@ -81,6 +81,7 @@ class Parts:
     rendering: Rendering | None = None
     reader: Callable[[Spec], Ask] | None = None
     policy: str = ""
+    seats: Sequence[int] = ()
 
 
 class Method:

@@ -9,11 +9,12 @@ from selfplay.config import Config
 from selfplay.learner.method import LossTerm, Method
 from selfplay.learner.update import imitation_term
 from selfplay.methods.options import AuxiliaryImitationOptions
-from selfplay.warm_start.imitation import teacher_samples
+from selfplay.warm_start.imitation import of_seats, teacher_samples
 
 
 class AuxiliaryImitation(Method):
-    """Each step's games are new ones, played by the mixture of `warm_start.teachers`."""
+    """Each step's games are new ones, played by the mixture of `warm_start.teachers`. One of
+    several policies imitates its own seats."""
 
     Options = AuxiliaryImitationOptions
 
@@ -25,6 +26,7 @@ class AuxiliaryImitation(Method):
         num = self.options.games
         start = config.warm_start.num_games + step * num
         lesson = teacher_samples(config, self.parts.rendering, start=start, num=num)
+        lesson = of_seats(lesson, self.parts.seats)
         self.term = imitation_term(lesson, self.parts.learner.world, self.options.weight)
         return samples, {}
 

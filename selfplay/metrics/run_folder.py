@@ -40,11 +40,12 @@ from selfplay.config.own_code import (
     own_code,
     own_names,
     put_name,
+    renamed,
     same_module,
     section_of,
     write_copies,
 )
-from selfplay.config.text import difference, dump
+from selfplay.config.text import difference, dump, plain
 from selfplay.errors import RunEnds, SettingsError
 
 # Settings that may change when a run resumes. First: its length and logs.
@@ -332,11 +333,11 @@ def _compared(saved: Path, config: Config, code: OwnCode) -> tuple[list[str], di
     kept = kept_in(home) if home else None
     lines, words, names = [], [], {}
     before = [what.partition(" ") for what in (kept.named if kept else ())]
-    methods = dict(zip(config.methods, read_value(saved, (), "methods") or (), strict=False))
+    of_run = {*own_names(replace(config, policies={}))}
     for key, value in own_names(config):
         if key == "observers":  # which may change
             continue
-        was = methods.get(value) if key == "methods" else read_value(saved, (), key)
+        was = None if key == "methods" else read_value(saved, (), key)
         mine = value.rpartition(":")[2] if key == "methods" else ""  # of several
         name = next((n for which, _, n in before if which == key and n.endswith(mine)), was)
         same = value in (name, was)
@@ -351,11 +352,13 @@ def _compared(saved: Path, config: Config, code: OwnCode) -> tuple[list[str], di
             lines.append(f"{key}: {name} -> {value}")
         else:
             continue
-        if key != "methods":
+        if key != "methods" and (key, value) in of_run:
             words.append(f"{key}={json.dumps(value)}")
-    given = {was: now for now, was in methods.items() if f"methods {now}" in names}
-    there = load(Config, saved, words)
-    there = replace(there, methods={given.get(n, n): of for n, of in there.methods.items()})
+    there = plain(load(Config, saved, words))
+    copies = {f"{key} {value}": name for key, value, name in renamed(saved, "copies")}
+    for what, name in names.items():  # in lists and mappings, and of several policies
+        key, _, value = what.partition(" ")
+        put_name(there, key, copies.get(f"{key} {name}", name), value)
     return lines + difference(there, config), names
 
 

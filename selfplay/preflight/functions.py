@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from inspect import iscoroutinefunction, signature
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -56,13 +57,18 @@ NUM_STEPS = 100  # whose opponents are drawn
 FAR = 99.0  # nats; exp of it overflows float32
 
 
-def check_functions(config: Config) -> None:
-    """Check every custom function in the settings, and a built-in one that some games cannot use.
-    Warnings go to standard error, from rank 0 only. Raises ValueError as `findings`."""
-    checked = list(own_functions(config))
+def check_functions(config: Config, *policies: Config) -> None:
+    """Check every custom function in the settings, and a built-in one that some games cannot use;
+    of further `policies` those in sections that differ. Warnings go to standard error, from rank 0
+    only. Raises ValueError as `findings`."""
+    checked = [(config, *each) for each in own_functions(config)]
     if config.reward.function == "message_credit":  # needs `Game.reach`
-        checked.append(("reward.function", config.reward.function))
-    for key, name in checked:
+        checked.append((config, "reward.function", config.reward.function))
+    for each in policies:
+        for key, name in own_functions(each):
+            if (own := attrgetter(key.partition(".")[0]))(each) != own(config):
+                checked.append((each, key, name))
+    for config, key, name in checked:
         for line in findings(key, name, config):
             if line.startswith("warning: ") and os.environ.get("RANK", "0") == "0":
                 print(f"warning: {key} {name}: {on_one_line(line[9:])}", file=sys.stderr)

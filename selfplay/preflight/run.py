@@ -45,9 +45,10 @@ from selfplay.model.stored import check_tensors
 from selfplay.partners.checkpoints import check_partners, find_policies
 from selfplay.partners.endpoint import check_endpoint
 from selfplay.preflight.functions import check_functions
+from selfplay.preflight.seats import check_players
 from selfplay.rollout.driver import play_scripted
 from selfplay.rollout.episode import Episode, limits_of
-from selfplay.rollout.seat_rules import check_players, chosen_seats
+from selfplay.rollout.seat_rules import chosen_seats
 from selfplay.rollout.seating import scripted_games
 from selfplay.warm_start.teachers import blind_teachers, check_teachers
 
@@ -76,8 +77,7 @@ def check_run(config: Config, *, here: bool = True) -> Rendering:
         check_folder(Path(config.out), what="out")
         check_names(Path(config.out))
     policies = [config.of_policy(name) for name in config.policy_names]
-    for each in policies:
-        check_functions(each)
+    check_functions(*policies)
     own_code(own_names(config))
     check_switches(AT_START)  # a user's file may change them when it is imported
     check_players(config)

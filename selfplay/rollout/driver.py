@@ -124,8 +124,12 @@ class _Counting:
         self.num_prompt_tokens = self.num_generated_tokens = 0
 
     async def generate(self, request: Request) -> Completion:
-        completion = await self._generate(request)
-        _check_completion(request, completion, self._versions)
+        try:
+            completion = await self._generate(request)
+            _check_completion(request, completion, self._versions)
+        except EngineFault as fault:
+            fault.model = request.model
+            raise
         self.num_prompt_tokens += len(request.prompt_ids)
         self.num_generated_tokens += len(completion.ids)
         return completion

@@ -18,7 +18,7 @@ from selfplay.config import Config
 from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, gather_objects, raise_on_all_ranks
 from selfplay.engines.base import Sampling
-from selfplay.errors import OwnFault
+from selfplay.errors import OwnFault, RunEnds, SettingsError
 from selfplay.evaluation.held_out import validation
 from selfplay.learner.batch import balance_tokens
 from selfplay.learner.method import Method, checked_samples, hook_call
@@ -28,7 +28,7 @@ from selfplay.metrics.observer import Step, TokenRecord
 from selfplay.metrics.records import checked_state, logged, mean_advantages
 from selfplay.metrics.step import add_up, step_metrics
 from selfplay.partners.opponents import pass_results
-from selfplay.partners.seats import games_beside, shared_out
+from selfplay.policies.seats import games_beside, shared_out
 from selfplay.rollout.driver import Rollout, first_turns, play_games
 from selfplay.rollout.episode import limits_of
 from selfplay.rollout.play import play_of
@@ -186,7 +186,8 @@ def update(run: Run, rollout: Rollout, batch: Batch, step: int) -> UpdateResult:
     """Put the engines to sleep, then take each policy's optimizer steps.
 
     `update_policy` raises EngineDisagrees, before any weight of the policy changes, if the
-    log-probs of engine and trainer differ by more than noise.
+    log-probs of engine and trainer differ by more than noise. A failure after another policy's
+    weights have changed raises SettingsError.
     """
     logged, updated = logged_samples(run, rollout, step), UpdateResult()
     for policy in run.policies:
@@ -196,22 +197,30 @@ def update(run: Run, rollout: Rollout, batch: Batch, step: int) -> UpdateResult:
                 first_turns(rollout.episodes, check.num_turns, seed=seed, policy=policy.name)
             )
     with run.timed("sleep"):  # once every engine has scored its turns
-        for policy in run.policies:
-            policy.engine.sleep()
-    for policy in run.policies:
+        run.policies[0].engine.sleep()
+    for number, policy in enumerate(run.policies):
+        with run.timed("sleep"):
+            policy.engine.onload()
+            if number:  # only this one's moments stay on the GPU; a shared reference does not move
+                run.policies[number - 1].engine.make_way()
         if not policy.settings.trains(step):
             updated.metrics.update(named({"num_trained_tokens": 0.0}, policy))
             continue
         watched = Watched(logged)
-        with run.timed("update"):
-            metrics, skipped = update_policy(
-                policy.learner,
-                batch.samples[policy.name],
-                step=step,
-                config=policy.config,
-                max_mismatch=policy.sync_check.bound,
-                watched=watched,
-            )
+        try:
+            with run.timed("update"):
+                metrics, skipped = update_policy(
+                    policy.learner,
+                    batch.samples[policy.name],
+                    step=step,
+                    config=policy.config,
+                    max_mismatch=policy.sync_check.bound,
+                    watched=watched,
+                )
+        except RunEnds as error:
+            if not sums_of_policies(updated.metrics).get("num_optimizer_steps"):
+                raise  # no weight has changed
+            raise SettingsError(f"{error}; this step is not saved") from error
         updated.metrics.update(named(metrics, policy))
         updated.skipped.extend(skipped)
         updated.tokens.update(token_records(batch.samples[policy.name], watched, run.world))

@@ -95,6 +95,8 @@ def save_learner(run: Run, num_done: int) -> OpenCheckpoint:
     check_place(run)
     with run.timed("save"):
         learners = {each.name: (each.learner, each.tokenizer) for each in run.policies}
+        for policy in run.policies:
+            policy.engine.onload()
         return begin_checkpoint(run.folder, learners, step=num_done)
 
 
@@ -118,8 +120,9 @@ def begin_from(run: Run, best: int, num_done: int) -> OpenCheckpoint:
         raise RunEnds(f"{folder} must be undamaged, as `monitors` go back to it, got {found}")
     for policy in run.policies:
         policy.engine.sleep()
+    learners = {policy.name: policy.learner for policy in run.policies}
+    _, state = resume(run.folder, learners, step=best)
     for policy in run.policies:
-        _, state = resume(run.folder, policy.learner, policy.name, step=best)
         own = state["policies"][policy.name]
         for method in policy.learner.methods:
             method.restore(own["methods"].get(type(method).__name__, {}))
@@ -141,8 +144,7 @@ def push_all(policies: Sequence[Policy], version: int) -> None:
 
 def save_and_sleep(run: Run, num_done: int, state: Mapping[str, Any]) -> None:
     """Save the run after `num_done` steps; the engines go to sleep for good."""
-    for policy in run.policies:
-        policy.engine.sleep()
+    run.policies[0].engine.sleep()
     finish_checkpoint(run, save_learner(run, num_done), state)
 
 

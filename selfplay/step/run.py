@@ -15,7 +15,6 @@ from selfplay.advantages.advantages import CreditStats
 from selfplay.advantages.sample import Sample
 from selfplay.chat.rendering import Rendering
 from selfplay.config import Config
-from selfplay.config.policies import PolicyConfig
 from selfplay.data.stream import TrainStream
 from selfplay.distributed import World
 from selfplay.evaluation.evaluate import EvaluationContext
@@ -24,6 +23,7 @@ from selfplay.metrics.observer import Observer, TokenRecord
 from selfplay.metrics.step_log import Journal, Stopwatch
 from selfplay.partners.opponents import Opponents
 from selfplay.partners.partners import Partners
+from selfplay.policies.options import PolicyConfig
 from selfplay.rollout.seating import Cast, Partner
 from selfplay.weight_sync.supervised import SupervisedPolicy
 from selfplay.weight_sync.sync_check import SyncCheck

@@ -122,19 +122,26 @@ def progress_folder(folder: Path) -> Path:
 
 
 def warm_start(
-    learner: Learner, config: Config, rendering: Rendering, *, folder: Path
+    learner: Learner,
+    config: Config,
+    rendering: Rendering,
+    *,
+    folder: Path,
+    seats: Collection[int] = (),
 ) -> dict[str, float]:
-    """Train the learner, in place, to imitate games and chats. Every rank must call.
+    """Train the learner, in place, to imitate chats and these seats of games (none: all). Every
+    rank must call.
 
     Writes `warm_start.jsonl` to the run's `folder`. For a restart it saves the games, and a
     checkpoint every SAVE_EVERY optimizer steps, in `progress_folder`. Returns the metrics of the
     log's last line, each a mean over the optimizer steps since the previous line.
     """
     warm, world = config.warm_start, learner.world
-    stages = saved_samples(config, rendering, folder=folder, world=world)
+    saved = saved_samples(config, rendering, folder=folder, world=world)
+    stages = [of_seats(stage, seats) for stage in saved]
     files, chats = list[Sample](), list[Sample]()
     if warm.recorded is not None:
-        files += _people(config, rendering, folder=folder, rank=world.rank)
+        files += of_seats(_people(config, rendering, folder=folder, rank=world.rank), seats)
     if warm.chats is not None:
         chats = chat_samples(config, rendering, rank=world.rank)
         files += chats
@@ -147,7 +154,7 @@ def warm_start(
     separate = frozenset(s.name for s in chats if len(chats) < num_samples)
     batches = warm_start_batches(stages, warm, seed=config.seed)
     unfinished = progress_folder(folder)
-    first, state = resume(unfinished, learner)
+    first, state = resume(unfinished, {"": learner})
     num = state.get("num_lines", {}).get(WARM_LOG)
     log = StepLog(folder / WARM_LOG, after_step=first or None, rank=world.rank, num=num)
     every = min(LOG_EVERY, max(1, len(batches) // MIN_LINES))
@@ -178,6 +185,11 @@ def warm_start(
             opened.finish({"recent": recent, "num_lines": lines}, keep=2)
     log.close()
     return means
+
+
+def of_seats(samples: Sequence[Sample], seats: Collection[int]) -> list[Sample]:
+    """The samples of these seats of games; all without seats."""
+    return [s for s in samples if not seats or int(s.name.rpartition(" seat ")[2]) in seats]
 
 
 def saved_samples(
@@ -482,8 +494,10 @@ def first_weights(
     tokenizer: PreTrainedTokenizerBase,
     rendering: Rendering,
     world: World,
+    *,
+    seats: Collection[int] = (),
 ) -> Path:
-    """The `first_folder`; created if it does not exist."""
+    """The `first_folder`; created if it does not exist, by an imitation of these seats, or all."""
     settings = config.warm_start
     if not settings.imitates:
         return _own_weights(config, folder, tokenizer, world)
@@ -492,7 +506,7 @@ def first_weights(
         learner = make_learner(
             config, own, world, imitation=settings.optimizer, adapters=settings.lora
         )
-        means = warm_start(learner, config, rendering, folder=folder)
+        means = warm_start(learner, config, rendering, folder=folder, seats=seats)
         export_atomically(learner.model, tokenizer, warm, world=world)
         if world.rank == 0:
             loss = f"with a loss of {means['imitation_loss']:.3f} nats per token"

@@ -51,7 +51,7 @@ class Supervised(GameRunner):
     """
 
     name = ""  # of the policy, if the run has several
-    beside: Sequence[SupervisedPolicy] = ()  # the other policies, whose engines answer in its games
+    beside: Sequence[Supervised] = ()  # the other policies, whose engines answer in its games
 
     def __init__(self, engine: Engine, world: World, *, runner: GameRunner | None = None) -> None:
         """`engine` is this rank's, or its part of another rank's."""
@@ -92,12 +92,15 @@ class Supervised(GameRunner):
         self, failed: EnginesFailed, number: int, beside: Sequence[Supervised] = ()
     ) -> None:
         """Print what failed; if this rank's engines did, restart the lost ones among its own and
-        those `beside` it, all if none is lost. After the last failure in a row, close them instead,
-        which frees memory that saving may need, and raise EngineLost."""
+        those `beside` it; if none is lost, the one that failed a request, else all. After the last
+        failure in a row, close them instead, which frees memory that saving may need, and raise
+        EngineLost."""
         world, last, every = self._world, number == MAX_FAILURES, (self, *beside)
         failing: Sequence[Supervised] = ()
         if world.rank in failed.causes:
-            failing = [each for each in every if each.engine.lost] or every
+            model = getattr(failed.__cause__, "model", None)
+            asked = [each for each in every if model == ("" if each is self else each.name)]
+            failing = [each for each in every if each.engine.lost] or asked or every
         nums = [float(len(failed.causes))]
         if beside:  # only a rank itself knows which of its engines are lost
             nums = all_reduce_sum([float(each in failing) for each in every], world)
@@ -138,6 +141,8 @@ class SupervisedPolicy(Supervised):
     """The engine of the policy in training: it sleeps during the update and then gets the
     learner's weights."""
 
+    beside: Sequence[SupervisedPolicy]
+
     def __init__(
         self,
         learner: Learner,
@@ -162,6 +167,10 @@ class SupervisedPolicy(Supervised):
         for each in every or (self, *self.beside):
             sleep_or_close(each.engine)
         barrier(self._world)
+        self._offload.onload()
+
+    def onload(self) -> None:
+        """Onload everything of this policy, while the engines sleep."""
         self._offload.onload()
 
     def make_way(self) -> None:

@@ -10,7 +10,8 @@ import pytest
 from selfplay.config import Config, load_config
 from selfplay.config.text import dump
 from selfplay.errors import SettingsError
-from selfplay.rollout.seat_rules import chosen_seats, policy_of_seat
+from selfplay.policies.seats import policy_of_seat
+from selfplay.rollout.seat_rules import chosen_seats
 
 ALONE = ["rollout.partners=[self]", "rollout.policy_seats=[]"]
 TWO = "policies={user: {}, agent: {optim: {lr: 1e-5}, rest: [2, 1]}}"

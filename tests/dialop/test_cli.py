@@ -10,7 +10,7 @@ from dialop.cli import main
 from dialop.kit import load_kit
 from selfplay.config import load_config
 from selfplay.preflight.run import baseline_games, cut_off
-from selfplay.rollout.seat_rules import check_players
+from selfplay.preflight.seats import check_players
 from tests.helpers.chat_families import rendering_of
 from tests.helpers.dialop_boards import human_games
 

@@ -18,7 +18,7 @@ def main() -> None:
     config = load_config(run / "config.yaml", sys.argv[3:])
     world = open_world(config)
     learner = make_learner(config, run / "warm_start", world)
-    step, state = resume(run, learner)
+    step, state = resume(run, {"": learner})
     begin_checkpoint(to, {"": (learner, None)}, step=step).finish(state, keep=1)
     close_world(world)
 

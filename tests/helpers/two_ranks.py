@@ -253,7 +253,7 @@ def adapter_sets(world: World, folder: Path) -> dict[str, float]:
             trainer_logprobs(model.eval(), some_samples(tiny_model()), temperature=1.0)
             for model in (lone[number].model, engine.model, exported)
         ]
-        resume(folder, again[number], name)
+        resume(folder, {name: again[number]})
         loaded = dict(full_weights(again[number].model, name))
         report["resumed"] *= all(torch.equal(loaded[n], found[n]) for n in found)
         gaps = [float((other - logprobs[0]).abs().max()) for other in logprobs[1:]]
@@ -332,7 +332,7 @@ def moved(kind: str, world: World, meshes: Sequence[World], folder: Path) -> dic
                 )
         barrier(world)
         again = make_saved(kind, mesh, base)
-        assert resume(folder / f"{place}", again) == (1, {})
+        assert resume(folder / f"{place}", {"": again}) == (1, {})
         before, loaded = held(learner), held(again)
         same &= before.keys() == loaded.keys()
         same &= all(torch.equal(before[name], loaded[name]) for name in before)

@@ -223,7 +223,7 @@ def test_a_base_elsewhere_is_found_from_a_copy_of_the_adapters(tmp_path: Path) -
 def test_a_run_goes_on_only_on_the_base_that_it_began_with(tmp_path: Path) -> None:
     base = _base(tmp_path / "base", seed=0)
     _run(tmp_path / "run", seed=0, base=base)
-    assert resume(tmp_path / "run", _learner(base, seed=3))[0] == 1
+    assert resume(tmp_path / "run", {"": _learner(base, seed=3)})[0] == 1
     _others(base)
     with pytest.raises(SettingsError, match=r"base must hold the base weights of .*step_000001/hf"):
-        resume(tmp_path / "run", _learner(base, seed=3))
+        resume(tmp_path / "run", {"": _learner(base, seed=3)})

@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from selfplay.config import ParallelConfig
 from selfplay.engines.base import Completion, Generate, Request, Sampling
 from selfplay.engines.hf import HFEngine
-from selfplay.errors import EngineFault, EngineLost
+from selfplay.errors import EngineFault, EngineLost, EnginesFailed
 from selfplay.partners.router import EngineRouter, Live
-from selfplay.rollout.driver import _check_completion
+from selfplay.rollout.driver import _Counting
 from selfplay.weight_sync.offload import Offload
 from selfplay.weight_sync.supervised import MAX_FAILURES, SupervisedPolicy
 from tests.helpers.faulty_engine import DEATH, Faults, FaultyHF
@@ -100,11 +100,11 @@ class Pair:
 async def game(generate: Generate, *, first: int, turns: int) -> list[Turn]:
     """Seats in turn, each with a text of its own: its prompts and completions."""
     texts, played = {"user": [*PROMPT], "agent": [*PROMPT]}, list[Turn]()
+    checked = _Counting(generate, PUSHED)
     for number in range(turns):
         name = ("user", "agent")[(first + number) % 2]
         request = Request(tuple(texts[name]), 8, 100 * first + number, model=MODELS[name])
-        completion = await generate(request)
-        _check_completion(request, completion, PUSHED)
+        completion = await checked.generate(request)
         played.append((name, texts[name], completion))
         texts[name] = [*texts[name], *completion.ids, 7]
     return played
@@ -188,12 +188,18 @@ def test_an_engine_that_dies_in_games_is_started_again_alone(
     assert restarts == {"user": name == "user", "agent": name == "agent"}
 
 
-def test_both_are_started_again_if_no_engine_is_lost(pair: Pair) -> None:
-    """As after a completion that no correct engine returns."""
-    pair.fail("agent", {("generate", 2): "nan"})
+@pytest.mark.parametrize("name", ["user", "agent"])
+def test_an_engine_with_an_invalid_completion_is_started_again_alone(pair: Pair, name: str) -> None:
+    pair.fail(name, {("generate", 2): "nan"})
     assert_own(pair, pair.play())
+    assert pair.story[:2] == [f"restart {name}", "sleep user"]
+    restarts = {each.name: each.take_num_restarts() for each in (pair.user, pair.agent)}
+    assert restarts == {"user": name == "user", "agent": name == "agent"}
+
+
+def test_both_are_started_again_if_nobody_knows_which_one_failed(pair: Pair) -> None:
+    pair.user._restart(EnginesFailed({0: "a reply cannot be read"}), 1, pair.user.beside)
     assert pair.story[:2] == ["restart user", "restart agent"]
-    assert pair.user.take_num_restarts() == pair.agent.take_num_restarts() == 1
 
 
 def test_a_push_restarts_its_own_engine_only(pair: Pair) -> None:

@@ -25,10 +25,10 @@ from selfplay.partners.checkpoints import check_partners
 from selfplay.partners.frozen import snapshot_weights
 from selfplay.partners.pool import snapshot_folder
 from selfplay.partners.router import EngineRouter, Frozen
+from selfplay.partners.specs import read_spec
 from selfplay.rollout.driver import play_games
 from selfplay.rollout.episode import GameSetup, Position
 from selfplay.rollout.players import FrozenPlayer, PolicyPlayer
-from selfplay.rollout.seat_rules import read_spec
 from selfplay.rollout.seating import SELF_PLAY, Partner, scripted_partner
 from tests.helpers.chat_families import tokenizer_of
 from tests.helpers.chat_server import Answer, chat_server

@@ -13,6 +13,7 @@ import selfplay
 from selfplay.api.run import OpenRun
 from selfplay.errors import SettingsError
 from selfplay.model.lora import full_weights
+from tests.helpers.processes import HANG_S, on_ranks
 from tests.helpers.tiny_run import begin_warm, same_weights, warm_started, write_tiny
 
 
@@ -85,3 +86,30 @@ def test_a_folder_gives_weights_and_those_that_do_not_fit_are_refused_in_one_lin
         run.update_partner(spec_of(run), saved)
         assert same_weights(run.partner_weights(spec_of(run)), saved)
         run.step()
+
+
+@pytest.mark.slow
+def test_two_ranks_play_with_the_weights_that_rank_0_gives_and_resume_with_them(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    begun(folder, steps=0).close()
+
+    def follows() -> None:
+        for stop in (1, 2):
+            given = {"out": str(folder), "steps": stop}
+            with selfplay.start(folder / "config.yaml", given) as run:
+                if stop == 1:
+                    follow(run)
+                (policy,) = run.parts.policies
+                held = dict(
+                    policy.partners._frozen.engines[spec_of(run)].engine.model.named_parameters()
+                )
+                given_weights = weights(run.partner_weights(spec_of(run)))
+                assert all(torch.equal(held[key], value) for key, value in given_weights.items())
+                assert (folder / "partners") in run.partner_weights(spec_of(run)).parents
+                run.step()
+
+    process = on_ranks(2, follows)
+    said, _ = process.communicate(timeout=HANG_S)
+    assert process.returncode == 0, said[-4000:]

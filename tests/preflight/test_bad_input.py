@@ -30,7 +30,7 @@ from selfplay.config.secrets import check_body, check_url, hidden
 from selfplay.errors import SettingsError
 from selfplay.metrics.run_folder import hold_run
 from selfplay.model.hub import FETCHED, NOT_FETCHED
-from selfplay.rollout.seat_rules import check_players
+from selfplay.preflight.seats import check_players
 from selfplay.warm_start.teachers import check_teachers
 from tests.helpers import chat_families
 from tests.helpers.processes import HANG_S, own_output

@@ -311,10 +311,13 @@ def test_a_loss_of_the_wrong_sign_is_told(own: Path, capsys: pytest.CaptureFixtu
     assert main([f"{own}/own_losses.py:turned"]) == 0
     said = capsys.readouterr().out
     assert "\nwarning: a step makes tokens of positive advantage less likely" in said
-    check_functions(settings(f"algorithm.loss={own}/own_losses.py:turned"))  # as a run does
-    warned = capsys.readouterr().err
-    assert warned.startswith(f"warning: algorithm.loss {own}/own_losses.py:turned: a step makes")
-    assert warned.count("\n") == 1
+    config = settings(f"algorithm.loss={own}/own_losses.py:turned")
+    other = replace(config, algorithm=replace(config.algorithm, kl=0.1))
+    for policies, num in (((), 1), ((config, other), 2)):  # as a run of one or of more policies
+        check_functions(config, *policies)
+        warned = capsys.readouterr().err
+        assert warned.startswith(f"warning: algorithm.loss {own}/own_losses.py:turned: a step ma")
+        assert warned.count("\n") == num
 
 
 # --- the examples, by hand ------------------------------------------------------------------------

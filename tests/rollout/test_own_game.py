@@ -22,10 +22,10 @@ from selfplay.engines.base import Completion, Request
 from selfplay.errors import OwnFault, SettingsError
 from selfplay.methods.judge import judge_games
 from selfplay.preflight.run import baseline_games, check_state, cut_off
+from selfplay.preflight.seats import check_players
 from selfplay.rollout.driver import Rollout, RolloutStats, play_games, play_scripted
 from selfplay.rollout.episode import Episode, GameSetup, Limits, limits_of
 from selfplay.rollout.players import Teacher
-from selfplay.rollout.seat_rules import check_players
 from selfplay.rollout.seating import Partner, policy_seats_in, scripted_games, scripted_partner
 from selfplay.step import logged_samples
 from selfplay.warm_start.imitation import scratch_tokenizer, teacher_games

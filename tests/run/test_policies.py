@@ -4,6 +4,7 @@ policy's seats, files, and an exact resume."""
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -14,10 +15,12 @@ import yaml
 from safetensors.torch import load_file
 
 import selfplay
+from selfplay.checkpoint import checkpoints
 from selfplay.errors import RunEnds
 from selfplay.metrics.observer import Step
-from selfplay.partners.seats import games_beside
+from selfplay.policies.seats import games_beside
 from selfplay.rollout.episode import GameSetup
+from selfplay.weight_sync.offload import HostStore
 from tests.helpers.casts import PAIR, TRAINED, trained
 from tests.helpers.shared_work import slow_except
 from tests.helpers.tiny_run import (
@@ -122,6 +125,78 @@ def test_policies_with_adapters_share_one_base_and_resume_bit_for_bit(tmp_path: 
         assert one.learner.model is other.learner.model
 
 
+FAILS = """
+from pathlib import Path
+from selfplay.learner.method import Method
+
+class Fails(Method):
+    def prepare(self, samples, *, step, config):
+        if step == 1 and Path(__file__).with_name("fails").exists():
+            raise ValueError("bad")
+        return samples, {}
+"""
+
+
+def test_a_policy_that_fails_after_anothers_update_leaves_no_half_step(tmp_path: Path) -> None:
+    """The step is not saved: one's weights have changed already. The run goes on as if unbroken."""
+    (tmp_path / "own_fails.py").write_text(FAILS)
+    own = f"methods: {{{tmp_path}/own_fails.py:Fails: {{}}}}"
+    words = [f"policies={{one: {{seats: [0]}}, other: {{seats: [1], {own}}}}}", "save_every=1"]
+    words += ["steps=2", "eval.final_games=1"]
+    unbroken, broken = tmp_path / "unbroken" / "run", tmp_path / "broken" / "run"
+    for folder in (unbroken, broken):
+        folder.parent.mkdir()
+        begin_warm(folder)
+    assert run_tiny(unbroken, *words) == 0
+    (tmp_path / "fails").touch()
+    assert run_tiny(broken, *words) != 0
+    assert [each.name for each in checkpoints(broken)] == ["step_000001"]
+    (tmp_path / "fails").unlink()
+    assert run_tiny(broken, *words) == 0
+    for name in NAMES:
+        assert same_weights(unbroken / "final" / name, broken / "final" / name)
+
+
+LOOKER = """
+from selfplay.learner.method import Method
+
+LEARNERS, SEEN = {}, []
+
+class Looker(Method):
+    def prepare(self, samples, *, step, config):
+        LEARNERS[self.parts.policy] = self.parts.learner
+        states = [one.optimizer.state.values() for one in LEARNERS.values()]
+        SEEN.append([sum(s["exp_avg"].untyped_storage().size() for s in each) for each in states])
+        return samples, {}
+"""
+
+
+def test_moments_of_one_policy_wait_on_the_host_while_another_updates(tmp_path: Path) -> None:
+    """A store that takes tensors of a CPU stands for the GPU's; the bits are those without."""
+    (tmp_path / "own_looker.py").write_text(LOOKER)
+    runs = [tmp_path / name / "run" for name in ("moved", "held")]
+    for folder in runs:
+        folder.parent.mkdir()
+        begin_warm(folder)
+        own = {"methods": {f"{tmp_path}/own_looker.py:Looker": {}}}
+        policies = {"one": {"seats": [0], **own}, "other": {"seats": [1], **own}}
+        given = {"policies": policies, "out": str(folder), "parallel.offload": "optimizer"}
+        given |= {"save_every": 1, "eval.final_games": 1}
+        with selfplay.start(write_tiny(folder), given, steps=3) as run:
+            own_code = sys.modules[type(run.parts.policies[0].learner.methods[0]).__module__]
+            own_code.LEARNERS.clear(), own_code.SEEN.clear()
+            for policy in run.parts.policies if folder == runs[0] else ():
+                policy.engine._offload._state_store = HostStore("cpu")
+            while run.num_done < 3:
+                run.step()
+            seen = [[size > 0 for size in sizes] for sizes in own_code.SEEN[2:]]
+            moved = folder == runs[0]
+            assert seen == [[True, not moved], [not moved, True]] * 2
+            run.finish()
+    for name in NAMES:
+        assert same_weights(runs[0] / "final" / name, runs[1] / "final" / name)
+
+
 def test_a_policy_that_rests_plays_with_the_weights_that_it_has(tmp_path: Path) -> None:
     lines = train(
         tmp_path / "run",
@@ -161,11 +236,35 @@ def test_partners_of_a_policy_play_its_seats_while_the_others_train(tmp_path: Pa
 def test_policies_of_different_sizes_and_tokenizers_play_one_game(tmp_path: Path) -> None:
     small = "{width: 16, layers: 1, heads: 2, kv_heads: 2, mlp_width: 32, max_positions: 192"
     own = f"policies.other.model.scratch={small}, vocab_size: 330, tokenizer_games: 60}}"
-    step = first_step(tmp_path / "run", PAIR, own)
+    run = tmp_path / "run"
+    evaluated = "eval={every: 1, num_games: 4, partners: [warm_start]}"
+    step = first_step(run, PAIR, own, EMA, evaluated)
     assert step.metrics["mismatch_max/other"] < 1e-4 > step.metrics["mismatch_max/one"]
-    assert (tmp_path / "run" / "policies" / "other" / "tokenizer").is_dir()
     for episode in step.episodes:
         assert max(episode.transcripts[1].ids) < 330
+    # The warm start as a partner is that of the seat's policy: the other one's has other tokens.
+    assert 0 <= step.metrics["eval_score/warm_start"] <= 1
+    rows = json.loads((run / "held_out_before.json").read_text())
+    players = {
+        tuple(seat["player"] for seat in game["seats"])
+        for game in rows["sampled with warm_start"]["games"]
+    }
+    assert players == {("policy", "warm_start 1"), ("warm_start 0", "policy")}
+    # It imitates its own seat alone, as the run's policies with one start imitate both.
+    for folder, num_seats in ((run, 2), (run / "policies" / "other", 1)):
+        *_, line = map(json.loads, (folder / "warm_start.jsonl").read_text().splitlines())
+        assert line["num_transcripts"] == 400 * num_seats
+
+
+def test_auxiliary_imitation_of_a_policy_is_of_its_own_seats(tmp_path: Path) -> None:
+    begin_warm(tmp_path / "run")
+    given = {"out": str(tmp_path / "run"), "eval.final_games": 1}
+    own = {"methods": {"auxiliary_imitation": {"weight": 0.1, "games": 3}}}
+    given |= {"policies": {"one": {"seats": [0]}, "other": {"seats": [1], **own}}}
+    with selfplay.start(write_tiny(tmp_path / "run"), given) as run:
+        run.step()
+        (method,) = run.parts.policies[1].learner.methods
+        assert [each.name.partition(" seat ")[2] for each in method.term.samples] == ["1"] * 3
 
 
 SLEEPER = """

@@ -18,6 +18,7 @@ from selfplay.errors import RunEnds, SettingsError
 from selfplay.metrics.run_folder import hold_run
 from selfplay.partners.checkpoints import find_source
 from tests.helpers import processes
+from tests.helpers.casts import TRAINED, trained
 from tests.helpers.tiny_run import (
     RUNS,
     assert_same_run,
@@ -25,6 +26,7 @@ from tests.helpers.tiny_run import (
     finished,
     metrics_of,
     run_tiny,
+    same_weights,
     write_tiny,
 )
 
@@ -56,7 +58,7 @@ def flipped(path: Path) -> None:
 def zeroed(path: Path) -> None:
     """What a crash of the machine leaves; the manifest is from before digests."""
     overwrite(path, bytes(2048), at=0.0)
-    manifest = path.parent.parent / "manifest.json"
+    (manifest,) = (p / "manifest.json" for p in path.parents if (p / "manifest.json").exists())
     manifest.write_text(json.dumps({"sizes": json.loads(manifest.read_text())["sizes"]}))
 
 
@@ -90,6 +92,35 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
     assert f"{newest} is damaged: {found}" in said.err and "3/4" in said.out
     assert newest.with_name("damaged_step_000004").exists()
     assert_same_run(finished(), run)
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "found"),
+    [
+        ("one", flipped, "policies/one/state/__0_0.distcp has other bytes"),
+        ("one", zeroed, "it cannot be loaded"),
+        ("other", zeroed, "it cannot be loaded"),
+    ],
+)
+def test_policies_go_on_together_from_the_checkpoint_before_a_damaged_part_of_one(
+    tmp_path: Path,
+    name: str,
+    harm: Callable[[Path], None],
+    found: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also if the damage shows only when the parts of earlier policies are loaded."""
+    run = tmp_path / "run"
+    shutil.copytree(trained(), run)
+    newest = checkpoints(run)[-1]
+    harm(newest / "policies" / name / STATE)
+    (run / "held_out_after.json").unlink()
+    assert run_tiny(run, *TRAINED) == 0
+    said = capsys.readouterr()
+    assert f"{newest} is damaged: {found}" in said.err and "3/3" in said.out
+    assert metrics_of(run) == metrics_of(trained())
+    for each in ("one", "other"):
+        assert same_weights(run / "final" / each, trained() / "final" / each)
 
 
 @pytest.mark.slow

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import selfplay
 from selfplay.engines.base import Generate, Request, Sampling
 from selfplay.engines.sglang.event_loop import EngineLoop
 from selfplay.partners.router import EngineRouter, Live
+from tests.helpers.casts import trained
 from tests.helpers.pair_claims import *  # noqa: F403
 from tests.helpers.pair_claims import (
     MODELS,
@@ -90,3 +93,18 @@ def test_the_engines_share_an_event_loop_that_ends_with_the_last_of_them(
 def assert_own_weights_after_push(pair: dict[str, Policy]) -> None:
     pair["agent"].supervised.push(VERSIONS["agent"])
     assert_own_weights(pair, play(pair, [game]))
+
+
+def test_a_cast_is_evaluated_by_an_engine_of_each_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Greedily each seat is answered by its own policy's weights, as in transformers."""
+    games = []
+    for own in ({"engine.kind": "sglang", "engine.max_cache_tokens": 16384}, {}):
+        done = selfplay.evaluate(trained(), own, num=6, temperature=0.0, out=tmp_path / str(own))
+        said = capsys.readouterr().out
+        assert (said.count("engine up"), said.count("additional weights")) == ((0, 1), (2, 0))[
+            bool(own)
+        ]
+        games.append(done.rows["policy, greedy"]["games"])
+    assert games[0] == games[1]

@@ -29,8 +29,8 @@ from selfplay.errors import SettingsError
 from selfplay.learner.optimizer import matrices_inside
 from selfplay.preflight.model import no_room, skeleton_of
 from selfplay.preflight.run import described_model, start_warnings
+from selfplay.preflight.seats import who_plays
 from selfplay.rollout.players import opening_ids
-from selfplay.rollout.seat_rules import who_plays
 from selfplay.warm_start.imitation import chat_samples, scratch_tokenizer
 
 _MOST_GB = 10_000  # of one GPU

@@ -32,6 +32,7 @@ ASLEEP = 2.0  # of a sleeping SGLang: context and decode graphs
 SPARE = 2.0  # for allocator fragmentation and the graphs of NCCL
 CORES = 16  # of the host for each engine
 ENGINES = ("engine's weights", "engine asleep", "partners")  # parts of an update that add up
+MOVABLE = ("moments", "critic")  # parts that `parallel.offload` moves
 MOST_SHARE = 0.95  # of the free memory for the engines of all policies
 LEAST_GAMES = 8  # least number of full-length transcripts that must fit the engine's cache
 _LOGPROB = 1.5 / 16_384  # GiB per trained token's log-prob at a vocabulary of 152,000, measured
@@ -225,8 +226,9 @@ def estimate(demand: Demand) -> Memory:
 def estimate_policies(demands: Mapping[str, Demand]) -> Memory:
     """The memory of each phase of a step with these policies, by name, in the order of their steps.
 
-    While they update, one after the other, the weights, moments and references of all are on the
-    GPU. The base of adapters is there once, as is a reference for the policies that start from it.
+    While they update, one after the other, the weights of all are on the GPU, and the moments and
+    the critic of the others unless `parallel.offload` moves them. The base of adapters is there
+    once.
 
     In play and push all engines are awake, and `parallel.offload` says what else is there. Buckets
     and the copies of a sync check are those of one policy, since they come one after the other.
@@ -245,13 +247,12 @@ def estimate_policies(demands: Mapping[str, Demand]) -> Memory:
     play, push = summed("play", "sync check"), summed("push", "buckets")
     play["weights"], push["weights"] = _held(at_rest), _held(demands.values())
     updating, phases = summed("update"), dict[str, Mapping[str, float]](play=play)
-    references = {d.base: every[name]["update"]["reference"] for name, d in demands.items()}
-    for name in demands:
+    for name, demand in demands.items():
+        moved = demand.config.parallel.offload != "none"
         phases[f"update/{name}"] = {
             **every[name]["update"],
-            **{part: updating[part] for part in ("moments", "critic", *ENGINES)},
+            **{part: updating[part] for part in (*ENGINES, *(() if moved else MOVABLE))},
             "weights": _held(demands.values()),
-            "reference": sum(references.values()),
         }
     phases["push"] = push
     starts = [parts["warm start"] for parts in every.values() if "warm start" in parts]

@@ -69,10 +69,10 @@ from selfplay.partners.checkpoints import (
 )
 from selfplay.partners.endpoint import check_endpoint
 from selfplay.partners.partners import Partners
+from selfplay.partners.specs import read_spec
 from selfplay.preflight.command_line import Parser, refused
 from selfplay.preflight.run import check_machine, check_writable, read_rendering
 from selfplay.rollout.episode import Position
-from selfplay.rollout.seat_rules import read_spec
 from selfplay.rollout.seating import scripted_partner
 from selfplay.rollout.text_players import PersonPlayer
 from selfplay.setup import open_world

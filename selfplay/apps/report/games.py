@@ -16,7 +16,7 @@ from dialop.kit import Kit
 from dialop.shown import on_one_line, printable
 from dialop.tags import after_thought, drop_reasoning
 from selfplay.apps.report.run_files import STAGES, RunFiles
-from selfplay.rollout.seat_rules import policy_of_seat
+from selfplay.policies.seats import policy_of_seat
 
 MAX_BYTES = 12_000_000  # of the viewer's data as JSON
 TRAINING = "training"

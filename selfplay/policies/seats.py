@@ -1,4 +1,4 @@
-"""Which partners play in a step of several policies, and in whose seats."""
+"""Who has which seat of several policies, and which partners play there in a step."""
 
 from __future__ import annotations
 
@@ -6,8 +6,40 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from dialop.specs import nearest
+from selfplay.config import Config
+from selfplay.errors import SettingsError
 from selfplay.rollout.episode import Episode
 from selfplay.rollout.seating import SELF_PLAY, Cast, Partner
+
+
+def policy_of_seat(config: Config) -> tuple[str, ...]:
+    """The name of the policy that has each seat; "" for a single policy.
+
+    Raises SettingsError for unknown roles, and for a seat without a policy or with several.
+    """
+    game, roles = config.game.name, config.game.kit.ROLES
+    if not config.policies:
+        return ("",) * len(roles)
+    owners: list[list[str]] = [[] for _ in roles]
+    for name, of in config.policies.items():
+        for chosen in of.seats or (name,):
+            seats = [s for s, role in enumerate(roles) if chosen in (s, role)]
+            if not seats:
+                known = ", ".join(dict.fromkeys(roles))
+                raise SettingsError(
+                    f"policies.{name}.seats must be roles of {game} ({known}) or numbers of "
+                    f"seats below {len(roles)}, got {chosen}{nearest(str(chosen), roles)}"
+                )
+            for seat in seats:
+                owners[seat].append(name)
+    for seat, (role, names) in enumerate(zip(roles, owners, strict=True)):
+        if len(names) != 1:
+            raise SettingsError(
+                f"policies must give each seat of {game} to one policy, got "
+                f"{' and '.join(names) or 'none'} for seat {seat} ({role})"
+            )
+    return tuple(names[0] for names in owners)
 
 
 def shared_out(

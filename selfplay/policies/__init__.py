@@ -1,0 +1,1 @@
+"""Several policies that learn in one run: their settings, and who has which seat."""

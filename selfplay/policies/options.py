@@ -1,0 +1,140 @@
+"""The section `policies` of the settings; read without torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Annotated, Any, Self
+
+from pydantic import Field, TypeAdapter
+from pydantic.dataclasses import dataclass
+from typing_extensions import TypedDict
+
+from selfplay.config import Config, GameConfig
+from selfplay.config.features import POLICIES as HOME
+from selfplay.config.player_spec import parse_shares
+from selfplay.config.schema import RULES
+
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*$")
+OF_RUN = ("seats", "rest", "partners")  # keys that are no section
+
+
+@dataclass(frozen=True, slots=True, config=RULES)
+class PolicyConfig:
+    """A policy with its own weights: its roles, and sections merged over the run's."""
+
+    seats: tuple[Annotated[int, Field(ge=0)] | str, ...] = ()
+    """its roles, or the numbers of its seats from 0; empty means the role of its name"""
+    rest: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """[k, r]: it trains for k steps, rests for r, and so on; [k, r, first] starts the cycle with
+    its step number `first`, from 0. A policy that rests plays with unchanged weights"""
+    partners: tuple[str, ...] = ("self",)
+    """who plays its seats while the other policies train, as 'spec*share' (docs/partners.md): self
+    is the policy, pool an earlier version of it"""
+    model: dict[str, Any] = Field(default_factory=dict)
+    """its own model"""
+    optim: dict[str, Any] = Field(default_factory=dict)
+    """its own optimizer"""
+    algorithm: dict[str, Any] = Field(default_factory=dict)
+    """its own loss and advantage"""
+    methods: dict[str, Any] = Field(default_factory=dict)
+    """its own methods; `after_play` is called only for those of the first policy"""
+    warm_start: dict[str, Any] = Field(default_factory=dict)
+    """its own warm start; without one, policies with the same model start from the same weights"""
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """its own engine settings, of the run's engine.kind"""
+
+    def trains(self, step: int) -> bool:
+        """Whether it trains in the step after `step` finished ones."""
+        if not self.rest:
+            return True
+        num_trained, num_rested, *first = self.rest
+        return (step + sum(first)) % (num_trained + num_rested) < num_trained
+
+
+class Policies(dict[str, PolicyConfig]):
+    """Each policy's settings by its name, which is part of names of files and metrics."""
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any], context: Mapping[str, Any]) -> Self:
+        """Raises ValueError for settings that only the run has, names that are no identifiers, and
+        partners or rests that cannot be read."""
+        if not given:
+            return cls()
+        valid = [field.name for field in fields(PolicyConfig)]
+        of_run = {key for kind, _ in context["declared"][:1] for key in kind.__pydantic_fields__}
+        for name, of in given.items():
+            if not NAME.match(name):
+                raise ValueError(f"{HOME} must have names of letters, digits and _, got {name!r}")
+            context["declared"].append((PolicyConfig, f"{HOME}.{name}"))
+            for key in of if isinstance(of, Mapping) else {}:
+                if key in of_run and key not in valid:
+                    raise ValueError(
+                        f"{HOME}.{name}.{key} must be left out: {key} belongs to the run; a policy "
+                        f"may set {', '.join(valid)}"
+                    )
+        kinds = TypedDict("Policies", dict.fromkeys(given, PolicyConfig))  # type: ignore[misc]
+        plain = json.dumps(
+            {name: {} if of is None else of for name, of in given.items()}, default=asdict
+        )
+        found = cls(TypeAdapter[Any](kinds).validate_json(plain))
+        for name, policy in found.items():
+            try:
+                parse_shares(policy.partners)
+            except ValueError as error:
+                raise ValueError(f"{HOME}.{name}.partners: {error}") from None
+            rest = policy.rest
+            if rest and (len(rest) not in (2, 3) or not sum(rest[:2])):
+                raise ValueError(
+                    f"{HOME}.{name}.rest must be [steps of training, steps of rest], got {[*rest]}"
+                )
+        return found
+
+    def check(self, config: Config) -> None:
+        """Raise ValueError for settings of the run that do not fit its policies, and if all of them
+        rest in the same step."""
+        rollout = config.rollout
+        if self and rollout.partners != ("self",):
+            raise ValueError(
+                f"rollout.partners must be left out with policies, got {[*rollout.partners]}; set "
+                "policies.NAME.partners"
+            )
+        if self and rollout.policy_seats not in ((), all_roles(config.game)):
+            raise ValueError(
+                "rollout.policy_seats must be left out with policies, got "
+                f"{[*rollout.policy_seats]}; set policies.NAME.seats"
+            )
+        length = math.lcm(*(sum(each.rest[:2]) for each in self.values() if each.rest))
+        for step in range(length if self else 0):
+            if not any(each.trains(step) for each in self.values()):
+                raise ValueError(
+                    f"{HOME} must not all rest at once, got rest of all in step {step + 1}"
+                )
+        for name, of in self.items():
+            for key in ("kind", "tp_size"):
+                of_run = getattr(config.engine, key)
+                if (own := of.engine.get(key, of_run)) != of_run:
+                    raise ValueError(
+                        f"policies.{name}.engine.{key} must be the run's, {of_run}, got {own}"
+                    )
+
+    @staticmethod
+    def values_of(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What a policy sets of its own in the `values` of a run, as values of the run's sections,
+        and that the run has no further policies."""
+        own = dict((values.get(HOME) or {}).get(name) or {})
+        sections = {key: value for key, value in own.items() if key not in OF_RUN}
+        if isinstance(model := sections.get("model"), dict):
+            # A folder replaces the run's scratch model, and a scratch model its folder.
+            for one, other in (("path", "scratch"), ("scratch", "path")):
+                if model.get(one) is not None:
+                    sections["model"] = {other: None, **model}
+        return sections | {"rollout": {"partners": own.get("partners", ["self"])}}
+
+
+def all_roles(game: GameConfig) -> tuple[str, ...]:
+    """The roles of the game; none for a game that is not imported."""
+    return tuple(dict.fromkeys(game.kit.ROLES)) if game.is_imported else ()
