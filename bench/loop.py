@@ -13,7 +13,8 @@ is therefore a sequence of `--tries` invalid moves of `--turn-tokens` tokens by 
 drawn at random. With several policies (`--set "policies={a: {seats: [0]}, b: {seats: [1]}}"`) each
 plays its seats with its engine and updates. The first step is smaller and warms up. The others are
 timed, and medians are reported. Memory is the sampled use of a GPU by all processes, the maximum
-over GPUs, beside what `train.py --dry-run` plans. Seconds end in _s, sizes are in GiB.
+over GPUs; what is needed of it, without the freed memory that torch keeps, stands beside what
+`train.py --dry-run` plans. Seconds end in _s, sizes are in GiB.
 """
 
 from __future__ import annotations
@@ -179,7 +180,10 @@ class Peaks:
     def look(self, phase: str) -> None:
         if self._device.type == "cuda":
             free, total = torch.cuda.mem_get_info(self._device)
-            self.gib[phase] = max(self.gib.get(phase, 0.0), (total - free) / GIB)
+            own = torch.cuda.memory_stats(self._device)
+            kept = own["reserved_bytes.all.current"] - own["allocated_bytes.all.current"]
+            for name, unused in ((phase, free), (f"{phase} needed", free + kept)):
+                self.gib[name] = max(self.gib.get(name, 0.0), (total - unused) / GIB)
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -263,7 +267,7 @@ def run_steps(
         if engine is not None:
             engine.sleep()
         barrier(world)
-        peaks.gib.pop("engine asleep", None)  # another policy's engine may still have been awake
+        peaks.gib.clear()  # another policy's engine may still have been awake
         peaks.look("engine asleep")
 
     def update(learner: Learner, samples: list[Sample], *others: Any, **named: Any) -> Any:
@@ -393,7 +397,7 @@ def measure(options: argparse.Namespace, world: World, cleanup: ExitStack) -> di
         row |= summary(steps)
         could = alone["peak_operations"] * summary(steps)["update_s"]
         row["update_utilisation"] = alone["update_operations"] / could
-    for phase in ("engine asleep", "play", "update", "push"):
+    for phase in ("engine asleep", *PHASES, *(f"{phase} needed" for phase in PHASES)):
         row[f"GiB {phase}"] = round(all_reduce_max(peaks.gib.get(phase, 0.0), world), 1)
     return row | {name: round(gib, 1) for name, gib in planned_gib(config, world.device).items()}
 

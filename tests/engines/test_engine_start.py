@@ -218,23 +218,23 @@ def test_a_newer_vllm_is_said_to_be_untested(
 
 
 @pytest.mark.parametrize(
-    ("words", "ranks", "num"),
+    ("words", "ranks", "nums"),
     [
-        ((), {}, 1),
-        (("engine.processes=2",), {}, 2),
-        (("engine.exact=true", "model.dtype=bfloat16"), {}, 1),
-        (("policies={user: {engine: {processes: 3}}, agent: {}}",), {}, 3),  # for the first of them
-        (("engine.tp_size=2",), {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, 2),
-        (("engine.tp_size=2",), {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, None),
-        (("engine.kind=hf",), {}, None),
-        (("warm_start.num_games=64",), {}, None),  # the imitation needs the memory first
-        (("engine.server_args={log_level: info}",), {}, None),
+        ((), {}, [1]),
+        (("engine.processes=2",), {}, [2]),
+        (("engine.exact=true", "model.dtype=bfloat16"), {}, [1]),
+        (("policies={user: {engine: {processes: 3}}, agent: {}}",), {}, [3, 1]),  # of each
+        (("engine.tp_size=2",), {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, [2]),
+        (("engine.tp_size=2",), {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, []),
+        (("engine.kind=hf",), {}, []),
+        (("warm_start.num_games=64",), {}, []),  # the imitation needs the memory first
+        (("engine.server_args={log_level: info}",), {}, []),
     ],
 )
 def test_the_schedulers_that_this_rank_will_need_import_early(
     words: tuple[str, ...],
     ranks: dict[str, str],
-    num: int | None,
+    nums: list[int],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -245,4 +245,4 @@ def test_the_schedulers_that_this_rank_will_need_import_early(
     monkeypatch.setattr(early, "start", lambda num, **_: begun.append(num))
     monkeypatch.setattr(early.importlib.util, "find_spec", lambda _: True)  # as if SGLang were here
     early.begin(load_config("tiny", list(given)))
-    assert begun == ([] if num is None else [num])
+    assert begun == nums

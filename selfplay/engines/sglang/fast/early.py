@@ -29,6 +29,7 @@ from selfplay.engines.sglang import processes
 from selfplay.engines.sglang.choose import choose, load_of
 
 _waiting: list[EarlyScheduler] = []
+_coming: list[str] = []  # the policies whose engines will use them
 
 
 class EarlyScheduler(Spawned):
@@ -69,17 +70,23 @@ class EarlyScheduler(Spawned):
 
 
 def begin(config: Config) -> None:
-    """Start the schedulers that this rank's engine will need, about as many as it will choose; of
-    several policies the first one's, whose engine starts first.
+    """Start the schedulers that this rank's engines will need, one of each policy, about as many as
+    they will choose.
 
     It starts none before a warm start, where they would hold memory, and none with
     `engine.server_args`, for which SGLang may set variables that are read at the import.
     """
-    config = config.of_policy(config.policy_names[0])
+    if not _waiting:
+        _coming[:] = config.policy_names
+        for name in _coming:
+            _begin(config.of_policy(name))
+
+
+def _begin(config: Config) -> None:
     engine = config.engine
     if not isinstance(engine, SGLangOptions):
         return
-    wanted = engine.fast and not (engine.server_args or _waiting)
+    wanted = engine.fast and not engine.server_args
     imitates = config.warm_start.imitates and not os.path.lexists(f"{config.out}/warm_start")
     main_thread = threading.current_thread() is threading.main_thread()  # children end with it
     here = all(map(importlib.util.find_spec, ("sglang", "torch_memory_saver")))
@@ -132,7 +139,8 @@ def end() -> None:
 
 @contextlib.contextmanager
 def handed_over(engine_module: Any) -> Iterator[None]:
-    """Let SGLang's launch use the waiting schedulers first; the rest end with the block."""
+    """Let SGLang's launch use the waiting schedulers first; the rest end with the block, unless
+    another policy's engine will use them."""
 
     def process(*, target: Any, args: Any = (), kwargs: Any = None) -> BaseProcess:
         while isinstance(target, processes.ChildOf) and target.body is processes.run_scheduler:
@@ -150,7 +158,9 @@ def handed_over(engine_module: Any) -> Iterator[None]:
         yield
     finally:
         engine_module.mp = multiprocessing
-        end()
+        del _coming[:1]
+        if not _coming:
+            end()
 
 
 def _wait(pipe: Connection) -> None:
