@@ -199,9 +199,9 @@ def update(run: Run, rollout: Rollout, batch: Batch, step: int) -> UpdateResult:
     with run.timed("sleep"):  # once every engine has scored its turns
         run.policies[0].engine.sleep()
     for number, policy in enumerate(run.policies):
-        with run.timed("sleep"):
-            policy.engine.onload()
-            if number:  # only this one's moments stay on the GPU; a shared reference does not move
+        if number:  # only this one's moments stay on the GPU; a shared reference does not move
+            with run.timed("sleep"):
+                policy.engine.onload()
                 run.policies[number - 1].engine.make_way()
         if not policy.settings.trains(step):
             updated.metrics.update(named({"num_trained_tokens": 0.0}, policy))
