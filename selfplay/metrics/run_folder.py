@@ -338,8 +338,9 @@ def _compared(saved: Path, config: Config, code: OwnCode) -> tuple[list[str], di
         if key == "observers":  # which may change
             continue
         was = None if key == "methods" else read_value(saved, (), key)
-        mine = value.rpartition(":")[2] if key == "methods" else ""  # of several
-        name = next((n for which, _, n in before if which == key and n.endswith(mine)), was)
+        mine = "" if is_plain(key) else value.rpartition(":")[2]  # of several
+        known = [n for which, _, n in before if which == key and n.endswith(mine)]
+        name = value if value in known else next(iter(known), was)
         same = value in (name, was)
         if not is_plain(key) and value.rpartition(":")[2] != str(name).rpartition(":")[2]:
             pass  # another function of the file

@@ -136,13 +136,25 @@ class Fails(Method):
         return samples, {}
 """
 
+LOSS = """
+from selfplay.learner.loss import clipped_surrogate
+
+def one(logprobs_M, batch, algorithm):
+    return clipped_surrogate(logprobs_M, batch, algorithm)
+
+def other(logprobs_M, batch, algorithm):
+    return clipped_surrogate(logprobs_M, batch, algorithm)
+"""
+
 
 def test_a_policy_that_fails_after_anothers_update_leaves_no_half_step(tmp_path: Path) -> None:
     """The step is not saved: one's weights have changed already. The run goes on as if unbroken."""
     (tmp_path / "own_fails.py").write_text(FAILS)
+    (tmp_path / "own_loss.py").write_text(LOSS)
     own = f"methods: {{{tmp_path}/own_fails.py:Fails: {{}}}}"
+    own += f", algorithm: {{loss: '{tmp_path}/own_loss.py:other'}}"
     words = [f"policies={{one: {{seats: [0]}}, other: {{seats: [1], {own}}}}}", "save_every=1"]
-    words += ["steps=2", "eval.final_games=1"]
+    words += ["steps=2", "eval.final_games=1", f"algorithm.loss={tmp_path}/own_loss.py:one"]
     unbroken, broken = tmp_path / "unbroken" / "run", tmp_path / "broken" / "run"
     for folder in (unbroken, broken):
         folder.parent.mkdir()
