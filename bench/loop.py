@@ -397,7 +397,7 @@ def measure(options: argparse.Namespace, world: World, cleanup: ExitStack) -> di
         row |= summary(steps)
         could = alone["peak_operations"] * summary(steps)["update_s"]
         row["update_utilisation"] = alone["update_operations"] / could
-    for phase in ("engine asleep", *PHASES, *(f"{phase} needed" for phase in PHASES)):
+    for phase in ("engine asleep", *PHASES, "play needed", "update needed"):
         row[f"GiB {phase}"] = round(all_reduce_max(peaks.gib.get(phase, 0.0), world), 1)
     return row | {name: round(gib, 1) for name, gib in planned_gib(config, world.device).items()}
 

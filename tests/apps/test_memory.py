@@ -199,6 +199,8 @@ def test_the_engines_of_policies_share_the_gpu() -> None:
         play = estimate_policies(demands).phases["play"]
         taken = play["engine's cache"] + play["engine's weights"]
         assert taken == pytest.approx(2 * wanted * (H200 - 1.0))
+        push = estimate_policies(demands).phases["push"]  # of the second one, whose cache sleeps
+        assert push["engine's cache"] == pytest.approx(play["engine's cache"] / 2)
     tight = of_policies("7B", "engine.mem_fraction=0.12", user="model.lora.rank=16", agent="")
     why = why_not_policies(tight)
     assert why is not None and why.startswith(("engine.mem_fraction must", "the phase update/"))

@@ -230,8 +230,9 @@ def estimate_policies(demands: Mapping[str, Demand]) -> Memory:
     the critic of the others unless `parallel.offload` moves them. The base of adapters is there
     once.
 
-    In play and push all engines are awake, and `parallel.offload` says what else is there. Buckets
-    and the copies of a sync check are those of one policy, since they come one after the other.
+    In play and push all engines are awake, and `parallel.offload` says what else is there; only the
+    cache of the last one sleeps in its push. Buckets and the copies of a sync check are those of
+    one policy, since they come one after the other.
     """
     demands = shared_out(demands)
     every = {name: estimate(demand).phases for name, demand in demands.items()}
@@ -246,6 +247,8 @@ def estimate_policies(demands: Mapping[str, Demand]) -> Memory:
 
     play, push = summed("play", "sync check"), summed("push", "buckets")
     play["weights"], push["weights"] = _held(at_rest), _held(demands.values())
+    if caches := [parts["play"].get("engine's cache", 0.0) for parts in every.values()][:-1]:
+        push["engine's cache"] = sum(caches)
     updating, phases = summed("update"), dict[str, Mapping[str, float]](play=play)
     for name, demand in demands.items():
         moved = demand.config.parallel.offload != "none"
