@@ -170,7 +170,10 @@ class SupervisedPolicy(Supervised):
         self._offload.onload()
 
     def onload(self) -> None:
-        """Onload everything of this policy, while the engines sleep."""
+        """Onload everything of this policy, while the engines sleep.
+
+        Before its update, a checkpoint or an export; `sleep` has done it for the first policy.
+        """
         self._offload.onload()
 
     def make_way(self) -> None:

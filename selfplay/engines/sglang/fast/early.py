@@ -83,6 +83,10 @@ def begin(config: Config) -> None:
 
 
 def _begin(config: Config) -> None:
+    """Start the schedulers of one policy's engine, by its settings.
+
+    Their number is a guess: weights that nobody has read may be too large for several.
+    """
     engine = config.engine
     if not isinstance(engine, SGLangOptions):
         return
