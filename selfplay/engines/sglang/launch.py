@@ -390,7 +390,7 @@ def starting(device: str, tp_size: int) -> Iterator[list[BaseProcess]]:
         gc.freeze()
         complete = True
     finally:
-        children += set(multiprocessing.active_children()) - before
+        children += set(multiprocessing.active_children()).difference(before, early.waiting())
         if not complete:
             processes.kill(children)
             gc.freeze()  # a ZeroMQ context collected before its open sockets would wait forever
