@@ -300,8 +300,8 @@ def resume(
     """
     damaged: dict[Path, str] = {}
     world = next(iter(learners.values())).world
-    found = [each for each in checkpoints(folder) if step in (None, int(each.name[5:]))]
-    for newest in broadcast_object(found, world)[::-1]:
+    there = [each for each in checkpoints(folder) if step in (None, int(each.name[5:]))]
+    for newest in broadcast_object(there, world)[::-1]:
         for name, learner in learners.items():
             if (adapters := learner.adapters) is not None:
                 saved = home_of(newest, name) / "hf"
