@@ -27,8 +27,9 @@ def play(client, turn):
 
 def work(play):
     """Take turns until the run is gone."""
-    clients, connected = {}, False
-    with httpx.Client(timeout=60) as http:
+    connected = False
+    # Games share its connections; one client for each game would keep thousands open.
+    with httpx.Client(timeout=60) as http, OpenAI(base_url=URL, api_key="each game's") as client:
         while True:
             try:
                 got = http.get(f"{URL}/turn", headers={"Authorization": f"Bearer {KEY}"})
@@ -39,10 +40,8 @@ def work(play):
                     sys.exit(got.text)
                 turn = got.json()
                 key = turn["key"]
-                if key not in clients:
-                    clients[key] = OpenAI(base_url=URL, api_key=key)
                 try:
-                    move = {"move": play(clients[key], turn)}
+                    move = {"move": play(client.with_options(api_key=key), turn)}
                 except Exception as error:  # noqa: BLE001
                     move = {"error": repr(error)}  # the game is aborted
                 http.post(f"{URL}/move", json=move, headers={"Authorization": f"Bearer {key}"})
