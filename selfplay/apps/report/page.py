@@ -55,6 +55,15 @@ _CURVES = (
         ),
         "agreement, optimal: fractions of games; honesty: fraction of true stated values",
     ),
+    (
+        "View effect",
+        (
+            ("eval_view_effect", "view effect"),
+            ("eval_view_effect_low", "low end"),
+            ("eval_view_effect_high", "high end"),
+        ),
+        "score lost with another private view, validation games",
+    ),
     ("Judge", (("mark", "mark"),), "mean over games, 0 to 1"),
     ("Aborted games", (("num_void", "aborted games"),), "per step, without a result"),
     ("Entropy", (("entropy", "entropy"),), "nats per token"),
