@@ -13,7 +13,7 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
 
-from selfplay.engines.base import Completion, GameCoroutine, Generate, Request, Sampling
+from selfplay.engines.base import Completion, Engine, GameCoroutine, Generate, Request, Sampling
 from selfplay.engines.options import ChosenEngine
 from selfplay.engines.sglang.fast.engine import FastEngine
 from tests.helpers import processes
@@ -167,7 +167,7 @@ def apart(model: PreTrainedModel, prompt: Sequence[int], completion: Completion)
     return own.cpu() - torch.tensor(completion.logprobs)
 
 
-def differences(model: PreTrainedModel, engine: FastEngine) -> torch.Tensor:
+def differences(model: PreTrainedModel, engine: Engine) -> torch.Tensor:
     """Trainer's minus engine's log-prob of every token the engine samples, in nats."""
     asked = [Request(prompt, 64, seed) for seed, prompt in enumerate(PROMPTS)]
     answers = engine.generate_batch(asked, PLAIN)
