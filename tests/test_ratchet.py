@@ -27,7 +27,7 @@ WEIGHT = {
     "selfplay": Limit(24034, "going back to best, the view effect, entropy of listed moves"),
     "extras": Limit(2753, "what verifiers, TextArena and the endpoint seat refuse; juries"),
     "dialop": Limit(7939, "going back to best, the view effect, entropy of listed moves"),
-    "tests": Limit(34338, "as before, and vLLM on a GPU"),
+    "tests": Limit(34311, "as before, and vLLM on a GPU"),
     "bench": Limit(3306, "each policy's own start, seats and engine in evaluations"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import multiprocessing
 import os
 import pathlib
+import pickle
+import signal
+import sys
 from collections.abc import Iterator
+from multiprocessing.context import ForkProcess
 from typing import Any
 
 import pytest
 
 from selfplay.engines.options import ChosenEngine
+from selfplay.engines.sglang import processes
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.engines.weights import Weights
 from tests.sglang import tiny
 
-pytest.register_assert_rewrite("tests.helpers.engine_claims", "tests.helpers.pair_claims")
+pytest.register_assert_rewrite(
+    *(f"tests.helpers.{name}" for name in ("engine_claims", "engine_runs", "pair_claims"))
+)
 HERE = pathlib.Path(__file__).resolve().parent
 REASON = "the real engine on CPU is not installed here: make test-sglang"
 
@@ -53,6 +62,38 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if HERE in item.path.parents:
                 item.add_marker(pytest.mark.skip(reason=REASON))
+
+
+class Forked(ForkProcess):
+    """A process of SGLang as a fork of the test's own, where a start is a second and not ten:
+    SGLang is imported once. The scripts of this folder start theirs as a trainer does."""
+
+    def __init__(self, **named: Any) -> None:
+        super().__init__(**named)
+        body = getattr(self._target, "body", self._target)  # of a `ChildOf`, or SGLang's own
+        self.name = body.__name__
+
+    def run(self) -> None:
+        sys.stdout, sys.stderr = os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        self._target: Any = pickle.loads(
+            pickle.dumps(self._target)
+        )  # enters, as if it were spawned
+        super().run()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forks() -> Iterator[None]:
+    """SGLang reads its environment as it is imported, so that has the one of its processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        if is_here():
+            with processes.child_environment("cpu", 1):
+                for name in ("managers.scheduler", "models.registry"):
+                    importlib.import_module(f"sglang.srt.{name}")
+            patch.setattr(multiprocessing, "Process", Forked)
+        yield
 
 
 @pytest.fixture(scope="session")

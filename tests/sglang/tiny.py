@@ -64,10 +64,12 @@ def start(
 
 
 def scheduler(engine: SGLangEngine) -> int:
-    """The pid of the engine's scheduler, found by its process title."""
-    pids = [p.pid for p in engine._loop.children if p.pid is not None]
+    """The pid of the engine's scheduler, found by its process title or, of a fork, its name."""
     return next(
-        pid for pid in pids if b"scheduler" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+        p.pid
+        for p in engine._loop.children
+        if p.pid is not None
+        and "scheduler" in p.name + pathlib.Path(f"/proc/{p.pid}/cmdline").read_text()
     )
 
 

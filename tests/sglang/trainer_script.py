@@ -6,18 +6,17 @@ Usage: `trainer_script.py CASE … MODEL_FOLDER`.
 from __future__ import annotations
 
 import os
-import pathlib
-import shutil
 import signal
-import subprocess
 import sys
 import time
+from functools import partial
 
 import torch
 
 from selfplay.engines.base import Generate, Request, Sampling
 from selfplay.engines.sglang.engine import SGLangEngine
 from selfplay.engines.sglang.fast import early
+from tests.helpers.engine_runs import broken, train
 from tests.helpers.processes import say
 from tests.sglang import tiny
 from tests.sglang.tiny import scheduler
@@ -33,20 +32,6 @@ def refused(engine: SGLangEngine) -> dict[str, object]:
     except RuntimeError as error:
         return {"error": str(error), "after_s": time.perf_counter() - began_s}
     return {"error": "none", "after_s": time.perf_counter() - began_s}
-
-
-def train(engine: SGLangEngine) -> None:
-    """Train until a signal comes; also start a child that does not belong to the engine."""
-    bystander = subprocess.Popen(
-        ["sleep", "3600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        say("training", bystander=bystander.pid)  # the signal can follow at once
-        while True:
-            torch.randn(64, 64) @ torch.randn(64, 64)
-            time.sleep(0.01)  # other tests run meanwhile
-    finally:
-        say("finally", alive=[p.is_alive() for p in engine._loop.children])
 
 
 def crash(folder: str) -> None:
@@ -72,17 +57,6 @@ def crash(folder: str) -> None:
     store.get("a key that is never set")
 
 
-def broken(folder: str) -> None:
-    """The weight file is truncated: an exception, where SGLang alone would SIGKILL the trainer."""
-    copy = shutil.copytree(folder, f"{folder} broken")  # another trainer reads the folder
-    weights = pathlib.Path(copy) / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    try:
-        tiny.start(copy)
-    except RuntimeError as error:
-        say("broken", error=str(error))
-
-
 def plain(folder: str) -> None:
     """Three schedulers wait for the engine, of which one has died; the last is stopped meanwhile,
     as it would only import."""
@@ -94,7 +68,7 @@ def plain(folder: str) -> None:
     engine = tiny.start(folder)
     say("started", early=taken.pid, scheduler=scheduler(engine), left=left.exitcode)
     engine.generate_batch([REQUEST], SAMPLING)
-    train(engine)
+    train(engine._loop.children)
 
 
 def public(folder: str) -> None:
@@ -117,5 +91,10 @@ def public(folder: str) -> None:
 if __name__ == "__main__":
     *cases, model_folder = sys.argv[1:]
     for case in cases:
-        kinds = {"plain": plain, "crash": crash, "broken": broken, "public": public}
+        kinds = {
+            "plain": plain,
+            "crash": crash,
+            "broken": partial(broken, tiny.start),
+            "public": public,
+        }
         kinds[case](model_folder)

@@ -13,7 +13,9 @@ from selfplay.engines.weights import Weights
 from selfplay.extras.vllm import VLLMEngine, installed
 from tests.vllm import tiny
 
-pytest.register_assert_rewrite("tests.helpers.engine_claims", "tests.helpers.pair_claims")
+pytest.register_assert_rewrite(
+    *(f"tests.helpers.{name}" for name in ("engine_claims", "engine_runs", "pair_claims"))
+)
 HERE = pathlib.Path(__file__).resolve().parent
 
 

@@ -5,101 +5,31 @@ from __future__ import annotations
 import json
 import pathlib
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 import eval as evaluation
 from tests.helpers import processes
+from tests.helpers.engine_runs import *  # noqa: F403
+from tests.helpers.engine_runs import ROOT, Interrupted, interrupt
 from tests.helpers.real_models import check_two_steps, two_steps
-from tests.helpers.tiny_run import begin_warm, finished, metrics_of, weights_of, write_tiny
+from tests.helpers.tiny_run import finished
 from tests.vllm.tiny import RUN_HEADS
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
-SETTINGS = (*RUN_HEADS, "engine.kind=vllm", "algorithm.epochs=10", "save_every=1")
-KILLED_IN, LAST_STEP = 2, 3
-
-
-@dataclass(frozen=True)
-class Interrupted:
-    """What the run printed until SIGKILL ended it, and what that left."""
-
-    folder: pathlib.Path
-    output: str
-    num_processes: int
-    left: list[Any]
-
-
-def words_of(folder: pathlib.Path) -> tuple[str, ...]:
-    return ("--config", str(write_tiny(folder)), f"out={folder}", *SETTINGS)
+SETTINGS = (*RUN_HEADS, "engine.kind=vllm")
 
 
 @pytest.fixture(scope="module")
-def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interrupted]:
-    """The engine's process is stopped in the first update. In the second one it is stopped again
-    and the trainer is killed."""
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
     folder = tmp_path_factory.mktemp("runs") / "run"
-    begin_warm(folder, *RUN_HEADS)
-    process = processes.start(HERE / "interrupted.py", *words_of(folder), "steps=1000000")
-    try:
-        output = processes.read_until(process, f'MARK update {{"step": {KILLED_IN - 1}}}')
-        everyone = processes.tree(process)
-        for child in everyone:
-            if child.name().startswith("VLLM"):
-                child.suspend()
-    finally:
-        process.kill()
-    left = processes.left(everyone)
-    process.communicate(timeout=processes.HANG_S)
-    yield Interrupted(folder, output, len(everyone), left)
+    return interrupt(HERE / "interrupted.py", folder, *SETTINGS, engine="VLLM", path=(HERE,))
 
 
-def test_an_engine_that_hangs_in_an_update_is_restarted(interrupted: Interrupted) -> None:
-    output = interrupted.output
-    assert output.count("engine up") == 2
-    assert "gave no answer within 5 s during a weight push" in output
-    assert "engine failure 1 of 3 in a row, rank 0" in output
-    (line,) = metrics_of(interrupted.folder)  # it is written before the step's push
-    assert line["num_engine_restarts"] == 0 and line["num_games"] == 16
-
-
-def test_a_trainer_killed_in_an_update_leaves_no_process_though_its_engine_is_stopped(
-    interrupted: Interrupted,
-) -> None:
-    assert interrupted.num_processes >= 2
-    assert interrupted.left == []
-
-
-def test_the_killed_run_is_resumed_by_two_ranks_with_an_engine_each(
-    interrupted: Interrupted,
-) -> None:
-    """Each step ran once, engine and trainer agreed in it, and the weights moved."""
-    folder = interrupted.folder
-    ranks = processes.start(
-        ROOT / "train.py", *words_of(folder), f"steps={LAST_STEP}", forked=2, path=(HERE,)
-    )
-    try:
-        output = processes.read_until(ranks, "engine up")
-        everyone = processes.tree(ranks)
-        output += ranks.communicate(timeout=processes.HANG_S)[0]
-    finally:
-        ranks.kill()
-    assert ranks.returncode == 0, output
-    assert output.count("engine up") == 2
-    lines = metrics_of(folder)
-    assert [line["step"] for line in lines] == list(range(1, LAST_STEP + 1))
-    assert lines[0]["num_trained_tokens"] > 0
-    for line in lines:
-        assert line["num_games"] == 16 and line["sync_check_mismatch"] < 1e-4
-        if line["num_trained_tokens"] > 0:
-            assert line["mismatch_mean"] < 1e-4 and line["mismatch_max"] < 1e-3
-    before, after = weights_of(folder / "warm_start"), weights_of(folder / "final")
-    assert before.keys() == after.keys()
-    assert all((after[name] - before[name]).abs().max() > 1e-3 for name in before)
-    assert processes.left(everyone) == []
+@pytest.fixture
+def num_processes() -> int:
+    """The trainer and the engine's."""
+    return 2
 
 
 def test_eval_plays_the_hf_engine_s_greedy_games(

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-import pathlib
-import shutil
 import signal
-import subprocess
 import sys
-import time
-
-import torch
 
 from selfplay.engines.base import Generate, Request, Sampling
 from selfplay.engines.sglang.processes import Signals
 from selfplay.extras.vllm import VLLMEngine
+from tests.helpers.engine_runs import broken, train
 from tests.helpers.processes import say
 from tests.vllm import tiny
 
@@ -28,17 +23,6 @@ def asked(engine: VLLMEngine, num: int = 3) -> str:
     except RuntimeError as error:
         return str(error)
     return "none"
-
-
-def broken(folder: str) -> None:
-    """The weight file is truncated."""
-    copy = shutil.copytree(folder, f"{folder} broken")
-    weights = pathlib.Path(copy) / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    try:
-        tiny.start(copy)
-    except RuntimeError as error:
-        say("broken", error=str(error))
 
 
 def lose(engine: VLLMEngine) -> None:
@@ -62,25 +46,11 @@ def lose(engine: VLLMEngine) -> None:
     say("once more", error=asked(engine), lost=engine.lost)
 
 
-def train(engine: VLLMEngine) -> None:
-    """Train until a signal comes; a child that is not the engine's lives on."""
-    bystander = subprocess.Popen(
-        ["sleep", "3600"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        say("training", bystander=bystander.pid)
-        while True:
-            torch.randn(64, 64) @ torch.randn(64, 64)
-            time.sleep(0.01)
-    finally:
-        say("finally", alive=[p.is_alive() for p in engine._children])
-
-
 if __name__ == "__main__":
     signals = Signals()
     signals.take()  # as a run does
     model_folder = sys.argv[1]
-    broken(model_folder)
+    broken(tiny.start, model_folder)
     started = tiny.start(model_folder)
     lose(started)
-    train(started)
+    train(started._children)
