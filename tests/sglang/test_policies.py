@@ -99,10 +99,11 @@ def test_a_cast_is_evaluated_by_an_engine_of_each_policy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Greedily each seat is answered by its own policy's weights, as in transformers."""
-    games = []
+    run, games = trained(), []
+    capsys.readouterr()
     for own in ({"engine.kind": "sglang", "engine.max_cache_tokens": 16384}, {}):
         out = tmp_path / f"{len(own)}"
-        done = selfplay.evaluate(trained(), own, num=6, temperature=0.0, out=out)
+        done = selfplay.evaluate(run, own, num=6, temperature=0.0, out=out)
         said = capsys.readouterr().out
         assert said.count("engine up") == len(own) and ("additional weights" in said) == (not own)
         games.append(done.rows["policy, greedy"]["games"])
