@@ -4,7 +4,8 @@ Games have 10 alternating turns on real 8x8 prompts in the full style, shared by
 Weights are random, so each turn's length is drawn from a geometric distribution and is the
 request's limit. The ceiling is one batch with the same numbers of prompt and new tokens: a seat's
 first prompt and observations as one prompt, its turns as one answer; the best of this and earlier
-variants.
+variants. As seats alternate, games have half of its requests at a time: a second ceiling is the
+same batch of one seat of each game.
 With --config the model's own stops end a turn, and the plain batch has the games' mean numbers.
 Without a variant the engine has the settings that a run would choose (`auto`) if a turn may have
 four times its mean. One engine serves all loads and the variants that differ only in its bursts.
@@ -18,10 +19,11 @@ Requires a GPU and SGLang; with `--shape tiny --device cpu` the CPU engine.
 
 A variant is `key=value; …` of the section `engine`. Prints one JSON line per case: sampled tokens/s
 and turns/s over the whole step, the ratio of the step and of its middle (20 to 60 % of the turns)
-to the ceiling, the seconds after which 1, 20, 60, 80, 95 and 100 % of the turns had ended, the
-share of prompt tokens that were cached, and the load: CPU seconds per second of each scheduler, of
-the driver (games, rendering) and of the front (SGLang's part of the trainer's process), and the
-GPU's mean utilisation. bench.loop has the mismatch of its log-probs.
+to the ceiling, the step's to the ceiling of one seat, the seconds after which 1, 20, 60, 80, 95 and
+100 % of the turns had ended, the share of prompt tokens that were cached, and the load: CPU seconds
+per second of each scheduler, of the driver (games, rendering) and of the front (SGLang's part of
+the trainer's process), and the GPU's mean utilisation. bench.loop has the mismatch of its
+log-probs.
 """
 
 from __future__ import annotations
@@ -152,13 +154,24 @@ def plain(engine: SGLangEngine, seats: int, prompt: int, heard: int, new: int, s
     return sum(len(c.ids) for c in completions) / (time.perf_counter() - start)
 
 
-def shares(row: dict[str, Any], best: Sequence[float], ceiling: float) -> dict[str, Any]:
-    """The plain batch's tokens/s, and a row's shares of the ceiling."""
+def ceilings(
+    engine: SGLangEngine, seats: int, prompt: int, heard: int, new: int
+) -> tuple[float, float]:
+    """Sampled tokens/s of the plain batch, the better of two, and of one seat of each game."""
+    one = max(GROUP, seats // 2 // GROUP * GROUP)
+    every = [plain(engine, seats, prompt, heard, new, seed) for seed in range(2)]
+    return max(every), plain(engine, one, prompt, heard, new, 2)
+
+
+def shares(row: dict[str, Any], best: float, ceiling: float, one_seat: float) -> dict[str, Any]:
+    """The plain batch's tokens/s, and a row's shares of the ceilings."""
     return {
-        "plain_per_s": round(max(best)),
+        "plain_per_s": round(best),
         "ceiling_per_s": round(ceiling),
+        "one_seat_per_s": round(one_seat),
         "share": round(row["tokens_per_s"] / ceiling, 3),
         "share_in_the_middle": round(row["middle_per_s"] / ceiling, 3),
+        "share_of_one_seat": round(row["tokens_per_s"] / one_seat, 3),
     }
 
 
@@ -289,9 +302,9 @@ class Bench:
         own = [t.mask[prompt:] for e in warm for t in e.transcripts if t is not None]
         heard = round(fmean(mask.count(0) for mask in own))
         new = TURNS * mean // 2
-        best = [plain(engine, 2 * games, prompt, heard, new, seed) for seed in range(2)]
+        best, one_seat = ceilings(engine, 2 * games, prompt, heard, new)
         key = (games, mean)
-        self.ceilings[key] = max(self.ceilings.get(key, 0.0), *best)
+        self.ceilings[key] = max(self.ceilings.get(key, 0.0), best)
         for setups in rounds:
             row, _ = self.measure(engine, config, rendering, setups, mean)
             yield {
@@ -301,7 +314,7 @@ class Bench:
                 "burst_share": engine.bursts[0].share,
                 **row,
                 "heard_tokens": heard,
-                **shares(row, best, self.ceilings[key]),
+                **shares(row, best, self.ceilings[key], one_seat),
             }
 
     def own_rows(
@@ -321,7 +334,7 @@ class Bench:
             if not repeat:
                 continue
             tokens = seat_tokens(setups, episodes, rendering)
-            best = [plain(engine, *tokens, seed) for seed in range(2)]
+            best, one_seat = ceilings(engine, *tokens)
             seats, prompt, heard, new = tokens
             yield {
                 "config": self.options.config,
@@ -331,7 +344,7 @@ class Bench:
                 "prompt_tokens": prompt,
                 "heard_tokens": heard,
                 "new_tokens": new,
-                **shares(row, best, max(best)),
+                **shares(row, best, best, one_seat),
             }
 
     def measure(
