@@ -40,7 +40,9 @@ def own_module(name: str, *, what: str, expected: str) -> ModuleType:
     if not is_module or not (name in sys.modules or _exists(name)):
         raise ValueError(f"{what} must be {expected}")
     module = _imported(name, name, what)
-    if file := getattr(module, "__file__", None):
+    file = getattr(module, "__file__", None)
+    # What this project's own module imports is not custom, wherever its packages are installed.
+    if file and is_own(Path(file).resolve()):
         _note(own_files(name, Path(file).resolve()), f"{what} {name}")
     return module
 

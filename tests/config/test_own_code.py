@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dialop.kit import load_kit
-from dialop.modules import own_files
+from dialop.modules import own_files, own_module
 from selfplay.api.run import load_run
 from selfplay.apps.report.run_files import read_run
 from selfplay.config import Config, load_config
@@ -322,3 +322,12 @@ def test_a_long_text_in_a_file_of_ones_own_is_no_file(tmp_path: Path) -> None:
     )
     found = own_code([("reward.function", f"{mine}:paid")])
     assert [path for path, _ in found.files.values()] == [mine]
+
+
+def test_modules_of_the_project_are_not_searched_for_custom_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The packages that they import may lie anywhere, and SGLang's have thousands of files."""
+    monkeypatch.setattr("ast.parse", lambda *_: pytest.fail("a file was searched"))
+    found = own_module("selfplay.engines.hf", what="engine.kind", expected="hf")
+    assert found.__name__ == "selfplay.engines.hf"
