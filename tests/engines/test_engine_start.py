@@ -246,3 +246,17 @@ def test_the_schedulers_that_this_rank_will_need_import_early(
     monkeypatch.setattr(early.importlib.util, "find_spec", lambda _: True)  # as if SGLang were here
     early.begin(load_config("tiny", list(given)))
     assert begun == nums
+
+
+@pytest.mark.parametrize(("device", "num"), [("auto", [1]), ("cpu", [])])
+def test_with_a_gpu_the_schedulers_import_while_the_run_imitates(
+    device: str, num: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without one the imitation needs the memory first."""
+    begun: list[int] = []
+    monkeypatch.setattr(early, "start", lambda num, **_: begun.append(num))
+    monkeypatch.setattr(early.importlib.util, "find_spec", lambda _: True)  # as if SGLang were here
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    words = ("engine.kind=sglang", "warm_start.num_games=64", "engine.processes=1")
+    early.begin(load_config("tiny", [*words, f"out={tmp_path}", f"device={device}"]))
+    assert begun == num

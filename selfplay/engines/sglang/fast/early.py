@@ -38,10 +38,10 @@ class EarlyScheduler(Spawned):
     It keeps the environment of its creation; `start` adds to it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, gpu: bool) -> None:
         ours, theirs = multiprocessing.Pipe()
         target: Any = processes.ChildOf(os.getpid(), _wait)
-        super().__init__(target=target, args=(theirs,))
+        super().__init__(target=target, args=(theirs, gpu))
         super().start()
         theirs.close()
         self._pipe, self._gpus = ours, os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -73,8 +73,9 @@ def begin(config: Config) -> None:
     """Start the schedulers that this rank's engines will need, one of each policy, about as many as
     they will choose.
 
-    It starts none before a warm start, where they would hold memory, and none with
-    `engine.server_args`, for which SGLang may set variables that are read at the import.
+    It starts none before a warm start without a GPU, where they would hold memory that the warm
+    start needs, and none with `engine.server_args`, for which SGLang may set variables that are
+    read at the import.
     """
     if not _waiting:
         _coming[:] = config.policy_names
@@ -94,7 +95,7 @@ def _begin(config: Config) -> None:
     imitates = config.warm_start.imitates and not os.path.lexists(f"{config.out}/warm_start")
     main_thread = threading.current_thread() is threading.main_thread()  # children end with it
     here = all(map(importlib.util.find_spec, ("sglang", "torch_memory_saver")))
-    if not (wanted and main_thread and here) or imitates:
+    if not (wanted and main_thread and here):
         return
     try:
         rank, ranks, of_host = (
@@ -108,6 +109,8 @@ def _begin(config: Config) -> None:
     import torch
 
     gpu = config.device != "cpu" and torch.cuda.is_available()
+    if imitates and not gpu:
+        return
     cores = len(os.sched_getaffinity(0)) // max(1, of_host // engine.tp_size)
     replicas = max(1, ranks // engine.tp_size)
     load = load_of(config, 0, replicas=replicas, continues=True, cores=cores, gpu=gpu)
@@ -125,7 +128,7 @@ def start(num: int, *, gpu: bool, tp_size: int) -> None:
     try:
         with processes.child_environment("cuda" if gpu else "cpu", tp_size), memory_saver:
             for _ in range(num):
-                _waiting.append(EarlyScheduler())
+                _waiting.append(EarlyScheduler(gpu=gpu))
     finally:
         signal.signal(signal.SIGINT, signal.SIG_DFL if handler is None else handler)
 
@@ -167,8 +170,9 @@ def handed_over(engine_module: Any) -> Iterator[None]:
             end()
 
 
-def _wait(pipe: Connection) -> None:
-    """Import what a scheduler needs, then do the work that arrives, or raise why it cannot."""
+def _wait(pipe: Connection, on_gpu: bool) -> None:
+    """Import what a scheduler needs, then do the work that arrives, or raise why it cannot. With a
+    GPU it also compiles flashinfer's norms, which takes 40 s, once for a machine."""
     failed = None
     logging.disable(logging.WARNING)  # SGLang warns about each model that cannot be imported
     try:
@@ -180,6 +184,8 @@ def _wait(pipe: Connection) -> None:
     except (ImportError, OSError, RuntimeError) as error:
         failed = error
     logging.disable(logging.NOTSET)
+    if on_gpu and failed is None:
+        threading.Thread(target=_compile_norms, daemon=True).start()
     try:
         body, words, environment = pipe.recv()
         answers = Connection(reduction.recv_handle(pipe), readable=False)
@@ -194,3 +200,8 @@ def _wait(pipe: Connection) -> None:
     if (node := numa_utils.get_numa_node_if_available(server_args, gpu)) is not None:
         numa_utils.numa_bind_to_node(node)
     body(*words, answers)
+
+
+def _compile_norms() -> None:
+    with contextlib.suppress(Exception):  # the engine's own call says what is wrong
+        importlib.import_module("flashinfer.norm").get_norm_module()
