@@ -213,6 +213,7 @@ def saved_samples(
     chunks = [chunk for stage in stages for chunk in stage]
     own = chunks[world.rank :: world.world_size]
     missing = [chunk for chunk in own if damage(chunk_folder(folder, chunk)) is not None]
+    loaded = dict[range, list[Sample]]()
     if config.data.processes == 1 or not missing:
         for chunk in missing:
             _play_and_save(config, rendering, folder, chunk)
@@ -225,12 +226,18 @@ def saved_samples(
             initializer=torch.set_num_threads,
             initargs=(1,),
         ) as pool:
-            list(pool.map(partial(_play_job, job_config, tokenizer, folder), missing))
+            played = pool.map(partial(_play_job, job_config, tokenizer, folder), missing)
+            for chunk, _ in zip(missing, played, strict=True):  # while the others are played
+                loaded[chunk] = _load(chunk_folder(folder, chunk))
     barrier(world)
     limit = config.rollout.max_game_tokens
     return [
         _fitting(
-            [sample for chunk in stage for sample in _load(chunk_folder(folder, chunk))],
+            [
+                sample
+                for chunk in stage
+                for sample in loaded.pop(chunk, None) or _load(chunk_folder(folder, chunk))
+            ],
             "the teachers' games",
             limit=limit,
         )
