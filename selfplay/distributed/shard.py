@@ -6,11 +6,12 @@ summed over "dp", never averaged.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from types import MethodType
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -43,14 +44,16 @@ def shard(
     *,
     compute_dtype: torch.dtype = torch.float32,
     recompute: int = 0,
+    wrapped: bool = False,
 ) -> PreTrainedModel:
     """Shard the model over the mesh, in place: parameters become DTensors on `world.device`.
 
     Parameters keep their dtype (the master copy). Layers compute in `compute_dtype`, and gradients
     are summed over ranks in float32. The backward pass recomputes the activations of every
     `recompute`-th layer (0: of none). A model on the meta device takes no memory until
-    `fill_shards`. A single CPU process shards nothing. Raises ValueError for a model that `divide`
-    refuses.
+    `fill_shards`. A single CPU process shards nothing. Nor does a single GPU with a small model
+    whose parameters have another dtype, unless it is `wrapped`: each pass casts them
+    (`cast_weights`). Raises ValueError for a model that `divide` refuses.
     """
     if recompute:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -60,24 +63,35 @@ def shard(
         return model if model.device.type == "meta" else model.to(world.device)
     if world.tp > 1:
         divide(model, world.mesh["tp"])
+    num_bytes = sum(local_part(p).numel() for p in model.parameters()) * compute_dtype.itemsize
+    small = num_bytes <= ONE_UNIT and not recompute
+    if world.world_size == 1 and small and model.dtype != compute_dtype and not wrapped:
+        vars(model)["pass_dtype"] = compute_dtype
+    else:
+        _wrap(model, world, compute_dtype=compute_dtype, one_unit=num_bytes <= ONE_UNIT)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            # Buffers, such as rotary frequencies, are not moved with the parameters.
+            if buffer is not None and not buffer.is_meta:
+                module._buffers[name] = buffer.to(world.device)
+    return model
+
+
+def _wrap(
+    model: PreTrainedModel, world: World, *, compute_dtype: torch.dtype, one_unit: bool
+) -> None:
+    assert world.mesh is not None
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     mesh = world.mesh["dp"]
     # A single rank gathers nothing. A copy in another dtype is kept for the backward pass, to avoid
     # casting twice. A copy in the same dtype would save little time and cost the weights' memory.
     keep = world.dp_size == 1 and model.dtype != compute_dtype
-    num_bytes = sum(local_part(p).numel() for p in model.parameters()) * compute_dtype.itemsize
-    for layer in model.base_model.layers if num_bytes > ONE_UNIT else ():
+    for layer in () if one_unit else model.base_model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=not keep)
     # The root holds the embeddings, the last norm and the head. Both ends of a pass need them, so
     # they stay gathered between forward and backward pass.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     _sum_gradients(model)
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            # FSDP does not move buffers, such as rotary frequencies.
-            if buffer is not None and not buffer.is_meta:
-                module._buffers[name] = buffer.to(world.device)
-    return model
 
 
 def shard_alone(module: nn.Module, world: World) -> None:
@@ -100,12 +114,14 @@ def _sum_gradients(model: nn.Module) -> None:
 
 def as_forward(function: Callable[Concatenate[M, P], T]) -> Callable[Concatenate[M, P], T]:
     """A function of a model, run as FSDP runs `forward`: FSDP gathers the parameters around the
-    call and reduces their gradients. Without FSDP it is a plain call."""
+    call and reduces their gradients. Without FSDP it is a plain call, with the weights in the dtype
+    of the pass."""
 
     @wraps(function)
     def run(model: M, *args: P.args, **kwargs: P.kwargs) -> T:
         if not isinstance(model, FSDPModule):
-            return function(model, *args, **kwargs)
+            with cast_weights(model, vars(model).get("pass_dtype")):
+                return function(model, *args, **kwargs)
         name = f"fsdp_{function.__name__}"
         if not hasattr(model, name):
             setattr(model, name, MethodType(function, model))
@@ -116,6 +132,49 @@ def as_forward(function: Callable[Concatenate[M, P], T]) -> Callable[Concatenate
         return result
 
     return run
+
+
+@contextmanager
+def cast_weights(model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
+    """Inside the block the model has copies of its weights in `dtype` (None: the weights). A
+    backward pass adds the copies' gradients to the weights' own, in the weights' dtype. FSDP gives
+    the same numbers, but its hooks around a small model take longer than the model's kernels."""
+    if dtype is None:
+        yield
+        return
+    held = [(m._parameters, name, p) for m in model.modules() for name, p in m._parameters.items()]
+    weights = list({p: None for *_, p in held if p is not None})
+    copies = dict(zip(weights, _Cast.apply(dtype, *weights), strict=True))
+    for parameters, name, weight in held:
+        parameters[name] = None if weight is None else copies[weight]
+    try:
+        yield
+    finally:
+        for parameters, name, weight in held:
+            parameters[name] = weight
+
+
+class _Cast(torch.autograd.Function):
+    """Copies of tensors in another dtype; a kernel casts many."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.dtypes = [weight.dtype for weight in weights]
+        ctx.set_materialize_grads(False)
+        copies = [torch.empty_like(weight, dtype=dtype) for weight in weights]
+        torch._foreach_copy_(copies, list(weights))
+        return tuple(copies)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        had = [(number, grad) for number, grad in enumerate(grads) if grad is not None]
+        cast = [torch.empty_like(grad, dtype=ctx.dtypes[number]) for number, grad in had]
+        if cast:
+            torch._foreach_copy_(cast, [grad for _, grad in had])
+        results: list[torch.Tensor | None] = [None] * len(grads)
+        for (number, _), grad in zip(had, cast, strict=True):
+            results[number] = grad
+        return None, *results
 
 
 def reshard(model: nn.Module) -> None:

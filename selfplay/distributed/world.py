@@ -90,7 +90,8 @@ WAIT_REPORT_S = 20.0  # after which a rank prints that it waits for others to st
 class World:
     """This process's ranks, device and process groups.
 
-    `mesh` is None for a single CPU process. `control` is a gloo group for small objects.
+    `mesh` is None for a single CPU process. `control` is a gloo group for small objects, None for a
+    single process.
     `dp_size` * `tp` is `world_size`.
     """
 
@@ -151,7 +152,8 @@ def init_world(
             waiting.cancel()
         # Otherwise a child process would use torchrun's store for its process group.
         os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
-        control = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timeout))
+        if world_size > 1:
+            control = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timeout))
         shape, names = ((dp_size, tp), ("dp", "tp")) if tp > 1 else ((dp_size,), ("dp",))
         mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
     return World(

@@ -181,7 +181,8 @@ def load_sharded(
     for policy, lora in adapters.items():
         add_adapters(model, lora, seed=seed, policy=policy)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    shard(model, world, compute_dtype=compute_dtype, recompute=recompute)
+    wrapped = bool(adapters) or as_engine is not None
+    shard(model, world, compute_dtype=compute_dtype, recompute=recompute, wrapped=wrapped)
 
     def read(name: str, box: tuple[slice, ...]) -> torch.Tensor:
         if is_adapter(name):

@@ -1,19 +1,33 @@
 """Every mesh gives the gradient of one process: FSDP2, tensor parallelism and both together."""
 
 import os
+import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed import DistStoreError, TCPStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 
+from selfplay.advantages.sample import Sample
 from selfplay.config import ScratchConfig
-from selfplay.distributed import all_reduce_sum, clip_grad_norm, init_world, shard, world
+from selfplay.distributed import (
+    all_reduce_sum,
+    clip_grad_norm,
+    init_world,
+    local_part,
+    shard,
+    world,
+)
 from selfplay.distributed.tensor_parallel import why_undivided
 from selfplay.distributed.world import check_size, data_parallel_size
-from selfplay.model.policy import scratch_model
+from selfplay.learner.batch import pack
+from selfplay.model.policy import policy_logprobs, scratch_model
 from tests.helpers.mesh_worker import AGGREGATIONS, FAST
 from tests.helpers.processes import fork, free_port, measured_by, two_ranks
 from tests.helpers.shared_work import slow_except
@@ -116,6 +130,40 @@ def test_one_cpu_process_is_a_world_without_a_mesh() -> None:
     assert world.mesh is None
     assert shard(model, world) is model
     assert all_reduce_sum([1.5], world) == [1.5]
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_single_rank_casts_a_small_model_s_weights_to_the_bits_of_fsdp(trained: bool) -> None:
+    """fp32 weights, bf16 passes, two micro-batches: log-probs and gradients, of a tied embedding
+    too. A reference has no gradients."""
+    world = init_world(device="cpu")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+        draws, found = random.Random(0), []
+        ids = [[draws.randrange(20) for _ in range(9 + row)] for row in range(4)]
+        for wrapped in (True, False):
+            model = scratch_model(SHAPE, seed=0).requires_grad_(trained)
+            shard(model, replace(world, mesh=mesh), compute_dtype=torch.bfloat16, wrapped=wrapped)
+            assert isinstance(model, FSDPModule) is wrapped
+            bits = []
+            for rows in (ids[:2], ids[2:]):
+                samples = [Sample("", one, [0, *[1] * (len(one) - 1)], [], []) for one in rows]
+                batch = pack(samples, device=world.device)
+                with torch.set_grad_enabled(trained):
+                    logprobs_M, _ = policy_logprobs(
+                        model, batch.row, batch.targets_M, temperature=1.0
+                    )
+                bits.append(logprobs_M.detach())
+                if trained:
+                    logprobs_M.sum().backward()
+            assert {p.dtype for p in model.parameters()} == {torch.float32}
+            bits += [local_part(p.grad) for p in model.parameters() if p.grad is not None]
+            found.append(bits)
+        assert len(found[0]) == 2 + trained * len([*model.parameters()])
+        assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_second_world_opens_in_the_processes_of_an_earlier_one() -> None:
