@@ -111,7 +111,7 @@ def evaluate(
         seat=seat,
     )
 
-    def play(games: Mapping[int, GameSetup]) -> dict[int, Episode]:
+    def play(games: Mapping[Any, GameSetup]) -> dict[Any, Episode]:
         numbers, finished = [*games], FinishedGames()
         with progress(len(games), "evaluation", rank=world.rank, at_once=True) as bar:
             play_games(

@@ -49,7 +49,7 @@ class Said:
 
 
 Change = Callable[[Said], str | None]  # the message heard instead; None leaves it unchanged
-Play = Callable[[Mapping[int, GameSetup]], Mapping[int, Episode]]
+Play = Callable[[Mapping[Any, GameSetup]], Mapping[Any, Episode]]
 
 
 def talk_effect(
@@ -66,9 +66,16 @@ def talk_effect(
     }
     if not sum(gather_objects(len(heard), world)):
         return None
-    effect, blanked = (
-        _differences(games, heard, change, play, world) for change in (bank.other, blank)
+    # Both controls at once: the last games of each leave an engine almost idle.
+    controls = play(
+        {
+            (control, index): changed(setup, change)
+            for control, change in enumerate((bank.other, blank))
+            for index, setup in heard.items()
+        }
     )
+    played = [{i: e for (of, i), e in controls.items() if of == control} for control in (0, 1)]
+    effect, blanked = (_differences(games, heard, each, world) for each in played)
     if effect is None:
         return None
     scores, agreements = zip(*effect, strict=True)
@@ -82,14 +89,12 @@ def talk_effect(
 
 def _differences(
     games: Mapping[int, Episode],
-    heard: Mapping[int, GameSetup],
-    change: Change,
-    play: Play,
+    heard: Collection[int],
+    controls: Mapping[int, Episode],
     world: World,
 ) -> list[tuple[float, float]] | None:
     """Score and agreement of each game of all ranks minus the control's; None if no message was
-    changed. A game whose control was aborted is left out."""
-    controls = play({index: changed(setup, change) for index, setup in heard.items()})
+    changed. A game that was `heard` and whose control was aborted is left out."""
     own = {
         index: (
             episode.score - other.score,
