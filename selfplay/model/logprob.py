@@ -3,7 +3,9 @@
 A batch of M positions over a vocabulary of V would need M x V logits (32k x 152k in fp32: 18 GiB).
 They never exist at once: the forward pass iterates over chunks of positions and keeps three numbers
 per position; the backward pass iterates over slices of the vocabulary and recomputes the logits it
-needs. All softmax arithmetic is fp32, all results are in nats.
+needs. On a GPU the forward pass of a small model also keeps the gradient of the log-probs by the
+logits (KEPT) in the model's dtype, which saves the backward pass that product. All softmax
+arithmetic is fp32, all results are in nats.
 
 Shapes: M scored positions, D width of the hidden state, V vocabulary (its local part under tensor
 parallel), C a chunk of positions, W a slice of the vocabulary, R tensor-parallel ranks.
@@ -27,6 +29,10 @@ ALIGNMENT = 64
 # fit into the cache.
 LIVE_LOGITS = {"cuda": 2**27, "cpu": 2**22}
 
+# The largest number M x V of gradients that are kept from the forward pass, 4 GiB in bf16, and the
+# largest width D: the head of a wider model is a smaller part of its work.
+KEPT, KEPT_WIDTH = 2**31, 1024
+
 # Hidden states [C, D], weight [V, D], targets [C] and the temperature → the targets' log-probs, the
 # entropies and the log-sum-exps of the logits over the temperature, each fp32 [C].
 PositionStats = Callable[
@@ -46,6 +52,7 @@ def token_logprobs(
     shard: VocabShard | None = None,
     cap: float | None = None,
     stats: PositionStats | None = None,
+    keep: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log softmax(hidden @ weight^T / temperature)[target] and that softmax's entropy, fp32 [M].
     With `cap` a logit x is cap * tanh(x / cap) before the temperature.
@@ -55,7 +62,9 @@ def token_logprobs(
     allows); results do not depend on it. With `shard`, `weight_VD` is this rank's slice of the
     vocabulary; `hidden_MD`, `targets_M`, the results and the gradient of `hidden_MD` are the same
     on every rank. `stats` replaces the forward pass (`selfplay/extras/exact.py`); it supports
-    neither `shard` nor `cap`. Raises ValueError for a temperature of 0.
+    neither `shard` nor `cap`. `keep` says whether the gradients of the logits are kept from the
+    forward pass (default: on a GPU, up to KEPT); not with any of `entropy_grad`, `shard`, `cap`,
+    `stats`. Raises ValueError for a temperature of 0.
     """
     if temperature <= 0:
         raise ValueError(
@@ -63,6 +72,12 @@ def token_logprobs(
             "at 1.0"
         )
     chunk = chunk or max(1, LIVE_LOGITS[hidden_MD.device.type] // weight_VD.shape[0])
+    if entropy_grad or shard is not None or cap is not None or stats is not None:
+        keep = False
+    elif keep is None:
+        num_positions, width = hidden_MD.shape
+        few = num_positions * weight_VD.shape[0] <= KEPT and width <= KEPT_WIDTH
+        keep = hidden_MD.is_cuda and few and torch.is_grad_enabled()
     logprobs_M, entropy_M = _TokenLogprobs.apply(
         hidden_MD,
         weight_VD.to(hidden_MD.dtype),
@@ -73,6 +88,7 @@ def token_logprobs(
         shard,
         cap,
         stats,
+        keep,
     )
     return logprobs_M, entropy_M
 
@@ -93,6 +109,7 @@ class _TokenLogprobs(torch.autograd.Function):
         shard: VocabShard | None,
         cap: float | None,
         stats: PositionStats | None,
+        keep: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Iterate over chunks of positions. Over ranks H = sum_r w_r (H_r - log w_r), where w_r is
         the probability of rank r's part of the vocabulary and H_r the entropy within it."""
@@ -105,6 +122,7 @@ class _TokenLogprobs(torch.autograd.Function):
         stats_M3 = hidden_MD.new_empty(hidden_MD.shape[0], 3, dtype=torch.float32)
         scale = stats_M3.new_full((), 1.0 / temperature)
         top = None if cap is None else stats_M3.new_full((), cap)
+        slopes_MV = weight_VD.new_empty(hidden_MD.shape[0], rows) if keep else None
         for start in range(0, hidden_MD.shape[0], chunk):
             rows_C = slice(start, start + chunk)
             if stats is not None:
@@ -118,6 +136,11 @@ class _TokenLogprobs(torch.autograd.Function):
             target_C = logits_CV.gather(1, columns_M[rows_C, None].clamp(min=0))[:, 0]
             target_C = torch.where(here_M[rows_C], target_C * scale, 0.0)
             stats_M3[rows_C] = torch.stack((lse_C, entropy_C, target_C), dim=1)
+            if slopes_MV is not None:
+                fused(_negative_probs, logits_CV)(logits_CV, lse_C, scale, slopes_MV[rows_C])
+                # 1 - p in fp32: rounded to bf16, a p near 1 would leave no gradient.
+                rest_C1 = -torch.expm1(target_C - lse_C)[:, None].to(slopes_MV.dtype)
+                slopes_MV[rows_C].scatter_(1, columns_M[rows_C, None], rest_C1)
             del logits_CV
         if stats is not None:
             logprobs_M, entropy_M, lse_M = (part_M.clone() for part_M in stats_M3.unbind(1))
@@ -130,7 +153,7 @@ class _TokenLogprobs(torch.autograd.Function):
             log_share_RM = lse_RM - lse_M
             entropy_M = (log_share_RM.exp() * (entropy_RM - log_share_RM)).sum(0)
             logprobs_M = target_RM.sum(0) - lse_M
-        ctx.save_for_backward(hidden_MD, weight_VD, columns_M, lse_M, entropy_M)
+        ctx.save_for_backward(hidden_MD, weight_VD, columns_M, lse_M, entropy_M, slopes_MV)
         ctx.temperature, ctx.chunk, ctx.shard = temperature, chunk, shard
         ctx.entropy_grad, ctx.cap = entropy_grad, top
         if not entropy_grad:
@@ -145,7 +168,14 @@ class _TokenLogprobs(torch.autograd.Function):
         and rounds once, without an fp32 buffer [V, D]. The gradient of the hidden states is summed
         over slices in the much smaller fp32 buffer [M, D].
         """
-        hidden_MD, weight_VD, columns_M, lse_M, entropy_M = ctx.saved_tensors
+        hidden_MD, weight_VD, columns_M, lse_M, entropy_M, slopes_MV = ctx.saved_tensors
+        if slopes_MV is not None:
+            # A position's factor is outside of the sum over the vocabulary, and inside the one over
+            # positions.
+            factor_M1 = (grad_logprobs_M / ctx.temperature)[:, None]
+            grad_hidden_MD = _matmul_fp32(slopes_MV, weight_VD) * factor_M1
+            grad_weight_VD = slopes_MV.t() @ (hidden_MD * factor_M1).to(hidden_MD.dtype)
+            return grad_hidden_MD.to(hidden_MD.dtype), grad_weight_VD, *[None] * 8
         num_positions, rows = hidden_MD.shape[0], weight_VD.shape[0]
         width = _aligned(max(1, min(rows, ctx.chunk * rows // max(1, num_positions))))
         grad_hidden_MD = torch.zeros_like(hidden_MD, dtype=torch.float32)
@@ -172,7 +202,7 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_hidden_MD += _matmul_fp32(grad_MW, weight_WD)
         if ctx.shard is not None:
             grad_hidden_MD = ctx.shard.all_reduce(grad_hidden_MD)
-        return grad_hidden_MD.to(hidden_MD.dtype), grad_weight_VD, *[None] * 7
+        return grad_hidden_MD.to(hidden_MD.dtype), grad_weight_VD, *[None] * 8
 
 
 def _aligned(width: int) -> int:
@@ -194,6 +224,13 @@ def _row_stats(logits_CV: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tens
     sum_C = exp_CV.sum(1)
     log_C = sum_C.log()
     return top_C + log_C, log_C - (exp_CV * y_CV).sum(1) / sum_C
+
+
+def _negative_probs(
+    logits_CV: torch.Tensor, lse_C: torch.Tensor, scale: torch.Tensor, out_CV: torch.Tensor
+) -> None:
+    """Write -p_v = d logprob_t / d z_v, for every v but t, to `out_CV`, of any dtype."""
+    out_CV.copy_(-torch.exp(logits_CV * scale - lse_C[:, None]))
 
 
 def _logit_grad(

@@ -24,6 +24,7 @@ from selfplay.engines.weights import BUCKET_BYTES
 from selfplay.learner.learner import Base
 from selfplay.learner.optimizer import MAX_AT_ONCE
 from selfplay.model.families import cache_width
+from selfplay.model.logprob import KEPT, KEPT_WIDTH
 from selfplay.model.policy import DTYPES
 
 GIB = 2**30
@@ -303,10 +304,12 @@ def _pass(demand: Demand) -> dict[str, float]:
     tokens, computed = demand.config.optim.tokens_per_microbatch, demand.element
     one_unit = computed * shape.parameters / tp <= ONE_UNIT
     root = (shape.parameters if one_unit else 2 * shape.vocabulary * shape.width) / tp / GIB
+    kept = min(KEPT, tokens * shape.vocabulary) if shape.width <= KEPT_WIDTH else 0
     layers = 0.0 if one_unit or kept_copy(demand) else 3 * computed * _layer(shape) / tp / GIB
     parts = {
         "activations": 1.1 * activations(demand, tokens),
         "logits": _LOGPROB * tokens / tp * max(shape.vocabulary / 152_000, 0.1),
+        "kept gradients of logits": computed * kept / GIB,
         "gathered layers": layers,
         "gathered root": 0.0 if one_unit and kept_copy(demand) else computed * root,
     }
