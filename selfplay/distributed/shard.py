@@ -80,6 +80,8 @@ def shard(
 def _wrap(
     model: PreTrainedModel, world: World, *, compute_dtype: torch.dtype, one_unit: bool
 ) -> None:
+    """Shard the model by FSDP over the mesh's data-parallel ranks: each layer, then the rest, or
+    with `one_unit` all of it at once."""
     assert world.mesh is not None
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     mesh = world.mesh["dp"]
@@ -159,6 +161,7 @@ class _Cast(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, dtype: torch.dtype, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Outputs without a gradient later get None, not zeros."""
         ctx.dtypes = [weight.dtype for weight in weights]
         ctx.set_materialize_grads(False)
         copies = [torch.empty_like(weight, dtype=dtype) for weight in weights]
@@ -167,6 +170,7 @@ class _Cast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Any:
+        """The gradients that there are, in their weights' dtypes."""
         had = [(number, grad) for number, grad in enumerate(grads) if grad is not None]
         cast = [torch.empty_like(grad, dtype=ctx.dtypes[number]) for number, grad in had]
         if cast:

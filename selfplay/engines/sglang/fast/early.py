@@ -203,5 +203,6 @@ def _wait(pipe: Connection, on_gpu: bool) -> None:
 
 
 def _compile_norms() -> None:
+    """Compile them, or load them if this machine has; a lock lets one process compile."""
     with contextlib.suppress(Exception):  # the engine's own call says what is wrong
         importlib.import_module("flashinfer.norm").get_norm_module()
