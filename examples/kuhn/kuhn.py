@@ -97,11 +97,17 @@ def blind(view, draw):
     return draw.choice(["[pass]", "[bet]"])
 
 
+def moody(view, draw):
+    """Bets with a probability that is random, but one of its own for each information set."""
+    seen = f"{view.seat} {view.own} {[tag for _, tag, _ in view.log]}"
+    return "[bet]" if draw.random() < random.Random(seen).uniform(0.1, 0.9) else "[pass]"
+
+
 def honest(view, draw):
     """Bets and calls with a king, and sometimes calls with a queen."""
     card, facing = view.own[-1], bool(view.log) and view.log[-1][1] == "bet"
     return "[bet]" if card == "K" or (card == "Q" and facing and draw.random() < 0.5) else "[pass]"
 
 
-SCRIPTS = {"blind": blind, "honest": honest}
+SCRIPTS = {"blind": blind, "moody": moody, "honest": honest}
 new_game, restore = Kuhn, Kuhn.from_state

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+import train
 from dialop.checks import check_kit
 from dialop.kit import load_kit
 from examples.tictactoe.exact import Exact, Node, kept, paid
 from examples.tictactoe.tictactoe import EMPTY, after, best_squares, free, is_over, value
+from tests.helpers.tiny_run import metrics_of
 
 GAME = Path(__file__).resolve().parents[2] / "examples/tictactoe/tictactoe.py"
 KIT = load_kit(str(GAME))
@@ -99,3 +101,19 @@ def test_what_is_not_followed_leaves_bounds() -> None:
     low, high = (few.values(best_squares, kept, rest) for rest in (-1, 1))
     assert low[0] < 0.794 < high[0] and low[1] < 0.626 < high[1]
     assert few.values(free, paid, -1)[0] >= few.values(free, paid, 1)[0]
+
+
+@pytest.mark.slow
+def test_a_run_tells_bounds_of_its_policy(tmp_path: Path) -> None:
+    """After few games to imitate much is no move at all, so the bounds are of what is left."""
+    words = ["warm_start.num_games=600", "steps=2", "save_every=2", "eval.every=2"]
+    words += ["eval.num_games=4", "eval.final_games=4", "device=cpu", f"game.name={GAME}"]
+    exact = GAME.with_name("exact.py")
+    words += [f"observers=[console, {{{exact}:Exact: {{every: 2, most: 8}}}}]"]
+    settings = ["--config", str(GAME.with_name("tictactoe.yaml")), f"out={tmp_path / 'run'}"]
+    assert train.main([*settings, *words]) == 0
+    first, second = metrics_of(tmp_path / "run")
+    assert "observed/not_lost" not in first
+    assert 0 <= second["observed/not_lost"] < second["observed/not_lost_other"] <= 1
+    assert -1 <= second["observed/won_by_best_other"] < second["observed/won_by_best"] <= 1
+    assert 0 < second["observed/legal_mass"] <= 1
