@@ -27,7 +27,7 @@ WEIGHT = {
     "selfplay": Limit(24126, "a small model's weights cast in each pass, its logits' slopes kept"),
     "extras": Limit(2753, "what verifiers, TextArena and the endpoint seat refuse; juries"),
     "dialop": Limit(7940, "a small model's weights cast in each pass, its logits' slopes kept"),
-    "tests": Limit(34391, "a small model's weights cast in each pass, its logits' slopes kept"),
+    "tests": Limit(34406, "of several policies, the league, games of known best play"),
     "bench": Limit(3314, "a small model's weights cast in each pass, its logits' slopes kept"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
