@@ -23,12 +23,12 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13723, "a small model's weights cast in each pass, its logits' slopes kept"),
-    "selfplay": Limit(24126, "a small model's weights cast in each pass, its logits' slopes kept"),
-    "extras": Limit(2753, "what verifiers, TextArena and the endpoint seat refuse; juries"),
-    "dialop": Limit(7940, "a small model's weights cast in each pass, its logits' slopes kept"),
-    "tests": Limit(34406, "of several policies, the league, games of known best play"),
-    "bench": Limit(3314, "a small model's weights cast in each pass, its logits' slopes kept"),
+    "core": Limit(13723, "several policies, a moving reference, going back, a small model's cast"),
+    "selfplay": Limit(24126, "several policies, the league, a live page, view effects, going back"),
+    "extras": Limit(2753, "vLLM, endpoint seat, verifiers, TextArena; what they refuse; GGUF"),
+    "dialop": Limit(7940, "exact values of games, opponents by results, view effects"),
+    "tests": Limit(34410, "of several policies, the league, games of known best play, engines"),
+    "bench": Limit(3314, "a page's drawing, steps of several policies and on vLLM, a policy table"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
 # Of `selfplay/`, in the second step of `configs/talk.yaml` with one layer on the hf engine.
@@ -37,7 +37,11 @@ STEP = {
     "functions of a step": Limit(
         359, "as above; the page's memory and tokens; checkpoints that monitors go back to"
     ),
-    "lines of a step": Limit(3398, "as above; whose request failed, moments of policies in turn"),
+    "lines of a step": Limit(
+        3433,
+        "as above; whose request failed, moments of policies in turn; a small model's cast and"
+        " the kept gradient of its logits",
+    ),
     "frames to a move": Limit(12),
     "frames to weights": Limit(9, "a push is one function, for a step and for going back"),
 }
