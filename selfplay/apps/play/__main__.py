@@ -250,10 +250,11 @@ def main(words: Sequence[str] | None = None) -> int:
             sock = None if args.terminal else bound(args.port)
         except (SettingsError, RunEnds, ValueError, OSError) as error:
             return refused(PROGRAM, error)
-        if args.watch:
-            return watch_here(session, out)
-        if sock is None:
-            return play_here(session, out)
+        if args.watch or sock is None:
+            try:
+                return (watch_here if args.watch else play_here)(session, out)
+            except RunEnds as error:  # no program plays, or a partner's endpoint is gone
+                return refused(PROGRAM, error)
         return play_on_page(session, out, sock)
 
 
