@@ -27,7 +27,7 @@ WEIGHT = {
     "selfplay": Limit(24127, "several policies, the league, a live page, view effects, going back"),
     "extras": Limit(2753, "vLLM, endpoint seat, verifiers, TextArena; what they refuse; GGUF"),
     "dialop": Limit(7940, "exact values of games, opponents by results, view effects"),
-    "tests": Limit(34410, "of several policies, the league, games of known best play, engines"),
+    "tests": Limit(34429, "of several policies, the league, known games, engines, programs"),
     "bench": Limit(3314, "a page's drawing, steps of several policies and on vLLM, a policy table"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }

@@ -1,8 +1,10 @@
 """A seat behind an endpoint: another program plays, and the tokens are those that the engine
 sampled."""
 
+import io
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import pytest
 from openai import APITimeoutError, BadRequestError, NotFoundError, OpenAI
 
 from dialop.matching.game import MatchingGame
+from selfplay.apps.play.__main__ import main as play_command
 from selfplay.apps.play.limits import left_of, taken_by
 from selfplay.chat.rendering import Rendering, make_rendering
 from selfplay.config import RolloutConfig
@@ -640,6 +643,24 @@ AGENT = (
     *("eval.num_games=1", "eval.final_games=1", "steps=2", "save_every=2"),
     *("optim.tokens_per_microbatch=8192", "rollout.player=endpoint_seat"),
 )
+
+
+def test_a_game_at_the_terminal_ends_in_one_line_if_no_program_plays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished(), run)
+    words = (run / "config.yaml").read_text()
+    assert "\n  player: policy\n" in words
+    replaced = words.replace("\n  player: policy\n", "\n  player: endpoint_seat\n")
+    (run / "config.yaml").write_text(replaced)
+    monkeypatch.setenv(seats.PORT, "0")
+    monkeypatch.setenv(seats.TIMEOUT, "1")
+    monkeypatch.setattr("sys.stdin", io.StringIO("[message] hi\n\n"))
+    seats.the_server.cache_clear()
+    assert play_command([str(run), "--terminal", "--seat", "0"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("selfplay.apps.play: rollout.player endpoint_seat: no program took a")
 
 
 @pytest.mark.slow

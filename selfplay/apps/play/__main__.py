@@ -253,7 +253,7 @@ def main(words: Sequence[str] | None = None) -> int:
         if args.watch or sock is None:
             try:
                 return (watch_here if args.watch else play_here)(session, out)
-            except RunEnds as error:  # no program plays, or a partner's endpoint is gone
+            except (SettingsError, RunEnds) as error:  # as if no program plays the policy
                 return refused(PROGRAM, error)
         return play_on_page(session, out, sock)
 
