@@ -40,12 +40,12 @@ from selfplay.evaluation.tables import (
     FEW_STATEMENTS,
     TALK_EFFECT,
     columns_of,
+    effect_cell,
     measure_cells,
     paired_change,
     show_change,
     show_interval,
     silent_text,
-    talk_cell,
 )
 from selfplay.metrics.records import game_text
 
@@ -234,7 +234,7 @@ def results_table(runs: Sequence[Run]) -> str:
             show_interval(after.interval),
             show_change(rise) if rise else f"{after.interval[0] - before.interval[0]:+.3f}",
             *(f"{each[0]:.3f}" if each else "-" for each in greedy),
-            *([" → ".join(talk_cell(at.talk) for at in (before, after))] if talk else []),
+            *([" → ".join(effect_cell(at.talk) for at in (before, after))] if talk else []),
             *_arrows(before.measures, after.measures, measures, len(after.scores)),
             clock(sum(step.get("step_s", 0.0) for step in run.steps)),
         ]

@@ -204,8 +204,8 @@ def show_change(interval: tuple[float, float, float]) -> str:
     return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
-def talk_cell(found: TalkEffect | ViewEffect | None) -> str:
-    """A row's talk effect or view effect in a table; a dash if it was not measured."""
+def effect_cell(found: TalkEffect | ViewEffect | None) -> str:
+    """A talk effect or view effect of a row in a table; a dash if it was not measured."""
     return show_change(found.effect) if found else "-"
 
 
@@ -234,8 +234,8 @@ def score_table(
         [
             name,
             show_interval(row.interval),
-            *([talk_cell(row.talk)] if talk else []),
-            *([talk_cell(row.view)] if view else []),
+            *([effect_cell(row.talk)] if talk else []),
+            *([effect_cell(row.view)] if view else []),
             *measure_cells(row.measures, columns, num_games=len(row.scores)),
         ]
         for name, row in rows.items()

@@ -10,7 +10,7 @@ for what is legal, and for the score.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -21,10 +21,10 @@ from selfplay.data.seeds import named_seed
 from selfplay.distributed import World, gather_objects
 from selfplay.evaluation.rows import ViewEffect
 from selfplay.evaluation.tables import paired_interval
+from selfplay.evaluation.talk_effect import Play
 from selfplay.rollout.episode import Episode, GameSetup
 
 _ENOUGH = 8  # games without another view, after which no more are looked at
-Play = Callable[[Mapping[int, GameSetup]], Mapping[int, Episode]]
 
 
 def view_effect(
@@ -48,9 +48,7 @@ def view_effect(
         twins = dict(other_views(game, plain, instances, index, own_seats))
         if twins:
             seat = seats[index] = [*twins][index // len(episode.players) % len(twins)]
-            seen = SeenOtherwise(
-                setups[index].game, seat, twins[seat], follows=game.kit.has("vary")
-            )
+            seen = SeenOtherwise(plain, seat, twins[seat], follows=game.kit.has("vary"))
             controls[index] = replace(setups[index], game=cast(Game, seen))
     own = {
         index: _score(games[index], seats[index]) - _score(other, seats[index])

@@ -56,10 +56,8 @@ def _check_policies(config: Config) -> None:
     theirs."""
     owners, kit = policy_of_seat(config), config.game.kit
     for name, of in config.policies.items():
-        what, seats = (
-            f"policies.{name}.partners",
-            [s for s, own in enumerate(owners) if own == name],
-        )
+        what = f"policies.{name}.partners"
+        seats = [seat for seat, owner in enumerate(owners) if owner == name]
         for spec in (spec for spec, _ in parse_shares(of.partners) if spec.kind != SELF):
             if len(seats) == len(owners):
                 raise SettingsError(

@@ -30,13 +30,13 @@ from selfplay.evaluation.tables import (
     TALK_EFFECT,
     VIEW_EFFECT,
     columns_of,
+    effect_cell,
     measure_cells,
     paired_change,
     score_meaning,
     show_change,
     show_interval,
     silent_text,
-    talk_cell,
     talk_text,
 )
 from selfplay.metrics.records import OBSERVED
@@ -509,9 +509,9 @@ def scores_table(runs: Sequence[RunFiles]) -> dict[str, Any]:
             "name": row.name,
             "policy": row.kind == "policy",
             "score": show_interval(row.interval),
-            "talk": talk_cell(row.talk),
+            "talk": effect_cell(row.talk),
             "talk_text": talk_text(row.talk, _same_games(of[0], row)) if row.talk else "",
-            "view": talk_cell(row.view),
+            "view": effect_cell(row.view),
             "bar": f"left:{start:.1f}%;width:{max(end - start, 0.8):.1f}%",
             "dot": f"left:{mean:.1f}%",
             "cells": measure_cells(
