@@ -358,7 +358,7 @@ def summary(steps: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def planned_gib(config: Config, device: torch.device) -> dict[str, float]:
-    """The memory that `train.py --dry-run` plans for this GPU, or one of 80 GB, by phase."""
+    """What `train.py --dry-run` says is needed of this GPU, or of one of 80 GB, by phase."""
     on_gpu = device.type == "cuda"
     total = torch.cuda.get_device_properties(device).total_memory / GIB if on_gpu else gpu_gib(80)
     demands = {}
@@ -366,8 +366,8 @@ def planned_gib(config: Config, device: torch.device) -> dict[str, float]:
         own = config.of_policy(name)
         shape = model_shape(described_model(own.model), own.model.lora)
         demands[name] = Demand.of(own, shape, total=total)
-    phases = estimate_policies(demands).phases
-    return {f"GiB {phase.strip('/')} planned": sum(of.values()) for phase, of in phases.items()}
+    needed = estimate_policies(demands).needed()
+    return {f"GiB {phase.strip('/')} planned": gib for phase, gib in needed.items()}
 
 
 def measure(options: argparse.Namespace, world: World, cleanup: ExitStack) -> dict[str, object]:

@@ -538,7 +538,7 @@ class VLLMEngine(Engine):
         """
         if what not in self._released:
             return
-        sending.make_room(torch.device("cuda", torch.cuda.current_device()), self._mem_fraction)
+        sending.make_room(torch.device("cuda", torch.cuda.current_device()), self._budget_bytes)
         self._call("wake_up", [what], what=f"waking {what}")
         self._released.discard(what)
 

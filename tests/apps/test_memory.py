@@ -79,7 +79,7 @@ def test_a_pass_is_estimated_near_what_was_measured(
         for part in ("gradients", "activations", "logits", "gradients of the root above the pass")
     )
     passed = update["weights"] + max(forward, backward if checkpointing == "full" else 0.0)
-    assert 0.95 * gib < passed < 1.2 * gib
+    assert 0.95 * gib < passed < 1.1 * gib
 
 
 FITTING = [
@@ -126,10 +126,11 @@ def test_copies_of_the_weights_are_counted() -> None:
     lower = load_config(None, [*words, "optim.master_dtype=bfloat16"])
     same = estimate(demand_of("1.5B", lower)).phases
     bf16 = 2 * demand_of("1.5B", config).shape.base / GIB
-    assert alone["play"]["sync check"] == pytest.approx(bf16)
+    above, passes = alone["play"]["sync check above the passes"], alone["play"]["engine's passes"]
+    assert above == pytest.approx(max(0.0, bf16 - passes)) and above + passes >= bf16
     assert alone["update"]["copies in the compute dtype"] == pytest.approx(2 * bf16)
     for phases in (shared, same):
-        assert phases["play"]["sync check"] == 0
+        assert phases["play"]["sync check above the passes"] == 0
         assert phases["update"]["copies in the compute dtype"] == 0
     own = load_config(None, [*words, "engine.kind=hf"])
     assert estimate(demand_of("1.5B", own)).phases["play"]["engine's weights"] == pytest.approx(
@@ -204,6 +205,72 @@ def test_the_engines_of_policies_share_the_gpu() -> None:
     tight = of_policies("7B", "engine.mem_fraction=0.12", user="model.lora.rank=16", agent="")
     why = why_not_policies(tight)
     assert why is not None and why.startswith(("engine.mem_fraction must", "the phase update/"))
+
+
+# Of SGLang 0.5.17 on an H200 (docs/notes/2026-11-29-two-policies-on-one-gpu.md): the model,
+# policies, engine processes of each, games; GiB of all engines asleep, and of their passes in play.
+ENGINES = [
+    ("qwen2.5_0.5b", "0.5B", 2, 1, 512, 4.8, 5.8),
+    ("qwen2.5_0.5b", "0.5B", 1, 2, 512, 4.45, 5.9),
+    ("qwen2.5_7b_lora", "7B", 2, 1, 96, 2.1, None),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "policies", "processes", "games", "asleep", "passes"), ENGINES
+)
+def test_engines_are_estimated_near_what_was_measured(
+    name: str,
+    size: str,
+    policies: int,
+    processes: int,
+    games: int,
+    asleep: float,
+    passes: float | None,
+) -> None:
+    """In the games of two engines each has half of the requests, so they pass as much as one."""
+    named = ", ".join(f"p{seat}: {{seats: [{seat}]}}" for seat in range(policies))
+    words = [f"policies={{{named}}}"] if policies > 1 else []
+    words += [f"engine.processes={processes}", f"rollout.instances={games // 8}"]
+    words += ["rollout.group_size=8", f"engine.max_batch={games}", "rollout.max_new_tokens=64"]
+    config = load_config(CONFIGS / f"{name}.yaml", words)
+    demands = {each: demand_of(size, config.of_policy(each)) for each in config.policy_names}
+    phases = estimate_policies(demands).phases
+    for phase, part in (("play", "engine's graphs"), ("push", "engine asleep")):
+        assert phases[phase][part] == pytest.approx(asleep, rel=0.05)
+    assert passes is None or phases["play"]["engine's passes"] == pytest.approx(passes, rel=0.05)
+
+
+def test_a_step_of_two_policies_is_planned_within_5_percent_of_what_it_needed() -> None:
+    """Two 0.5B policies, 512 games: 92.1 GiB in play; in an update 53.8, before log-probs kept
+    gradients (up to 4 GiB here, and 0.9 less of logits)."""
+    words = ["policies={a: {seats: [0]}, b: {seats: [1]}}", "engine.processes=1"]
+    words += ["rollout.instances=64", "rollout.group_size=8", "engine.max_batch=512"]
+    config = load_config(CONFIGS / "qwen2.5_0.5b.yaml", [*words, "rollout.max_new_tokens=64"])
+    demands = {name: demand_of("0.5B", config.of_policy(name)) for name in "ab"}
+    memory = estimate_policies(demands)
+    needed = memory.needed()
+    assert needed["play"] == pytest.approx(92.1, rel=0.05)
+    kept = memory.phases["update/a"]["kept gradients of logits"]
+    assert needed["update/a"] - kept + 0.9 == pytest.approx(53.8, rel=0.05)
+    held = sum(memory.phases["update/a"].values()) - needed["update/a"]
+    assert held == pytest.approx(memory.phases["update/a"]["activations"] / 10)
+
+
+def test_a_cache_of_a_set_size_is_planned_as_it_is() -> None:
+    """100,000 tokens of 24 layers x 2 x 2 heads x 64 in bf16, 1.14 GiB, also a partner's; never
+    more than the engine's share. A partner needs its weights, its context and graphs besides."""
+    words = ["model.path=x", "model.dtype=bfloat16", "engine.kind=sglang"]
+    words.append("rollout.partners=['self*0.5', 'checkpoint:x*0.5']")
+    demand = demand_of("0.5B", load_config(None, [*words, "engine.max_cache_tokens=100000"]))
+    tokens = 100_000 * 24 * 2 * 2 * 64 * 2 / GIB
+    play = estimate(demand).phases["play"]
+    assert play["engine's cache"] == pytest.approx(tokens)
+    own = 2 * demand.shape.base / GIB + tokens
+    assert own < play["partners"] < own + 3.0
+    whole = demand_of("0.5B", load_config(None, [*words, "engine.max_cache_tokens=100000000"]))
+    shared = demand_of("0.5B", load_config(None, words))
+    assert cache_tokens(whole) <= cache_tokens(shared)
 
 
 def test_a_cache_too_small_for_the_games_is_refused() -> None:

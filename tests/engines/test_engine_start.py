@@ -107,6 +107,25 @@ def test_one_engine_s_cache_is_its_share_of_the_memory_less_the_weights(
     assert partner.max_cache_tokens == 60
     with pytest.raises(SettingsError, match=r"a cache for 300 tokens"):
         launch.config_of_partner(config, str(tmp_path), parameters, context=300, **sizes)
+    # Before it wakes, the trainer makes room for its share, or for two of its processes' weights
+    # and a cache of a set size, half on each of two GPUs.
+    assert launch.room_of(config, str(tmp_path), parameters, **sizes) == free / 2
+    two = replace(config, processes=2, max_cache_tokens=100)
+    assert launch.room_of(two, str(tmp_path), parameters, **sizes) == 2 * 200 + 100 * 512
+    two = replace(two, processes=1, tp_size=2)
+    assert launch.room_of(two, str(tmp_path), parameters, **sizes) == 100 + 50 * 512
+
+
+def test_the_trainer_makes_room_for_each_of_two_engines_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """0.25 of 96 GiB each: the second starts in the 72 that the first leaves, as their third."""
+    free, rooms = 96.0, []
+    for part in launch.parted([replace(CONFIG, max_cache_tokens=0, mem_fraction=0.25)] * 2):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (free, 96))  # noqa: B023
+        rooms.append(launch.room_of(part, "folder", {}, gpu=0, itemsize=2))
+        free -= rooms[-1]
+    assert rooms == pytest.approx([24, 24])
 
 
 @pytest.mark.parametrize(

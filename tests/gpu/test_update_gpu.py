@@ -155,15 +155,14 @@ def test_what_waits_on_the_host_leaves_the_gpu_and_comes_back() -> None:
 
 
 def test_the_trainer_keeps_its_cache_only_where_the_engine_fits_beside_it() -> None:
-    """8 GiB that nobody uses stay for an engine a hundredth of the card below the room that is
-    left, and go for one a hundredth above it."""
+    """8 GiB that nobody uses stay for an engine a GiB below the room that is left, and go for one a
+    GiB above it."""
     device, kept = torch.device("cuda", 0), 8 * 2**30
     torch.cuda.empty_cache()
     held = torch.cuda.memory_reserved()
     torch.empty(kept, dtype=torch.uint8, device=device)
-    free, total = torch.cuda.mem_get_info(device)
-    just_fits = (free - SPARE_BYTES) / total
-    make_room(device, just_fits - 0.01)
+    just_fits = torch.cuda.mem_get_info(device)[0] - SPARE_BYTES
+    make_room(device, just_fits - 2**30)
     assert torch.cuda.memory_reserved() == held + kept
-    make_room(device, just_fits + 0.01)
+    make_room(device, just_fits + 2**30)
     assert torch.cuda.memory_reserved() <= held

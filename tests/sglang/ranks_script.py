@@ -50,7 +50,7 @@ def main(folder: str, out: str) -> None:
 
     wide = tiny.start(folder, tp_size=2, group=group) if rank == 0 else None
     stale = mismatches(wide, reference) if wide is not None else []
-    part = tiny.kind().part(world, torch.float32, mem_fraction=0.0)
+    part = tiny.kind().part(world, torch.float32, room=0.0)
     engine = part if wide is None else wide
 
     def weights() -> Weights:

@@ -3,9 +3,11 @@ is loaded, and the settings that would make a run fit.
 
 Sizes are in GiB, for one GPU. Static sizes are exact sums of bytes. Activations are a formula
 fitted to measured peaks (docs/gpu.md): per token and layer 6 bytes per unit of the MLP's width, 12
-per unit of the model's width (8 and 18 without Liger) and 1.5 KiB, plus 10 % for the allocator.
-Tensor parallel divides them, except 8 bytes per unit of the model's width: each rank keeps the
-hidden states between the blocks (the residual sum and its norm, twice per layer).
+per unit of the model's width (8 and 18 without Liger) and 1.5 KiB. A tenth of them is added for
+memory that torch's allocator holds and cannot use (ALLOCATOR): `needed` leaves it out, and a GPU
+must have room for it. Tensor parallel divides activations, except 8 bytes per unit of the model's
+width: each rank keeps the hidden states between the blocks (the residual sum and its norm, twice
+per layer).
 """
 
 from __future__ import annotations
@@ -24,19 +26,22 @@ from selfplay.engines.weights import BUCKET_BYTES
 from selfplay.learner.learner import Base
 from selfplay.learner.optimizer import MAX_AT_ONCE
 from selfplay.model.families import cache_width
-from selfplay.model.logprob import KEPT, KEPT_WIDTH
+from selfplay.model.logprob import KEPT, KEPT_WIDTH, LIVE_LOGITS
 from selfplay.model.policy import DTYPES
 
 GIB = 2**30
 CONTEXT = 1.0  # CUDA context and kernels of the trainer
-ASLEEP = 2.0  # of a sleeping SGLang: context and decode graphs
+# Of a sleeping SGLang process, measured: its context, and its graphs of prefills.
+ASLEEP, PREFILLS = 1.0, 1.0
+_GRAPHS = 6  # bytes per token of the vocabulary and running request, in decode graphs
+_LOGITS = 20  # copies in fp32 of the logits of all games in play, which the engines' passes hold
+ALLOCATOR = "held by the allocator"
 SPARE = 2.0  # for allocator fragmentation and the graphs of NCCL
 CORES = 16  # of the host for each engine
 ENGINES = ("engine's weights", "engine asleep", "partners")  # parts of an update that add up
 MOVABLE = ("moments", "critic")  # parts that `parallel.offload` moves
 MOST_SHARE = 0.95  # of the free memory for the engines of all policies
 LEAST_GAMES = 8  # least number of full-length transcripts that must fit the engine's cache
-_LOGPROB = 1.5 / 16_384  # GiB per trained token's log-prob at a vocabulary of 152,000, measured
 _HIDDEN = 8  # bytes per unit of the model's width and layer that each tensor-parallel rank keeps
 _LEAST_TOKENS = 2048  # of a micro-batch
 _MUON_COPIES = 7  # most bf16 copies of the matrices of one shape in an iteration of Muon
@@ -118,6 +123,13 @@ class Memory:
     def peak(self) -> float:
         return max(sum(parts.values()) for parts in self.phases.values())
 
+    def needed(self) -> dict[str, float]:
+        """What each phase needs, without what torch's allocator holds beside it."""
+        return {
+            phase: sum(gib for part, gib in parts.items() if part != ALLOCATOR)
+            for phase, parts in self.phases.items()
+        }
+
     def fits(self) -> bool:
         return self.peak() <= self.total - SPARE
 
@@ -166,8 +178,8 @@ def estimate(demand: Demand) -> Memory:
     reference = weights if config.algorithm.kl and not shape.adapters else 0.0
     has_critic = config.algorithm.advantage == "ppo"
     critic = (2 * master + 8) * shape.parameters / ranks / GIB if has_critic else 0.0
-    asleep = ASLEEP * engine.copies if sleeps(engine) else 0.0
     own = engine_parts(demand)
+    asleep = own.get("engine's graphs", 0.0)
     copy = kept_copy(demand)
     scored = sleeps(engine) and parallel.offload != "all"
     in_play = {
@@ -175,8 +187,8 @@ def estimate(demand: Demand) -> Memory:
         "weights": 0.0 if parallel.offload == "all" else weights,
         "moments": moments if parallel.offload == "none" else 0.0,
         "critic": critic,
-        "sync check": copy if scored else 0.0,
         **own,
+        "sync check above the passes": max(0.0, copy - own["engine's passes"]) if scored else 0.0,
     }
     update = {
         "context": CONTEXT,
@@ -233,20 +245,22 @@ def estimate_policies(demands: Mapping[str, Demand]) -> Memory:
 
     In play and push all engines are awake, and `parallel.offload` says what else is there; only the
     cache of the last one sleeps in its push. Buckets and the copies of a sync check are those of
-    one policy, since they come one after the other.
+    one policy, since they come one after the other. The engines' passes are those of one, since
+    they share the games.
     """
     demands = shared_out(demands)
     every = {name: estimate(demand).phases for name, demand in demands.items()}
     at_rest = [each for each in demands.values() if each.config.parallel.offload != "all"]
 
-    def summed(phase: str, in_turn: str = "") -> dict[str, float]:
-        """The policies' parts of a phase together; of the part `in_turn` the largest."""
+    def summed(phase: str, *in_turn: str) -> dict[str, float]:
+        """The policies' parts of a phase together; of the parts `in_turn` the largest."""
         found = [parts[phase] for parts in every.values()]
         values = {part: [each.get(part, 0.0) for each in found] for each in found for part in each}
-        total = {part: (max if part == in_turn else sum)(of) for part, of in values.items()}
+        total = {part: (max if part in in_turn else sum)(of) for part, of in values.items()}
         return {**total, "context": CONTEXT}
 
-    play, push = summed("play", "sync check"), summed("push", "buckets")
+    play = summed("play", "sync check above the passes", "engine's passes")
+    push = summed("push", "buckets")
     play["weights"], push["weights"] = _held(at_rest), _held(demands.values())
     if caches := [parts["play"].get("engine's cache", 0.0) for parts in every.values()][:-1]:
         push["engine's cache"] = sum(caches)
@@ -304,18 +318,22 @@ def _pass(demand: Demand) -> dict[str, float]:
     tokens, computed = demand.config.optim.tokens_per_microbatch, demand.element
     one_unit = computed * shape.parameters / tp <= ONE_UNIT
     root = (shape.parameters if one_unit else 2 * shape.vocabulary * shape.width) / tp / GIB
-    kept = min(KEPT, tokens * shape.vocabulary) if shape.width <= KEPT_WIDTH else 0
+    every = tokens * shape.vocabulary / tp
+    kept = min(KEPT, every) if shape.width <= KEPT_WIDTH and tp == 1 else 0
+    # Logits in fp32; the backward pass, unless gradients are kept, has two more and one in bf16.
+    logits = min(LIVE_LOGITS["cuda"], every) * (4 if kept else 12 + computed)
     layers = 0.0 if one_unit or kept_copy(demand) else 3 * computed * _layer(shape) / tp / GIB
     parts = {
-        "activations": 1.1 * activations(demand, tokens),
-        "logits": _LOGPROB * tokens / tp * max(shape.vocabulary / 152_000, 0.1),
+        "activations": activations(demand, tokens),
+        "logits": logits / GIB,
         "kept gradients of logits": computed * kept / GIB,
         "gathered layers": layers,
         "gathered root": 0.0 if one_unit and kept_copy(demand) else computed * root,
     }
     summed = 0.0 if shape.adapters else (computed + 2 * 4) * root
     passed = sum(parts.values()) - parts["gathered root"]
-    return parts | {"gradients of the root above the pass": max(0.0, summed - passed)}
+    above = {"gradients of the root above the pass": max(0.0, summed - passed)}
+    return parts | above | {ALLOCATOR: 0.1 * parts["activations"]}
 
 
 def sleeps(engine: EngineConfig) -> bool:
@@ -329,20 +347,41 @@ def share_of(engine: EngineConfig) -> float:
 
 
 def engine_parts(demand: Demand) -> dict[str, float]:
-    """The engine's memory in play. SGLang takes a fraction of the free memory at its start. The
-    transformers engine has a copy of all weights in fp32, which never sleeps; its cache, bounded by
-    `engine.max_batch`, is not counted."""
-    engine = demand.engine
+    """The engine's memory in play. SGLang takes a fraction of the free memory at its start, unless
+    the size of its cache is set. The transformers engine has a copy of all weights in fp32, which
+    never sleeps; its cache, bounded by `engine.max_batch`, is not counted."""
+    engine, rollout = demand.engine, demand.config.rollout
     if not sleeps(engine):
-        return {"engine's weights": 4 * demand.shape.base / GIB}
+        return {"engine's weights": 4 * demand.shape.base / GIB, "engine's passes": 0.0}
     per_gpu = demand.element * demand.shape.parameters / engine.tp_size / GIB
     weights = engine.copies * per_gpu
     free = demand.total - CONTEXT - partners_part(demand)
+    cache = max(0.0, share_of(engine) * free - weights)
+    games = rollout.instances * rollout.group_size * engine.tp_size // demand.ranks
     return {
         "engine's weights": weights,
-        "engine's cache": max(0.0, share_of(engine) * free - weights),
-        "engine's graphs": ASLEEP * engine.copies,
+        "engine's cache": min(cache, _set_cache(demand) or cache),
+        "engine's graphs": _graphs(demand, engine.copies),
+        "engine's passes": _LOGITS
+        * 4
+        * demand.shape.vocabulary
+        * min(games, engine.max_batch)
+        / GIB,
     }
+
+
+def _graphs(demand: Demand, copies: int) -> float:
+    """GiB that so many engine processes keep while they sleep. Several of them share the requests
+    unevenly (`launch.config_of_each`)."""
+    engine = demand.engine
+    prefills = PREFILLS if getattr(engine, "prefill_graphs", False) else 0.0
+    requests = engine.max_batch * (1 if copies == 1 else 1.25)
+    return (ASLEEP + prefills) * copies + _GRAPHS * demand.shape.vocabulary * requests / GIB
+
+
+def _set_cache(demand: Demand) -> float:
+    """GiB on one GPU of a cache of `engine.max_cache_tokens`; 0 if they are not set."""
+    return getattr(demand.engine, "max_cache_tokens", 0) * _token_bytes(demand) / GIB
 
 
 def partners_part(demand: Demand) -> float:
@@ -353,7 +392,8 @@ def partners_part(demand: Demand) -> float:
     each = demand.element * demand.shape.base / engine.tp_size / GIB
     if sleeps(engine):
         transcripts = engine.max_batch * rollout.max_game_tokens * _token_bytes(demand) / GIB
-        each += min(share_of(engine) / 4 * demand.total, transcripts) + ASLEEP
+        cache = min(share_of(engine) / 4 * demand.total, transcripts)
+        each += (_set_cache(demand) or cache) + _graphs(demand, 1)
     return each * sum(spec.kind == CHECKPOINT for spec, _ in parse_shares(rollout.partners))
 
 

@@ -98,7 +98,6 @@ class SGLangEngine(Engine):
         """
         self.dtype, self.device, self._group = getattr(torch, dtype), device, group
         self._alone = alone
-        self._mem_fraction = config.mem_fraction
         self.tp_size, self.num_processes = config.tp_size, config.processes
         self.num_copies, self.num_ranks = config.processes, config.processes * config.tp_size
         self.deterministic, self.sessions = config.deterministic, config.sessions
@@ -110,9 +109,11 @@ class SGLangEngine(Engine):
         self._timeout_s, self._num_starts, self._adapts = config.timeout_s, 0, config.adapts
         if device == "cpu" and not config.max_cache_tokens:
             config = replace(config, max_cache_tokens=launch.CPU_CACHE)
+        gpu, itemsize = base_gpu_id if device == "cuda" else None, self.dtype.itemsize
+        self._room = launch.room_of(config, model_path, expected, gpu=gpu, itemsize=itemsize)
         if config.processes > 1 or (device == "cuda" and config.tp_size == 1):
             config = launch.config_of_each(
-                config, model_path, expected, gpu=base_gpu_id, itemsize=self.dtype.itemsize
+                config, model_path, expected, gpu=base_gpu_id, itemsize=itemsize
             )
         self._arguments = launch.engine_arguments(
             model_path,
@@ -169,7 +170,10 @@ class SGLangEngine(Engine):
         kind, chosen = cls._able(replace(config.engine, tp_size=world.replica.size), world)
         if not world.replica.leads:
             dtype = DTYPES[config.model.dtype]
-            return kind.part(world, dtype, mem_fraction=chosen.mem_fraction)
+            gpu, itemsize = world.device.index, dtype.itemsize
+            shapes = launch.expected_parameters(str(weights))
+            room = launch.room_of(chosen, str(weights), shapes, gpu=gpu, itemsize=itemsize)
+            return kind.part(world, dtype, room=room)
         return kind._of_rank(config, chosen, weights, world, load_format=load_format)
 
     @classmethod
@@ -466,7 +470,7 @@ class SGLangEngine(Engine):
         """
         if what not in self._released:  # SGLang would then end its whole process tree
             return
-        sending.make_room(torch.device("cuda", torch.cuda.current_device()), self._mem_fraction)
+        sending.make_room(torch.device("cuda", torch.cuda.current_device()), self._room)
         self._resume(what)
         self._released.discard(what)
         if what == "kv_cache":

@@ -233,6 +233,26 @@ def config_of_each(
     return replace(config, max_cache_tokens=tokens, mem_fraction=fraction)
 
 
+def room_of(
+    config: ChosenEngine,
+    model_path: str,
+    parameters: Mapping[str, torch.Size],
+    *,
+    gpu: int | None,
+    itemsize: int,
+) -> float:
+    """The bytes that the weights and caches of an engine that starts now will take on this GPU.
+    `gpu` None is the CPU."""
+    if gpu is None:
+        return 0.0
+    share = config.mem_fraction * torch.cuda.mem_get_info(gpu)[0]
+    if not config.max_cache_tokens:
+        return share
+    cache_bytes = config.max_cache_tokens * token_bytes(model_path, itemsize)
+    taken = config.processes * bytes_of(parameters, itemsize) + cache_bytes
+    return min(share, taken / config.tp_size)
+
+
 def of_free(fractions: Sequence[float]) -> list[float]:
     """Fractions of a GPU's free memory, taken one after the other, each as a fraction of what the
     earlier ones leave."""

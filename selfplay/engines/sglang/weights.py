@@ -117,17 +117,15 @@ def from_leader(message: str | None, group: dist.ProcessGroup | None) -> str | N
     return box[0]
 
 
-def make_room(device: torch.device, mem_fraction: float) -> None:
+def make_room(device: torch.device, room: float) -> None:
     """Empty the trainer's allocator cache if the engine needs the memory to wake.
 
-    `mem_fraction` is the engine's share of the GPU. A kept cache saves the next update its
-    allocations, and the engine wakes several times faster if no memory was freed just before
-    (docs/gpu.md).
+    `room` are the bytes of its weights and caches (`launch.room_of`). A kept cache saves the next
+    update its allocations, and the engine wakes several times faster if no memory was freed just
+    before (docs/gpu.md).
     """
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        if free < mem_fraction * total + SPARE_BYTES:
-            torch.cuda.empty_cache()
+    if device.type == "cuda" and torch.cuda.mem_get_info(device)[0] < room + SPARE_BYTES:
+        torch.cuda.empty_cache()
 
 
 def purpose(folder: str) -> str:
@@ -147,9 +145,9 @@ class EnginePart(Engine):
     scores, num_copies = True, 0
     begin: Begin = staticmethod(skip)
 
-    def __init__(self, world: World, dtype: torch.dtype, *, mem_fraction: float) -> None:
-        """`dtype` and `mem_fraction` are the same as in the leader's engine."""
-        self.dtype, self._mem_fraction = dtype, mem_fraction
+    def __init__(self, world: World, dtype: torch.dtype, *, room: float) -> None:
+        """`dtype` is that of the leader's engine, `room` what `make_room` takes."""
+        self.dtype, self._room = dtype, room
         self._group, self._device = world.replica.group, world.device
 
     def run_games(
@@ -174,7 +172,7 @@ class EnginePart(Engine):
 
     def wake(self, what: str) -> None:
         """Make room on this rank's GPU; the leader wakes the engine."""
-        make_room(self._device, self._mem_fraction)
+        make_room(self._device, self._room)
 
 
 def _none(asked: Iterable[Any]) -> list[Any]:
