@@ -23,11 +23,11 @@ class Limit(NamedTuple):
 
 # Code lines (no docstrings, comments, blank lines) of a folder; `core` is marked in docs/design.md.
 WEIGHT = {
-    "core": Limit(13723, "several policies, a moving reference, going back, a small model's cast"),
-    "selfplay": Limit(24127, "several policies, the league, a live page, view effects, going back"),
+    "core": Limit(13741, "an engine's room is what it takes, not its share of the GPU"),
+    "selfplay": Limit(24167, "an engine's room is what it takes, not its share of the GPU"),
     "extras": Limit(2753, "vLLM, endpoint seat, verifiers, TextArena; what they refuse; GGUF"),
     "dialop": Limit(7940, "exact values of games, opponents by results, view effects"),
-    "tests": Limit(34429, "of several policies, the league, known games, engines, programs"),
+    "tests": Limit(34494, "an engine's room is what it takes, not its share of the GPU"),
     "bench": Limit(3314, "a page's drawing, steps of several policies and on vLLM, a policy table"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }
@@ -45,7 +45,7 @@ STEP = {
     "frames to a move": Limit(12),
     "frames to weights": Limit(9, "a push is one function, for a step and for going back"),
 }
-DOCSTRING_LINES = 2.792  # a function: the least
+DOCSTRING_LINES = 2.793  # a function: the least
 SLACK = 0.01  # so far a limit may lie above its number
 
 

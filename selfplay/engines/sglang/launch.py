@@ -242,7 +242,10 @@ def room_of(
     itemsize: int,
 ) -> float:
     """The bytes that the weights and caches of an engine that starts now will take on this GPU.
-    `gpu` None is the CPU."""
+
+    Either its share of the free memory, or less if the size of the cache is set; with tensor
+    parallel a rank has its part of both. `gpu` None is the CPU.
+    """
     if gpu is None:
         return 0.0
     share = config.mem_fraction * torch.cuda.mem_get_info(gpu)[0]
