@@ -10,6 +10,7 @@ import pytest
 from dialop.checks import check_kit
 from dialop.kit import load_kit
 from examples.deal.deal import COUNTS, Instance, Options, able, shares, words, worth
+from examples.deal.english import valued
 from examples.deal.silent import bound_of, silent_bound
 
 GAME = Path(__file__).resolve().parents[2] / "examples/deal/deal.py"
@@ -115,3 +116,60 @@ def test_telling_reaches_the_best_and_guessing_stays_below_the_bound() -> None:
             found.append(game.outcome().score_norm)
     assert fmean(scores["tell"]) == 1.0
     assert 0.8 < fmean(scores["guess"]) < 0.9164 == pytest.approx(silent_bound(), abs=5e-5)
+
+
+ENGLISH = load_kit(str(GAME.with_name("english.py")))
+
+
+@pytest.mark.parametrize("messages", [True, False])
+def test_the_game_in_english_passes_the_checks(messages: bool) -> None:
+    given = ENGLISH.Options(messages=messages)
+    assert not [line.line() for line in check_kit(ENGLISH, given) if line.problem]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("To me each book is worth 3, each hat 4 and each ball 0.", (3, 4, 0)),
+        ("I get 3 points for a book, 4 for a hat and 0 for a ball.", (3, 4, 0)),
+        ("My points: Book 3, hats: 12.", (3, 12, None)),
+        ("I want 2 books and 1 hat, not the ball.", (None, None, None)),
+    ],
+)
+def test_what_a_message_in_english_says_of_the_values(
+    text: str, said: tuple[int | None, ...]
+) -> None:
+    assert valued(text) == said
+
+
+def test_a_deal_in_english_by_hand() -> None:
+    """The same game as with numbers: the third kind is worth 0 to the first player, not 1."""
+    game = ENGLISH.new_game(HAND, ENGLISH.Options())
+    assert game.prompt(0).user == (
+        "There are 2 books, 1 hat and 3 balls. "
+        "To you each book is worth 3, each hat 4 and each ball 0."
+    )
+    for seat, text, kind in (
+        (0, "[message] My points: book 3, hat 4, ball 1.", None),
+        (1, "[split] the balls", "no_split"),
+        (1, "[split] 4 balls", "no_split"),
+        (1, "[split] I take all 3 balls, 3 balls I say.", None),
+        (0, "[split] 1 Hat and 2 books", None),
+    ):
+        assert game.step(seat, text).error_kind == kind
+    outcome = game.outcome()
+    assert (outcome.score, outcome.score_norm, outcome.rewards) == (16, 1.0, (1.0, 1.0))
+    said = {"statements": 3.0, "true_statements": 2.0}
+    assert game.measures((0, 1)) == {"pareto": 1.0, **said}
+
+
+def test_players_in_english_score_as_those_with_numbers() -> None:
+    for name in ("tell", "guess"):
+        for instance in KIT.generate(Options(), seed=0, num=60):
+            scores = []
+            for kit in (KIT, ENGLISH):
+                game, script = kit.new_game(instance, kit.Options()), kit.make_script(name, seed=1)
+                while (seat := game.seat_to_move) is not None:
+                    assert game.step(seat, script.act(game.view(seat))).error is None
+                scores.append(game.outcome().score_norm)
+            assert scores[0] == scores[1]
