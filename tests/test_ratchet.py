@@ -27,7 +27,7 @@ WEIGHT = {
     "selfplay": Limit(24167, "an engine's room is what it takes, not its share of the GPU"),
     "extras": Limit(2753, "vLLM, endpoint seat, verifiers, TextArena; what they refuse; GGUF"),
     "dialop": Limit(7940, "exact values of games, opponents by results, view effects"),
-    "tests": Limit(34541, "tests of the game in English"),
+    "tests": Limit(34569, "two policies over two ranks, by FSDP and by tensor parallel"),
     "bench": Limit(3314, "a page's drawing, steps of several policies and on vLLM, a policy table"),
     "settings": Limit(95, "several policies in one run, each with its own settings"),
 }

@@ -144,6 +144,38 @@ def test_two_ranks_take_the_step_of_one_and_so_do_two_hosts(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @pytest.mark.nightly
+@pytest.mark.parametrize("mesh", [(), ("parallel.tp=2", "engine.tp_size=2")], ids=["fsdp", "tp"])
+def test_two_ranks_take_the_step_of_one_for_each_of_two_policies(
+    tmp_path: Path, mesh: tuple[str, ...]
+) -> None:
+    """Ranks that shard the weights, and ranks that divide the layers: the games are those of one
+    rank, and each policy learns the same from its own seat, up to rounding."""
+    policies = "policies={first: {seats: [0]}, second: {seats: [1], optim: {lr: 2.0e-3}}}"
+    settings = (*MESHES[:4], "algorithm.kl=0.1", "steps=1", policies)
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        begin_warm(folder, *settings)
+    assert run_tiny(one, *settings) == 0
+    run_on(2, two, (*settings, *mesh))
+    (alone,), (shared,) = metrics_of(one), metrics_of(two)
+    assert shared.keys() == alone.keys()
+    for name in ("score", "errors", "num_games", "num_generated_tokens", "num_trained_tokens"):
+        assert shared[name] == pytest.approx(alone[name], abs=1e-12), name
+    start = weights_of(one / "warm_start")
+    for policy in ("first", "second"):
+        for name in ("policy_loss", "grad_norm", "entropy", "ratio_mean"):
+            key = f"{name}/{policy}"
+            assert shared[key] == near(alone[key], RUN_STEP), key
+        on_one, on_two = (weights_of(folder / "final" / policy) for folder in (one, two))
+        moved, apart = (
+            sum(float((other[name] - on_one[name]).square().sum()) ** 0.5 for name in on_one)
+            for other in (start, on_two)
+        )
+        assert apart < 0.01 * moved
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
 def test_accelerate_and_torchrun_launch_the_same_ranks(tmp_path: Path) -> None:
     """Two ranks on this CPU, by torchrun on two hosts; the metrics of all steps and the policy are
     equal to the last bit."""
